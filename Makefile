@@ -1,0 +1,41 @@
+# `make demo` and `make test` do everything on a machine that has Python 3.11 to 3.13 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: setup demo run test check lint types imports bench clean
+
+setup: $(VENV)/.ready
+
+# torch is installed by itself and pinned: a looser requirement would fetch the CUDA build
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Springtide needs Python 3.11 to 3.13, this is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,local]' -c constraints.txt
+	$(BIN)/python -m kernels.compile
+	touch $@
+
+demo: setup
+	@$(BIN)/springtide demo $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+check: lint types imports test
+
+bench: setup
+	$(BIN)/springtide bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) var dist build

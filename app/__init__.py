@@ -1,0 +1,1 @@
+"""Part of Springtide; see README.md in this folder."""

@@ -1,0 +1,1 @@
+"""Follow a Springtide model from an inference process."""

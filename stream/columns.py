@@ -1,0 +1,69 @@
+"""The nouns that leave this room: Columns (a decoded poll) and Batch (what is learned at once). Plain arrays."""
+
+# N samples, L labels
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.features import Features, Texts
+
+
+class Partition(NamedTuple):
+    """A partition of a topic; written "topic/0" in statuses and versions."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.number}"
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A record that cannot be learned: its raw bytes and the reason."""
+
+    partition: Partition
+    offset: int
+    reason: str
+    detail: str
+    key: bytes | None
+    value: bytes | None
+    record_ms: int
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Samples decoded to columns. Within a partition, rows stand in the order of their offsets."""
+
+    features: Features
+    labels_NL: npt.NDArray[np.float32]  # 0..1; NaN = masked (null where there are several labels)
+    weights_N: npt.NDArray[np.float32]
+    event_ms_N: npt.NDArray[np.int64]
+    record_ms_N: npt.NDArray[np.int64]  # Kafka's record timestamps
+    partition_N: npt.NDArray[np.int32]  # index into partitions
+    offset_N: npt.NDArray[np.int64]
+    partitions: tuple[Partition, ...]
+    dead: tuple[DeadLetter, ...]  # by partition and offset
+    end: dict[Partition, int]  # the offset after everything that this holds, dead letters and gaps included
+    texts: Texts
+
+    def __len__(self) -> int:
+        return len(self.labels_NL)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples to learn at once, and where the stream stands once they are learned. May hold no sample."""
+
+    features: Features
+    labels_NL: npt.NDArray[np.float32]
+    weights_N: npt.NDArray[np.float32]
+    event_ms_N: npt.NDArray[np.int64]
+    record_ms_N: npt.NDArray[np.int64]
+    positions: dict[Partition, int]  # next offset to read, of every partition that this batch moves
+    dead: tuple[DeadLetter, ...] = ()  # the dead letters that these positions pass
+    texts: list[Texts] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.labels_NL)
