@@ -1,0 +1,144 @@
+"""What every benchmark shares: the machine, alternating repeats, the verdict, the table and the JSON file."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+@dataclass
+class Case:
+    """One row: our rates and each peer's, every repeat of them; higher is better."""
+
+    case: str
+    unit: str
+    ours: list[float]
+    peers: dict[str, list[float]]
+    needed: float | None = None
+    limit: float | None = None  # the physical limit, in the same unit
+    ratio: float | None = field(init=False, default=None)
+    ahead: bool | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if not self.peers:
+            return
+        best = max(self.peers.values(), key=statistics.median)
+        self.ratio = statistics.median(self.ours) / statistics.median(best)
+        if self.needed is not None:
+            apart = min(self.ours) > max(best)
+            self.ahead = self.ratio >= (self.needed if apart else max(self.needed, 1.10))
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """`--quick` for a smoke run that claims nothing, `--out PATH` for the JSON."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="seconds instead of a minute; claims nothing")
+    parser.add_argument("--out", type=Path, help="write the result as JSON here")
+    return parser.parse_args()
+
+
+def alternate(contenders: dict[str, Callable[[], float]], *, repeats: int) -> dict[str, list[float]]:
+    """Each contender's rates, run in turn A/B/A/B after one warm-up each."""
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for run in contenders.values():
+        run()
+    for _ in range(repeats):
+        for name, run in contenders.items():
+            rates[name].append(run())
+    return rates
+
+
+def timed(work: Callable[[], object], amount: float) -> float:
+    """Amount per second of one call."""
+    start = time.perf_counter()
+    work()
+    return amount / (time.perf_counter() - start)
+
+
+def report(benchmark: str, cases: Sequence[Case], *, packages: Sequence[str], out: Path | None, quick: bool) -> None:
+    """Print machine, versions and a row a case; write the same as JSON where asked."""
+    machine = describe_machine()
+    commit = describe_commit()
+    versions = {"python": platform.python_version()} | {name: package_version(name) for name in packages}
+    print(f"# {benchmark}{' (quick: claims nothing)' if quick else ''}")
+    print(
+        f"machine: {machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, {machine['os']}; GPU: {machine['gpu']}"
+    )
+    print(f"commit: {commit}; " + ", ".join(f"{name} {number}" for name, number in versions.items()))
+    for case in cases:
+        print(describe_case(case))
+    if out:
+        document = {"benchmark": benchmark, "machine": machine, "commit": commit, "versions": versions, "quick": quick}
+        out.write_text(json.dumps(document | {"cases": [asdict(case) for case in cases]}, indent=1) + "\n")
+
+
+def describe_case(case: Case) -> str:
+    """One line: ours, each peer (median, min, max), ratio, needed, ahead, share of the limit."""
+
+    def spread(rates: list[float]) -> str:
+        return f"{statistics.median(rates):,.0f} ({min(rates):,.0f}..{max(rates):,.0f})"
+
+    parts = [f"{case.case} [{case.unit}]: ours {spread(case.ours)}"]
+    parts += [f"{name} {spread(rates)}" for name, rates in case.peers.items()]
+    if case.ratio is not None:
+        parts.append(f"ratio {case.ratio:.2f}")
+    if case.needed is not None:
+        parts.append(f"needed {case.needed:g}, ahead {'yes' if case.ahead else 'no'}")
+    if case.limit:
+        parts.append(f"{100 * statistics.median(case.ours) / case.limit:.0f} % of the limit {case.limit:,.0f}")
+    return "; ".join(parts)
+
+
+def describe_machine() -> dict[str, object]:
+    """CPU model, cores, RAM, operating system, GPU."""
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    try:
+        gpu = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        gpu = "none"
+    return {"cpu": cpu, "cores": os.cpu_count(), "ram_gib": round(ram, 1), "os": platform.platform(), "gpu": gpu}
+
+
+def describe_commit() -> str:
+    """The commit's short hash, with "+dirty" where the tree differs from it."""
+    try:
+        git = ["git", "-C", str(Path(__file__).parent)]
+        commit = subprocess.run(
+            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout
+        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit.strip() + ("+dirty" if dirty.strip() else "")
+
+
+def package_version(name: str) -> str:
+    """The installed version, or "missing": no claim is made about a peer that is missing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def fail(message: str) -> None:
+    """A mismatch: no rate is printed."""
+    sys.exit(f"mismatch, nothing timed: {message}")
