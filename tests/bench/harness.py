@@ -68,10 +68,9 @@ def report(benchmark: str, cases: Sequence[Case], *, packages: Sequence[str], ou
     machine = describe_machine()
     commit = describe_commit()
     versions = {"python": platform.python_version()} | {name: package_version(name) for name in packages}
+    cpu, cores, ram, system, gpu = (machine[key] for key in ("cpu", "cores", "ram_gib", "os", "gpu"))
     print(f"# {benchmark}{' (quick: claims nothing)' if quick else ''}")
-    print(
-        f"machine: {machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, {machine['os']}; GPU: {machine['gpu']}"
-    )
+    print(f"machine: {cpu}, {cores} cores, {ram} GiB, {system}; GPU: {gpu}")
     print(f"commit: {commit}; " + ", ".join(f"{name} {number}" for name, number in versions.items()))
     for case in cases:
         print(describe_case(case))
