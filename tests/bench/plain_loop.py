@@ -1,4 +1,4 @@
-"""The peer of train.e2e that anyone would write first: kafka-python, json.loads, nn.Embedding(sparse), torch optimizers."""
+"""The first peer of train.e2e, as anyone would write it: kafka-python, json.loads, sparse nn.Embedding, Adagrad."""
 
 # B batch, C categorical features, D dimension
 import json
@@ -13,7 +13,7 @@ ROWS_A_FEATURE = 200_000
 
 
 class PlainLoop:
-    """A consumer, a list of dicts, one sparse embedding table for all features, Adagrad; ids are taken modulo the table."""
+    """A consumer, a list of dicts, one sparse embedding table for all features; ids are taken modulo its size."""
 
     def __init__(
         self,
