@@ -1,0 +1,31 @@
+"""A message that cannot be read is counted, kept and passed by; nothing else of its batch is lost."""
+
+from collections import Counter
+
+from clicks import make_clicks, spoil
+
+NUM_MESSAGES, EVERY = 100_000, 100
+
+
+def test_of_100_000_messages_1_000_malformed_ones_reach_the_dead_letter_topic(workspace) -> None:
+    values = list(make_clicks(NUM_MESSAGES))
+    expected: dict[int, str] = {}
+    for number, offset in enumerate(range(EVERY // 2, NUM_MESSAGES, EVERY)):
+        values[offset], expected[offset] = spoil(values[offset], number % 10)
+    workspace.start_broker()
+    workspace.produce(values)
+
+    status = workspace.train_until_end()
+
+    assert status["samples_trained"] == NUM_MESSAGES - len(expected)
+    assert status["dead_letters"] == Counter(expected.values())
+    assert status["positions"]["clicks/0"]["lag"] == 0
+    dead = workspace.consume("clicks.dead")
+    assert len(dead) == len(expected)
+    for record in dead:
+        headers = dict(record.headers)
+        offset = int(headers["offset"])
+        assert headers["topic"] == b"clicks"
+        assert headers["partition"] == b"0"
+        assert headers["reason"].decode() == expected[offset]
+        assert record.value == values[offset]

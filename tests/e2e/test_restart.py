@@ -1,0 +1,61 @@
+"""A trainer that is stopped or killed goes on from its newest version: no sample is learned twice, none is lost."""
+
+import json
+import signal
+from collections import Counter
+
+from clicks import make_clicks
+from conftest import wait_until
+
+
+def occurrences(values: list[bytes]) -> Counter[str]:
+    """How often each user stands in the records."""
+    return Counter(str(json.loads(value)["user_id"]) for value in values)
+
+
+def served_counts(workspace, users: list[str]) -> dict[str, int]:
+    return {user: workspace.get(f"/v1/embeddings/user_id/{user}")["count"] for user in users}
+
+
+def test_stopped_and_started_again_the_counts_and_scores_go_on(workspace) -> None:
+    values = make_clicks(6_000)
+    workspace.start_broker()
+    workspace.produce(values[:4_000])
+    first = workspace.train_until_end()
+    assert first["samples_trained"] == 4_000
+
+    workspace.produce(values[4_000:])
+    second = workspace.train_until_end()
+
+    assert second["samples_trained"] == 6_000
+    assert second["epoch"] > first["epoch"]
+    assert second["version"] > first["version"]
+    workspace.start("serve")
+    wait_until(lambda: workspace.get("/readyz"), what="the server's readiness")
+    expected = occurrences(values)
+    assert served_counts(workspace, list(expected)) == dict(expected)
+
+
+def test_killed_in_the_middle_every_sample_still_counts_once(workspace) -> None:
+    values = make_clicks(40_000, seed=1)
+    workspace.start_broker()
+    workspace.produce(values)
+    for _ in range(3):
+        trainer = workspace.start("train")
+        before = newest_samples(workspace)
+        wait_until(lambda before=before: newest_samples(workspace) > before, what="a version", seconds=60)
+        workspace.stop(trainer, by=signal.SIGKILL)
+
+    status = workspace.train_until_end()
+
+    assert status["samples_trained"] == 40_000
+    workspace.start("serve")
+    wait_until(lambda: workspace.get("/readyz"), what="the server's readiness")
+    expected = occurrences(values)
+    assert served_counts(workspace, list(expected)) == dict(expected)
+
+
+def newest_samples(workspace) -> int:
+    """The samples that the newest status tells of; 0 before there is one."""
+    statuses = sorted(workspace.log.glob("status-*.json"))
+    return max((json.loads(path.read_text())["samples_trained"] for path in statuses), default=0)
