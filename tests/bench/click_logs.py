@@ -1,0 +1,32 @@
+"""Criteo-shaped click logs for benchmarks: 26 categorical features (Zipf 1.05), 13 dense ones, a learnable label."""
+
+import json
+
+import numpy as np
+
+CATEGORICAL = tuple(f"c{number}" for number in range(1, 27))
+DENSE = tuple(f"i{number}" for number in range(1, 14))
+IDS_A_FEATURE = 200_000
+
+
+def zipf_ids(random: np.random.Generator, shape: tuple[int, ...], *, exponent: float = 1.05) -> np.ndarray:
+    """Ids 0..IDS_A_FEATURE - 1 whose frequency falls with rank ** -exponent."""
+    weights = np.arange(1, IDS_A_FEATURE + 1, dtype=np.float64) ** -exponent
+    bounds = np.cumsum(weights) / weights.sum()
+    return np.searchsorted(bounds, random.random(shape)).astype(np.int64)
+
+
+def make_clicks(number: int, *, seed: int = 0) -> list[bytes]:
+    """So many records as JSON, about 500 bytes each; the label leans on two features' ids and one number."""
+    random = np.random.default_rng(seed)
+    ids_NC = zipf_ids(random, (number, len(CATEGORICAL)))
+    dense_NF = np.round(random.lognormal(1.0, 1.0, (number, len(DENSE))), 3)
+    lean_N = np.sin(ids_NC[:, 0] * 1.7) + np.cos(ids_NC[:, 1] * 0.9) + 0.3 * np.log(dense_NF[:, 0]) - 1.5
+    labels_N = (random.random(number) < 1 / (1 + np.exp(-lean_N))).astype(int)
+    return [
+        json.dumps(
+            dict(zip(CATEGORICAL, ids, strict=True)) | dict(zip(DENSE, numbers, strict=True)) | {"click": label},
+            separators=(",", ":"),
+        ).encode()
+        for ids, numbers, label in zip(ids_NC.tolist(), dense_NF.tolist(), labels_N.tolist(), strict=True)
+    ]
