@@ -1,4 +1,4 @@
-"""The noun that leaves the Kafka door: raw records of one partition, as bytes and where each stands. Knows no format."""
+"""What leaves the Kafka door: records of one partition, as bytes and where each stands. Knows no format."""
 
 # N records
 from collections.abc import Sequence
