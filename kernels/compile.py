@@ -1,8 +1,43 @@
-"""Compiles the CPU kernels into Numba's cache, so that the first start is as quick as any: `python -m kernels.compile`."""
+"""Compiles the CPU kernels into Numba's cache, so that a first start is quick: `python -m kernels.compile`.
+
+A verb compiles for the types it is called with, so a tiny table is led through all of them.
+"""
+
+import numpy as np
+
+from kernels.backend import backend
+from kernels.spec import CHANGED, Columns, Store, Verbs
 
 
 def main() -> None:
     """Compile every verb once for the types it is called with."""
+    verbs = backend("cpu")
+    store = verbs.allocate(32, 16, 16, 1)
+    place(verbs, store)
+    verbs.hash_texts(np.frombuffer(b"springtide", np.uint8), np.array([0, 10]))
+    verbs.hash_texts(np.zeros(1, np.uint8), np.array([0, 1]))
+
+
+def place(verbs: Verbs, store: Store) -> None:
+    """Every verb of a table, on a batch that is larger than the table."""
+    features_K, ids_K = np.zeros(64, np.uint16), np.arange(64) % 40
+    unique = verbs.unique(features_K, ids_K, ids_K)
+    placed = verbs.find_or_insert(store, unique.features_U, unique.ids_U, unique.mixed_U, 1, 1)
+    features_N, ids_N = verbs.keys_of(store, placed.slots_U)
+    verbs.create(store, placed.slots_U, features_N, ids_N, 0, 0.01)
+    verbs.first_values(features_N, ids_N, 16, 0, 0.01)
+    grads_KD = verbs.gather(store, verbs.find(store, features_N, ids_N, verbs.mix_keys(features_N, ids_N)), ids_K)
+    order_K, offsets_U1 = verbs.group(unique.inverse_K, unique.occurrences_U)
+    num_unique = len(placed.slots_U)
+    fresh_N, _ = verbs.update(
+        store, placed.slots_U, order_K, offsets_U1, grads_KD, unique.last_seen_U, 0.1, 1e-8, 0, num_unique
+    )
+    verbs.clear_touched(store, fresh_N)
+    columns: Columns = verbs.read(store, placed.slots_U)
+    verbs.scatter(store, placed.slots_U, columns)
+    verbs.set_flags(store, placed.slots_U, CHANGED)
+    verbs.scan(store, 0, store.num_slots + store.num_overflow, -1, 1)
+    verbs.erase(store, verbs.overflow(store, 2))
 
 
 if __name__ == "__main__":

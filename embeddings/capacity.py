@@ -1,0 +1,47 @@
+"""How many rows fit into a budget of bytes."""
+
+from dataclasses import dataclass
+
+from embeddings.config import TableConfig
+from embeddings.optimizer import RowOptimizer
+from embeddings.sizes import num_bytes
+from kernels.spec import WIDTH, Verbs
+
+PART = 16  # the overflow area has a sixteenth of the slots, the side buffer a sixteenth of the bytes
+OVERFLOW_KEY_BYTES = 64  # key, score, free list and hash places of an overflow row, at most
+TOUCHED_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """Rows of a table's parts in memory; the overflow area grows where one batch needs more."""
+
+    num_slots: int
+    num_overflow: int
+    num_side: int
+
+    @staticmethod
+    def of_rows(num_rows: int, *, num_side: int | None = None) -> "Capacity":
+        """At least so many rows, rounded up to a bucket; a side buffer for as many unless told."""
+        if num_rows < 1:
+            raise ValueError(f"a table needs at least 1 row, not {num_rows}")
+        num_slots = -(-num_rows // WIDTH) * WIDTH
+        side = num_slots if num_side is None else num_side
+        return Capacity(num_slots=num_slots, num_overflow=max(WIDTH, num_slots // PART), num_side=side)
+
+    @staticmethod
+    def of_bytes(config: TableConfig, verbs: Verbs, *, tracked: bool = True) -> "Capacity":
+        """The most rows that fit into device_bytes with everything that comes with them."""
+        total = num_bytes(config.device_bytes)
+        state_width = RowOptimizer.of(config.optimizer).state_width
+        row_bytes = 2 + 8 + 4 * (config.dim + state_width) + 16
+        num_side = total // PART // row_bytes if tracked else 0
+        slot_bytes = verbs.slot_bytes(config.dim, state_width)
+        each = (slot_bytes + TOUCHED_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
+        fixed = WIDTH * (slot_bytes + OVERFLOW_KEY_BYTES)
+        num_slots = (total - num_side * row_bytes - fixed) // each // WIDTH * WIDTH
+        if num_slots < WIDTH:
+            raise ValueError(
+                f"device_bytes = {config.device_bytes} holds no bucket of {WIDTH} rows: {each} bytes a row"
+            )
+        return Capacity(num_slots=num_slots, num_overflow=max(WIDTH, num_slots // PART), num_side=max(1, num_side))

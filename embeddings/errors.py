@@ -1,0 +1,9 @@
+"""What the world may do to a table."""
+
+
+class EmbeddingsError(Exception):
+    """Anything the world did to a table."""
+
+
+class SpillError(EmbeddingsError):
+    """The spill cannot be opened, read or written."""

@@ -1,0 +1,54 @@
+"""The tier under memory: what a table asks of it."""
+
+# U unique keys, N rows
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from embeddings.rows import Int64Array, Rows, UInt16Array
+
+ABSENT, ROW, MARK = 0, 1, 2  # nothing is known of the key; its row; it was forgotten, whatever lies below
+
+
+@dataclass(frozen=True)
+class SpilledRows:
+    """An answer row by row; `rows` means something only where the kind is ROW."""
+
+    kinds: npt.NDArray[np.uint8]
+    rows: Rows
+
+
+class Spill(Protocol):
+    """Rows that left memory. A find sees every write made before it, also those still on their way to the disk."""
+
+    keeps_rows: bool  # False: what is written is forgotten
+
+    def write(self, rows: Rows) -> None:
+        """Keeps these rows in the newest generation. May wait until earlier writes have gone."""
+        ...
+
+    def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+        """Keeps in the newest generation that these keys were forgotten."""
+        ...
+
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows: ...
+
+    def open_generation(self) -> int:
+        """Begins a new generation; the number of the one that it closes."""
+        ...
+
+    def destroy_generations(self, upto: int) -> None:
+        """Lets go of the generations up to this number: a mapped base covers them."""
+        ...
+
+    def num_rows(self) -> int:
+        """Rows and marks written, at most counted twice where a key was written twice."""
+        ...
+
+    def num_bytes(self) -> int:
+        """Bytes on disk, and on their way there."""
+        ...
+
+    def close(self) -> None: ...

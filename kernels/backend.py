@@ -1,0 +1,12 @@
+"""Which twin runs: chosen when a table is made, imported no earlier."""
+
+from kernels.spec import Verbs
+
+
+def backend(device: str = "cpu") -> Verbs:
+    """The verbs of a device; ValueError where no twin knows it."""
+    if device == "cpu":
+        from kernels.cpu.verbs import CpuVerbs
+
+        return CpuVerbs()
+    raise ValueError(f"no kernels for the device {device!r}: it must be 'cpu'")

@@ -1,0 +1,1 @@
+"""The CPU twin: Numba kernels, serial and without the GIL."""

@@ -1,0 +1,68 @@
+"""Mixed keys, text hashes and first values: springtide_client.keys and first_values for Numba, equal bit by bit."""
+
+# U keys, D dimension, T bytes, N texts
+from typing import Any
+
+import numpy as np
+from numba import njit
+from springtide_client.keys import GOLDEN as GOLDEN_INT
+from springtide_client.keys import MIX_1 as MIX_1_INT
+from springtide_client.keys import MIX_2 as MIX_2_INT
+from springtide_client.keys import TEXT_SEED as TEXT_SEED_INT
+
+GOLDEN, MIX_1, MIX_2 = np.uint64(GOLDEN_INT), np.uint64(MIX_1_INT), np.uint64(MIX_2_INT)
+TEXT_SEED = np.uint64(TEXT_SEED_INT)
+S27, S30, S31, S40 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(40)
+
+
+@njit(nogil=True, cache=True)
+def mix64(x: Any) -> Any:
+    x = (x ^ (x >> S30)) * MIX_1
+    x = (x ^ (x >> S27)) * MIX_2
+    return x ^ (x >> S31)
+
+
+@njit(nogil=True, cache=True)
+def mix_key(feature: Any, id_: Any) -> Any:
+    return mix64(np.uint64(id_) ^ (np.uint64(feature) * GOLDEN))
+
+
+@njit(nogil=True, cache=True)
+def mix_keys(features_U: Any, ids_U: Any) -> Any:
+    mixed_U = np.empty(len(ids_U), np.uint64)
+    for u in range(len(ids_U)):
+        mixed_U[u] = mix_key(features_U[u], ids_U[u])
+    return mixed_U
+
+
+@njit(nogil=True, cache=True)
+def hash_texts(bytes_T: Any, offsets_N1: Any) -> Any:
+    ids_N = np.empty(len(offsets_N1) - 1, np.int64)
+    for n in range(len(ids_N)):
+        start, stop = offsets_N1[n], offsets_N1[n + 1]
+        state = mix64(TEXT_SEED ^ np.uint64(stop - start))
+        at = start
+        while at < stop:
+            word = np.uint64(0)
+            for b in range(min(8, stop - at)):
+                word |= np.uint64(bytes_T[at + b]) << np.uint64(8 * b)
+            state = mix64(state ^ word)
+            at += 8
+        ids_N[n] = np.int64(state)
+    return ids_N
+
+
+@njit(nogil=True, cache=True)
+def first_value_row(row_D: Any, mixed: Any, mixed_seed: Any, factor: Any) -> None:
+    x = mixed ^ mixed_seed
+    for d in range(len(row_D)):
+        x += GOLDEN
+        row_D[d] = np.float32(np.int32(mix64(x) >> S40) - np.int32(1 << 23)) * factor
+
+
+@njit(nogil=True, cache=True)
+def first_values(features_U: Any, ids_U: Any, dim: Any, mixed_seed: Any, factor: Any) -> Any:
+    values_UD = np.empty((len(ids_U), dim), np.float32)
+    for u in range(len(ids_U)):
+        first_value_row(values_UD[u], mix_key(features_U[u], ids_U[u]), mixed_seed, factor)
+    return values_UD

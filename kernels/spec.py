@@ -1,0 +1,173 @@
+"""What a device must be able to do for a table: the array verbs. Its twins (kernels/cpu, kernels/cuda) obey this page.
+
+A table's arrays are a `Store` that its backend allocates and no one else looks into. A slot's number is its row's
+number. Slots from `num_slots` on are the overflow area: rows of keys that found no slot in their bucket.
+"""
+
+# K keys of a batch, repeated; U unique keys; N some of them; V victims; D dimension; S optimizer state width
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+Array = Any  # numpy.ndarray on the CPU, cupy.ndarray on CUDA
+
+TOUCHED = 1  # flag: moved since the last cut
+CHANGED = 2  # flag: what lies below this tier would not give this value
+
+WIDTH = 16  # slots of a bucket
+NO_SLOT = -1
+
+
+class Unique(NamedTuple):
+    """The unique keys of a batch in the order in which they first occur."""
+
+    features_U: Array  # uint16
+    ids_U: Array  # int64
+    mixed_U: Array  # uint64
+    inverse_K: Array  # int64, position of each key among the unique ones
+    occurrences_U: Array  # int64
+    last_seen_U: Array  # int64, the newest event time of each key's occurrences
+
+
+class Placed(NamedTuple):
+    """Where the keys of a call are now, and what had to go."""
+
+    slots_U: Array  # int64; NO_SLOT where the overflow area was full: make it larger and call again for these
+    new_N: Array  # int64, positions in U of the keys that had no row; their rows hold old bytes until scattered to
+    victim_slots_V: Array  # int64, the slots that lost their keys; their rows are intact until then
+    victim_features_V: Array  # uint16
+    victim_ids_V: Array  # int64
+
+
+class Columns(NamedTuple):
+    """Rows with everything that is known of them, one array a column."""
+
+    values_ND: Array  # float32
+    states_NS: Array  # float32
+    counts_N: Array  # int64
+    last_seen_N: Array  # int64
+    flags_N: Array  # int64
+
+
+@dataclass
+class Store:
+    """The arrays of one physical table."""
+
+    num_slots: int
+    num_overflow: int
+    dim: int
+    state_width: int
+    arrays: tuple[Array, ...]  # the backend's own
+    num_bytes: int
+
+
+class Verbs(Protocol):
+    """A device. Keys of a call are unique unless their axis is K; every verb is deterministic."""
+
+    def allocate(self, num_slots: int, num_overflow: int, dim: int, state_width: int) -> Store:
+        """An empty store; num_slots is a multiple of WIDTH."""
+        ...
+
+    def slot_bytes(self, dim: int, state_width: int) -> int:
+        """The bytes one more slot costs, everything counted."""
+        ...
+
+    def grow_overflow(self, store: Store, num_overflow: int) -> Store:
+        """The same store with room for more overflow rows; slots keep their numbers."""
+        ...
+
+    def mix_keys(self, features_U: Array, ids_U: Array) -> Array:
+        """The mixed keys, uint64: springtide_client.keys.mix_keys."""
+        ...
+
+    def hash_texts(self, bytes_T: Array, offsets_N1: Array) -> Array:
+        """The ids, int64, of N texts: springtide_client.keys.hash_text of bytes_T[offsets[n]:offsets[n + 1]]."""
+        ...
+
+    def first_values(self, features_U: Array, ids_U: Array, dim: int, seed: int, scale: float) -> Array:
+        """The first rows, float32 (U, dim): springtide_client.first_values."""
+        ...
+
+    def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Unique:
+        """The unique keys in order of first occurrence, how often and when each was seen."""
+        ...
+
+    def find(self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array) -> Array:
+        """The slots, int64, NO_SLOT where there is none. Moves nothing."""
+        ...
+
+    def find_or_insert(
+        self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array, score: int, protect_from: int
+    ) -> Placed:
+        """A slot for every key; those found and those inserted take the score.
+
+        A full bucket gives up its lowest score below `protect_from` (the lower mixed key where scores tie); where all
+        its slots are protected, the key goes to the overflow area. All keys present are found, and so protected,
+        before the first is inserted, if score >= protect_from.
+        """
+        ...
+
+    def erase(self, store: Store, slots_N: Array) -> None:
+        """Empties slots, overflow ones too."""
+        ...
+
+    def keys_of(self, store: Store, slots_N: Array) -> tuple[Array, Array]:
+        """The features and ids that occupy the slots."""
+        ...
+
+    def gather(self, store: Store, slots_U: Array, inverse_K: Array) -> Array:
+        """The values, float32 (K, D), of slots_U[inverse_K]; NaN where the slot is NO_SLOT."""
+        ...
+
+    def read(self, store: Store, slots_N: Array) -> Columns:
+        """The rows with all their columns, copied."""
+        ...
+
+    def scatter(self, store: Store, slots_N: Array, columns: Columns) -> None:
+        """Writes rows with all their columns."""
+        ...
+
+    def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:
+        """Writes first values; state, count and last-seen 0, CHANGED."""
+        ...
+
+    def group(self, inverse_K: Array, occurrences_U: Array) -> tuple[Array, Array]:
+        """Occurrences by unique key, int64: order_K and offsets_U1; within a key in the order of the batch."""
+        ...
+
+    def update(
+        self,
+        store: Store,
+        slots_U: Array,
+        order_K: Array,
+        offsets_U1: Array,
+        grads_KD: Array,
+        last_seen_U: Array,
+        lr: float,
+        eps: float,
+        start: int,
+        stop: int,
+    ) -> tuple[Array, int]:
+        """Sums the gradients of the keys start..stop in the order of the batch and takes a row-wise Adagrad step.
+
+        state += mean(g * g); row -= lr * g / (sqrt(state) + eps) (Duchi et al. 2011, one state a row as in FBGEMM).
+        Adds to counts, raises last-seen, sets TOUCHED and CHANGED. Gives the slots that were not TOUCHED before, and
+        how many rows kept their value because their gradient was not finite. NO_SLOT is passed over. Ranges may run
+        in parallel: the result does not depend on how the keys are split.
+        """
+        ...
+
+    def clear_touched(self, store: Store, slots_N: Array) -> Array:
+        """Those of the slots, once each, that are TOUCHED; they are no longer."""
+        ...
+
+    def set_flags(self, store: Store, slots_N: Array, flags: int) -> None:
+        """Sets the flags of rows."""
+        ...
+
+    def scan(self, store: Store, start: int, stop: int, feature: int, last_seen_before: int) -> Array:
+        """The occupied slots in start..stop of this feature (-1: any) that were last seen before this time."""
+        ...
+
+    def overflow(self, store: Store, protect_from: int) -> Array:
+        """The occupied overflow slots with a score below protect_from."""
+        ...
