@@ -1,0 +1,1 @@
+"""The server process: one view of the newest version, answered over HTTP."""

@@ -1,0 +1,47 @@
+"""The settings of one server process."""
+
+import ipaddress
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Where the server listens, who may ask, and how much one request may want.
+
+    A bind that leaves this host without a token is refused unless `insecure`. Sizes are in bytes.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    cache_bytes: int = 2 * 2**30  # snapshots kept on disk
+    cache_path: str | None = None  # absent: a folder of the process's own, removed at its end
+    tokens_file: str | None = None
+    insecure: bool = False
+    max_body_bytes: int = 16 * 2**20
+    max_ids: int = 65_536  # per embeddings request
+    max_instances: int = 8_192  # per predict request
+    max_neighbors: int = 1_000
+    max_streams: int = 256  # log, events and long polls at once
+    poll_seconds: float = 0.02  # how often the log is looked at
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"[serve] port = {self.port}: a port is between 0 and 65535 (0 takes any free one)")
+        if self.workers != 1:
+            raise ValueError(f"[serve] workers = {self.workers}: one worker is what this version runs; set workers = 1")
+        for name in ("cache_bytes", "max_body_bytes", "max_ids", "max_instances", "max_neighbors", "max_streams"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"[serve] {name} = {getattr(self, name)}: must be at least 1")
+        if not 0 < self.poll_seconds <= 10:
+            raise ValueError(f"[serve] poll_seconds = {self.poll_seconds}: must be above 0 and at most 10")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

@@ -1,0 +1,153 @@
+"""The outermost ASGI function: tokens, limits and time measured for all, and the hot route answered before FastAPI."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.serving.bodies import RAW, answer_form, read_form, read_question, write_answer
+from app.serving.demand import read_demand
+from app.serving.problems import ApiError, no_such_feature, too_large
+from app.serving.service import Service
+
+EMBEDDINGS = "/v1/embeddings/"
+EMBEDDINGS_ROUTE = "/v1/embeddings/{feature}"
+# below this a look-up costs less than handing it to a thread
+INLINE_IDS = 1_024
+
+logger = logging.getLogger(__name__)
+
+
+class Front:
+    """Wraps the FastAPI application; everything that leaves here is counted by route and status."""
+
+    def __init__(self, service: Service, inner: ASGIApp) -> None:
+        self._service = service
+        self._inner = inner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._inner(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        started = time.perf_counter()
+        status = 0
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, counted)
+        except ApiError as refusal:
+            if status == 0:
+                await _refuse(counted, refusal)
+        except OSError as error:
+            # the asker went away, or a file shrank in mid-answer: the connection ends, the server does not
+            logger.info("an answer was cut short", extra={"path": scope["path"], "error": str(error)})
+            if status == 0:
+                await _refuse(counted, ApiError(500, "internal", "the answer could not be read", "retry"))
+            else:
+                raise
+        except Exception:
+            logger.exception("a request failed", extra={"path": scope["path"]})
+            if status == 0:
+                await _refuse(counted, ApiError(500, "internal", "this server has a defect", "its log says more"))
+            else:
+                raise
+        finally:
+            route = scope.get("springtide.route") or getattr(scope.get("route"), "path", None) or "none"
+            self._service.metrics.observe("springtide_http_seconds", time.perf_counter() - started, route=route)
+            self._service.metrics.add("springtide_http_answers_total", route=route, status=str(status or 499))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        self._service.guard.check(path, headers)
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._service.config.max_body_bytes:
+            raise too_large(self._service.config.max_body_bytes)
+        if scope["method"] == "POST" and path.startswith(EMBEDDINGS):
+            scope["springtide.route"] = EMBEDDINGS_ROUTE
+            await self._embeddings(path[len(EMBEDDINGS) :], headers, receive, send)
+            return
+        await self._inner(scope, self._limited(receive), send)
+
+    async def _embeddings(self, feature: str, headers: dict[str, str], receive: Receive, send: Send) -> None:
+        service = self._service
+        asked = read_form(headers.get("content-type", ""))
+        form = answer_form(headers.get("accept", ""), asked)
+        body = await _read_body(receive, service.config.max_body_bytes)
+        question = read_question(asked, body, service.config.max_ids)
+        view = service.replica.demand(read_demand(headers).tightened(question.max_staleness_ms))
+        schema = service.replica.schema
+        if feature not in schema.features:
+            raise no_such_feature(feature, schema.features)
+        if RAW in (asked.name, form.name) and service.replica.has_texts(view, schema.number(feature)):
+            hint = "use application/json, application/msgpack or application/vnd.apache.arrow.stream"
+            raise ApiError(
+                415, "unsupported_media_type", f"the ids of {feature} are texts: raw int64 will not do", hint
+            )
+        number = schema.number(feature)
+
+        def work() -> bytes:
+            rows, status = service.replica.lookup(view, number, question.ids_N)
+            service.count_rows(status)
+            return write_answer(form, question, rows, status, feature=feature, version=view.version)
+
+        if len(question.ids_N) <= INLINE_IDS:
+            content = work()
+        else:
+            content = await service.lookups.run(work)
+        media_type = f"{RAW};dtype=float16" if form.half else form.name
+        raw = [
+            (b"content-type", media_type.encode()),
+            (b"content-length", str(len(content)).encode()),
+            *service.replica.headers(view),
+        ]
+        if form.name == RAW:
+            raw.append((b"x-springtide-dim", str(service.replica.dim(view)).encode()))
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        await send({"type": "http.response.body", "body": content})
+
+    def _limited(self, receive: Receive) -> Receive:
+        left = self._service.config.max_body_bytes
+
+        async def limited() -> Message:
+            nonlocal left
+            message = await receive()
+            if message["type"] == "http.request":
+                left -= len(message.get("body", b""))
+                if left < 0:
+                    raise too_large(self._service.config.max_body_bytes)
+            return message
+
+        return limited
+
+
+async def _read_body(receive: Receive, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError("the asker left in mid-question")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > max_bytes:
+            raise too_large(max_bytes)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _refuse(send: Callable[[Message], Awaitable[None]], refusal: ApiError) -> None:
+    content = refusal.body()
+    headers = {"content-type": "application/json", "content-length": str(len(content)), **refusal.headers}
+    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
+    await send({"type": "http.response.body", "body": content})

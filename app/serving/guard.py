@@ -1,0 +1,52 @@
+"""Who may pass: the scope that a path needs, and the Host names an open server answers to."""
+
+import ipaddress
+from collections.abc import Mapping
+
+from app.serving.config import ServeConfig
+from app.serving.problems import ApiError
+from app.serving.tokens import Tokens
+
+# no data of the model, so no token: probes and the pages themselves
+FREE_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
+ADMIN_PATHS = frozenset({"/v1/forget", "/v1/table", "/v1/rollback"})
+
+
+class Guard:
+    """Checks a request before anything of it is read."""
+
+    def __init__(self, config: ServeConfig, tokens: Tokens) -> None:
+        self._tokens = tokens
+        # a page of another site can make a browser ask a loopback server under the site's own name (DNS rebinding)
+        self._names_matter = config.is_loopback and bool(tokens.open_scopes) and not config.insecure
+
+    def check(self, path: str, headers: Mapping[str, str]) -> None:
+        """Raise ApiError 401 or 403 without the right token, 421 for a foreign Host."""
+        if self._names_matter and not is_local_name(headers.get("host", "")):
+            hint = "ask for 127.0.0.1 or localhost, or set tokens"
+            raise ApiError(
+                421, "foreign_host", f"this server is open to its own host only, not as {headers.get('host')}", hint
+            )
+        scope = scope_of(path)
+        if scope is not None:
+            self._tokens.check(headers.get("authorization"), scope)
+
+
+def scope_of(path: str) -> str | None:
+    """The scope that a path needs; None where it needs none."""
+    if path in FREE_PATHS:
+        return None
+    if path.rstrip("/") in ADMIN_PATHS:
+        return "admin"
+    return "predict" if path.rstrip("/") == "/v1/predict" else "read"
+
+
+def is_local_name(host: str) -> bool:
+    """Whether a Host header names this machine; an absent one does (HTTP/1.0)."""
+    name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
+    if name in ("", "localhost") or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,107 @@
+"""Counters, gauges and histograms, written as Prometheus text (exposition format 0.0.4)."""
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+
+LATENCY_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Metrics:
+    """The numbers of one process; any thread may add to them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._about: dict[str, tuple[str, str]] = {}
+        self._values: dict[str, dict[Labels, float]] = {}
+        self._buckets: dict[str, dict[Labels, list[int]]] = {}
+        self._sums: dict[str, dict[Labels, float]] = {}
+
+    def counter(self, name: str, about: str) -> None:
+        """Declare a number that only grows."""
+        self._about[name] = ("counter", about)
+        self._values[name] = {}
+
+    def gauge(self, name: str, about: str) -> None:
+        """Declare a number that comes and goes."""
+        self._about[name] = ("gauge", about)
+        self._values[name] = {}
+
+    def histogram(self, name: str, about: str) -> None:
+        """Declare a distribution of seconds."""
+        self._about[name] = ("histogram", about)
+        self._buckets[name] = {}
+        self._sums[name] = {}
+
+    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        """Let a counter grow."""
+        key = tuple(sorted(labels.items()))
+        with self._lock:
+            values = self._values[name]
+            values[key] = values.get(key, 0.0) + amount
+
+    def set(self, name: str, value: float | None, **labels: str) -> None:
+        """Set a gauge; None takes it away."""
+        key = tuple(sorted(labels.items()))
+        with self._lock:
+            if value is None:
+                self._values[name].pop(key, None)
+            else:
+                self._values[name][key] = value
+
+    def set_all(self, name: str, label: str, values: Mapping[str, float]) -> None:
+        """Set every value of a one-label metric, forgetting labels that are gone."""
+        with self._lock:
+            self._values[name] = {((label, key),): value for key, value in values.items()}
+
+    def observe(self, name: str, seconds: float, **labels: str) -> None:
+        """Count one duration in a histogram."""
+        key = tuple(sorted(labels.items()))
+        with self._lock:
+            buckets = self._buckets[name].get(key)
+            if buckets is None:
+                buckets = self._buckets[name][key] = [0] * (len(LATENCY_SECONDS) + 1)
+                self._sums[name][key] = 0.0
+            buckets[bisect_left(LATENCY_SECONDS, seconds)] += 1
+            self._sums[name][key] += seconds
+
+    def text(self) -> str:
+        """All of it, for a scrape."""
+        with self._lock:
+            return "".join(f"{line}\n" for line in self._lines())
+
+    def _lines(self) -> Iterable[str]:
+        for name, (kind, about) in self._about.items():
+            yield f"# HELP {name} {about}"
+            yield f"# TYPE {name} {kind}"
+            if kind != "histogram":
+                for labels, value in sorted(self._values[name].items()):
+                    yield f"{name}{_braces(labels)} {_number(value)}"
+                continue
+            for labels, buckets in sorted(self._buckets[name].items()):
+                total = 0
+                for bound, count in zip((*LATENCY_SECONDS, float("inf")), buckets, strict=True):
+                    total += count
+                    yield f"{name}_bucket{_braces((*labels, ('le', _number(bound))))} {total}"
+                yield f"{name}_sum{_braces(labels)} {_number(self._sums[name][labels])}"
+                yield f"{name}_count{_braces(labels)} {total}"
+
+
+def _braces(labels: Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels) + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    if value == float("inf"):
+        return "+Inf"
+    if value == float("-inf"):
+        return "-Inf"
+    return str(int(value)) if value == value and value == int(value) and abs(value) < 2**53 else repr(float(value))

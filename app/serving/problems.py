@@ -1,0 +1,88 @@
+"""Refusals: every error that leaves the server is {"error": {"code", "message", "hint"}}."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+CODES = {
+    400: "bad_request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+    415: "unsupported_media_type",
+    422: "invalid",
+}
+
+
+class ApiError(Exception):
+    """An answer that is a refusal: HTTP status, a stable code, a sentence, and what to do about it.
+
+    `details` stand inside `error`, `beside` at its side.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        hint: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
+        beside: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.headers = dict(headers or {})
+        self.details = dict(details or {})
+        self.beside = dict(beside or {})
+
+    def body(self) -> bytes:
+        """The JSON text."""
+        error = {"code": self.code, "message": self.message, "hint": self.hint, **self.details}
+        return msgspec.json.encode({"error": error, **self.beside})
+
+
+def not_ready(reason: str) -> ApiError:
+    """503: no version can be served yet."""
+    hint = "retry; /readyz turns 200 once a version is served"
+    return ApiError(503, "not_ready", reason, hint, headers={"Retry-After": "1"})
+
+
+def too_large(max_bytes: int) -> ApiError:
+    """413: the body passes the limit."""
+    return ApiError(413, "too_large", f"the body is longer than {max_bytes} bytes", "send it in several requests")
+
+
+def busy() -> ApiError:
+    """503: more work waits than the server takes on."""
+    hint = "retry after a moment, or send fewer requests at once"
+    return ApiError(503, "busy", "too many requests are waiting", hint, headers={"Retry-After": "1"})
+
+
+def bad_request(message: str, hint: str = "") -> ApiError:
+    """400: a header, a parameter or a body that says nothing this server understands."""
+    return ApiError(400, "bad_request", message, hint)
+
+
+def invalid(message: str, hint: str = "") -> ApiError:
+    """422: understood, but not possible."""
+    return ApiError(422, "invalid", message, hint)
+
+
+def no_such_feature(feature: str, known: tuple[str, ...]) -> ApiError:
+    """404: the schema has no id feature of this name."""
+    hint = f"the id features are {', '.join(known)}" if known else "this model has no id features"
+    return ApiError(404, "no_such_feature", f"there is no feature {feature!r}", hint)
+
+
+def gone(version: int, oldest: int | None) -> ApiError:
+    """410: the version is not, or no longer, in the log."""
+    hint = "see /v1/versions" if oldest is None else f"the oldest version at hand is {oldest}"
+    return ApiError(410, "gone", f"version {version} is not in the log", f"{hint}; start again from /v1/bases/latest")
