@@ -17,14 +17,14 @@ class Recalled:
     rows: Rows
     found_U: BoolArray
     forgotten_U: BoolArray
-    num_from_spill: int
+    from_spill_U: BoolArray
 
 
 def recall(spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U: Int64Array) -> Recalled:
     """The rows of unique keys from the highest tier that knows of them; moves nothing."""
     spilled = spill.find(features_U, ids_U)
     rows, found_U = spilled.rows, spilled.kinds == ROW
-    num_from_spill = int(np.count_nonzero(found_U))
+    from_spill_U = found_U.copy()
     absent = np.flatnonzero(spilled.kinds == ABSENT)
     if base is not None and len(absent):
         deeper = base.find(features_U[absent], ids_U[absent])
@@ -32,4 +32,4 @@ def recall(spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U:
         rows.values[here], rows.states[here] = deeper.values[there], deeper.states[there]
         rows.counts[here], rows.last_seen[here] = deeper.counts[there], deeper.last_seen[there]
         found_U[here] = True
-    return Recalled(rows, found_U, spilled.kinds == MARK, num_from_spill)
+    return Recalled(rows, found_U, spilled.kinds == MARK, from_spill_U)

@@ -72,9 +72,8 @@ class Memory:
         columns = self.verbs.read(self.store, slots_N)
         return Rows(features_N, ids_N, *columns[:4]), columns.flags_N
 
-    def write(self, slots_N: Int64Array, rows: Rows, flags: int) -> None:
+    def write(self, slots_N: Int64Array, rows: Rows, flags_N: Int64Array) -> None:
         """Rows into slots, with these flags."""
-        flags_N = np.full(len(rows), flags, np.int64)
         columns = Columns(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
         self.verbs.scatter(self.store, slots_N, columns)
 

@@ -19,7 +19,7 @@ class NoSpill:
         self.generation = 0
         self._marks: dict[tuple[int, int], int] = {}  # key -> generation, oldest first
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: Rows, num_new: int) -> None:
         self.mark(rows.features, rows.ids)
 
     def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:

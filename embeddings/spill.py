@@ -25,8 +25,8 @@ class Spill(Protocol):
 
     keeps_rows: bool  # False: what is written is forgotten
 
-    def write(self, rows: Rows) -> None:
-        """Keeps these rows in the newest generation. May wait until earlier writes have gone."""
+    def write(self, rows: Rows, num_new: int) -> None:
+        """Keeps these rows, so many of them not known to be here, in the newest generation. May wait for room."""
         ...
 
     def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
@@ -44,7 +44,7 @@ class Spill(Protocol):
         ...
 
     def num_rows(self) -> int:
-        """Rows and marks written, at most counted twice where a key was written twice."""
+        """Rows kept, nearly: one that is forgotten still counts until its generation goes."""
         ...
 
     def num_bytes(self) -> int:

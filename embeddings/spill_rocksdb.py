@@ -68,11 +68,11 @@ class RocksSpill:
                 shutil.rmtree(folder, ignore_errors=True)
         return RocksSpill(disk_path / str(epoch), dim=dim, state_width=state_width)
 
-    def write(self, rows: Rows) -> None:
-        self._enqueue(self._format.block(rows.features, rows.ids, ROW, rows))
+    def write(self, rows: Rows, num_new: int) -> None:
+        self._enqueue(self._format.block(rows.features, rows.ids, ROW, rows), num_new)
 
     def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
-        self._enqueue(self._format.block(features_N, ids_N, MARK, None))
+        self._enqueue(self._format.block(features_N, ids_N, MARK, None), 0)
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
         """1. What waits, the newest first. 2. The generations, the newest first.
@@ -113,8 +113,7 @@ class RocksSpill:
 
     def num_rows(self) -> int:
         with self._changed:
-            waiting = sum(len(block) for _, block in self._waiting)
-            return waiting + sum(generation.num_rows for generation in self._generations)
+            return sum(generation.num_rows for generation in self._generations)
 
     def num_bytes(self) -> int:
         on_disk = 0
@@ -146,7 +145,7 @@ class RocksSpill:
         if self._closing:
             raise SpillError(f"the spill in {self.folder} is closed")
 
-    def _enqueue(self, block: Block) -> None:
+    def _enqueue(self, block: Block, num_new: int) -> None:
         with self._changed:
             # back-pressure: one block may always wait, however large it is
             self._changed.wait_for(
@@ -159,6 +158,7 @@ class RocksSpill:
             )
             self._raise_error()
             self._waiting.append((self._generations[-1], block))
+            self._generations[-1].num_rows += num_new
             self._waiting_bytes += block.num_bytes
             self._changed.notify_all()
 
@@ -190,7 +190,6 @@ class RocksSpill:
                     with self._changed:
                         self._waiting.popleft()
                         self._waiting_bytes -= block.num_bytes
-                        generation.num_rows += len(block)
                         self._changed.notify_all()
                 for old in doomed:
                     self._destroy(old)
@@ -233,7 +232,7 @@ def _rocksdb() -> Any:
         import rocksdbpy
     except ImportError as error:
         raise SpillError(
-            f"the spill needs RocksDB, and this Python has none ({error}): install rocksdb-py, or run without a disk tier"
+            f"the spill needs RocksDB, and this Python has none ({error}): install rocksdb-py or do without a spill"
         ) from None
     return rocksdbpy
 

@@ -23,7 +23,7 @@ from embeddings.side_buffer import SideBuffer
 from embeddings.source import RowSource
 from embeddings.spill import Spill
 from kernels.backend import backend
-from kernels.spec import CHANGED, NO_SLOT, TOUCHED
+from kernels.spec import CHANGED, NO_SLOT, STORED, TOUCHED
 
 KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = 0, 1, 2, 3
 RESTORE_ROWS = 65536  # a restore goes in steps of so many rows
@@ -172,7 +172,7 @@ class EmbeddingTable:
             score = self.memory.hold()
             slots_N, _ = self.memory.place(features_N, ids_N, self.verbs.mix_keys(features_N, ids_N))
             rows = Rows(features_N, ids_N, values_ND, states_NS, counts_N, last_seen_N)
-            self.memory.write(slots_N, rows, CHANGED)
+            self.memory.write(slots_N, rows, np.full(len(rows), CHANGED, np.int64))
             self.memory.release(score)
 
     def forget(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
@@ -232,20 +232,23 @@ class EmbeddingTable:
         found_N = below.found_U
         num_found = int(np.count_nonzero(found_N))
         if num_found:
-            self.memory.write(slots_N[found_N], below.rows.take(found_N), 0)  # unchanged: it is what lies below
+            # not CHANGED: it is what lies below
+            flags_N = np.where(below.from_spill_U[found_N], STORED, 0)
+            self.memory.write(slots_N[found_N], below.rows.take(found_N), flags_N)
             slots_N, features_N, ids_N = slots_N[~found_N], features_N[~found_N], ids_N[~found_N]
         if len(slots_N):
             self.verbs.create(self.memory.store, slots_N, features_N, ids_N, self.seed, self.config.init_scale)
         self._counters["created"] += len(slots_N)
-        self._counters["recalled_from_spill"] += below.num_from_spill
-        self._counters["recalled_from_base"] += num_found - below.num_from_spill
+        num_from_spill = int(np.count_nonzero(below.from_spill_U))
+        self._counters["recalled_from_spill"] += num_from_spill
+        self._counters["recalled_from_base"] += num_found - num_from_spill
 
     def _leaving(self, rows: Rows, flags_N: Int64Array) -> None:
         """Copies of rows that leave memory go where they are still needed."""
         changed_N, touched_N = (flags_N & CHANGED) != 0, (flags_N & TOUCHED) != 0
         changed = rows if changed_N.all() else rows.take(changed_N)
         if len(changed):
-            self.spill.write(changed)
+            self.spill.write(changed, int(np.count_nonzero(changed_N & ((flags_N & STORED) == 0))))
         self._counters["evicted"] += len(rows)
         self._counters["dropped"] += len(rows) - len(changed)
         self._counters["spilled" if self.spill.keeps_rows else "lost"] += len(changed)

@@ -12,6 +12,7 @@ Array = Any  # numpy.ndarray on the CPU, cupy.ndarray on CUDA
 
 TOUCHED = 1  # flag: moved since the last cut
 CHANGED = 2  # flag: what lies below this tier would not give this value
+STORED = 4  # flag: the spill has a copy of this row, perhaps an older one
 
 WIDTH = 16  # slots of a bucket
 NO_SLOT = -1
