@@ -1,0 +1,132 @@
+import math
+import struct
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from springtide_client.encode import FLOAT32_OVERFLOW, EncodedInstance, InstanceEncoder, encode_instances, parse_number
+from springtide_client.errors import EncodeError
+from springtide_client.keys import MISSING_ID, hash_text
+from springtide_client.schema import Schema
+
+SCHEMA = Schema(
+    labels=("click",),
+    categorical=("user", "item"),
+    multi_value=("genres",),
+    sequence=("last",),
+    dense=("age", "price"),
+    share={"last": "item"},
+    max_length={"genres": 2, "last": 3},
+)
+
+
+def refusal(instance: object) -> EncodeError:
+    with pytest.raises(EncodeError) as caught:
+        encode_instances(SCHEMA, [{}, instance])  # type: ignore[list-item]
+    assert caught.value.index == 1
+    return caught.value
+
+
+def test_an_empty_instance_is_all_missing():
+    features = encode_instances(SCHEMA, [{}, {"user": None, "genres": None, "last": [], "age": None}])
+    assert (features.categorical_NC == MISSING_ID).all()
+    assert [list.ids_M.size for list in features.lists] == [0, 0]
+    assert [list.offsets.tolist() for list in features.lists] == [[0, 0, 0], [0, 0, 0]]
+    assert np.isnan(features.dense_NF).all()
+
+
+def test_no_instances_give_arrays_of_the_right_shape():
+    features = encode_instances(SCHEMA, [])
+    assert features.categorical_NC.shape == (0, 2)
+    assert features.categorical_NC.dtype == np.int64
+    assert features.dense_NF.shape == (0, 2)
+    assert features.dense_NF.dtype == np.float32
+    assert [ragged.offsets.tolist() for ragged in features.lists] == [[0], [0]]
+
+
+def test_a_list_skips_nulls_and_is_cut_at_the_right_end():
+    features = encode_instances(SCHEMA, [{"genres": [None, 1, 2, 3], "last": [1, None, 2, 3, 4]}, {"genres": ["5"]}])
+    genres, last = features.lists
+    assert genres.ids_M.tolist() == [1, 2, 5]
+    assert genres.offsets.tolist() == [0, 2, 3]
+    assert last.ids_M.tolist() == [2, 3, 4]
+    assert last.offsets.tolist() == [0, 3, 3]
+
+
+def test_numbers_may_be_booleans_and_decimal_texts():
+    features = encode_instances(SCHEMA, [{"age": True, "price": "-1.5e1"}, {"age": ".5", "price": "+3."}])
+    assert features.dense_NF.tolist() == [[1.0, -15.0], [0.5, 3.0]]
+
+
+def test_numpy_values_are_python_values():
+    plain = {"user": 7, "item": 1.0, "genres": [1, 2], "age": 2.5, "price": 3}
+    typed = {
+        "user": np.int32(7),
+        "item": np.float64(1),
+        "genres": np.array([1, 2]),
+        "age": np.float32(2.5),
+        "price": np.int64(3),
+    }
+    one, other = encode_instances(SCHEMA, [plain]), encode_instances(SCHEMA, [typed])
+    assert (one.categorical_NC == other.categorical_NC).all()
+    assert (one.lists[0].ids_M == other.lists[0].ids_M).all()
+    assert (one.dense_NF == other.dense_NF).all()
+
+
+@pytest.mark.parametrize(
+    ("instance", "reason", "field"),
+    [
+        ([], "wrong_type", None),
+        ({"user": {}}, "wrong_type", "user"),
+        ({"user": 1.5}, "wrong_type", "user"),
+        ({"user": math.nan}, "not_finite", "user"),
+        ({"genres": "a"}, "wrong_type", "genres"),
+        ({"genres": [1, 2, 3, []]}, "wrong_type", "genres"),
+        ({"last": {"a": 1}}, "wrong_type", "last"),
+        ({"age": []}, "wrong_type", "age"),
+        ({"age": ""}, "wrong_type", "age"),
+        ({"age": "1_000"}, "wrong_type", "age"),
+        ({"age": "0x10"}, "wrong_type", "age"),
+        ({"age": "١"}, "wrong_type", "age"),
+        ({"age": "NaN"}, "not_finite", "age"),
+        ({"age": math.inf}, "not_finite", "age"),
+        ({"price": 1e39}, "not_finite", "price"),
+        ({"price": 10**400}, "not_finite", "price"),
+        ({"price": "1e400"}, "not_finite", "price"),
+    ],
+)
+def test_what_cannot_be_encoded_is_named(instance, reason, field):
+    error = refusal(instance)
+    assert (error.reason, error.field) == (reason, field)
+    assert field is None or str(error).startswith(field)
+
+
+def test_texts_are_told_for_hashed_ids_that_are_kept():
+    encoded = InstanceEncoder(SCHEMA).encode({"user": "u", "item": "12", "genres": ["a", "b", "c"], "last": ["x"]})
+    assert isinstance(encoded, EncodedInstance)
+    assert encoded.categorical == [hash_text(b"u"), 12]
+    item = SCHEMA.number("item")
+    assert encoded.texts == [
+        (0, hash_text(b"u"), "u"),
+        (2, hash_text(b"a"), "a"),
+        (2, hash_text(b"b"), "b"),
+        (item, hash_text(b"x"), "x"),
+    ]
+
+
+def test_the_first_overflowing_number_is_where_float32_becomes_infinite():
+    below = math.nextafter(FLOAT32_OVERFLOW, 0)
+    assert math.isfinite(np.float32(below))
+    with np.errstate(over="ignore"):
+        assert np.isinf(np.float32(FLOAT32_OVERFLOW))
+    assert parse_number(below) == below
+    with pytest.raises(EncodeError):
+        parse_number(-FLOAT32_OVERFLOW)
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_every_finite_number_survives_as_text(number):
+    for text in (repr(number), str(Decimal(number)), f"{number:e}"):
+        assert struct.pack("f", parse_number(text)) == struct.pack("f", float(text))
