@@ -77,10 +77,15 @@ class Memory:
         columns = Columns(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
         self.verbs.scatter(self.store, slots_N, columns)
 
+    def occupied(self) -> Int64Array:
+        """The slots that hold a row."""
+        num_rows = self.store.num_slots + self.store.num_overflow
+        slots_N: Int64Array = self.verbs.scan(self.store, 0, num_rows, -1, np.iinfo(np.int64).max)
+        return slots_N
+
     def check(self, known_touched: set[int] | None) -> None:
         """AssertionError where index and rows contradict each other, or a touched slot is not among the known."""
-        num_rows = self.store.num_slots + self.store.num_overflow
-        slots_N = self.verbs.scan(self.store, 0, num_rows, -1, np.iinfo(np.int64).max)
+        slots_N = self.occupied()
         features_N, ids_N = self.verbs.keys_of(self.store, slots_N)
         assert np.array_equal(self.find(features_N, ids_N), slots_N), "a key is not found where it stands"
         assert len(slots_N) == self.num_rows, f"{len(slots_N)} keys stand, {self.num_rows} are counted"

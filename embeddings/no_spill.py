@@ -36,6 +36,9 @@ class NoSpill:
             kinds[[u for u, key in enumerate(keys) if key in self._marks]] = MARK
         return SpilledRows(kinds, Rows.empty(len(ids_U), self.dim, self.state_width))
 
+    def read_all(self) -> Rows:
+        return Rows.empty(0, self.dim, self.state_width)
+
     def open_generation(self) -> int:
         self.generation += 1
         return self.generation - 1

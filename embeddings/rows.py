@@ -68,5 +68,13 @@ class Touched:
     forgotten_features: UInt16Array
     forgotten_ids: Int64Array
 
+    @staticmethod
+    def of(rows: Rows) -> "Touched":
+        """Rows that moved, and nothing forgotten."""
+        nothing = rows.features[:0], rows.ids[:0]
+        return Touched(
+            rows.features, rows.ids, rows.values, rows.states, rows.counts, rows.last_seen, nothing[0], nothing[1]
+        )
+
     def __len__(self) -> int:
         return len(self.ids)

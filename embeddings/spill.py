@@ -35,6 +35,10 @@ class Spill(Protocol):
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows: ...
 
+    def read_all(self) -> Rows:
+        """Every row that a find would give, once."""
+        ...
+
     def open_generation(self) -> int:
         """Begins a new generation; the number of the one that it closes."""
         ...

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from springtide_client.keys import UInt64Array, mix_keys
 
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from embeddings.spill import ROW
 
 Records = npt.NDArray[np.void]
 
@@ -76,6 +77,15 @@ class RecordFormat:
     def values(self, records: Records) -> list[bytes]:
         values: list[bytes] = records.view(f"V{self.dtype.itemsize}").tolist()
         return values
+
+    def live_rows(self, keys: bytes, values: bytes) -> Rows:
+        """Rows of joined keys and records, without the marks."""
+        records = self.parse(values)
+        live = records["kind"] == ROW
+        packed = np.frombuffer(keys, np.uint8).reshape(-1, 10)[live]
+        features_N = np.ascontiguousarray(packed[:, :2]).view(">u2").reshape(-1).astype(np.uint16)
+        ids_N = np.ascontiguousarray(packed[:, 2:]).view(">i8").reshape(-1).astype(np.int64)
+        return self.rows(features_N, ids_N, records[live])
 
     def parse(self, joined: bytes) -> Any:
         return np.frombuffer(joined, self.dtype)

@@ -99,6 +99,18 @@ class RocksSpill:
             missing = missing[~np.concatenate(found)] if found else missing
         return SpilledRows(records_U["kind"].copy(), self._format.rows(features_U, ids_U, records_U))
 
+    def read_all(self) -> Rows:
+        """Waits until all is written; holds every row in memory."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting or self._error is not None or self._closing)
+            self._raise_error()
+        records: dict[bytes, bytes] = {}
+        for generation in self._generations:
+            if generation.database is not None:
+                # read to its end at once: an iterator that outlives its database aborts the process
+                records.update(dict(pair for pair in generation.database.iterator("start", b"", 1)))
+        return self._format.live_rows(b"".join(records), b"".join(records.values()))
+
     def open_generation(self) -> int:
         with self._changed:
             closed = self._generations[-1].number

@@ -183,6 +183,14 @@ class EmbeddingTable:
             self.side.add_marks(features_N, ids_N)
         self._counters["forgotten"] += len(ids_N)
 
+    def export(self) -> Rows:
+        """Every row in memory and in the spill, each key once; not those of the base."""
+        slots_N = self.memory.occupied()
+        resident, _ = self.memory.read(slots_N, *self.verbs.keys_of(self.memory.store, slots_N))
+        spilled = self.spill.read_all()
+        only_there = self.memory.find(spilled.features, spilled.ids) == NO_SLOT
+        return Rows.concatenate([resident, spilled.take(only_there)])
+
     def open_generation(self) -> int:
         """Right after the cut that a base begins with: the number `map_base` wants once that base is there."""
         return self.spill.open_generation()
