@@ -1,0 +1,85 @@
+"""From encoded features to what a model sees: which rows to ask for, and how they become dense inputs.
+
+Plain numpy and the reference: the trainer's differentiable twin is tested to equal it.
+"""
+
+# N samples, C categorical features, P multi_value features, S sequence features, L lists (P + S), T longest sequence,
+# F dense features, D dimension, K keys (every id once per place it stands in), M elements of all lists
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from springtide_client.features import Features
+from springtide_client.keys import Int64Array
+from springtide_client.schema import Schema
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class ModelInputs(NamedTuple):
+    """The arguments of a model's forward, in order; arrays or tensors. Absent kinds have an axis of size 0."""
+
+    categorical: Any  # [N, C, D]
+    pooled: Any  # [N, P, D], the mean of a multi_value list, zeros where it is empty
+    sequence: Any  # [N, S, T, D], padded with zeros on the right, T at least 1
+    sequence_length: Any  # [N, S] int64
+    dense: Any  # [N, F], raw; NaN where missing
+
+
+def lookup_keys(schema: Schema, features: Features) -> tuple[npt.NDArray[np.uint16], Int64Array]:
+    """The keys whose rows the samples need, (features_K, ids_K).
+
+    The categorical ones sample by sample (N * C), then every list of `schema.lists` flat, in that order.
+    """
+    num_samples = len(features)
+    numbers = [schema.number(name) for name in schema.features]
+    num_categorical = len(schema.categorical)
+    counts = [len(ragged.ids_M) for ragged in features.lists]
+    features_K = np.empty(num_samples * num_categorical + sum(counts), np.uint16)
+    start = num_samples * num_categorical
+    features_K[:start].reshape(num_samples, num_categorical)[:] = np.array(numbers[:num_categorical], np.uint16)
+    for number, count in zip(numbers[num_categorical:], counts, strict=True):
+        features_K[start : start + count] = number
+        start += count
+    parts = [features.categorical_NC.reshape(-1), *(ragged.ids_M for ragged in features.lists)]
+    return features_K, np.concatenate(parts).astype(np.int64, copy=False)
+
+
+def assemble(schema: Schema, features: Features, rows_KD: FloatArray) -> ModelInputs:
+    """A model's inputs from the rows of `lookup_keys`, which must hold no NaN (unknown ids have their first value)."""
+    num_samples, num_categorical = features.categorical_NC.shape
+    dim = rows_KD.shape[1]
+    start = num_samples * num_categorical
+    categorical_NCD = rows_KD[:start].reshape(num_samples, num_categorical, dim)
+    num_pooled, num_sequence = len(schema.multi_value), len(schema.sequence)
+    pooled_NPD = np.zeros((num_samples, num_pooled, dim), np.float32)
+    for p, ragged in enumerate(features.lists[:num_pooled]):
+        end = start + len(ragged.ids_M)
+        pooled_NPD[:, p] = _means(rows_KD[start:end], ragged.offsets)
+        start = end
+    sequences = features.lists[num_pooled:]
+    lengths_NS = np.zeros((num_samples, num_sequence), np.int64)
+    for s, ragged in enumerate(sequences):
+        lengths_NS[:, s] = np.diff(ragged.offsets)
+    longest = max(1, int(lengths_NS.max(initial=0)))
+    sequence_NSTD = np.zeros((num_samples, num_sequence, longest, dim), np.float32)
+    for s, ragged in enumerate(sequences):
+        end = start + len(ragged.ids_M)
+        samples_M = np.repeat(np.arange(num_samples), lengths_NS[:, s])
+        places_M = np.arange(len(ragged.ids_M)) - ragged.offsets[samples_M]
+        sequence_NSTD[samples_M, s, places_M] = rows_KD[start:end]
+        start = end
+    return ModelInputs(categorical_NCD, pooled_NPD, sequence_NSTD, lengths_NS, features.dense_NF)
+
+
+def _means(rows_MD: FloatArray, offsets: Int64Array) -> FloatArray:
+    """The mean of each list's rows, float32 (N, D); zeros for an empty one."""
+    lengths_N = np.diff(offsets)
+    means_ND = np.zeros((len(lengths_N), rows_MD.shape[1]), np.float32)
+    filled_N = np.flatnonzero(lengths_N)
+    if len(filled_N):
+        # empty lists add no elements, so the starts of the others cut the rows exactly
+        sums = np.add.reduceat(rows_MD, offsets[:-1][filled_N], axis=0)
+        means_ND[filled_N] = sums / lengths_N[filled_N].astype(np.float32)[:, None]
+    return means_ND
