@@ -1,0 +1,39 @@
+"""What the world may do to a stream: every text is one line and says how to mend it."""
+
+from springtide_client.errors import SpringtideError
+
+
+class StreamError(SpringtideError):
+    """The stream cannot go on as it is."""
+
+
+class WaitingError(StreamError):
+    """Something is absent that may come back by itself: a broker, a topic. Worth waiting for."""
+
+
+class BrokerAbsentError(WaitingError):
+    """Nobody answers at the address."""
+
+
+class TopicAbsentError(WaitingError):
+    """The broker is there, the topic is not."""
+
+
+class TopicResetError(StreamError):
+    """The topic is not the one, or no longer holds the records, that the positions speak of."""
+
+
+class CodecMissingError(StreamError):
+    """Records are compressed by a codec whose library is not installed."""
+
+
+class CorruptBatchError(StreamError):
+    """A record batch does not match its checksum, or contradicts itself."""
+
+
+class ProduceError(StreamError):
+    """A message was not taken by the broker."""
+
+
+class BrokerError(StreamError):
+    """The embedded broker cannot be started."""
