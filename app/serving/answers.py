@@ -54,6 +54,7 @@ class FileAnswer(Response):
             raise ApiError(410, "gone", f"{path.name} was retired", hint) from None
         self._bytes = os.fstat(self._file.fileno()).st_size
         self._etag = etag
+        self.extra_headers: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
@@ -65,6 +66,7 @@ class FileAnswer(Response):
                 "accept-ranges": "bytes",
                 "etag": self._etag,
                 "cache-control": "public, max-age=31536000, immutable",
+                **self.extra_headers,
             }
             if status == 206:
                 headers["content-range"] = f"bytes {start}-{end - 1}/{self._bytes}"

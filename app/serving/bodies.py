@@ -143,6 +143,7 @@ def _read_arrow(body: bytes, max_ids: int) -> Question:
     try:
         table = pyarrow.ipc.open_stream(body).read_all()
         column = table.column("id")
+        column.validate(full=True)
     except (pyarrow.ArrowException, KeyError, ValueError) as error:
         raise bad_request(f"the body is no Arrow stream with a column id: {error}") from None
     _check_number(len(column), max_ids)
@@ -150,7 +151,10 @@ def _read_arrow(body: bytes, max_ids: int) -> Question:
         ids_N = np.ascontiguousarray(column.to_numpy(), dtype=np.int64)
         return Question(ids_N, ids_N)
     values = column.to_pylist()
-    if not (pyarrow.types.is_integer(column.type) or pyarrow.types.is_string(column.type)):
+    kinds = pyarrow.types
+    if values and not (
+        kinds.is_integer(column.type) or kinds.is_string(column.type) or kinds.is_large_string(column.type)
+    ):
         raise invalid(f"the column id is of type {column.type}", "send int64 or string")
     return Question(values, ids_of(values))
 

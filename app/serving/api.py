@@ -1,0 +1,54 @@
+"""The FastAPI application: every route but the hot one, and its own errors in our form."""
+
+from inspect import cleandoc
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from app.serving import bases, embedding_routes, live, order_routes, pages, predict, version_routes
+from app.serving.problems import CODES, ApiError
+from app.serving.service import Service
+
+ABOUT = "Embeddings, predictions and the model itself, moments after the click that changed them."
+
+
+def build_api(service: Service) -> FastAPI:
+    """The application; the docs page is our own, for FastAPI's loads its script from elsewhere."""
+    api = FastAPI(title="Springtide", description=ABOUT, version="1", docs_url=None, redoc_url=None)
+    api.state.service = service
+    for part in (embedding_routes, predict, version_routes, bases, live, order_routes, pages):
+        for route in part.router.routes:
+            if isinstance(route, APIRoute):
+                title_of(route)
+        api.include_router(part.router)
+    api.add_exception_handler(ApiError, _refused)
+    api.add_exception_handler(RequestValidationError, _invalid)
+    api.add_exception_handler(HTTPException, _http)
+    return api
+
+
+def title_of(route: APIRoute) -> None:
+    """A docstring's first line is the route's title in /docs, the rest its text."""
+    if route.endpoint.__doc__:
+        route.summary, _, route.description = cleandoc(route.endpoint.__doc__).partition("\n\n")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return Response(error.body(), error.status, error.headers, "application/json")
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors()]
+    return await _refused(request, ApiError(422, "invalid", "; ".join(faults), "see /docs"))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = CODES.get(error.status_code, "error")
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return await _refused(request, ApiError(error.status_code, code, message, "see /docs", headers=error.headers))

@@ -1,0 +1,202 @@
+"""The server's copy of the model: follows the log in a thread of its own and hands out immutable views.
+
+A request takes one view and keeps it; a swap only changes which view the next request takes.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from springtide_client.errors import SpringtideError
+
+from app.serving.demand import Demand
+from app.serving.freshness import Freshness
+from app.serving.metrics import Metrics
+from app.serving.problems import ApiError, not_ready
+from app.serving.versions import VersionIndex
+
+WAITING = "the log has no version yet: start a trainer on it"
+
+logger = logging.getLogger(__name__)
+
+
+def wall_ms() -> int:
+    """Now, in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Following(Protocol):
+    """What the replica asks of a follower (springtide_client.follower)."""
+
+    @property
+    def view(self) -> Any:
+        """The newest view, or None."""
+
+    def poll(self) -> Any:
+        """Apply what the log has beyond the view; repairs itself."""
+
+    def close(self) -> None: ...
+
+
+class Replica:
+    """Follows the log from the moment it exists; `view` is None until a first version is servable."""
+
+    def __init__(
+        self,
+        follow: Callable[[VersionIndex], Following],
+        *,
+        poll_seconds: float,
+        metrics: Metrics,
+        clock_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        self._follow = follow
+        self._poll_seconds = poll_seconds
+        self._metrics = metrics
+        self._clock_ms = clock_ms
+        self._following: Following | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="springtide-replica", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed = asyncio.Event()
+        self._live_since_ms: int | None = None
+        self.view: Any = None
+        self.reason = WAITING
+        self.num_swaps = 0
+        self.versions = VersionIndex()
+        self.freshness = Freshness()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the server ends: streams end with it."""
+        return self._stopping.is_set()
+
+    def start(self) -> None:
+        """Begin to follow; call inside the event loop that waits for changes."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the following and wake everyone who waits; may be called from the loop, does not block."""
+        self._stopping.set()
+        self._wake()
+
+    def join(self) -> None:
+        """Wait for the thread's end."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout=5.0)
+
+    def staleness_ms(self, view: Any) -> int | None:
+        """Now - complete_until_ms; None before the stream was ever read to its end."""
+        until_ms: int = view.meta.complete_until_ms
+        return max(0, self._clock_ms() - until_ms) if until_ms > 0 else None
+
+    def take(self) -> Any:
+        """The newest view; ApiError 503 before the first."""
+        view = self.view
+        if view is None:
+            raise not_ready(self.reason)
+        return view
+
+    def demand(self, demand: Demand) -> Any:
+        """The newest view, where it satisfies the demand; ApiError 503 with Retry-After where not."""
+        view = self.take()
+        if demand.min_version is not None and view.version < demand.min_version:
+            self._metrics.add("springtide_refused_total", reason="min_version")
+            raise ApiError(
+                503,
+                "version_not_reached",
+                f"version {demand.min_version} is not served yet, the newest is {view.version}",
+                "retry, or wait with /v1/versions/latest?after=",
+                headers={"Retry-After": "1"},
+            )
+        if demand.max_staleness_ms is not None:
+            staleness_ms = self.staleness_ms(view)
+            if staleness_ms is None or staleness_ms > demand.max_staleness_ms:
+                self._metrics.add("springtide_refused_total", reason="max_staleness")
+                age = "of unknown age" if staleness_ms is None else f"{staleness_ms} ms old"
+                raise ApiError(
+                    503,
+                    "too_stale",
+                    f"the newest model is {age}, {demand.max_staleness_ms:g} ms are allowed",
+                    "retry, allow more, or see the trainer's state in /v1/status",
+                    headers={"Retry-After": "1", **self.header_texts(view)},
+                )
+        return view
+
+    def header_texts(self, view: Any) -> dict[str, str]:
+        """The headers that say which version answered, and its age."""
+        staleness_ms = self.staleness_ms(view)
+        texts = {"X-Springtide-Version": str(view.version)}
+        if staleness_ms is not None:
+            texts["X-Springtide-Staleness-Ms"] = str(staleness_ms)
+        return texts
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Return once another version is served, the time is over, or the server ends."""
+        changed = self._changed
+        if self.stopping:
+            return
+        try:
+            await asyncio.wait_for(changed.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._look()
+            except (SpringtideError, OSError, ValueError) as error:
+                self._note(str(error) or type(error).__name__)
+            except Exception as error:
+                # the old view keeps being served: a defect here must not take the server down with it
+                logger.exception("following failed")
+                self._note(f"{type(error).__name__}: {error}")
+            self._stopping.wait(self._poll_seconds)
+        if self._following is not None:
+            self._following.close()
+
+    def _look(self) -> None:
+        if self._following is None:
+            self._following = self._follow(self.versions)
+        self._following.poll()
+        view = self._following.view
+        if view is None:
+            self.reason = WAITING
+        elif self.view is None or view.version != self.view.version:
+            self._swap(view)
+
+    def _swap(self, view: Any) -> None:
+        now_ms = self._clock_ms()
+        self.view = view
+        self.reason = ""
+        self.num_swaps += 1
+        self._metrics.add("springtide_swaps_total")
+        for entry in self.versions.take_new():
+            # what was published before this server could serve says nothing of how fast it follows
+            if self._live_since_ms is not None and entry.created_ms >= self._live_since_ms:
+                self.freshness.observe(entry.record_ms, servable_ms=now_ms)
+        if self._live_since_ms is None:
+            self._live_since_ms = now_ms
+            logger.info("serving", extra={"version": view.version})
+        self._wake()
+
+    def _note(self, reason: str) -> None:
+        if reason != self.reason:
+            logger.warning("the log cannot be followed", extra={"reason": reason})
+        self.reason = reason
+
+    def _wake(self) -> None:
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        try:
+            loop.call_soon_threadsafe(self._flip)
+        except RuntimeError:
+            return  # the loop closed between the look and the call: nobody waits any more
+
+    def _flip(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

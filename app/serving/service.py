@@ -1,0 +1,173 @@
+"""Everything one server process holds, passed to every route."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.serving.bodies import STATUS_NAMES
+from app.serving.config import ServeConfig
+from app.serving.follow import follow_directory
+from app.serving.guard import Guard
+from app.serving.metrics import Metrics
+from app.serving.problems import busy
+from app.serving.replica import Replica, wall_ms
+from app.serving.snapshot import Snapshots
+from app.serving.status import History, TrainerStatus
+from app.serving.tokens import Tokens
+from app.serving.work import Work
+
+SAMPLE_SECONDS = 1.0
+
+
+class Service:
+    """The replica, the trainer's status, the threads and the numbers of one server."""
+
+    def __init__(self, log_path: Path, config: ServeConfig, tokens: Tokens) -> None:
+        self.log_path = log_path
+        self.config = config
+        self.guard = Guard(config, tokens)
+        self.metrics = declare(Metrics())
+        self.replica = Replica(
+            lambda versions: follow_directory(log_path, versions),
+            poll_seconds=config.poll_seconds,
+            metrics=self.metrics,
+        )
+        self.trainer = TrainerStatus(log_path)
+        self.history = History(self.status)
+        self.lookups = Work("lookup", num_threads=2, max_waiting=128)
+        self.predictions = Work("predict", num_threads=2, max_waiting=256)
+        self.scans = Work("scan", num_threads=1, max_waiting=32)
+        self.snapshots = Snapshots(log_path, config)
+        self.num_streams = 0
+        self._started = time.monotonic()
+        self._sampler: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to follow and to sample; call inside the event loop."""
+        self.replica.start()
+        self._sampler = asyncio.create_task(self._sample())
+
+    def stop(self) -> None:
+        """Wake every stream so that it ends; does not block."""
+        self.replica.stop()
+        if self._sampler is not None:
+            self._sampler.cancel()
+
+    def close(self) -> None:
+        """Let go of threads and files; after the event loop's last answer."""
+        self.replica.join()
+        for work in (self.lookups, self.predictions, self.scans):
+            work.close()
+        self.snapshots.close()
+
+    def count_rows(self, status_K: npt.NDArray[np.uint8]) -> None:
+        """Count looked-up rows by their status: an absent row is never silent."""
+        counts = np.bincount(status_K, minlength=len(STATUS_NAMES))
+        for name, count in zip(STATUS_NAMES, counts.tolist(), strict=False):
+            if count:
+                self.metrics.add("springtide_rows_total", count, status=name)
+
+    def status(self) -> dict[str, Any]:
+        """The JSON of /v1/status."""
+        now_ms = wall_ms()
+        status = self.trainer.read(now_ms=now_ms)
+        view = self.replica.view
+        status["published_version"] = status.get("version")
+        if view is not None:
+            status["version"] = view.version
+        status["freshness_ms"] = self.replica.freshness.percentiles(now_ms=now_ms)
+        status["staleness_ms"] = None if view is None else self.replica.staleness_ms(view)
+        status["now_ms"] = now_ms
+        status["server"] = {
+            "version": None if view is None else view.version,
+            "ready": view is not None,
+            "reason": self.replica.reason,
+            "swaps": self.replica.num_swaps,
+            "pid": os.getpid(),
+            "uptime_seconds": round(time.monotonic() - self._started, 1),
+        }
+        return status
+
+    def scrape(self) -> str:
+        """The Prometheus text, its gauges brought up to now."""
+        status, metrics = self.status(), self.metrics
+        fresh = status["freshness_ms"] or {}
+        metrics.set("springtide_version", status.get("version"))
+        metrics.set("springtide_staleness_seconds", _seconds(status["staleness_ms"]))
+        metrics.set("springtide_freshness_seconds", _seconds(fresh.get("p50")), quantile="0.5")
+        metrics.set("springtide_freshness_seconds", _seconds(fresh.get("p99")), quantile="0.99")
+        metrics.set("springtide_ready", float(self.replica.view is not None))
+        metrics.set("springtide_streams", self.num_streams)
+        metrics.set_all("springtide_trainer_state", "state", {str(status.get("trainer")): 1.0})
+        metrics.set("springtide_samples_trained", _number(status.get("samples_trained")))
+        metrics.set("springtide_samples_per_second", _number(status.get("samples_per_second")))
+        positions = {name: place for name, place in (status.get("positions") or {}).items() if isinstance(place, dict)}
+        metrics.set_all(
+            "springtide_lag_records", "partition", _numbers({n: p.get("lag") for n, p in positions.items()})
+        )
+        metrics.set_all("springtide_dead_letters", "reason", _numbers(status.get("dead_letters")))
+        table = status.get("table") or {}
+        metrics.set_all("springtide_table_rows", "tier", _numbers(table.get("rows")))
+        metrics.set_all("springtide_table_bytes", "tier", _numbers(table.get("bytes")))
+        for part in ("whole", "window"):
+            score = (status.get("scores") or {}).get(part) or {}
+            metrics.set("springtide_auc", _number(score.get("auc")), part=part)
+        return metrics.text()
+
+    def enter_stream(self) -> None:
+        """Count one more open stream; ApiError 503 beyond the limit."""
+        if self.num_streams >= self.config.max_streams:
+            raise busy()
+        self.num_streams += 1
+
+    def leave_stream(self) -> None:
+        """The stream ended."""
+        self.num_streams -= 1
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.to_thread(self.history.sample)
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def declare(metrics: Metrics) -> Metrics:
+    """The server's metrics, by name."""
+    metrics.histogram("springtide_http_seconds", "Time until an answer was sent, by route.")
+    metrics.counter("springtide_http_answers_total", "Answers by route and status.")
+    metrics.counter("springtide_rows_total", "Rows looked up, by their status.")
+    metrics.counter("springtide_predictions_total", "Instances scored.")
+    metrics.counter("springtide_swaps_total", "Versions that became servable.")
+    metrics.counter("springtide_refused_total", "Requests whose demand on the version could not be met.")
+    metrics.gauge("springtide_version", "The version that is served.")
+    metrics.gauge("springtide_ready", "Whether a version is served.")
+    metrics.gauge("springtide_staleness_seconds", "Now minus complete_until of the served version.")
+    metrics.gauge("springtide_freshness_seconds", "Record timestamp until servable, over the last minute.")
+    metrics.gauge("springtide_streams", "Open streams and long polls.")
+    metrics.gauge("springtide_trainer_state", "1 for the trainer's state.")
+    metrics.gauge("springtide_samples_trained", "Samples learned since the log began.")
+    metrics.gauge("springtide_samples_per_second", "Samples learned a second.")
+    metrics.gauge("springtide_lag_records", "End of the partition minus what was learned.")
+    metrics.gauge("springtide_dead_letters", "Records that could not be learned, by reason.")
+    metrics.gauge("springtide_table_rows", "Rows by tier.")
+    metrics.gauge("springtide_table_bytes", "Bytes by tier.")
+    metrics.gauge("springtide_auc", "Progressive AUC: each sample scored before it was learned.")
+    return metrics
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    if not isinstance(values, dict):
+        return {}
+    return {str(name): float(value) for name, value in values.items() if isinstance(value, int | float)}
+
+
+def _seconds(value_ms: float | None) -> float | None:
+    return None if value_ms is None else value_ms / 1000

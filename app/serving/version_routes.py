@@ -1,0 +1,110 @@
+"""The versions and the log itself, for those who follow."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from app.serving.answers import with_etag
+from app.serving.follow import LogReader
+from app.serving.problems import gone, not_ready
+from app.serving.service import Service
+from app.serving.versions import VersionEntry
+
+router = APIRouter(tags=["The model"])
+
+MAX_WAIT_SECONDS = 60.0
+BATCH_BYTES = 4 << 20
+
+
+@router.get("/v1/versions")
+async def versions(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    before: Annotated[int | None, Query(ge=0)] = None,
+) -> Response:
+    """Manifests of versions, newest first"""
+    service: Service = request.app.state.service
+    found = service.replica.versions.newest(limit=limit, before=before)
+    following = found[-1].number if len(found) == limit else None
+    document = {"versions": [entry.document() for entry in found], "next_before": following}
+    newest = f"{found[0].checksum:016x}" if found else "none"
+    return with_etag(request, document, f'"{newest}-{limit}-{before}"')
+
+
+@router.get("/v1/versions/latest")
+async def latest(
+    request: Request,
+    after: Annotated[int | None, Query(ge=0)] = None,
+    wait_seconds: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = 0.0,
+) -> Response:
+    """The newest version's manifest
+
+    after=V&wait_seconds=30 waits for a version beyond V; 204 when none came.
+    """
+    service: Service = request.app.state.service
+    replica = service.replica
+    if after is None:
+        view = replica.take()
+        return _manifest(request, service, view.version)
+    service.enter_stream()
+    try:
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            view = replica.view
+            if view is not None and view.version > after:
+                return _manifest(request, service, view.version)
+            left = deadline - time.monotonic()
+            if left <= 0 or replica.stopping:
+                return Response(status_code=204)
+            await replica.wait_for_change(left)
+    finally:
+        service.leave_stream()
+
+
+@router.get("/v1/versions/{v}")
+async def version(request: Request, v: int) -> Response:
+    """One version's manifest; 410 once it is retired"""
+    return _manifest(request, request.app.state.service, v)
+
+
+@router.get("/v1/log")
+async def log(request: Request, after: Annotated[int, Query(ge=0)]) -> Response:
+    """Version records after V, as they are in the log, for as long as the asker listens; 410 where V is not in it"""
+    service: Service = request.app.state.service
+    if service.replica.view is None:
+        raise not_ready(service.replica.reason)
+    service.enter_stream()
+    try:
+        reader = await asyncio.to_thread(LogReader.after, service.log_path, after)
+        if reader is None:
+            raise gone(after, service.replica.versions.oldest)
+    except BaseException:
+        service.leave_stream()
+        raise
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_frames(service, reader), media_type="application/octet-stream", headers=headers)
+
+
+async def _frames(service: Service, reader: LogReader) -> AsyncIterator[bytes]:
+    try:
+        while not service.replica.stopping:
+            frames = await asyncio.to_thread(reader.read, BATCH_BYTES)
+            if frames is None:
+                return  # what was sent is no longer part of the log: the follower must start again
+            for frame in frames:
+                yield frame
+            if not frames:
+                await service.replica.wait_for_change(5.0)
+    finally:
+        service.leave_stream()
+
+
+def _manifest(request: Request, service: Service, number: int) -> Response:
+    entry: VersionEntry | None = service.replica.versions.find(number)
+    if entry is None:
+        raise gone(number, service.replica.versions.oldest)
+    return with_etag(request, entry.document(), entry.etag, {"X-Springtide-Version": str(number)})

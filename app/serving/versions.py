@@ -1,0 +1,96 @@
+"""The versions this server has seen pass: what each was, without its tensors."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAX_VERSIONS = 100_000
+COUNT_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class VersionEntry:
+    """One version: its place in the log, and what its record says of it."""
+
+    number: int
+    parent: int
+    checksum: int
+    created_ms: int
+    record_ms: Sequence[int]
+    facts: dict[str, Any]
+
+    @property
+    def etag(self) -> str:
+        return f'"{self.checksum:016x}"'
+
+    def document(self) -> dict[str, Any]:
+        """The manifest that HTTP shows; checksums as hexadecimal text, for JSON's numbers are too short."""
+        epoch, count = self.number >> COUNT_BITS, self.number & (2**COUNT_BITS - 1)
+        return {
+            "version": self.number,
+            "name": f"{epoch}.{count}",
+            "epoch": epoch,
+            "count": count,
+            "parent": f"{self.parent:016x}",
+            "checksum": f"{self.checksum:016x}",
+            "created_ms": self.created_ms,
+            **self.facts,
+        }
+
+
+class VersionIndex:
+    """The newest versions in order; written by the following thread, read by all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: list[VersionEntry] = []
+        self._places: dict[int, VersionEntry] = {}
+        self._new: list[VersionEntry] = []
+
+    def add(self, entry: VersionEntry) -> None:
+        """A version was applied; one that is not beyond the last starts the index anew (a repair from a base)."""
+        with self._lock:
+            if entry.number in self._places:
+                return
+            if self._entries and entry.number <= self._entries[-1].number:
+                self._entries = [known for known in self._entries if known.number < entry.number]
+            self._entries.append(entry)
+            self._new.append(entry)
+            if len(self._entries) > MAX_VERSIONS:
+                del self._entries[: MAX_VERSIONS // 10]
+            if len(self._entries) != len(self._places) + 1:
+                self._places = {known.number: known for known in self._entries}
+            self._places[entry.number] = entry
+
+    def take_new(self) -> list[VersionEntry]:
+        """The versions added since the last call."""
+        with self._lock:
+            new, self._new = self._new, []
+        return new
+
+    def find(self, number: int) -> VersionEntry | None:
+        """The version of that number."""
+        with self._lock:
+            return self._places.get(number)
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest number at hand."""
+        with self._lock:
+            return self._entries[0].number if self._entries else None
+
+    def newest(self, *, limit: int, before: int | None = None) -> list[VersionEntry]:
+        """Up to `limit` versions, newest first, all below `before`."""
+        with self._lock:
+            end = len(self._entries)
+            if before is not None:
+                low, high = 0, end
+                while low < high:
+                    middle = (low + high) // 2
+                    if self._entries[middle].number < before:
+                        low = middle + 1
+                    else:
+                        high = middle
+                end = low
+            return self._entries[max(0, end - limit) : end][::-1]
