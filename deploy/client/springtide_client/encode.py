@@ -27,7 +27,7 @@ _NOT_FINITE_TEXT = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 
 
 class EncodedInstance(NamedTuple):
-    """One instance in the schema's order; `texts` are (feature number, id, text) of every id that is a hash."""
+    """One instance in the schema's order; `texts`: (feature number, id, text) of each hashed id."""
 
     categorical: list[int]
     lists: list[list[int]]
@@ -199,14 +199,8 @@ def _ids(value: Any, number: int, kept: slice, texts: list[tuple[int, int, str]]
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
         raise EncodeError("wrong_type", f"a list is wanted, not {type(value).__name__}")
-    found: list[tuple[int, int, str]] = []
-    # elements beyond the limit are checked too, so that a record is good or bad whatever the limit
-    ids = [_id(element, number, found) for element in value if element is not None]
-    kept_ids = ids[kept]
-    if found:
-        alive = set(kept_ids)
-        texts.extend(text for text in found if text[1] in alive)
-    return kept_ids
+    # elements beyond the limit are checked and told too, so that a record is good or bad whatever the limit
+    return [_id(element, number, texts) for element in value if element is not None][kept]
 
 
 def _in_field(error: EncodeError, name: str) -> EncodeError:

@@ -103,7 +103,7 @@ def test_what_cannot_be_encoded_is_named(instance, reason, field):
     assert field is None or str(error).startswith(field)
 
 
-def test_texts_are_told_for_hashed_ids_that_are_kept():
+def test_texts_are_told_for_all_hashed_ids():
     encoded = InstanceEncoder(SCHEMA).encode({"user": "u", "item": "12", "genres": ["a", "b", "c"], "last": ["x"]})
     assert isinstance(encoded, EncodedInstance)
     assert encoded.categorical == [hash_text(b"u"), 12]
@@ -112,6 +112,7 @@ def test_texts_are_told_for_hashed_ids_that_are_kept():
         (0, hash_text(b"u"), "u"),
         (2, hash_text(b"a"), "a"),
         (2, hash_text(b"b"), "b"),
+        (2, hash_text(b"c"), "c"),
         (item, hash_text(b"x"), "x"),
     ]
 

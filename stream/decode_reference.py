@@ -1,0 +1,63 @@
+"""The slow path of decoding, which is also the law: one record's bytes by msgspec and the reference encoder."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from springtide_client.encode import EncodedInstance, InstanceEncoder, Sample, parse_sample
+from springtide_client.errors import EncodeError
+from springtide_client.schema import Schema
+
+
+class ReferenceDecoder:
+    """Decodes one record at a time, every case."""
+
+    def __init__(self, schema: Schema, *, max_message_bytes: int, max_future_seconds: float) -> None:
+        self.schema = schema
+        self.max_message_bytes = max_message_bytes
+        self.max_future_seconds = max_future_seconds
+        self.encoder = InstanceEncoder(schema)
+
+    def decode(self, value: bytes | None, record_ms: int, now_ms: int) -> tuple[Sample, EncodedInstance]:
+        """What the record says; EncodeError, with the dead letter's reason, where it cannot be learned."""
+        if value is None:
+            raise EncodeError("empty", "the record has no value")
+        if len(value) > self.max_message_bytes:
+            raise EncodeError("too_large", f"{len(value)} bytes are more than max_message_bytes")
+        record = load_object(value)
+        sample = parse_sample(
+            self.schema, record, record_ms=record_ms, now_ms=now_ms, max_future_seconds=self.max_future_seconds
+        )
+        return sample, self.encoder.encode(record)
+
+
+def load_object(value: bytes) -> Mapping[str, Any]:
+    """A JSON object; of equal keys the last counts. EncodeError `bad_json`, `not_finite` or `wrong_type`."""
+    try:
+        record = msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if _has_not_finite(value):
+            raise EncodeError("not_finite", "a number is NaN, infinite or too large") from None
+        raise EncodeError("bad_json", str(error)) from None
+    if not isinstance(record, dict):
+        raise EncodeError("wrong_type", f"a record is an object of fields, not {type(record).__name__}")
+    return record
+
+
+def _has_not_finite(value: bytes) -> bool:
+    """Whether nothing but NaN, Infinity or a number beyond float64 keeps this from being JSON."""
+    found = False
+
+    def parse(text: str) -> float:
+        nonlocal found
+        number = float(text)
+        found = found or not math.isfinite(number)
+        return number
+
+    try:
+        json.loads(value.decode(), parse_constant=parse, parse_float=parse)
+    except (ValueError, RecursionError):
+        return False
+    return found
