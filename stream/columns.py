@@ -1,6 +1,7 @@
 """The nouns that leave this room: Columns (a decoded poll) and Batch (what is learned at once). Plain arrays."""
 
 # N samples, L labels
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,6 +48,8 @@ class Columns:
     dead: tuple[DeadLetter, ...]  # by partition and offset
     end: dict[Partition, int]  # the offset after everything that this holds, dead letters and gaps included
     texts: Texts
+    # changes when a topic of the same name is made anew and offsets begin at 0 again; empty where the broker has none
+    topic_ids: Mapping[Partition, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels_NL)
@@ -64,6 +67,8 @@ class Batch:
     positions: dict[Partition, int]  # next offset to read, of every partition that this batch moves
     dead: tuple[DeadLetter, ...] = ()  # the dead letters that these positions pass
     texts: list[Texts] = field(default_factory=list)
+    topic_ids: dict[Partition, str] = field(default_factory=dict)  # of the partitions in positions, where known
+    watermarks: dict[Partition, int] = field(default_factory=dict)  # the latest event time learned of each, ms
 
     def __len__(self) -> int:
         return len(self.labels_NL)

@@ -1,0 +1,33 @@
+"""The event clock: how far the world's time has come, by the records' own timestamps. Knows no wall clock."""
+
+from collections.abc import Collection, Mapping
+
+from stream.columns import Partition
+
+
+class EventClock:
+    """The minimum over the partitions of the latest event time seen; it never goes back.
+
+    Moved by what has been learned, batch by batch, so a replay of the same stream gives the same times. Timestamps
+    too far in the future never get here: they are dead letters (else one record from the year 3000 expires a table).
+    """
+
+    def __init__(self, now_ms: int = 0, watermarks: Mapping[Partition, int] | None = None) -> None:
+        self.now_ms = now_ms
+        self.watermarks: dict[Partition, int] = dict(watermarks or {})
+
+    def observe(
+        self, watermarks: Mapping[Partition, int], *, idle: Collection[Partition] = (), limit_ms: int | None = None
+    ) -> int:
+        """Move by a batch's watermarks; returns the time.
+
+        Partitions that are `idle` (read to their end, nothing new for a while) do not hold the others back. The clock
+        stays at or below `limit_ms`: wall time plus what is allowed to be in the future.
+        """
+        for partition, event_ms in watermarks.items():
+            self.watermarks[partition] = max(self.watermarks.get(partition, event_ms), event_ms)
+        awake = [event_ms for partition, event_ms in self.watermarks.items() if partition not in idle]
+        if awake:
+            time_ms = min(awake) if limit_ms is None else min(*awake, limit_ms)
+            self.now_ms = max(self.now_ms, time_ms)
+        return self.now_ms
