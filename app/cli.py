@@ -1,0 +1,130 @@
+"""The `springtide` command: finds the subcommand, turns errors into one line and an exit code.
+
+Imports nothing heavy: a command brings its own parts in when it runs.
+"""
+
+import argparse
+import difflib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+from app.errors import UserError
+
+COMMANDS = (
+    "demo",
+    "run",
+    "train",
+    "merge",
+    "serve",
+    "broker",
+    "check",
+    "replay",
+    "simulate",
+    "forget",
+    "versions",
+    "bench",
+)
+
+
+class Command(Protocol):
+    """What a module in app/commands offers."""
+
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, arguments: argparse.Namespace) -> int: ...
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse whose errors are one line with the mend."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see: {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the process's exit code: 0 done, 1 the world's fault, 2 the user's."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in argv
+    argv = [word for word in argv if word != "--debug"]  # may stand anywhere
+    try:
+        arguments = build_parser().parse_args(suggest(argv))
+        set_up_logging(debug)
+        command: Command = importlib.import_module(f"app.commands.{arguments.command}")
+        return command.run(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # the reader of our output left; nothing may be flushed into it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        return report(error)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = Parser(prog="springtide", description="Keeps a recommender alive: learns from each click within moments.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    for name in COMMANDS:
+        command: Command = importlib.import_module(f"app.commands.{name}")
+        child = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
+        child.add_argument("--config", metavar="FILE", help="the configuration (default: ./springtide.toml)")
+        child.add_argument("--debug", action="store_true", help="errors with their traceback")
+        command.add_arguments(child)
+    return parser
+
+
+def suggest(argv: list[str]) -> list[str]:
+    """The arguments as they are; UserError names the nearest command where the given one is unknown."""
+    first = next((word for word in argv if not word.startswith("-")), None)
+    if argv and first == argv[0] and first not in COMMANDS:
+        near = difflib.get_close_matches(first, COMMANDS, n=1)
+        mend = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
+        raise UserError(f"no command {first!r}: {mend}")
+    return argv
+
+
+def set_up_logging(debug: bool) -> None:
+    """Events to stderr, one line each."""
+    from app.event_lines import EventLines
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(EventLines())
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True)
+    for noisy in ("kafka", "uvicorn", "uvicorn.access", "numba", "asyncio", "httpx", "torch"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    # a broker that is away is told once, by our own state; the client library would repeat it several times a second
+    logging.getLogger("kafka").setLevel(logging.INFO if debug else logging.CRITICAL)
+
+
+def report(error: Exception) -> int:
+    """Say in one line what went wrong; returns the exit code."""
+    if isinstance(error, UserError):
+        print(f"springtide: {one_line(error)}", file=sys.stderr)
+        return 2
+    if is_of_the_world(error):
+        print(f"springtide: {one_line(error)}", file=sys.stderr)
+        return 1
+    name = type(error).__name__
+    print(f"springtide: {name}: {one_line(error)} (a bug; --debug shows where)", file=sys.stderr)
+    return 1
+
+
+def is_of_the_world(error: Exception) -> bool:
+    """Whether the text of the error was written for the user of the program."""
+    from springtide_client.errors import SpringtideError
+
+    return isinstance(error, (SpringtideError, OSError))
+
+
+def one_line(error: Exception) -> str:
+    """The error's text without line breaks."""
+    return " ".join(str(error).split())

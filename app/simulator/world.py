@@ -1,0 +1,179 @@
+"""Users, items and what they like of each other: a function of the seed and the time."""
+
+# N impressions, U users, I item slots, S segments, G categories, R rank of a preference
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from app.simulator.config import SimulatorConfig
+from app.simulator.drift import Drift
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+RANK = 3
+STILL_RANK = 2
+NUM_TAGS_OF_AN_ITEM = 3
+
+# standard deviations of the parts of the logit
+BASE = -0.9
+DRIFTING = 1.25  # segment x category, the part that moves
+COUNTRY_TAGS = 0.35  # country x the item's tags
+DEVICE_PLACEMENT = 0.3
+PRICE = 0.45  # the segment's feeling about the price
+USER, ITEM, PLACEMENT = 0.25, 0.25, 0.35  # what a field alone tells
+AFFINITY = 0.15  # one user and one item: nobody can learn this in time
+
+
+@dataclass(frozen=True)
+class Impressions:
+    """What was shown to whom; attributes as plain arrays."""
+
+    user_N: Ints
+    segment_N: Ints
+    country_N: Ints
+    device_N: Ints
+    placement_N: Ints
+    item_N: Ints
+    category_N: Ints
+    publisher_N: Ints
+    tags_NT: Ints  # -1 where an item has fewer
+    price_N: Floats
+    item_age_hours_N: Floats
+    probability_N: Floats
+
+
+class World:
+    """Draws impressions and knows the probability of each click."""
+
+    def __init__(self, config: SimulatorConfig) -> None:
+        self.config = config
+        random = np.random.default_rng((config.seed, 1))
+        self._user_cdf = zipf_cdf(config.num_users, config.user_exponent)
+        self._slot_cdf = zipf_cdf(config.num_items, config.item_exponent)
+        self._segment_U = random.integers(0, config.num_segments, config.num_users)
+        self._country_U = np.searchsorted(zipf_cdf(config.num_countries, 1.0), random.random(config.num_users))
+        self._user_U = random.standard_normal(config.num_users)
+        self._lifetime_ms = 60_000 / config.replaced_per_minute if config.replaced_per_minute else np.inf
+        self._birth_I = random.random(config.num_items)  # as a part of a lifetime
+        self._category_GR = unit_rows(random, config.num_categories, RANK)
+        self._country_CR = unit_rows(random, config.num_countries, STILL_RANK)
+        self._tag_TR = random.standard_normal((config.num_tags, STILL_RANK))
+        self._device_DP = random.standard_normal((config.num_devices, config.num_placements))
+        self._placement_P = standardize(random.standard_normal(config.num_placements))
+        self._price_S = standardize(random.standard_normal(config.num_segments))
+        self._drift = Drift(
+            (config.num_segments, RANK), seed=config.seed + 1, half_life_seconds=config.half_life_seconds
+        )
+
+    def items_at(self, slots_N: Ints, now_ms: int) -> tuple[Ints, Floats]:
+        """The ids now living in the slots, and their ages in hours. A slot's item is replaced once a lifetime."""
+        if not np.isfinite(self._lifetime_ms):
+            return slots_N, np.full(len(slots_N), now_ms / 3.6e6 % 1000)
+        lives_N = now_ms / self._lifetime_ms + self._birth_I[slots_N]
+        generation_N = np.floor(lives_N).astype(np.int64)
+        age_hours_N = (lives_N - generation_N) * self._lifetime_ms / 3.6e6
+        return generation_N * self.config.num_items + slots_N, age_hours_N
+
+    def draw(self, num: int, now_ms: int, random: np.random.Generator) -> Impressions:
+        """So many impressions at a time, with the probability of a click on each."""
+        config = self.config
+        user_N = np.searchsorted(self._user_cdf, random.random(num))
+        item_N, age_N = self.items_at(np.searchsorted(self._slot_cdf, random.random(num)), now_ms)
+        device_N = random.integers(0, config.num_devices, num)
+        placement_N = random.integers(0, config.num_placements, num)
+        segment_N, country_N = self._segment_U[user_N], self._country_U[user_N]
+        traits = Traits(item_N, config)
+        like_SG = self.preferences(now_ms)
+        price_S, tag_CT = self._price_S, self._still_preferences()
+        logit_N = (
+            BASE
+            + DRIFTING * like_SG[segment_N, traits.category_N]
+            + COUNTRY_TAGS * mean_of_tags(tag_CT, country_N, traits.tags_NT)
+            + DEVICE_PLACEMENT * self._device_DP[device_N, placement_N]
+            + PRICE * price_S[segment_N] * traits.price_z_N
+            + USER * self._user_U[user_N]
+            + ITEM * traits.quality_N
+            + PLACEMENT * self._placement_P[placement_N]
+            + AFFINITY * hash_normal(user_N * 1_000_003 + item_N, config.seed + 7)
+        )
+        return Impressions(
+            user_N=user_N,
+            segment_N=segment_N,
+            country_N=country_N,
+            device_N=device_N,
+            placement_N=placement_N,
+            item_N=item_N,
+            category_N=traits.category_N,
+            publisher_N=traits.publisher_N,
+            tags_NT=traits.tags_NT,
+            price_N=np.asarray(np.exp(2.5 + 0.8 * traits.price_z_N).round(2), dtype=np.float64),
+            item_age_hours_N=np.round(age_N, 4),
+            probability_N=1.0 / (1.0 + np.exp(-logit_N)),
+        )
+
+    def preferences(self, now_ms: int) -> Floats:
+        """What each segment thinks of each category now: unit variance, and no field alone tells anything."""
+        like_SG = self._drift.at(now_ms) @ self._category_GR.T
+        like_SG = like_SG - like_SG.mean(axis=0) - like_SG.mean(axis=1)[:, None] + like_SG.mean()
+        return np.asarray(like_SG / like_SG.std())
+
+    def _still_preferences(self) -> Floats:
+        tag_CT = self._country_CR @ self._tag_TR.T
+        return np.asarray((tag_CT - tag_CT.mean(axis=0)) / tag_CT.std())
+
+
+class Traits:
+    """What an item is, by its id alone: a new id is a new item."""
+
+    def __init__(self, item_N: Ints, config: SimulatorConfig) -> None:
+        seed = config.seed
+        self.category_N = (hash_uniform(item_N, seed + 11) * config.num_categories).astype(np.int64)
+        self.publisher_N = (hash_uniform(item_N, seed + 12) ** 2 * config.num_publishers).astype(np.int64)
+        self.quality_N = hash_normal(item_N, seed + 13)
+        self.price_z_N = hash_normal(item_N, seed + 14)
+        num_tags_N = 1 + (hash_uniform(item_N, seed + 15) * NUM_TAGS_OF_AN_ITEM).astype(np.int64)
+        tags = [(hash_uniform(item_N, seed + 20 + t) * config.num_tags).astype(np.int64) for t in range(3)]
+        self.tags_NT = np.where(np.arange(3) < num_tags_N[:, None], np.stack(tags, axis=1), -1)
+
+
+def mean_of_tags(like_CT: Floats, country_N: Ints, tags_NT: Ints) -> Floats:
+    """The country's mean liking of an item's tags, scaled to unit variance whatever their number."""
+    has_NT = tags_NT >= 0
+    total_N = (like_CT[country_N[:, None], np.maximum(tags_NT, 0)] * has_NT).sum(axis=1)
+    return np.asarray(total_N / np.sqrt(has_NT.sum(axis=1)))
+
+
+def zipf_cdf(num: int, exponent: float) -> Floats:
+    """The cumulative weights of ranks 1..num under Zipf's law."""
+    weights = np.arange(1, num + 1, dtype=np.float64) ** -exponent
+    total: Floats = np.cumsum(weights / weights.sum())
+    total[-1] = 1.0
+    return total
+
+
+def unit_rows(random: np.random.Generator, num: int, rank: int) -> Floats:
+    """Random directions."""
+    rows = random.standard_normal((num, rank))
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def standardize(values: Floats) -> Floats:
+    """Mean 0, variance 1."""
+    return np.asarray((values - values.mean()) / values.std())
+
+
+def hash_uniform(ids_N: Ints, seed: int) -> Floats:
+    """A number in [0, 1) per id (splitmix64)."""
+    x = ids_N.astype(np.uint64) + np.uint64((seed * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(31))
+    return np.asarray((x >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def hash_normal(ids_N: Ints, seed: int) -> Floats:
+    """A standard normal per id (Box-Muller)."""
+    radius = np.sqrt(-2.0 * np.log1p(-hash_uniform(ids_N, 2 * seed)))
+    return np.asarray(radius * np.cos(2.0 * np.pi * hash_uniform(ids_N, 2 * seed + 1)))
