@@ -60,6 +60,7 @@ class Lookup:
             table.release(self.score)
 
     def __del__(self) -> None:
-        # a table that is gone has nothing to hold; this also runs while the interpreter ends
-        if getattr(self, "_table", None) is not None:
-            self.release()
+        # the collector may run this in any thread and amid any call: the table is only told
+        table = getattr(self, "_table", None)
+        if table is not None:
+            table.abandon(self.score)

@@ -1,6 +1,7 @@
 """The resident tier: which keys have a slot, which of them must stay, and what leaves when room is needed."""
 
 # U unique keys, N some of them, V victims
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -26,16 +27,30 @@ class Memory:
         self.num_overflowed = 0
         self.erasures = 0  # a lookup that is older than the newest one looks where its rows are
         self._held: set[int] = set()  # the scores of lookups not yet released
+        self._abandoned: deque[int] = deque()  # of those, the lookups that were dropped since
 
     def hold(self) -> int:
         """A new tick of the clock: rows that get its score stay until it is released."""
+        self.settle()
         self.clock += 1
         self._held.add(self.clock)
         return self.clock
 
     def release(self, score: int) -> None:
         """Lets go of a lookup's rows; those in the overflow area leave at once, as evictions do."""
-        self._held.discard(score)
+        self._abandoned.append(score)
+        self.settle()
+
+    def abandon(self, score: int) -> None:
+        """A release that takes place later; safe from any thread at any time."""
+        self._abandoned.append(score)
+
+    def settle(self) -> None:
+        """Makes good the releases that were only announced."""
+        if not self._abandoned:
+            return
+        while self._abandoned:
+            self._held.discard(self._abandoned.popleft())
         slots_V = self.verbs.overflow(self.store, min(self._held, default=self.clock + 1))
         if len(slots_V):
             self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V))

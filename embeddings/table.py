@@ -129,6 +129,10 @@ class EmbeddingTable:
         """For lookups: their rows may leave from now on."""
         self.memory.release(score)
 
+    def abandon(self, score: int) -> None:
+        """For lookups nobody holds any more: their rows may leave with the next call."""
+        self.memory.abandon(score)
+
     def find(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, npt.NDArray[np.uint8]]:
         """The rows, NaN where there is none, and their status (0 known, 1 unknown, 3 forgotten); creates nothing."""
         features_K, ids_K, times_K = _keys(features_K, ids_K, ids_K)

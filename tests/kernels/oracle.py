@@ -1,0 +1,101 @@
+"""The verbs in plain Python, one key at a time: what every twin must equal. Slow, and short enough to be believed."""
+
+# K keys of a batch, U unique keys, D dimension
+from typing import Any
+
+import numpy as np
+from springtide_client.first_values import first_values
+from springtide_client.keys import mix64
+
+MASK = 0xFFFF_FFFF_FFFF_FFFF
+GOLDEN = 0x9E37_79B9_7F4A_7C15
+
+Key = tuple[int, int]
+
+
+def mixed(key: Key) -> int:
+    return mix64((key[1] & MASK) ^ (key[0] * GOLDEN & MASK))
+
+
+def unique(keys: list[Key], times: list[int]) -> tuple[list[Key], list[int], list[int], list[int]]:
+    """Unique keys in order of first occurrence, inverse, occurrences, newest times."""
+    found: dict[Key, int] = {}
+    inverse = [found.setdefault(key, len(found)) for key in keys]
+    occurrences = [inverse.count(u) for u in range(len(found))]
+    newest = [max(t for t, v in zip(times, inverse, strict=True) if v == u) for u in range(len(found))]
+    return list(found), inverse, occurrences, newest
+
+
+class Index:
+    """Buckets as lists of {key: score}; which keys stand where, and which must go."""
+
+    def __init__(self, num_slots: int, width: int, num_overflow: int) -> None:
+        self.width, self.num_overflow = width, num_overflow
+        self.buckets: list[dict[Key, int]] = [{} for _ in range(num_slots // width)]
+        self.overflow: dict[Key, int] = {}
+
+    def bucket(self, key: Key) -> dict[Key, int]:
+        return self.buckets[(mixed(key) >> 32) * len(self.buckets) >> 32]
+
+    def find(self, key: Key) -> bool:
+        return key in self.bucket(key) or key in self.overflow
+
+    def find_or_insert(self, keys: list[Key], score: int, protect_from: int) -> tuple[list[Key], list[Key], list[Key]]:
+        """New keys, victims, keys without any room."""
+        missing = [key for key in keys if not self.find(key)]
+        for key in keys:
+            if key not in missing:
+                (self.overflow if key in self.overflow else self.bucket(key))[key] = score
+        new, victims, homeless = [], [], []
+        for key in missing:
+            bucket = self.bucket(key)
+            weak = sorted((old, mixed(k), k) for k, old in bucket.items() if old < protect_from)
+            if len(bucket) == self.width and weak:
+                victims.append(weak[0][2])
+                del bucket[weak[0][2]]
+            if len(bucket) < self.width:
+                bucket[key] = score
+            elif len(self.overflow) < self.num_overflow:
+                self.overflow[key] = score
+            else:
+                homeless.append(key)
+                continue
+            new.append(key)
+        return new, victims, homeless
+
+    def erase(self, key: Key) -> None:
+        self.bucket(key).pop(key, None)
+        self.overflow.pop(key, None)
+
+    def keys(self) -> set[Key]:
+        return {key for bucket in self.buckets for key in bucket} | set(self.overflow)
+
+
+class Row:
+    """One row: its value, its state and what is known of it."""
+
+    def __init__(self, key: Key, *, dim: int, seed: int, scale: float) -> None:
+        features, ids = np.array([key[0]], np.uint16), np.array([key[1]], np.int64)
+        self.value: Any = first_values(features, ids, dim=dim, seed=seed, scale=scale)[0]
+        self.state, self.count, self.last_seen = np.float32(0), 0, 0
+
+    def update(self, grads: list[Any], last_seen: int, lr: float, eps: float) -> None:
+        """Sums the gradients in their order, then one step of row-wise Adagrad, in float32 all the way."""
+        total = grads[0].copy()
+        for grad in grads[1:]:
+            total += grad
+        self.count, self.last_seen = self.count + len(grads), max(self.last_seen, last_seen)
+        squares = sum_of_squares(total)
+        if np.isfinite(squares):
+            self.state = np.float32(self.state + squares / np.float32(len(total)))
+            self.value = self.value - np.float32(lr) / (np.sqrt(self.state) + np.float32(eps)) * total
+
+
+def sum_of_squares(total: Any) -> np.float32:
+    """In eight lanes, added pairwise."""
+    lanes = [np.float32(0)] * 8
+    with np.errstate(over="ignore", invalid="ignore"):
+        for d, element in enumerate(total):
+            lanes[d % 8] = np.float32(lanes[d % 8] + element * element)
+        a, b, c, e = (np.float32(lanes[j] + lanes[j + 4]) for j in range(4))
+        return np.float32((a + c) + (b + e))
