@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Query, Request
 
-LogDirectory = None
+from springtide_client.log_directory import LogDirectory
 from starlette.responses import Response
 
 from app.serving.answers import FileAnswer, with_etag

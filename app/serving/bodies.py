@@ -25,7 +25,7 @@ STATUS_NAMES = ("known", "unknown", "not_admitted", "forgotten")
 class Question:
     """The ids asked for: as sent, and as the table knows them."""
 
-    sent: Sequence[Any]
+    sent: Sequence[Any] | npt.NDArray[np.int64]
     ids_N: npt.NDArray[np.int64]
     max_staleness_ms: float | None = None
 

@@ -1,13 +1,15 @@
 """One row, by GET, and its neighbors. (Many rows, by POST, are answered by the front.)"""
 
-from typing import Annotated, Any
+from typing import Annotated
 
+import numpy as np
 from fastapi import APIRouter, Query, Request
 from springtide_client.keys import INT64_MAX, INT64_MIN, is_canonical_decimal
 
 from app.serving.answers import JsonAnswer
 from app.serving.bodies import STATUS_NAMES, ids_of
 from app.serving.demand import read_demand
+from app.serving.model_view import ModelView
 from app.serving.neighbors import METRICS, find_neighbors
 from app.serving.problems import ApiError, invalid, no_such_feature
 from app.serving.service import Service
@@ -58,7 +60,8 @@ async def neighbors(
     row_id, sent = read_id(id)
     found = await service.scans.run(lambda: find_neighbors(view, number, row_id, k=k, metric=metric))
     if found is None:
-        raise _absent(view, feature, sent, _status_name(view, number, row_id), headers)
+        _, status_1 = view.lookup(number, np.array([row_id], dtype=np.int64))
+        raise _absent(view, feature, sent, STATUS_NAMES[status_1[0]], headers)
     document = {"feature": feature, "id": sent, "version": view.version, "metric": metric, "neighbors": found}
     return JsonAnswer(document, headers=headers)
 
@@ -82,23 +85,24 @@ def _row(request: Request, feature: str, text: str) -> JsonAnswer:
     headers = service.replica.header_texts(view)
     number = _number(view, feature)
     row_id, sent = read_id(text)
-    info = view.row_info(number, row_id)
-    service.metrics.add("springtide_rows_total", status=info["status"])
-    if info["status"] != "known":
-        raise _absent(view, feature, sent, info["status"], headers)
+    rows_1D, status_1 = view.lookup(number, np.array([row_id], dtype=np.int64))
+    service.count_rows(status_1)
+    if status_1[0] != 0:
+        raise _absent(view, feature, sent, STATUS_NAMES[status_1[0]], headers)
+    count, last_seen_ms = view.facts(number, row_id)
     document = {
         "feature": feature,
         "id": sent,
         "status": "known",
-        "vector": info["vector"],
-        "count": info["count"],
-        "last_seen_ms": info["last_seen_ms"],
+        "vector": rows_1D[0].tolist(),
+        "count": count,
+        "last_seen_ms": last_seen_ms,
         "version": view.version,
     }
     return JsonAnswer(document, headers=headers)
 
 
-def _number(view: Any, feature: str) -> int:
+def _number(view: ModelView, feature: str) -> int:
     try:
         number: int = view.schema.number(feature)
     except KeyError:
@@ -106,13 +110,7 @@ def _number(view: Any, feature: str) -> int:
     return number
 
 
-def _status_name(view: Any, number: int, row_id: int) -> str:
-    status: str = view.row_info(number, row_id)["status"]
-    return status
-
-
-def _absent(view: Any, feature: str, sent: int | str, status: str, headers: dict[str, str]) -> ApiError:
-    assert status in STATUS_NAMES
+def _absent(view: ModelView, feature: str, sent: int | str, status: str, headers: dict[str, str]) -> ApiError:
     return ApiError(
         404,
         status,

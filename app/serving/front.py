@@ -85,18 +85,18 @@ class Front:
         body = await _read_body(receive, service.config.max_body_bytes)
         question = read_question(asked, body, service.config.max_ids)
         view = service.replica.demand(read_demand(headers).tightened(question.max_staleness_ms))
-        schema = service.replica.schema
+        schema = view.schema
         if feature not in schema.features:
             raise no_such_feature(feature, schema.features)
-        if RAW in (asked.name, form.name) and service.replica.has_texts(view, schema.number(feature)):
+        number = schema.number(feature)
+        if RAW in (asked.name, form.name) and view.has_texts(number):
             hint = "use application/json, application/msgpack or application/vnd.apache.arrow.stream"
             raise ApiError(
                 415, "unsupported_media_type", f"the ids of {feature} are texts: raw int64 will not do", hint
             )
-        number = schema.number(feature)
 
         def work() -> bytes:
-            rows, status = service.replica.lookup(view, number, question.ids_N)
+            rows, status = view.lookup(number, question.ids_N)
             service.count_rows(status)
             return write_answer(form, question, rows, status, feature=feature, version=view.version)
 
@@ -108,10 +108,10 @@ class Front:
         raw = [
             (b"content-type", media_type.encode()),
             (b"content-length", str(len(content)).encode()),
-            *service.replica.headers(view),
         ]
+        raw += [(name.lower().encode(), text.encode()) for name, text in service.replica.header_texts(view).items()]
         if form.name == RAW:
-            raw.append((b"x-springtide-dim", str(service.replica.dim(view)).encode()))
+            raw.append((b"x-springtide-dim", str(view.dim).encode()))
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": content})
 

@@ -8,13 +8,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from springtide_client.errors import SpringtideError
 
 from app.serving.demand import Demand
 from app.serving.freshness import Freshness
 from app.serving.metrics import Metrics
+from app.serving.model_view import ModelView
 from app.serving.problems import ApiError, not_ready
 from app.serving.versions import VersionIndex
 
@@ -32,10 +33,10 @@ class Following(Protocol):
     """What the replica asks of a follower (springtide_client.follower)."""
 
     @property
-    def view(self) -> Any:
+    def view(self) -> ModelView:
         """The newest view, or None."""
 
-    def poll(self) -> Any:
+    def poll(self) -> None:
         """Apply what the log has beyond the view; repairs itself."""
 
     def close(self) -> None: ...
@@ -62,7 +63,7 @@ class Replica:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
         self._live_since_ms: int | None = None
-        self.view: Any = None
+        self.view: ModelView | None = None
         self.reason = WAITING
         self.num_swaps = 0
         self.versions = VersionIndex()
@@ -88,19 +89,19 @@ class Replica:
         if self._thread.ident is not None:
             self._thread.join(timeout=5.0)
 
-    def staleness_ms(self, view: Any) -> int | None:
+    def staleness_ms(self, view: ModelView) -> int | None:
         """Now - complete_until_ms; None before the stream was ever read to its end."""
-        until_ms: int = view.meta.complete_until_ms
+        until_ms = view.complete_until_ms
         return max(0, self._clock_ms() - until_ms) if until_ms > 0 else None
 
-    def take(self) -> Any:
+    def take(self) -> ModelView:
         """The newest view; ApiError 503 before the first."""
         view = self.view
         if view is None:
             raise not_ready(self.reason)
         return view
 
-    def demand(self, demand: Demand) -> Any:
+    def demand(self, demand: Demand) -> ModelView:
         """The newest view, where it satisfies the demand; ApiError 503 with Retry-After where not."""
         view = self.take()
         if demand.min_version is not None and view.version < demand.min_version:
@@ -126,7 +127,7 @@ class Replica:
                 )
         return view
 
-    def header_texts(self, view: Any) -> dict[str, str]:
+    def header_texts(self, view: ModelView) -> dict[str, str]:
         """The headers that say which version answered, and its age."""
         staleness_ms = self.staleness_ms(view)
         texts = {"X-Springtide-Version": str(view.version)}
@@ -168,7 +169,7 @@ class Replica:
         elif self.view is None or view.version != self.view.version:
             self._swap(view)
 
-    def _swap(self, view: Any) -> None:
+    def _swap(self, view: ModelView) -> None:
         now_ms = self._clock_ms()
         self.view = view
         self.reason = ""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,29 @@ from app.serving.follow import follow_directory
 from app.serving.guard import Guard
 from app.serving.metrics import Metrics
 from app.serving.problems import busy
-from app.serving.replica import Replica, wall_ms
+from app.serving.replica import Following, Replica, wall_ms
 from app.serving.snapshot import Snapshots
 from app.serving.status import History, TrainerStatus
 from app.serving.tokens import Tokens
+from app.serving.versions import VersionIndex
 from app.serving.work import Work
 
 SAMPLE_SECONDS = 1.0
+Follow = Callable[[Path, VersionIndex], Following]
 
 
 class Service:
     """The replica, the trainer's status, the threads and the numbers of one server."""
 
-    def __init__(self, log_path: Path, config: ServeConfig, tokens: Tokens) -> None:
+    def __init__(
+        self, log_path: Path, config: ServeConfig, tokens: Tokens, *, follow: Follow = follow_directory
+    ) -> None:
         self.log_path = log_path
         self.config = config
         self.guard = Guard(config, tokens)
         self.metrics = declare(Metrics())
         self.replica = Replica(
-            lambda versions: follow_directory(log_path, versions),
+            lambda versions: follow(log_path, versions),
             poll_seconds=config.poll_seconds,
             metrics=self.metrics,
         )

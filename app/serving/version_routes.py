@@ -48,8 +48,7 @@ async def latest(
     service: Service = request.app.state.service
     replica = service.replica
     if after is None:
-        view = replica.take()
-        return _manifest(request, service, view.version)
+        return _manifest(request, service, replica.take().version)
     service.enter_stream()
     try:
         deadline = time.monotonic() + wait_seconds

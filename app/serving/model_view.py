@@ -1,0 +1,49 @@
+"""What the routes ask of a model at one version; app/serving/follow.py gives it by the client's View."""
+
+# K keys, D dimension, N samples, L labels, R rows
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.features import Features
+from springtide_client.schema import Schema
+
+IdArray = npt.NDArray[np.int64]
+RowArray = npt.NDArray[np.float32]
+StatusArray = npt.NDArray[np.uint8]
+
+
+class ModelView(Protocol):
+    """An immutable model: every answer of one view is of one version."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def complete_until_ms(self) -> int:
+        """Every record readable at that wall time is in the version; 0 where that was never so."""
+
+    @property
+    def schema(self) -> Schema: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
+        """Rows [K, D] of one feature, NaN where there is none, and their status codes [K]."""
+
+    def facts(self, number: int, row_id: int) -> tuple[int, int]:
+        """Count and last seen (ms) of a known row."""
+
+    def predict(self, features: Features) -> npt.NDArray[np.float32]:
+        """Probabilities [N, L]."""
+
+    def has_texts(self, number: int) -> bool:
+        """Whether ids of the feature are hashes of texts."""
+
+    def names(self, number: int, ids_K: IdArray) -> list[int | str]:
+        """The ids as people know them: the text where the id is a hash."""
+
+    def scan(self, number: int) -> Iterator[tuple[IdArray, RowArray]]:
+        """Every living row of the feature once, in chunks."""

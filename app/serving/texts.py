@@ -1,0 +1,79 @@
+"""The texts behind hashed ids: those of the base, found in its file, and those of the versions since."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.base import Base
+from springtide_client.log_directory import Tip
+from springtide_client.records import Record
+
+from app.serving.model_view import IdArray
+
+
+class Source(Protocol):
+    """A log as the follower reads it."""
+
+    def newest_base(self) -> Path | None: ...
+
+    def records(self, after: Tip | None) -> Iterator[Record]: ...
+
+
+class TextTap:
+    """A log whose records' texts are noted on their way to the follower; views themselves do not keep them."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._texts: dict[tuple[int, int], str] = {}
+        self._by_version: deque[tuple[int, list[tuple[int, int]]]] = deque()
+        self._features: set[int] = set()
+
+    def newest_base(self) -> Path | None:
+        """The source's."""
+        return self._source.newest_base()
+
+    def records(self, after: Tip | None) -> Iterator[Record]:
+        """The source's, noted."""
+        for record in self._source.records(after):
+            self._note(record)
+            yield record
+
+    def let_go(self, base_number: int) -> None:
+        """Forget what a base has: every text of a version up to it."""
+        with self._lock:
+            while self._by_version and self._by_version[0][0] <= base_number:
+                for key in self._by_version.popleft()[1]:
+                    self._texts.pop(key, None)
+
+    def has_texts(self, base: Base, number: int) -> bool:
+        """Whether any id of the feature is a text's."""
+        return number in self._features or number in base_features(base)
+
+    def find(self, base: Base, number: int, row_id: int) -> str | None:
+        """The text of an id, or None."""
+        return self._texts.get((number, row_id)) or find_in_base(base, number, row_id)
+
+    def _note(self, record: Record) -> None:
+        tensors = record.tensors()
+        if "texts.id" not in tensors:
+            return
+        texts = decode_texts(tensors["texts.offsets"], tensors["texts.bytes"])
+        keys = list(zip(tensors["texts.feature"].tolist(), tensors["texts.id"].tolist(), strict=True))
+        with self._lock:
+            new = [key for key in keys if key not in self._texts]
+            self._texts.update(zip(keys, texts, strict=True))
+            self._features.update(feature for feature, _ in keys)
+            if new:
+                self._by_version.append((record.number, new))
+
+
+def decode_texts(offsets: npt.NDArray[np.int64], content: npt.NDArray[np.uint8]) -> list[str]:
+    """The texts that one tensor of bytes holds end to end."""
+    joined = content.tobytes()
+    ends = offsets.tolist()
+    return [joined[start:end].decode() for start, end in zip(ends[:-1], ends[1:], strict=True)]
