@@ -2,6 +2,8 @@
 
 from springtide_client.errors import SpringtideError
 
+from stream.columns import Partition
+
 
 class StreamError(SpringtideError):
     """The stream cannot go on as it is."""
@@ -21,6 +23,14 @@ class TopicAbsentError(WaitingError):
 
 class TopicResetError(StreamError):
     """The topic is not the one, or no longer holds the records, that the positions speak of."""
+
+
+class OutOfRangeError(StreamError):
+    """The broker does not hold the offset that was asked for."""
+
+    def __init__(self, message: str, partitions: tuple[Partition, ...]) -> None:
+        super().__init__(message)
+        self.partitions = partitions
 
 
 class CodecMissingError(StreamError):

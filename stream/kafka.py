@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stream.columns import Partition
-from stream.errors import BrokerAbsentError, CorruptBatchError, StreamError, TopicResetError, WaitingError
+from stream.errors import BrokerAbsentError, CorruptBatchError, OutOfRangeError, StreamError, WaitingError
 from stream.kafka_library import kafka, quiet
 from stream.raw_batches import Blob, raw_records, tap, tap_is_possible
 from stream.records import RawRecords
@@ -62,7 +62,10 @@ def explain(error: BaseException, config: KafkaConfig) -> StreamError:
         return error
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, kafka.errors.OffsetOutOfRangeError):
-        return TopicResetError(f"the topic no longer holds the position {error.args[0] if error.args else ''}")
+        asked = error.args[0] if error.args and isinstance(error.args[0], dict) else {}
+        partitions = tuple(Partition(*topic_partition) for topic_partition in asked)
+        told = ", ".join(f"{Partition(*topic_partition)} offset {offset}" for topic_partition, offset in asked.items())
+        return OutOfRangeError(f"the broker no longer holds {told or 'the position'}", partitions)
     if isinstance(error, kafka.errors.CorruptRecordError):
         return CorruptBatchError(f"a record batch does not match its checksum: {text}")
     if isinstance(

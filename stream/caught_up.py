@@ -1,0 +1,49 @@
+"""How fresh a reader is: the wall time up to which everything readable has been dealt with. Knows no Kafka."""
+
+from collections import deque
+from collections.abc import Mapping
+
+from stream.columns import Partition
+
+MAX_MARKS = 1024
+
+
+class CaughtUp:
+    """Remembers where the partitions ended at given times, and answers which of those ends have been passed.
+
+    Sound for any reader: an end is told with the time at which it was asked for, so whoever has passed the end has
+    everything that was readable at that time.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, dict[Partition, int]]] = deque()
+        self._passed_ms: int | None = None
+
+    def mark(self, wall_ms: int, ends: Mapping[Partition, int]) -> None:
+        """The partitions ended there when they were asked at that time."""
+        if self._marks and self._marks[-1][1] == ends:
+            self._marks[-1] = (max(wall_ms, self._marks[-1][0]), dict(ends))
+            return
+        self._marks.append((wall_ms, dict(ends)))
+        if len(self._marks) > MAX_MARKS:
+            self._marks = deque(mark for number, mark in enumerate(self._marks) if number % 2 or number > MAX_MARKS - 8)
+
+    def passed_ms(self, positions: Mapping[Partition, int]) -> int | None:
+        """The latest time whose ends these positions have passed; None before the first. Positions only grow."""
+        passed = None
+        while self._marks and covers(positions, self._marks[0][1]):
+            passed = self._marks.popleft()
+        if passed is not None:
+            self._passed_ms = max(passed[0], self._passed_ms or 0)
+            # kept, for the time of an unchanged end moves on
+            self._marks.appendleft(passed)
+        return self._passed_ms
+
+    def forget(self) -> None:
+        """The offsets begin anew: another topic."""
+        self._marks.clear()
+
+
+def covers(positions: Mapping[Partition, int], ends: Mapping[Partition, int]) -> bool:
+    """Whether nothing before the ends is missing."""
+    return all(end <= positions.get(partition, 0) for partition, end in ends.items())

@@ -1,0 +1,277 @@
+"""The stream as the trainer sees it: decoded columns of one topic, from given positions on, in a thread of its own.
+
+Waits for brokers and topics that are absent, notices topics made anew, holds a bounded number of bytes. Knows no model.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy.typing as npt
+from springtide_client.schema import Schema
+
+from stream.caught_up import CaughtUp
+from stream.columns import Columns, Partition
+from stream.decode import Decoder
+from stream.errors import CorruptBatchError, StreamError, WaitingError
+from stream.records import RawRecords
+from stream.session import Position, Session, SourceConfig, TopicChangedError
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 2.0
+POLL_BYTES = 8 << 20  # handed out by one poll
+CORRUPT_TRIES = 3
+IDLE_SECONDS = 2.0
+
+
+class Decode(Protocol):
+    """What turns raw records into columns."""
+
+    def decode(self, raw: RawRecords, now_ms: int) -> Columns:
+        """The records as columns, dead letters beside them."""
+
+
+class Source:
+    """Reads, decodes and queues; poll() hands out.
+
+    `state` is "waiting" (`reason` tells for what), "reading", "finished" (see stop_at), "failed" or "closed".
+    """
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        schema: Schema,
+        positions: Mapping[Partition, Position] | None = None,
+        *,
+        decoder: Decode | None = None,
+    ) -> None:
+        self.config = config
+        self.state = "waiting"
+        self.reason = "not connected yet"
+        self.resets = 0  # how often the topic turned out to be another one, or to have lost what was asked for
+        self.waiting_since: float | None = time.monotonic()
+        self._decoder = decoder or Decoder(
+            schema, max_message_bytes=config.max_message_bytes, max_future_seconds=config.max_future_seconds
+        )
+        self._session = Session(config, dict(positions or {}), self)
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Columns, int]] = deque()
+        self._queued_bytes = 0
+        self._error: BaseException | None = None
+        self._handed = {partition: position.offset for partition, position in (positions or {}).items()}
+        self._caught_up = CaughtUp()
+        self._handed_up = CaughtUp()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Source":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begin to read; poll() does it by itself."""
+        if self._thread is None and not self._closing.is_set():
+            self._thread = threading.Thread(target=self._run, name="source", daemon=True)
+            self._thread.start()
+
+    def poll(self, timeout_seconds: float) -> list[Columns]:
+        """Columns in the order to learn them; [] when none came within the time, or the end asked for is reached.
+
+        Raises the StreamError that stopped the reading, once everything before it has been handed out.
+        """
+        self.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._ended, timeout_seconds)
+            if not self._queue and self._error is not None:
+                raise self._error
+            handed: list[Columns] = []
+            num_bytes = 0
+            while self._queue and num_bytes < POLL_BYTES:
+                columns, size = self._queue.popleft()
+                num_bytes += size
+                handed.append(columns)
+                self._handed.update(columns.end)
+            self._queued_bytes -= num_bytes
+            self._changed.notify_all()
+        return handed
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything up to the end that was asked for has been handed out."""
+        return self.state == "finished" and not self._queue
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the columns that wait to be handed out."""
+        return self._queued_bytes
+
+    @property
+    def waiting_seconds(self) -> float:
+        """How long there has been no broker or no topic; 0 while reading."""
+        since = self.waiting_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def caught_up_ms(self) -> int | None:
+        """The wall time at which everything then readable has been handed out; None before the first."""
+        with self._changed:
+            return self._handed_up.passed_ms(self._handed)
+
+    def complete_until_ms(self, learned: Mapping[Partition, int]) -> int | None:
+        """The wall time at which everything then readable lies before these positions; None before the first."""
+        with self._changed:
+            return self._caught_up.passed_ms(learned)
+
+    def end_offsets(self) -> dict[Partition, int]:
+        """Where the partitions end as last told; {} before the first answer."""
+        return dict(self._session.ends)
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether records are known that have not been handed out."""
+        return any(end > self._handed.get(partition, 0) for partition, end in self._session.ends.items())
+
+    @property
+    def topic_ids(self) -> dict[Partition, str]:
+        """The topic's id as last seen, by partition."""
+        return {partition: position.topic_id for partition, position in self._session.positions.items()}
+
+    @property
+    def idle(self) -> set[Partition]:
+        """Partitions read to their end that have had nothing new for a while (see EventClock)."""
+        return self._session.idle(IDLE_SECONDS)
+
+    def stop_at(self, end_offsets: Mapping[Partition, int]) -> None:
+        """Hand out nothing at or after these offsets, and be finished there."""
+        self._session.stop_at = dict(end_offsets)
+
+    def stop_at_end(self) -> None:
+        """Stop where the partitions end when next asked; call it before start() for the ends at the start."""
+        self._session.stop_wanted_at = time.monotonic()
+
+    def report_offsets(self, positions: Mapping[Partition, int]) -> None:
+        """Let monitoring tools see these positions in the consumer group; soon, and only if that is possible."""
+        self._session.to_report = dict(positions)
+
+    def close(self) -> None:
+        """Stop reading; what is queued is dropped."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(10.0)
+        self.state = "closed"
+
+    @property
+    def closing(self) -> bool:
+        """Whether close() was called."""
+        return self._closing.is_set()
+
+    # what follows is called by the reading thread
+
+    def deliver(self, columns: Columns) -> None:
+        """Queue columns; waits while the queue holds its limit of bytes."""
+        size = columns_bytes(columns)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._queue or self._queued_bytes + size <= self.config.queue_bytes or self.closing
+            )
+            self._queue.append((columns, size))
+            self._queued_bytes += size
+            self._changed.notify_all()
+
+    def decode(self, raw: RawRecords, topic_id: str) -> Columns:
+        """The records as columns that name their topic's id."""
+        columns = self._decoder.decode(raw, int(time.time() * 1000))
+        return replace(columns, topic_ids={raw.partition: topic_id})
+
+    def mark(self, wall_ms: int, ends: Mapping[Partition, int]) -> None:
+        """The partitions ended there at that time."""
+        with self._changed:
+            self._caught_up.mark(wall_ms, ends)
+            self._handed_up.mark(wall_ms, ends)
+
+    def topic_was_reset(self, why: str) -> None:
+        """Offsets begin anew."""
+        self.resets += 1
+        logger.warning("topic reset: %s", why, extra={"topic": self.config.topic, "resets": self.resets})
+        with self._changed:
+            self._caught_up.forget()
+            self._handed_up.forget()
+
+    def is_reading(self) -> None:
+        """Connected."""
+        if self.state != "reading":
+            logger.info("reading", extra={"topic": self.config.topic})
+        self.state, self.reason, self.waiting_since = "reading", "", None
+
+    @property
+    def _ended(self) -> bool:
+        return self._error is not None or self.closing or self.state == "finished"
+
+    def _run(self) -> None:
+        """Sessions, one after another, until closed or finished; what waiting cannot mend is left to poll()."""
+        pause = FIRST_PAUSE_SECONDS
+        corrupt = 0
+        while not self.closing:
+            try:
+                self._session.run()
+            except TopicChangedError:
+                continue
+            except WaitingError as error:
+                if self.state == "reading":
+                    pause = FIRST_PAUSE_SECONDS
+                self._wait(error, pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            except CorruptBatchError as error:
+                corrupt += 1  # a second fetch tells the disk's faults from the network's
+                if corrupt >= CORRUPT_TRIES:
+                    self._fail(error)
+                    return
+            except BaseException as error:
+                self._fail(error)
+                return
+            else:
+                break
+        with self._changed:
+            self.state = "closed" if self.closing else "finished"
+            self._changed.notify_all()
+
+    def _wait(self, error: WaitingError, seconds: float) -> None:
+        if self.state != "waiting" or self.reason != str(error):
+            logger.warning("waiting: %s", error, extra={"topic": self.config.topic})
+        if self.waiting_since is None:
+            self.waiting_since = time.monotonic()
+        self.state, self.reason = "waiting", str(error)
+        self._closing.wait(seconds)
+
+    def _fail(self, error: BaseException) -> None:
+        if not isinstance(error, StreamError):
+            logger.exception("the source's thread ended", exc_info=error)
+        with self._changed:
+            self.state, self.reason, self._error = "failed", str(error), error
+            self._changed.notify_all()
+
+
+def columns_bytes(columns: Columns) -> int:
+    """What columns hold of memory, nearly."""
+    features = columns.features
+    arrays: list[npt.NDArray[Any]] = [
+        features.categorical_NC,
+        features.dense_NF,
+        columns.labels_NL,
+        columns.weights_N,
+        columns.event_ms_N,
+    ]
+    arrays += [columns.record_ms_N, columns.partition_N, columns.offset_N]
+    arrays += [array for ragged in features.lists for array in (ragged.ids_M, ragged.offsets)]
+    dead = sum(len(letter.value or b"") + len(letter.key or b"") + 200 for letter in columns.dead)
+    return sum(array.nbytes for array in arrays) + dead + 80 * len(columns.texts.texts) + 1000
