@@ -1,0 +1,87 @@
+"""What the built-in models share: numbers transformed, first-order weights read from the rows, scores calibrated."""
+
+# N samples, E fields (C + P + S), D dimension, X transformed numbers, L labels
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from app.models.calibration import Calibration
+from app.models.interface import Model, ModelSpec, join_fields
+from app.models.numbers import NumberTransform
+
+
+class CalibratedModel(Model):
+    """A subclass turns fields and transformed numbers into scores."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.numbers = NumberTransform(spec.num_dense)
+        self.calibration = Calibration(spec.num_labels)
+        # many fields move together on the same label: each takes a smaller part, so that the sum does not overshoot
+        self.first_scale = (4.0 / max(1, spec.num_fields)) ** 0.5
+        self.pair_scale = (6.0 / max(1, spec.num_fields)) ** 0.5
+
+    def scores(self, fields_NED: Tensor, numbers_NX: Tensor) -> Tensor:
+        """(N, L), or (N, 1) for all labels alike; zero means the base rate."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        categorical_NCD: Tensor,
+        pooled_NPD: Tensor,
+        sequence_NSTD: Tensor,
+        length_NS: Tensor,
+        dense_NF: Tensor,
+    ) -> Tensor:
+        fields_NED = join_fields(categorical_NCD, pooled_NPD, sequence_NSTD, length_NS)
+        logits_NL: Tensor = self.calibration(self.scores(fields_NED, self.numbers(dense_NF)))
+        return logits_NL
+
+    def observe_inputs(self, dense_NF: Tensor) -> None:
+        self.numbers.observe(dense_NF)
+
+    def observe_labels(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
+        self.calibration.observe(logits_NL, labels_NL, weights_N)
+
+    def first_order(self, fields_NED: Tensor) -> Tensor:
+        """The sum of each label's first-order weights: element l of every row, all float32."""
+        sums_ND = fields_NED.sum(dim=1)
+        num_labels, dim = self.spec.num_labels, self.spec.dim
+        if num_labels > dim:
+            sums_ND = sums_ND.repeat(1, -(-num_labels // dim))
+        weights_NL: Tensor = self.first_scale * sums_ND[:, :num_labels]
+        return weights_NL
+
+
+def perceptron(sizes: list[int], *, last_is_linear: bool) -> nn.Sequential:
+    """Linear layers of these sizes with ReLU between them, and after the last one unless it is to be linear."""
+    layers: list[nn.Module] = []
+    for num_in, num_out in itertools.pairwise(sizes):
+        layers += [nn.Linear(num_in, num_out), nn.ReLU()]
+    return nn.Sequential(*(layers[:-1] if last_is_linear else layers))
+
+
+class ZeroLinear(nn.Module):
+    """A linear map without bias that starts at zero; no inputs are allowed."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_out, num_in))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight)
+
+
+def check_sizes(name: str, sizes: object) -> list[int]:
+    """The sizes of hidden layers, from a config's options."""
+    good = isinstance(sizes, (list, tuple)) and all(type(size) is int and 1 <= size <= 65536 for size in sizes)
+    if not good:
+        raise ValueError(f"{name} must be a list of layer sizes such as [128, 64], not {sizes!r}")
+    return list(sizes)  # type: ignore[call-overload, no-any-return]
+
+
+def pair_indices(num: int) -> tuple[Tensor, Tensor]:
+    """The index pairs i < j among so many, each int64."""
+    pairs = torch.triu_indices(num, num, 1)
+    return pairs[0], pairs[1]

@@ -1,0 +1,54 @@
+"""From a net's scores to logits: the base rate so far, and how far the scores have deserved to be trusted.
+
+A net that starts at the base rate loses nothing on rare clicks while it knows nothing; one whose scores promise more
+than the labels keep is scaled down until it learned better (Platt 1999, as a running Newton step).
+"""
+
+# N samples, L labels
+import torch
+from torch import Tensor, nn
+
+PRIOR_COUNT, PRIOR_CLICKS = 4.0, 1.0
+PRIOR_INFORMATION = 100.0  # how much evidence it takes to leave trust = 1
+RATE_MEMORY = 1e6  # samples; older ones fade
+INFORMATION_MEMORY = 1e4
+LEAST, MOST = 0.05, 1.5
+
+
+class Calibration(nn.Module):
+    """logits = logit(base rate) + trust * (bias + scores). Rate and trust are statistics; the bias is learned."""
+
+    rate_L: Tensor
+    count_L: Tensor
+    trust_L: Tensor
+    information_L: Tensor
+
+    def __init__(self, num_labels: int) -> None:
+        super().__init__()
+        self.bias_L = nn.Parameter(torch.zeros(num_labels))
+        self.register_buffer("rate_L", torch.full((num_labels,), PRIOR_CLICKS / PRIOR_COUNT))
+        self.register_buffer("count_L", torch.full((num_labels,), PRIOR_COUNT))
+        self.register_buffer("trust_L", torch.ones(num_labels))
+        self.register_buffer("information_L", torch.full((num_labels,), PRIOR_INFORMATION))
+
+    def forward(self, scores_NL: Tensor) -> Tensor:
+        return torch.logit(self.rate_L) + self.trust_L * (self.bias_L + scores_NL.float())
+
+    @torch.no_grad()
+    def observe(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
+        """Count a batch in that forward has scored; NaN labels are passed over."""
+        weights_NL = torch.where(torch.isnan(labels_NL), 0.0, weights_N[:, None])
+        labels_NL = torch.nan_to_num(labels_NL)
+        scores_NL = (logits_NL - torch.logit(self.rate_L)) / self.trust_L
+        chances_NL = torch.sigmoid(logits_NL)
+        slope_L = (weights_NL * (chances_NL - labels_NL) * scores_NL).sum(0)
+        self.information_L.add_((weights_NL * chances_NL * (1 - chances_NL) * scores_NL.square()).sum(0))
+        self.trust_L.sub_(slope_L / self.information_L).clamp_(LEAST, MOST)
+        self.information_L.clamp_(max=INFORMATION_MEMORY)
+
+        new_L = weights_NL.sum(0)
+        mean_L = (weights_NL * labels_NL).sum(0) / new_L.clamp(min=1e-12)
+        self.count_L.add_(new_L)
+        # one class alone never takes the rate to 0 or 1, where the logit ends
+        self.rate_L.add_((mean_L - self.rate_L) * new_L / self.count_L).clamp_(1e-6, 1 - 1e-6)
+        self.count_L.clamp_(max=RATE_MEMORY)

@@ -1,0 +1,60 @@
+"""DLRM (Naumov et al. 2019): numbers become a vector of a row's size, all vectors meet in pairs, a perceptron decides.
+
+Two additions make it quick where an id has been seen only a few times: the pairs and each row's first elements also
+count directly (`wide`), and the top perceptron sees the rows themselves (`rows_on_top`). Without both it is the
+paper's.
+"""
+
+# N samples, E fields, V vectors (the fields, and the numbers' one), D dimension, X transformed numbers
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from app.models.calibrated import CalibratedModel, check_sizes, pair_indices, perceptron
+from app.models.interface import ModelSpec
+
+
+class DLRM(CalibratedModel):
+    """`bottom` and `top` are the hidden layers of the two perceptrons."""
+
+    left_pairs: Tensor
+    right_pairs: Tensor
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        bottom: Sequence[int] = (64, 32),
+        top: Sequence[int] = (64, 32),
+        wide: bool = True,
+        rows_on_top: bool = True,
+    ) -> None:
+        super().__init__(spec)
+        num_numbers, dim = self.numbers.num_outputs, spec.dim
+        bottom_sizes, top_sizes = check_sizes("bottom", bottom), check_sizes("top", top)
+        self.wide, self.rows_on_top = wide, rows_on_top
+        self.bottom: nn.Sequential | None = None
+        if num_numbers:
+            self.bottom = perceptron([num_numbers, *bottom_sizes, dim], last_is_linear=False)
+        num_vectors = spec.num_fields + (1 if self.bottom is not None else 0)
+        left, right = pair_indices(num_vectors)
+        self.register_buffer("left_pairs", left, persistent=False)
+        self.register_buffer("right_pairs", right, persistent=False)
+        num_top = len(left) + (dim if self.bottom is not None else 0) + (spec.num_fields * dim if rows_on_top else 0)
+        self.top = perceptron([num_top, *top_sizes, spec.num_labels], last_is_linear=True)
+
+    def scores(self, fields_NED: Tensor, numbers_NX: Tensor) -> Tensor:
+        parts = [fields_NED.flatten(1)] if self.rows_on_top else []
+        vectors_NVD = fields_NED
+        if self.bottom is not None:
+            vector_ND: Tensor = self.bottom(numbers_NX)
+            parts.append(vector_ND.to(fields_NED.dtype))
+            vectors_NVD = torch.cat([parts[-1].unsqueeze(1), fields_NED], dim=1)
+        products_NVV = torch.bmm(vectors_NVD, vectors_NVD.transpose(1, 2))
+        pairs_NI = products_NVV[:, self.left_pairs, self.right_pairs]
+        scores_NL: Tensor = self.top(torch.cat([*parts, pairs_NI], dim=1)).float()
+        if self.wide:
+            pairs_N1 = pairs_NI.float().sum(dim=1, keepdim=True)
+            scores_NL = scores_NL + self.first_order(fields_NED) + self.pair_scale * pairs_N1
+        return scores_NL

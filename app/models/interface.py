@@ -1,0 +1,76 @@
+"""What a model is: a plain torch module from rows and numbers to logits. Knows no table, no stream, no optimizer."""
+
+# N samples, C categorical, P multi_value, S sequence features, T longest sequence, F dense, D dimension, L labels
+from dataclasses import dataclass
+
+import torch
+from springtide_client.schema import Schema
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """The sizes of a model's inputs and outputs."""
+
+    num_categorical: int
+    num_pooled: int
+    num_sequence: int
+    num_dense: int
+    num_labels: int
+    dim: int
+
+    @staticmethod
+    def of(schema: Schema, dim: int) -> "ModelSpec":
+        """The sizes that a schema and a row's dimension give."""
+        return ModelSpec(
+            num_categorical=len(schema.categorical),
+            num_pooled=len(schema.multi_value),
+            num_sequence=len(schema.sequence),
+            num_dense=len(schema.dense),
+            num_labels=len(schema.labels),
+            dim=dim,
+        )
+
+    @property
+    def num_fields(self) -> int:
+        """Vectors a sample has once its sequences are averaged."""
+        return self.num_categorical + self.num_pooled + self.num_sequence
+
+
+class Model(nn.Module):
+    """From a sample's rows and numbers to one logit a label.
+
+    A subclass is built as `Subclass(spec, **options)` and defines forward. Buffers are for statistics; only the two
+    `observe_*` may write them, so that forward is a pure function which can be exported and served.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def forward(
+        self,
+        categorical_NCD: Tensor,
+        pooled_NPD: Tensor,
+        sequence_NSTD: Tensor,
+        length_NS: Tensor,
+        dense_NF: Tensor,
+    ) -> Tensor:
+        """The logits [N, L] float32. Sequences are padded with zeros on the right; dense is raw, NaN where missing."""
+        raise NotImplementedError
+
+    def observe_inputs(self, dense_NF: Tensor) -> None:
+        """Called with a batch's numbers before it is scored."""
+
+    def observe_labels(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
+        """Called with a batch's logits and labels (NaN = masked) after it was scored, before its step."""
+
+
+def join_fields(categorical_NCD: Tensor, pooled_NPD: Tensor, sequence_NSTD: Tensor, length_NS: Tensor) -> Tensor:
+    """One vector a field, (N, C + P + S, D): a sequence counts as the mean of its rows, zeros where it is empty."""
+    if sequence_NSTD.shape[1] == 0:
+        if pooled_NPD.shape[1] == 0:
+            return categorical_NCD
+        return torch.cat([categorical_NCD, pooled_NPD], dim=1)
+    means_NSD = sequence_NSTD.sum(dim=2) / length_NS.clamp(min=1).unsqueeze(-1)
+    return torch.cat([categorical_NCD, pooled_NPD, means_NSD], dim=1)

@@ -1,0 +1,73 @@
+"""From a config's `[model]` to a module: a built-in name, or the user's own as "package.module:Class"."""
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from app.models.deepfm import DeepFM
+from app.models.dlrm import DLRM
+from app.models.example_inputs import example_inputs
+from app.models.interface import ModelSpec
+from app.models.logistic import Logistic
+
+BUILT_IN: dict[str, type[nn.Module]] = {"dlrm": DLRM, "deepfm": DeepFM, "logistic": Logistic}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """`options` are the keyword arguments of the model's class."""
+
+    name: str = "dlrm"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name not in BUILT_IN and ":" not in self.name:
+            near = difflib.get_close_matches(self.name, BUILT_IN, n=1, cutoff=0.4)
+            mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BUILT_IN)}"
+            raise ValueError(f"no model {self.name!r}: {mend} (or your own as 'package.module:Class')")
+
+
+def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module:
+    """The module, its weights a function of the seed; ValueError says what is wrong with the name or the options.
+
+    The user's own class is any `nn.Module` that is built as `Class(spec, **options)` and maps the inputs of
+    `interface.Model.forward` to logits [N, L]; it is tried on two samples here.
+    """
+    model_class = BUILT_IN.get(config.name) or _load_class(config.name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = model_class(spec, **config.options)
+        except TypeError as error:
+            raise ValueError(f"model {config.name!r} with options {dict(config.options)}: {error}") from error
+    _try_out(config.name, model, spec)
+    return model
+
+
+def _load_class(name: str) -> type[nn.Module]:
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(f"model {name!r}: {module_name!r} cannot be imported: {error}") from error
+    model_class = getattr(module, class_name, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
+        raise ValueError(f"model {name!r}: {module_name} has no torch.nn.Module called {class_name!r}")
+    return model_class
+
+
+def _try_out(name: str, model: nn.Module, spec: ModelSpec) -> None:
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits_NL = model(*example_inputs(spec))
+    model.train(was_training)
+    wanted = (2, spec.num_labels)
+    if not isinstance(logits_NL, torch.Tensor) or tuple(logits_NL.shape) != wanted:
+        got = tuple(logits_NL.shape) if isinstance(logits_NL, torch.Tensor) else type(logits_NL).__name__
+        raise ValueError(f"model {name!r} must give logits of shape [N, L], here {wanted}, not {got}")

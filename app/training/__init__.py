@@ -1,0 +1,1 @@
+"""The learner and the loop around it; see README.md in this folder."""

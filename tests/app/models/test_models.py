@@ -1,0 +1,195 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from springtide_client.inputs import ModelInputs
+from springtide_client.model import Model as ServedModel
+from torch import nn
+
+from app.models.calibration import Calibration
+from app.models.export import export_model
+from app.models.interface import ModelSpec
+from app.models.numbers import NumberTransform
+from app.models.registry import BUILT_IN, ModelConfig, build_model
+
+SIZES = [(2, 1, 1, 2, 1), (3, 0, 0, 0, 1), (0, 0, 0, 3, 2), (0, 1, 0, 0, 1), (0, 0, 1, 1, 3)]
+
+
+def spec_of(sizes: tuple[int, ...]) -> ModelSpec:
+    categorical, pooled, sequence, dense, labels = sizes
+    return ModelSpec(
+        num_categorical=categorical,
+        num_pooled=pooled,
+        num_sequence=sequence,
+        num_dense=dense,
+        num_labels=labels,
+        dim=4,
+    )
+
+
+def inputs_of(spec: ModelSpec, samples: int, longest: int, seed: int = 0) -> ModelInputs:
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, longest + 1, (samples, spec.num_sequence), generator=draw)
+    sequence = torch.randn(samples, spec.num_sequence, longest, spec.dim, generator=draw)
+    sequence *= (torch.arange(longest) < lengths[..., None])[..., None]
+    dense = torch.randn(samples, spec.num_dense, generator=draw) * 100
+    dense[torch.rand(dense.shape, generator=draw) < 0.3] = float("nan")
+    return ModelInputs(
+        torch.randn(samples, spec.num_categorical, spec.dim, generator=draw),
+        torch.randn(samples, spec.num_pooled, spec.dim, generator=draw),
+        sequence,
+        lengths,
+        dense,
+    )
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_an_exported_model_gives_the_same_logits_for_any_number_of_samples(name, sizes):
+    spec = spec_of(sizes)
+    model = build_model(ModelConfig(name=name), spec, seed=1).eval()
+    program = torch.export.load(io.BytesIO(export_model(model, spec)))
+    assert program.example_inputs is None
+    for samples, longest in [(1, 1), (7, 5), (0, 1)]:
+        inputs = inputs_of(spec, samples, longest)
+        assert torch.equal(program.module()(*inputs), model(*inputs))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_served_program_with_later_parameters_equals_the_later_model(name):
+    spec = spec_of((2, 1, 1, 2, 2))
+    model = build_model(ModelConfig(name=name), spec, seed=1)
+    served = ServedModel(export_model(model, spec))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+    inputs = inputs_of(spec, 5, 3)
+    model.observe_inputs(inputs.dense)
+    model.observe_labels(model(*inputs).detach(), torch.ones(5, 2), torch.ones(5))
+    dense = {key: value.numpy() for key, value in model.state_dict().items()}
+    predictions = served.predict(served.parameters(dense), ModelInputs(*(part.numpy() for part in inputs)))
+    np.testing.assert_array_equal(predictions, torch.sigmoid(model(*inputs)).detach().numpy())
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_weights_are_a_function_of_the_seed(name):
+    spec = spec_of((2, 0, 0, 2, 1))
+    first = build_model(ModelConfig(name=name), spec, seed=3)
+    torch.rand(5)
+    before = torch.random.get_rng_state()
+    second = build_model(ModelConfig(name=name), spec, seed=3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    for key, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[key])
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_gradients_reach_every_kind_of_row(name):
+    spec = spec_of((2, 1, 1, 1, 1))
+    model = build_model(ModelConfig(name=name), spec, seed=0)
+    inputs = inputs_of(spec, 6, 3)
+    rows = [inputs.categorical, inputs.pooled, inputs.sequence]
+    for part in rows:
+        part.requires_grad_()
+    model(*inputs).sum().backward()
+    assert all(part.grad is not None and part.grad.abs().sum() > 0 for part in rows)
+
+
+def test_a_new_model_predicts_about_the_base_rate():
+    spec = spec_of((2, 0, 0, 0, 1))
+    model = build_model(ModelConfig(name="logistic"), spec, seed=0)
+    labels = torch.zeros(1000, 1)
+    labels[:10] = 1
+    nothing = inputs_of(spec, 1000, 1)._replace(categorical=torch.zeros(1000, 2, 4))
+    model.observe_labels(model(*nothing).detach(), labels, torch.ones(1000))
+    assert torch.sigmoid(model(*nothing)).mean().item() == pytest.approx(11 / 1004, rel=1e-3)
+
+
+def test_numbers_are_standardized_and_missing_ones_are_marked():
+    transform = NumberTransform(2)
+    draw = np.random.default_rng(0)
+    raw = np.stack([np.expm1(draw.normal(3, 2, 1000).clip(0)), np.full(1000, 7.0)], axis=1).astype(np.float32)
+    raw[::4, 0] = np.nan
+    for part in np.array_split(raw, 13):
+        transform.observe(torch.from_numpy(part))
+    known = np.log1p(raw[~np.isnan(raw[:, 0]), 0])
+    assert transform.mean_F[0].item() == pytest.approx(known.mean(), rel=1e-4)
+    assert transform.variance_F[0].item() == pytest.approx(known.var(), rel=1e-3)
+    standard = transform(torch.from_numpy(raw))
+    assert standard.shape == (1000, 4)
+    assert torch.isfinite(standard).all()
+    assert (standard[::4, 0] == 0).all()
+    assert (standard[::4, 2] == 1).all()
+    assert standard[:, 1].abs().max() < 0.01  # a constant says nothing
+
+
+def test_numbers_of_a_batch_in_which_all_are_missing_move_nothing():
+    transform = NumberTransform(1)
+    transform.observe(torch.tensor([[1.0], [5.0]]))
+    before = {key: value.clone() for key, value in transform.state_dict().items()}
+    transform.observe(torch.full((3, 1), float("nan")))
+    assert all(torch.equal(value, before[key]) for key, value in transform.state_dict().items())
+
+
+def test_trust_falls_when_scores_promise_more_than_labels_keep():
+    calibration = Calibration(1)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        scores = torch.randn(50, 1, generator=draw) * 3  # pure noise
+        labels = (torch.rand(50, 1, generator=draw) < 0.3).float()
+        calibration.observe(calibration(scores).detach(), labels, torch.ones(50))
+    assert calibration.trust_L.item() < 0.2
+    assert calibration.rate_L.item() == pytest.approx(0.3, abs=0.02)
+
+
+def test_masked_labels_and_weightless_samples_move_no_statistic():
+    calibration = Calibration(2)
+    before = {key: value.clone() for key, value in calibration.state_dict().items()}
+    logits = calibration(torch.ones(3, 2)).detach()
+    calibration.observe(logits, torch.full((3, 2), float("nan")), torch.ones(3))
+    calibration.observe(logits, torch.ones(3, 2), torch.zeros(3))
+    assert all(torch.equal(value, before[key]) for key, value in calibration.state_dict().items())
+
+
+def test_one_class_alone_keeps_logits_finite():
+    calibration = Calibration(1)
+    for _ in range(100):
+        calibration.observe(calibration(torch.zeros(4096, 1)).detach(), torch.ones(4096, 1), torch.full((4096,), 1e3))
+    assert torch.isfinite(calibration(torch.zeros(1, 1))).all()
+
+
+class Own(nn.Module):
+    def __init__(self, spec: ModelSpec, *, width: int = 1) -> None:
+        super().__init__()
+        self.linear = nn.Linear(spec.num_fields * spec.dim, width)
+
+    def forward(self, categorical, pooled, sequence, length, dense):
+        return self.linear(categorical.flatten(1))
+
+
+def test_a_users_own_model_is_found_by_name(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "my_models", __import__("types").SimpleNamespace(Own=Own))
+    spec = spec_of((2, 0, 0, 0, 1))
+    model = build_model(ModelConfig(name="my_models:Own"), spec, seed=0)
+    assert isinstance(model, Own)
+    assert ServedModel(export_model(model, spec)).parameter_names == ("linear.weight", "linear.bias")
+    with pytest.raises(ValueError, match=r"logits of shape \[N, L\]"):
+        build_model(ModelConfig(name="my_models:Own", options={"width": 3}), spec, seed=0)
+    with pytest.raises(ValueError, match=r"no torch\.nn\.Module called 'Other'"):
+        build_model(ModelConfig(name="my_models:Other"), spec, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("dlmr", {}, "did you mean 'dlrm'"),
+        ("zzz", {}, "there are dlrm, deepfm, logistic"),
+        ("not_a_package_here:Model", {}, "cannot be imported"),
+        ("dlrm", {"bottoms": [3]}, "bottoms"),
+        ("deepfm", {"hidden": 64}, "list of layer sizes"),
+    ],
+)
+def test_a_wrong_model_is_explained(name, options, says):
+    with pytest.raises(ValueError, match=says):
+        build_model(ModelConfig(name=name, options=options), spec_of((2, 0, 0, 1, 1)), seed=0)
