@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from stream.columns import Partition
+from stream.positions import Position
 
 MAX_MARKS = 1024
 
@@ -16,10 +17,10 @@ class CaughtUp:
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, dict[Partition, int]]] = deque()
+        self._marks: deque[tuple[int, dict[Partition, Position]]] = deque()
         self._passed_ms: int | None = None
 
-    def mark(self, wall_ms: int, ends: Mapping[Partition, int]) -> None:
+    def mark(self, wall_ms: int, ends: Mapping[Partition, Position]) -> None:
         """The partitions ended there when they were asked at that time."""
         if self._marks and self._marks[-1][1] == ends:
             self._marks[-1] = (max(wall_ms, self._marks[-1][0]), dict(ends))
@@ -28,7 +29,7 @@ class CaughtUp:
         if len(self._marks) > MAX_MARKS:
             self._marks = deque(mark for number, mark in enumerate(self._marks) if number % 2 or number > MAX_MARKS - 8)
 
-    def passed_ms(self, positions: Mapping[Partition, int]) -> int | None:
+    def passed_ms(self, positions: Mapping[Partition, Position]) -> int | None:
         """The latest time whose ends these positions have passed; None before the first. Positions only grow."""
         passed = None
         while self._marks and covers(positions, self._marks[0][1]):
@@ -39,11 +40,12 @@ class CaughtUp:
             self._marks.appendleft(passed)
         return self._passed_ms
 
-    def forget(self) -> None:
-        """The offsets begin anew: another topic."""
-        self._marks.clear()
 
-
-def covers(positions: Mapping[Partition, int], ends: Mapping[Partition, int]) -> bool:
-    """Whether nothing before the ends is missing."""
-    return all(end <= positions.get(partition, 0) for partition, end in ends.items())
+def covers(positions: Mapping[Partition, Position], ends: Mapping[Partition, Position]) -> bool:
+    """Whether nothing before the ends is missing; positions in another topic of the same name say nothing."""
+    return all(
+        partition in positions
+        and positions[partition].topic_id == end.topic_id
+        and positions[partition].offset >= end.offset
+        for partition, end in ends.items()
+    )

@@ -49,7 +49,7 @@ class Admin:
         self.config = config
         with self.explained():
             self.client: Any = kafka.admin.KafkaAdminClient(
-                request_timeout_ms=int(REQUEST_SECONDS * 1000), metrics_enabled=False, **config.client_options()
+                request_timeout_ms=int(REQUEST_SECONDS * 1000), **config.client_options()
             )
 
     def __enter__(self) -> "Admin":

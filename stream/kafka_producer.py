@@ -57,6 +57,8 @@ class Producer:
     ) -> None:
         """Append one message; waits while too much is under way. record_ms None = now; partition None = by the key."""
         self._raise_failure()
+        if value is None and key is None:
+            key = b""  # kafka-python refuses a message that is null altogether
         try:
             future = self._producer.send(
                 topic,

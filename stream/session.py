@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from stream.errors import (
 from stream.kafka import KafkaConfig, Reader
 from stream.kafka_admin import Admin, Topic, probe
 from stream.merge import TimeMerge
+from stream.positions import Position
 from stream.records import RawRecords
 
 logger = logging.getLogger(__name__)
@@ -32,13 +33,6 @@ POLL_SECONDS = 0.05
 LOOK_SECONDS, IDLE_LOOK_SECONDS = 0.02, 0.5
 HOLD_SECONDS = 2.0  # how long a silent partition holds the others back
 REPORT_SECONDS = 1.0
-
-
-class Position(NamedTuple):
-    """The next offset to read, and the id of the topic that it is an offset of ("" = unknown)."""
-
-    topic_id: str
-    offset: int
 
 
 class TopicChangedError(WaitingError):
@@ -99,7 +93,7 @@ class Owner(Protocol):
     def is_reading(self) -> None: ...
     def decode(self, raw: RawRecords, topic_id: str) -> Columns: ...
     def deliver(self, columns: Columns) -> None: ...
-    def mark(self, wall_ms: int, ends: Mapping[Partition, int]) -> None: ...
+    def mark(self, wall_ms: int, ends: Mapping[Partition, Position]) -> None: ...
     def topic_was_reset(self, why: str) -> None: ...
 
 
@@ -110,6 +104,7 @@ class Session:
         self.config = config
         self.positions = positions  # the next offset to fetch; what was fetched is in the merge or with the owner
         self.owner = owner
+        self.began: dict[Partition, Position] = {}  # where reading began in the topic as it is
         self.ends: dict[Partition, int] = {}
         self.stop_at: dict[Partition, int] | None = None
         self.stop_wanted_at: float | None = None
@@ -126,6 +121,8 @@ class Session:
         with Admin(kafka) as admin:
             topic = admin.require_topic(self.config.topic)
             self._settle(admin, topic)
+            if self.began.keys() != set(topic.partitions) or any(b.topic_id != topic.id for b in self.began.values()):
+                self.began = dict(self.positions)
             reader = Reader(kafka, {partition: self.positions[partition].offset for partition in topic.partitions})
             try:
                 self._looked = self._progressed = time.monotonic()
@@ -201,7 +198,8 @@ class Session:
                 self._reset(admin, topic, why, [partition])
                 raise TopicChangedError("the positions begin anew")
         self.ends = ends
-        self.owner.mark(int((time.time() - (time.monotonic() - asked)) * 1000), ends)
+        asked_ms = int((time.time() - (time.monotonic() - asked)) * 1000)
+        self.owner.mark(asked_ms, {partition: Position(topic.id, end) for partition, end in ends.items()})
         if self.stop_wanted_at is not None and asked >= self.stop_wanted_at:
             self.stop_at, self.stop_wanted_at = dict(ends), None
 

@@ -18,8 +18,9 @@ from stream.caught_up import CaughtUp
 from stream.columns import Columns, Partition
 from stream.decode import Decoder
 from stream.errors import CorruptBatchError, StreamError, WaitingError
+from stream.positions import Position
 from stream.records import RawRecords
-from stream.session import Position, Session, SourceConfig, TopicChangedError
+from stream.session import Session, SourceConfig, TopicChangedError
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Source:
         self._queue: deque[tuple[Columns, int]] = deque()
         self._queued_bytes = 0
         self._error: BaseException | None = None
-        self._handed = {partition: position.offset for partition, position in (positions or {}).items()}
+        self._handed: dict[Partition, Position] = dict(positions or {})
         self._caught_up = CaughtUp()
         self._handed_up = CaughtUp()
         self._closing = threading.Event()
@@ -98,7 +99,8 @@ class Source:
                 columns, size = self._queue.popleft()
                 num_bytes += size
                 handed.append(columns)
-                self._handed.update(columns.end)
+                for partition, offset in columns.end.items():
+                    self._handed[partition] = Position(columns.topic_ids.get(partition, ""), offset)
             self._queued_bytes -= num_bytes
             self._changed.notify_all()
         return handed
@@ -123,12 +125,12 @@ class Source:
     def caught_up_ms(self) -> int | None:
         """The wall time at which everything then readable has been handed out; None before the first."""
         with self._changed:
-            return self._handed_up.passed_ms(self._handed)
+            return self._handed_up.passed_ms(self._stands(self._handed))
 
-    def complete_until_ms(self, learned: Mapping[Partition, int]) -> int | None:
+    def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:
         """The wall time at which everything then readable lies before these positions; None before the first."""
         with self._changed:
-            return self._caught_up.passed_ms(learned)
+            return self._caught_up.passed_ms(self._stands(learned))
 
     def end_offsets(self) -> dict[Partition, int]:
         """Where the partitions end as last told; {} before the first answer."""
@@ -137,7 +139,11 @@ class Source:
     @property
     def catching_up(self) -> bool:
         """Whether records are known that have not been handed out."""
-        return any(end > self._handed.get(partition, 0) for partition, end in self._session.ends.items())
+        with self._changed:
+            return any(
+                end > (self._handed[partition].offset if partition in self._handed else 0)
+                for partition, end in self._session.ends.items()
+            )
 
     @property
     def topic_ids(self) -> dict[Partition, str]:
@@ -193,7 +199,7 @@ class Source:
         columns = self._decoder.decode(raw, int(time.time() * 1000))
         return replace(columns, topic_ids={raw.partition: topic_id})
 
-    def mark(self, wall_ms: int, ends: Mapping[Partition, int]) -> None:
+    def mark(self, wall_ms: int, ends: Mapping[Partition, Position]) -> None:
         """The partitions ended there at that time."""
         with self._changed:
             self._caught_up.mark(wall_ms, ends)
@@ -203,15 +209,21 @@ class Source:
         """Offsets begin anew."""
         self.resets += 1
         logger.warning("topic reset: %s", why, extra={"topic": self.config.topic, "resets": self.resets})
-        with self._changed:
-            self._caught_up.forget()
-            self._handed_up.forget()
 
     def is_reading(self) -> None:
         """Connected."""
         if self.state != "reading":
             logger.info("reading", extra={"topic": self.config.topic})
         self.state, self.reason, self.waiting_since = "reading", "", None
+
+    def _stands(self, positions: Mapping[Partition, Position]) -> dict[Partition, Position]:
+        """Positions in the topic as it is now: where reading began until something of it has come."""
+        stands = dict(self._session.began)
+        for partition, began in stands.items():
+            position = positions.get(partition, began)
+            if position.topic_id == began.topic_id:
+                stands[partition] = position
+        return stands
 
     @property
     def _ended(self) -> bool:
