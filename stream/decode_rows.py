@@ -56,9 +56,7 @@ class Rows:
         whole = bool(alive_N.all())
         kept = slice(None) if whole else alive_N
         start_NP, length_NP = self.start_NP[kept], self.length_NP[kept]
-        lists = tuple(
-            Ragged(*pack_lists(self.elements_E, start_NP[:, p], length_NP[:, p])) for p in range(start_NP.shape[1])
-        )
+        lists = tuple(Ragged(*pack_lists(self.elements_E, start_NP, length_NP, p)) for p in range(start_NP.shape[1]))
         offset_N = raw.offset_N[kept]
         return Columns(
             features=Features(categorical_NC=self.categorical_NC[kept], lists=lists, dense_NF=self.dense_NF[kept]),

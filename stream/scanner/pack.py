@@ -1,7 +1,7 @@
 # mypy: disable-error-code="untyped-decorator"
 """Lists that lie scattered in one array, brought together."""
 
-# N lists, E elements of all, M elements of these
+# N records, P lists of each, E elements of all, M elements of one list feature
 from typing import Any
 
 import numpy as np
@@ -9,14 +9,14 @@ from numba import njit
 
 
 @njit(nogil=True, cache=True)
-def pack_lists(elements_E: Any, start_N: Any, length_N: Any) -> Any:
-    """(ids_M, offsets) of the lists in their order."""
-    offsets = np.empty(len(start_N) + 1, np.int64)
+def pack_lists(elements_E: Any, start_NP: Any, length_NP: Any, p: Any) -> Any:
+    """(ids_M, offsets) of the lists of column p in their order."""
+    offsets = np.empty(len(start_NP) + 1, np.int64)
     offsets[0] = 0
-    for n in range(len(start_N)):
-        offsets[n + 1] = offsets[n] + length_N[n]
+    for n in range(len(start_NP)):
+        offsets[n + 1] = offsets[n] + length_NP[n, p]
     ids_M = np.empty(offsets[-1], np.int64)
-    for n in range(len(start_N)):
-        for i in range(length_N[n]):
-            ids_M[np.uint64(offsets[n] + i)] = elements_E[np.uint64(start_N[n] + i)]
+    for n in range(len(start_NP)):
+        for i in range(length_NP[n, p]):
+            ids_M[np.uint64(offsets[n] + i)] = elements_E[np.uint64(start_NP[n, p] + i)]
     return ids_M, offsets

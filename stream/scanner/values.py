@@ -1,0 +1,150 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Values of fields: numbers, times, ids and lists of ids, as springtide_client.encode has them, or a deviation.
+
+Every function returns the position after the value, -1 where the reference must decide.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+from springtide_client.encode import EARLIEST_MS, FLOAT32_OVERFLOW
+from springtide_client.keys import MISSING_ID as MISSING_ID_INT
+
+from kernels.cpu.hashing import mix_key
+from stream.scanner.numbers import INTEGER, REFUSED, scan_number, to_float
+from stream.scanner.skip import CLOSE_LIST, COMMA, OPEN_LIST, literal_length
+from stream.scanner.strings import INT64_LIMIT, QUOTE, scan_string, text_id, unescape
+from stream.scanner.told import tell
+from stream.scanner.words import byte_at, skip_space
+
+MISSING_ID = np.int64(MISSING_ID_INT)
+DEVIATES = np.int64(-1)
+NULL, FALSE, TRUE = 110, 102, 116
+NUM_ELEMENTS, NUM_TEXTS = 0, 1
+
+
+class Findings(NamedTuple):
+    """What is found beside the columns; `counts` says how much of elements and texts is taken."""
+
+    elements_E: npt.NDArray[np.int64]
+    text_feature_T: npt.NDArray[np.uint16]
+    text_id_T: npt.NDArray[np.int64]
+    text_start_T: npt.NDArray[np.int64]  # in the buffer
+    text_length_T: npt.NDArray[np.int64]  # negative: as JSON with escapes
+    text_slot_T: npt.NDArray[np.int64]  # in told_slots
+    told_slots: npt.NDArray[np.uint64]
+    told_count: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    scratch: npt.NDArray[np.uint8]  # as long as the longest message
+
+
+@njit(nogil=True)
+def read_number(buffer: Any, at: Any, end: Any) -> Any:
+    """(position, a float64 that float32 can hold): a number, a boolean, or a text that is a number. No null."""
+    byte = byte_at(buffer, at, end)
+    if byte in (TRUE, FALSE):
+        length = literal_length(buffer, at, end)
+        return at + length if length > 0 else DEVIATES, 1.0 if byte == TRUE else 0.0
+    is_text = byte == QUOTE
+    at, kind, negative, mantissa, power = scan_number(buffer, at + 1 if is_text else at, end, is_text)
+    if kind == REFUSED or (is_text and byte_at(buffer, at, end) != QUOTE):
+        return DEVIATES, 0.0
+    if kind == INTEGER and not is_text:
+        # of Python's integers 0 has no sign
+        value = -np.float64(mantissa) if negative and mantissa != np.uint64(0) else np.float64(mantissa)
+    else:
+        known, value = to_float(negative, mantissa, power)
+        if not known or not abs(value) < FLOAT32_OVERFLOW:
+            return DEVIATES, 0.0
+    return at + 1 if is_text else at, value
+
+
+@njit(nogil=True)
+def read_time(buffer: Any, at: Any, end: Any, latest_ms: Any) -> Any:
+    """(position, milliseconds): an integer, or a text that is one, neither mis-scaled nor in the future."""
+    is_text = byte_at(buffer, at, end) == QUOTE
+    at, kind, negative, mantissa, _ = scan_number(buffer, at + 1 if is_text else at, end, False)
+    if kind != INTEGER or negative or mantissa >= INT64_LIMIT or (is_text and byte_at(buffer, at, end) != QUOTE):
+        return DEVIATES, np.int64(0)
+    event_ms = np.int64(mantissa)
+    if (event_ms != 0 and event_ms < EARLIEST_MS) or event_ms > latest_ms:
+        return DEVIATES, np.int64(0)
+    return at + 1 if is_text else at, event_ms
+
+
+@njit(nogil=True)
+def read_id(buffer: Any, at: Any, end: Any, feature: Any, found: Any) -> Any:
+    """(position, id) of anything but null; a text that is new is noted in `found`."""
+    byte = byte_at(buffer, at, end)
+    if byte == QUOTE:
+        start = at + 1
+        close, escaped = scan_string(buffer, start, end)
+        if close < 0:
+            return DEVIATES, np.int64(0)
+        if escaped:
+            id_, hashed = text_id(found.scratch, 0, unescape(buffer, start, close, found.scratch))
+        else:
+            id_, hashed = text_id(buffer, start, close - start)
+        if hashed:
+            slot = tell(found.told_slots, found.told_count, mix_key(feature, id_))
+            if slot == -2:
+                return DEVIATES, np.int64(0)
+            if slot >= 0:
+                t = found.counts[NUM_TEXTS]
+                found.text_feature_T[t] = feature
+                found.text_id_T[t] = id_
+                found.text_start_T[t] = start
+                found.text_length_T[t] = start - close if escaped else close - start
+                found.text_slot_T[t] = slot
+                found.counts[NUM_TEXTS] = t + 1
+        return close + 1, id_
+    if byte in (TRUE, FALSE):
+        length = literal_length(buffer, at, end)
+        return at + length if length > 0 else DEVIATES, np.int64(1 if byte == TRUE else 0)
+    at, kind, negative, mantissa, power = scan_number(buffer, at, end, False)
+    if kind == INTEGER:
+        if mantissa < INT64_LIMIT:
+            return at, -np.int64(mantissa) if negative else np.int64(mantissa)
+        return DEVIATES, np.int64(0)
+    if kind == REFUSED:
+        return DEVIATES, np.int64(0)
+    known, value = to_float(negative, mantissa, power)
+    if not known or not abs(value) < 2.0**53 or value != np.floor(value):
+        return DEVIATES, np.int64(0)
+    return at, np.int64(value)
+
+
+@njit(nogil=True)
+def read_list(buffer: Any, at: Any, end: Any, feature: Any, limit: Any, found: Any) -> Any:
+    """(position, where in elements_E the list starts, its length): not null; null elements are skipped."""
+    start = found.counts[NUM_ELEMENTS]
+    if byte_at(buffer, at, end) != OPEN_LIST:
+        return DEVIATES, start, np.int64(0)
+    length = np.int64(0)
+    at = skip_space(buffer, at + 1, end)
+    if byte_at(buffer, at, end) == CLOSE_LIST:
+        return at + 1, start, length
+    while True:
+        if byte_at(buffer, at, end) == NULL:
+            if literal_length(buffer, at, end) == 0:
+                return DEVIATES, start, length
+            at += 4
+        else:
+            at, id_ = read_id(buffer, at, end, feature, found)
+            if at < 0:
+                return DEVIATES, start, length
+            if limit < 0 or length < limit:
+                found.elements_E[np.uint64(start + length)] = id_
+                length += 1
+        at = skip_space(buffer, at, end)
+        byte = byte_at(buffer, at, end)
+        if byte == CLOSE_LIST:
+            break
+        if byte != COMMA:
+            return DEVIATES, start, length
+        at = skip_space(buffer, at + 1, end)
+    found.counts[NUM_ELEMENTS] = start + length
+    cut = max(0, length + limit) if limit < 0 else 0
+    return at + 1, start + cut, length - cut
