@@ -19,25 +19,12 @@ class Producer:
     def __init__(self, config: KafkaConfig, *, linger_ms: int = 5, delivery_seconds: float = 30.0) -> None:
         quiet()
         self.config = config
+        self.linger_ms = linger_ms
+        self.delivery_seconds = delivery_seconds
         self.sent_messages = 0
         self.sent_bytes = 0
         self._failed: BaseException | None = None
-        request_ms = min(10_000, int(delivery_seconds * 1000) - linger_ms)
-        try:
-            self._producer: Any = kafka.KafkaProducer(
-                acks="all",
-                linger_ms=linger_ms,
-                batch_size=256 << 10,
-                max_request_size=MAX_MESSAGE_BYTES,
-                max_block_ms=int(delivery_seconds * 1000),
-                delivery_timeout_ms=int(delivery_seconds * 1000),
-                request_timeout_ms=request_ms,
-                allow_auto_create_topics=False,
-                metrics_enabled=False,
-                **config.client_options(),
-            )
-        except kafka.errors.KafkaError as error:
-            raise explain(error, config) from None
+        self._producer = self._connect()
 
     def __enter__(self) -> "Producer":
         return self
@@ -85,6 +72,29 @@ class Producer:
     def close(self, seconds: float = 5.0) -> None:
         """Flush what can be flushed in the time, and close."""
         self._producer.close(timeout=seconds)
+
+    def reconnect(self) -> None:
+        """Begin anew with the topics as they are now; flush first, or what is under way may be lost."""
+        self._producer.close(timeout=0)
+        self._producer = self._connect()
+
+    def _connect(self) -> Any:
+        delivery_ms = int(self.delivery_seconds * 1000)
+        try:
+            return kafka.KafkaProducer(
+                acks="all",
+                linger_ms=self.linger_ms,
+                batch_size=256 << 10,
+                max_request_size=MAX_MESSAGE_BYTES,
+                max_block_ms=delivery_ms,
+                delivery_timeout_ms=delivery_ms,
+                request_timeout_ms=min(10_000, delivery_ms - self.linger_ms),
+                allow_auto_create_topics=False,
+                metrics_enabled=False,
+                **self.config.client_options(),
+            )
+        except kafka.errors.KafkaError as error:
+            raise explain(error, self.config) from None
 
     def _fail(self, error: BaseException) -> None:
         self._failed = self._failed or error

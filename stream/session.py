@@ -146,10 +146,10 @@ class Session:
         try:
             raws = reader.poll(POLL_SECONDS)
         except OutOfRangeError as error:
-            self._look(admin, topic, soon=True)
+            self._look(admin, topic)
             self._reset(admin, topic, str(error), error.partitions or topic.partitions)
             raise TopicChangedError("the positions begin anew") from None
-        self._look(admin, topic, soon=bool(raws))
+        self._look(admin, topic, after_seconds=LOOK_SECONDS if raws else IDLE_LOOK_SECONDS)
         self._learn_ends(reader, admin, topic)
         for raw in raws:
             self._take(raw, topic)
@@ -175,9 +175,9 @@ class Session:
         if len(raw):
             self._last_record[raw.partition] = time.monotonic()
 
-    def _look(self, admin: Admin, topic: Topic, *, soon: bool) -> None:
-        now = time.monotonic()
-        if now - self._looked < (LOOK_SECONDS if soon else IDLE_LOOK_SECONDS):
+    def _look(self, admin: Admin, topic: Topic, *, after_seconds: float = 0.0) -> None:
+        """Make sure the topic is the one that is read, if the last look is so long ago."""
+        if (now := time.monotonic()) - self._looked < after_seconds:
             return
         seen = admin.topic(topic.name)
         self._looked = now
@@ -194,6 +194,7 @@ class Session:
         asked = min(told[partition][1] for partition in topic.partitions)
         for partition, end in ends.items():
             if end < self.positions[partition].offset:
+                self._look(admin, topic)
                 why = f"{partition} ends at {end}, before the position {self.positions[partition].offset}"
                 self._reset(admin, topic, why, [partition])
                 raise TopicChangedError("the positions begin anew")
