@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-
 from springtide_client.log_directory import LogDirectory
 from starlette.responses import Response
 
-from app.serving.answers import FileAnswer, with_etag
+from app.serving.answers import FileAnswer, matches
 from app.serving.problems import ApiError, gone, invalid, not_ready
 from app.serving.service import Service
 
@@ -24,14 +23,18 @@ async def latest(request: Request) -> Response:
     """The newest base's manifest: its number, and the files that /v1/bases/{v}/files/{name} gives"""
     service: Service = request.app.state.service
 
-    def read() -> dict[str, Any]:
+    def read() -> Response:
         path = LogDirectory(service.log_path).newest_base()
         if path is None:
             raise not_ready(service.replica.reason or "the log has no base yet")
-        return _manifest(path)
+        content, manifest = _manifest(path)
+        etag = _etag(manifest, "manifest.json")
+        headers = {"ETag": etag, "Cache-Control": "no-cache"}
+        if matches(request.headers.get("if-none-match"), etag):
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type="application/json")
 
-    manifest = await service.scans.run(read)
-    return with_etag(request, manifest, _etag(manifest, "manifest"))
+    return await service.files.run(read)
 
 
 @router.head("/v1/bases/{v}/files/{name}", include_in_schema=False)
@@ -44,14 +47,14 @@ async def file(request: Request, v: int, name: str) -> Response:
         path = service.log_path / f"base-{v:020d}"
         if v < 0 or not path.is_dir():
             raise gone(v, None)
-        manifest = _manifest(path)
+        _, manifest = _manifest(path)
         if name != "manifest.json" and (name not in manifest["files"] or not FILE_NAME.fullmatch(name)):
             names = ", ".join(["manifest.json", *sorted(manifest["files"])])
             raise ApiError(404, "no_such_file", f"base {v} has no file {name!r}", f"its files are {names}")
         media_type = "application/json" if name == "manifest.json" else "application/octet-stream"
         return FileAnswer(path / name, etag=_etag(manifest, name), media_type=media_type)
 
-    return await service.scans.run(open_file)
+    return await service.files.run(open_file)
 
 
 @router.head("/v1/snapshot", include_in_schema=False)
@@ -69,21 +72,25 @@ async def snapshot(
         raise invalid(f"rows = {rows!r}", "rows is all or none")
     view = service.replica.take()
     wanted = view.version if version is None else version
-    made = await service.scans.run(lambda: service.snapshots.get(view, wanted, rows=rows))
-    answer = FileAnswer(made.path, etag=made.etag)
-    answer.extra_headers = {
-        "x-springtide-version": str(wanted),
-        "content-disposition": f'attachment; filename="springtide-{wanted}.safetensors"',
-    }
-    return answer
+
+    def make() -> FileAnswer:
+        made = service.snapshots.get(view, wanted, rows=rows)
+        answer = FileAnswer(made.path, etag=made.etag)
+        answer.extra_headers = {
+            "x-springtide-version": str(wanted),
+            "content-disposition": f'attachment; filename="springtide-{wanted}.safetensors"',
+        }
+        return answer
+
+    return await service.snapshot_work.run(make)
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _manifest(path: Path) -> tuple[bytes, dict[str, Any]]:
     try:
-        manifest: dict[str, Any] = msgspec.json.decode((path / "manifest.json").read_bytes())
+        content = (path / "manifest.json").read_bytes()
     except FileNotFoundError:
         raise ApiError(410, "gone", f"{path.name} was retired", "start again from /v1/bases/latest") from None
-    return manifest
+    return content, msgspec.json.decode(content)
 
 
 def _etag(manifest: dict[str, Any], name: str) -> str:

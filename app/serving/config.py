@@ -14,7 +14,8 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
-    cache_bytes: int = 2 * 2**30  # snapshots kept on disk
+    cache_bytes: int = 2 * 2**30  # memory for rows changed since the base; beyond it they move to files in cache_path
+    snapshot_bytes: int = 20 * 2**30  # disk for snapshots that were asked for
     cache_path: str | None = None  # absent: a folder of the process's own, removed at its end
     tokens_file: str | None = None
     insecure: bool = False
@@ -23,14 +24,14 @@ class ServeConfig:
     max_instances: int = 8_192  # per predict request
     max_neighbors: int = 1_000
     max_streams: int = 256  # log, events and long polls at once
-    poll_seconds: float = 0.02  # how often the log is looked at
+    poll_seconds: float = 0.01  # how often the log is looked at
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ValueError(f"[serve] port = {self.port}: a port is between 0 and 65535 (0 takes any free one)")
         if self.workers != 1:
             raise ValueError(f"[serve] workers = {self.workers}: one worker is what this version runs; set workers = 1")
-        for name in ("cache_bytes", "max_body_bytes", "max_ids", "max_instances", "max_neighbors", "max_streams"):
+        for name in ("cache_bytes", "snapshot_bytes", "max_body_bytes", "max_ids", "max_instances", "max_streams"):
             if getattr(self, name) < 1:
                 raise ValueError(f"[serve] {name} = {getattr(self, name)}: must be at least 1")
         if not 0 < self.poll_seconds <= 10:

@@ -1,19 +1,168 @@
-"""The seam to the client: a follower of the log directory that tells the version index what it applied."""
+"""The seam to the client: its follower over a log directory, and its views as the routes see them."""
 
+# K keys, D dimension
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from app.serving.replica import Following
-from app.serving.versions import VersionIndex
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from springtide_client.features import Features
+from springtide_client.follower import Applied, Follower
+from springtide_client.log_cursor import LogCursor
+from springtide_client.log_directory import LogDirectory
+from springtide_client.records import Record, Tip
+from springtide_client.schema import Schema
+from springtide_client.view import View
+
+from app.serving.model_view import IdArray, RowArray, StatusArray
+from app.serving.scan import living_rows
+from app.serving.texts import TextTap
+from app.serving.versions import VersionEntry
+
+# of a version's meta, what only the next trainer reads
+PRIVATE_FACTS = ("trainer", "record_ms", "created_ms")
 
 
-def follow_directory(log_path: Path, versions: VersionIndex) -> Following:
-    raise OSError("pending")
+class ServedView:
+    """A client's view with the texts of its ids; see ModelView for what each answer is."""
+
+    def __init__(self, view: View, texts: TextTap) -> None:
+        self.inner = view
+        self._texts = texts
+
+    @property
+    def version(self) -> int:
+        return self.inner.version
+
+    @property
+    def complete_until_ms(self) -> int:
+        return self.inner.meta.complete_until_ms
+
+    @property
+    def schema(self) -> Schema:
+        return self.inner.schema
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
+    def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
+        return self.inner.lookup(np.full(len(ids_K), number, dtype=np.uint16), ids_K)
+
+    def facts(self, number: int, row_id: int) -> tuple[int, int]:
+        info = self.inner.row_info(number, row_id)
+        return info["count"], info["last_seen_ms"]
+
+    def predict(self, features: Features) -> npt.NDArray[np.float32]:
+        return self.inner.predict(features)
+
+    def has_texts(self, number: int) -> bool:
+        return self._texts.has_texts(self.inner.base, number)
+
+    def names(self, number: int, ids_K: IdArray) -> list[int | str]:
+        found = ((row_id, self._texts.find(self.inner.base, number, row_id)) for row_id in ids_K.tolist())
+        return [row_id if text is None else text for row_id, text in found]
+
+    def scan(self, number: int) -> Iterator[tuple[IdArray, RowArray]]:
+        for rows in living_rows(self.inner):
+            places = np.flatnonzero(rows.feature == number)
+            if len(places):
+                yield rows.id[places], rows.value[places]
 
 
-class LogReader:
-    @classmethod
-    def after(cls, log_path: Path, number: int) -> "LogReader | None":
-        return None
+class DirectoryFollowing:
+    """A follower of one directory; `on_version` hears every version, `on_swap` once each time the view moved on."""
 
-    def read(self, max_bytes: int) -> list[bytes] | None:
-        return None
+    def __init__(
+        self,
+        log_path: Path,
+        *,
+        cache_bytes: int,
+        cache_path: Path | None,
+        on_version: Callable[[VersionEntry, int], None],
+        on_swap: Callable[[], None],
+    ) -> None:
+        self._source = KeptCursors(LogDirectory(log_path))
+        self._texts = TextTap(self._source)
+        self._follower = Follower(self._texts, cache_bytes=cache_bytes, cache_dir=cache_path)
+        self._on_version = on_version
+        self._on_swap = on_swap
+        self._wrapped: ServedView | None = None
+        self._base_number = -1
+        self._follower.listen(self._heard)
+        self._follower.on_swap(self._swapped)
+
+    @property
+    def view(self) -> ServedView | None:
+        view, wrapped = self._follower.view, self._wrapped
+        if view is None:
+            return None
+        if wrapped is None or wrapped.inner is not view:
+            wrapped = self._wrapped = ServedView(view, self._texts)
+        return wrapped
+
+    @property
+    def error(self) -> Exception | None:
+        return self._follower.error
+
+    def poll(self) -> None:
+        self._follower.poll()
+        view = self._follower.view
+        if view is not None and view.base.manifest.number != self._base_number:
+            self._base_number = view.base.manifest.number
+            self._texts.let_go(self._base_number)
+
+    def close(self) -> None:
+        self._follower.close()
+        self._source.close()
+
+    def _heard(self, view: View, applied: Applied, servable_ms: int) -> None:
+        self._on_version(entry_of(applied), servable_ms)
+
+    def _swapped(self, view: View) -> None:
+        # a base that nothing follows yet is a version that no record told of
+        self._on_version(entry_of(Applied(view.tip.number, view.parent, view.tip.checksum, view.meta)), 0)
+        self._on_swap()
+
+
+class KeptCursors:
+    """A log directory that reads on where it stood, instead of finding its place anew at every look."""
+
+    # a follower may rebuild from a base beside the view that it serves
+    NUM_CURSORS = 2
+
+    def __init__(self, directory: LogDirectory) -> None:
+        self._directory = directory
+        self._cursors: dict[Tip | None, LogCursor] = {}
+
+    def newest_base(self) -> Path | None:
+        """The directory's."""
+        return self._directory.newest_base()
+
+    def records(self, after: Tip | None) -> Iterator[Record]:
+        """The directory's; an asker who leaves in mid-way, or an error, costs only the search for the place."""
+        cursor = self._cursors.pop(after, None) or self._directory.follow(after)
+        try:
+            while records := cursor.read():
+                yield from records
+        except BaseException:
+            cursor.close()
+            raise
+        while len(self._cursors) >= self.NUM_CURSORS:
+            self._cursors.pop(next(iter(self._cursors))).close()
+        self._cursors[cursor.tip] = cursor
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._cursors:
+            self._cursors.popitem()[1].close()
+
+
+def entry_of(applied: Applied) -> VersionEntry:
+    """What the version index keeps of a version."""
+    facts = msgspec.to_builtins(applied.meta)
+    created_ms, record_ms = facts["created_ms"], facts["record_ms"]
+    for name in PRIVATE_FACTS:
+        del facts[name]
+    return VersionEntry(applied.number, applied.parent, applied.checksum, created_ms, record_ms, facts)

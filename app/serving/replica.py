@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from springtide_client.errors import SpringtideError
-
 from app.serving.demand import Demand
 from app.serving.freshness import Freshness
 from app.serving.metrics import Metrics
 from app.serving.model_view import ModelView
 from app.serving.problems import ApiError, not_ready
-from app.serving.versions import VersionIndex
+from app.serving.versions import VersionEntry, VersionIndex
 
 WAITING = "the log has no version yet: start a trainer on it"
 
@@ -30,11 +28,15 @@ def wall_ms() -> int:
 
 
 class Following(Protocol):
-    """What the replica asks of a follower (springtide_client.follower)."""
+    """What the replica asks of a follower; app/serving/follow.py gives it."""
 
     @property
-    def view(self) -> ModelView:
-        """The newest view, or None."""
+    def view(self) -> ModelView | None:
+        """The newest view."""
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the view does not move; None while it does."""
 
     def poll(self) -> None:
         """Apply what the log has beyond the view; repairs itself."""
@@ -42,32 +44,42 @@ class Following(Protocol):
     def close(self) -> None: ...
 
 
+# on_version(version, servable at ms), on_swap()
+Follow = Callable[[Callable[[VersionEntry, int], None], Callable[[], None]], Following]
+
+
 class Replica:
     """Follows the log from the moment it exists; `view` is None until a first version is servable."""
 
     def __init__(
-        self,
-        follow: Callable[[VersionIndex], Following],
-        *,
-        poll_seconds: float,
-        metrics: Metrics,
-        clock_ms: Callable[[], int] = wall_ms,
+        self, follow: Follow, *, poll_seconds: float, metrics: Metrics, clock_ms: Callable[[], int] = wall_ms
     ) -> None:
-        self._follow = follow
         self._poll_seconds = poll_seconds
         self._metrics = metrics
         self._clock_ms = clock_ms
-        self._following: Following | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="springtide-replica", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
         self._live_since_ms: int | None = None
-        self.view: ModelView | None = None
-        self.reason = WAITING
+        self._defect = ""
         self.num_swaps = 0
         self.versions = VersionIndex()
         self.freshness = Freshness()
+        self._following = follow(self._heard, self._swapped)
+
+    @property
+    def view(self) -> ModelView | None:
+        """The newest view; it never changes, take it once for a request."""
+        return self._following.view
+
+    @property
+    def reason(self) -> str:
+        """Why nothing, or nothing newer, is served; empty while all is well."""
+        error = self._following.error
+        if error is not None:
+            return str(error) or type(error).__name__
+        return self._defect or (WAITING if self.view is None else "")
 
     @property
     def stopping(self) -> bool:
@@ -148,46 +160,29 @@ class Replica:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._look()
-            except (SpringtideError, OSError, ValueError) as error:
-                self._note(str(error) or type(error).__name__)
+                self._following.poll()
+                self._defect = ""
             except Exception as error:
                 # the old view keeps being served: a defect here must not take the server down with it
-                logger.exception("following failed")
-                self._note(f"{type(error).__name__}: {error}")
-            self._stopping.wait(self._poll_seconds)
-        if self._following is not None:
-            self._following.close()
+                if not self._defect:
+                    logger.exception("following failed")
+                self._defect = f"{type(error).__name__}: {error}"
+            self._stopping.wait(self._poll_seconds if not self._defect else 1.0)
+        self._following.close()
 
-    def _look(self) -> None:
-        if self._following is None:
-            self._following = self._follow(self.versions)
-        self._following.poll()
-        view = self._following.view
-        if view is None:
-            self.reason = WAITING
-        elif self.view is None or view.version != self.view.version:
-            self._swap(view)
+    def _heard(self, entry: VersionEntry, servable_ms: int) -> None:
+        # what was published before this server could serve says nothing of how fast it follows
+        if self._live_since_ms is not None and entry.created_ms >= self._live_since_ms:
+            self.freshness.observe(entry.record_ms, servable_ms=servable_ms)
+        self.versions.add(entry)
 
-    def _swap(self, view: ModelView) -> None:
-        now_ms = self._clock_ms()
-        self.view = view
-        self.reason = ""
+    def _swapped(self) -> None:
         self.num_swaps += 1
         self._metrics.add("springtide_swaps_total")
-        for entry in self.versions.take_new():
-            # what was published before this server could serve says nothing of how fast it follows
-            if self._live_since_ms is not None and entry.created_ms >= self._live_since_ms:
-                self.freshness.observe(entry.record_ms, servable_ms=now_ms)
         if self._live_since_ms is None:
-            self._live_since_ms = now_ms
-            logger.info("serving", extra={"version": view.version})
+            self._live_since_ms = self._clock_ms()
+            logger.info("serving")
         self._wake()
-
-    def _note(self, reason: str) -> None:
-        if reason != self.reason:
-            logger.warning("the log cannot be followed", extra={"reason": reason})
-        self.reason = reason
 
     def _wake(self) -> None:
         loop = self._loop

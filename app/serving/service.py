@@ -3,7 +3,6 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +10,38 @@ import numpy as np
 import numpy.typing as npt
 
 from app.serving.bodies import STATUS_NAMES
+from app.serving.cache_folder import CacheFolder
 from app.serving.config import ServeConfig
-from app.serving.follow import follow_directory
+from app.serving.follow import DirectoryFollowing
 from app.serving.guard import Guard
 from app.serving.metrics import Metrics
 from app.serving.problems import busy
-from app.serving.replica import Following, Replica, wall_ms
+from app.serving.replica import Replica, wall_ms
 from app.serving.snapshot import Snapshots
 from app.serving.status import History, TrainerStatus
 from app.serving.tokens import Tokens
-from app.serving.versions import VersionIndex
 from app.serving.work import Work
 
 SAMPLE_SECONDS = 1.0
-Follow = Callable[[Path, VersionIndex], Following]
 
 
 class Service:
     """The replica, the trainer's status, the threads and the numbers of one server."""
 
-    def __init__(
-        self, log_path: Path, config: ServeConfig, tokens: Tokens, *, follow: Follow = follow_directory
-    ) -> None:
+    def __init__(self, log_path: Path, config: ServeConfig, tokens: Tokens) -> None:
         self.log_path = log_path
         self.config = config
         self.guard = Guard(config, tokens)
         self.metrics = declare(Metrics())
+        self.folder = CacheFolder(config.cache_path)
         self.replica = Replica(
-            lambda versions: follow(log_path, versions),
+            lambda on_version, on_swap: DirectoryFollowing(
+                log_path,
+                cache_bytes=config.cache_bytes,
+                cache_path=self.folder.path,
+                on_version=on_version,
+                on_swap=on_swap,
+            ),
             poll_seconds=config.poll_seconds,
             metrics=self.metrics,
         )
@@ -47,7 +50,9 @@ class Service:
         self.lookups = Work("lookup", num_threads=2, max_waiting=128)
         self.predictions = Work("predict", num_threads=2, max_waiting=256)
         self.scans = Work("scan", num_threads=1, max_waiting=32)
-        self.snapshots = Snapshots(log_path, config)
+        self.files = Work("files", num_threads=2, max_waiting=64)
+        self.snapshots = Snapshots(log_path, self.folder.path, max_bytes=config.snapshot_bytes)
+        self.snapshot_work = Work("snapshot", num_threads=1, max_waiting=8)
         self.num_streams = 0
         self._started = time.monotonic()
         self._sampler: asyncio.Task[None] | None = None
@@ -60,15 +65,16 @@ class Service:
     def stop(self) -> None:
         """Wake every stream so that it ends; does not block."""
         self.replica.stop()
+        self.snapshots.stop()
         if self._sampler is not None:
             self._sampler.cancel()
 
     def close(self) -> None:
         """Let go of threads and files; after the event loop's last answer."""
         self.replica.join()
-        for work in (self.lookups, self.predictions, self.scans):
+        for work in (self.lookups, self.predictions, self.scans, self.files, self.snapshot_work):
             work.close()
-        self.snapshots.close()
+        self.folder.close()
 
     def count_rows(self, status_K: npt.NDArray[np.uint8]) -> None:
         """Count looked-up rows by their status: an absent row is never silent."""

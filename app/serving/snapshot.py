@@ -1,3 +1,159 @@
+"""One model at one version as one self-contained file: dense parameters, rows, texts, program, manifest.
+
+safetensors layout. Equal versions of a log give equal bytes, so a download may be resumed at another server.
+"""
+
+# n rows, D dimension
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from springtide_client.errors import LogError, SpringtideError
+from springtide_client.log_directory import LogDirectory
+from springtide_client.tensors import TensorShape, TensorWriter, layout_of
+from springtide_client.view import View
+
+from app.serving.follow import ServedView
+from app.serving.model_view import ModelView
+from app.serving.problems import ApiError, gone, not_ready
+from app.serving.scan import count_rows, living_rows
+
+COLUMNS = ("feature", "id", "value", "count", "last_seen")
+
+
+class Made(NamedTuple):
+    """A snapshot on disk."""
+
+    path: Path
+    etag: str
+
+
 class Snapshots:
-    def __init__(self, log_path, config): ...
-    def close(self): ...
+    """Writes snapshots when they are asked for and keeps the newest asked-for ones within `max_bytes`.
+
+    One thread at a time.
+    """
+
+    def __init__(self, log_path: Path, folder: Path, *, max_bytes: int) -> None:
+        self._directory = LogDirectory(log_path)
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Give up what is being written."""
+        self._stopping.set()
+
+    def get(self, view: ModelView, version: int, *, rows: str) -> Made:
+        """The snapshot of a version, `rows` being all or none; ApiError 410 where the log no longer leads there."""
+        for path in self._folder.glob(f"snapshot-{version:020d}-*-{rows}.safetensors"):
+            path.touch()
+            return Made(path, _etag(path))
+        assert isinstance(view, ServedView)
+        found = view.inner if view.version == version else view_at(self._directory, version)
+        if found is None:
+            raise gone(version, None)
+        path = self._folder / f"snapshot-{version:020d}-{found.tip.checksum:016x}-{rows}.safetensors"
+        draft = path.with_suffix(".tmp")
+        try:
+            self._write(found, draft, with_rows=rows == "all")
+            draft.rename(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        return Made(path, _etag(path))
+
+    def _write(self, view: View, draft: Path, *, with_rows: bool) -> None:
+        shapes, metadata = describe(view, num_rows=count_rows(view) if with_rows else 0)
+        num_bytes = layout_of(shapes, metadata).num_bytes
+        self._make_room(num_bytes)
+        write_snapshot(view, draft, shapes, metadata, with_rows=with_rows, stopping=self._stopping)
+
+    def _make_room(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            message = f"the snapshot has {num_bytes:,} bytes, [serve] snapshot_bytes allows {self._max_bytes:,}"
+            raise ApiError(507, "snapshot_too_large", message, "raise snapshot_bytes, or ask with rows=none")
+        files = sorted(self._folder.glob("snapshot-*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+        total = sum(path.stat().st_size for path in files)
+        while files and total + num_bytes > self._max_bytes:
+            total -= files[0].stat().st_size
+            files.pop(0).unlink()
+
+
+def view_at(directory: LogDirectory, version: int) -> View | None:
+    """The view at a version, from the newest base at or before it; None where the log no longer leads there."""
+    with suppress(SpringtideError, FileNotFoundError):
+        for path in reversed(directory.bases()):
+            if int(path.name.removeprefix("base-")) > version:
+                continue
+            view = View.open(path)
+            if view.version == version:
+                return view
+            for record in directory.records(view.tip):
+                view = view.apply(record).merged()
+                if view.version >= version:
+                    return view if view.version == version else None
+            return None
+    return None
+
+
+def describe(view: View, *, num_rows: int) -> tuple[dict[str, TensorShape], dict[str, str]]:
+    """The tensors of a snapshot and its metadata."""
+    shapes = {
+        "rows.feature": TensorShape(np.dtype(np.uint16), (num_rows,)),
+        "rows.id": TensorShape(np.dtype(np.int64), (num_rows,)),
+        "rows.value": TensorShape(np.dtype(np.float32), (num_rows, view.dim)),
+        "rows.count": TensorShape(np.dtype(np.int64), (num_rows,)),
+        "rows.last_seen": TensorShape(np.dtype(np.int64), (num_rows,)),
+    }
+    for name, array in small_tensors(view).items():
+        shapes[name] = TensorShape(array.dtype, array.shape)
+    base = view.base.manifest
+    manifest: dict[str, Any] = {
+        "version": view.version,
+        "checksum": f"{view.tip.checksum:016x}",
+        "schema": base.schema,
+        "table": base.table,
+        "model": base.model,
+        "meta": view.meta,
+    }
+    return shapes, {"manifest": msgspec.json.encode(manifest).decode(), "format": "springtide-snapshot-1"}
+
+
+def small_tensors(view: View) -> dict[str, npt.NDArray[Any]]:
+    """Everything but the rows: it fits into memory."""
+    tensors = view.model.named(view.parameters)
+    program = np.frombuffer((view.base.path / "model.pt2").read_bytes(), np.uint8)
+    return {**{f"dense.{name}": tensor for name, tensor in tensors.items()}, "model.pt2": program}
+
+
+def write_snapshot(
+    view: View,
+    path: Path,
+    shapes: dict[str, TensorShape],
+    metadata: dict[str, str],
+    *,
+    with_rows: bool,
+    stopping: threading.Event,
+) -> None:
+    """Write the file, a bounded number of rows in memory at a time."""
+    writer = TensorWriter(path, shapes, metadata)
+    try:
+        for name, array in small_tensors(view).items():
+            writer.write(name, 0, array)
+        at = 0
+        for rows in living_rows(view) if with_rows else ():
+            if stopping.is_set():
+                raise not_ready("the server ends")
+            for column in COLUMNS:
+                writer.write(f"rows.{column}", at, getattr(rows, column))
+            at += len(rows)
+    finally:
+        writer.close()
+
+
+def _etag(path: Path) -> str:
+    return f'"{path.stem}"'

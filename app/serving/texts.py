@@ -3,28 +3,18 @@
 import threading
 from collections import deque
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from springtide_client.base import Base
-from springtide_client.log_directory import Tip
-from springtide_client.records import Record
-
-from app.serving.model_view import IdArray
-
-
-class Source(Protocol):
-    """A log as the follower reads it."""
-
-    def newest_base(self) -> Path | None: ...
-
-    def records(self, after: Tip | None) -> Iterator[Record]: ...
+from springtide_client.follower import Source
+from springtide_client.records import Record, Tip
 
 
 class TextTap:
-    """A log whose records' texts are noted on their way to the follower; views themselves do not keep them."""
+    """A log whose records' texts are noted on their way to the follower, for views do not keep them."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -44,19 +34,26 @@ class TextTap:
             yield record
 
     def let_go(self, base_number: int) -> None:
-        """Forget what a base has: every text of a version up to it."""
+        """Drop what a mapped base has: every text of a version up to it."""
         with self._lock:
             while self._by_version and self._by_version[0][0] <= base_number:
                 for key in self._by_version.popleft()[1]:
                     self._texts.pop(key, None)
 
     def has_texts(self, base: Base, number: int) -> bool:
-        """Whether any id of the feature is a text's."""
-        return number in self._features or number in base_features(base)
+        """Whether any id of the feature is the hash of a text."""
+        if number in self._features:
+            return True
+        texts = base.texts
+        if texts is None:
+            return False
+        first, end = np.searchsorted(texts["feature"], np.array([number, number + 1]))
+        return bool(first < end)
 
     def find(self, base: Base, number: int, row_id: int) -> str | None:
-        """The text of an id, or None."""
-        return self._texts.get((number, row_id)) or find_in_base(base, number, row_id)
+        """The text of an id; None where the id is a number."""
+        text = self._texts.get((number, row_id))
+        return text if text is not None else find_in_base(base, number, row_id)
 
     def _note(self, record: Record) -> None:
         tensors = record.tensors()
@@ -72,8 +69,20 @@ class TextTap:
                 self._by_version.append((record.number, new))
 
 
+def find_in_base(base: Base, number: int, row_id: int) -> str | None:
+    """The text of an id in the base's file, which is sorted by (feature, id)."""
+    texts = base.texts
+    if texts is None:
+        return None
+    first, end = np.searchsorted(texts["feature"], np.array([number, number + 1])).tolist()
+    place = first + int(np.searchsorted(texts["id"][first:end], row_id))
+    if place >= end or texts["id"][place] != row_id:
+        return None
+    start, stop = texts["offsets"][place : place + 2].tolist()
+    return str(texts["bytes"][start:stop].tobytes(), "utf-8")
+
+
 def decode_texts(offsets: npt.NDArray[np.int64], content: npt.NDArray[np.uint8]) -> list[str]:
     """The texts that one tensor of bytes holds end to end."""
     joined = content.tobytes()
-    ends = offsets.tolist()
-    return [joined[start:end].decode() for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [joined[start:end].decode() for start, end in pairwise(offsets.tolist())]

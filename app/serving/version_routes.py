@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from springtide_client.base import read_base_manifest
+from springtide_client.errors import LogError
+from springtide_client.log_cursor import LogCursor
+from springtide_client.log_directory import LogDirectory, base_name
+from springtide_client.records import Record, Tip
 from starlette.responses import Response, StreamingResponse
 
 from app.serving.answers import with_etag
-from app.serving.follow import LogReader
-from app.serving.problems import gone, not_ready
+from app.serving.problems import gone
 from app.serving.service import Service
 from app.serving.versions import VersionEntry
 
@@ -18,6 +22,8 @@ router = APIRouter(tags=["The model"])
 
 MAX_WAIT_SECONDS = 60.0
 BATCH_BYTES = 4 << 20
+# the log is looked at again after so long even if nothing was served meanwhile
+LOOK_SECONDS = 5.0
 
 
 @router.get("/v1/versions")
@@ -74,31 +80,58 @@ async def version(request: Request, v: int) -> Response:
 async def log(request: Request, after: Annotated[int, Query(ge=0)]) -> Response:
     """Version records after V, as they are in the log, for as long as the asker listens; 410 where V is not in it"""
     service: Service = request.app.state.service
-    if service.replica.view is None:
-        raise not_ready(service.replica.reason)
+    service.replica.take()
     service.enter_stream()
     try:
-        reader = await asyncio.to_thread(LogReader.after, service.log_path, after)
-        if reader is None:
-            raise gone(after, service.replica.versions.oldest)
+        cursor, records = await asyncio.to_thread(_begin, service, after)
     except BaseException:
         service.leave_stream()
         raise
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_frames(service, reader), media_type="application/octet-stream", headers=headers)
+    frames = _frames(service, cursor, records)
+    return StreamingResponse(frames, media_type="application/octet-stream", headers=headers)
 
 
-async def _frames(service: Service, reader: LogReader) -> AsyncIterator[bytes]:
+def _begin(service: Service, after: int) -> tuple[LogCursor, list[Record]]:
+    """A cursor behind the version, and what it read first; ApiError 410 where the log does not go on from there."""
+    directory = LogDirectory(service.log_path)
+    tip = _tip(service, directory, after)
+    if tip is None:
+        raise gone(after, service.replica.versions.oldest)
+    cursor = directory.follow(tip)
     try:
-        while not service.replica.stopping:
-            frames = await asyncio.to_thread(reader.read, BATCH_BYTES)
-            if frames is None:
-                return  # what was sent is no longer part of the log: the follower must start again
-            for frame in frames:
-                yield frame
-            if not frames:
-                await service.replica.wait_for_change(5.0)
+        return cursor, cursor.read(BATCH_BYTES)
+    except LogError:
+        cursor.close()
+        raise gone(after, service.replica.versions.oldest) from None
+
+
+def _tip(service: Service, directory: LogDirectory, number: int) -> Tip | None:
+    """The version of that number: one this server saw, or a base."""
+    entry = service.replica.versions.find(number)
+    if entry is not None:
+        return entry.tip
+    try:
+        return read_base_manifest(directory.path / base_name(number)).tip
+    except (OSError, LogError):
+        return None
+
+
+async def _frames(service: Service, cursor: LogCursor, records: list[Record]) -> AsyncIterator[bytes]:
+    replica = service.replica
+    try:
+        while not replica.stopping:
+            for record in records:
+                yield record.header
+                yield record.payload
+            if not records:
+                await replica.wait_for_change(LOOK_SECONDS)
+            try:
+                records = await asyncio.to_thread(cursor.read, BATCH_BYTES)
+            except LogError:
+                return  # what was sent is no longer part of the log: asking again tells the follower so
     finally:
+        cursor.close()
         service.leave_stream()
 
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from springtide_client.records import EPOCH_SHIFT, Tip, version_name
+
 MAX_VERSIONS = 100_000
-COUNT_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,19 @@ class VersionEntry:
     facts: dict[str, Any]
 
     @property
+    def tip(self) -> Tip:
+        return Tip(self.number, self.checksum)
+
+    @property
     def etag(self) -> str:
         return f'"{self.checksum:016x}"'
 
     def document(self) -> dict[str, Any]:
         """The manifest that HTTP shows; checksums as hexadecimal text, for JSON's numbers are too short."""
-        epoch, count = self.number >> COUNT_BITS, self.number & (2**COUNT_BITS - 1)
+        epoch, count = self.number >> EPOCH_SHIFT, self.number & ((1 << EPOCH_SHIFT) - 1)
         return {
             "version": self.number,
-            "name": f"{epoch}.{count}",
+            "name": version_name(self.number),
             "epoch": epoch,
             "count": count,
             "parent": f"{self.parent:016x}",
@@ -46,28 +51,21 @@ class VersionIndex:
         self._lock = threading.Lock()
         self._entries: list[VersionEntry] = []
         self._places: dict[int, VersionEntry] = {}
-        self._new: list[VersionEntry] = []
 
     def add(self, entry: VersionEntry) -> None:
         """A version was applied; one that is not beyond the last starts the index anew (a repair from a base)."""
         with self._lock:
-            if entry.number in self._places:
+            known = self._places.get(entry.number)
+            if known is not None and known.checksum == entry.checksum:
                 return
             if self._entries and entry.number <= self._entries[-1].number:
                 self._entries = [known for known in self._entries if known.number < entry.number]
             self._entries.append(entry)
-            self._new.append(entry)
             if len(self._entries) > MAX_VERSIONS:
                 del self._entries[: MAX_VERSIONS // 10]
             if len(self._entries) != len(self._places) + 1:
                 self._places = {known.number: known for known in self._entries}
             self._places[entry.number] = entry
-
-    def take_new(self) -> list[VersionEntry]:
-        """The versions added since the last call."""
-        with self._lock:
-            new, self._new = self._new, []
-        return new
 
     def find(self, number: int) -> VersionEntry | None:
         """The version of that number."""

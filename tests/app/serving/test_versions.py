@@ -14,8 +14,6 @@ def test_versions_are_listed_newest_first_by_pages():
     assert index.newest(limit=3, before=1) == []
     assert [found.number for found in index.newest(limit=30, before=99)] == list(range(10, 0, -1))
     assert index.oldest == 1
-    assert len(index.take_new()) == 10
-    assert index.take_new() == []
 
 
 def test_a_repair_that_comes_back_with_other_versions_replaces_what_it_overtakes():

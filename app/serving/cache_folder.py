@@ -1,0 +1,19 @@
+"""The folder for what a server may lose: rows moved out of memory, and snapshots."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+
+class CacheFolder:
+    """A given folder, kept for the next process, or one of this process's own, removed by `close`."""
+
+    def __init__(self, path: str | None) -> None:
+        self._is_own = path is None
+        self.path = Path(tempfile.mkdtemp(prefix="springtide-serve-")) if path is None else Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def close(self) -> None:
+        """Remove an own folder; a file that is still read stays readable."""
+        if self._is_own:
+            shutil.rmtree(self.path, ignore_errors=True)

@@ -1,0 +1,27 @@
+"""Every living row of a view, in the order of the mixed keys, a bounded number at a time."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from springtide_client.layers import RowLayer
+from springtide_client.private_layer import chunks, merge_all, without_values
+from springtide_client.view import View
+
+
+def living_rows(view: View, *, with_values: bool = True) -> Iterator[RowLayer]:
+    """The rows that a look-up of this view would find, each once."""
+    private = () if view.private is None else (view.private,)
+    stack = [layer for layer in (*view.layers, *private, view.base.rows) if len(layer)]
+    if not stack:
+        return
+    if not with_values:
+        stack = [without_values(layer) for layer in stack]
+    for part in chunks(stack):
+        rows = merge_all(part)
+        alive = rows.alive(view.meta.horizons)
+        yield rows if alive.all() else rows.take(np.flatnonzero(alive))
+
+
+def count_rows(view: View) -> int:
+    """How many there are."""
+    return sum(len(rows) for rows in living_rows(view, with_values=False))
