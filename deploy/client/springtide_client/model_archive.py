@@ -1,4 +1,4 @@
-"""Which torch.export archives are data and nothing else: an archive arrives from elsewhere, and loading must not run it.
+"""Which torch.export archives are data and nothing else: they arrive from elsewhere, and loading must not run them.
 
 `torch.export.load` unpickles sample inputs, legacy weights and custom objects, opens compiled libraries, evaluates
 symbolic shapes as Python and resolves any name in `torch`; so all but plain tensors and plain operators is refused.
@@ -20,7 +20,7 @@ _PLAIN_FILES = re.compile(
     r"|data/weights/weight_\d+|data/constants/tensor_\d+"
 )
 _SAMPLE_INPUTS = re.compile(r"data/sample_inputs/.*")
-# the operators of a graph; `torch.*` would reach `torch.load`, `_operator.*` alone reaches attributes of what it is given
+# the operators of a graph; all of `torch.*` would reach `torch.load`, all of `_operator.*` attributes
 _TARGET = re.compile(
     r"torch\.ops\.(aten|prims|higher_order)\.\w+(\.\w+)?|torch\.sym_\w+|torch\._sym_\w+|math\.\w+"
     r"|_operator\.(add|sub|mul|truediv|floordiv|mod|pow|neg|pos|abs|eq|ne|lt|le|gt|ge|and_|or_|xor|not_|getitem)"

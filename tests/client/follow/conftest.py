@@ -1,11 +1,20 @@
 """A small exported model and the schema it was exported for."""
 
 import io
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from springtide_client.schema import Schema
 from torch import nn
+
+# pytest's importlib mode leaves this folder off the path
+sys.path.append(str(Path(__file__).parent))
+
+from toy_log import ToyLog
 
 DIM = 4
 TOY_SCHEMA = Schema(
@@ -78,3 +87,10 @@ def toy_archive(toy_program: torch.export.ExportedProgram) -> bytes:
 @pytest.fixture(scope="session")
 def toy_schema() -> Schema:
     return TOY_SCHEMA
+
+
+@pytest.fixture
+def make_log(tmp_path: Path, toy_schema: Schema, toy_archive: bytes) -> Callable[[], ToyLog]:
+    """A new log, with its first base, at each call."""
+    numbers = itertools.count()
+    return lambda: ToyLog(tmp_path / f"log-{next(numbers)}", toy_schema, toy_archive)

@@ -18,7 +18,11 @@ def random_inputs(num_samples: int, longest: int) -> ModelInputs:
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     lengths = rng.integers(0, longest + 1, (num_samples, 1))
     return ModelInputs(
-        draw(num_samples, 2, 4), draw(num_samples, 1, 4), draw(num_samples, 1, longest, 4), lengths, draw(num_samples, 1)
+        draw(num_samples, 2, 4),
+        draw(num_samples, 1, 4),
+        draw(num_samples, 1, longest, 4),
+        lengths,
+        draw(num_samples, 1),
     )
 
 

@@ -1,0 +1,150 @@
+"""A model that stays hot: predictions and look-ups in this process, always from the newest version of a log."""
+
+# N instances, L labels, K ids
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from springtide_client.encode import encode_instances
+from springtide_client.errors import NoModelError, StaleModelError
+from springtide_client.follower import Follower
+from springtide_client.http_log import HttpLog
+from springtide_client.inputs import FloatArray
+from springtide_client.keys import Int64Array, id_of
+from springtide_client.log_directory import LogDirectory
+from springtide_client.sizes import parse_bytes
+from springtide_client.view import View
+
+WAIT_SECONDS = 30.0
+
+
+class HotModel:
+    """Follows the log in the background; every call answers from one version, and a swap never delays a call.
+
+    `url_or_directory`: a server's http(s) URL, or the log's folder. `token`: sent as a bearer token. With
+    `max_staleness_seconds`, calls raise StaleModelError instead of answering from an older model. `cache_dir` keeps
+    fetched bases between processes; without it they go to a temporary folder. `cache_bytes` bounds the memory of rows
+    changed since the base. All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        url_or_directory: str | Path,
+        token: str | None = None,
+        max_staleness_seconds: float | None = None,
+        cache_dir: str | Path | None = None,
+        cache_bytes: int | str = "1GiB",
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        """Wait for the first model, at most `wait_seconds`; NoModelError, which says why, where none came."""
+        if max_staleness_seconds is not None and not max_staleness_seconds >= 0:
+            raise ValueError(f"max_staleness_seconds = {max_staleness_seconds}: must be at least 0")
+        self._where = str(url_or_directory)
+        self._max_staleness_seconds = max_staleness_seconds
+        cache_path = None if cache_dir is None else Path(cache_dir)
+        self._http: HttpLog | None = None
+        source: HttpLog | LogDirectory
+        if self._where.startswith(("http://", "https://")):
+            source = self._http = HttpLog(self._where, token=token, cache_dir=cache_path)
+        else:
+            source = LogDirectory(Path(url_or_directory))
+        self._follower = Follower(
+            source,
+            cache_bytes=parse_bytes(cache_bytes),
+            cache_dir=cache_path,
+            wait=None if self._http is None else self._http.wait,
+        )
+        self._follower.start()
+        if self._follower.wait_for_view(wait_seconds) is None:
+            reason = self._follower.error
+            self.close()
+            mend = "start a trainer (springtide run, springtide train) on it, or give more wait_seconds"
+            why = f": {reason}" if reason is not None else ""
+            raise NoModelError(f"no model from {self._where} within {wait_seconds:g} s{why}; {mend}")
+
+    def predict(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+        """A probability for every label of each instance, `[{"click": 0.12}, ...]`.
+
+        Instances are raw features, as a record has them. EncodeError names the index and the field of a bad one.
+        """
+        view = self._fresh_view()
+        if not len(instances):
+            return []
+        labels = view.schema.labels
+        rows = view.predict(encode_instances(view.schema, instances)).tolist()
+        return [dict(zip(labels, row, strict=True)) for row in rows]
+
+    def lookup(self, feature: str, ids: npt.ArrayLike) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
+        """Rows float32 (*ids.shape, dim), NaN where there is none, and status uint8 ids.shape.
+
+        Status: 0 known, 1 unknown, 2 not admitted, 3 forgotten. Ids are integers or texts; KeyError for a name that is
+        no id feature.
+        """
+        view = self._fresh_view()
+        number = view.schema.number(feature)
+        ids_K, shape = as_ids(ids)
+        rows_KD, status_K = view.lookup(np.full(len(ids_K), number, np.uint16), ids_K)
+        return rows_KD.reshape(*shape, view.dim), status_K.reshape(shape)
+
+    @property
+    def version(self) -> int:
+        """The version that the next call answers from; it only grows."""
+        return self._view.version
+
+    @property
+    def staleness_seconds(self) -> float:
+        """Now minus the wall time up to which the version holds every record; infinite while that was never so."""
+        staleness_ms = self._follower.staleness_ms
+        return float("inf") if staleness_ms is None else staleness_ms / 1000.0
+
+    @property
+    def error(self) -> Exception | None:
+        """Why no newer version arrives; None while they do."""
+        return self._follower.error
+
+    def on_swap(self, callback: Callable[[int], None]) -> None:
+        """Call callback(version) in the follower's thread each time a newer version became the one that answers."""
+        self._follower.on_swap(lambda view: callback(view.version))
+
+    def close(self) -> None:
+        """Stop following. Calls still answer, from the last version."""
+        self._follower.stop()
+        if self._http is not None:
+            self._http.close()
+        self._follower.close()
+
+    def __enter__(self) -> "HotModel":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def _view(self) -> View:
+        view = self._follower.view
+        assert view is not None  # the constructor waited for it
+        return view
+
+    def _fresh_view(self) -> View:
+        limit = self._max_staleness_seconds
+        if limit is not None and (staleness := self.staleness_seconds) > limit:
+            reason = self._follower.error
+            why = str(reason) if reason is not None else "see the trainer's state in /v1/status"
+            raise StaleModelError(f"the model is {staleness:.3g} s old, {limit:g} s are allowed: {why}")
+        return self._view
+
+
+def as_ids(ids: npt.ArrayLike) -> tuple[Int64Array, tuple[int, ...]]:
+    """The int64 ids, flat, and the shape they came in; texts and numbers become ids as in a record."""
+    array = np.asarray(ids)
+    if array.dtype.kind == "i":
+        return array.reshape(-1).astype(np.int64, copy=False), array.shape
+    if not isinstance(ids, np.ndarray):
+        array = np.asarray(ids, object)  # a list of texts and numbers would all become texts
+    flat = [value.item() if isinstance(value, np.generic) else value for value in array.reshape(-1)]
+    return np.array([id_of(value)[0] for value in flat], np.int64), array.shape

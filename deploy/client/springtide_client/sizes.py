@@ -1,0 +1,18 @@
+"""Sizes in bytes, as settings write them: 4096, "64MiB", "2GB"."""
+
+import re
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(size: int | str) -> int:
+    """The number of bytes; ValueError with the text where it is no size."""
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        if match is None or match[2].upper() not in UNITS:
+            raise ValueError(f'{size!r} is no size: write 4096, "64MiB" or "2GB"')
+        size = int(float(match[1]) * UNITS[match[2].upper()])
+    if size < 0:
+        raise ValueError(f"{size} is no size: it is negative")
+    return size

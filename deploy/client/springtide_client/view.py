@@ -1,0 +1,214 @@
+"""The world at one version: a mapped base, the rows changed since in layers, the dense parameters. Never changes.
+
+Servers and HotModel answer from the same functions here, so equal versions give equal numbers, bit by bit.
+Knows no files beyond the base and no threads: a follower makes views, whoever answers keeps the one it took.
+"""
+
+# K keys, M some of them, D dimension, N samples, L labels
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from springtide_client.base import MODEL, Base
+from springtide_client.errors import GapError, LogError
+from springtide_client.features import Features
+from springtide_client.first_values import first_values
+from springtide_client.inputs import FloatArray, assemble, lookup_keys
+from springtide_client.keys import Int64Array, mix_keys
+from springtide_client.layers import RowLayer, horizon_of, merge_layers, record_layer
+from springtide_client.records import Record, Tip, VersionMeta
+from springtide_client.schema import Schema
+
+if TYPE_CHECKING:
+    from springtide_client.model import Model, Parameters
+
+Indices = npt.NDArray[np.intp]
+
+KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = 0, 1, 2, 3
+STATUS_NAMES = ("known", "unknown", "not_admitted", "forgotten")
+
+# a layer is at least so many times as long as the one above it: few layers to search, few rows moved
+LAYER_RATIO = 4
+# from here on, keys are searched in the order of the layers: neighbors share their cache lines
+SORTED_KEYS = 512
+
+
+@dataclass(frozen=True)
+class View:
+    """One version. `apply` and `merged` give new views and leave this one as it is."""
+
+    base: Base
+    layers: tuple[RowLayer, ...]  # changed rows and marks of forgotten ids since the base, newest first
+    private: RowLayer | None  # older ones, moved to a mapped file
+    tip: Tip
+    parent: int  # checksum of the version before
+    meta: VersionMeta
+    schema: Schema
+    model: "Model"
+    parameters: "Parameters"
+
+    @staticmethod
+    def open(base_path: Path, like: "View | None" = None) -> "View":
+        """The view of a base alone; the program of `like` is taken over where it is the same.
+
+        LogError where the base's files do not fit together.
+        """
+        from springtide_client.model import Model  # torch takes a second to import
+
+        base = Base.open(base_path)
+        manifest = base.manifest
+        if base.model_path is None:
+            raise LogError(f"{base_path} holds no {MODEL}: it cannot be served")
+        if like is not None and like.base.manifest.files.get(MODEL) == manifest.files[MODEL]:
+            model = like.model  # parsing a program holds up other threads
+        else:
+            model = Model.load(base.model_path)
+        return View(
+            base=base,
+            layers=(),
+            private=None,
+            tip=manifest.tip,
+            parent=0,
+            meta=manifest.meta,
+            schema=manifest.read_schema(),
+            model=model,
+            parameters=model.parameters(dense_of(base.dense)),
+        )
+
+    @property
+    def version(self) -> int:
+        """epoch * 2**32 + count."""
+        return self.tip.number
+
+    @property
+    def dim(self) -> int:
+        """The length of a row."""
+        return self.base.manifest.table.dim
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of its own: layers in RAM and dense parameters; what is mapped from files is not counted."""
+        return sum(layer.num_bytes for layer in self.layers) + self.parameters.num_bytes
+
+    @cached_property
+    def _stack(self) -> tuple[RowLayer, ...]:
+        """Every layer that holds rows, newest first, the base's at the end."""
+        private = () if self.private is None else (self.private,)
+        return tuple(layer for layer in (*self.layers, *private, self.base.rows) if len(layer))
+
+    def lookup(self, features_K: npt.NDArray[np.uint16], ids_K: Int64Array) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
+        """Rows float32 (K, D), NaN where there is none, and status uint8 (K): 0 known, 1 unknown, 3 forgotten."""
+        rows_KD = np.full((len(ids_K), self.dim), np.nan, np.float32)
+        return rows_KD, self._find(features_K, ids_K, rows_KD)
+
+    def row_info(self, feature: int, row_id: int) -> dict[str, Any]:
+        """`{"status", "vector", "count", "last_seen_ms"}` of one key; all but the status None where there is no row."""
+        features_1, ids_1 = np.array([feature], np.uint16), np.array([row_id], np.int64)
+        rows_1D = np.empty((1, self.dim), np.float32)
+        status, layer, row = UNKNOWN, None, -1
+        for layer in self._stack:
+            row = int(layer.find(features_1, ids_1)[0])
+            if row >= 0:
+                status = int(self._take(layer, np.array([row]), rows_1D, np.array([0]), features_1)[0])
+                break
+        if layer is None or status != KNOWN:
+            return {"status": STATUS_NAMES[status], "vector": None, "count": None, "last_seen_ms": None}
+        return {
+            "status": STATUS_NAMES[KNOWN],
+            "vector": rows_1D[0],
+            "count": int(layer.count[row]),
+            "last_seen_ms": int(layer.last_seen[row]),
+        }
+
+    def rows_for_model(self, features_K: npt.NDArray[np.uint16], ids_K: Int64Array) -> FloatArray:
+        """The rows that a model sees, float32 (K, D): an id without a row takes the value it would be created with."""
+        rows_KD = np.empty((len(ids_K), self.dim), np.float32)
+        missing_M = np.flatnonzero(self._find(features_K, ids_K, rows_KD))
+        if len(missing_M):
+            table = self.base.manifest.table
+            rows_KD[missing_M] = first_values(
+                features_K[missing_M], ids_K[missing_M], dim=table.dim, seed=table.seed, scale=table.init_scale
+            )
+        return rows_KD
+
+    def predict(self, features: Features) -> FloatArray:
+        """Probabilities float32 (N, L) in the order of the schema's labels."""
+        features_K, ids_K = lookup_keys(self.schema, features)
+        return self.model.predict(
+            self.parameters, assemble(self.schema, features, self.rows_for_model(features_K, ids_K))
+        )
+
+    def apply(self, record: Record) -> "View":
+        """The view of the next version; GapError where the record is not this version's child or of another schema."""
+        if record.parent != self.tip.checksum or record.number <= self.tip.number:
+            raise GapError(f"version {record.number} does not follow version {self.tip.number}")
+        if record.meta.fingerprint != self.meta.fingerprint:
+            raise GapError(f"version {record.number} was written with another schema")
+        tensors = record.tensors()
+        layer = record_layer(tensors, self.dim)
+        dense = dense_of(tensors)
+        return replace(
+            self,
+            layers=(layer, *self.layers) if len(layer) else self.layers,
+            tip=Tip(record.number, record.checksum),
+            parent=record.parent,
+            meta=record.meta,
+            parameters=self.model.parameters(dense, self.parameters) if dense else self.parameters,
+        )
+
+    def merged(self) -> "View":
+        """The same version in few layers: apart from `apply`, so that no version waits for it to be served."""
+        layers = list(reversed(self.layers))  # oldest first: a stack
+        start = len(layers)
+        while start > 1 and len(layers[start - 2]) < LAYER_RATIO * sum(len(layer) for layer in layers[start - 1 :]):
+            start -= 1
+        if start > len(layers) - 1:
+            return self
+        top = layers[-1]
+        for older in reversed(layers[start - 1 : -1]):
+            top = merge_layers(older, top)
+        return replace(self, layers=(top, *reversed(layers[: start - 1])))
+
+    def _find(
+        self, features_K: npt.NDArray[np.uint16], ids_K: Int64Array, rows_KD: FloatArray
+    ) -> npt.NDArray[np.uint8]:
+        """Write the rows of known keys into rows_KD; returns the status of all."""
+        mixed_K = mix_keys(features_K, ids_K)
+        status_K = np.full(len(ids_K), UNKNOWN, np.uint8)
+        at_M = np.argsort(mixed_K) if len(ids_K) >= SORTED_KEYS else np.arange(len(ids_K))
+        for layer in self._stack:
+            features_M = features_K[at_M]
+            rows_M = layer.find_mixed(mixed_K[at_M], features_M)
+            found_M = rows_M >= 0
+            if found_M.all():
+                status_K[at_M] = self._take(layer, rows_M, rows_KD, at_M, features_M)
+                break
+            if found_M.any():
+                at = at_M[found_M]
+                status_K[at] = self._take(layer, rows_M[found_M], rows_KD, at, features_M[found_M])
+                at_M = at_M[~found_M]
+        return status_K
+
+    def _take(
+        self, layer: RowLayer, rows_M: Indices, rows_KD: FloatArray, at_M: Indices, features_M: npt.NDArray[np.uint16]
+    ) -> npt.NDArray[np.uint8]:
+        """Write a layer's rows to their places; returns their status. The places of dead ones stay as they are."""
+        dead_M = None if layer.forgotten is None else layer.forgotten[rows_M]
+        if self.meta.horizons:
+            expired_M = layer.last_seen[rows_M] < horizon_of(features_M, self.meta.horizons)
+            dead_M = expired_M if dead_M is None else dead_M | expired_M
+        if dead_M is None or not dead_M.any():
+            rows_KD[at_M] = layer.value.take(rows_M, axis=0)
+            return np.full(len(rows_M), KNOWN, np.uint8)
+        rows_KD[at_M[~dead_M]] = layer.value[rows_M[~dead_M]]
+        return np.where(dead_M, FORGOTTEN, KNOWN).astype(np.uint8)
+
+
+def dense_of(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The dense model's parameters by their own names."""
+    return {name.removeprefix("dense."): array for name, array in tensors.items() if name.startswith("dense.")}
