@@ -1,5 +1,6 @@
 """Sends messages to a topic: for replay, the simulator and dead letters. Creates no topic by itself."""
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from stream.errors import ProduceError
 from stream.kafka import KafkaConfig, explain
 from stream.kafka_library import kafka, quiet
+
+logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 << 20
 # what a record costs a broker beside its bytes: lengths, deltas, its share of a batch's header
@@ -70,12 +73,18 @@ class Producer:
         self._raise_failure()
 
     def close(self, seconds: float = 5.0) -> None:
-        """Flush what can be flushed in the time, and close."""
-        self._producer.close(timeout=seconds)
+        """Flush what can be flushed in the time, and close; what is left is dropped."""
+        try:
+            self._producer.flush(timeout=seconds)
+        except kafka.errors.KafkaError as error:
+            logger.info("messages were dropped", extra={"why": str(error)})
+        # its close() flushes again, and where that fails leaves its threads running
+        self._producer.flush = lambda timeout=None: None
+        self._producer.close(timeout=0)
 
     def reconnect(self) -> None:
         """Begin anew with the topics as they are now; flush first, or what is under way may be lost."""
-        self._producer.close(timeout=0)
+        self.close(0)
         self._producer = self._connect()
 
     def _connect(self) -> Any:

@@ -159,7 +159,7 @@ def raw_records(partition: Partition, records: list[Any], end: int) -> RawRecord
         partition,
         [None if record.value is None else bytes(record.value) for record in records],
         keys=[None if record.key is None else bytes(record.key) for record in records],
-        record_ms=[record.timestamp for record in records],
+        record_ms=[-1 if record.timestamp is None else record.timestamp for record in records],
         offsets=[record.offset for record in records],
         end=end,
     )

@@ -1,0 +1,38 @@
+from stream.clock import EventClock
+from stream.columns import Partition
+
+A, B = Partition("clicks", 0), Partition("clicks", 1)
+
+
+def test_the_clock_is_the_slowest_partitions():
+    clock = EventClock()
+    assert clock.observe({A: 100}) == 100
+    assert clock.observe({A: 300, B: 200}) == 200
+    assert clock.observe({B: 250}) == 250
+
+
+def test_the_clock_never_goes_back():
+    clock = EventClock()
+    clock.observe({A: 100})
+    assert clock.observe({A: 50}) == 100
+    assert clock.observe({B: 20}) == 100
+
+
+def test_an_idle_partition_does_not_hold_the_others_back():
+    clock = EventClock()
+    clock.observe({A: 100, B: 100})
+    assert clock.observe({A: 500}) == 100
+    assert clock.observe({A: 600}, idle={B}) == 600
+    assert clock.observe({B: 200}) == 600
+
+
+def test_the_clock_stays_below_its_limit():
+    clock = EventClock()
+    assert clock.observe({A: 10_000}, limit_ms=9_000) == 9_000
+
+
+def test_the_clock_goes_on_where_it_was():
+    clock = EventClock()
+    clock.observe({A: 300, B: 200})
+    again = EventClock(clock.now_ms, clock.watermarks)
+    assert again.observe({B: 400}) == clock.observe({B: 400}) == 300
