@@ -1,0 +1,130 @@
+"""One step of learning: every sample is scored before it is learned from. Knows no stream, no log, no clock."""
+
+# N samples, L labels, K keys, D dimension
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from springtide_client.inputs import lookup_keys
+from springtide_client.schema import Schema
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from app.models.interface import Model
+from app.training.assembly import assemble_tensors, event_times
+from app.training.config import TrainConfig
+from app.training.dense_optimizer import DenseOptimizer, optimizer_arrays, restore_optimizer
+from embeddings.table import EmbeddingTable
+from stream.columns import Batch
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+# below this many samples a cast costs more than it saves, and ids seen few times deserve every bit
+BFLOAT16_SAMPLES = 256
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step saw: logits from before it learned. Labels are NaN where masked."""
+
+    logits_NL: npt.NDArray[np.float32]
+    labels_NL: npt.NDArray[np.float32]
+    weights_N: npt.NDArray[np.float32]
+    loss: float  # the mean over weights; NaN where nothing has weight
+
+    @property
+    def predictions_NL(self) -> npt.NDArray[np.float32]:
+        """Probabilities."""
+        return torch.sigmoid(torch.from_numpy(self.logits_NL)).numpy()
+
+
+class Learner:
+    """Owns the dense net and its optimizer; moves the table's rows."""
+
+    def __init__(self, model: nn.Module, table: EmbeddingTable, config: TrainConfig, schema: Schema) -> None:
+        self.model, self.table, self.config, self.schema = model, table, config, schema
+        self.optimizer = DenseOptimizer.of(config.optimizer).build(model)
+        self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and has_bfloat16())
+        self.refused_steps = 0  # of the dense net, for gradients that were not finite
+        self.steps = 0
+        model.train()
+
+    def num_keys(self, batch: Batch) -> int:
+        """The most rows the batch may touch."""
+        return int(batch.features.categorical_NC.size) + sum(len(ragged.ids_M) for ragged in batch.features.lists)
+
+    def step(self, batch: Batch) -> StepReport:
+        """1. Look up. 2. Score. 3. Gradients; they move the rows. 4. Statistics. 5. Move the dense net."""
+        if len(batch) == 0:
+            return StepReport(batch.labels_NL, batch.labels_NL, batch.weights_N, float("nan"))
+        features_K, ids_K = lookup_keys(self.schema, batch.features)
+        lookup = self.table.lookup(features_K, ids_K, event_times(batch.features, batch.event_ms_N))
+        try:
+            rows_KD = self.table.embed(lookup)
+            inputs = assemble_tensors(self.schema, batch.features, rows_KD)
+            if isinstance(self.model, Model):
+                self.model.observe_inputs(inputs.dense)
+            use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
+            with torch.autocast("cpu", torch.bfloat16, enabled=use_bfloat16):
+                logits_NL = self.model(*inputs)
+            logits_NL = logits_NL.float()
+
+            labels_NL, weights_N = torch.from_numpy(batch.labels_NL), torch.from_numpy(batch.weights_N)
+            loss, weight = weighted_loss(logits_NL, labels_NL, weights_N)
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            lookup.release()
+        self._move_dense(logits_NL.detach(), labels_NL, weights_N)
+        self.steps += 1
+        mean_loss = float(loss.detach()) / weight if weight > 0 else float("nan")
+        return StepReport(logits_NL.detach().numpy(), batch.labels_NL, batch.weights_N, mean_loss)
+
+    def _move_dense(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        # one overflow would stay in the net for ever; the table refuses such gradients row by row
+        if not torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
+            self.refused_steps += 1
+            return
+        if isinstance(self.model, Model):
+            self.model.observe_labels(logits_NL, labels_NL, weights_N)
+        self.optimizer.step()
+
+    # what a version carries
+
+    def dense_arrays(self) -> Arrays:
+        """All parameters and buffers by name, copied."""
+        return {name: value.detach().numpy().copy() for name, value in self.model.state_dict().items()}
+
+    def optimizer_arrays(self) -> Arrays:
+        """The dense optimizer's state by name, copied."""
+        return optimizer_arrays(self.optimizer, self.model)
+
+    def restore(self, dense: Mapping[str, npt.NDArray[Any]], optimizer: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Goes on from these; ValueError where they are another net's."""
+        try:
+            self.model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in dense.items()})
+        except RuntimeError as error:
+            raise ValueError(f"the log holds another net than [model] describes: {error}") from None
+        restore_optimizer(self.optimizer, self.model, optimizer)
+
+
+def weighted_loss(logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> tuple[Tensor, float]:
+    """The sum of the samples' losses times their weights, and the sum of the weights; masked labels (NaN) count not.
+
+    A sum, not a mean: how far a row moves must not depend on how many strangers share its batch.
+    """
+    masked_NL = torch.isnan(labels_NL)
+    weights_NL = torch.where(masked_NL, 0.0, weights_N[:, None])
+    labels_NL = torch.where(masked_NL, 0.0, labels_NL)
+    loss = binary_cross_entropy_with_logits(logits_NL, labels_NL, weights_NL, reduction="sum")
+    return loss, float(weights_NL.sum())
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 in hardware; elsewhere it is slower than float32."""
+    capabilities = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()
+    return capabilities[1] or torch.cpu._is_amx_tile_supported()
