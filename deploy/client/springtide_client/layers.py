@@ -1,0 +1,215 @@
+"""Rows sorted by mixed key: one layer of a view, or a whole base. Immutable; a newer layer hides what lies below."""
+
+# K keys asked for, n rows of a layer, D dimension, S width of the optimizer state
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from springtide_client.keys import mix_keys
+from springtide_client.tensors import Arrays
+
+UInt16Array = npt.NDArray[np.uint16]
+UInt64Array = npt.NDArray[np.uint64]
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowLayer:
+    """Rows by (mixed key, feature), each key once. A forgotten one is a mark: it hides what lies below."""
+
+    mixed: UInt64Array
+    feature: UInt16Array
+    id: Int64Array
+    value: Float32Array  # [n, D]
+    count: Int64Array
+    last_seen: Int64Array
+    forgotten: BoolArray | None = None  # None: no row is
+    state: Float32Array | None = None  # [n, S]; None in what only serves
+
+    def __len__(self) -> int:
+        return len(self.mixed)
+
+    @property
+    def dim(self) -> int:
+        return int(self.value.shape[1])
+
+    @property
+    def num_bytes(self) -> int:
+        arrays = (self.mixed, self.feature, self.id, self.value, self.count, self.last_seen, self.forgotten, self.state)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def find(self, features_K: UInt16Array, ids_K: Int64Array) -> Indices:
+        """The row of each key, -1 where the layer has none."""
+        return self.find_mixed(mix_keys(features_K, ids_K), features_K)
+
+    def find_mixed(self, mixed_K: UInt64Array, features_K: UInt16Array) -> Indices:
+        """`find` where the mixed keys are at hand: of equal feature and mixed key, the id is equal too."""
+        if len(self.mixed) == 0:
+            return np.full(len(mixed_K), -1, np.intp)
+        rows_K = self.mixed.searchsorted(mixed_K)
+        near_K = self.mixed.take(rows_K, mode="clip") == mixed_K
+        found_K = near_K & (self.feature.take(rows_K, mode="clip") == features_K)
+        if not np.array_equal(near_K, found_K):  # two features with one mixed key: they stand side by side
+            for k in np.flatnonzero(near_K & ~found_K):
+                row = rows_K[k]
+                while row < len(self.mixed) and self.mixed[row] == mixed_K[k]:
+                    if self.feature[row] == features_K[k]:
+                        rows_K[k], found_K[k] = row, True
+                        break
+                    row += 1
+        rows_K[~found_K] = -1
+        return rows_K
+
+    def take(self, rows: Indices | slice) -> "RowLayer":
+        """Some of the rows, which must be in order."""
+        return RowLayer(
+            self.mixed[rows],
+            self.feature[rows],
+            self.id[rows],
+            self.value[rows],
+            self.count[rows],
+            self.last_seen[rows],
+            None if self.forgotten is None else self.forgotten[rows],
+            None if self.state is None else self.state[rows],
+        )
+
+    def without_state(self) -> "RowLayer":
+        """The same rows as followers need them."""
+        fields = (self.mixed, self.feature, self.id, self.value, self.count, self.last_seen, self.forgotten)
+        return RowLayer(*fields)
+
+    def alive(self, horizons: Mapping[str, int]) -> BoolArray:
+        """Which rows are neither forgotten by key nor, by `horizons` (feature number -> ms), by rule."""
+        alive_n = np.ones(len(self), np.bool_) if self.forgotten is None else ~self.forgotten
+        if horizons:
+            alive_n &= self.last_seen >= horizon_of(self.feature, horizons)
+        return alive_n
+
+
+def horizon_of(features_K: UInt16Array, horizons: Mapping[str, int]) -> Int64Array:
+    """For each key the time before which its feature's rows are dead."""
+    known = {int(number): horizon for number, horizon in horizons.items()}
+    table = np.full(max([*known, int(features_K.max(initial=0))], default=0) + 1, np.iinfo(np.int64).min)
+    for number, horizon in known.items():
+        table[number] = horizon
+    return table[features_K]
+
+
+def empty_layer(dim: int, state_width: int | None = None) -> RowLayer:
+    """A layer without rows."""
+    return RowLayer(
+        np.empty(0, np.uint64),
+        np.empty(0, np.uint16),
+        np.empty(0, np.int64),
+        np.empty((0, dim), np.float32),
+        np.empty(0, np.int64),
+        np.empty(0, np.int64),
+        None,
+        None if state_width is None else np.empty((0, state_width), np.float32),
+    )
+
+
+def sorted_layer(
+    feature: UInt16Array,
+    id: Int64Array,
+    value: Float32Array,
+    count: Int64Array,
+    last_seen: Int64Array,
+    state: Float32Array | None = None,
+) -> RowLayer:
+    """A layer of rows in any order, each key once."""
+    layer = RowLayer(mix_keys(feature, id), feature, id, value, count, last_seen, None, state)
+    return layer.take(_order(layer.mixed, layer.feature))
+
+
+def record_layer(tensors: Arrays, dim: int, state_width: int | None = None) -> RowLayer:
+    """What a record does to the rows: its forgotten keys as marks, and over them its rows.
+
+    With `state_width` the optimizer state comes along, as the merger and the next trainer need it.
+    """
+    layer = empty_layer(dim, state_width)
+    if len(tensors.get("forgotten.id", ())):
+        layer = _marks(tensors["forgotten.feature"], tensors["forgotten.id"], dim, state_width)
+    if not len(tensors.get("rows.id", ())):
+        return layer
+    rows = sorted_layer(
+        tensors["rows.feature"],
+        tensors["rows.id"],
+        tensors["rows.value"],
+        tensors["rows.count"],
+        tensors["rows.last_seen"],
+        None if state_width is None else tensors["rows.state"],
+    )
+    return merge_layers(layer, rows)
+
+
+def merge_layers(older: RowLayer, newer: RowLayer) -> RowLayer:
+    """One layer that answers like `newer` over `older`. Marks stay: they still hide what lies below."""
+    if not len(older):
+        return newer
+    if not len(newer):
+        return older
+    both = _concatenate(newer, older)
+    return both.take(_order(both.mixed, both.feature, once=True))
+
+
+def push_layer(layers: tuple[RowLayer, ...], newer: RowLayer) -> tuple[RowLayer, ...]:
+    """`layers` (oldest first) with a newer one on top; merges so that each is less than half of the one below.
+
+    So there are at most log2(rows) layers, and a row is copied as often.
+    """
+    while layers and len(newer) * 2 > len(layers[-1]):
+        layers, newer = layers[:-1], merge_layers(layers[-1], newer)
+    return (*layers, newer) if len(newer) else layers
+
+
+def flatten_layers(layers: Iterable[RowLayer], dim: int, state_width: int | None = None) -> RowLayer:
+    """One layer that answers like all of them, oldest first."""
+    flat = empty_layer(dim, state_width)
+    for layer in reversed(tuple(layers)):
+        flat = merge_layers(layer, flat)
+    return flat
+
+
+def _marks(feature: UInt16Array, id: Int64Array, dim: int, state_width: int | None) -> RowLayer:
+    zeros = np.zeros(len(id), np.int64)
+    state = None if state_width is None else np.zeros((len(id), state_width), np.float32)
+    marks = sorted_layer(feature, id, np.zeros((len(id), dim), np.float32), zeros, zeros, state)
+    return replace(marks, forgotten=np.ones(len(marks), np.bool_))
+
+
+def _concatenate(first: RowLayer, second: RowLayer) -> RowLayer:
+    forgotten = state = None
+    if first.forgotten is not None or second.forgotten is not None:
+        masks = [np.zeros(len(x), np.bool_) if x.forgotten is None else x.forgotten for x in (first, second)]
+        forgotten = np.concatenate(masks)
+    if first.state is not None and second.state is not None:
+        state = np.concatenate([first.state, second.state])
+    return RowLayer(
+        np.concatenate([first.mixed, second.mixed]),
+        np.concatenate([first.feature, second.feature]),
+        np.concatenate([first.id, second.id]),
+        np.concatenate([first.value, second.value]),
+        np.concatenate([first.count, second.count]),
+        np.concatenate([first.last_seen, second.last_seen]),
+        forgotten,
+        state,
+    )
+
+
+def _order(mixed: UInt64Array, feature: UInt16Array, *, once: bool = False) -> Indices:
+    """The order by (mixed key, feature); with `once` only the first of equal keys."""
+    order = np.argsort(mixed, kind="stable")  # two sorted runs merge in linear time
+    equal = mixed[order[1:]] == mixed[order[:-1]]
+    if not equal.any():
+        return order
+    same = equal & (feature[order[1:]] == feature[order[:-1]])
+    if not np.array_equal(same, equal):
+        order = np.lexsort((feature, mixed))
+        same = (mixed[order[1:]] == mixed[order[:-1]]) & (feature[order[1:]] == feature[order[:-1]])
+    return order[np.concatenate([[True], ~same])] if once else order

@@ -1,0 +1,153 @@
+"""The log as a folder, read only: which epoch rules, which bases and segments there are. Written by app.versions."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from springtide_client.base import Base
+from springtide_client.checked_json import decode_checked
+from springtide_client.errors import LogError
+from springtide_client.log_cursor import LogCursor
+from springtide_client.records import Record, Tip
+from springtide_client.schema import Schema
+
+_NAMES = {
+    "claim": re.compile(r"epoch-(\d{10})\.claim"),
+    "manifest": re.compile(r"manifest-(\d{10})\.json"),
+    "base": re.compile(r"base-(\d{20})"),
+    "segment": re.compile(r"seg-(\d{10})-(\d{6})\.log"),
+}
+
+
+class SealedFile(msgspec.Struct, frozen=True):
+    """A segment of an older epoch, and how many of its bytes count."""
+
+    file: str
+    bytes: int
+
+
+class LogManifest(msgspec.Struct, kw_only=True):
+    """What an epoch makes of the past."""
+
+    epoch: int
+    sealed: list[SealedFile]  # in order; one that is missing was retired
+    base: Tip | None  # the newest at its start; None in a new log
+    tip: Tip | None  # where the past ends
+    schema: dict[str, Any]
+    fingerprint: str
+
+    def read_schema(self) -> Schema:
+        """The schema that the epoch writes with."""
+        return Schema.from_json(msgspec.json.encode(self.schema))
+
+
+class Listing(NamedTuple):
+    """The names in a log's folder at one instant."""
+
+    claimed: int  # the highest epoch that anyone claimed; 0: none
+    sealed_by: int  # the highest epoch that has a manifest; 0: none
+    bases: list[int]  # their numbers, ascending
+    segments: dict[int, list[str]]  # by epoch, in order
+
+    @property
+    def settled(self) -> bool:
+        """Whether the newest manifest rules: no epoch above it is claimed."""
+        return 0 < self.claimed == self.sealed_by
+
+
+def claim_name(epoch: int) -> str:
+    return f"epoch-{epoch:010d}.claim"
+
+
+def manifest_name(epoch: int) -> str:
+    return f"manifest-{epoch:010d}.json"
+
+
+def segment_name(epoch: int, count: int) -> str:
+    return f"seg-{epoch:010d}-{count:06d}.log"
+
+
+def base_name(number: int) -> str:
+    return f"base-{number:020d}"
+
+
+class LogDirectory:
+    """A log's folder. Every method looks afresh; nothing is changed."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._manifests: dict[int, LogManifest] = {}  # a manifest never changes
+
+    def look(self) -> Listing:
+        """What is there; an empty listing where the folder is missing."""
+        claims, manifests, bases = [0], [0], []
+        segments: dict[int, list[str]] = {}
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            names = []
+        for name in sorted(names):
+            if match := _NAMES["segment"].fullmatch(name):
+                segments.setdefault(int(match[1]), []).append(name)
+            elif match := _NAMES["base"].fullmatch(name):
+                bases.append(int(match[1]))
+            elif match := _NAMES["claim"].fullmatch(name):
+                claims.append(int(match[1]))
+            elif match := _NAMES["manifest"].fullmatch(name):
+                manifests.append(int(match[1]))
+        return Listing(max(claims), max(manifests), bases, segments)
+
+    def manifest(self, listing: Listing | None = None) -> LogManifest | None:
+        """The newest manifest, also while a higher epoch is claimed; None in a log without one."""
+        epoch = (listing or self.look()).sealed_by
+        if epoch and epoch not in self._manifests:
+            path = self.path / manifest_name(epoch)
+            self._manifests = {epoch: decode_checked(path.read_bytes(), LogManifest, str(path))}
+        return self._manifests.get(epoch)
+
+    def overtaken(self, epoch: int) -> bool:
+        """Whether an epoch above this one is claimed. Claims are made one after the other and never removed."""
+        return os.path.exists(self.path / claim_name(epoch + 1))
+
+    def files(self, listing: Listing, manifest: LogManifest) -> list[tuple[str, int | None]]:
+        """The segments that count, in order, each with the bytes that count (None: all)."""
+        own: list[tuple[str, int | None]] = [(name, None) for name in listing.segments.get(manifest.epoch, [])]
+        present = {name for names in listing.segments.values() for name in names}
+        return [(sealed.file, sealed.bytes) for sealed in manifest.sealed if sealed.file in present] + own
+
+    def bases(self) -> list[Path]:
+        """The bases, oldest first."""
+        return [self.path / base_name(number) for number in self.look().bases]
+
+    def newest_base(self) -> Path | None:
+        """The newest base; it may be retired before it is opened: see `open_base`."""
+        return next(reversed(self.bases()), None)
+
+    def open_base(self) -> Base | None:
+        """The newest base that can be opened; None in a log without bases; LogError where none is readable."""
+        error: LogError | None = None
+        for path in reversed(self.bases()):
+            try:
+                return Base.open(path)
+            except LogError as damaged:
+                error = error or damaged
+        if error:
+            raise error
+        return None
+
+    def follow(self, after: Tip | None) -> LogCursor:
+        """A cursor that reads on from a place, again and again."""
+        return LogCursor(self, after)
+
+    def records(self, after: Tip | None) -> Iterator[Record]:
+        """The records after a place (None: from the oldest that is left) up to the current end.
+
+        Raises GapError where the log does not go on from there, CorruptRecordError at damaged bytes.
+        """
+        with self.follow(after) as cursor:
+            while records := cursor.read():
+                yield from records

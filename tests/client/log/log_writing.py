@@ -1,0 +1,57 @@
+"""Writes small logs for tests: records and manifests as bytes in files, without the trainer's writer."""
+
+from pathlib import Path
+
+import numpy as np
+from springtide_client.checked_json import encode_checked
+from springtide_client.log_directory import LogManifest, SealedFile, claim_name, manifest_name, segment_name
+from springtide_client.records import Tip, VersionMeta, encode_record
+
+
+class LogOnDisk:
+    """One epoch after the other, one record after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.epoch, self.count, self.segment = 0, 0, 0
+        self.tip = Tip(1 << 32, 1 << 32)
+        self.sealed: list[SealedFile] = []
+
+    def claim(self) -> None:
+        self.epoch += 1
+        (self.path / claim_name(self.epoch)).touch()
+
+    def seal(self) -> None:
+        """Publish the manifest of the claimed epoch; of the files before, what is in `sealed` counts."""
+        manifest = LogManifest(
+            epoch=self.epoch, sealed=list(self.sealed), base=None, tip=self.tip, schema={}, fingerprint=""
+        )
+        (self.path / manifest_name(self.epoch)).write_bytes(encode_checked(manifest))
+        self.count, self.segment = 0, 0
+
+    def start(self) -> None:
+        self.claim()
+        self.seal()
+
+    @property
+    def file(self) -> Path:
+        return self.path / segment_name(self.epoch, self.segment)
+
+    def frame(self, parent: Tip | None = None, num_rows: int = 3) -> tuple[bytes, Tip]:
+        self.count += 1
+        number = (self.epoch << 32) + self.count
+        tensors = {"rows.id": np.arange(num_rows, dtype=np.int64)}
+        data, checksum = encode_record(
+            self.epoch, number, (parent or self.tip).checksum, VersionMeta(step=self.count), tensors
+        )
+        return data, Tip(number, checksum)
+
+    def append(self) -> Tip:
+        data, self.tip = self.frame()
+        with self.file.open("ab") as file:
+            file.write(data)
+        return self.tip
+
+    def seal_now(self) -> None:
+        """Note that the present file counts as far as it goes."""
+        self.sealed.append(SealedFile(self.file.name, self.file.stat().st_size))
