@@ -23,6 +23,7 @@ INSTANCES = [
 keys = st.sampled_from(KEYS)
 versions = st.lists(
     st.tuples(st.dictionaries(keys, st.integers(0, 50), max_size=8), st.lists(keys, max_size=3, unique=True)),
+    min_size=1,
     max_size=12,
 )
 

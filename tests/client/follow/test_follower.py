@@ -1,0 +1,263 @@
+"""A follower keeps up, repairs itself, tells of every version, and never takes a served view away."""
+
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+from springtide_client.encode import encode_instances
+from springtide_client.errors import CorruptRecordError, LogError
+from springtide_client.follower import Follower
+from springtide_client.log_directory import LogDirectory
+
+INSTANCES = [{"user_id": 1, "item_id": 2, "genres": [1, 2], "last_items": [2]}]
+
+
+def row(log, seed: int):
+    return np.full(log.dim, seed, np.float32), seed, 1000 + seed
+
+
+def settle(follower: Follower, number: int, *, seconds: float = 20.0) -> None:
+    """Poll until a version is served."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        follower.poll()
+        if follower.view is not None and follower.view.version == number:
+            return
+    raise AssertionError(f"{number} is not served: {follower.view and follower.view.version}, {follower.error}")
+
+
+def first_value(follower: Follower, key: tuple[int, int]) -> float:
+    rows, _ = follower.view.lookup(np.array([key[0]], np.uint16), np.array([key[1]]))
+    return float(rows[0, 0])
+
+
+@pytest.fixture
+def follow():
+    """Followers of a log's directory, closed at the end."""
+    followers: list[Follower] = []
+
+    def start(log, **options) -> Follower:
+        followers.append(Follower(LogDirectory(log.path), **options))
+        return followers[-1]
+
+    yield start
+    for follower in followers:
+        follower.close()
+
+
+def test_there_is_no_view_before_the_log(follow, make_log, tmp_path) -> None:
+    log = make_log()
+    away = tmp_path / "away"
+    log.path.rename(away)
+    follower = follow(log)
+    assert not follower.poll()
+    assert follower.view is None
+    assert follower.staleness_ms is None
+    away.rename(log.path)
+    settle(follower, log.number)
+
+
+def test_every_version_is_told_of_once_in_order(follow, make_log) -> None:
+    log = make_log()
+    numbers = [log.append({(0, 1): row(log, 1)}) for _ in range(3)]
+    follower = follow(log, clock_ms=lambda: 77)
+    heard, swaps = [], []
+    follower.listen(lambda view, applied, ms: heard.append((view.version, applied.number, applied.checksum, ms)))
+    follower.on_swap(lambda view: swaps.append(view.version))
+    assert follower.poll()
+    assert not follower.poll()
+    # what was there already became servable at once
+    assert [(view, number) for view, number, _, _ in heard] == [(numbers[-1], number) for number in numbers]
+    for _ in range(2):
+        numbers.append(log.append({(0, 1): row(log, 2)}))
+    assert follower.poll()
+    assert [number for _, number, _, _ in heard] == numbers
+    assert [view for view, _, _, _ in heard[3:]] == numbers[3:]
+    assert heard[-1][2:] == (log.checksum, 77)
+    assert swaps == numbers[2:]
+
+
+def test_a_new_epoch_is_followed(follow, make_log) -> None:
+    log = make_log()
+    follower = follow(log)
+    settle(follower, log.append({(0, 1): row(log, 1)}))
+    log.start_epoch()
+    settle(follower, log.append({(0, 1): row(log, 2)}))
+    assert follower.num_restarts == 0
+    assert first_value(follower, (0, 1)) == 2.0
+
+
+def test_staleness_is_measured_against_complete_until(follow, make_log) -> None:
+    log = make_log()
+    follower = follow(log, clock_ms=lambda: log.now_ms + 500)
+    log.append(complete_until_ms=0)
+    follower.poll()
+    assert follower.staleness_ms is None
+    log.append()
+    follower.poll()
+    assert follower.staleness_ms == 500
+
+
+def test_a_follower_behind_retired_records_starts_again_from_a_base(follow, make_log) -> None:
+    log = make_log()
+    follower = follow(log)
+    settle(follower, log.append({(0, 1): row(log, 1)}))
+    old = follower.view
+    for seed in range(2, 9):
+        log.append({(0, 1): row(log, seed)})
+    log.write_base()
+    log.segment.unlink()
+    log.start_epoch()
+    number = log.append({(0, 2): row(log, 9)})
+    settle(follower, number)
+    assert follower.num_restarts == 1
+    assert follower.error is None
+    assert first_value(follower, (0, 1)) == 8.0
+    assert old.version < number  # what was taken before still answers
+    assert old.predict(encode_instances(log.schema, INSTANCES)).shape == (1, 2)
+
+
+def test_a_flipped_bit_stops_at_the_version_before_it_until_a_newer_base(follow, make_log) -> None:
+    log = make_log()
+    good = log.append({(0, 1): row(log, 1)})
+    before = log.segment.stat().st_size
+    log.append({(0, 1): row(log, 2)})
+    middle = (before + log.segment.stat().st_size) // 2
+    damaged = bytearray(log.segment.read_bytes())
+    damaged[middle] ^= 1
+    log.segment.write_bytes(damaged)
+
+    follower = follow(log)
+    with pytest.raises(AssertionError, match="is not served"):
+        settle(follower, log.number, seconds=0.5)
+    assert follower.view.version == good
+    assert isinstance(follower.error, CorruptRecordError)
+    assert first_value(follower, (0, 1)) == 1.0
+
+    log.write_base()
+    log.start_epoch()
+    settle(follower, log.append({(0, 2): row(log, 3)}))
+    assert follower.error is None
+    assert first_value(follower, (0, 1)) == 2.0
+
+
+def test_a_view_from_a_branch_that_does_not_count_is_served_until_the_log_has_passed_it(follow, make_log) -> None:
+    """Power was lost: the follower saw a version that the next epoch's seal leaves out."""
+    log = make_log()
+    kept = log.append({(0, 1): row(log, 1)})
+    size, checksum = log.segment.stat().st_size, log.checksum
+    lost = log.append({(0, 1): row(log, 2)})
+    follower = follow(log)
+    settle(follower, lost)
+    whole = log.segment.read_bytes()
+    log.segment.write_bytes(whole[:size])
+    log.number, log.checksum = kept, checksum
+    log.start_epoch()
+    for _ in range(3):
+        follower.poll()
+        assert follower.view.version == lost
+    settle(follower, log.append({(0, 2): row(log, 3)}))
+    assert first_value(follower, (0, 1)) == 1.0
+
+
+def test_a_base_without_a_model_is_an_error_that_says_so(follow, make_log) -> None:
+    log = make_log()
+    base = LogDirectory(log.path).newest_base()
+    (base / "model.pt2").unlink()
+    follower = follow(log)
+    assert not follower.poll()
+    assert isinstance(follower.error, LogError)
+    assert "model.pt2" in str(follower.error)
+
+
+def test_old_layers_are_let_go_for_a_newer_base(follow, make_log, monkeypatch) -> None:
+    monkeypatch.setattr("springtide_client.follower.REBASE_ROWS", 100)
+    log = make_log()
+    follower = follow(log)
+    settle(follower, log.append({(0, i): row(log, i) for i in range(150)}, [(0, 151)]))
+    assert follower.view.row_info(0, 151)["status"] == "forgotten"
+    swaps: list[int] = []
+    follower.on_swap(lambda view: swaps.append(view.version))
+    base = log.write_base()
+    number = log.append({(0, 1): row(log, 99)})
+    deadline = time.monotonic() + 20
+    follower._rebase_at = 0.0
+    while follower.view.base.path != base and time.monotonic() < deadline:
+        follower.poll()
+    assert follower.view.version == number
+    assert swaps == [number]  # the same version in other layers is no swap
+    assert sum(map(len, follower.view.layers)) == 1
+    assert first_value(follower, (0, 1)) == 99.0
+    assert first_value(follower, (0, 149)) == 149.0
+
+
+def test_memory_stays_below_the_cap(follow, make_log, tmp_path) -> None:
+    log = make_log()
+    cache = tmp_path / "cache"
+    follower = follow(log, cache_bytes=64 << 10, cache_dir=cache)
+    for seed in range(40):
+        settle(follower, log.append({(0, 100 * seed + i): row(log, seed) for i in range(100)}))
+        assert follower.view.num_bytes <= 32 << 10
+    assert follower.view.private is not None
+    assert list(cache.iterdir()) == []
+    for (feature, row_id), (value, _, _) in log.rows.items():
+        assert first_value(follower, (feature, row_id)) == value[0]
+
+
+def test_a_failing_callback_stops_nothing(follow, make_log) -> None:
+    log = make_log()
+    follower = follow(log)
+
+    def fail(view: object) -> None:
+        raise RuntimeError("mine")
+
+    follower.on_swap(fail)
+    settle(follower, log.append({(0, 1): row(log, 1)}))
+    settle(follower, log.append({(0, 1): row(log, 2)}))
+
+
+def test_calls_in_flight_see_one_version_while_100_pass(follow, make_log) -> None:
+    log = make_log()
+    weight = np.zeros((2, 18), np.float32)
+    # every version's rows and bias tell its number: a mixture of two versions would show
+    log.append({(0, 1): row(log, 0)}, dense={"linear.weight": weight, "linear.bias": np.zeros(2, np.float32)})
+    follower = follow(log)
+    follower.start()
+    assert follower.wait_for_view(20.0) is not None
+    features = encode_instances(log.schema, INSTANCES)
+    is_over = threading.Event()
+    wrong: list[object] = []
+    seen: list[int] = []
+
+    def ask() -> None:
+        before = 0
+        while not is_over.is_set():
+            view = follower.view
+            bias = view.meta.step / 100.0
+            expected = 1 / (1 + np.exp(-np.float32(bias)))
+            found = view.predict(features)[0, 0]
+            rows, _ = view.lookup(np.array([0], np.uint16), np.array([1]))
+            if view.version < before or abs(found - expected) > 1e-6 or rows[0, 0] != view.meta.step:
+                wrong.append((view.version, found, expected, rows[0, 0]))
+            before = view.version
+            seen.append(view.version)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for step in range(1, 101):
+        dense = {"linear.bias": np.full(2, step / 100.0, np.float32)}
+        number = log.append({(0, 1): row(log, step), (0, step + 1): row(log, step)}, dense=dense, step=step)
+        deadline = time.monotonic() + 20
+        while follower.view.version != number and time.monotonic() < deadline:
+            pass
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert follower.view.version == number
+    assert len(set(seen)) > 50
+    shutil.rmtree(log.path)  # a mapped base and a view outlive their log
+    assert follower.view.predict(features).shape == (1, 2)
