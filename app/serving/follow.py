@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features
 from springtide_client.follower import Applied, Follower
-from springtide_client.log_cursor import LogCursor
 from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Record, Tip
 from springtide_client.schema import Schema
 from springtide_client.view import View
 
@@ -72,7 +70,7 @@ class ServedView:
 
 
 class DirectoryFollowing:
-    """A follower of one directory; `on_version` hears every version, `on_swap` once each time the view moved on."""
+    """A follower of one directory; `on_version` hears every version, `on_swap` the one that became servable."""
 
     def __init__(
         self,
@@ -81,10 +79,9 @@ class DirectoryFollowing:
         cache_bytes: int,
         cache_path: Path | None,
         on_version: Callable[[VersionEntry, int], None],
-        on_swap: Callable[[], None],
+        on_swap: Callable[[VersionEntry], None],
     ) -> None:
-        self._source = KeptCursors(LogDirectory(log_path))
-        self._texts = TextTap(self._source)
+        self._texts = TextTap(LogDirectory(log_path))
         self._follower = Follower(self._texts, cache_bytes=cache_bytes, cache_dir=cache_path)
         self._on_version = on_version
         self._on_swap = on_swap
@@ -115,48 +112,13 @@ class DirectoryFollowing:
 
     def close(self) -> None:
         self._follower.close()
-        self._source.close()
 
     def _heard(self, view: View, applied: Applied, servable_ms: int) -> None:
         self._on_version(entry_of(applied), servable_ms)
 
     def _swapped(self, view: View) -> None:
         # a base that nothing follows yet is a version that no record told of
-        self._on_version(entry_of(Applied(view.tip.number, view.parent, view.tip.checksum, view.meta)), 0)
-        self._on_swap()
-
-
-class KeptCursors:
-    """A log directory that reads on where it stood, instead of finding its place anew at every look."""
-
-    # a follower may rebuild from a base beside the view that it serves
-    NUM_CURSORS = 2
-
-    def __init__(self, directory: LogDirectory) -> None:
-        self._directory = directory
-        self._cursors: dict[Tip | None, LogCursor] = {}
-
-    def newest_base(self) -> Path | None:
-        """The directory's."""
-        return self._directory.newest_base()
-
-    def records(self, after: Tip | None) -> Iterator[Record]:
-        """The directory's; an asker who leaves in mid-way, or an error, costs only the search for the place."""
-        cursor = self._cursors.pop(after, None) or self._directory.follow(after)
-        try:
-            while records := cursor.read():
-                yield from records
-        except BaseException:
-            cursor.close()
-            raise
-        while len(self._cursors) >= self.NUM_CURSORS:
-            self._cursors.pop(next(iter(self._cursors))).close()
-        self._cursors[cursor.tip] = cursor
-
-    def close(self) -> None:
-        """Close the files."""
-        while self._cursors:
-            self._cursors.popitem()[1].close()
+        self._on_swap(entry_of(Applied(view.tip.number, view.parent, view.tip.checksum, view.meta)))
 
 
 def entry_of(applied: Applied) -> VersionEntry:

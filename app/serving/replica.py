@@ -44,8 +44,8 @@ class Following(Protocol):
     def close(self) -> None: ...
 
 
-# on_version(version, servable at ms), on_swap()
-Follow = Callable[[Callable[[VersionEntry, int], None], Callable[[], None]], Following]
+# on_version(version, servable at ms), on_swap(version)
+Follow = Callable[[Callable[[VersionEntry, int], None], Callable[[VersionEntry], None]], Following]
 
 
 class Replica:
@@ -176,7 +176,8 @@ class Replica:
             self.freshness.observe(entry.record_ms, servable_ms=servable_ms)
         self.versions.add(entry)
 
-    def _swapped(self) -> None:
+    def _swapped(self, entry: VersionEntry) -> None:
+        self.versions.add(entry)
         self.num_swaps += 1
         self._metrics.add("springtide_swaps_total")
         if self._live_since_ms is None:

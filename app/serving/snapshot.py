@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from springtide_client.errors import LogError, SpringtideError
+from springtide_client.errors import SpringtideError
 from springtide_client.log_directory import LogDirectory
 from springtide_client.tensors import TensorShape, TensorWriter, layout_of
 from springtide_client.view import View
@@ -125,7 +125,9 @@ def describe(view: View, *, num_rows: int) -> tuple[dict[str, TensorShape], dict
 
 def small_tensors(view: View) -> dict[str, npt.NDArray[Any]]:
     """Everything but the rows: it fits into memory."""
-    tensors = view.model.named(view.parameters)
+    # the program's leading arguments, in its order: constants among them stay inside the program
+    named = zip(view.model._leading, view.parameters.tensors, strict=True)
+    tensors = {name: tensor.numpy() for name, tensor in named if name in view.model.parameter_names}
     program = np.frombuffer((view.base.path / "model.pt2").read_bytes(), np.uint8)
     return {**{f"dense.{name}": tensor for name, tensor in tensors.items()}, "model.pt2": program}
 

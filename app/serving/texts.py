@@ -2,14 +2,14 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from springtide_client.base import Base
-from springtide_client.follower import Source
+from springtide_client.follower import Cursor, Source
 from springtide_client.records import Record, Tip
 
 
@@ -27,11 +27,9 @@ class TextTap:
         """The source's."""
         return self._source.newest_base()
 
-    def records(self, after: Tip | None) -> Iterator[Record]:
-        """The source's, noted."""
-        for record in self._source.records(after):
-            self._note(record)
-            yield record
+    def follow(self, after: Tip | None) -> Cursor:
+        """The source's cursor, its records noted."""
+        return _TapCursor(self._source.follow(after), self.note)
 
     def let_go(self, base_number: int) -> None:
         """Drop what a mapped base has: every text of a version up to it."""
@@ -55,7 +53,8 @@ class TextTap:
         text = self._texts.get((number, row_id))
         return text if text is not None else find_in_base(base, number, row_id)
 
-    def _note(self, record: Record) -> None:
+    def note(self, record: Record) -> None:
+        """Keep the record's texts."""
         tensors = record.tensors()
         if "texts.id" not in tensors:
             return
@@ -67,6 +66,21 @@ class TextTap:
             self._features.update(feature for feature, _ in keys)
             if new:
                 self._by_version.append((record.number, new))
+
+
+class _TapCursor:
+    def __init__(self, inner: Cursor, note: Callable[[Record], None]) -> None:
+        self._inner = inner
+        self._note = note
+
+    def read(self) -> Sequence[Record]:
+        records = self._inner.read()
+        for record in records:
+            self._note(record)
+        return records
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def find_in_base(base: Base, number: int, row_id: int) -> str | None:
