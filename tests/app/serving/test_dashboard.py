@@ -1,0 +1,77 @@
+"""The dashboard in a real browser."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def dump(url, profile):
+    """The page's document after a few seconds of its own time."""
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={profile}",
+        "--virtual-time-budget=4000",
+        "--dump-dom",
+        url,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the dashboard is not looked at")
+def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
+    world.log.start()
+    number = world.log.publish(record_ms=[1])
+    world.log.write_status(
+        name="films",
+        trainer="catching_up",
+        reason="<b>5 million</b> records behind",
+        epoch=1,
+        samples_trained=1_234_567,
+        samples_per_second=50.0,
+        positions={"clicks/0": {"learned": 10, "committed": 5, "end": 999_333, "lag": 999_323}},
+        scores={"whole": {"auc": 0.7, "logloss": 0.4, "calibration": 1.0}, "window": {"auc": 0.7321}},
+        dead_letters={"bad_json": 77},
+        table={"rows": {"device": 10, "disk": 4}},
+        simulator={"best_auc": 0.8123},
+    )
+    client = world.serve()
+    world.served(client, number)
+    page = dump(str(client.base_url), tmp_path / "profile")
+    body = page[page.index("<body") :]
+    text = re.sub(r"<script.*?</script>|<[^>]+>", " ", body, flags=re.S)
+    for shown in (
+        "films",
+        "catching up",
+        "1,234,567",
+        "1.1 ",
+        "0.7321",
+        "best possible 0.8123",
+        "bad_json",
+        "77",
+        "999,323",
+    ):
+        assert shown in text, shown
+    assert "&lt;b&gt;5 million" in body
+    assert 'class="lost"' not in body
+    assert body.count("<svg") >= 6
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the docs page is not looked at")
+def test_the_docs_page_lists_the_routes(world, tmp_path):
+    client = world.serve()
+    page = dump(f"{str(client.base_url).rstrip('/')}/docs", tmp_path / "profile")
+    assert "<code>/v1/predict</code>" in page
+    assert "Score instances" in page
