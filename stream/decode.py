@@ -19,9 +19,16 @@ MAX_DETAIL = 300
 class Decoder:
     """Decodes the records of one schema. Keeps which texts it has told; one thread at a time."""
 
-    def __init__(self, schema: Schema, *, max_message_bytes: int = 1 << 20, max_future_seconds: float = 60) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        max_message_bytes: int = 1 << 20,
+        max_future_seconds: float = 60,
+        told: Told | None = None,
+    ) -> None:
         self.schema = schema
-        self.told = Told()
+        self.told = told or Told()
         self.scanner = Scanner(
             schema, max_message_bytes=max_message_bytes, max_future_seconds=max_future_seconds, told=self.told
         )

@@ -4,16 +4,16 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from kernels.cpu.hashing import mix64
+from stream.scanner.compiled import compiled, inlined
 from stream.scanner.strings import QUOTE
 from stream.scanner.words import byte_at, partial_word
 
 S7, S57 = np.uint64(7), np.uint64(57)
 
 
-@njit(nogil=True)
+@inlined
 def is_name(buffer: Any, at: Any, end: Any, plan: Any, field: Any) -> Any:
     """Whether the field's name and a closing quote stand at `at`."""
     length = plan.name_length_J[field]
@@ -29,7 +29,7 @@ def is_name(buffer: Any, at: Any, end: Any, plan: Any, field: Any) -> Any:
     return True
 
 
-@njit(nogil=True)
+@compiled
 def find_field(buffer: Any, at: Any, close: Any, end: Any, plan: Any) -> Any:
     """The number of the field whose name stands between `at` and `close`; -1 where the schema has none."""
     length = close - at

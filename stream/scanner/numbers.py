@@ -8,8 +8,8 @@ Lemire 2021, which needs no fallback up to 19 digits: Mushtak, Lemire 2023). Ref
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from stream.scanner.compiled import compiled, inlined
 from stream.scanner.words import byte_at, leading_zeros, multiply_high
 
 # what a number is
@@ -40,7 +40,7 @@ def powers_of_five() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 POWERS = powers_of_five()
 
 
-@njit(nogil=True)
+@inlined
 def scan_digits(buffer: Any, at: Any, end: Any, mantissa: Any, num_digits: Any) -> Any:
     """(position after the digits, mantissa with them, significant digits so far)."""
     while at < end:
@@ -53,7 +53,7 @@ def scan_digits(buffer: Any, at: Any, end: Any, mantissa: Any, num_digits: Any) 
     return at, mantissa, num_digits
 
 
-@njit(nogil=True)
+@compiled
 def scan_number(buffer: Any, at: Any, end: Any, loose: Any) -> Any:
     """(position after it, REFUSED or INTEGER or FLOAT, negative, mantissa, power of ten) of the number at `at`.
 
@@ -92,7 +92,7 @@ def scan_number(buffer: Any, at: Any, end: Any, loose: Any) -> Any:
     return at, kind, negative, mantissa, power
 
 
-@njit(nogil=True)
+@compiled
 def to_float(negative: Any, mantissa: Any, power: Any) -> Any:
     """(whether it could be told, the float64 nearest to the decimal number)."""
     if mantissa <= np.uint64(1 << 53) and -22 <= power <= 22:
@@ -106,7 +106,7 @@ def to_float(negative: Any, mantissa: Any, power: Any) -> Any:
     return known, -value if negative else value
 
 
-@njit(nogil=True)
+@compiled
 def nearest_bits(mantissa: Any, power: Any) -> Any:
     """(whether it is a normal float64, its bits) of mantissa * 10**power, mantissa not 0."""
     zeros = leading_zeros(mantissa)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from stream.scanner.compiled import OPTIONS, inlined
 from stream.scanner.names import find_field, is_name
 from stream.scanner.plan import CATEGORICAL, DENSE, LABEL, LIST, TIME, WEIGHT
 from stream.scanner.skip import CLOSE_OBJECT, COLON, COMMA, OPEN_OBJECT, literal_length, skip_value
@@ -21,6 +22,7 @@ from stream.scanner.values import (
     MISSING_ID,
     NULL,
     NUM_ELEMENTS,
+    NUM_RECORDS,
     NUM_TEXTS,
     read_id,
     read_list,
@@ -54,7 +56,7 @@ class Target(NamedTuple):
     deviates_N: npt.NDArray[np.bool_]
 
 
-@njit(nogil=True)
+@inlined
 def write_missing(role: Any, column: Any, n: Any, target: Any) -> Any:
     """A field that is absent or null; False where that must be judged."""
     if role == CATEGORICAL:
@@ -71,9 +73,9 @@ def write_missing(role: Any, column: Any, n: Any, target: Any) -> Any:
     return role != TIME
 
 
-@njit(nogil=True)
+@inlined
 def read_field(
-    buffer: Any, at: Any, end: Any, plan: Any, field: Any, n: Any, target: Any, found: Any, latest: Any
+    buffer: Any, at: Any, end: Any, plan: Any, field: Any, n: Any, target: Any, work: Any, latest: Any
 ) -> Any:
     """The position after the field's value, which is now in row n; -1 where it deviates."""
     role, column = plan.role_J[field], plan.column_J[field]
@@ -81,10 +83,10 @@ def read_field(
         good = write_missing(role, column, n, target) and literal_length(buffer, at, end) > 0
         return at + 4 if good else np.int64(-1)
     if role == CATEGORICAL:
-        at, target.categorical_NC[n, column] = read_id(buffer, at, end, plan.feature_J[field], found)
+        at, target.categorical_NC[n, column] = read_id(buffer, at, end, plan.feature_J[field], work)
         return at
     if role == LIST:
-        at, start, length = read_list(buffer, at, end, plan.feature_J[field], plan.limit_J[field], found)
+        at, start, length = read_list(buffer, at, end, plan.feature_J[field], plan.limit_J[field], work)
         target.start_NP[n, column] = start
         target.length_NP[n, column] = length
         return at
@@ -103,22 +105,22 @@ def read_field(
     return at
 
 
-@njit(nogil=True)
-def read_record(
-    buffer: Any, at: Any, end: Any, plan: Any, n: Any, target: Any, found: Any, latest: Any, seen_J: Any, shape: Any
-) -> Any:
+@inlined
+def read_record(buffer: Any, at: Any, end: Any, plan: Any, n: Any, target: Any, work: Any, latest: Any) -> Any:
     """Whether row n now holds the record."""
     at = skip_space(buffer, at, end)
     if byte_at(buffer, at, end) != OPEN_OBJECT:
         return False
     at = skip_space(buffer, at + 1, end)
+    stamp = work.counts[NUM_RECORDS] + 1
+    work.counts[NUM_RECORDS] = stamp
     num_seen = 0
     place = 0
     while True:
         if byte_at(buffer, at, end) != QUOTE:
             return False
         at += 1
-        field = shape[place]
+        field = work.shape[place]
         if field >= 0 and is_name(buffer, at, end, plan, field):
             at += plan.name_length_J[field]
         else:
@@ -126,9 +128,9 @@ def read_record(
             if close < 0 or escaped:
                 return False
             field = find_field(buffer, at, close, end, plan)
-            shape[place] = field
+            work.shape[place] = field
             at = close
-        place = min(place + 1, len(shape) - 1)
+        place = min(place + 1, len(work.shape) - 1)
         at = skip_space(buffer, at + 1, end)
         if byte_at(buffer, at, end) != COLON:
             return False
@@ -136,11 +138,11 @@ def read_record(
         if field < 0:
             at = skip_value(buffer, at, end)
         else:
-            if seen_J[field] == n:
+            if work.seen_J[field] == stamp:
                 return False
-            seen_J[field] = n
+            work.seen_J[field] = stamp
             num_seen += 1
-            at = read_field(buffer, at, end, plan, field, n, target, found, latest)
+            at = read_field(buffer, at, end, plan, field, n, target, work, latest)
         if at < 0:
             return False
         at = skip_space(buffer, at, end)
@@ -152,9 +154,9 @@ def read_record(
         at = skip_space(buffer, at + 1, end)
     if skip_space(buffer, at + 1, end) != end:
         return False
-    if num_seen < len(seen_J):
-        for field in range(len(seen_J)):
-            if seen_J[field] != n and not write_missing(plan.role_J[field], plan.column_J[field], n, target):
+    if num_seen < len(work.seen_J):
+        for field in range(len(work.seen_J)):
+            if work.seen_J[field] != stamp and not write_missing(plan.role_J[field], plan.column_J[field], n, target):
                 return False
     num_labels = 0
     for label in range(target.labels_NL.shape[1]):
@@ -165,26 +167,22 @@ def read_record(
 def build(fingerprint: str) -> Callable[..., int]:
     """The scanner, compiled. Numba's cache looks at this file alone; the fingerprint makes it see all of them."""
 
-    @njit(nogil=True, cache=True)
+    @njit(cache=True, **OPTIONS)
     def scan(
         first: Any,
         messages: Any,
         plan: Any,
         target: Any,
-        found: Any,
-        shape: Any,
+        work: Any,
         longest: Any,
         now_ms: Any,
         future_ms: Any,
     ) -> Any:
-        """Reads records from the first on; the next one to read: not all where `found` has no room for its record."""
+        """Reads records from the first on; stops early at one that the workspace has no room for. The next to read."""
         fingerprint  # noqa: B018  a free variable is part of the cache's key
-        seen_J = np.full(len(plan.role_J), -1, np.int64)
-        has_time = False
+        has_time, has_weight = False, False
         for role in plan.role_J:
             has_time = has_time or role == TIME
-        has_weight = False
-        for role in plan.role_J:
             has_weight = has_weight or role == WEIGHT
         for n in range(first, len(messages.start_N)):
             start, length, record_ms = messages.start_N[n], messages.length_N[n], messages.record_ms_N[n]
@@ -192,10 +190,10 @@ def build(fingerprint: str) -> Callable[..., int]:
             if length < 0 or length > longest:
                 continue
             most = length // 2 + 1
-            num_elements, num_texts = found.counts[NUM_ELEMENTS], found.counts[NUM_TEXTS]
-            if num_elements + most > len(found.elements_E) or num_texts + most > len(found.text_id_T):
+            num_elements, num_texts = work.counts[NUM_ELEMENTS], work.counts[NUM_TEXTS]
+            if num_elements + most > len(work.elements_E) or num_texts + most > len(work.text_id_T):
                 return n
-            forget_if_full(found.told_slots, found.told_count)
+            forget_if_full(work.told_slots, work.told_count)
             latest = (min(record_ms, now_ms) if record_ms > 0 else now_ms) + future_ms
             if not has_time:
                 target.event_ms_N[n] = max(record_ms, 0)
@@ -203,13 +201,13 @@ def build(fingerprint: str) -> Callable[..., int]:
                     continue
             if not has_weight:
                 target.weights_N[n] = np.float32(1)
-            if read_record(messages.buffer, start, start + length, plan, n, target, found, latest, seen_J, shape):
+            if read_record(messages.buffer, start, start + length, plan, n, target, work, latest):
                 target.deviates_N[n] = False
                 continue
-            found.counts[NUM_ELEMENTS] = num_elements
-            while found.counts[NUM_TEXTS] > num_texts:
-                found.counts[NUM_TEXTS] -= 1
-                untell(found.told_slots, found.told_count, found.text_slot_T[found.counts[NUM_TEXTS]])
+            work.counts[NUM_ELEMENTS] = num_elements
+            while work.counts[NUM_TEXTS] > num_texts:
+                work.counts[NUM_TEXTS] -= 1
+                untell(work.told_slots, work.told_count, work.text_slot_T[work.counts[NUM_TEXTS]])
         return len(messages.start_N)
 
     compiled: Callable[..., int] = scan

@@ -1,4 +1,4 @@
-"""The scanner as Python sees it: its workspace, kept from call to call, and the texts that it found."""
+"""The scanner as Python sees it: its workspace, kept from call to call, and the texts that it work."""
 
 # N records, E elements of all lists, T new texts
 import msgspec
@@ -12,7 +12,7 @@ from stream.records import RawRecords
 from stream.scanner.plan import make_plan
 from stream.scanner.scan import Messages, Target, scan_kernel
 from stream.scanner.told import Told
-from stream.scanner.values import NUM_ELEMENTS, NUM_TEXTS, Findings
+from stream.scanner.values import NUM_ELEMENTS, NUM_TEXTS, Workspace
 
 # fields beyond so many in a record are found by hash only
 MAX_SHAPE = 512
@@ -24,11 +24,11 @@ class Scanner:
 
     def __init__(self, schema: Schema, *, max_message_bytes: int, max_future_seconds: float, told: Told) -> None:
         self.plan = make_plan(schema)
-        self.shape = np.full(MAX_SHAPE, -1, np.int64)
         self.max_message_bytes = max_message_bytes
         self.future_ms = int(max_future_seconds * 1000)
         self.told = told
-        self.found = Findings(
+        self.work = Workspace(
+            counts=np.zeros(3, np.int64),
             elements_E=np.empty(MIN_ROOM, np.int64),
             text_feature_T=np.empty(MIN_ROOM, np.uint16),
             text_id_T=np.empty(MIN_ROOM, np.int64),
@@ -37,8 +37,9 @@ class Scanner:
             text_slot_T=np.empty(MIN_ROOM, np.int64),
             told_slots=told.slots,
             told_count=told.num_keys,
-            counts=np.zeros(2, np.int64),
             scratch=np.empty(0, np.uint8),
+            seen_J=np.zeros(len(self.plan.role_J), np.int64),
+            shape=np.full(MAX_SHAPE, -1, np.int64),
         )
 
     def scan(self, raw: RawRecords, rows: Rows, now_ms: int) -> tuple[npt.NDArray[np.bool_], Texts]:
@@ -56,44 +57,42 @@ class Scanner:
             deviates_N,
         )
         kernel = scan_kernel()
-        self.found.counts[:] = 0
+        self.work.counts[[NUM_ELEMENTS, NUM_TEXTS]] = 0
         # what an escaped text may need, as long as the longest message that is read
         self.grow(scratch=min(self.max_message_bytes, int(raw.value_length_N.max(initial=0))))
         n = 0
         while True:
-            n = kernel(
-                n, messages, self.plan, target, self.found, self.shape, self.max_message_bytes, now_ms, self.future_ms
-            )
+            n = kernel(n, messages, self.plan, target, self.work, self.max_message_bytes, now_ms, self.future_ms)
             if n == len(raw):
                 break
             # a record has at most so many elements and texts
             most = int(raw.value_length_N[n]) // 2 + 1
-            num_elements, num_texts = self.found.counts.tolist()
+            num_elements, num_texts, _ = self.work.counts.tolist()
             self.grow(elements=num_elements + most, texts=num_texts + most)
-        rows.elements_E = self.found.elements_E
-        rows.num_elements = int(self.found.counts[NUM_ELEMENTS])
+        rows.elements_E = self.work.elements_E
+        rows.num_elements = int(self.work.counts[NUM_ELEMENTS])
         return deviates_N, self.texts(raw.buffer)
 
     def texts(self, buffer: bytes) -> Texts:
         """The texts found by the last scan: a step in Python for each, but at its first sight only."""
-        num_texts = int(self.found.counts[NUM_TEXTS])
+        num_texts = int(self.work.counts[NUM_TEXTS])
         texts = []
         for start, length in zip(
-            self.found.text_start_T[:num_texts].tolist(), self.found.text_length_T[:num_texts].tolist(), strict=True
+            self.work.text_start_T[:num_texts].tolist(), self.work.text_length_T[:num_texts].tolist(), strict=True
         ):
             if length < 0:
                 texts.append(msgspec.json.decode(buffer[start - 1 : start - length + 1], type=str))
             else:
                 texts.append(buffer[start : start + length].decode())
-        return Texts(self.found.text_feature_T[:num_texts].copy(), self.found.text_id_T[:num_texts].copy(), texts)
+        return Texts(self.work.text_feature_T[:num_texts].copy(), self.work.text_id_T[:num_texts].copy(), texts)
 
     def grow(self, *, elements: int = 0, texts: int = 0, scratch: int = 0) -> None:
         """Room for so many in all; what is there stays."""
         wanted = {"elements_E": elements, "scratch": scratch}
-        wanted |= dict.fromkeys([name for name in Findings._fields if name.startswith("text_")], texts)
+        wanted |= dict.fromkeys([name for name in Workspace._fields if name.startswith("text_")], texts)
         for name, size in wanted.items():
-            array = getattr(self.found, name)
+            array = getattr(self.work, name)
             if size > len(array):
                 larger = np.empty(max(size, 2 * len(array)), array.dtype)
                 larger[: len(array)] = array
-                self.found = self.found._replace(**{name: larger})
+                self.work = self.work._replace(**{name: larger})

@@ -4,8 +4,8 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from stream.scanner.compiled import compiled
 from stream.scanner.numbers import REFUSED, scan_number
 from stream.scanner.strings import QUOTE, scan_string
 from stream.scanner.words import byte_at, skip_space
@@ -18,7 +18,7 @@ MAX_DEPTH = 63
 MAX_POWER = 280
 
 
-@njit(nogil=True)
+@compiled
 def literal_length(buffer: Any, at: Any, end: Any) -> Any:
     """4 for null and true, 5 for false, 0 for anything else."""
     byte = byte_at(buffer, at, end)
@@ -31,7 +31,7 @@ def literal_length(buffer: Any, at: Any, end: Any) -> Any:
     return 5 if false else 0
 
 
-@njit(nogil=True)
+@compiled
 def skip_name(buffer: Any, at: Any, end: Any) -> Any:
     """The position of the value after the name and the colon at `at`; -1 where they are none."""
     if byte_at(buffer, at, end) != QUOTE:
@@ -45,7 +45,7 @@ def skip_name(buffer: Any, at: Any, end: Any) -> Any:
     return skip_space(buffer, at + 1, end)
 
 
-@njit(nogil=True)
+@compiled
 def skip_scalar(buffer: Any, at: Any, end: Any) -> Any:
     """The position after a string, number or literal; -1 where it is none, or one that is hard to tell."""
     byte = byte_at(buffer, at, end)
@@ -59,7 +59,7 @@ def skip_scalar(buffer: Any, at: Any, end: Any) -> Any:
     return np.int64(-1) if kind == REFUSED or power > MAX_POWER else at
 
 
-@njit(nogil=True)
+@compiled
 def skip_value(buffer: Any, at: Any, end: Any) -> Any:
     """The position after the value at `at`; -1 where it is no JSON, or nested too deep to tell."""
     depth = 0

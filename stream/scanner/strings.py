@@ -4,10 +4,10 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from kernels.cpu.bits import trailing_zeros
 from kernels.cpu.hashing import TEXT_SEED, mix64
+from stream.scanner.compiled import compiled, inlined
 from stream.scanner.words import byte_at, load_word, partial_word
 
 QUOTE, BACKSLASH = 34, 92
@@ -18,7 +18,7 @@ QUOTES, BACKSLASHES, SPACES = ONES * np.uint64(QUOTE), ONES * np.uint64(BACKSLAS
 INT64_LIMIT = np.uint64(2**63)
 
 
-@njit(nogil=True)
+@compiled
 def scan_string(buffer: Any, at: Any, end: Any) -> Any:
     """(position of the closing quote, whether escapes stand before it); -1 where it is no valid string.
 
@@ -54,7 +54,7 @@ def scan_string(buffer: Any, at: Any, end: Any) -> Any:
     return np.int64(-1), escaped
 
 
-@njit(nogil=True)
+@compiled
 def sequence_length(buffer: Any, at: Any, end: Any) -> Any:
     """The bytes of the UTF-8 sequence beyond ASCII at `at`; 0 where it is none (Unicode, table 3-7)."""
     first, second = byte_at(buffer, at, end), byte_at(buffer, at + 1, end)
@@ -72,7 +72,7 @@ def sequence_length(buffer: Any, at: Any, end: Any) -> Any:
     return 0 if (first == 0xF0 and second < 0x90) or (first == 0xF4 and second > 0x8F) else 4
 
 
-@njit(nogil=True)
+@compiled
 def code_unit(buffer: Any, at: Any, end: Any) -> Any:
     """The UTF-16 unit of a backslash, u and four hexadecimal digits at `at`; -1 where they are none."""
     if at + 6 > end or buffer[np.uint64(at)] != BACKSLASH or buffer[np.uint64(at + 1)] != 117:
@@ -90,7 +90,7 @@ def code_unit(buffer: Any, at: Any, end: Any) -> Any:
     return unit
 
 
-@njit(nogil=True)
+@compiled
 def escape_length(buffer: Any, at: Any, end: Any) -> Any:
     """The bytes of the escape at `at`, 12 for a surrogate pair; 0 where it is none or half a pair."""
     byte = byte_at(buffer, at + 1, end)
@@ -105,7 +105,7 @@ def escape_length(buffer: Any, at: Any, end: Any) -> Any:
     return 6
 
 
-@njit(nogil=True)
+@compiled
 def unescape(buffer: Any, at: Any, close: Any, scratch: Any) -> Any:
     """Writes what a valid string says to scratch, as UTF-8, and returns its length: at most close - at."""
     length = 0
@@ -150,7 +150,7 @@ def unescape(buffer: Any, at: Any, close: Any, scratch: Any) -> Any:
     return length
 
 
-@njit(nogil=True)
+@inlined
 def text_id(buffer: Any, start: Any, length: Any) -> Any:
     """(id, whether it is a hash) of a text: springtide_client.keys.id_of."""
     if 0 < length <= 20:

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from numba import njit
 from springtide_client.keys import mix_keys
 
+from stream.scanner.compiled import compiled, inlined
+
 
 class Told:
     """An open-addressing set of uint64 keys, 0 = empty; at most half full between records."""
@@ -27,7 +29,7 @@ class Told:
         return np.asarray(_fresh(self.slots, self.num_keys, mix_keys(features_K, ids_K)))
 
 
-@njit(nogil=True, cache=True)
+@inlined
 def tell(slots: Any, num_keys: Any, mixed: Any) -> Any:
     """The slot that the key was put in; -1 if it was there before, -2 if there is no room left for it."""
     mask = np.uint64(len(slots) - 1)
@@ -44,7 +46,7 @@ def tell(slots: Any, num_keys: Any, mixed: Any) -> Any:
     return np.int64(slot)
 
 
-@njit(nogil=True, cache=True)
+@inlined
 def forget_if_full(slots: Any, num_keys: Any) -> None:
     """Start anew once the set is half full."""
     if 2 * num_keys[0] >= len(slots):
@@ -52,7 +54,7 @@ def forget_if_full(slots: Any, num_keys: Any) -> None:
         num_keys[0] = 0
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def untell(slots: Any, num_keys: Any, slot: Any) -> None:
     """Takes back the newest key: those told after it must have been taken back before."""
     slots[slot] = np.uint64(0)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 from springtide_client.encode import EARLIEST_MS, FLOAT32_OVERFLOW
 from springtide_client.keys import MISSING_ID as MISSING_ID_INT
 
 from kernels.cpu.hashing import mix_key
+from stream.scanner.compiled import inlined
 from stream.scanner.numbers import INTEGER, REFUSED, scan_number, to_float
 from stream.scanner.skip import CLOSE_LIST, COMMA, OPEN_LIST, literal_length
 from stream.scanner.strings import INT64_LIMIT, QUOTE, scan_string, text_id, unescape
@@ -22,11 +22,13 @@ from stream.scanner.words import byte_at, skip_space
 MISSING_ID = np.int64(MISSING_ID_INT)
 DEVIATES = np.int64(-1)
 NULL, FALSE, TRUE = 110, 102, 116
-NUM_ELEMENTS, NUM_TEXTS = 0, 1
+NUM_ELEMENTS, NUM_TEXTS, NUM_RECORDS = 0, 1, 2
 
 
-class Findings(NamedTuple):
-    """What is found beside the columns; `counts` says how much of elements and texts is taken."""
+class Workspace(NamedTuple):
+    """What is found beside the columns, and what is remembered from record to record."""
+
+    counts: npt.NDArray[np.int64]  # of elements and texts in this scan, of records ever
 
     elements_E: npt.NDArray[np.int64]
     text_feature_T: npt.NDArray[np.uint16]
@@ -36,11 +38,12 @@ class Findings(NamedTuple):
     text_slot_T: npt.NDArray[np.int64]  # in told_slots
     told_slots: npt.NDArray[np.uint64]
     told_count: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
     scratch: npt.NDArray[np.uint8]  # as long as the longest message
+    seen_J: npt.NDArray[np.int64]  # the record in which a field was last seen
+    shape: npt.NDArray[np.int64]  # the field of each place in a record, as last seen
 
 
-@njit(nogil=True)
+@inlined
 def read_number(buffer: Any, at: Any, end: Any) -> Any:
     """(position, a float64 that float32 can hold): a number, a boolean, or a text that is a number. No null."""
     byte = byte_at(buffer, at, end)
@@ -61,7 +64,7 @@ def read_number(buffer: Any, at: Any, end: Any) -> Any:
     return at + 1 if is_text else at, value
 
 
-@njit(nogil=True)
+@inlined
 def read_time(buffer: Any, at: Any, end: Any, latest_ms: Any) -> Any:
     """(position, milliseconds): an integer, or a text that is one, neither mis-scaled nor in the future."""
     is_text = byte_at(buffer, at, end) == QUOTE
@@ -74,9 +77,9 @@ def read_time(buffer: Any, at: Any, end: Any, latest_ms: Any) -> Any:
     return at + 1 if is_text else at, event_ms
 
 
-@njit(nogil=True)
-def read_id(buffer: Any, at: Any, end: Any, feature: Any, found: Any) -> Any:
-    """(position, id) of anything but null; a text that is new is noted in `found`."""
+@inlined
+def read_id(buffer: Any, at: Any, end: Any, feature: Any, work: Any) -> Any:
+    """(position, id) of anything but null; a text that is new is noted in the workspace."""
     byte = byte_at(buffer, at, end)
     if byte == QUOTE:
         start = at + 1
@@ -84,21 +87,21 @@ def read_id(buffer: Any, at: Any, end: Any, feature: Any, found: Any) -> Any:
         if close < 0:
             return DEVIATES, np.int64(0)
         if escaped:
-            id_, hashed = text_id(found.scratch, 0, unescape(buffer, start, close, found.scratch))
+            id_, hashed = text_id(work.scratch, 0, unescape(buffer, start, close, work.scratch))
         else:
             id_, hashed = text_id(buffer, start, close - start)
         if hashed:
-            slot = tell(found.told_slots, found.told_count, mix_key(feature, id_))
+            slot = tell(work.told_slots, work.told_count, mix_key(feature, id_))
             if slot == -2:
                 return DEVIATES, np.int64(0)
             if slot >= 0:
-                t = found.counts[NUM_TEXTS]
-                found.text_feature_T[t] = feature
-                found.text_id_T[t] = id_
-                found.text_start_T[t] = start
-                found.text_length_T[t] = start - close if escaped else close - start
-                found.text_slot_T[t] = slot
-                found.counts[NUM_TEXTS] = t + 1
+                t = work.counts[NUM_TEXTS]
+                work.text_feature_T[t] = feature
+                work.text_id_T[t] = id_
+                work.text_start_T[t] = start
+                work.text_length_T[t] = start - close if escaped else close - start
+                work.text_slot_T[t] = slot
+                work.counts[NUM_TEXTS] = t + 1
         return close + 1, id_
     if byte in (TRUE, FALSE):
         length = literal_length(buffer, at, end)
@@ -116,10 +119,10 @@ def read_id(buffer: Any, at: Any, end: Any, feature: Any, found: Any) -> Any:
     return at, np.int64(value)
 
 
-@njit(nogil=True)
-def read_list(buffer: Any, at: Any, end: Any, feature: Any, limit: Any, found: Any) -> Any:
+@inlined
+def read_list(buffer: Any, at: Any, end: Any, feature: Any, limit: Any, work: Any) -> Any:
     """(position, where in elements_E the list starts, its length): not null; null elements are skipped."""
-    start = found.counts[NUM_ELEMENTS]
+    start = work.counts[NUM_ELEMENTS]
     if byte_at(buffer, at, end) != OPEN_LIST:
         return DEVIATES, start, np.int64(0)
     length = np.int64(0)
@@ -132,11 +135,11 @@ def read_list(buffer: Any, at: Any, end: Any, feature: Any, limit: Any, found: A
                 return DEVIATES, start, length
             at += 4
         else:
-            at, id_ = read_id(buffer, at, end, feature, found)
+            at, id_ = read_id(buffer, at, end, feature, work)
             if at < 0:
                 return DEVIATES, start, length
             if limit < 0 or length < limit:
-                found.elements_E[np.uint64(start + length)] = id_
+                work.elements_E[np.uint64(start + length)] = id_
                 length += 1
         at = skip_space(buffer, at, end)
         byte = byte_at(buffer, at, end)
@@ -145,6 +148,6 @@ def read_list(buffer: Any, at: Any, end: Any, feature: Any, limit: Any, found: A
         if byte != COMMA:
             return DEVIATES, start, length
         at = skip_space(buffer, at + 1, end)
-    found.counts[NUM_ELEMENTS] = start + length
+    work.counts[NUM_ELEMENTS] = start + length
     cut = max(0, length + limit) if limit < 0 else 0
     return at + 1, start + cut, length - cut

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from stream.scanner.compiled import inlined
 
 EIGHT = np.uint64(8)
 
@@ -48,13 +50,13 @@ def leading_zeros(typingctx: Any, word: Any) -> Any:
     return signature, generate
 
 
-@njit(nogil=True)
+@inlined
 def byte_at(buffer: Any, at: Any, end: Any) -> Any:
     """The byte, or 0 at the end: no JSON stands for a 0 byte outside of an error."""
     return buffer[np.uint64(at)] if at < end else np.uint8(0)
 
 
-@njit(nogil=True)
+@inlined
 def partial_word(buffer: Any, at: Any, num_bytes: Any) -> Any:
     """Up to 8 bytes that lie within the buffer as a little-endian word, padded with zeros."""
     if num_bytes == 0:
@@ -69,7 +71,7 @@ def partial_word(buffer: Any, at: Any, num_bytes: Any) -> Any:
     return word
 
 
-@njit(nogil=True)
+@inlined
 def skip_space(buffer: Any, at: Any, end: Any) -> Any:
     """The next position that is no JSON white space."""
     while at < end:
