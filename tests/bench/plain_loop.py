@@ -64,6 +64,7 @@ class PlainLoop:
         ids_BC = torch.tensor([[record[name] for name in self.categorical] for record in records], dtype=torch.int64)
         dense_BF = torch.tensor([[record[name] for name in self.dense] for record in records], dtype=torch.float32)
         labels_B = torch.tensor([record[self.label] for record in records], dtype=torch.float32)
+        self.net.observe_inputs(dense_BF)  # the numbers' statistics are part of the net
         rows_BCD = self.rows(ids_BC % ROWS_A_FEATURE + self.first_row_C)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
             logits_B = self.forward(rows_BCD, dense_BF)
