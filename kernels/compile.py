@@ -8,12 +8,14 @@ import numpy as np
 from kernels.backend import backend
 from kernels.spec import CHANGED, Columns, Store, Verbs
 
+DIMS = (8, 16, 32, 64)  # gather and update are compiled for each dimension; others compile when first used
+
 
 def main() -> None:
     """Compile every verb once for the types it is called with."""
     verbs = backend("cpu")
-    store = verbs.allocate(32, 16, 16, 1)
-    place(verbs, store)
+    for dim in DIMS:
+        place(verbs, verbs.allocate(32, 16, dim, 1))
     verbs.hash_texts(np.frombuffer(b"springtide", np.uint8), np.array([0, 10]))
     verbs.hash_texts(np.zeros(1, np.uint8), np.array([0, 1]))
 
@@ -25,7 +27,7 @@ def place(verbs: Verbs, store: Store) -> None:
     placed = verbs.find_or_insert(store, unique.features_U, unique.ids_U, unique.mixed_U, 1, 1)
     features_N, ids_N = verbs.keys_of(store, placed.slots_U)
     verbs.create(store, placed.slots_U, features_N, ids_N, 0, 0.01)
-    verbs.first_values(features_N, ids_N, 16, 0, 0.01)
+    verbs.first_values(features_N, ids_N, store.dim, 0, 0.01)
     grads_KD = verbs.gather(store, verbs.find(store, features_N, ids_N, verbs.mix_keys(features_N, ids_N)), ids_K)
     order_K, offsets_U1 = verbs.group(unique.inverse_K, unique.occurrences_U)
     num_unique = len(placed.slots_U)

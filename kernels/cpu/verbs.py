@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.keys import mix64
 
-from kernels.cpu import hashing, index, rows
+from kernels.cpu import hashing, index, rows, wide
 from kernels.cpu import unique as uniques
 from kernels.spec import WIDTH, Columns, Placed, Store, Unique
 
@@ -42,7 +42,12 @@ def aligned_zeros(num: int, dtype: Any) -> Array:
 
 
 class CpuVerbs:
-    """The verbs of kernels/spec.py, on numpy arrays."""
+    """The verbs of kernels/spec.py, on numpy arrays. One thread at a time, `update` apart."""
+
+    def __init__(self) -> None:
+        # scratch that is kept: fresh memory costs more in page faults than the work on it
+        self._places: Array = np.empty(0, np.uint32)
+        self._entries: Array = np.empty(0, np.uint64)
 
     def allocate(self, num_slots: int, num_overflow: int, dim: int, state_width: int) -> Store:
         if num_slots % WIDTH or num_slots < WIDTH or num_slots // WIDTH >= 2**32:
@@ -102,8 +107,11 @@ class CpuVerbs:
         return cast(Array, hashing.first_values(features_U, ids_U, dim, *_first_value_constants(seed, scale)))
 
     def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Unique:
-        places_P = np.empty(1 << max(4, (2 * len(ids_K) - 1).bit_length()), np.int32)
-        return Unique(*uniques.unique(features_K, ids_K, event_ms_K, places_P))
+        num_places = 1 << max(4, (2 * len(ids_K)).bit_length())
+        if len(self._places) < num_places:
+            self._places = np.empty(num_places, np.uint32)
+            self._entries = np.empty(4 * num_places, np.uint64)
+        return Unique(*uniques.unique(features_K, ids_K, event_ms_K, self._places[:num_places], self._entries))
 
     def find(self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array) -> Array:
         p = _parts(store)
@@ -153,7 +161,7 @@ class CpuVerbs:
 
     def gather(self, store: Store, slots_U: Array, inverse_K: Array) -> Array:
         out_KD = np.empty((len(inverse_K), store.dim), np.float32)
-        rows.gather(_parts(store).values_CD.reshape(-1), store.dim, slots_U, inverse_K, out_KD.reshape(-1))
+        wide.gather_of(store.dim)(_parts(store).values_CD.reshape(-1), slots_U, inverse_K, out_KD.reshape(-1))
         return out_KD
 
     def read(self, store: Store, slots_N: Array) -> Columns:
@@ -190,9 +198,8 @@ class CpuVerbs:
         p = _parts(store)
         if grads_KD.dtype != np.float32 or grads_KD.shape != (len(order_K), store.dim):
             raise ValueError(f"gradients {grads_KD.dtype} {grads_KD.shape} for float32 {(len(order_K), store.dim)}")
-        fresh_N, num_refused = rows.update(
+        fresh_N, num_refused = wide.update_of(store.dim)(
             p.values_CD.reshape(-1),
-            store.dim,
             p.meta.reshape(-1),
             p.states.reshape(-1),
             slots_U,
