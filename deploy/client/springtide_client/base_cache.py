@@ -76,9 +76,11 @@ class BaseCache:
     def _fetch_file(self, route: str, path: Path, expected: FileSum) -> None:
         part = path.with_name(path.name + ".part")
         crc, size = self._receive(route, part, expected)
+        if size < expected.bytes:
+            raise LogError(f"{path.name} broke off at {size:,} of {expected.bytes:,} bytes: it is resumed")
         if (crc, size) != (expected.crc32, expected.bytes):
-            part.unlink(missing_ok=True)  # what was resumed may have been bad: the next try begins anew
-            raise LogError(f"{path.name} arrived damaged ({size:,} of {expected.bytes:,} bytes): it is fetched again")
+            part.unlink()  # what was there to resume may have been bad: the next try begins anew
+            raise LogError(f"{path.name} arrived damaged: it is fetched again")
         part.rename(path)
 
     def _receive(self, route: str, part: Path, expected: FileSum) -> tuple[int, int]:
@@ -94,12 +96,15 @@ class BaseCache:
                 if size and answer.response.status != 206:
                     file.truncate(0)
                     crc = size = 0
-                try:
-                    while size < expected.bytes and (chunk := answer.response.read(CHUNK_BYTES)):
-                        file.write(chunk)
-                        crc, size = zlib.crc32(chunk, crc), size + len(chunk)
-                except (OSError, http.client.HTTPException) as error:
-                    raise LogError(f"{self._server.url}{route} broke off at {size:,} bytes: it is resumed") from error
+                while size < expected.bytes:
+                    try:
+                        chunk = answer.response.read(CHUNK_BYTES)
+                    except (OSError, http.client.HTTPException):
+                        break  # what arrived stands; its size tells that it is not all
+                    if not chunk:
+                        break
+                    file.write(chunk)
+                    crc, size = zlib.crc32(chunk, crc), size + len(chunk)
         return crc, size
 
     @contextlib.contextmanager
