@@ -232,7 +232,7 @@ class Source:
     def _run(self) -> None:
         """Sessions, one after another, until closed or finished; what waiting cannot mend is left to poll()."""
         pause = FIRST_PAUSE_SECONDS
-        corrupt = 0
+        corrupt, corrupt_at = 0, dict(self._session.positions)
         while not self.closing:
             try:
                 self._session.run()
@@ -244,7 +244,9 @@ class Source:
                 self._wait(error, pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
             except CorruptBatchError as error:
-                corrupt += 1  # a second fetch tells the disk's faults from the network's
+                # fetching the same again tells the disk's faults from the network's
+                corrupt = corrupt + 1 if corrupt_at == self._session.positions else 1
+                corrupt_at = dict(self._session.positions)
                 if corrupt >= CORRUPT_TRIES:
                     self._fail(error)
                     return

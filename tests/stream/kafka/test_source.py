@@ -3,8 +3,9 @@ import time
 
 import pytest
 
+from stream import raw_batches
 from stream.columns import Partition
-from stream.errors import StreamError, TopicResetError
+from stream.errors import CorruptBatchError, StreamError, TopicResetError
 from stream.kafka_admin import Admin
 from stream.positions import Position
 
@@ -272,3 +273,15 @@ def test_settings_that_cannot_be_are_refused(bench):
         bench.source(bootstrap_servers="localhost")
     assert isinstance(Partition("a", 1), tuple)
     assert issubclass(TopicResetError, StreamError)
+
+
+def test_a_batch_that_stays_broken_ends_the_reading_after_what_comes_before(bench, monkeypatch):
+    bench.create()
+    bench.produce([bench.click(1)])
+    source = bench.source()
+    assert bench.users(bench.read(source, 1)) == [1]
+    monkeypatch.setattr(raw_batches.crc32c, "crc32c", lambda content: -1)
+    bench.produce([bench.click(2)])
+    with pytest.raises(CorruptBatchError, match="checksum"):
+        bench.until(lambda: source.poll(0.1))
+    assert source.state == "failed"
