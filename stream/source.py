@@ -20,7 +20,8 @@ from stream.decode import Decoder
 from stream.errors import CorruptBatchError, StreamError, WaitingError
 from stream.positions import Position
 from stream.records import RawRecords
-from stream.session import Session, SourceConfig, TopicChangedError
+from stream.session import Session, TopicChangedError
+from stream.source_config import SourceConfig
 
 logger = logging.getLogger(__name__)
 

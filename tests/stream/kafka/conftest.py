@@ -14,8 +14,8 @@ from stream.columns import Columns, Partition
 from stream.kafka import KafkaConfig
 from stream.kafka_admin import Admin, Topic
 from stream.kafka_producer import Producer
-from stream.session import SourceConfig
 from stream.source import Source
+from stream.source_config import SourceConfig
 
 SCHEMA = Schema(labels=("click",), timestamp="ts", categorical=("user_id",))
 
