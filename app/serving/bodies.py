@@ -3,6 +3,7 @@
 # N ids of a request, D dimension
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -45,6 +46,7 @@ class EmbeddingsBody(msgspec.Struct):
     max_staleness_ms: float | None = None
 
 
+@lru_cache(maxsize=256)
 def read_form(content_type: str) -> Form:
     """The form of a Content-Type header; ApiError 415 where it is none of ours. Absent means JSON."""
     name, half = _split(content_type or JSON)
@@ -53,6 +55,7 @@ def read_form(content_type: str) -> Form:
     return Form(name, half)
 
 
+@lru_cache(maxsize=256)
 def answer_form(accept: str, asked: Form) -> Form:
     """The first form that an Accept header names, the question's own where it leaves the choice; 406 otherwise."""
     for part in accept.split(","):

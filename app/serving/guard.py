@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Mapping
+from functools import lru_cache
 
 from app.serving.config import ServeConfig
 from app.serving.problems import ApiError
@@ -41,6 +42,7 @@ def scope_of(path: str) -> str | None:
     return "predict" if path.rstrip("/") == "/v1/predict" else "read"
 
 
+@lru_cache(maxsize=256)
 def is_local_name(host: str) -> bool:
     """Whether a Host header names this machine; an absent one does (HTTP/1.0)."""
     name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host

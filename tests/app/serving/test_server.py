@@ -1,6 +1,12 @@
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -282,7 +288,14 @@ def test_status_joins_the_trainers_words_with_measurements(world):
     assert status["trainer"] == "running"
     assert 100 <= status["freshness_ms"]["p50"] <= status["freshness_ms"]["p99"] < 60_000
     assert 0 <= status["staleness_ms"] < 60_000
-    assert wait_until(lambda: client.get("/v1/status?history=1").json()["history"])[-1]["at_ms"] >= now_ms
+    newer = wait_until(
+        lambda: [
+            s
+            for s in client.get("/v1/status?history=1").json()["history"]
+            if s["version"] == number + 5 or s["version"] == number
+        ]
+    )
+    assert newer[-1]["at_ms"] >= now_ms
     text = client.get("/metrics").text
     assert f"springtide_version {number}" in text
     assert 'springtide_lag_records{partition="clicks/0"} 3' in text
@@ -319,3 +332,25 @@ def test_a_taken_port_and_an_open_bind_are_told_in_one_line(world, tmp_path):
         serve(tmp_path, ServeConfig(host="0.0.0.0", port=0))
     with pytest.raises(ServeError, match="cannot listen"):
         serve(tmp_path, ServeConfig(host="192.0.2.1", port=0, insecure=True))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_with_0_even_while_streams_are_open(world, number):
+    world.log.start()
+    code = (
+        "import sys; from app.serving.config import ServeConfig; from app.serving.server import serve\n"
+        "serve(sys.argv[1], ServeConfig(port=0), on_listening=lambda url: print(url, flush=True))"
+    )
+    root = Path(__file__).parents[3]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(world.log.path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": f"{root}:{root / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"},
+    )
+    with process, httpx.Client(base_url=process.stdout.readline().strip(), timeout=20) as client:
+        world.served(client, world.log.number)
+        with client.stream("GET", f"/v1/log?after={world.log.number}") as answer:
+            assert answer.status_code == 200
+            process.send_signal(number)
+            assert process.wait(timeout=20) == 0
