@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from kafka import KafkaConsumer, TopicPartition
 from torch import Tensor, nn
+
+from stream.kafka_library import kafka
 
 ROWS_A_FEATURE = 200_000
 
@@ -36,14 +37,14 @@ class PlainLoop:
 
     def run(self, address: str, topic: str, num_samples: int, batch_size: int) -> float:
         """Learn the first samples of the topic's only partition; returns their mean progressive logloss."""
-        consumer = KafkaConsumer(
+        consumer = kafka.KafkaConsumer(
             bootstrap_servers=address,
             enable_auto_commit=False,
             max_poll_records=batch_size,
             fetch_max_wait_ms=5,
             max_partition_fetch_bytes=8 << 20,
         )
-        partition = TopicPartition(topic, 0)
+        partition = kafka.TopicPartition(topic, 0)
         consumer.assign([partition])
         consumer.seek(partition, 0)
         records: list[dict[str, object]] = []

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.admin import KafkaAdminClient, NewTopic
+
+from stream.columns import Partition
+from stream.kafka import KafkaConfig
+from stream.kafka_admin import Admin
+from stream.kafka_library import kafka
+from stream.kafka_producer import Producer
 
 CONFIG = """
 name = "test"
@@ -114,26 +118,26 @@ class Workspace:
         path = self.log / "broker.json"
         return json.loads(path.read_text())["address"] if path.exists() else None
 
+    def connection(self) -> KafkaConfig:
+        return KafkaConfig(bootstrap_servers=self.broker_address())
+
     def produce(self, values: list[bytes | None]) -> None:
         """Append messages to the topic's one partition, in order."""
-        address = self.broker_address()
-        admin = KafkaAdminClient(bootstrap_servers=address)
-        if "clicks" not in admin.list_topics():
-            admin.create_topics([NewTopic("clicks", 1, 1)])
-        admin.close()
-        producer = KafkaProducer(bootstrap_servers=address, linger_ms=5, batch_size=1 << 18, max_request_size=8 << 20)
-        for value in values:
-            producer.send("clicks", value=value, partition=0)
-        producer.flush()
-        producer.close()
+        with Admin(self.connection()) as admin:
+            admin.ensure_topic("clicks")
+        with Producer(self.connection()) as producer:
+            for value in values:
+                producer.send("clicks", value)
+            producer.flush()
 
     def consume(self, topic: str) -> list[Any]:
-        """Every record of a topic's first partition."""
-        consumer = KafkaConsumer(bootstrap_servers=self.broker_address(), enable_auto_commit=False, fetch_max_wait_ms=5)
-        partition = TopicPartition(topic, 0)
-        consumer.assign([partition])
-        consumer.seek(partition, 0)
-        end = consumer.end_offsets([partition])[partition]
+        """Every record of a topic's one partition, with its headers."""
+        partition = Partition(topic, 0)
+        with Admin(self.connection()) as admin:
+            end = admin.end_offsets(admin.require_topic(topic))[partition]
+        consumer = kafka.KafkaConsumer(bootstrap_servers=self.broker_address(), fetch_max_wait_ms=5)
+        consumer.assign([kafka.TopicPartition(*partition)])
+        consumer.seek(kafka.TopicPartition(*partition), 0)
         records: list[Any] = []
         while len(records) < end:
             for polled in consumer.poll(timeout_ms=500).values():
