@@ -57,6 +57,7 @@ class RocksSpill:
         self._generations = [self._new_generation(0)]
         self._error: BaseException | None = None
         self._closing = False
+        self._reading = False  # a find waits for no more than one call of the writer's
         self._writer = threading.Thread(target=self._write_all, name="spill-writer", daemon=True)
         self._writer.start()
 
@@ -91,12 +92,18 @@ class RocksSpill:
             missing = missing[~here]
         order = np.lexsort((ids_U[missing].view(np.uint64), features_U[missing]))
         missing = missing[order]
-        for generation in generations:
-            found = [
-                self._get(generation, features_U, ids_U, missing[start : start + CALL_KEYS], records_U)
-                for start in range(0, len(missing), CALL_KEYS)
-            ]
-            missing = missing[~np.concatenate(found)] if found else missing
+        self._reading = True
+        try:
+            for generation in generations:
+                found = [
+                    self._get(generation, features_U, ids_U, missing[start : start + CALL_KEYS], records_U)
+                    for start in range(0, len(missing), CALL_KEYS)
+                ]
+                missing = missing[~np.concatenate(found)] if found else missing
+        finally:
+            with self._changed:
+                self._reading = False
+                self._changed.notify_all()
         return SpilledRows(records_U["kind"].copy(), self._format.rows(features_U, ids_U, records_U))
 
     def read_all(self) -> Rows:
@@ -216,6 +223,8 @@ class RocksSpill:
         keys = self._format.keys(block.features, block.ids)
         values = self._format.values(block.records)
         for start in range(0, len(keys), CALL_KEYS):
+            with self._changed:
+                self._changed.wait_for(lambda: not self._reading or self._closing)
             if self._closing:
                 return
             batch = self._rocksdb.WriteBatch()  # a batch written is spent

@@ -157,7 +157,8 @@ class EmbeddingTable:
 
     def cut(self) -> Touched:
         """All rows touched, all keys forgotten since the last cut; the resident copy goes before the buffered one."""
-        fresh_N = np.concatenate(self._fresh) if self._fresh else np.empty(0, np.int64)
+        # in the order of slots, which is nearly that of mixed keys: quicker to read here, and to merge elsewhere
+        fresh_N = np.sort(np.concatenate(self._fresh)) if self._fresh else np.empty(0, np.int64)
         self._fresh.clear()
         slots_N = self.verbs.clear_touched(self.memory.store, fresh_N)
         self._counters["cuts"] += 1

@@ -19,7 +19,7 @@ FEATURE_AT, ID_AT, SCORE_AT = 8, 8, 24  # in uint16, in words, in words
 AHEAD = 16
 
 LOW = np.uint64(0x0101_0101_0101_0101)
-HIGH = np.uint64(0x8080_8080_8080_8080)
+REST = np.uint64(0x7F7F_7F7F_7F7F_7F7F)
 ONE, ZERO, S3, S32 = np.uint64(1), np.uint64(0), np.uint64(3), np.uint64(32)
 BYTE = np.uint64(0xFF)
 W = np.uint64(WIDTH)
@@ -42,14 +42,23 @@ def digest_of(mixed: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
+def zero_bytes(word: Any) -> Any:
+    """The high bit of every byte that is zero, and of no other.
+
+    The shorter (word - LOW) & ~word & HIGH also shows a 1 above a zero: an erased slot, digest 0, would then pass for
+    one of digest 1, and its old key be found.
+    """
+    return ~(((word & REST) + REST) | word | REST)
+
+
+@njit(nogil=True, cache=True)
 def lane_of(words: Any, features: Any, bucket: Any, digest: Any, feature: Any, id_: Any) -> Any:
     """The key's lane in its bucket, or 16."""
     base = bucket * WORDS_U
     pattern = digest * LOW
     for half in range(2):
         word = words[base + np.uint64(half)] ^ pattern
-        # bytes that equal the digest; one above a true hit may show too, so the key is compared
-        hits = (word - LOW) & ~word & HIGH
+        hits = zero_bytes(word)
         while hits != ZERO:
             lane = np.uint64(half) * EIGHT + (trailing_zeros(hits) >> S3)
             same_id = words[base + ID_AT_U + lane] == np.uint64(id_)
@@ -117,8 +126,8 @@ def empty_lane(words: Any, base: Any) -> Any:
     """The first lane without a key, or 16."""
     for half in range(2):
         word = words[base + np.uint64(half)]
-        hits = (word - LOW) & ~word & HIGH
-        if hits != ZERO:  # the lowest hit is a true one
+        hits = zero_bytes(word)
+        if hits != ZERO:
             return np.uint64(half) * EIGHT + (trailing_zeros(hits) >> S3)
     return W
 

@@ -16,6 +16,7 @@ def arrays(keys: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([f for f, _ in keys], np.uint16), np.array([i for _, i in keys], np.int64)
 
 
+@settings(deadline=None)
 @given(KEYS)
 def test_mixed_keys_equal_the_clients(keys: list[tuple[int, int]]) -> None:
     features, ids = arrays(keys)
@@ -35,6 +36,7 @@ def test_first_values_equal_the_clients_bit_by_bit(
     np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=10))
 def test_texts_hash_as_the_clients_do(texts: list[bytes]) -> None:
     offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernels import compile as compiling
 from kernels.backend import backend
 from kernels.spec import NO_SLOT, TOUCHED, WIDTH
-from tests.kernels.oracle import Index, Key, Row, unique
+from tests.kernels.oracle import Index, Key, Row, mixed, unique
 
 VERBS = backend()
 # few features and ids, among them ids whose halves are alike
@@ -32,6 +32,7 @@ def found(store: Any, keys: list[Key]) -> Any:
     return VERBS.find(store, features, ids, VERBS.mix_keys(features, ids))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(SMALL_KEYS, st.integers(-5, 5)), max_size=60))
 def test_unique_equals_the_oracle(batch: list[tuple[Key, int]]) -> None:
     keys, times = [key for key, _ in batch], [time for _, time in batch]
@@ -71,6 +72,16 @@ def test_the_index_equals_the_oracle(batches: list[tuple[list[Key], int, bool]])
         assert set(here) == oracle.keys()
         assert len(set(here)) == len(here)
         np.testing.assert_array_equal(found(store, here), standing)
+
+
+def test_an_erased_key_is_not_found_beside_one_of_its_digest() -> None:
+    # digests 0 and 1 are the same; an erased slot has digest 0 and still its old key
+    alike = [(0, i) for i in range(3000) if mixed((0, i)) & 0xFF in (0, 1)][:8]
+    store = VERBS.allocate(WIDTH, 4, 4, 1)
+    slots = placed(store, alike, 1, 1).slots_U
+    for erased in range(1, len(alike)):
+        VERBS.erase(store, slots[erased : erased + 1])
+        assert (found(store, alike) == NO_SLOT).sum() == erased
 
 
 def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area() -> None:
