@@ -135,6 +135,8 @@ class TensorWriter:
     def write(self, name: str, first_row: int, rows: Array) -> None:
         """Put rows at `first_row` of the tensor; ValueError where they do not fit its shape."""
         dtype, shape = self._tensors[name]
+        if not shape:  # a single number is a row of itself
+            shape, rows = (1,), rows.reshape(1)
         if rows.shape[1:] != shape[1:] or first_row + len(rows) > shape[0]:
             raise ValueError(f"{rows.shape} at row {first_row} does not fit {name!r} of {shape}")
         row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))

@@ -1,0 +1,153 @@
+"""Writes a base: complete and on the disk before anyone can see it."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from springtide_client.base import (
+    DENSE,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    ROWS,
+    TEXTS,
+    BaseManifest,
+    FileSum,
+    ModelName,
+    TableShape,
+    crc32_of_file,
+)
+from springtide_client.checked_json import encode_checked
+from springtide_client.layers import RowLayer
+from springtide_client.log_directory import base_name
+from springtide_client.records import EPOCH_SHIFT, Tip, VersionMeta
+from springtide_client.schema import Schema
+from springtide_client.tensors import Arrays, TensorShape, TensorWriter, shape_of
+
+from app.versions.atomic_file import sync_folder
+
+COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseImage:
+    """Everything that is true at one version."""
+
+    tip: Tip  # of the record that it equals
+    schema: Schema
+    table: TableShape
+    model: ModelName
+    meta: VersionMeta
+    dense: Arrays  # `dense.*` and `state.*`
+    num_rows: int = 0
+    blocks: Iterable[RowLayer] = field(default=())  # num_rows rows with their states, by (mixed key, feature)
+    texts: Arrays | None = None  # `feature`, `id`, `offsets`, `bytes`, by (feature, id)
+    program: bytes | Path | None = None  # the exported model, or the file that holds it
+
+
+def write_base(log_path: Path, image: BaseImage) -> Path:
+    """1. Write every file beside. 2. fsync them. 3. The manifest with their checksums. 4. Rename. 5. fsync the folder.
+
+    Returns the base's folder, also where somebody else has made the same one meanwhile.
+    """
+    path = Path(log_path) / base_name(image.tip.number)
+    draft = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        _write_rows(draft, image)
+        _write_arrays(draft / DENSE, image.dense)
+        if image.texts is not None and len(image.texts["id"]):
+            _write_arrays(draft / TEXTS, image.texts)
+        _write_program(draft / MODEL, image.program)
+        _write_manifest(draft, image)
+        try:
+            draft.rename(path)
+        except OSError:
+            if not (path / MANIFEST).exists():
+                raise
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return path
+
+
+def _write_rows(draft: Path, image: BaseImage) -> None:
+    n, table = image.num_rows, image.table
+    shapes = {
+        "mixed": TensorShape(np.dtype("<u8"), (n,)),
+        "feature": TensorShape(np.dtype("<u2"), (n,)),
+        "id": TensorShape(np.dtype("<i8"), (n,)),
+        "value": TensorShape(np.dtype("<f4"), (n, table.dim)),
+        "count": TensorShape(np.dtype("<i8"), (n,)),
+        "last_seen": TensorShape(np.dtype("<i8"), (n,)),
+    }
+    rows = TensorWriter(draft / ROWS, shapes)
+    states = TensorWriter(draft / OPTIMIZER, {"state": TensorShape(np.dtype("<f4"), (n, table.state_width))})
+    at, highest = 0, 0
+    try:
+        for block in image.blocks:
+            if not len(block):
+                continue
+            if block.state is None or (block.forgotten is not None and block.forgotten.any()):
+                raise ValueError("a base holds living rows with their optimizer states")
+            if int(block.mixed[0]) < highest or not bool((block.mixed[1:] >= block.mixed[:-1]).all()):
+                raise ValueError("the rows of a base come sorted by mixed key")
+            for name in COLUMNS:
+                rows.write(name, at, getattr(block, name))
+            states.write("state", at, block.state)
+            at, highest = at + len(block), int(block.mixed[-1])
+        if at != n:
+            raise ValueError(f"{at} rows came for a base of {n}")
+    finally:
+        rows.close()
+        states.close()
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> None:
+    writer = TensorWriter(path, {name: shape_of(array) for name, array in arrays.items()})
+    try:
+        for name, array in arrays.items():
+            writer.write(name, 0, array)
+    finally:
+        writer.close()
+
+
+def _write_program(path: Path, program: bytes | Path | None) -> None:
+    if program is None:
+        return
+    if isinstance(program, Path):
+        try:
+            os.link(program, path)  # an immutable file: two bases may share it
+            return
+        except OSError:
+            program = program.read_bytes()
+    with path.open("wb") as file:
+        file.write(program)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_manifest(draft: Path, image: BaseImage) -> None:
+    files = {file.name: FileSum(file.stat().st_size, crc32_of_file(file)) for file in sorted(draft.iterdir())}
+    manifest = BaseManifest(
+        number=image.tip.number,
+        checksum=image.tip.checksum,
+        epoch=image.tip.number >> EPOCH_SHIFT,
+        created_ms=time.time_ns() // 1_000_000,
+        schema=msgspec.to_builtins(image.schema),
+        table=image.table,
+        model=image.model,
+        meta=image.meta,
+        files=files,
+    )
+    with (draft / MANIFEST).open("wb") as file:
+        file.write(encode_checked(manifest))
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(draft)

@@ -1,0 +1,22 @@
+"""What a log takes on its disk."""
+
+import os
+from pathlib import Path
+
+
+def disk_bytes(folder: Path) -> int:
+    """The bytes of all files under a folder; what vanishes meanwhile counts nothing."""
+    total = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        total += disk_bytes(Path(entry.path))
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+                except FileNotFoundError:
+                    continue
+    except FileNotFoundError:
+        pass
+    return total

@@ -1,0 +1,11 @@
+"""What can go wrong between trainers."""
+
+from springtide_client.errors import LogError
+
+
+class LogBusyError(LogError):
+    """Another trainer writes this log."""
+
+
+class OvertakenError(LogError):
+    """A higher epoch is claimed: this trainer has been replaced, and nothing it writes will be read."""

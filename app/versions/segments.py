@@ -1,0 +1,115 @@
+"""Segments as files: walked record by record, and written one after the other."""
+
+import errno
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from springtide_client.errors import CorruptRecordError, LogError
+from springtide_client.log_directory import segment_name
+from springtide_client.records import HEADER, RecordHeader, parse_header
+
+from app.versions.atomic_file import sync_folder
+
+PIECE_BYTES = 1 << 20
+
+
+def walk_segment(path: Path, limit: int | None = None, *, verify_after: int = -1) -> Iterator[tuple[RecordHeader, int]]:
+    """The headers of a segment's whole records, each with the offset behind it; ends at the first that is not whole.
+
+    The payloads of records with a number above `verify_after` are read and checked, the others are passed over.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:  # retired
+        return
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        end, offset = size if limit is None else min(size, limit), 0
+        while offset + HEADER.size <= end:
+            file.seek(offset)
+            try:
+                header = parse_header(file.read(HEADER.size))
+            except CorruptRecordError:
+                return
+            offset += HEADER.size + header.length
+            if offset > end or (header.number > verify_after and _crc(file, header.length) != header.payload_crc):
+                return
+            yield header, offset
+
+
+def _crc(file: BinaryIO, length: int) -> int:
+    crc = 0
+    while length:
+        piece = file.read(min(length, PIECE_BYTES))
+        if not piece:
+            return -1
+        crc, length = zlib.crc32(piece, crc), length - len(piece)
+    return crc
+
+
+class SegmentFiles:
+    """An epoch's own segments. `write` belongs to one thread; `sync` may be called by another."""
+
+    def __init__(self, log_path: Path, epoch: int, segment_bytes: int) -> None:
+        self._log_path = log_path
+        self._epoch = epoch
+        self._segment_bytes = segment_bytes
+        self._count = 0
+        self._size = 0
+        self._descriptor: int | None = None
+        self._torn = False
+        self._lock = threading.Lock()  # around the descriptor, never around a write or an fsync
+
+    def write(self, frame: bytes) -> None:
+        """Append a record. After an OSError the next one, which may be the same, goes to a new file."""
+        if self._descriptor is None or self._torn or self._size + len(frame) > self._segment_bytes:
+            self._roll()
+        assert self._descriptor is not None
+        view = memoryview(frame)
+        self._torn = True  # until it is whole
+        while len(view):
+            written = os.write(self._descriptor, view)
+            if written == 0:
+                raise OSError(errno.EIO, "nothing was written")
+            view = view[written:]
+        self._torn = False
+        self._size += len(frame)
+
+    def sync(self) -> None:
+        """What was written before the call is on the disk when it returns.
+
+        Raises LogError, after which nobody knows what is on the disk: a later fsync would say yes and not mean it.
+        """
+        with self._lock:
+            descriptor = None if self._descriptor is None else os.dup(self._descriptor)
+        if descriptor is not None:
+            try:
+                os.fsync(descriptor)
+            except OSError as error:
+                raise LogError(f"fsync of the log failed: {error.strerror}") from None
+            finally:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        """Give the file back, without syncing it."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _roll(self) -> None:
+        """1. fsync the present file. 2. Make the next one. 3. fsync the folder. Only then a record may go there."""
+        self.sync()
+        if self._size or self._torn or self._descriptor is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            descriptor = os.open(self._log_path / segment_name(self._epoch, self._count), flags, 0o644)
+            self._count += 1
+            sync_folder(self._log_path)
+            self.close()
+            with self._lock:
+                self._descriptor = descriptor
+            self._size, self._torn = 0, False

@@ -1,0 +1,238 @@
+"""Appends versions to the log. The trainer's thread encodes; one thread writes, another makes durable."""
+
+import errno
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from springtide_client.errors import LogError
+from springtide_client.log_directory import LogDirectory, LogManifest
+from springtide_client.records import EPOCH_SHIFT, Tip, VersionMeta, encode_record
+from springtide_client.schema import Schema
+from springtide_client.tensors import Array
+
+from app.versions.config import LogConfig
+from app.versions.disk_use import disk_bytes
+from app.versions.epochs import Epoch, start_epoch
+from app.versions.errors import OvertakenError
+from app.versions.segments import SegmentFiles
+from app.versions.trainer_lock import WAIT_SECONDS
+
+Version = Tip
+
+RETRIES = 3  # of an append that fails for another reason than a full disk
+RETRY_SECONDS = 0.5
+STUCK_SECONDS = 60.0  # a queue that stays full for so long has failed
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+logger = logging.getLogger(__name__)
+
+
+class LogWriter:
+    """One epoch's pen. Appends come from one thread; everything else may be asked from any.
+
+    Published = in the file, survives a kill. Durable = fsynced, and a look afterwards found no higher epoch: only on
+    durable versions rest bases, receipts, and offsets reported elsewhere.
+    """
+
+    def __init__(self, config: LogConfig, epoch: Epoch) -> None:
+        self.config = config
+        self.directory = LogDirectory(config.path)
+        self.manifest: LogManifest = epoch.manifest
+        self.epoch = epoch.number
+        self.past: Tip | None = epoch.manifest.tip  # where the past ends; None in a new log
+        self._lock = epoch.lock
+        self._last = self.past
+        self._count = 0
+        self._published = self._durable = self.past
+        self._segments = SegmentFiles(config.path, epoch.number, config.segment_bytes)
+        self._queue: deque[tuple[bytes, Tip]] = deque()
+        self._queued_bytes = 0
+        self._error: Exception | None = None
+        self._reason = ""
+        self._log_bytes = 0
+        self._changed = threading.Condition()
+        self._syncing = threading.Lock()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=run, name=name, daemon=True)
+            for name, run in (("log-writer", self._write_all), ("log-syncer", self._sync_often))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @staticmethod
+    def open(
+        config: LogConfig, *, schema: Schema, take_over: bool = False, wait_seconds: float = WAIT_SECONDS
+    ) -> "LogWriter":
+        """Take the next epoch and seal the past. LogBusyError where another trainer lives, unless `take_over`."""
+        return LogWriter(config, start_epoch(Path(config.path), schema, take_over=take_over, wait_seconds=wait_seconds))
+
+    @property
+    def first(self) -> Tip:
+        """The version that a new log's first base stands for."""
+        return Tip(self.epoch << EPOCH_SHIFT, self.epoch << EPOCH_SHIFT)
+
+    def begin(self, base: Tip) -> None:
+        """Append after this base: called once, in a new log, when its first base is written."""
+        assert self._last is None, "the log has a past"
+        with self._changed:
+            self.past = self._last = self._published = self._durable = base
+
+    def append(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> Version:
+        """Name the version and queue it for writing; the arrays are copied. Waits while the queue is full.
+
+        Raises OvertakenError once a higher epoch is claimed, LogError when the disk refuses for too long.
+        """
+        if self._last is None:
+            raise LogError("a new log begins with a base: write one, then call begin")
+        self._raise()
+        durable = self._durable.number if self._durable else 0
+        meta = msgspec.structs.replace(meta, durable=durable, created_ms=meta.created_ms or time.time_ns() // 1_000_000)
+        number = (self.epoch << EPOCH_SHIFT) + self._count + 1
+        frame, checksum = encode_record(self.epoch, number, self._last.checksum, meta, tensors)
+        version = Tip(number, checksum)
+        with self._changed:
+            room = self._changed.wait_for(
+                lambda: self._error or not self._queue or self._queued_bytes + len(frame) <= self.config.queue_bytes,
+                STUCK_SECONDS,
+            )
+            if not room:
+                raise LogError(f"the log cannot be written: {self._reason or 'the disk is too slow'}")
+            self._raise()
+            self._queue.append((frame, version))
+            self._queued_bytes += len(frame)
+            self._changed.notify_all()
+        self._count += 1
+        self._last = version
+        return version
+
+    @property
+    def last(self) -> Tip | None:
+        """The version appended last, published or not."""
+        return self._last
+
+    @property
+    def published(self) -> Tip | None:
+        """The newest version that readers can see."""
+        return self._published
+
+    @property
+    def durable(self) -> Tip | None:
+        """The newest version that survives a power loss."""
+        return self._durable
+
+    @property
+    def reason(self) -> str:
+        """Why versions do not reach the disk at the moment; empty while they do."""
+        return str(self._error) if self._error else self._reason
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the log takes more than `log_bytes`: the stream should wait until the merger has made room."""
+        return self._log_bytes > self.config.log_bytes
+
+    def sync(self) -> None:
+        """Everything appended so far is durable when this returns; raises like `append`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._error or not self._queue, STUCK_SECONDS):
+                raise LogError(f"the log cannot be written: {self._reason or 'the disk is too slow'}")
+        self._raise()
+        self._sync()
+        self._raise()
+
+    def close(self) -> None:
+        """Make everything durable, then let the next trainer start. After an error only the latter; never raises it."""
+        if self._stopping.is_set():
+            return
+        try:
+            self.sync()
+        except LogError:
+            logger.warning("the log was closed with versions not on the disk", extra={"reason": self.reason})
+        self._stop()
+        self._lock.release()
+
+    def __enter__(self) -> "LogWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._segments.close()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _is_overtaken(self) -> bool:
+        if self.directory.overtaken(self.epoch):
+            self._fail(OvertakenError(f"epoch {self.epoch + 1} is claimed: another trainer has taken over"))
+        return self._error is not None
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._stopping.is_set())
+                if not self._queue:
+                    return
+                frame, version = self._queue[0]
+            if not self._write(frame):
+                return
+            with self._changed:
+                self._queue.popleft()
+                self._queued_bytes -= len(frame)
+                self._published = version
+                self._changed.notify_all()
+
+    def _write(self, frame: bytes) -> bool:
+        """Whether the frame is in a file. A full disk is waited for; other failures are tried again a few times."""
+        failures = 0
+        # the look is not what keeps a replaced trainer from harm, it only tells it sooner
+        while not self._is_overtaken():
+            try:
+                self._segments.write(frame)
+                self._reason = ""
+                return True
+            except LogError as error:
+                self._fail(error)
+            except OSError as error:
+                self._reason = f"an append failed: {error.strerror}"
+                failures += error.errno not in FULL
+                if failures > RETRIES:
+                    self._fail(LogError(self._reason))
+                elif self._stopping.wait(RETRY_SECONDS):
+                    return False
+        return False
+
+    def _sync_often(self) -> None:
+        while not self._stopping.wait(self.config.durable_seconds):
+            self._log_bytes = disk_bytes(self.config.path)
+            self._sync()
+
+    def _sync(self) -> None:
+        """1. Note what is published. 2. fsync. 3. Look for a higher epoch. 4. Call it durable."""
+        with self._syncing:
+            published = self._published
+            if published is None or published == self._durable or self._error is not None:
+                return
+            try:
+                self._segments.sync()
+            except LogError as error:
+                self._fail(error)
+            if not self._is_overtaken():
+                self._durable = published
