@@ -7,13 +7,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from springtide_client.errors import CorruptRecordError, GapError, SpringtideError
+from springtide_client.errors import CorruptRecordError, GapError, LogError, SpringtideError
 from springtide_client.private_layer import PrivateLayers
 from springtide_client.records import Record, Tip, VersionMeta
+from springtide_client.source import Cursor, Source, base_number
 from springtide_client.view import View
 
 # how long one poll may rebuild beside a view that is live: freshness goes before compactness
@@ -41,25 +42,6 @@ class Applied(NamedTuple):
 
 # the view that is served now, the version, the wall time in ms at which it became servable
 Listener = Callable[[View, Applied, int], None]
-
-
-class Cursor(Protocol):
-    """A place in a log that moves."""
-
-    def read(self) -> Sequence[Record]:
-        """Some of the records that follow, none at the current end; GapError, CorruptRecordError."""
-
-    def close(self) -> None: ...
-
-
-class Source(Protocol):
-    """A log as followers read it: `LogDirectory`, or `HttpLog`."""
-
-    def newest_base(self) -> Path | None:
-        """The folder of the newest base, complete, or None before the first."""
-
-    def follow(self, after: Tip | None) -> Cursor:
-        """A cursor behind a version."""
 
 
 def wall_ms() -> int:
@@ -281,12 +263,9 @@ class Follower:
         now_ms = self._clock_ms()
         for applied in passed:
             for listener in self._listeners:
-                listener(view, applied, now_ms)
+                _tell(listener, view, applied, now_ms)
         for callback in self._callbacks:
-            try:
-                callback(view)
-            except Exception:
-                logger.exception("a swap callback failed")
+            _tell(callback, view)
 
     def _note(self, error: SpringtideError | OSError | ValueError) -> None:
         if str(error) != str(self._error):
@@ -297,15 +276,22 @@ class Follower:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self.poll()
+            try:
+                self.poll()
+            except Exception as error:
+                # a defect here must not end the following in silence: the view stays, the error is seen
+                logger.exception("following failed")
+                self._note(LogError(f"following failed, this is a defect: {type(error).__name__}: {error}"))
             self._wait(POLL_SECONDS)
         with self._swapped:
             self._swapped.notify_all()
 
 
-def base_number(base_path: Path) -> int:
-    """The version that a base's folder equals, from its name."""
-    return int(base_path.name.removeprefix("base-"))
+def _tell(listener: Callable[..., object], *what: object) -> None:
+    try:
+        listener(*what)
+    except Exception:
+        logger.exception("a listener failed")  # it is the asker's own, and the next version comes all the same
 
 
 def applied_of(record: Record) -> Applied:

@@ -210,10 +210,11 @@ def test_a_failing_callback_stops_nothing(follow, make_log) -> None:
     log = make_log()
     follower = follow(log)
 
-    def fail(view: object) -> None:
+    def fail(*what: object) -> None:
         raise RuntimeError("mine")
 
     follower.on_swap(fail)
+    follower.listen(fail)
     settle(follower, log.append({(0, 1): row(log, 1)}))
     settle(follower, log.append({(0, 1): row(log, 2)}))
 
