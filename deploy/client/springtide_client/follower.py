@@ -14,7 +14,9 @@ from typing import NamedTuple
 from springtide_client.errors import CorruptRecordError, GapError, LogError, SpringtideError
 from springtide_client.private_layer import PrivateLayers
 from springtide_client.records import Record, Tip, VersionMeta
-from springtide_client.source import Cursor, Source, base_number
+from springtide_client.source import Cursor as Cursor
+from springtide_client.source import Source as Source
+from springtide_client.source import base_number
 from springtide_client.view import View
 
 # how long one poll may rebuild beside a view that is live: freshness goes before compactness
