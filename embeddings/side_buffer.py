@@ -1,10 +1,12 @@
 """Touched rows that left memory before their version was cut, and marks of keys forgotten since the last cut."""
 
 # N rows
+from collections.abc import Callable
+
 import numpy as np
 from springtide_client.keys import mix_keys
 
-from embeddings.rows import Int64Array, Rows, Touched, UInt16Array
+from embeddings.rows import BoolArray, Int64Array, Rows, Touched, UInt16Array
 
 
 class SideBuffer:
@@ -41,22 +43,27 @@ class SideBuffer:
     def num_bytes(self) -> int:
         return sum(column.nbytes for rows, _ in self._parts for column in rows.columns())
 
-    def drain(self, resident: Rows) -> Touched:
-        """The resident rows and the newest copies of all other keys, each key once; the buffer is empty then."""
-        rows, is_mark = resident, np.zeros(len(resident), np.bool_)
-        if self._parts:
-            parts = [resident, *(rows for rows, _ in reversed(self._parts))]
-            kinds = [is_mark, *(np.full(len(rows), mark) for rows, mark in reversed(self._parts))]
-            newest = _first_of_each_key(
-                np.concatenate([p.features for p in parts]), np.concatenate([p.ids for p in parts])
-            )
-            rows, is_mark = Rows.concatenate(parts).take(newest), np.concatenate(kinds)[newest]
+    def drain(self, resident: Rows, is_resident: Callable[[UInt16Array, Int64Array], BoolArray]) -> Touched:
+        """The resident rows, and the newest copies of all keys that are not among them; the buffer is empty then."""
+        if not self._parts:
+            return Touched.of(resident)
+        newest_first = self._parts[::-1]
+        rows = Rows.concatenate([rows for rows, _ in newest_first])
+        is_mark = np.concatenate([np.full(len(rows), mark) for rows, mark in newest_first])
         self.clear()
-        marks = rows.take(is_mark)
-        if len(marks):
-            rows = rows.take(~is_mark)
+        newest = _first_of_each_key(rows.features, rows.ids)
+        newest = newest[~is_resident(rows.features[newest], rows.ids[newest])]
+        marks = newest[is_mark[newest]]
+        moved = Rows.concatenate([resident, rows.take(newest[~is_mark[newest]])])
         return Touched(
-            rows.features, rows.ids, rows.values, rows.states, rows.counts, rows.last_seen, marks.features, marks.ids
+            moved.features,
+            moved.ids,
+            moved.values,
+            moved.states,
+            moved.counts,
+            moved.last_seen,
+            rows.features[marks],
+            rows.ids[marks],
         )
 
 

@@ -30,9 +30,8 @@ class Block:
     def num_bytes(self) -> int:
         return self.mixed.nbytes + self.features.nbytes + self.ids.nbytes + self.records.nbytes
 
-    def find(self, features_N: UInt16Array, ids_N: Int64Array) -> tuple[Int64Array, BoolArray]:
-        """Where the keys stand, and whether they do."""
-        mixed_N = mix_keys(features_N, ids_N)
+    def find(self, mixed_N: UInt64Array, features_N: UInt16Array) -> tuple[Int64Array, BoolArray]:
+        """Where the keys stand, and whether they do; quickest where they ascend."""
         at_N = np.searchsorted(self.mixed, mixed_N)
         while True:
             safe_N = np.minimum(at_N, len(self) - 1)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from springtide_client.keys import mix_keys
 
 from embeddings.errors import SpillError
 from embeddings.rows import Int64Array, Rows, UInt16Array
@@ -85,9 +86,10 @@ class RocksSpill:
             waiting = [block for _, block in reversed(self._waiting)]
             generations = [generation for generation in reversed(self._generations) if generation.database is not None]
         records_U = self._format.records(len(ids_U))
-        missing = np.arange(len(ids_U))
+        mixed_U = mix_keys(features_U, ids_U)
+        missing = np.argsort(mixed_U) if waiting else np.arange(len(ids_U))
         for block in waiting:
-            at, here = block.find(features_U[missing], ids_U[missing])
+            at, here = block.find(mixed_U[missing], features_U[missing])
             records_U[missing[here]] = block.records[at[here]]
             missing = missing[~here]
         order = np.lexsort((ids_U[missing].view(np.uint64), features_U[missing]))

@@ -18,7 +18,7 @@ from embeddings.lookup import Lookup
 from embeddings.memory import Memory
 from embeddings.no_spill import NoSpill
 from embeddings.optimizer import RowOptimizer
-from embeddings.rows import Float32Array, Int64Array, Rows, Touched, UInt16Array
+from embeddings.rows import BoolArray, Float32Array, Int64Array, Rows, Touched, UInt16Array
 from embeddings.side_buffer import SideBuffer
 from embeddings.source import RowSource
 from embeddings.spill import Spill
@@ -163,7 +163,16 @@ class EmbeddingTable:
         slots_N = self.verbs.clear_touched(self.memory.store, fresh_N)
         self._counters["cuts"] += 1
         resident, _ = self.memory.read(slots_N, *self.verbs.keys_of(self.memory.store, slots_N))
-        return self.side.drain(resident)
+
+        def is_resident(features_M: UInt16Array, ids_M: Int64Array) -> BoolArray:
+            slots_M = self.memory.find(features_M, ids_M)
+            if len(slots_N) == 0:
+                return np.zeros(len(slots_M), np.bool_)
+            at_M = np.minimum(np.searchsorted(slots_N, slots_M), len(slots_N) - 1)
+            here_M: BoolArray = slots_N[at_M] == slots_M
+            return here_M
+
+        return self.side.drain(resident, is_resident)
 
     def restore(self, touched: Touched) -> None:
         """Takes rows and forgettings of a version as this table's own: changed, but not to be told again."""
