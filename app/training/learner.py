@@ -52,9 +52,10 @@ class Learner:
         self.steps = 0
         model.train()
 
-    def num_keys(self, batch: Batch) -> int:
-        """The most rows the batch may touch."""
-        return int(batch.features.categorical_NC.size) + sum(len(ragged.ids_M) for ragged in batch.features.lists)
+    def needs_cut(self, batch: Batch) -> bool:
+        """Whether a version must be cut before this batch, whose evictions could overflow the table's side buffer."""
+        num_keys = batch.features.categorical_NC.size + sum(len(ragged.ids_M) for ragged in batch.features.lists)
+        return self.table.needs_cut(int(num_keys))
 
     def step(self, batch: Batch) -> StepReport:
         """1. Look up. 2. Score. 3. Gradients; they move the rows. 4. Statistics. 5. Move the dense net."""

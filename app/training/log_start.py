@@ -1,0 +1,98 @@
+"""Opens a log for learning: a new one gets its first base, an old one is read back. Settings must fit what it holds."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from springtide_client.base import Base, BaseManifest, ModelName, TableShape
+
+from app.errors import UserError
+from app.models.export import export_model
+from app.models.interface import ModelSpec
+from app.models.registry import build_model
+from app.training.base_rows import BaseRows
+from app.training.defaults import with_defaults
+from app.training.learner import Learner
+from app.training.scores import Scores
+from app.training.state import TrainingState
+from app.versions.base_writer import BaseImage, write_base
+from app.versions.writer import LogWriter
+from embeddings.spill_rocksdb import RocksSpill
+from embeddings.table import EmbeddingTable
+
+if TYPE_CHECKING:
+    from app.config import Config
+
+
+def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> TrainingState:
+    """The state that the log ends with: that of its newest base and of every version after it."""
+    spec = ModelSpec.of(config.schema, config.table.dim)
+    base = log.directory.open_base()
+    if base is not None:
+        check_settings(config, base.manifest)
+    try:
+        model = build_model(config.model, spec, seed=config.train.seed)
+        program = export_model(model, spec) if base is None else b""
+    except ValueError as error:
+        raise UserError(f"[model] {error}") from error
+    table_config = replace(with_defaults(config.table), num_threads=max(config.table.num_threads, num_threads))
+    spill_path = Path(config.table.disk_path or Path("var") / config.name / "spill")
+    state_width = 1
+    spill = RocksSpill.of_epoch(spill_path, log.epoch, dim=config.table.dim, state_width=state_width)
+    rows = None if base is None else BaseRows(base)
+    table = EmbeddingTable(table_config, seed=config.train.seed, spill=spill, base=rows)
+    learner = Learner(model, table, config.train, config.schema)
+    state = TrainingState(learner, Scores(config.schema.labels, config.train.window_samples), config.schema)
+    if base is None:
+        write_first_base(config, log, state, program)
+    else:
+        restore(state, base, log)
+    return state
+
+
+def write_first_base(config: "Config", log: LogWriter, state: TrainingState, program: bytes) -> None:
+    """A log begins with a base without rows, so that followers can begin before the first version."""
+    optimizer = dict(state.learner.table.config.optimizer)
+    image = BaseImage(
+        tip=log.first,
+        schema=config.schema,
+        table=TableShape(
+            dim=config.table.dim,
+            state_width=state.learner.table.optimizer.state_width,
+            seed=config.train.seed,
+            init_scale=config.table.init_scale,
+            optimizer=optimizer,
+        ),
+        model=ModelName(name=config.model.name, options=dict(config.model.options)),
+        meta=state.meta(created_ms=0),
+        dense=state.base_arrays(),
+        program=program,
+    )
+    write_base(log.config.path, image)
+    log.begin(log.first)
+
+
+def restore(state: TrainingState, base: Base, log: LogWriter) -> None:
+    """Read the past back, all of it: the writer has sealed where it ends."""
+    try:
+        state.restore(base, log.directory.records(base.tip))
+    except ValueError as error:
+        raise UserError(f"[model] {error}: restore the setting, or start a new log with [log] path") from error
+
+
+def check_settings(config: "Config", manifest: BaseManifest) -> None:
+    """UserError names the setting that differs from what the log was begun with."""
+    ours = {
+        "[schema]": (config.schema, manifest.read_schema()),
+        "[table] dim": (config.table.dim, manifest.table.dim),
+        "[table] init_scale": (config.table.init_scale, manifest.table.init_scale),
+        "[train] seed": (config.train.seed, manifest.table.seed),
+        "[model] name": (config.model.name, manifest.model.name),
+        "[model] options": (dict(config.model.options), dict(manifest.model.options)),
+    }
+    for key, (here, there) in ours.items():
+        if here != there:
+            was = "" if key == "[schema]" else f" ({there!r}, now {here!r})"
+            raise UserError(
+                f"{key} is not what this log was begun with{was}: restore it, or start a new log with [log] path"
+            )

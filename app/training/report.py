@@ -1,0 +1,80 @@
+"""The status document: what a trainer says of itself, every second, in the JSON of /v1/status."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from app.versions.status import write_status
+from stream.columns import Partition
+from stream.positions import Position
+
+SECONDS = 1.0
+# a wall time further back than this is no longer "at the end of the stream"
+CATCHING_UP_MS = 3000
+
+logger = logging.getLogger(__name__)
+
+
+def wall_ms() -> int:
+    """Now, in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def position_lines(
+    learned: Mapping[Partition, Position], committed: Mapping[Partition, int], ends: Mapping[Partition, int]
+) -> dict[str, dict[str, int | None]]:
+    """By partition: learned, committed (durable), end, and the lag between the first and the last."""
+    lines = {}
+    for partition in sorted({*learned, *ends}):
+        offset = learned[partition].offset if partition in learned else 0
+        end = ends.get(partition)
+        lines[str(partition)] = {
+            "learned": offset,
+            "committed": committed.get(partition, 0),
+            "end": end,
+            "lag": None if end is None else max(0, end - offset),
+        }
+    return lines
+
+
+class StatusKeeper:
+    """Writes the newest document every second from a thread of its own: a long step is no silence."""
+
+    def __init__(self, log_path: Path, epoch: int) -> None:
+        self._log_path, self._epoch = log_path, epoch
+        self.document: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="status", daemon=True)
+
+    def say(self, document: dict[str, Any]) -> None:
+        """Write it now, and again until the next one."""
+        self.document = document
+        self._write()
+        if not self._thread.is_alive() and not self._stopping.is_set():
+            self._thread.start()
+
+    def close(self, document: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The last word; returns it."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.document = document()
+        self._write()
+        return self.document
+
+    def _keep(self) -> None:
+        while not self._stopping.wait(SECONDS):
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            self.document = {**self.document, "updated_ms": wall_ms()}
+            try:
+                write_status(self._log_path, self._epoch, self.document)
+            except OSError as error:
+                # a full disk must not end the learning: the log itself waits for room
+                logger.warning("the status cannot be written", extra={"reason": str(error)})

@@ -1,0 +1,163 @@
+"""Everything that is true at one instant of learning: it moves by batches, leaves as versions, comes back from them.
+
+What is not in here is not needed to go on exactly. Knows no Kafka and no files.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from springtide_client.base import Base
+from springtide_client.features import Texts
+from springtide_client.records import Record, StreamPosition, VersionMeta
+from springtide_client.schema import Schema
+
+from app.training.learner import Learner
+from app.training.scores import Scores
+from app.training.version_arrays import (
+    Arrays,
+    arrays_to_touched,
+    texts_to_arrays,
+    touched_to_arrays,
+    with_prefix,
+    without_prefix,
+)
+from stream.clock import EventClock
+from stream.columns import Batch, Partition
+from stream.positions import Position
+
+RECORD_TIMES = 64  # of a version
+
+
+class TrainingState:
+    """Learner, scores, stream positions, clocks and counts, and what of them has changed since the last cut."""
+
+    def __init__(self, learner: Learner, scores: Scores, schema: Schema) -> None:
+        self.learner, self.scores, self.schema = learner, scores, schema
+        self.clock = EventClock()
+        self.positions: dict[Partition, Position] = {}
+        self.samples_trained = 0
+        self.dead_letters: dict[str, int] = {}
+        self.loss: float | None = None
+        self.complete_until_ms = 0
+        self.changed = False  # since the last cut
+        self._cut_step = 0
+        self._record_ms: list[npt.NDArray[np.int64]] = []
+        self._texts: list[Texts] = []
+
+    def learn(self, batch: Batch, *, limit_ms: int | None = None) -> None:
+        """1. Score and learn. 2. Count. 3. Move positions and clocks. A batch may hold no sample."""
+        report = self.learner.step(batch)
+        self.scores.observe(report.logits_NL, report.labels_NL, report.weights_N)
+        self.samples_trained += len(batch)
+        if np.isfinite(report.loss):
+            self.loss = report.loss
+        for letter in batch.dead:
+            self.dead_letters[letter.reason] = self.dead_letters.get(letter.reason, 0) + 1
+        if len(batch):
+            self._record_ms.append(batch.record_ms_N)
+        self._texts += batch.texts
+        for partition, offset in batch.positions.items():
+            self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
+        self.clock.observe(batch.watermarks, limit_ms=limit_ms)
+        self.changed = True
+
+    def cut(self, *, created_ms: int, complete_until_ms: int) -> tuple[VersionMeta, Arrays]:
+        """What a version says: this instant, and every row, weight, score and text that moved since the last cut."""
+        self.complete_until_ms = max(self.complete_until_ms, complete_until_ms)
+        arrays = touched_to_arrays(self.learner.table.cut())
+        if self.learner.steps != self._cut_step:
+            arrays |= with_prefix("dense.", self.learner.dense_arrays())
+            arrays |= with_prefix("state.optimizer.", self.learner.optimizer_arrays())
+            arrays["state.random"] = torch.get_rng_state().numpy()  # dropout of a user's own net
+        arrays |= with_prefix("state.scores.", self.scores.delta())
+        arrays |= texts_to_arrays(self._texts)
+        meta = self.meta(created_ms)
+        self._record_ms, self._texts = [], []
+        self._cut_step, self.changed = self.learner.steps, False
+        return meta, arrays
+
+    def meta(self, created_ms: int) -> VersionMeta:
+        """What a version says beside its tensors."""
+        return VersionMeta(
+            created_ms=created_ms,
+            complete_until_ms=self.complete_until_ms,
+            samples_trained=self.samples_trained,
+            step=self.learner.steps,
+            positions={
+                str(partition): StreamPosition(topic_id=position.topic_id, offset=position.offset)
+                for partition, position in self.positions.items()
+            },
+            event_clock_ms=self.clock.now_ms,
+            fingerprint=self.schema.fingerprint(),
+            scores=self.scores.document(),
+            dead_letters=dict(self.dead_letters),
+            record_ms=pick_times(self._record_ms),
+            trainer={
+                "watermarks": {str(partition): event_ms for partition, event_ms in self.clock.watermarks.items()},
+                "loss": self.loss,
+                "refused_steps": self.learner.refused_steps,
+            },
+        )
+
+    def base_arrays(self) -> Arrays:
+        """What a base's dense.safetensors holds."""
+        arrays = with_prefix("dense.", self.learner.dense_arrays())
+        arrays |= with_prefix("state.optimizer.", self.learner.optimizer_arrays())
+        arrays["state.random"] = torch.get_rng_state().numpy()
+        return arrays | with_prefix("state.scores.", self.scores.state())
+
+    def restore(self, base: Base, records: Iterable[Record]) -> None:
+        """Become what the log says: 1. the base, 2. each version after it. The table reads the base itself."""
+        arrays: Arrays = {**base.dense, **base.trainer_state}
+        self.scores.restore(without_prefix("state.scores.", arrays))
+        meta, table = base.manifest.meta, self.learner.table
+        shape = {"dim": table.dim, "state_width": table.optimizer.state_width}
+        latest = _kept(arrays)
+        for record in records:
+            tensors = record.tensors()
+            table.restore(arrays_to_touched(tensors, **shape))
+            self.scores.apply(without_prefix("state.scores.", tensors))
+            latest |= _kept(tensors)
+            meta = record.meta
+        self.learner.restore(without_prefix("dense.", latest), without_prefix("state.optimizer.", latest))
+        if "state.random" in latest:
+            torch.set_rng_state(torch.from_numpy(np.array(latest["state.random"])))
+        self._restore_meta(meta)
+
+    def _restore_meta(self, meta: VersionMeta) -> None:
+        self.samples_trained = meta.samples_trained
+        self.learner.steps = self._cut_step = meta.step
+        self.learner.refused_steps = int(meta.trainer.get("refused_steps", 0))
+        self.positions = {
+            parse_partition(name): Position(position["topic_id"], position["offset"])
+            for name, position in meta.positions.items()
+        }
+        watermarks = {parse_partition(name): ms for name, ms in meta.trainer.get("watermarks", {}).items()}
+        self.clock = EventClock(meta.event_clock_ms, watermarks)
+        self.dead_letters = dict(meta.dead_letters)
+        self.complete_until_ms = meta.complete_until_ms
+        self.loss = meta.trainer.get("loss")
+
+
+def _kept(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    """Those of which the newest version's count, copied out of the record."""
+    prefixes = ("dense.", "state.optimizer.", "state.random")
+    return {name: np.array(array) for name, array in arrays.items() if name.startswith(prefixes)}
+
+
+def pick_times(parts: list[npt.NDArray[np.int64]]) -> list[int]:
+    """At most 64 of the times, evenly picked from the oldest to the newest."""
+    if not parts:
+        return []
+    times = np.sort(np.concatenate(parts))
+    picked = np.linspace(0, len(times) - 1, min(len(times), RECORD_TIMES)).round().astype(np.int64)
+    return [int(time) for time in times[picked]]
+
+
+def parse_partition(name: str) -> Partition:
+    """The partition written "topic/0"."""
+    topic, _, number = name.rpartition("/")
+    return Partition(topic, int(number))

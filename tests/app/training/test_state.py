@@ -1,0 +1,185 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from drawn_clicks import PARTITION, SCHEMA, make_batch
+from springtide_client.log_directory import LogDirectory
+from springtide_client.view import View
+
+from app.config import Config, load_config
+from app.errors import UserError
+from app.training.log_start import start_state
+from app.training.state import TrainingState, pick_times
+from app.versions.writer import LogWriter
+
+CONFIG = """
+name = "test"
+[schema]
+label = "click"
+timestamp = "ts"
+weight = "w"
+categorical = ["user_id", "item_id"]
+multi_value = ["genres"]
+sequence = ["last_items"]
+dense = ["age", "price"]
+share = {{ last_items = "item_id" }}
+[table]
+dim = 4
+device_bytes = "{device_bytes}"
+disk_path = "{folder}/spill"
+[train]
+batch_size = 32
+[log]
+path = "{folder}/log"
+"""
+
+
+def make_config(folder: Path, device_bytes: str = "8MiB", more: str = "") -> Config:
+    folder.mkdir(exist_ok=True)
+    path = folder / "springtide.toml"
+    path.write_text(CONFIG.format(folder=folder, device_bytes=device_bytes) + more)
+    return load_config(path)
+
+
+def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
+    """Everything, as a base would hold it, and every row."""
+    arrays = state.base_arrays()
+    features = np.repeat(np.arange(3, dtype=np.uint16), 64)
+    rows, status = state.learner.table.find(features, np.tile(np.arange(64), 3))
+    return arrays | {"rows": rows, "status": status}
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+def learn(state: TrainingState, log: LogWriter, numbers: range, *, every: int = 3) -> None:
+    for number in numbers:
+        state.learn(make_batch(number))
+        if number % every == every - 1:
+            log.append(*state.cut(created_ms=number, complete_until_ms=number))
+
+
+def end(state: TrainingState, log: LogWriter) -> None:
+    log.close()
+    state.learner.table.close()
+
+
+@pytest.mark.parametrize("device_bytes", ["8MiB", "96KiB"])
+def test_a_run_that_was_cut_short_goes_on_bitwise_as_if_it_had_not_been(tmp_path, device_bytes):
+    config = make_config(tmp_path / "whole", device_bytes)
+    whole_log = LogWriter.open(config.log, schema=SCHEMA)
+    whole = start_state(config, whole_log)
+    learn(whole, whole_log, range(30))
+
+    config = make_config(tmp_path / "cut", device_bytes)
+    for start, stop in [(0, 11), (9, 20), (18, 30)]:  # what came after the newest version is learned again
+        log = LogWriter.open(config.log, schema=SCHEMA)
+        state = start_state(config, log)
+        assert state.samples_trained == start * 32
+        learn(state, log, range(start, stop))
+        if stop < 30:
+            end(state, log)
+
+    assert_same(snapshot(state), snapshot(whole))
+    ours, theirs = state.meta(0), whole.meta(0)
+    assert (ours.scores, ours.dead_letters, ours.samples_trained, ours.step) == (
+        theirs.scores,
+        theirs.dead_letters,
+        theirs.samples_trained,
+        theirs.step,
+    )
+    assert (ours.positions, ours.event_clock_ms, ours.trainer) == (
+        theirs.positions,
+        theirs.event_clock_ms,
+        theirs.trainer,
+    )
+    end(state, log)
+    end(whole, whole_log)
+
+
+def test_a_version_says_where_the_stream_stands_and_what_was_counted(tmp_path):
+    config = make_config(tmp_path)
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    state = start_state(config, log)
+    learn(state, log, range(6), every=6)
+    log.sync()
+    (record,) = LogDirectory(config.log.path).records(log.past)
+    meta = record.meta
+    assert meta.positions == {"clicks/0": {"topic_id": "topic-1", "offset": 192}}
+    assert meta.dead_letters == {"bad_json": 2}
+    assert meta.samples_trained == 192
+    assert len(meta.record_ms) == 64
+    assert (meta.record_ms[0], meta.record_ms[-1]) == (1_600_000_000_005, 1_600_000_000_196)
+    assert meta.event_clock_ms == 1_600_000_000_191
+    assert meta.fingerprint == SCHEMA.fingerprint()
+    tensors = record.tensors()
+    assert tensors["texts.bytes"].tobytes() == b"".join(f"text {n}".encode() for n in range(6))
+    assert len(tensors["state.scores.logits"]) == 192
+    assert tensors["rows.count"].sum() > 192 * 2
+    end(state, log)
+
+
+def test_a_heartbeat_carries_no_arrays(tmp_path):
+    config = make_config(tmp_path)
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    state = start_state(config, log)
+    learn(state, log, range(3))
+    meta, arrays = state.cut(created_ms=9, complete_until_ms=77)
+    assert arrays == {}
+    assert meta.complete_until_ms == 77
+    assert meta.record_ms == []
+    assert meta.positions["clicks/0"]["offset"] == 96
+    end(state, log)
+
+
+def test_followers_predict_what_the_trainer_predicts(tmp_path):
+    config = make_config(tmp_path)
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    state = start_state(config, log)
+    learn(state, log, range(9))
+    log.sync()
+    directory = LogDirectory(config.log.path)
+    view = View.open(directory.newest_base())
+    for record in directory.records(log.past):
+        view = view.apply(record)
+    batch = make_batch(40)
+    served = view.predict(batch.features)
+    before = {name: value.clone() for name, value in state.learner.model.state_dict().items()}
+    learned = state.learner.step(batch).predictions_NL
+    # the trainer has counted the batch's numbers before it scored; a server has not seen them
+    moved = state.learner.model.numbers.mean_F - before["numbers.mean_F"]
+    np.testing.assert_allclose(served, learned, atol=0.02 + float(moved.abs().max()))
+    end(state, log)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ('[model]\nname = "deepfm"\n', r"\[model\] name .*'dlrm', now 'deepfm'"),
+        ("[model]\noptions = { wide = false }\n", r"\[model\] options"),
+    ],
+)
+def test_a_log_is_not_gone_on_with_under_other_settings(tmp_path, change, says):
+    config = make_config(tmp_path)
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    end(start_state(config, log), log)
+    other = make_config(tmp_path, more=change)
+    with LogWriter.open(other.log, schema=SCHEMA) as log, pytest.raises(UserError, match=says):
+        start_state(other, log)
+
+
+def test_at_most_64_times_are_kept_with_the_oldest_and_the_newest():
+    assert pick_times([]) == []
+    assert pick_times([np.array([3, 1, 2])]) == [1, 2, 3]
+    picked = pick_times([np.arange(1000), np.array([5000])])
+    assert (len(picked), picked[0], picked[-1]) == (64, 0, 5000)
+
+
+def test_a_partition_with_a_slash_in_its_topic_is_read_back():
+    from app.training.state import parse_partition
+
+    assert parse_partition(str(PARTITION)) == PARTITION
+    assert parse_partition("a/b/12") == ("a/b", 12)
