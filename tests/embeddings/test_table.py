@@ -1,0 +1,122 @@
+"""What the random schedules of the table machine do not reach."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embeddings.capacity import Capacity
+from embeddings.config import TableConfig
+from embeddings.lookup import Lookup
+from embeddings.sizes import num_bytes
+from embeddings.table import FORGOTTEN, EmbeddingTable
+
+ROWS = Capacity.of_rows(16)
+
+
+def look_up(table: EmbeddingTable, ids: Any, feature: int = 0) -> Lookup:
+    ids_K = np.asarray(ids, np.int64)
+    return table.lookup(np.full(len(ids_K), feature, np.uint16), ids_K, np.zeros(len(ids_K), np.int64))
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    rng = np.random.default_rng(0)
+    tables = [EmbeddingTable(TableConfig(num_threads=n, device_bytes="8MiB"), seed=0) for n in (1, 2, 3)]
+    for _ in range(3):
+        features = rng.integers(0, 3, 40_000).astype(np.uint16)
+        ids = rng.zipf(1.2, 40_000) % 20_000
+        grads = rng.standard_normal((40_000, 16)).astype(np.float32)
+        for table in tables:
+            table.update(table.lookup(features, ids, ids), grads)
+    cuts = [table.cut() for table in tables]
+    for cut in cuts[1:]:
+        for name in ("features", "ids", "values", "states", "counts", "last_seen"):
+            np.testing.assert_array_equal(getattr(cut, name), getattr(cuts[0], name))
+    assert len(cuts[0]) > 5000
+    for table in tables:
+        table.check_integrity()
+        table.close()
+
+
+def test_a_lookup_takes_one_update() -> None:
+    table = EmbeddingTable(TableConfig(), seed=0, capacity=ROWS)
+    lookup = look_up(table, [1, 2])
+    table.update(lookup, np.ones((2, 16), np.float32))
+    with pytest.raises(ValueError, match="released"):
+        table.update(lookup, np.ones((2, 16), np.float32))
+    with pytest.raises(ValueError, match="released"):
+        table.gather(lookup)
+
+
+def test_a_batch_of_the_wrong_shape_is_refused() -> None:
+    table = EmbeddingTable(TableConfig(), seed=0, capacity=ROWS)
+    with pytest.raises(ValueError, match="one length"):
+        table.lookup(np.zeros(2, np.uint16), np.zeros(3, np.int64), np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="gradients"):
+        table.update(look_up(table, [1]), np.ones((2, 16), np.float32))
+
+
+def test_without_a_spill_an_evicted_row_is_told_as_forgotten() -> None:
+    table = EmbeddingTable(TableConfig(), seed=0, capacity=ROWS)
+    for start in (0, 16):
+        table.update(look_up(table, np.arange(start, start + 16)), np.ones((16, 16), np.float32))
+    touched = table.cut()
+    assert sorted(touched.ids.tolist()) == list(range(16, 32))
+    assert sorted(touched.forgotten_ids.tolist()) == list(range(16))
+    assert (table.find(np.zeros(16, np.uint16), np.arange(16))[1] == FORGOTTEN).all()
+
+
+def test_an_empty_batch_is_a_batch() -> None:
+    table = EmbeddingTable(TableConfig(), seed=0, capacity=ROWS)
+    lookup = look_up(table, [])
+    assert table.gather(lookup).shape == (0, 16)
+    table.update(lookup, np.zeros((0, 16), np.float32))
+    rows, status = table.find(np.zeros(0, np.uint16), np.zeros(0, np.int64))
+    assert rows.shape == (0, 16)
+    assert status.shape == (0,)
+    assert len(table.cut()) == 0
+
+
+def test_a_batch_larger_than_the_table_is_learned_whole() -> None:
+    table = EmbeddingTable(TableConfig(), seed=0, capacity=ROWS)
+    lookup = look_up(table, np.arange(500))
+    assert np.isfinite(table.gather(lookup)).all()
+    table.update(lookup, np.ones((500, 16), np.float32))
+    assert table.rows_by_tier()["device"] <= 16
+    table.check_integrity()
+
+
+def test_a_bfloat16_gradient_is_taken() -> None:
+    table = EmbeddingTable(TableConfig(), seed=0, capacity=ROWS)
+    rows = table.embed(look_up(table, [1, 2]))
+    rows.to(torch.bfloat16).sum().backward()
+    assert table.cut().counts.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("size", ["256KiB", "4MiB", 50_000_000])
+@pytest.mark.parametrize("dim", [1, 16, 100])
+def test_the_budget_holds_with_everything_counted(size: int | str, dim: int) -> None:
+    table = EmbeddingTable(TableConfig(dim=dim, device_bytes=size), seed=0)
+    touched_list = 8 * table.memory.store.num_slots
+    side = table.side.capacity * (2 + 8 + 4 * dim + 4 + 16)
+    total = table.bytes_by_tier()["device"] + touched_list + side
+    assert num_bytes(size) * 0.9 < total <= num_bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"device_bytes": "1KiB"}, "1KiB"),
+        ({"device_bytes": "many"}, "many"),
+        ({"host_bytes": "1GiB"}, "host_bytes"),
+        ({"eviction": "lfu"}, "lfu"),
+        ({"admission": {"min_count": 2}}, "min_count"),
+        ({"optimizer": {"name": "adam"}}, "adam"),
+        ({"optimizer": {"lr": float("nan")}}, "nan"),
+        ({"init_scale": -1}, "-1"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        EmbeddingTable(TableConfig(**settings), seed=0)
