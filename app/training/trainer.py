@@ -185,6 +185,8 @@ class Trainer:
         last, durable = self.log.last, self.log.durable
         return {
             "name": self.config.name,
+            "epoch": self.log.epoch,
+            "pid": os.getpid(),
             "version": None if last is None else last.number,
             "durable_version": None if durable is None else durable.number,
             "trainer": trainer,

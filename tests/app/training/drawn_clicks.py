@@ -22,7 +22,7 @@ PARTITION = Partition("clicks", 0)
 def make_batch(number: int, samples: int = 32, schema: Schema = SCHEMA) -> Batch:
     """The batch of this number in a stream: users decide, some lists are empty, some numbers missing."""
     random = np.random.default_rng(number)
-    users, items = random.integers(0, 40, samples), random.zipf(1.3, samples) % 60
+    users, items = random.integers(0, 40, samples), random.integers(0, 2000, samples)
     lengths = random.integers(0, 4, (len(schema.lists), samples))
     lists = []
     for lengths_N in lengths:

@@ -44,8 +44,8 @@ def make_config(folder: Path, device_bytes: str = "8MiB", more: str = "") -> Con
 def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
     """Everything, as a base would hold it, and every row."""
     arrays = state.base_arrays()
-    features = np.repeat(np.arange(3, dtype=np.uint16), 64)
-    rows, status = state.learner.table.find(features, np.tile(np.arange(64), 3))
+    features = np.repeat(np.arange(3, dtype=np.uint16), 2000)
+    rows, status = state.learner.table.find(features, np.tile(np.arange(2000), 3))
     return arrays | {"rows": rows, "status": status}
 
 
@@ -67,7 +67,7 @@ def end(state: TrainingState, log: LogWriter) -> None:
     state.learner.table.close()
 
 
-@pytest.mark.parametrize("device_bytes", ["8MiB", "96KiB"])
+@pytest.mark.parametrize("device_bytes", ["8MiB", "24KiB"])
 def test_a_run_that_was_cut_short_goes_on_bitwise_as_if_it_had_not_been(tmp_path, device_bytes):
     config = make_config(tmp_path / "whole", device_bytes)
     whole_log = LogWriter.open(config.log, schema=SCHEMA)

@@ -1,0 +1,194 @@
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from springtide_client.log_directory import LogDirectory
+from springtide_client.view import View
+
+from app.config import load_config
+from app.training.trainer import Trainer
+from app.versions.status import read_status
+from stream.broker import EmbeddedBroker
+from stream.errors import WaitingError
+from stream.kafka import KafkaConfig
+from stream.kafka_admin import Admin
+from stream.kafka_producer import Producer
+
+CONFIG = """
+name = "test"
+[schema]
+label = "click"
+timestamp = "ts"
+categorical = ["user_id", "item_id"]
+dense = ["age"]
+[table]
+dim = 4
+device_bytes = "8MiB"
+disk_path = "{folder}/spill"
+[train]
+batch_size = 64
+max_wait_seconds = 0.05
+threads = 1
+[log]
+path = "{folder}/log"
+publish_seconds = 0.05
+durable_seconds = 0.05
+"""
+WAIT_SECONDS = 30.0
+
+
+class Room:
+    """A log with its broker, and a topic to produce into."""
+
+    def __init__(self, folder: Path, broker: EmbeddedBroker) -> None:
+        self.broker = broker
+        path = folder / "springtide.toml"
+        path.write_text(CONFIG.format(folder=folder))
+        self.config = load_config(path)
+        self.kafka = KafkaConfig(bootstrap_servers=broker.address)
+        self.num = 0
+
+    def produce(self, num: int, *, bad: int = 0) -> None:
+        with Admin(self.kafka) as admin:
+            admin.ensure_topic("clicks")
+        with Producer(self.kafka) as producer:
+            for number in range(self.num, self.num + num):
+                click = {"user_id": number % 37, "item_id": f"item {number % 11}", "age": number % 80}
+                click |= {"click": int(number % 37 % 3 == 0), "ts": 1_700_000_000_000 + number}
+                producer.send("clicks", json.dumps(click).encode())
+            for _ in range(bad):
+                producer.send("clicks", b"{")
+            producer.flush(WAIT_SECONDS)
+        self.num += num
+
+    def view(self) -> View:
+        directory = LogDirectory(self.config.log.path)
+        view = View.open(directory.newest_base())
+        for record in directory.records(directory.open_base().tip):
+            view = view.apply(record)
+        return view
+
+    def counts(self) -> dict[int, int]:
+        view = self.view()
+        return {user: view.row_info(0, user)["count"] for user in range(37)}
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Room]:
+    with EmbeddedBroker(tmp_path / "log") as broker:
+        yield Room(tmp_path, broker)
+
+
+def test_until_end_learns_every_click_once_and_goes_on_where_it_ended(room):
+    room.produce(1000, bad=3)
+    first = Trainer(room.config, until_end=True).run()
+    assert first["samples_trained"] == 1000
+    assert first["dead_letters"] == {"bad_json": 3}
+    assert first["positions"] == {"clicks/0": {"learned": 1003, "committed": 1003, "end": 1003, "lag": 0}}
+    assert (first["trainer"], first["clean_end"]) == ("stopped", True)
+    assert read_status(room.config.log.path)["samples_trained"] == 1000
+
+    room.produce(500)
+    second = Trainer(room.config, until_end=True).run()
+    assert second["samples_trained"] == 1500
+    assert second["epoch"] == first["epoch"] + 1
+    assert second["version"] > first["version"]
+    assert second["dead_letters"] == {"bad_json": 3}
+    assert room.counts() == dict(Counter(number % 37 for number in range(1500)))
+    assert room.view().meta.scores == second["scores"]
+
+
+def run_in_thread(trainer: Trainer) -> tuple[threading.Thread, list[dict]]:
+    ended: list[dict] = []
+    thread = threading.Thread(target=lambda: ended.append(trainer.run()))
+    thread.start()
+    return thread, ended
+
+
+def wait_until(check, what: str) -> None:
+    pause = threading.Event()
+    for _ in range(int(WAIT_SECONDS / 0.01)):
+        if check():
+            return
+        pause.wait(0.01)
+    raise AssertionError(f"{what} did not happen")
+
+
+def test_while_caught_up_heartbeats_keep_versions_fresh(room):
+    room.produce(100)
+    trainer = Trainer(room.config)
+    thread, ended = run_in_thread(trainer)
+    wait_until(lambda: trainer.state.samples_trained == 100 and trainer.state.complete_until_ms, "catching up")
+    first = trainer.state.complete_until_ms
+    wait_until(lambda: trainer.state.complete_until_ms > first + 300, "a heartbeat")
+    trainer.stop()
+    thread.join(WAIT_SECONDS)
+    (status,) = ended
+    assert status["staleness_ms"] < 5000
+    records = list(LogDirectory(room.config.log.path).records(trainer.log.past))
+    beats = [record for record in records if record.meta.samples_trained == 100]
+    assert len(beats) > 2
+    assert not any(name.startswith("rows.") for name in beats[-1].tensors())
+
+
+def test_a_trainer_without_a_topic_waits_visibly_and_learns_when_it_comes(room):
+    trainer = Trainer(room.config)
+    thread, ended = run_in_thread(trainer)
+    wait_until(lambda: "clicks" in (read_status(room.config.log.path) or {}).get("reason", ""), "the reason")
+    assert read_status(room.config.log.path)["trainer"] == "waiting"
+    room.produce(10)
+    wait_until(lambda: trainer.state.samples_trained == 10, "learning")
+    trainer.stop()
+    thread.join(WAIT_SECONDS)
+    assert ended[0]["samples_trained"] == 10
+
+
+def test_the_end_of_an_absent_topic_is_not_waited_for_for_ever(room, monkeypatch):
+    monkeypatch.setattr("app.training.trainer.ABSENT_SECONDS", 0.3)
+    with pytest.raises(WaitingError, match="clicks"):
+        Trainer(room.config, until_end=True).run()
+    status = read_status(room.config.log.path)
+    assert status["trainer"] == "failed"
+    assert "clicks" in status["reason"]
+
+
+def test_sigterm_commits_and_ends(room):
+    room.produce(200)
+    trainer = Trainer(room.config)
+
+    def ask() -> None:
+        wait_until(lambda: trainer.state.samples_trained == 200, "learning")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    status = trainer.run()
+    asking.join()
+    assert status["samples_trained"] == 200
+    assert status["positions"]["clicks/0"]["committed"] == 200
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_version_waits_for_the_broker_to_have_its_dead_letters(room, monkeypatch):
+    room.produce(64, bad=1)
+    trainer = Trainer(room.config)
+    monkeypatch.setattr("app.training.trainer.FLUSH_SECONDS", 0.0)
+    refuse = trainer.dead_letters._try_flush
+
+    def no_broker(seconds: float) -> None:
+        raise WaitingError("nobody answers")
+
+    trainer.dead_letters._try_flush = no_broker
+    thread, ended = run_in_thread(trainer)
+    wait_until(lambda: "dead letters" in (read_status(room.config.log.path) or {}).get("reason", ""), "the reason")
+    assert trainer.log.last == trainer.log.past
+    trainer.dead_letters._try_flush = refuse
+    wait_until(lambda: trainer.log.last != trainer.log.past, "a version")
+    trainer.stop()
+    thread.join(WAIT_SECONDS)
+    assert ended[0]["dead_letters"] == {"bad_json": 1}
