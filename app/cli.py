@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from app.errors import UserError
+from app.parent import end_with_parent
 
 COMMANDS = (
     "demo",
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = [word for word in argv if word != "--debug"]  # may stand anywhere
     try:
         arguments = build_parser().parse_args(suggest(argv))
+        end_with_parent()
         set_up_logging(debug)
         command: Command = importlib.import_module(f"app.commands.{arguments.command}")
         return command.run(arguments)

@@ -43,17 +43,28 @@ def as_table(where: str, value: object) -> dict[str, Any]:
     return value
 
 
-def bind(config_class: type[Bound], where: str, table: Mapping[str, object], **given: object) -> Bound:
-    """An instance of the dataclass with the table's values; `given` are defaults that the table may override.
+def bind(
+    config_class: type[Bound],
+    where: str,
+    table: Mapping[str, object],
+    *,
+    hidden: Mapping[str, object] | None = None,
+    **given: object,
+) -> Bound:
+    """An instance of the dataclass with the table's values.
+
+    `given` are defaults that the table may override, `hidden` are values that it may not name.
 
     A field named `*_bytes` takes sizes. Raises UserError with `where`, the key and the mend.
     """
     hints = typing.get_type_hints(config_class)
+    hidden = hidden or {}
     known = {field.name: field for field in fields(config_class) if field.init}  # type: ignore[arg-type]
-    values = dict(given)
+    nameable = [name for name in known if name not in hidden]
+    values = {**given, **hidden}
     for key, value in table.items():
-        if key not in known:
-            raise unknown_key(where, key, known)
+        if key not in nameable:
+            raise unknown_key(where, key, nameable)
         try:
             values[key] = parse_size(value) if key.endswith("_bytes") else convert(hints[key], value)
         except ValueError as error:

@@ -57,12 +57,18 @@ class Simulator:
         self._start_ms = start_ms
         self._world = World(config)
         self._chunk = 0
+        self._skipped_ms = 0
+
+    def skip(self, seconds: float) -> None:
+        """Let simulated time pass in which nobody clicks."""
+        self._skipped_ms += max(0, int(seconds * 1_000))
 
     def take_chunk(self) -> Clicks:
         """The next CHUNK clicks, each at its own millisecond."""
         first = self._chunk * self.CHUNK
         random = np.random.default_rng((self._config.seed, self._start_ms, self._chunk))
-        ts_N = self._start_ms + ((first + np.arange(self.CHUNK)) * 1_000 / self._config.rate).astype(np.int64)
+        begin_ms = self._start_ms + self._skipped_ms
+        ts_N = begin_ms + ((first + np.arange(self.CHUNK)) * 1_000 / self._config.rate).astype(np.int64)
         impressions = self._world.draw(self.CHUNK, int(ts_N[0]), random)
         self._chunk += 1
         return Clicks(impressions=impressions, click_N=random.random(self.CHUNK) < impressions.probability_N, ts_N=ts_N)

@@ -1,0 +1,47 @@
+"""The embedded broker of a log, for as long as somebody needs it: started if nobody has, restarted if it dies."""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from app.config import Outline
+from stream.broker import EmbeddedBroker, find_broker
+from stream.errors import BrokerError
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+
+
+class BrokerKeeper(AbstractContextManager["BrokerKeeper"]):
+    """Does nothing where the source names a broker of its own, or another process already runs the embedded one."""
+
+    def __init__(self, outline: Outline, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pause = FIRST_PAUSE_SECONDS
+        self._due = 0.0
+        needed = outline.source.embedded and find_broker(outline.log.path) is None
+        self.broker = EmbeddedBroker(outline.log.path) if needed else None
+
+    def __enter__(self) -> "BrokerKeeper":
+        if self.broker is not None:
+            self.broker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.broker is not None:
+            self.broker.stop()
+
+    def look(self) -> None:
+        """Start the broker again when it died; its topics are gone then, which readers notice by themselves."""
+        if self.broker is None or self.broker.alive or self._clock() < self._due:
+            return
+        logger.warning("the embedded broker ended and is started again; its topics are gone")
+        self._due = self._clock() + self._pause
+        self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
+        try:
+            self.broker.stop()
+            self.broker.start()
+        except BrokerError as error:
+            logger.warning("the embedded broker does not start: %s", error)

@@ -1,0 +1,46 @@
+"""`springtide bench NAME`: a benchmark of the checkout."""
+
+import argparse
+import difflib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HELP = "run a benchmark of this checkout: NAME such as train.e2e; without one, list them"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="passed on: --quick, --out PATH")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from app.errors import UserError
+
+    root = Path(__file__).parents[2]
+    folder = root / "tests" / "bench"
+    if not folder.is_dir():
+        raise UserError("bench needs a checkout of Springtide: this installation has no tests/bench")
+    names = benchmarks(folder)
+    if arguments.name is None:
+        print("\n".join(names))
+        return 0
+    if arguments.name not in names:
+        near = difflib.get_close_matches(arguments.name, names, n=1)
+        raise UserError(
+            f"no benchmark {arguments.name!r}: "
+            + (f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}")
+        )
+    paths = [str(root), str(root / "deploy" / "client"), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [sys.executable, str(names[arguments.name]), *arguments.rest],
+        env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        check=False,
+    ).returncode
+
+
+def benchmarks(folder: Path) -> dict[str, Path]:
+    """Every file that can be run, by its name: train_e2e.py is train.e2e."""
+    runnable = (path for path in sorted(folder.glob("*.py")) if "__main__" in path.read_text(encoding="utf-8"))
+    return {path.stem.replace("_", ".", 1): path for path in runnable}

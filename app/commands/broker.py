@@ -1,0 +1,32 @@
+"""`springtide broker`: the embedded broker alone."""
+
+import argparse
+import sys
+
+HELP = "run the embedded Kafka broker alone, until Ctrl-C"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, help="default: the one it had before, else any free one")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from app.config import load_outline
+    from app.errors import UserError
+    from app.stopping import stop_on_signals
+    from stream.broker import EmbeddedBroker
+    from stream.errors import BrokerError
+
+    outline = load_outline(arguments.config)
+    if not outline.source.embedded:
+        raise UserError(
+            f"[source] bootstrap_servers = {outline.source.bootstrap_servers!r} names a broker of your own: "
+            "take the key out to use the embedded one"
+        )
+    stopping = stop_on_signals()
+    with EmbeddedBroker(outline.log.path, arguments.port) as broker:
+        print(f"embedded broker at {broker.address}, memory only; Ctrl-C stops it", file=sys.stderr)
+        while not stopping.wait(0.2):
+            if not broker.alive:
+                raise BrokerError(f"the embedded broker ended by itself: see {outline.log.path / 'broker.err'}")
+    return 0

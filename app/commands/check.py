@@ -1,0 +1,107 @@
+"""`springtide check`: what is wrong between here and a running model, and how to mend it."""
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.config import Config
+
+HELP = "look at configuration, broker, topic, disk, port and GPU: what is wrong, and how to mend it"
+
+ROOM_BYTES = 1 << 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from app.config import load_config
+
+    config = load_config(arguments.config)
+    print(f"ok       configuration: {config.path}, {len(config.schema.features)} id features")
+    num_problems = 0
+    for state, text in [*of_settings(config), *of_the_broker(config), *of_the_disk(config), *of_the_machine(config)]:
+        num_problems += state == "problem"
+        print(f"{state:<8} {text}")
+    return 1 if num_problems else 0
+
+
+def of_settings(config: "Config") -> Iterator[tuple[str, str]]:
+    """Settings that nobody obeys yet, and a model that cannot be built."""
+    from app.errors import UserError
+    from app.models.interface import ModelSpec
+    from app.models.registry import build_model
+
+    for warning in config.warnings:
+        yield "note", warning
+    try:
+        build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
+    except ValueError as error:
+        raise UserError(f"[model] {error}") from None
+    yield "ok", f"model: {config.model.name}"
+
+
+def of_the_broker(config: "Config") -> Iterator[tuple[str, str]]:
+    """Whether there is a broker with the topic."""
+    from stream.broker import find_binary, find_broker
+    from stream.errors import BrokerError
+    from stream.kafka_admin import check_kafka
+
+    source = config.source
+    address = source.bootstrap_servers
+    if address is None:
+        try:
+            find_binary()
+        except BrokerError as error:
+            yield "problem", str(error)
+            return
+        broker = find_broker(config.log.path)
+        if broker is None:
+            yield "note", "the embedded broker does not run: `springtide run` (or `springtide broker`) starts it"
+            return
+        address = broker.address
+    problems = check_kafka(address, source.topic, options=source.kafka)
+    for problem in problems:
+        yield "problem", f"{problem.what}: {problem.mend}"
+    if not problems:
+        yield "ok", f"broker: {address}, topic {source.topic!r}"
+
+
+def of_the_disk(config: "Config") -> Iterator[tuple[str, str]]:
+    """Whether log and spill can be written, and have room."""
+    import os
+    import shutil
+    from pathlib import Path
+
+    places = {"log": Path(config.log.path), "spill": Path(config.table.disk_path or "var")}
+    for name, path in places.items():
+        there = path.absolute()
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            yield "problem", f"{name}: {there} cannot be written: change its owner, or set another path"
+            continue
+        free = shutil.disk_usage(there).free
+        state = "ok" if free >= ROOM_BYTES else "problem"
+        mend = "" if state == "ok" else ": make room, or set another path"
+        yield state, f"{name}: {path}, {free / 2**30:.1f} GiB free{mend}"
+
+
+def of_the_machine(config: "Config") -> Iterator[tuple[str, str]]:
+    """The server's port, and whether there is a GPU."""
+    import socket
+
+    import torch
+
+    try:
+        socket.create_server((config.serve.host, config.serve.port)).close()
+        yield "ok", f"port: {config.serve.host}:{config.serve.port} is free"
+    except OSError as error:
+        reason = error.strerror or error
+        yield "note", f"port: {config.serve.host}:{config.serve.port}: {reason}; fine if that is our own server"
+    if torch.cuda.is_available():
+        yield "note", f"GPU: {torch.cuda.get_device_name(0)} is here; this release trains on the CPU"
+    else:
+        yield "note", "GPU: none; everything runs on the CPU"

@@ -1,0 +1,30 @@
+"""`springtide demo`: everything at once, on made-up clicks."""
+
+import argparse
+import json
+from pathlib import Path
+
+HELP = "see it work: broker, made-up clicks, trainer, server and dashboard, in ./var/demo"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, metavar="N", help="end so long after readiness, with a JSON status")
+    parser.add_argument("--rate", type=float, metavar="N", help="clicks a second (default: 3000)")
+    parser.add_argument("--port", type=int, help="of the dashboard (default: 8000, or a free one if that is taken)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from app.stopping import stop_on_signals
+
+    stopping = stop_on_signals()
+    from app.demo.demo import Demo
+    from app.errors import UserError
+
+    if arguments.rate is not None and not arguments.rate > 0:
+        raise UserError(f"--rate must be above 0, not {arguments.rate:g}")
+    path = Path(arguments.config) if arguments.config else None
+    demo = Demo(path, rate=arguments.rate, port=arguments.port, debug=arguments.debug)
+    status = demo.run(stopping, arguments.seconds)
+    if arguments.seconds is not None and status is not None:
+        print(json.dumps(status), flush=True)
+    return 0

@@ -1,0 +1,24 @@
+"""`springtide merge`: the merger alone."""
+
+import argparse
+
+HELP = "write the log's next bases (train starts this itself, unless --no-merge)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--once", action="store_true", help="make one base now and end")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from app.config import load_config
+    from app.stopping import stop_on_signals
+    from app.versions.merger import Merger
+
+    stopping = stop_on_signals()
+    config = load_config(arguments.config)
+    merger = Merger(config.log, window_samples=config.train.window_samples)
+    if arguments.once:
+        merger.merge()
+    else:
+        merger.run(stopping)
+    return 0

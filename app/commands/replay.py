@@ -1,0 +1,38 @@
+"""`springtide replay FILE`: a file's rows into the topic."""
+
+import argparse
+from pathlib import Path
+
+HELP = "send a CSV, TSV, JSONL or Parquet file into the topic, in its order"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--rate", type=float, metavar="N", help="messages a second (default: as fast as it goes)")
+    parser.add_argument("--loop", action="store_true", help="begin again at the end of the file, for ever")
+    parser.add_argument("--limit", type=int, metavar="N", help="send at most so many messages")
+    parser.add_argument("--partitions", type=int, metavar="N", help="of the topic, if it has to be made (default: 1)")
+    parser.add_argument("--key", metavar="COLUMN", help="key the messages by a column, which also picks the partition")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from app.config import load_outline
+    from app.errors import UserError
+    from app.replay.replay import Replay, ReplayConfig
+    from app.stopping import stop_on_signals
+
+    outline = load_outline(arguments.config)
+    try:
+        config = ReplayConfig(
+            path=arguments.file,
+            rate=arguments.rate,
+            loop=arguments.loop,
+            limit=arguments.limit,
+            partitions=arguments.partitions,
+            key=arguments.key,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    stopping = stop_on_signals()
+    Replay(config, outline.source, log_path=outline.log.path).run(stopping)
+    return 0

@@ -1,0 +1,39 @@
+"""`springtide run`: broker if embedded, trainer with its merger, server; all of it until Ctrl-C."""
+
+import argparse
+import sys
+
+HELP = "run everything: the embedded broker if there is no other, trainer, merger, server"
+
+LOOK_SECONDS = 0.1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, help="instead of [serve] port")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from app.stopping import stop_on_signals
+
+    stopping = stop_on_signals()
+    from app.broker_keeper import BrokerKeeper
+    from app.config import load_outline
+    from app.supervisor import ChildSpec, Supervisor
+
+    outline = load_outline(arguments.config)
+    config = ["--config", str(outline.path)]
+    debug = ["--debug"] if arguments.debug else []
+    port = [] if arguments.port is None else ["--port", str(arguments.port)]
+    children = [ChildSpec("train", ["train", *config, *debug]), ChildSpec("serve", ["serve", *config, *port, *debug])]
+    # the broker is stopped last: the trainer's last version waits for dead letters to be acknowledged
+    with BrokerKeeper(outline) as keeper, Supervisor(children, say=say) as supervisor:
+        while not stopping.wait(LOOK_SECONDS):
+            keeper.look()
+            supervisor.look()
+    return 0
+
+
+def say(name: str, line: str) -> None:
+    """A child's line, under its name."""
+    sys.stderr.write(f"{name:>6} | {line}\n")
+    sys.stderr.flush()

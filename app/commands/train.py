@@ -1,0 +1,47 @@
+"""`springtide train`: learns from the stream and writes the log."""
+
+import argparse
+import json
+import logging
+from contextlib import nullcontext
+
+HELP = "learn from the stream and write versions to the log"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--until-end",
+        action="store_true",
+        help="learn up to where the topic ends now, print the final status as JSON, end",
+    )
+    parser.add_argument(
+        "--take-over", action="store_true", help="start although another trainer of this log seems to live"
+    )
+    parser.add_argument("--no-merge", action="store_true", help="leave new bases to `springtide merge`")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from app.stopping import stop_on_signals
+
+    stopping = stop_on_signals()  # before the long imports, so that Ctrl-C always ends with exit code 0
+    from app.config import load_config, load_outline
+
+    outline = load_outline(arguments.config)
+    if outline.source.embedded:
+        outline.source.connection()  # told at once: nobody else will start the embedded broker
+    from app.merger_keeper import MergerKeeper
+    from app.training.trainer import Trainer
+
+    config = load_config(arguments.config)
+    for warning in config.warnings:
+        logging.getLogger(__name__).warning(warning)
+    if stopping.is_set():
+        return 0
+    trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over)
+    if stopping.is_set():
+        trainer.stop()
+    with nullcontext() if arguments.no_merge else MergerKeeper(config):
+        status = trainer.run()
+    if arguments.until_end:
+        print(json.dumps(status), flush=True)
+    return 0

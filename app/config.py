@@ -1,0 +1,156 @@
+"""Composes every part's settings from one TOML file; the only reader of it. Knows the sections, not their meaning."""
+
+import tomllib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from springtide_client.schema import Schema
+
+from app.config_binding import as_table, bind, show, unknown_key
+from app.config_features import FeatureConfig
+from app.errors import UserError
+from app.serving.config import ServeConfig
+from app.versions.config import LogConfig
+from stream.source_config import SourceConfig
+
+if TYPE_CHECKING:
+    from app.models.registry import ModelConfig
+    from app.training.config import TrainConfig
+    from embeddings.config import TableConfig
+
+DEFAULT_PATH = Path("springtide.toml")
+SECTIONS = ("source", "schema", "features", "table", "model", "train", "log", "serve")
+SCHEMA_KEYS = ("label", "labels", "timestamp", "weight", "categorical", "multi_value", "sequence", "dense", "share")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """What a command needs to find the stream, the log and the server; reading it imports no torch."""
+
+    name: str
+    path: Path
+    source: SourceConfig
+    schema: Schema
+    features: dict[str, FeatureConfig] = field(default_factory=dict)
+    log: LogConfig
+    serve: ServeConfig
+
+    @property
+    def warnings(self) -> list[str]:
+        """Settings that are right, and that this release does not act on yet."""
+        return [
+            f"[features.{name}] {key} is not acted on yet"
+            for name, feature in self.features.items()
+            for key in feature.not_acted_on
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Outline):
+    """All settings."""
+
+    table: "TableConfig"
+    model: "ModelConfig"
+    train: "TrainConfig"
+
+
+def load_config(path: Path | str | None = None) -> Config:
+    """Every section, checked; UserError names the file's mistake and the mend."""
+    from app.models.registry import ModelConfig
+    from app.training.config import TrainConfig
+    from embeddings.config import TableConfig
+
+    path = Path(path or DEFAULT_PATH)
+    document = read_document(path)
+    outline = outline_of(document, path)
+    spill = str(Path("var") / outline.name / "spill")
+    return Config(
+        **vars(outline),
+        table=bind(TableConfig, "[table]", section(document, "table"), disk_path=spill),
+        model=bind(ModelConfig, "[model]", section(document, "model")),
+        train=bind(TrainConfig, "[train]", section(document, "train")),
+    )
+
+
+def load_outline(path: Path | str | None = None) -> Outline:
+    """The sections that need no torch; the others' names are checked, not their values."""
+    path = Path(path or DEFAULT_PATH)
+    return outline_of(read_document(path), path)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The file as TOML has it, its sections known."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"there is no {path}: write one (deploy/examples has some) or name one with --config") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is no TOML: {error}") from None
+    for key in document:
+        if key not in SECTIONS and key != "name":
+            raise unknown_key(str(path), key, ["name", *SECTIONS])
+    return document
+
+
+def outline_of(document: dict[str, Any], path: Path) -> Outline:
+    """The light sections of a document."""
+    name = document.get("name")
+    if name is None:
+        raise UserError(f'{path} needs name = "...", above its first section')
+    if not isinstance(name, str) or not name or name.startswith(".") or "/" in name:
+        raise UserError(f'name must be a text that can name a folder, such as "movielens", not {show(name)}')
+    features = bind_features(section(document, "features"))
+    log = bind(LogConfig, "[log]", section(document, "log"), path=Path("var") / name / "log")
+    source = {"topic": "clicks"} | section(document, "source")
+    return Outline(
+        name=name,
+        path=path,
+        source=bind(SourceConfig, "[source]", source, hidden={"log_path": log.path}),
+        schema=bind_schema(section(document, "schema"), features),
+        features=features,
+        log=log,
+        serve=bind(ServeConfig, "[serve]", section(document, "serve")),
+    )
+
+
+def section(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """A section's table; empty where the file has none."""
+    return as_table(f"[{name}]", document.get(name, {}))
+
+
+def bind_features(table: dict[str, Any]) -> dict[str, FeatureConfig]:
+    """[features.*]."""
+    return {
+        name: bind(FeatureConfig, f"[features.{name}]", as_table(f"[features.{name}]", settings))
+        for name, settings in table.items()
+    }
+
+
+def bind_schema(table: dict[str, Any], features: dict[str, FeatureConfig]) -> Schema:
+    """[schema], with `label` or `labels`, and the lists' lengths from [features.*]."""
+    for key in table:
+        if key not in SCHEMA_KEYS:
+            raise unknown_key("[schema]", key, SCHEMA_KEYS)
+    values = dict(table)
+    if "label" in values and "labels" in values:
+        raise UserError("[schema] has both label and labels: keep one")
+    if "label" in values:
+        if not isinstance(values["label"], str):
+            raise UserError(f"[schema] label must be a field's name in quotes, not {show(values['label'])}")
+        values["labels"] = [values.pop("label")]
+    if not values.get("labels"):
+        raise UserError('[schema] needs label = "..." (or labels = [...])')
+    lengths = {name: feature.max_length for name, feature in features.items() if feature.max_length is not None}
+    schema = bind(Schema, "[schema]", values, hidden={"max_length": {}})
+    for name in features:
+        if name not in schema.features:
+            raise unknown_key("[features]", name, schema.features)
+    try:
+        return replace(schema, max_length=lengths)
+    except ValueError as error:
+        raise UserError(f"[features] {error}") from None

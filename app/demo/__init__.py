@@ -1,0 +1,1 @@
+"""What `springtide demo` shows; see README.md in app."""

@@ -1,0 +1,137 @@
+"""Broker, simulator, trainer and server in one go, watched until somebody stops them or the time is over."""
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from springtide_client.errors import SpringtideError
+
+from app.broker_keeper import BrokerKeeper
+from app.config import Outline, load_outline
+from app.demo.output_files import OutputFiles
+from app.demo.status_line import StatusLine, describe
+from app.errors import UserError
+from app.simulator.process import read_best_auc
+from app.supervisor import ChildSpec, Supervisor
+
+READY_SECONDS = 120.0
+LOOK_SECONDS = 0.1
+SHOW_SECONDS = 1.0
+FIELDS = (
+    *("user_id", "item_id", "segment", "country", "device", "placement", "category", "publisher"),
+    *("tags", "price", "item_age_hours"),
+)
+
+
+class DemoError(SpringtideError):
+    """The demo did not come up."""
+
+
+class Demo:
+    """One run of the demo."""
+
+    def __init__(self, config_path: Path | None, *, rate: float | None, port: int | None, debug: bool) -> None:
+        self.config_path = config_path or built_in_config()
+        self.outline = load_outline(self.config_path)
+        check_fields(self.outline)
+        self._rate = [] if rate is None else ["--rate", str(rate)]
+        self._debug = ["--debug"] if debug else []
+        self.line = StatusLine()
+        self.port = port if port is not None else free_port(self.outline.serve.host, self.outline.serve.port)
+        if port is None and self.port != self.outline.serve.port:
+            self.line.say(f"port {self.outline.serve.port} is taken: this demo uses {self.port}")
+
+    @property
+    def url(self) -> str:
+        """Where the dashboard is, as seen from this host."""
+        host = self.outline.serve.host
+        return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.port}"
+
+    def run(self, stopping: threading.Event, seconds: float | None) -> dict[str, Any] | None:
+        """Until the event, or so many seconds after readiness; then the last status, read while all were running."""
+        output = OutputFiles(self.outline.log.path.parent / "output")
+        self.line.say(f"starting broker, simulator, trainer and server; what they say is in {output.folder}")
+        with BrokerKeeper(self.outline) as keeper, Supervisor(self._children(), say=output.say) as supervisor:
+            began = time.monotonic()
+            ready_at: float | None = None
+            shown = 0.0
+            status = None
+            while not stopping.wait(LOOK_SECONDS):
+                now = time.monotonic()
+                keeper.look()
+                supervisor.look()
+                if ready_at is None:
+                    if self._get("/readyz") is not None:
+                        ready_at = now
+                        self.line.say(f"ready after {now - began:.1f} s; the dashboard: {self.url}")
+                    elif now - began > READY_SECONDS:
+                        raise DemoError(f"not ready after {READY_SECONDS:.0f} s: see the files in {output.folder}")
+                    continue
+                if now - shown >= SHOW_SECONDS:
+                    shown = now
+                    status = self.status() or status
+                    if status is not None:
+                        self.line.show(describe(status, status["simulator"]["best_auc"]))
+                if seconds is not None and now - ready_at >= seconds:
+                    break
+            status = (self.status() if ready_at is not None else None) or status
+            self.line.say("stopping")
+        return status
+
+    def status(self) -> dict[str, Any] | None:
+        """The server's status with the simulator's best AUC; None while the server does not answer."""
+        document = self._get("/v1/status")
+        if document is None:
+            return None
+        return dict(document) | {"simulator": {"best_auc": read_best_auc(self.outline.log.path)}}
+
+    def _children(self) -> list[ChildSpec]:
+        config = ["--config", str(self.config_path), *self._debug]
+        return [
+            ChildSpec("train", ["train", *config]),
+            ChildSpec("serve", ["serve", *config, "--port", str(self.port)]),
+            ChildSpec("simulate", ["simulate", *config, *self._rate]),
+        ]
+
+    def _get(self, path: str) -> Mapping[str, Any] | None:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+                document = json.loads(answer.read() or b"{}")
+        except (OSError, ValueError):
+            return None
+        return document if isinstance(document, dict) else {}
+
+
+def built_in_config() -> Path:
+    """The configuration that comes with the program."""
+    return Path(str(files("app.simulator") / "demo.toml"))
+
+
+def check_fields(outline: Outline) -> None:
+    """UserError where the schema wants what the simulator does not make."""
+    schema = outline.schema
+    wanted = [*schema.features, *schema.dense]
+    strange = [name for name in wanted if name not in FIELDS]
+    if schema.labels != ("click",) or strange or schema.timestamp not in (None, "ts"):
+        said = f"it makes click, ts, {', '.join(FIELDS)}"
+        raise UserError(f"{outline.path} does not fit the simulator's clicks ({said}): leave --config out")
+
+
+def free_port(host: str, wanted: int) -> int:
+    """The wanted port if it is free, else any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in (wanted, 0):
+        try:
+            with socket.create_server((host, port), family=family) as listener:
+                chosen: int = listener.getsockname()[1]
+                return chosen
+        except OSError:
+            continue
+    raise UserError(f"[serve] host = {host!r} cannot be listened on: use 127.0.0.1")

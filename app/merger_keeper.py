@@ -1,0 +1,56 @@
+"""The merger as the trainer's child: started, restarted when it dies, stopped with the trainer."""
+
+import logging
+import os
+import threading
+from contextlib import AbstractContextManager
+
+from app.config import Config
+from app.errors import UserError
+from app.supervisor import ChildSpec, Supervisor
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+STOP_SECONDS = 1.0  # a merge under way is dropped: the next one begins it anew
+
+
+class MergerKeeper(AbstractContextManager["MergerKeeper"]):
+    """Looks after the merger from a thread of its own, so that learning never waits for it."""
+
+    def __init__(self, config: Config) -> None:
+        self._supervisor = Supervisor([merger_child(config)], say=say)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="merger-keeper", daemon=True)
+
+    def __enter__(self) -> "MergerKeeper":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._supervisor.stop(STOP_SECONDS)
+
+    def _keep(self) -> None:
+        self._supervisor.start()
+        while not self._stopping.wait(LOOK_SECONDS):
+            try:
+                self._supervisor.look()
+            except UserError as error:
+                logger.warning("the merger refuses to start: %s", error)
+                return
+
+
+def merger_child(config: Config) -> ChildSpec:
+    """The merger's own command: it imports no torch."""
+    log = config.log
+    arguments = [str(log.path), "--parent", str(os.getpid())]
+    arguments += ["--base-minutes", str(log.base_minutes), "--keep-bases", str(log.keep_bases)]
+    arguments += ["--log-bytes", str(log.log_bytes), "--window-samples", str(config.train.window_samples)]
+    return ChildSpec("merge", arguments, module="app.versions.merger")
+
+
+def say(name: str, line: str) -> None:
+    """A child's words as an event of ours."""
+    logger.info("%s: %s", name, line)

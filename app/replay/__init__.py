@@ -1,0 +1,1 @@
+"""A file's rows into a topic; see README.md in app."""

@@ -1,0 +1,109 @@
+"""Sends a file's rows to a topic, in order, at a rate."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import UserError
+from app.pace import Pace
+from app.replay.progress import Progress
+from app.replay.rows import Row, RowFile
+from app.topic_room import TopicRoom
+from stream.kafka_admin import Admin
+from stream.kafka_producer import Producer
+from stream.source_config import SourceConfig
+
+PACED_AT_ONCE_SECONDS = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """What `springtide replay` was asked for."""
+
+    path: Path
+    rate: float | None = None  # messages a second; None = as fast as it goes
+    loop: bool = False
+    limit: int | None = None
+    partitions: int | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and not self.rate > 0:
+            raise ValueError(f"--rate must be above 0, not {self.rate:g}")
+        if self.limit is not None and self.limit < 0:
+            raise ValueError(f"--limit must not be negative, not {self.limit}")
+        if self.partitions is not None and self.partitions < 1:
+            raise ValueError(f"--partitions must be at least 1, not {self.partitions}")
+
+
+class Replay:
+    """One run over a file."""
+
+    def __init__(
+        self, config: ReplayConfig, source: SourceConfig, *, log_path: Path, progress: Progress | None = None
+    ) -> None:
+        self.config = config
+        self._source = source
+        self._log_path = log_path
+        self._file = RowFile(config.path, key=config.key)
+        self._progress = progress
+        self.num_sent = 0
+
+    def run(self, stopping: threading.Event) -> int:
+        """Send until the end, the limit or the event; returns how many the broker has acknowledged."""
+        connection = self._source.connection()
+        num_partitions = self._make_topic()
+        progress = self._progress or Progress()
+        with Producer(connection) as producer:
+            room = TopicRoom(self._source, self._log_path) if self.config.loop else None
+            pace = Pace(self.config.rate)
+            for row in self._rows():
+                if self.config.rate is not None:
+                    pace.wait(self.num_sent, stopping)
+                if stopping.is_set():
+                    break
+                if room is not None:
+                    pace.skip(room.make(producer, stopping))
+                # with a key the partition is the key's; else rows go around, so that each partition keeps their order
+                by_key = row.key is not None
+                partition = None if by_key else self.num_sent % num_partitions
+                producer.send(self._source.topic, row.value, key=row.key, partition=partition)
+                self.num_sent += 1
+                progress.show(self.num_sent, self._part(row))
+            producer.flush()
+        progress.end(self.num_sent, self._source.topic)
+        return self.num_sent
+
+    def _make_topic(self) -> int:
+        """The topic, made if it is missing; returns its number of partitions."""
+        wanted = self.config.partitions
+        with Admin(self._source.connection()) as admin:
+            topic = admin.ensure_topic(self._source.topic, num_partitions=wanted or 1)
+        if wanted is not None and topic.num_partitions != wanted:
+            raise UserError(
+                f"--partitions {wanted}: topic {topic.name!r} exists with {topic.num_partitions}; "
+                "leave the option out, or name another [source] topic"
+            )
+        return topic.num_partitions
+
+    def _rows(self) -> Iterator[Row]:
+        limit = self.config.limit
+        if limit == 0:
+            return
+        num = 0
+        while True:
+            before = num
+            for row in self._file.rows():
+                yield row
+                num += 1
+                if num == limit:
+                    return
+            if not self.config.loop or num == before:
+                return
+
+    def _part(self, row: Row) -> float:
+        if self.config.limit is None:
+            return row.part
+        within = self.num_sent / self.config.limit
+        return within if self.config.loop else max(within, row.part)

@@ -1,0 +1,173 @@
+"""The rows of a file, each as one JSON message, in the file's order. Knows no Kafka."""
+
+import csv
+import gzip
+import io
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import IO, Any, cast
+
+import msgspec
+
+from app.errors import UserError
+
+BATCH_ROWS = 4_096
+MAX_CELL_CHARACTERS = 16 << 20
+FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+encode_json = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class Row:
+    """One message, its key where one was asked for, and how much of the file (0..1) lies before it."""
+
+    value: bytes
+    key: bytes | None
+    part: float
+
+
+class RowFile:
+    """A CSV, TSV, JSONL (each also .gz) or Parquet file."""
+
+    def __init__(self, path: Path, *, key: str | None = None) -> None:
+        """UserError where there is no such file, its kind is not known, or it has no column named `key`."""
+        self.path = path
+        self.key = key
+        suffixes = [suffix.lower() for suffix in path.suffixes]
+        self._zipped = suffixes[-1:] == [".gz"]
+        ending = suffixes[-2:-1] if self._zipped else suffixes[-1:]
+        format_name = FORMATS.get(ending[0]) if ending else None
+        if format_name is None:
+            raise UserError(f"{path.name} is neither .csv, .tsv, .jsonl (or these with .gz) nor .parquet: rename it")
+        if not path.is_file():
+            raise UserError(f"there is no file {path}")
+        self.format = format_name
+
+    def rows(self) -> Iterator[Row]:
+        """All rows, once; UserError tells the line that cannot be read."""
+        reader: Callable[[], Iterator[Row]] = {
+            "csv": lambda: self._delimited(","),
+            "tsv": lambda: self._delimited("\t"),
+            "jsonl": self._lines,
+            "parquet": self._parquet,
+        }[self.format]
+        return reader()
+
+    def _open(self) -> tuple[IO[bytes], Callable[[], float]]:
+        """The file's bytes, and how much of it has been read."""
+        raw = self.path.open("rb")
+        size = max(self.path.stat().st_size, 1)
+        stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if self._zipped else raw
+        return stream, lambda: min(raw.tell() / size, 1.0)
+
+    def _delimited(self, delimiter: str) -> Iterator[Row]:
+        stream, part = self._open()
+        # utf-8-sig: spreadsheets put a mark in front of the first column's name
+        csv.field_size_limit(MAX_CELL_CHARACTERS)
+        with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+            # tab-separated files know no quotes: a cell may begin with one
+            no_quotes = csv.reader(text, delimiter=delimiter, quoting=csv.QUOTE_NONE)
+            lines = csv.reader(text, delimiter=delimiter) if delimiter == "," else no_quotes
+            try:
+                header = next(lines, None)
+                if header is None:
+                    raise UserError(f"{self.path.name} is empty: its first line must name the columns")
+                self._check_key(header)
+                at = header.index(self.key) if self.key is not None else -1
+                for cells in lines:
+                    if not cells:
+                        continue
+                    if len(cells) > len(header):
+                        raise UserError(
+                            f"{self.path.name} line {lines.line_num}: {len(cells)} cells, but {len(header)} columns"
+                        )
+                    cells += [""] * (len(header) - len(cells))
+                    value = encode_json(dict(zip(header, [cell or None for cell in cells], strict=True)))
+                    yield Row(value, (cells[at].encode() or None) if at >= 0 else None, part())
+            except (csv.Error, UnicodeDecodeError, OSError, EOFError) as error:
+                raise UserError(f"{self.path.name} line {lines.line_num}: {error}") from None
+
+    def _lines(self) -> Iterator[Row]:
+        stream, part = self._open()
+        with stream:
+            for line in stream:
+                value = line.strip()
+                if not value:
+                    continue
+                # the literals that Python and pandas write are no JSON; a line that is none at all goes out as it is,
+                # and the trainer counts it
+                if b"NaN" in value or b"Infinity" in value:
+                    value = without_nan(value)
+                yield Row(value, self._key_of_json(value), part())
+
+    def _parquet(self) -> Iterator[Row]:
+        import pyarrow.lib
+        import pyarrow.parquet
+
+        try:
+            file = pyarrow.parquet.ParquetFile(self.path)
+        except (pyarrow.lib.ArrowException, OSError) as error:
+            raise UserError(f"{self.path.name} is no Parquet file: {error}") from None
+        with file:
+            self._check_key(file.schema_arrow.names)
+            num, total = 0, max(file.metadata.num_rows, 1)
+            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+                for record in batch.to_pylist():
+                    plain = {name: as_json(cell) for name, cell in record.items()}
+                    num += 1
+                    yield Row(encode_json(plain), self._key_of(plain), num / total)
+
+    def _check_key(self, columns: list[str]) -> None:
+        if self.key is not None and self.key not in columns:
+            raise UserError(f"--key {self.key}: {self.path.name} has no such column, only {', '.join(columns)}")
+
+    def _key_of_json(self, value: bytes) -> bytes | None:
+        if self.key is None:
+            return None
+        try:
+            record = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return None
+        return self._key_of(record) if isinstance(record, dict) else None
+
+    def _key_of(self, record: dict[str, Any]) -> bytes | None:
+        cell = record.get(self.key) if self.key is not None else None
+        if cell is None:
+            return None
+        return cell.encode() if isinstance(cell, str) else encode_json(cell)
+
+
+def without_nan(value: bytes) -> bytes:
+    """The JSON with null for NaN and Infinity; the bytes as they are where even Python's reader finds no JSON."""
+    import json
+
+    try:
+        return encode_json(json.loads(value, parse_constant=lambda _: None))
+    except ValueError:
+        return value
+
+
+def as_json(cell: Any) -> Any:
+    """A Parquet value as JSON has it: NaN and infinity null, times in milliseconds, bytes as text."""
+    if isinstance(cell, float):
+        return cell if math.isfinite(cell) else None
+    if cell is None or isinstance(cell, (bool, int, str)):
+        return cell
+    if isinstance(cell, datetime):
+        aware = cell if cell.tzinfo else cell.replace(tzinfo=UTC)
+        return round(aware.timestamp() * 1_000)
+    if isinstance(cell, date):
+        return cell.isoformat()
+    if isinstance(cell, Decimal):
+        return as_json(float(cell))
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", errors="replace")
+    if isinstance(cell, dict):
+        return {name: as_json(part) for name, part in cell.items()}
+    if isinstance(cell, (list, tuple)):
+        return [as_json(part) for part in cell]
+    return str(cell)

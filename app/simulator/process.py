@@ -1,0 +1,78 @@
+"""The simulator as a process: clicks into the topic at a steady rate, its best AUC into <log>/simulator.json."""
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from app.pace import Pace
+from app.simulator.best_auc import BestAuc
+from app.simulator.config import SimulatorConfig
+from app.simulator.simulator import Simulator
+from app.topic_room import TopicRoom
+from stream.kafka_admin import Admin
+from stream.kafka_producer import Producer
+from stream.source_config import SourceConfig
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_SECONDS = 1.0
+LATE_SECONDS = 5.0  # what was missed for longer (a suspended laptop) is not caught up
+
+
+def simulate(
+    config: SimulatorConfig,
+    source: SourceConfig,
+    log_path: Path,
+    stopping: threading.Event,
+    *,
+    limit: int | None = None,
+) -> int:
+    """Send clicks until the limit or the event; returns how many."""
+    connection = source.connection()
+    with Admin(connection) as admin:
+        admin.ensure_topic(source.topic, num_partitions=1)
+    best = BestAuc()
+    simulator = Simulator(config, start_ms=time.time_ns() // 1_000_000)
+    pace = Pace(config.rate)
+    published = -PUBLISH_SECONDS
+    num_sent = 0
+    with Producer(connection) as producer:
+        room = TopicRoom(source, log_path)
+        while not stopping.is_set() and (limit is None or num_sent < limit):
+            pace.wait(num_sent, stopping)
+            clicks = simulator.take_chunk()
+            for message in clicks.to_json()[: None if limit is None else limit - num_sent]:
+                producer.send(source.topic, message)
+                num_sent += 1
+            best.observe(clicks.impressions.probability_N, clicks.click_N)
+            missed = room.make(producer, stopping)
+            if (behind := -pace.seconds_until(num_sent)) - missed > LATE_SECONDS:
+                missed = behind
+            pace.skip(missed)
+            simulator.skip(missed)
+            if time.monotonic() - published >= PUBLISH_SECONDS:
+                published = time.monotonic()
+                publish(log_path, best.value())
+        producer.flush()
+    publish(log_path, best.value())
+    return num_sent
+
+
+def publish(log_path: Path, best_auc: float | None) -> None:
+    """Replace <log>/simulator.json; a reader sees the old or the new one, whole."""
+    log_path.mkdir(parents=True, exist_ok=True)
+    temporary = log_path / f".simulator.json.{os.getpid()}"
+    temporary.write_text(json.dumps({"best_auc": best_auc, "updated_ms": time.time_ns() // 1_000_000}))
+    temporary.replace(log_path / "simulator.json")
+
+
+def read_best_auc(log_path: Path) -> float | None:
+    """What the simulator of a log last told; None where there is none."""
+    try:
+        told = json.loads((log_path / "simulator.json").read_text())["best_auc"]
+        return None if told is None else float(told)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

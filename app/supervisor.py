@@ -1,0 +1,171 @@
+"""Keeps child processes alive: starts them, passes on their words, restarts the dead with back-off, stops all."""
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from springtide_client.errors import SpringtideError
+
+from app.errors import UserError
+from app.parent import environment_of_a_child
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+STABLE_SECONDS = 60.0  # one that lived so long is restarted as if it had never failed
+STOP_SECONDS = 4.0
+USER_MISTAKE = 2
+
+Say = Callable[[str, str], None]
+
+
+class ChildError(SpringtideError):
+    """A child ended in a way that a restart cannot mend."""
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """A subcommand of springtide to run as a child."""
+
+    name: str
+    arguments: Sequence[str]
+    module: str = "app"
+
+    def command(self) -> list[str]:
+        """What is executed."""
+        return [sys.executable, "-m", self.module, *self.arguments]
+
+
+class Child:
+    """One child, through all of its lives."""
+
+    def __init__(self, spec: ChildSpec, say: Say, clock: Callable[[], float]) -> None:
+        self.spec = spec
+        self.num_restarts = 0
+        self.last_line = ""
+        self._say = say
+        self._clock = clock
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._began = 0.0
+        self._pause = FIRST_PAUSE_SECONDS
+        self._due: float | None = None  # when to start it again
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it, in a session of its own: Ctrl-C is for the supervisor, which stops its children in order."""
+        self._began, self._due = self._clock(), None
+        self._process = subprocess.Popen(
+            self.spec.command(),
+            env=environment_of_a_child(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,), name=self.spec.name, daemon=True)
+        self._reader.start()
+
+    def look(self) -> None:
+        """Restart it when it is dead and the pause is over. ChildError, UserError where that would not help."""
+        if self._process is None or self.alive:
+            return
+        if self._due is None:
+            code = self._process.returncode
+            self._join_reader()
+            if code == USER_MISTAKE:
+                raise UserError(self.last_line.removeprefix("springtide: ") or f"{self.spec.name} refused to start")
+            if self._clock() - self._began >= STABLE_SECONDS:
+                self._pause = FIRST_PAUSE_SECONDS
+            self._due = self._clock() + self._pause
+            logger.warning(
+                "%s ended and will be started again",
+                self.spec.name,
+                extra={"exit": code, "in_seconds": self._pause, "last": self.last_line},
+            )
+            self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
+        if self._clock() >= self._due:
+            self.num_restarts += 1
+            self.start()
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        if self._process is not None and self.alive:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ended within the time; one that did not is killed."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(max(seconds, 0.01))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return False
+        finally:
+            self._join_reader()
+        return True
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                if text := line.rstrip():
+                    self.last_line = text
+                    self._say(self.spec.name, text)
+
+    def _join_reader(self) -> None:
+        # a grandchild may still hold the pipe: its words are not worth waiting for
+        if self._reader is not None:
+            self._reader.join(0.5)
+
+
+class Supervisor:
+    """Children in the order in which they are started; they are stopped in the opposite one, all within seconds."""
+
+    def __init__(self, specs: Sequence[ChildSpec], *, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.children = [Child(spec, say, clock) for spec in specs]
+
+    def __enter__(self) -> "Supervisor":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start every child."""
+        for child in self.children:
+            child.start()
+
+    def look(self) -> None:
+        """Restart who died, when its pause is over."""
+        for child in self.children:
+            child.look()
+
+    def stop(self, seconds: float = STOP_SECONDS) -> bool:
+        """Ask all to end, kill who has not after the time; whether all ended by themselves."""
+        deadline = self._clock() + seconds
+        for child in reversed(self.children):
+            child.terminate()
+        ended = [child.wait(deadline - self._clock()) for child in reversed(self.children)]
+        for child, clean in zip(reversed(self.children), ended, strict=True):
+            if not clean:
+                logger.warning("%s did not end in time and was killed", child.spec.name)
+        return all(ended)

@@ -1,0 +1,61 @@
+"""Keeps the embedded broker's topic bounded in bytes for a producer that never ends. A real broker has its own ways."""
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from springtide_client.errors import SpringtideError
+
+from stream.broker import find_broker
+from stream.columns import Partition
+from stream.kafka_producer import Producer
+from stream.positions import Position
+from stream.source_config import SourceConfig
+from stream.topic_cap import TopicCap
+
+MAX_BYTES = 256 << 20
+LOOK_EVERY = 5_000  # messages
+ROLL_SECONDS = 5.0
+
+
+class TopicRoom:
+    """Makes a full topic anew once all of it is learned; until then the producer waits."""
+
+    def __init__(self, source: SourceConfig, log_path: Path, *, max_bytes: int = MAX_BYTES) -> None:
+        self._log_path = log_path
+        self._looked_at = 0
+        self._cap = None
+        if source.embedded:
+            broker = find_broker(log_path)
+            self._cap = TopicCap(
+                source.connection(),
+                source.topic,
+                max_bytes=max_bytes,
+                learned=self._learned,
+                memory_bytes=broker.memory_bytes if broker else lambda: None,
+            )
+
+    def make(self, producer: Producer, stopping: threading.Event) -> float:
+        """Wait while there is no room; returns the seconds that took. Cheap while there is."""
+        if self._cap is None or producer.sent_messages - self._looked_at < LOOK_EVERY:
+            return 0.0
+        self._looked_at = producer.sent_messages
+        began = time.monotonic()
+        while self._cap.full(producer) and not stopping.is_set():
+            self._cap.roll(producer, timeout_seconds=ROLL_SECONDS, stopping=stopping.is_set)
+        return time.monotonic() - began
+
+    def _learned(self) -> Mapping[Partition, Position] | None:
+        """The positions that survive a power loss, as the trainer's status tells them."""
+        try:
+            newest = max(self._log_path.glob("status-*.json"))
+            told = json.loads(newest.read_bytes())["positions"]
+            parts = {name: name.rpartition("/") for name in told}
+            return {
+                Partition(topic, int(number)): Position("", int(told[name]["committed"] or 0))
+                for name, (topic, _, number) in parts.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, SpringtideError):
+            return None
