@@ -15,6 +15,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,local]' -c constraints.txt
 	$(BIN)/python -m kernels.compile
+	$(BIN)/python -m stream.compile
 	touch $@
 
 demo: setup

@@ -1,0 +1,17 @@
+"""Compiles the decoder and the batch parser into Numba's cache: `python -m stream.compile`."""
+
+import numpy as np
+
+from stream.decode import compile_scanner
+from stream.raw_parse import parse_batches
+
+
+def main() -> None:
+    """Compile everything that a first start would otherwise wait for."""
+    compile_scanner()
+    # no batch at all; the buffer of a fetch is read-only, and a type of its own for the compiler
+    parse_batches(np.frombuffer(b"-", np.uint8), np.zeros((0, 2), np.int64), 0, np.zeros((6, 0), np.int64))
+
+
+if __name__ == "__main__":
+    main()
