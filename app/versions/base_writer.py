@@ -21,8 +21,10 @@ from springtide_client.base import (
     ModelName,
     TableShape,
     crc32_of_file,
+    read_base_manifest,
 )
 from springtide_client.checked_json import encode_checked
+from springtide_client.errors import LogError
 from springtide_client.layers import RowLayer
 from springtide_client.log_directory import base_name
 from springtide_client.records import EPOCH_SHIFT, Tip, VersionMeta
@@ -66,15 +68,26 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
             _write_arrays(draft / TEXTS, image.texts)
         _write_program(draft / MODEL, image.program)
         _write_manifest(draft, image)
+        if path.exists() and not is_whole(path):
+            path.rename(draft.with_name(f".tmp-retired-{path.name}-{time.time_ns()}"))
         try:
             draft.rename(path)
         except OSError:
-            if not (path / MANIFEST).exists():
+            if not is_whole(path):
                 raise
         sync_folder(path.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return path
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a base's manifest can be read and its files are as long as it says."""
+    try:
+        manifest = read_base_manifest(path)
+        return all((path / name).stat().st_size == expected.bytes for name, expected in manifest.files.items())
+    except (LogError, OSError):
+        return False
 
 
 def _write_rows(draft: Path, image: BaseImage) -> None:

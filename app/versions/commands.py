@@ -1,0 +1,83 @@
+"""Orders to the trainer: files that others put into <log>/commands/, claimed by renaming, unlinked once durable."""
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_NAME = re.compile(r"(?P<id>[^.][^/]*?)\.(?P<holder>json|\d+)")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What somebody wants of the trainer. `body` is the file's JSON; `kind` is empty where it cannot be read."""
+
+    id: str
+    kind: str
+    body: dict[str, Any]
+
+
+class Orders:
+    """The orders that one epoch executes, each exactly once: its id goes into the version that carries it."""
+
+    def __init__(self, log_path: Path, epoch: int, executed: Mapping[str, int]) -> None:
+        """`executed`: what the log says is done (`Resume.orders`), id -> version."""
+        self._folder = Path(log_path) / "commands"
+        self._epoch = epoch
+        self._executed = dict(executed)
+        self._claimed: set[str] = set()
+
+    def claim(self) -> list[Order]:
+        """The orders that nobody has executed yet, in the order of their ids. Each is handed out once.
+
+        A dead trainer's claims are taken over with the rest: what it had executed stands in the log.
+        """
+        orders = []
+        for name in self._names():
+            match = _NAME.fullmatch(name)
+            if match is None or match["id"] in self._claimed or match["id"] in self._executed:
+                continue
+            if match["holder"] != "json" and int(match["holder"]) > self._epoch:
+                continue  # this trainer has been replaced
+            path = self._folder / f"{match['id']}.{self._epoch}"
+            try:
+                os.rename(self._folder / name, path)
+                orders.append(_read(match["id"], path.read_bytes()))
+            except FileNotFoundError:
+                continue
+            self._claimed.add(match["id"])
+        return orders
+
+    def executed(self, order_id: str, version: int) -> None:
+        """The order was executed, and this version says so."""
+        self._executed[order_id] = version
+
+    def retire(self, durable: int) -> None:
+        """Unlink the orders whose versions are durable: until then a power loss may bring them back."""
+        for name in self._names():
+            match = _NAME.fullmatch(name)
+            if match is not None and self._executed.get(match["id"], durable + 1) <= durable:
+                (self._folder / name).unlink(missing_ok=True)
+                self._claimed.discard(match["id"])
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._folder))
+        except FileNotFoundError:
+            return []
+
+
+def _read(order_id: str, text: bytes) -> Order:
+    try:
+        body = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        logger.warning("an order cannot be read", extra={"order": order_id, "reason": str(error)})
+        body = {}
+    return Order(order_id, str(body.get("kind", "")), body)

@@ -1,0 +1,166 @@
+"""A base: mapped, found by key with its state, and known by its checksums."""
+
+import time
+
+import numpy as np
+import pytest
+from springtide_client.base import MANIFEST, Base, ModelName, TableShape
+from springtide_client.errors import LogError
+from springtide_client.layers import RowLayer, sorted_layer
+from springtide_client.log_directory import LogDirectory
+from springtide_client.records import Tip, VersionMeta
+from springtide_client.schema import Schema
+
+from app.versions.base_writer import BaseImage, write_base
+
+SCHEMA = Schema(labels=("click",), categorical=("user_id",), share={}, max_length={})
+
+
+def rows(num_rows: int, dim: int = 4) -> RowLayer:
+    ids = np.arange(num_rows, dtype=np.int64) * 3
+    value = ids[:, None].astype(np.float32) + np.arange(dim, dtype=np.float32)
+    return sorted_layer(
+        np.zeros(num_rows, np.uint16), ids, value, ids + 1, ids + 2, ids[:, None].astype(np.float32) * 2
+    )
+
+
+def write(path, layer: RowLayer, **changes) -> Base:
+    image = BaseImage(
+        **{
+            "tip": Tip(1 << 32, 5),
+            "schema": SCHEMA,
+            "table": TableShape(dim=layer.dim, state_width=1, seed=1, init_scale=0.1),
+            "model": ModelName(name="dlrm", options={"width": 8}),
+            "meta": VersionMeta(step=3),
+            "dense": {
+                "dense.w": np.ones((2, 2), np.float32),
+                "dense.scalar": np.array(7),
+                "state.optimizer.m": np.zeros(3, np.float32),
+            },
+            "num_rows": len(layer),
+            "blocks": [layer],
+            "program": b"PK",
+        }
+        | changes
+    )
+    return Base.open(write_base(path, image))
+
+
+def test_a_base_opens_with_all_that_was_written(tmp_path) -> None:
+    base = write(tmp_path, rows(1000))
+    assert (base.tip, base.manifest.epoch, base.manifest.meta.step) == (Tip(1 << 32, 5), 1, 3)
+    assert base.manifest.read_schema() == SCHEMA
+    assert base.manifest.model.options == {"width": 8}
+    assert set(base.dense) == {"dense.w", "dense.scalar"}
+    assert base.dense["dense.scalar"] == 7
+    assert set(base.trainer_state) == {"state.optimizer.m"}
+    assert base.texts is None
+    assert base.model_path is not None
+    assert base.model_path.read_bytes() == b"PK"
+    base.verify()
+    assert LogDirectory(tmp_path).newest_base() == base.path
+
+
+def test_rows_are_found_with_their_states(tmp_path) -> None:
+    base = write(tmp_path, rows(1000))
+    found = base.find_states(np.zeros(4, np.uint16), np.array([0, 1, 2997, 9000]))
+    assert found.found.tolist() == [True, False, True, False]
+    np.testing.assert_array_equal(found.values[2], [2997, 2998, 2999, 3000])
+    np.testing.assert_array_equal(found.states[:, 0], [0, 0, 5994, 0])
+    np.testing.assert_array_equal(found.counts, [1, 0, 2998, 0])
+    np.testing.assert_array_equal(found.last_seen, [2, 0, 2999, 0])
+    assert not base.find_states(np.ones(1, np.uint16), np.array([0])).found.any()
+
+
+def test_a_base_without_rows_opens(tmp_path) -> None:
+    base = write(tmp_path, rows(0), program=None)
+    assert len(base) == 0
+    assert base.model_path is None
+    assert not base.find_states(np.zeros(1, np.uint16), np.array([0])).found.any()
+    base.verify()
+
+
+def test_a_million_rows_open_in_milliseconds(tmp_path) -> None:
+    path = write(tmp_path, rows(1_000_000, dim=16)).path
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        Base.open(path)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.02
+
+
+def test_blocks_make_the_same_base_as_one(tmp_path) -> None:
+    layer = rows(1000)
+    blocks = [layer.take(slice(start, start + 300)) for start in range(0, 1000, 300)]
+    whole, pieces = write(tmp_path / "a", layer), write(tmp_path / "b", layer, blocks=blocks)
+    assert whole.manifest.files == pieces.manifest.files
+
+
+@pytest.mark.parametrize(
+    ("blocks", "num_rows"),
+    [
+        (lambda layer: [layer.take(slice(500, 1000)), layer.take(slice(0, 500))], 1000),
+        (lambda layer: [layer], 999),
+        (lambda layer: [layer], 1001),
+        (lambda layer: [layer.without_state()], 1000),
+    ],
+)
+def test_rows_that_are_not_a_base_leave_nothing_behind(tmp_path, blocks, num_rows: int) -> None:
+    with pytest.raises(ValueError, match=r"rows|fit"):
+        write(tmp_path, rows(1000), blocks=blocks(rows(1000)), num_rows=num_rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damage_is_seen_by_size_at_once_and_by_checksum_when_asked(tmp_path) -> None:
+    base = write(tmp_path, rows(1000))
+    path = base.path / "rows.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(LogError, match=r"rows\.safetensors is damaged"):
+        Base.open(base.path).verify()
+    path.write_bytes(data[:-1])
+    with pytest.raises(LogError, match=r"rows\.safetensors"):
+        Base.open(base.path)
+    path.unlink()
+    with pytest.raises(LogError, match=r"rows\.safetensors"):
+        Base.open(base.path)
+
+
+def test_a_flipped_bit_in_the_manifest_is_noticed(tmp_path) -> None:
+    base = write(tmp_path, rows(3))
+    text = (base.path / MANIFEST).read_bytes()
+    (base.path / MANIFEST).write_bytes(text.replace(b'"step":3', b'"step":2'))
+    with pytest.raises(LogError, match="checksum"):
+        Base.open(base.path)
+
+
+def test_an_open_base_outlives_its_folder(tmp_path) -> None:
+    base = write(tmp_path, rows(1000))
+    for file in base.path.iterdir():
+        file.unlink()
+    assert base.find_states(np.zeros(1, np.uint16), np.array([300])).values[0, 0] == 300
+
+
+def test_of_damaged_bases_the_newest_good_one_is_opened(tmp_path) -> None:
+    old = write(tmp_path, rows(3))
+    new = write(tmp_path, rows(4), tip=Tip((1 << 32) + 9, 6))
+    directory = LogDirectory(tmp_path)
+    opened = directory.open_base()
+    assert opened is not None
+    assert opened.path == new.path
+    (new.path / MANIFEST).write_bytes(b"{")
+    opened = directory.open_base()
+    assert opened is not None
+    assert opened.path == old.path
+    (old.path / MANIFEST).unlink()
+    with pytest.raises(LogError):
+        directory.open_base()
+
+
+def test_a_base_that_exists_already_stays(tmp_path) -> None:
+    first = write(tmp_path, rows(3))
+    second = write(tmp_path, rows(3))
+    assert first.path == second.path
+    assert [path.name for path in tmp_path.iterdir()] == [first.path.name]
