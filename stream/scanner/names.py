@@ -1,4 +1,3 @@
-# mypy: disable-error-code="untyped-decorator"
 """Which field a name in a message is: first the one that stood there in the record before, then by hash."""
 
 from typing import Any

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="untyped-decorator"
 """Decimal numbers, exact: the float64 that Python's float() gives, or a refusal.
 
 Clinger 1990 where mantissa and power are exact; else Eisel-Lemire ("Number parsing at a gigabyte per second",
@@ -48,7 +47,8 @@ def scan_digits(buffer: Any, at: Any, end: Any, mantissa: Any, num_digits: Any) 
         if digit > np.uint8(9):
             break
         mantissa = mantissa * TEN + np.uint64(digit)
-        num_digits += 1 if mantissa != np.uint64(0) else 0
+        # twenty digits may wrap around to 0: what has begun goes on counting
+        num_digits += 1 if num_digits > 0 or mantissa != np.uint64(0) else 0
         at += 1
     return at, mantissa, num_digits
 

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="untyped-decorator"
 """Values that nobody asked for: checked to be JSON, and passed over."""
 
 from typing import Any

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="untyped-decorator"
 """JSON strings: where they end, whether they are valid, what they say and which id that is."""
 
 from typing import Any

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="untyped-decorator"
 """Values of fields: numbers, times, ids and lists of ids, as springtide_client.encode has them, or a deviation.
 
 Every function returns the position after the value, -1 where the reference must decide.

@@ -31,7 +31,7 @@ def assert_exact(text: str) -> bool:
     return bool(known)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 @example(5e-324)
 @example(2.2250738585072014e-308)
@@ -41,7 +41,7 @@ def test_a_float_as_python_writes_it_is_read_exactly(number):
     assert known or abs(number) < 2.3e-308 or abs(number) > 8.9e307
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(st.integers(0, 2**64 - 1), st.integers(-345, 310), st.booleans())
 @example(9007199254740993, 0, False)
 @example(9007199254740993, 1, True)
