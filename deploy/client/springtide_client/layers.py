@@ -53,17 +53,33 @@ class RowLayer:
             return np.full(len(mixed_K), -1, np.intp)
         rows_K = self.mixed.searchsorted(mixed_K)
         near_K = self.mixed.take(rows_K, mode="clip") == mixed_K
+        num_near = np.count_nonzero(near_K)
+        if num_near == 0:  # what most layers say to most keys
+            rows_K.fill(-1)
+            return rows_K
         found_K = near_K & (self.feature.take(rows_K, mode="clip") == features_K)
-        if not np.array_equal(near_K, found_K):  # two features with one mixed key: they stand side by side
-            for k in np.flatnonzero(near_K & ~found_K):
-                row = rows_K[k]
-                while row < len(self.mixed) and self.mixed[row] == mixed_K[k]:
-                    if self.feature[row] == features_K[k]:
-                        rows_K[k], found_K[k] = row, True
-                        break
-                    row += 1
-        rows_K[~found_K] = -1
+        if np.count_nonzero(found_K) != num_near:
+            self._find_twins(mixed_K, features_K, rows_K, found_K, np.flatnonzero(near_K & ~found_K))
+        if num_near != len(rows_K) or not found_K.all():
+            rows_K[~found_K] = -1
         return rows_K
+
+    def _find_twins(
+        self,
+        mixed_K: UInt64Array,
+        features_K: UInt16Array,
+        rows_K: Indices,
+        found_K: BoolArray,
+        places: Indices,
+    ) -> None:
+        """Keys of two features may have one mixed key; their rows stand side by side."""
+        for k in places:
+            row = rows_K[k]
+            while row < len(self.mixed) and self.mixed[row] == mixed_K[k]:
+                if self.feature[row] == features_K[k]:
+                    rows_K[k], found_K[k] = row, True
+                    break
+                row += 1
 
     def take(self, rows: Indices | slice) -> "RowLayer":
         """Some of the rows, which must be in order."""
