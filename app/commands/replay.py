@@ -33,6 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except ValueError as error:
         raise UserError(str(error)) from None
-    stopping = stop_on_signals()
+    stopping = stop_on_signals(grace_seconds=4.0)
     Replay(config, outline.source, log_path=outline.log.path).run(stopping)
     return 0

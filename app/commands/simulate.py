@@ -24,6 +24,6 @@ def run(arguments: argparse.Namespace) -> int:
         config = SimulatorConfig(**settings)
     except ValueError as error:
         raise UserError(f"--{error}") from None
-    stopping = stop_on_signals()
+    stopping = stop_on_signals(grace_seconds=2.0)
     simulate(config, outline.source, outline.log.path, stopping, limit=arguments.limit)
     return 0

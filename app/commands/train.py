@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.stopping import stop_on_signals
+    from app.stopping import leave_on_signals
 
-    stopping = stop_on_signals()  # before the long imports, so that Ctrl-C always ends with exit code 0
+    leave_on_signals()  # before the long imports; the trainer has handlers of its own once it runs
     from app.config import load_config, load_outline
 
     outline = load_outline(arguments.config)
@@ -35,11 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config)
     for warning in config.warnings:
         logging.getLogger(__name__).warning(warning)
-    if stopping.is_set():
-        return 0
     trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over)
-    if stopping.is_set():
-        trainer.stop()
     with nullcontext() if arguments.no_merge else MergerKeeper(config):
         status = trainer.run()
     if arguments.until_end:

@@ -1,0 +1,102 @@
+"""The command line: quick to start, one clear line and an exit code for every mistake."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.cli import COMMANDS
+
+ROOT = Path(__file__).parents[3]
+CONFIG = 'name = "tiny"\n[schema]\nlabel = "click"\ncategorical = ["user_id"]\n'
+
+
+def springtide(folder: Path, *arguments: str, config: str | None = CONFIG) -> subprocess.CompletedProcess[str]:
+    if config is not None:
+        (folder / "springtide.toml").write_text(config)
+    return subprocess.run(
+        [sys.executable, "-m", "app", *arguments],
+        cwd=folder,
+        env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    done = springtide(tmp_path, "--help")
+    assert done.returncode == 0
+    for command in COMMANDS:
+        assert f"    {command} " in done.stdout
+    heavy = ("torch", "numpy", "kafka", "msgspec")
+    code = f"import sys, app.cli; app.cli.build_parser(); print([name for name in {heavy} if name in sys.modules])"
+    modules = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert modules.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], ["no command 'trian'", "did you mean train?"]),
+        ([], ["COMMAND"]),
+        (["train", "--untilend"], ["--untilend"]),
+        (["train", "--config", "nowhere.toml"], ["there is no nowhere.toml"]),
+        (["replay", "nowhere.csv"], ["there is no file nowhere.csv"]),
+        (["replay", "springtide.toml"], [".csv", ".parquet"]),
+        (["replay", "x.csv", "--rate", "0"], ["--rate must be above 0"]),
+        (["forget", "--key", "user_id"], ["FEATURE=ID"]),
+        (["forget", "--key", "item=3"], ["no feature 'item'"]),
+        (["forget", "--key", "user_id=3"], ["not in this release", "nothing was forgotten"]),
+        (["versions", "rollback"], ["not in this release"]),
+        (["versions", "list"], ["there is no log"]),
+        (["demo"], ["does not fit the simulator's clicks"]),
+        (["bench", "train.e3e"], ["no benchmark", "train.e2e"]),
+    ],
+)
+def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(
+    tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    if arguments[:1] == ["demo"]:
+        arguments = [*arguments, "--config", "springtide.toml"]
+        done = springtide(tmp_path, *arguments, config=CONFIG.replace("user_id", "passport"))
+    else:
+        done = springtide(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize("command", [["train"], ["replay", "clicks.csv"], ["simulate"]])
+def test_an_embedded_source_without_its_broker_is_one_line_and_exit_code_1(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "clicks.csv").write_text("user_id,click\n1,0\n")
+    done = springtide(tmp_path, *command)
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "embedded broker is not running" in done.stderr
+    assert "springtide run" in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = springtide(tmp_path, "--debug", "train", "--config", "nowhere.toml")
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+def test_check_tells_a_broker_that_nobody_runs_and_how_to_mend_it(tmp_path: Path) -> None:
+    config = '[source]\nbootstrap_servers = "127.0.0.1:1"\n'
+    done = springtide(tmp_path, "check", config=CONFIG.replace("[schema]", f"{config}[schema]"))
+    assert done.returncode == 1
+    problems = [line for line in done.stdout.splitlines() if line.startswith("problem")]
+    assert len(problems) == 1
+    assert "127.0.0.1:1" in problems[0]
+    assert "start the broker" in problems[0]
+
+
+def test_check_is_content_where_all_is_well(tmp_path: Path) -> None:
+    done = springtide(tmp_path, "check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "springtide run" in done.stdout

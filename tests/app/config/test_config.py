@@ -1,0 +1,148 @@
+"""The configuration file: DESIGN's defaults, every section checked."""
+
+from pathlib import Path
+
+import pytest
+
+from app.config import Config, load_config, load_outline
+from app.errors import UserError
+
+SMALLEST = 'name = "tiny"\n[schema]\nlabel = "click"\ncategorical = ["user_id", "item_id"]\n'
+
+
+def load(tmp_path: Path, text: str) -> Config:
+    path = tmp_path / "springtide.toml"
+    path.write_text(text)
+    return load_config(path)
+
+
+def test_name_label_and_one_feature_are_enough_and_the_rest_has_the_documented_defaults(tmp_path: Path) -> None:
+    config = load(tmp_path, SMALLEST)
+    source, table, train, log, serve = config.source, config.table, config.train, config.log, config.serve
+    assert (source.bootstrap_servers, source.topic, source.format) == (None, "clicks", "json")
+    assert (source.fetch_wait_ms, source.on_reset, source.max_message_bytes) == (5, "fail", 1 << 20)
+    assert source.max_future_seconds == 60
+    assert (table.dim, table.device_bytes, table.host_bytes) in ((16, 1 << 30, 0), (16, "1GiB", 0))
+    assert table.disk_path == "var/tiny/spill"
+    assert (table.eviction, dict(table.admission)) == ("lru", {"min_count": 1})
+    assert dict(table.optimizer) == {"name": "rowwise-adagrad", "lr": 0.05}
+    assert (config.model.name, dict(config.model.options)) == ("dlrm", {})
+    assert (train.device, train.batch_size, train.max_wait_seconds) == ("auto", 4096, 0.2)
+    assert dict(train.optimizer) == {"name": "adam", "lr": 0.001}
+    assert (train.window_samples, train.seed) == (20_000, 0)
+    assert log.path == Path("var/tiny/log")
+    assert (log.publish_seconds, log.durable_seconds, log.base_minutes, log.keep_bases) == (0.5, 1.0, 10, 2)
+    assert log.log_bytes == 20 << 30
+    assert (serve.host, serve.port, serve.workers, serve.cache_bytes) == ("127.0.0.1", 8000, 1, 2 << 30)
+
+
+def test_every_key_of_the_design_is_known(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+name = "movielens"
+[source]
+bootstrap_servers = "localhost:9092"
+topic = "clicks"
+format = "json"
+fetch_wait_ms = 5
+on_reset = "fail"
+max_message_bytes = "1MiB"
+[schema]
+label = "click"
+timestamp = "ts"
+weight = "w"
+categorical = ["user_id", "item_id"]
+multi_value = ["genres"]
+sequence = ["last_items"]
+dense = ["age"]
+share = { last_items = "item_id" }
+[features.item_id]
+ttl_seconds = 604800
+[features.genres]
+max_length = 3
+[table]
+dim = 16
+device_bytes = "1GiB"
+host_bytes = "0B"
+disk_bytes = "100GiB"
+disk_path = "var/movielens/spill"
+eviction = "lru"
+admission = { min_count = 1 }
+optimizer = { name = "rowwise-adagrad", lr = 0.05 }
+[model]
+name = "dlrm"
+options = {}
+[train]
+device = "auto"
+batch_size = 4096
+max_wait_seconds = inf
+optimizer = { name = "adam", lr = 0.001 }
+window_samples = 20000
+seed = 0
+[log]
+path = "var/movielens/log"
+publish_seconds = 0.5
+durable_seconds = 1.0
+base_minutes = 10
+keep_bases = 2
+log_bytes = "20GiB"
+[serve]
+host = "127.0.0.1"
+port = 8000
+workers = 1
+cache_bytes = "2GiB"
+""",
+    )
+    assert config.schema.labels == ("click",)
+    assert config.schema.share == {"last_items": "item_id"}
+    assert config.schema.length_limit("genres") == 3
+    assert config.source.bootstrap_servers == "localhost:9092"
+    assert config.warnings == ["[features.item_id] ttl_seconds is not acted on yet"]
+
+
+def test_several_labels_are_several_tasks(tmp_path: Path) -> None:
+    config = load(tmp_path, SMALLEST.replace('label = "click"', 'labels = ["click", "order"]'))
+    assert config.schema.labels == ("click", "order")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('name = "tiny"', ""), ["needs name"]),
+        (('name = "tiny"', 'name = "a/b"'), ["name", '"a/b"']),
+        (('label = "click"', ""), ["[schema]", "label"]),
+        (('label = "click"', 'label = "click"\nlabels = ["x"]'), ["label and labels"]),
+        (('label = "click"', "label = 3"), ["[schema] label", "quotes"]),
+        (("categorical", "categorial"), ["[schema]", "categorial", "did you mean categorical?"]),
+        (('["user_id", "item_id"]', '"user_id"'), ["[schema] categorical", "a list"]),
+        (('["user_id", "item_id"]', "[]"), ["at least one feature"]),
+        (("[schema]", "[sorce]\n[schema]"), ["sorce", "did you mean source?"]),
+        (("[schema]", "[train]\nbatchsize = 3\n[schema]"), ["[train]", "did you mean batch_size?"]),
+        (("[schema]", '[model]\nname = "dlmr"\n[schema]'), ["dlmr", "dlrm"]),
+        (("[schema]", '[table]\ndevice_bytes = "1Gb2"\n[schema]'), ["device_bytes", "1Gb2"]),
+        (("[schema]", '[source]\nlog_path = "x"\n[schema]'), ["unknown key 'log_path'"]),
+        (("[schema]", '[source]\nbootstrap_servers = "nowhere"\n[schema]'), ["nowhere", "host:port"]),
+        (("[schema]", "[serve]\nport = 99999\n[schema]"), ["port", "65535"]),
+        (("[schema]", "[features.itm_id]\n[schema]"), ["itm_id", "did you mean item_id?"]),
+        (("[schema]", "[features]\nitem_id = 3\n[schema]"), ["[features.item_id] must be a table"]),
+        (("[schema]", "[schema"), ["is no TOML"]),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(tmp_path: Path, change: tuple[str, str], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, SMALLEST.replace(*change))
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no .*absent\.toml.*--config"):
+        load_outline(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize("path", sorted(Path("deploy/examples").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_examples_are_right(path: Path) -> None:
+    assert load_config(path).warnings == []

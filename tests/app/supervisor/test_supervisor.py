@@ -1,0 +1,131 @@
+"""Children are restarted with back-off, their words passed on, and none outlives its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import UserError
+from app.supervisor import FIRST_PAUSE_SECONDS, ChildSpec, Supervisor
+
+ROOT = Path(__file__).parents[3]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def wait_until(check: Callable[[], Any], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def child(tmp_path: Path, name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> ChildSpec:
+    """A child that runs the code; its module lies in a folder of its own."""
+    (tmp_path / f"{name}_module.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}:{ROOT / 'deploy' / 'client'}")
+    return ChildSpec(name, [], module=f"{name}_module")
+
+
+def test_what_a_child_says_is_passed_on_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[str, str]] = []
+    spec = child(tmp_path, "talker", "import sys; print('one'); print('two', file=sys.stderr)", monkeypatch)
+    supervisor = Supervisor([spec], say=lambda name, line: heard.append((name, line)))
+    supervisor.start()
+    wait_until(lambda: len(heard) == 2)
+    supervisor.stop()
+    assert sorted(heard) == [("talker", "one"), ("talker", "two")]
+
+
+def test_a_dead_child_is_restarted_and_the_pause_doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    spec = child(tmp_path, "dying", "raise SystemExit(1)", monkeypatch)
+    supervisor = Supervisor([spec], say=lambda *_: None, clock=clock)
+    supervisor.start()
+    [dying] = supervisor.children
+    pause = FIRST_PAUSE_SECONDS
+    for restarts in range(3):
+        wait_until(lambda: not dying.alive)
+        supervisor.look()
+        clock.now += pause * 0.9
+        supervisor.look()
+        assert dying.num_restarts == restarts
+        clock.now += pause * 0.2
+        supervisor.look()
+        assert dying.num_restarts == restarts + 1
+        pause *= 2
+    supervisor.stop()
+
+
+def test_a_child_that_the_user_configured_wrongly_ends_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import sys; print('springtide: no such key', file=sys.stderr); sys.exit(2)"
+    supervisor = Supervisor([child(tmp_path, "wrong", code, monkeypatch)], say=lambda *_: None)
+    supervisor.start()
+    wait_until(lambda: not supervisor.children[0].alive)
+    with pytest.raises(UserError, match=r"^no such key$"):
+        supervisor.look()
+
+
+def test_stopping_asks_first_and_kills_who_does_not_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    polite = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('up', flush=True)\nsignal.pause()"
+    deaf = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\nwhile True: signal.pause()"
+    heard: list[str] = []
+    specs = [child(tmp_path, "polite", polite, monkeypatch), child(tmp_path, "deaf", deaf, monkeypatch)]
+    supervisor = Supervisor(specs, say=lambda name, line: heard.append(line))
+    supervisor.start()
+    wait_until(lambda: heard == ["up", "up"])
+    began = time.monotonic()
+    assert supervisor.stop(seconds=1.0) is False
+    assert time.monotonic() - began < 4.0
+    assert not any(each.alive for each in supervisor.children)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_children_end_with_a_parent_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child(
+        tmp_path,
+        "orphan",
+        "import os, signal\nfrom app.parent import end_with_parent\nend_with_parent()\n"
+        "print(os.getpid(), flush=True)\nsignal.pause()",
+        monkeypatch,
+    )
+    (tmp_path / "parent_module.py").write_text(
+        "import signal, sys\nfrom app.supervisor import ChildSpec, Supervisor\n"
+        "s = Supervisor([ChildSpec('orphan', [], module='orphan_module')],"
+        " say=lambda n, l: print(l, flush=True))\ns.start()\nsignal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-m", "parent_module"], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        orphan = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+    wait_until(lambda: not is_alive(orphan))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        # a dead one that init has not fetched yet counts as dead
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_parent_that_is_already_gone_is_noticed() -> None:
+    code = "from app.parent import end_with_parent; end_with_parent(); print('still here')"
+    environment = dict(os.environ) | {"SPRINGTIDE_PARENT": "999999999", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
