@@ -3,49 +3,49 @@
 import json
 import urllib.request
 
-from clicks import make_clicks
-from conftest import wait_until
 from springtide_client import HotModel
 
-NUM_VERSIONS = 100
+from tests.e2e.clicks import make_clicks
+from tests.e2e.workspace import wait_until
+
+NUM_VERSIONS, NUM_CHANGES = 100, 50
 
 
 def test_predictions_follow_100_versions_without_a_failed_call(workspace) -> None:
     workspace.start_broker()
     workspace.produce(make_clicks(2_000))
-    workspace.start("train")
+    workspace.start("train", "--no-merge")
     workspace.start("serve")
     wait_until(lambda: workspace.get("/readyz"), what="the server's readiness")
     instances = [json.loads(value) for value in make_clicks(20, seed=9)]
     for instance in instances:
         del instance["click"]
 
-    with_directory, over_http = HotModel(str(workspace.log)), HotModel(workspace.url)
+    models = {"directory": HotModel(str(workspace.log)), "http": HotModel(workspace.url)}
+    versions: dict[str, list[int]] = {name: [] for name in models}
+    answered: dict[str, set[str]] = {name: set() for name in models}
+    compared = dict.fromkeys(models, 0)
+    seed = 100
     try:
-        for model in (with_directory, over_http):
-            seen: list[int] = []
-            predictions: set[tuple[float, ...]] = set()
-            compared = 0
-            seed = 100
-            while len(set(seen)) < NUM_VERSIONS:
-                workspace.produce(make_clicks(20, seed=(seed := seed + 1)))
-                for _ in range(20):
+        while any(len(set(versions[n])) < NUM_VERSIONS or len(answered[n]) < NUM_CHANGES for n in models):
+            workspace.produce(make_clicks(20, seed=(seed := seed + 1)))
+            for _ in range(5):
+                for name, model in models.items():
                     before = model.version
                     answers = model.predict(instances)
-                    seen.append(model.version)
-                    predictions.add(tuple(answer["click"] for answer in answers))
-                    if before != model.version:
-                        continue
+                    after = model.version
+                    versions[name] += [before, after]
+                    answered[name].add(json.dumps(answers))
                     served = predict(workspace.url, instances)
-                    if served["version"] == before:
+                    if before == after == served["version"]:
                         assert served["predictions"] == answers
-                        compared += 1
-            assert seen == sorted(seen)
-            assert len(predictions) > NUM_VERSIONS // 2
-            assert compared > 10
+                        compared[name] += 1
     finally:
-        with_directory.close()
-        over_http.close()
+        for model in models.values():
+            model.close()
+    for name in models:
+        assert versions[name] == sorted(versions[name])
+        assert compared[name] > 10
 
 
 def predict(url: str, instances: list[dict[str, object]]) -> dict[str, object]:

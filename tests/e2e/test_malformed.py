@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from clicks import make_clicks, spoil
+from tests.e2e.clicks import make_clicks, spoil
 
 NUM_MESSAGES, EVERY = 100_000, 100
 

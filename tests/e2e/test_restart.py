@@ -4,8 +4,8 @@ import json
 import signal
 from collections import Counter
 
-from clicks import make_clicks
-from conftest import wait_until
+from tests.e2e.clicks import make_clicks
+from tests.e2e.workspace import wait_until
 
 
 def occurrences(values: list[bytes]) -> Counter[str]:
@@ -58,4 +58,4 @@ def test_killed_in_the_middle_every_sample_still_counts_once(workspace) -> None:
 def newest_samples(workspace) -> int:
     """The samples that the newest status tells of; 0 before there is one."""
     statuses = sorted(workspace.log.glob("status-*.json"))
-    return max((json.loads(path.read_text())["samples_trained"] for path in statuses), default=0)
+    return max((json.loads(path.read_text()).get("samples_trained", 0) for path in statuses), default=0)
