@@ -5,6 +5,7 @@ import gzip
 import io
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -57,18 +58,18 @@ class RowFile:
         }[self.format]
         return reader()
 
-    def _open(self) -> tuple[IO[bytes], Callable[[], float]]:
+    @contextmanager
+    def _open(self) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
         """The file's bytes, and how much of it has been read."""
-        raw = self.path.open("rb")
-        size = max(self.path.stat().st_size, 1)
-        stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if self._zipped else raw
-        return stream, lambda: min(raw.tell() / size, 1.0)
+        with self.path.open("rb") as raw:
+            size = max(self.path.stat().st_size, 1)
+            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if self._zipped else raw
+            yield stream, lambda: min(raw.tell() / size, 1.0)
 
     def _delimited(self, delimiter: str) -> Iterator[Row]:
-        stream, part = self._open()
-        # utf-8-sig: spreadsheets put a mark in front of the first column's name
         csv.field_size_limit(MAX_CELL_CHARACTERS)
-        with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+        # utf-8-sig: spreadsheets put a mark in front of the first column's name
+        with self._open() as (stream, part), io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
             # tab-separated files know no quotes: a cell may begin with one
             no_quotes = csv.reader(text, delimiter=delimiter, quoting=csv.QUOTE_NONE)
             lines = csv.reader(text, delimiter=delimiter) if delimiter == "," else no_quotes
@@ -92,17 +93,20 @@ class RowFile:
                 raise UserError(f"{self.path.name} line {lines.line_num}: {error}") from None
 
     def _lines(self) -> Iterator[Row]:
-        stream, part = self._open()
-        with stream:
-            for line in stream:
-                value = line.strip()
-                if not value:
-                    continue
-                # the literals that Python and pandas write are no JSON; a line that is none at all goes out as it is,
-                # and the trainer counts it
-                if b"NaN" in value or b"Infinity" in value:
-                    value = without_nan(value)
-                yield Row(value, self._key_of_json(value), part())
+        with self._open() as (stream, part):
+            lines = iter(stream)
+            while True:
+                try:
+                    line = next(lines, None)
+                except (OSError, EOFError) as error:
+                    raise UserError(f"{self.path.name}: {error}") from None
+                if line is None:
+                    return
+                if value := line.strip():
+                    # the literals that Python and pandas write are no JSON; a line that is none at all goes out as it
+                    # is, and the trainer counts it
+                    value = without_nan(value) if b"NaN" in value or b"Infinity" in value else value
+                    yield Row(value, self._key_of_json(value), part())
 
     def _parquet(self) -> Iterator[Row]:
         import pyarrow.lib

@@ -1,0 +1,107 @@
+"""Files as JSON messages: order kept, nulls where the file has none, ids as the file has them."""
+
+import gzip
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from app.errors import UserError
+from app.replay.rows import RowFile
+
+
+def messages(path: Path, key: str | None = None) -> list[Any]:
+    return [json.loads(row.value) for row in RowFile(path, key=key).rows()]
+
+
+def test_csv_cells_stay_text_and_empty_ones_are_null(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.csv"
+    path.write_text('\ufeffuser_id,name,click\n007,"a, ""b""\nc",1\n,,0\n8\n', encoding="utf-8")
+    assert messages(path) == [
+        {"user_id": "007", "name": 'a, "b"\nc', "click": "1"},
+        {"user_id": None, "name": None, "click": "0"},
+        {"user_id": "8", "name": None, "click": None},
+    ]
+
+
+def test_tsv_knows_no_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.tsv"
+    path.write_text('query\tclick\n"open\t1\n')
+    assert messages(path) == [{"query": '"open', "click": "1"}]
+
+
+def test_jsonl_goes_out_as_it_is_but_for_blank_lines_and_nan(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.jsonl"
+    path.write_bytes(b'{"a": 9007199254740993, "b": "NaN"}\n\n{"a": NaN, "b": [1, -Infinity]}\r\n{broken NaN\n{"a": 1}')
+    values = [row.value for row in RowFile(path).rows()]
+    assert json.loads(values[0]) == {"a": 9007199254740993, "b": "NaN"}
+    assert json.loads(values[1]) == {"a": None, "b": [1, None]}
+    assert values[2:] == [b"{broken NaN", b'{"a": 1}']
+
+
+def test_parquet_keeps_ids_lists_and_texts_and_turns_null_nan_and_times(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.parquet"
+    columns = {
+        "id": pa.array([2**60 + 1, None], pa.int64()),
+        "text": ["01", None],
+        "number": pa.array([float("nan"), 1.5], pa.float32()),
+        "tags": pa.array([["x", None], None], pa.list_(pa.string())),
+        "at": pa.array([datetime(2026, 1, 1, tzinfo=UTC), None], pa.timestamp("us", tz="UTC")),
+        "flag": [True, None],
+    }
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    assert messages(path) == [
+        {"id": 2**60 + 1, "text": "01", "number": None, "tags": ["x", None], "at": 1767225600000, "flag": True},
+        {"id": None, "text": None, "number": 1.5, "tags": None, "at": None, "flag": None},
+    ]
+
+
+@pytest.mark.parametrize("ending", [".csv.gz", ".jsonl.gz"])
+def test_gzip_is_read_through(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"clicks{ending}"
+    text = "a\n1\n2\n" if "csv" in ending else '{"a": "1"}\n{"a": "2"}\n'
+    path.write_bytes(gzip.compress(text.encode()))
+    assert messages(path) == [{"a": "1"}, {"a": "2"}]
+
+
+def test_a_key_is_the_text_of_its_column(tmp_path: Path) -> None:
+    csv, jsonl = tmp_path / "a.csv", tmp_path / "a.jsonl"
+    csv.write_text("u,v\n7,1\n,2\n")
+    jsonl.write_text('{"u": 7}\n{"u": "x"}\n{"v": 1}\nbroken\n')
+    assert [row.key for row in RowFile(csv, key="u").rows()] == [b"7", None]
+    assert [row.key for row in RowFile(jsonl, key="u").rows()] == [b"7", b"x", None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "key", "words"),
+    [
+        ("a.csv", b"", None, "its first line must name the columns"),
+        ("a.csv", b"a,b\n1,2,3\n", None, "line 2: 3 cells, but 2 columns"),
+        ("a.csv", b"a\n\xff\n", None, "line"),
+        ("a.csv", b"a\n1\n", "b", "no such column, only a"),
+        ("a.parquet", b"nothing", None, "is no Parquet file"),
+        ("a.xlsx", b"", None, "rename it"),
+        ("a.csv.gz", b"not zipped", None, "line"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(
+    tmp_path: Path, name: str, content: bytes, key: str | None, words: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=words) as caught:
+        list(RowFile(path, key=key).rows())
+    assert "\n" not in str(caught.value)
+
+
+def test_the_part_that_was_read_grows_to_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n' * 50_000)
+    parts = [row.part for row in RowFile(path).rows()]
+    assert parts == sorted(parts)
+    assert parts[0] < 0.5
+    assert parts[-1] == 1.0
