@@ -79,9 +79,3 @@ def check_sizes(name: str, sizes: object) -> list[int]:
     if not good:
         raise ValueError(f"{name} must be a list of layer sizes such as [128, 64], not {sizes!r}")
     return list(sizes)  # type: ignore[call-overload, no-any-return]
-
-
-def pair_indices(num: int) -> tuple[Tensor, Tensor]:
-    """The index pairs i < j among so many, each int64."""
-    pairs = torch.triu_indices(num, num, 1)
-    return pairs[0], pairs[1]

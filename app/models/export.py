@@ -30,7 +30,9 @@ def export_model(model: nn.Module, spec: ModelSpec) -> bytes:
             archive = io.BytesIO()
             torch.export.save(program, archive)
     except Exception as error:  # torch raises whatever its tracer met
-        raise ValueError(f"{type(model).__name__} cannot be exported by torch.export: {error}") from error
+        first_line = str(error).partition("\n")[0]
+        hint = "its forward must not ask for len(x) or take branches on values; x.shape[0] is fine"
+        raise ValueError(f"{type(model).__name__} cannot be exported by torch.export: {first_line} ({hint})") from error
     finally:
         model.train(was_training)
     return archive.getvalue()

@@ -193,3 +193,15 @@ def test_a_users_own_model_is_found_by_name(monkeypatch):
 def test_a_wrong_model_is_explained(name, options, says):
     with pytest.raises(ValueError, match=says):
         build_model(ModelConfig(name=name, options=options), spec_of((2, 0, 0, 1, 1)), seed=0)
+
+
+class TooCurious(Own):
+    def forward(self, categorical, pooled, sequence, length, dense):
+        return self.linear(categorical.flatten(1)) * len(categorical)
+
+
+def test_a_model_that_cannot_be_exported_is_explained_in_one_line():
+    spec = spec_of((2, 0, 0, 0, 1))
+    with pytest.raises(ValueError, match=r"TooCurious cannot be exported .*x\.shape\[0\] is fine") as caught:
+        export_model(TooCurious(spec), spec)
+    assert "\n" not in str(caught.value)
