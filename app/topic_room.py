@@ -23,8 +23,11 @@ ROLL_SECONDS = 5.0
 class TopicRoom:
     """Makes a full topic anew once all of it is learned; until then the producer waits."""
 
-    def __init__(self, source: SourceConfig, log_path: Path, *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, source: SourceConfig, log_path: Path, *, max_bytes: int = MAX_BYTES, look_every: int = LOOK_EVERY
+    ) -> None:
         self._log_path = log_path
+        self._look_every = look_every
         self._looked_at = 0
         self._cap = None
         if source.embedded:
@@ -39,7 +42,7 @@ class TopicRoom:
 
     def make(self, producer: Producer, stopping: threading.Event) -> float:
         """Wait while there is no room; returns the seconds that took. Cheap while there is."""
-        if self._cap is None or producer.sent_messages - self._looked_at < LOOK_EVERY:
+        if self._cap is None or producer.sent_messages - self._looked_at < self._look_every:
             return 0.0
         self._looked_at = producer.sent_messages
         began = time.monotonic()

@@ -1,0 +1,122 @@
+"""The demo as a user runs it: it comes up, tells how it does, ends by itself, and goes on where it stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.config import load_outline
+from app.demo.demo import built_in_config, check_fields, free_port
+from app.demo.output_files import OutputFiles
+from app.demo.status_line import describe
+from app.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+
+
+def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "app", "demo", "--rate", "600", *arguments],
+        cwd=folder,
+        env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_it_ends_by_itself_with_one_json_line_and_goes_on_from_there(tmp_path: Path) -> None:
+    statuses: list[dict[str, Any]] = []
+    for _ in range(2):
+        demo = start(tmp_path, "--seconds", "3")
+        out, err = demo.communicate(timeout=240)
+        assert demo.returncode == 0, err
+        assert "the dashboard: http://127.0.0.1:" in err
+        [line] = out.splitlines()
+        statuses.append(json.loads(line))
+    first, second = statuses
+    assert first["samples_trained"] > 0
+    assert 0.7 < first["simulator"]["best_auc"] < 0.9
+    assert second["samples_trained"] > first["samples_trained"]
+    assert second["epoch"] == first["epoch"] + 1
+    assert {path.name for path in (tmp_path / "var").iterdir()} == {"demo"}
+
+
+def test_ctrl_c_stops_it_within_5_seconds_and_its_last_version_is_durable(tmp_path: Path) -> None:
+    demo = start(tmp_path)
+    assert demo.stderr is not None
+    for line in demo.stderr:
+        if "the dashboard" in line:
+            break
+    log = tmp_path / "var" / "demo" / "log"
+    deadline = time.monotonic() + 60
+    while newest_status(log).get("samples_trained", 0) == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    began = time.monotonic()
+    demo.send_signal(signal.SIGINT)
+    _, err = demo.communicate(timeout=60)
+    assert time.monotonic() - began < 5.0
+    assert demo.returncode == 0, err
+    status = newest_status(log)
+    assert status["clean_end"] is True
+    assert status["durable_version"] == status["version"]
+    assert not (log / "broker.json").exists()
+
+
+def newest_status(log: Path) -> dict[str, Any]:
+    paths = sorted(log.glob("status-*.json"))
+    status: dict[str, Any] = json.loads(paths[-1].read_text()) if paths else {}
+    return status
+
+
+def test_the_built_in_configuration_fits_the_simulator(tmp_path: Path) -> None:
+    check_fields(load_outline(built_in_config()))
+    strange = tmp_path / "strange.toml"
+    strange.write_text(built_in_config().read_text().replace('"segment"', '"passport"'))
+    with pytest.raises(UserError, match="does not fit the simulator's clicks"):
+        check_fields(load_outline(strange))
+
+
+def test_a_taken_port_is_replaced_by_a_free_one() -> None:
+    port = free_port("127.0.0.1", 0)
+    import socket
+
+    with socket.create_server(("127.0.0.1", port)):
+        other = free_port("127.0.0.1", port)
+    assert other not in (0, port)
+
+
+def test_the_line_tells_the_numbers_and_dashes_where_there_are_none_yet() -> None:
+    assert describe({}, None).startswith("0 samples  0/s  AUC - of -  logloss -  fresh -/- ms  lag 0")
+    line = describe(
+        {
+            "samples_trained": 61234,
+            "samples_per_second": 2999.6,
+            "scores": {"window": {"auc": 0.7912, "logloss": 0.5217}},
+            "freshness_ms": {"p50": 310.4, "p99": 801.0},
+            "positions": {"clicks/0": {"lag": 12}, "clicks/1": {"lag": None}},
+            "trainer": "catching_up",
+            "reason": "12 behind",
+        },
+        0.8213,
+    )
+    assert line == (
+        "61,234 samples  3,000/s  AUC 0.791 of 0.821  logloss 0.522  fresh 310/801 ms  lag 12  catching_up: 12 behind"
+    )
+
+
+def test_what_children_say_is_kept_in_bounded_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.demo.output_files.MAX_BYTES", 100)
+    output = OutputFiles(tmp_path / "output")
+    for number in range(100):
+        output.say("train", f"line {number}")
+    assert output.path("train").read_text().endswith("line 99\n")
+    assert sum(path.stat().st_size for path in (tmp_path / "output").iterdir()) < 250

@@ -1,0 +1,51 @@
+"""The simulated clicks reward a model that sees interactions, within what a minute's demo shows it."""
+
+import msgspec
+import numpy as np
+from springtide_client.encode import encode_instances
+
+from app.config import load_config
+from app.demo.demo import built_in_config
+from app.models.interface import ModelSpec
+from app.models.registry import build_model
+from app.simulator.best_auc import auc
+from app.simulator.config import SimulatorConfig
+from app.simulator.simulator import Simulator
+from app.training.defaults import with_defaults
+from app.training.learner import Learner
+from embeddings.table import EmbeddingTable
+from stream.columns import Batch
+
+NUM_SAMPLES, WINDOW = 60_000, 20_000
+
+
+def test_the_demos_model_is_three_quarters_of_the_way_to_the_best_auc_after_60_000_samples() -> None:
+    config = load_config(built_in_config())
+    table = EmbeddingTable(with_defaults(config.table), seed=0)
+    model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
+    learner = Learner(model, table, config.train, config.schema)
+    simulator = Simulator(SimulatorConfig(), start_ms=1_795_000_000_000)
+    logits, clicks, chances = [], [], []
+    for _ in range(NUM_SAMPLES // simulator.CHUNK):
+        chunk = simulator.take_chunk()
+        records = [msgspec.json.decode(message) for message in chunk.to_json()]
+        batch = Batch(
+            features=encode_instances(config.schema, records),
+            labels_NL=chunk.click_N[:, None].astype(np.float32),
+            weights_N=np.ones(len(chunk), np.float32),
+            event_ms_N=chunk.ts_N,
+            record_ms_N=chunk.ts_N,
+            positions={},
+        )
+        if learner.needs_cut(batch):
+            table.cut()
+        logits.append(learner.step(batch).logits_NL[:, 0])
+        clicks.append(chunk.click_N)
+        chances.append(chunk.impressions.probability_N)
+    labels_N = np.concatenate(clicks)[-WINDOW:]
+    best = auc(np.concatenate(chances)[-WINDOW:], labels_N)
+    learned = auc(np.concatenate(logits)[-WINDOW:], labels_N)
+    assert best is not None
+    assert learned is not None
+    assert learned - 0.5 >= 0.75 * (best - 0.5)
+    table.close()

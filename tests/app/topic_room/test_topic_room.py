@@ -1,0 +1,61 @@
+"""A producer that never ends keeps within the embedded broker's room, and nothing unlearned is thrown away."""
+
+import json
+import threading
+from pathlib import Path
+
+from app.topic_room import TopicRoom
+from stream.broker import EmbeddedBroker
+from stream.kafka_admin import Admin
+from stream.kafka_producer import Producer
+from stream.source_config import SourceConfig
+
+
+def write_status(log: Path, committed: int) -> None:
+    (log / "status-0000000001.json").write_text(json.dumps({"positions": {"clicks/0": {"committed": committed}}}))
+
+
+def num_records(source: SourceConfig) -> int:
+    with Admin(source.connection()) as admin:
+        [end] = admin.end_offsets(admin.require_topic("clicks")).values()
+    return end
+
+
+def test_a_full_topic_is_made_anew_once_all_of_it_is_durably_learned(tmp_path: Path) -> None:
+    log, stopping = tmp_path / "log", threading.Event()
+    with EmbeddedBroker(log):
+        source = SourceConfig(topic="clicks", log_path=log)
+        with Admin(source.connection()) as admin:
+            admin.ensure_topic("clicks")
+        with Producer(source.connection()) as producer:
+            room = TopicRoom(source, log, max_bytes=100_000, look_every=0)
+            for _ in range(1_000):
+                producer.send("clicks", b"x" * 200)
+            producer.flush()
+
+            write_status(log, committed=999)
+            threading.Timer(0.3, stopping.set).start()
+            assert room.make(producer, stopping) >= 0.25
+            assert num_records(source) == 1_000
+
+            stopping.clear()
+            write_status(log, committed=1_000)
+            room.make(producer, stopping)
+            assert num_records(source) == 0
+            producer.send("clicks", b"y")
+            producer.flush()
+            assert num_records(source) == 1
+            assert room.make(producer, stopping) < 0.1
+
+
+def test_a_broker_of_ones_own_is_left_alone(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "log") as broker:
+        source = SourceConfig(topic="clicks", bootstrap_servers=broker.address)
+        with Admin(source.connection()) as admin:
+            admin.ensure_topic("clicks")
+        with Producer(source.connection()) as producer:
+            room = TopicRoom(source, tmp_path, max_bytes=1, look_every=0)
+            producer.send("clicks", b"x" * 200)
+            producer.flush()
+            assert room.make(producer, threading.Event()) < 0.1
+        assert num_records(source) == 1
