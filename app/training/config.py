@@ -1,11 +1,14 @@
 """The keys of `[train]`."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.training.dense_optimizer import DenseOptimizer
 
+# splitting a smaller batch costs more than it saves, and waiting for a busy core costs a hundred times that
+SPLIT_SAMPLES = 1024
 DEVICES = ("auto", "cpu")
 
 
@@ -19,7 +22,7 @@ class TrainConfig:
     optimizer: Mapping[str, Any] = field(default_factory=lambda: {"name": "adam", "lr": 0.001})
     window_samples: int = 20_000
     seed: int = 0
-    threads: int = 0  # 0 = one a core
+    threads: int = 0  # 0 = one a core, and one in all where batches are small: see num_threads
     bfloat16: str | bool = "auto"
 
     def __post_init__(self) -> None:
@@ -38,3 +41,10 @@ class TrainConfig:
         if self.bfloat16 not in ("auto", True, False):
             raise ValueError(f'[train] bfloat16 must be "auto", true or false, not {self.bfloat16!r}')
         DenseOptimizer.of(self.optimizer)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a step: a function of the settings and the machine, for sums depend on it."""
+        if self.threads or self.batch_size < SPLIT_SAMPLES:
+            return self.threads or 1
+        return os.cpu_count() or 1

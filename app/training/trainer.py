@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -42,7 +41,7 @@ class Trainer:
     def __init__(self, config: "Config", *, until_end: bool = False, take_over: bool = False) -> None:
         self.config, self.until_end = config, until_end
         self.signals = StopSignals()
-        num_threads = config.train.threads or os.cpu_count() or 1
+        num_threads = config.train.num_threads
         torch.set_num_threads(num_threads)
         torch.manual_seed(config.train.seed)
         self.log = LogWriter.open(config.log, schema=config.schema, take_over=take_over)
