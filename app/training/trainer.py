@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
