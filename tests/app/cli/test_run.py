@@ -1,0 +1,79 @@
+"""`springtide run`: everything up, a dead child restarted, all of it down within seconds."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+CONFIG = 'name = "tiny"\n[schema]\nlabel = "click"\ncategorical = ["user_id"]\n[table]\ndevice_bytes = "16MiB"\n'
+CONFIG += "[train]\nmax_wait_seconds = 0.05\n[serve]\nport = 0\n"
+
+
+def springtide(folder: Path, *arguments: str, err: Path) -> "subprocess.Popen[str]":
+    with err.open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "app", *arguments],
+            cwd=folder,
+            env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+        )
+
+
+def wait_until(check: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while True:
+        if value := check():
+            return value
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
+        time.sleep(0.05)
+
+
+def status(log: Path, epoch: int) -> dict[str, Any]:
+    path = log / f"status-{epoch:010d}.json"
+    told: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return told
+
+
+def test_a_killed_trainer_is_restarted_and_all_end_within_5_seconds_of_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "springtide.toml").write_text(CONFIG)
+    (tmp_path / "clicks.csv").write_text("user_id,click\n" + "".join(f"{n % 50},{n % 2}\n" for n in range(400)))
+    log = tmp_path / "var" / "tiny" / "log"
+    run = springtide(tmp_path, "run", err=tmp_path / "run.txt")
+    try:
+        wait_until((log / "broker.json").exists, "the broker")
+        replay = springtide(tmp_path, "replay", "clicks.csv", err=tmp_path / "replay.txt")
+        replay.communicate(timeout=120)
+        assert replay.returncode == 0, (tmp_path / "replay.txt").read_text()
+        assert "400 messages into clicks" in (tmp_path / "replay.txt").read_text()
+        wait_until(lambda: status(log, 1).get("samples_trained") == 400, "learning")
+        wait_until(lambda: status(log, 1)["durable_version"] == status(log, 1)["version"], "durability")
+
+        os.kill(status(log, 1)["pid"], signal.SIGKILL)
+        wait_until(lambda: status(log, 2).get("trainer") == "running", "a second trainer")
+        assert status(log, 2)["samples_trained"] == 400
+        assert run.poll() is None
+
+        began = time.monotonic()
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=60)
+        assert time.monotonic() - began < 5.0
+    finally:
+        run.kill()
+        run.wait()
+        assert run.stdout is not None
+        run.stdout.close()
+    said = (tmp_path / "run.txt").read_text()
+    assert run.returncode == 0, said
+    assert "train ended and will be started again" in said
+    assert "Traceback" not in said
+    assert not (log / "broker.json").exists()
+    assert status(log, 2)["clean_end"] is True
