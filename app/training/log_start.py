@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from springtide_client.base import Base, BaseManifest, ModelName, TableShape
+from springtide_client.base import BaseManifest, ModelName, TableShape
 
 from app.errors import UserError
 from app.models.export import export_model
@@ -16,6 +16,7 @@ from app.training.learner import Learner
 from app.training.scores import Scores
 from app.training.state import TrainingState
 from app.versions.base_writer import BaseImage, write_base
+from app.versions.resume import Resume
 from app.versions.writer import LogWriter
 from embeddings.spill_rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> TrainingState:
     """The state that the log ends with: that of its newest base and of every version after it."""
     spec = ModelSpec.of(config.schema, config.table.dim)
-    base = log.directory.open_base()
+    resume = Resume.of(log.directory, log.past)
+    base = None if resume is None else resume.base
     if base is not None:
         check_settings(config, base.manifest)
     try:
@@ -43,10 +45,10 @@ def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> Tr
     table = EmbeddingTable(table_config, seed=config.train.seed, spill=spill, base=rows)
     learner = Learner(model, table, config.train, config.schema)
     state = TrainingState(learner, Scores(config.schema.labels, config.train.window_samples), config.schema)
-    if base is None:
+    if resume is None:
         write_first_base(config, log, state, program)
     else:
-        restore(state, base, log)
+        restore(state, resume)
     return state
 
 
@@ -72,10 +74,10 @@ def write_first_base(config: "Config", log: LogWriter, state: TrainingState, pro
     log.begin(log.first)
 
 
-def restore(state: TrainingState, base: Base, log: LogWriter) -> None:
-    """Read the past back, all of it: the writer has sealed where it ends."""
+def restore(state: TrainingState, resume: Resume) -> None:
+    """Read the past back, up to where the writer has sealed its end; LogError where that cannot be reached."""
     try:
-        state.restore(base, log.directory.records(base.tip))
+        state.restore(resume.base, resume.records())
     except ValueError as error:
         raise UserError(f"[model] {error}: restore the setting, or start a new log with [log] path") from error
 
