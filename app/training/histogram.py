@@ -53,7 +53,7 @@ def exact_auc(logits_N: Float64Array, positive_N: Float64Array, negative_N: Floa
     """The same of few samples, exactly; equal logits count half."""
     if len(logits_N) == 0:
         return None
-    order_N = np.argsort(logits_N, kind="stable")
+    order_N = np.argsort(logits_N)
     sorted_N = logits_N[order_N]
     starts_B = np.flatnonzero(np.concatenate([[True], sorted_N[1:] != sorted_N[:-1]]))
     positive_B = np.add.reduceat(positive_N[order_N], starts_B)

@@ -43,6 +43,7 @@ class TrainingState:
         self.loss: float | None = None
         self.complete_until_ms = 0
         self.changed = False  # since the last cut
+        self.told_scores = scores.document()  # by the newest version
         self._cut_step = 0
         self._record_ms: list[npt.NDArray[np.int64]] = []
         self._texts: list[Texts] = []
@@ -81,6 +82,7 @@ class TrainingState:
 
     def meta(self, created_ms: int) -> VersionMeta:
         """What a version says beside its tensors."""
+        self.told_scores = self.scores.document()
         return VersionMeta(
             created_ms=created_ms,
             complete_until_ms=self.complete_until_ms,
@@ -92,7 +94,7 @@ class TrainingState:
             },
             event_clock_ms=self.clock.now_ms,
             fingerprint=self.schema.fingerprint(),
-            scores=self.scores.document(),
+            scores=self.told_scores,
             dead_letters=dict(self.dead_letters),
             record_ms=pick_times(self._record_ms),
             trainer={
@@ -137,6 +139,7 @@ class TrainingState:
         }
         watermarks = {parse_partition(name): ms for name, ms in meta.trainer.get("watermarks", {}).items()}
         self.clock = EventClock(meta.event_clock_ms, watermarks)
+        self.told_scores = self.scores.document()
         self.dead_letters = dict(meta.dead_letters)
         self.complete_until_ms = meta.complete_until_ms
         self.loss = meta.trainer.get("loss")

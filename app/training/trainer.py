@@ -195,7 +195,7 @@ class Trainer:
             "samples_trained": state.samples_trained,
             "samples_per_second": round(self.rate.per_second(), 1),
             "positions": position_lines(state.positions, self._committed, self.source.end_offsets()),
-            "scores": state.scores.document(),
+            "scores": state.told_scores,
             "loss": state.loss,
             "dead_letters": dict(state.dead_letters),
             "topic_resets": self.source.resets,

@@ -108,6 +108,7 @@ def read_batch(real: RealLog) -> Batch:
 
 
 def cut(batch: Batch, start: int, stop: int) -> Batch:
+    stop = min(stop, len(batch))
     return Batch(
         features=slice_features(batch.features, start, stop),
         labels_NL=batch.labels_NL[start:stop],
