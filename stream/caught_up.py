@@ -22,6 +22,8 @@ class CaughtUp:
 
     def mark(self, wall_ms: int, ends: Mapping[Partition, Position]) -> None:
         """The partitions ended there when they were asked at that time."""
+        if self._marks and identity(self._marks[-1][1]) != identity(ends):
+            self._marks.clear()  # the ends of a topic that is no more can never be passed
         if self._marks and self._marks[-1][1] == ends:
             self._marks[-1] = (max(wall_ms, self._marks[-1][0]), dict(ends))
             return
@@ -39,6 +41,11 @@ class CaughtUp:
             # kept, for the time of an unchanged end moves on
             self._marks.appendleft(passed)
         return self._passed_ms
+
+
+def identity(ends: Mapping[Partition, Position]) -> dict[Partition, str]:
+    """Which topic the ends are of."""
+    return {partition: end.topic_id for partition, end in ends.items()}
 
 
 def covers(positions: Mapping[Partition, Position], ends: Mapping[Partition, Position]) -> bool:

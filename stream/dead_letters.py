@@ -10,6 +10,8 @@ from stream.kafka import KafkaConfig
 from stream.kafka_admin import Admin
 from stream.kafka_producer import Producer
 
+LETTER_BYTES = 500  # headers, and what Python needs for one
+
 
 class DeadLetters:
     """At least once: a letter may be there twice after a crash; topic, partition and offset in its headers tell.
@@ -37,6 +39,11 @@ class DeadLetters:
                     self._send(self._producer, letter)
             except StreamError:
                 self._drop_producer()
+
+    @property
+    def unconfirmed_bytes(self) -> int:
+        """What the letters hold that no broker has acknowledged yet."""
+        return sum(len(letter.value or b"") + len(letter.key or b"") + LETTER_BYTES for letter in self._unconfirmed)
 
     def flush(self, seconds: float = 30.0) -> None:
         """Return once the broker has acknowledged every letter; the last StreamError when the time is over."""

@@ -159,10 +159,13 @@ class Session:
     def _settle(self, admin: Admin, topic: Topic) -> None:
         """Positions for every partition: where they were, at the beginning where there are none, anew if they must."""
         beginnings = admin.beginning_offsets(topic)
-        known = [self.positions[partition] for partition in topic.partitions if partition in self.positions]
-        if topic.id and any(position.topic_id not in ("", topic.id) for position in known):
-            self._reset(admin, topic, f"the topic {topic.name!r} has been made anew", topic.partitions)
-            return
+        stale = [
+            partition
+            for partition in topic.partitions
+            if topic.id and partition in self.positions and self.positions[partition].topic_id not in ("", topic.id)
+        ]
+        if stale:
+            self._reset(admin, topic, f"the topic {topic.name!r} has been made anew", stale)
         for partition in topic.partitions:
             begin = beginnings[partition]
             offset = self.positions[partition].offset if partition in self.positions else begin

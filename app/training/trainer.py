@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 ABSENT_SECONDS = 60.0  # how long --until-end waits for a broker and a topic
 POLL_SECONDS = 0.05
-FLUSH_SECONDS = 5.0  # for dead letters, before a version is put off
+FLUSH_SECONDS = 2.0  # for dead letters, before a version is put off
+FIRST_PUT_OFF_SECONDS, LONGEST_PUT_OFF_SECONDS = 1.0, 30.0
+UNCONFIRMED_BYTES = 64 << 20  # of dead letters; with more of them the stream waits
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class Trainer:
         self._committed: dict[Partition, int] = {p: position.offset for p, position in self.state.positions.items()}
         self._awaited: deque[tuple[int, dict[Partition, int]]] = deque()  # versions that are not known to be durable
         self._last_commit = self._last_said = float("-inf")
+        self._put_off_seconds = FIRST_PUT_OFF_SECONDS
 
     def stop(self) -> None:
         """Commit what is learned and end."""
@@ -76,7 +79,7 @@ class Trainer:
                 self.open()
                 while not self.finished:
                     self.gather()
-                    if batch := self.next_batch():
+                    if (batch := self.next_batch()) is not None:  # one without samples moves positions too
                         self.learn(batch)
                     if self.due:
                         self.commit()
@@ -108,7 +111,7 @@ class Trainer:
 
     def gather(self) -> None:
         """Take what the stream has, unless a whole batch waits already or the log has no room for more."""
-        if self.log.is_full:
+        if self.log.is_full or self.dead_letters.unconfirmed_bytes > UNCONFIRMED_BYTES:
             self.signals.wait(POLL_SECONDS)
         elif self.batcher.num_rows < self.config.train.batch_size:
             for columns in self.source.poll(self.patience()):
@@ -156,12 +159,15 @@ class Trainer:
         try:
             self.dead_letters.flush(FLUSH_SECONDS)
         except StreamError as error:
-            if final:
-                raise
             # a version must not pass letters that the broker does not have: learning goes on, publishing waits
             self.reason = f"dead letters cannot be delivered: {error}"
-            logger.warning("version put off", extra={"reason": str(error)})
+            logger.warning("version put off", extra={"reason": str(error), "seconds": self._put_off_seconds})
+            self._last_commit = time.monotonic() + self._put_off_seconds
+            self._put_off_seconds = min(2 * self._put_off_seconds, LONGEST_PUT_OFF_SECONDS)
+            if final and self.until_end:
+                raise
             return False
+        self._put_off_seconds = FIRST_PUT_OFF_SECONDS
         self.reason = ""
         meta, arrays = self.state.cut(created_ms=wall_ms(), complete_until_ms=self.complete_until_ms())
         version = self.log.append(meta, arrays)

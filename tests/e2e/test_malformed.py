@@ -29,3 +29,16 @@ def test_of_100_000_messages_1_000_malformed_ones_reach_the_dead_letter_topic(wo
         assert headers["partition"] == b"0"
         assert headers["reason"].decode() == expected[offset]
         assert record.value == values[offset]
+
+
+def test_a_topic_of_malformed_messages_alone_is_passed_to_its_end(workspace) -> None:
+    good = make_clicks(10)
+    workspace.start_broker()
+    workspace.produce([spoil(value, kind)[0] for kind, value in enumerate(good)])
+
+    status = workspace.train_until_end()
+
+    assert status["samples_trained"] == 0
+    assert sum(status["dead_letters"].values()) == 10
+    assert status["positions"]["clicks/0"]["learned"] == 10
+    assert len(workspace.consume("clicks.dead")) == 10
