@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--rows", choices=("all", "none"), default="all")
     for name in ("diff", "rollback"):
         actions.add_parser(name, help="not in this release").add_argument("versions", nargs="*")
+    for action in actions.choices.values():
+        # absent here, it leaves alone what stood before the action
+        action.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="as every command has it")
 
 
 def run(arguments: argparse.Namespace) -> int:
