@@ -32,7 +32,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         if not self.labels:
-            raise ValueError("[schema] needs label = \"...\" or labels = [...]")
+            raise ValueError('[schema] needs label = "..." or labels = [...]')
         if not (self.features or self.dense):
             raise ValueError("[schema] needs at least one feature in categorical, multi_value, sequence or dense")
         roles = [*self.labels, *self.features, *self.dense]
