@@ -19,7 +19,7 @@ from springtide_client.records import Tip
 from springtide_client.schema import Schema
 
 from app.versions.atomic_file import sync_folder, write_atomically
-from app.versions.errors import OvertakenError
+from app.versions.errors import OtherSchemaError, OvertakenError
 from app.versions.segments import walk_segment
 from app.versions.trainer_lock import WAIT_SECONDS, TrainerLock
 
@@ -82,11 +82,11 @@ def start_epoch(
 
 
 def check_schema(directory: LogDirectory, schema: Schema) -> None:
-    """LogError where the log was written with another schema: its rows would be taken for other features'."""
+    """OtherSchemaError where the log was written with another schema: its rows would be taken for other features'."""
     listing = directory.look()
     manifest = directory.manifest(listing)
     if manifest is not None and listing.bases and manifest.fingerprint != schema.fingerprint():
-        raise LogError(
+        raise OtherSchemaError(
             f"the log {directory.path} was written with another [schema]: name another [log] path, or go back to it"
         )
 
