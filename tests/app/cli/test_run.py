@@ -55,7 +55,7 @@ def test_a_killed_trainer_is_restarted_and_all_end_within_5_seconds_of_ctrl_c(tm
         assert replay.returncode == 0, (tmp_path / "replay.txt").read_text()
         assert "400 messages into clicks" in (tmp_path / "replay.txt").read_text()
         wait_until(lambda: status(log, 1).get("samples_trained") == 400, "learning")
-        wait_until(lambda: status(log, 1)["durable_version"] == status(log, 1)["version"], "durability")
+        wait_until(lambda: status(log, 1)["positions"]["clicks/0"]["committed"] == 400, "durability")
 
         os.kill(status(log, 1)["pid"], signal.SIGKILL)
         wait_until(lambda: status(log, 2).get("trainer") == "running", "a second trainer")
