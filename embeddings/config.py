@@ -22,7 +22,7 @@ class TableConfig:
     eviction: str = "lru"
     admission: Mapping[str, Any] = field(default_factory=lambda: {"min_count": 1})
     optimizer: Mapping[str, Any] = field(default_factory=lambda: {"name": "rowwise-adagrad", "lr": 0.05})
-    init_scale: float = 0.01
+    init_scale: float = 0.05  # of a row's first value; pairs of smaller ones take long to grow apart
     num_threads: int = 1
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from app.models.interface import ModelSpec
 class DeepFM(CalibratedModel):
     """`hidden` are the perceptron's layers; its inputs are all rows and the transformed numbers."""
 
-    def __init__(self, spec: ModelSpec, *, hidden: Sequence[int] = (64, 32)) -> None:
+    def __init__(self, spec: ModelSpec, *, hidden: Sequence[int] = (128,)) -> None:
         super().__init__(spec)
         num_numbers = self.numbers.num_outputs
         self.linear = ZeroLinear(num_numbers, spec.num_labels)

@@ -24,8 +24,8 @@ class DLRM(CalibratedModel):
         self,
         spec: ModelSpec,
         *,
-        bottom: Sequence[int] = (64, 32),
-        top: Sequence[int] = (64, 32),
+        bottom: Sequence[int] = (64,),
+        top: Sequence[int] = (128,),
         wide: bool = True,
         rows_on_top: bool = True,
     ) -> None:
