@@ -140,8 +140,7 @@ def export(directory: "LogDirectory", name: str, out: Path | None, log_name: str
     from springtide_client.records import version_name
 
     from app.errors import UserError
-    from app.serving.scan import count_rows
-    from app.serving.snapshot import describe, view_at, write_snapshot
+    from app.serving.snapshot import Snapshot, view_at
 
     number = number_of(name)
     if number is None:
@@ -155,9 +154,8 @@ def export(directory: "LogDirectory", name: str, out: Path | None, log_name: str
         )
     path = out or Path(f"{log_name}-{version_name(number)}.safetensors")
     draft = path.with_name(f".{path.name}.tmp")
-    shapes, metadata = describe(view, num_rows=count_rows(view) if with_rows else 0)
     try:
-        write_snapshot(view, draft, shapes, metadata, with_rows=with_rows, stopping=threading.Event())
+        Snapshot.of(view, with_rows=with_rows).write(draft, stopping=threading.Event())
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

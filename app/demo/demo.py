@@ -18,7 +18,7 @@ from app.config import Outline, load_outline
 from app.demo.output_files import OutputFiles
 from app.demo.status_line import StatusLine, describe
 from app.errors import UserError
-from app.simulator.process import read_best_auc
+from app.simulator.told import read_best_auc
 from app.supervisor import ChildSpec, Supervisor
 
 READY_SECONDS = 120.0

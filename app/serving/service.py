@@ -21,6 +21,7 @@ from app.serving.snapshot import Snapshots
 from app.serving.status import History, TrainerStatus
 from app.serving.tokens import Tokens
 from app.serving.work import Work
+from app.simulator.told import read_best_auc
 
 SAMPLE_SECONDS = 1.0
 
@@ -102,6 +103,8 @@ class Service:
             "pid": os.getpid(),
             "uptime_seconds": round(time.monotonic() - self._started, 1),
         }
+        if (best_auc := read_best_auc(self.log_path)) is not None:
+            status["simulator"] = {"best_auc": best_auc}
         return status
 
     def scrape(self) -> str:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from springtide_client.errors import SpringtideError
+from springtide_client.layers import empty_layer, sorted_layer
 from springtide_client.log_directory import LogDirectory
 from springtide_client.tensors import TensorShape, TensorWriter, layout_of
 from springtide_client.view import View
@@ -21,7 +22,9 @@ from app.serving.follow import ServedView
 from app.serving.model_view import ModelView
 from app.serving.problems import ApiError, gone, not_ready
 from app.serving.scan import count_rows, living_rows
+from app.versions.texts import merge_texts, record_texts
 
+KNOWN = 0
 COLUMNS = ("feature", "id", "value", "count", "last_seen")
 
 
@@ -67,10 +70,9 @@ class Snapshots:
         return Made(path, _etag(path))
 
     def _write(self, view: View, draft: Path, *, with_rows: bool) -> None:
-        shapes, metadata = describe(view, num_rows=count_rows(view) if with_rows else 0)
-        num_bytes = layout_of(shapes, metadata).num_bytes
-        self._make_room(num_bytes)
-        write_snapshot(view, draft, shapes, metadata, with_rows=with_rows, stopping=self._stopping)
+        snapshot = Snapshot.of(view, with_rows=with_rows)
+        self._make_room(layout_of(snapshot.shapes, snapshot.metadata).num_bytes)
+        snapshot.write(draft, stopping=self._stopping)
 
     def _make_room(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
@@ -100,31 +102,58 @@ def view_at(directory: LogDirectory, version: int) -> View | None:
     return None
 
 
-def describe(view: View, *, num_rows: int) -> tuple[dict[str, TensorShape], dict[str, str]]:
-    """The tensors of a snapshot and its metadata."""
-    shapes = {
-        "rows.feature": TensorShape(np.dtype(np.uint16), (num_rows,)),
-        "rows.id": TensorShape(np.dtype(np.int64), (num_rows,)),
-        "rows.value": TensorShape(np.dtype(np.float32), (num_rows, view.dim)),
-        "rows.count": TensorShape(np.dtype(np.int64), (num_rows,)),
-        "rows.last_seen": TensorShape(np.dtype(np.int64), (num_rows,)),
-    }
-    for name, array in small_tensors(view).items():
-        shapes[name] = TensorShape(array.dtype, array.shape)
-    base = view.base.manifest
-    manifest: dict[str, Any] = {
-        "version": view.version,
-        "checksum": f"{view.tip.checksum:016x}",
-        "schema": base.schema,
-        "table": base.table,
-        "model": base.model,
-        "meta": view.meta,
-    }
-    return shapes, {"manifest": msgspec.json.encode(manifest).decode(), "format": "springtide-snapshot-1"}
+class Snapshot(NamedTuple):
+    """What a snapshot's file will hold."""
+
+    view: View
+    small: dict[str, npt.NDArray[Any]]  # everything but the rows: it fits into memory
+    shapes: dict[str, TensorShape]
+    metadata: dict[str, str]
+    with_rows: bool
+
+    @staticmethod
+    def of(view: View, *, with_rows: bool) -> "Snapshot":
+        """Of a view over a log's folder, from which the texts behind its ids are read."""
+        num_rows = count_rows(view) if with_rows else 0
+        small = dense_tensors(view) | {f"texts.{name}": array for name, array in living_texts(view).items()}
+        shapes = {
+            "rows.feature": TensorShape(np.dtype(np.uint16), (num_rows,)),
+            "rows.id": TensorShape(np.dtype(np.int64), (num_rows,)),
+            "rows.value": TensorShape(np.dtype(np.float32), (num_rows, view.dim)),
+            "rows.count": TensorShape(np.dtype(np.int64), (num_rows,)),
+            "rows.last_seen": TensorShape(np.dtype(np.int64), (num_rows,)),
+        } | {name: TensorShape(array.dtype, array.shape) for name, array in small.items()}
+        base = view.base.manifest
+        manifest: dict[str, Any] = {
+            "version": view.version,
+            "checksum": f"{view.tip.checksum:016x}",
+            "schema": base.schema,
+            "table": base.table,
+            "model": base.model,
+            "meta": view.meta,
+        }
+        metadata = {"manifest": msgspec.json.encode(manifest).decode(), "format": "springtide-snapshot-1"}
+        return Snapshot(view, small, shapes, metadata, with_rows)
+
+    def write(self, path: Path, *, stopping: threading.Event) -> None:
+        """Write the file, a bounded number of rows in memory at a time."""
+        writer = TensorWriter(path, self.shapes, self.metadata)
+        try:
+            for name, array in self.small.items():
+                writer.write(name, 0, array)
+            at = 0
+            for rows in living_rows(self.view) if self.with_rows else ():
+                if stopping.is_set():
+                    raise not_ready("the server ends")
+                for column in COLUMNS:
+                    writer.write(f"rows.{column}", at, getattr(rows, column))
+                at += len(rows)
+        finally:
+            writer.close()
 
 
-def small_tensors(view: View) -> dict[str, npt.NDArray[Any]]:
-    """Everything but the rows: it fits into memory."""
+def dense_tensors(view: View) -> dict[str, npt.NDArray[Any]]:
+    """The dense net's parameters, and its program."""
     # the program's leading arguments, in its order: constants among them stay inside the program
     named = zip(view.model._leading, view.parameters.tensors, strict=True)
     tensors = {name: tensor.numpy() for name, tensor in named if name in view.model.parameter_names}
@@ -132,29 +161,26 @@ def small_tensors(view: View) -> dict[str, npt.NDArray[Any]]:
     return {**{f"dense.{name}": tensor for name, tensor in tensors.items()}, "model.pt2": program}
 
 
-def write_snapshot(
-    view: View,
-    path: Path,
-    shapes: dict[str, TensorShape],
-    metadata: dict[str, str],
-    *,
-    with_rows: bool,
-    stopping: threading.Event,
-) -> None:
-    """Write the file, a bounded number of rows in memory at a time."""
-    writer = TensorWriter(path, shapes, metadata)
-    try:
-        for name, array in small_tensors(view).items():
-            writer.write(name, 0, array)
-        at = 0
-        for rows in living_rows(view) if with_rows else ():
-            if stopping.is_set():
-                raise not_ready("the server ends")
-            for column in COLUMNS:
-                writer.write(f"rows.{column}", at, getattr(rows, column))
-            at += len(rows)
-    finally:
-        writer.close()
+def living_texts(view: View) -> dict[str, npt.NDArray[Any]]:
+    """The texts behind ids that have a row, by (feature, id): equal at equal versions, whatever base leads there."""
+    base = view.base
+    parts = [base.texts] if base.texts is not None else []
+    if view.version != base.tip.number:
+        for record in LogDirectory(base.path.parent).records(base.tip):
+            if record.number > view.version:
+                break
+            if (texts := record_texts(record.tensors())) is not None:
+                parts.append(texts)
+    known = merge_texts(parts, empty_layer(view.dim))
+    if known is None:
+        return {}
+    _, status = view.lookup(known["feature"], known["id"])
+    if bool(np.all(status == KNOWN)):
+        return known
+    dead = np.flatnonzero(status != KNOWN)
+    nothing = np.zeros((len(dead), view.dim), np.float32)
+    times = np.zeros(len(dead), np.int64)
+    return merge_texts([known], sorted_layer(known["feature"][dead], known["id"][dead], nothing, times, times)) or {}
 
 
 def _etag(path: Path) -> str:

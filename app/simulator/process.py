@@ -67,12 +67,3 @@ def publish(log_path: Path, best_auc: float | None) -> None:
     temporary = log_path / f".simulator.json.{os.getpid()}"
     temporary.write_text(json.dumps({"best_auc": best_auc, "updated_ms": time.time_ns() // 1_000_000}))
     temporary.replace(log_path / "simulator.json")
-
-
-def read_best_auc(log_path: Path) -> float | None:
-    """What the simulator of a log last told; None where there is none."""
-    try:
-        told = json.loads((log_path / "simulator.json").read_text())["best_auc"]
-        return None if told is None else float(told)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -7,8 +7,11 @@ import msgspec
 import numpy as np
 from springtide_client.follower import Follower
 from springtide_client.http_log import HttpLog
+from springtide_client.keys import hash_text
 from springtide_client.records import decode_record
 from springtide_client.tensors import decode_tensors
+
+from app.serving.texts import decode_texts
 
 USER, ITEM = 0, 1
 
@@ -170,6 +173,29 @@ def test_a_snapshot_is_the_model_at_one_version(world):
     assert without["dense.linear.bias"].tolist() == [0, 0]
     assert client.get(f"/v1/snapshot?version={new + 1}").status_code == 410
     assert client.get("/v1/snapshot?rows=some").status_code == 422
+
+
+def test_a_snapshot_names_the_texts_of_its_living_rows(world):
+    world.log.start()
+    shoe, hat = (hash_text(text.encode()) for text in ("shoe", "hat"))
+    world.log.publish({(ITEM, shoe): [1, 1, 1, 1]}, texts=[(ITEM, "shoe")])
+    both = world.log.publish({(ITEM, hat): [2, 2, 2, 2]}, texts=[(ITEM, "hat"), (ITEM, "never learned")])
+    one = world.log.publish(forget=[(ITEM, shoe)])
+    client = world.serve()
+    world.served(client, one)
+
+    def told(version: int) -> dict[int, str]:
+        tensors, _ = decode_tensors(client.get(f"/v1/snapshot?version={version}").content)
+        return dict(
+            zip(
+                tensors["texts.id"].tolist(),
+                decode_texts(tensors["texts.offsets"], tensors["texts.bytes"]),
+                strict=True,
+            )
+        )
+
+    assert told(both) == {shoe: "shoe", hat: "hat"}
+    assert told(one) == {hat: "hat"}
 
 
 def test_snapshots_on_disk_are_capped(world, tmp_path):
