@@ -35,3 +35,13 @@ def test_the_root_holds_only_the_fixed_folders() -> None:
     ).stdout.split("\n")
     folders = {name.split("/")[0] for name in tracked if "/" in name}
     assert folders - {".ci", ".github"} == {"app", "stream", "embeddings", "kernels", "tests", "deploy"}
+
+
+def test_the_readme_names_every_file() -> None:
+    tracked = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+    readme = (ROOT / "README.md").read_text()
+    tree = readme[readme.index("## The files") :]
+    code = [Path(name) for name in tracked if name.endswith(".py") and not name.startswith("tests/")]
+    assert not [str(path) for path in code if path.name not in ("__init__.py",) and path.name not in tree]
