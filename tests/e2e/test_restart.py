@@ -39,12 +39,13 @@ def test_stopped_and_started_again_the_counts_and_scores_go_on(workspace) -> Non
 def test_killed_in_the_middle_every_sample_still_counts_once(workspace) -> None:
     values = make_clicks(40_000, seed=1)
     workspace.start_broker()
-    workspace.produce(values)
-    for _ in range(3):
-        trainer = workspace.start("train")
+    for start in range(0, 30_000, 10_000):
+        workspace.produce(values[start : start + 10_000])
         before = newest_samples(workspace)
-        wait_until(lambda before=before: newest_samples(workspace) > before, what="a version", seconds=60)
+        trainer = workspace.start("train")
+        wait_until(lambda before=before: newest_samples(workspace) > before, what="learning", seconds=60)
         workspace.stop(trainer, by=signal.SIGKILL)
+    workspace.produce(values[30_000:])
 
     status = workspace.train_until_end()
 
