@@ -62,6 +62,7 @@ class Session:
         self.stop_wanted_at: float | None = None
         self.to_report: dict[Partition, int] | None = None
         self.merge = TimeMerge()
+        self._silent = True
         self._last_record: dict[Partition, float] = {}
         self._looked = self._progressed = self._reported = 0.0
 
@@ -101,7 +102,10 @@ class Session:
             self._look(admin, topic)
             self._reset(admin, topic, str(error), error.partitions or topic.partitions)
             raise TopicChangedError("the positions begin anew") from None
-        self._look(admin, topic, after_seconds=LOOK_SECONDS if raws else IDLE_LOOK_SECONDS)
+        # the first records after a silence may be those of a topic made anew meanwhile
+        after_seconds = (0.0 if self._silent else LOOK_SECONDS) if raws else IDLE_LOOK_SECONDS
+        self._silent = not raws
+        self._look(admin, topic, after_seconds=after_seconds)
         self._learn_ends(reader, admin, topic)
         for raw in raws:
             self._take(raw, topic)
