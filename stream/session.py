@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 # the topic's id is looked at after a fetch: what was fetched before a look is of the topic the look shows
 LOOK_SECONDS, IDLE_LOOK_SECONDS = 0.02, 0.5
+REFILL_RECORDS = 200_000  # more than a partition can take within LOOK_SECONDS: 10 million records a second
 HOLD_SECONDS = 2.0  # how long a silent partition holds the others back
 REPORT_SECONDS = 1.0
 
@@ -62,7 +63,6 @@ class Session:
         self.stop_wanted_at: float | None = None
         self.to_report: dict[Partition, int] | None = None
         self.merge = TimeMerge()
-        self._silent = True
         self._last_record: dict[Partition, float] = {}
         self._looked = self._progressed = self._reported = 0.0
 
@@ -102,10 +102,9 @@ class Session:
             self._look(admin, topic)
             self._reset(admin, topic, str(error), error.partitions or topic.partitions)
             raise TopicChangedError("the positions begin anew") from None
-        # the first records after a silence may be those of a topic made anew meanwhile
-        after_seconds = (0.0 if self._silent else LOOK_SECONDS) if raws else IDLE_LOOK_SECONDS
-        self._silent = not raws
-        self._look(admin, topic, after_seconds=after_seconds)
+        # a look may be spared only where no broker could have refilled a topic made anew so far since the last one
+        in_reach = any(self._offset(raw.partition) < REFILL_RECORDS for raw in raws)
+        self._look(admin, topic, after_seconds=0.0 if in_reach else LOOK_SECONDS if raws else IDLE_LOOK_SECONDS)
         self._learn_ends(reader, admin, topic)
         for raw in raws:
             self._take(raw, topic)
