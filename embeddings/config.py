@@ -1,4 +1,4 @@
-"""A table's settings: the keys of `[table]`."""
+"""A table's settings: the keys of `[table]`, and per feature those of `[features.<name>]`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,53 @@ from typing import Any
 from embeddings.optimizer import RowOptimizer
 from embeddings.sizes import num_bytes
 
-SIDE_FRACTION = 16  # the side buffer takes at most this part of device_bytes
+EVICTIONS = ("lru", "lfu", "custom")
+DTYPES = ("float32", "bfloat16")
+MAX_MIN_COUNT = 255  # what a counter of the admission sketch can hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturePolicy:
+    """What differs for one feature's rows; None: no limit, and the table's `min_count`."""
+
+    ttl_seconds: float | None = None
+    quota_bytes: int | str | None = None
+    min_count: int | None = None
+
+    def __post_init__(self) -> None:
+        check_ttl(self.ttl_seconds)
+        check_quota(self.quota_bytes)
+        if self.min_count is not None:
+            check_min_count(self.min_count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """Which ids get a row: those seen at least `min_count` times, by a counting sketch of `sketch_bytes`.
+
+    Its counts halve every `halve_samples` samples, so that an id must be asked for within a time, not ever.
+    """
+
+    min_count: int = 1
+    sketch_bytes: int | str = "16MiB"
+    halve_samples: int = 10_000_000
+
+    def __post_init__(self) -> None:
+        check_min_count(self.min_count)
+        if num_bytes(self.sketch_bytes) < 64:
+            raise ValueError(f"admission sketch_bytes must be at least 64, not {self.sketch_bytes}")
+        if self.halve_samples < 1:
+            raise ValueError(f"admission halve_samples must be at least 1, not {self.halve_samples}")
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> "Admission":
+        """From the table of a config; ValueError names an unknown key."""
+        unknown = set(options) - {"min_count", "sketch_bytes", "halve_samples"}
+        if unknown:
+            raise ValueError(
+                f"admission does not know {sorted(unknown)}: it takes min_count, sketch_bytes, halve_samples"
+            )
+        return Admission(**options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,24 +68,63 @@ class TableConfig:
     eviction: str = "lru"
     admission: Mapping[str, Any] = field(default_factory=lambda: {"min_count": 1})
     optimizer: Mapping[str, Any] = field(default_factory=lambda: {"name": "rowwise-adagrad", "lr": 0.05})
+    dtype: str = "float32"  # of the values; optimizer state is float32
     init_scale: float = 0.05  # of a row's first value; pairs of smaller ones take long to grow apart
     num_threads: int = 1
+    features: Mapping[int, FeaturePolicy] = field(default_factory=dict)  # by feature number
 
     def __post_init__(self) -> None:
         if not 1 <= self.dim <= 4096:
             raise ValueError(f"dim must be in 1..4096, not {self.dim}")
-        if num_bytes(self.host_bytes) != 0:
-            raise ValueError(
-                f"host_bytes is for GPUs: on the CPU raise device_bytes, and leave 0, not {self.host_bytes}"
-            )
-        num_bytes(self.device_bytes)
-        num_bytes(self.disk_bytes)
-        if self.eviction != "lru":
-            raise ValueError(f"eviction must be 'lru', not {self.eviction!r}")
-        if dict(self.admission) not in ({}, {"min_count": 1}):
-            raise ValueError(f"admission must be {{ min_count = 1 }}, not {dict(self.admission)}")
+        for size in (self.device_bytes, self.host_bytes, self.disk_bytes):
+            num_bytes(size)
+        if self.eviction not in EVICTIONS:
+            raise ValueError(f"eviction must be one of {', '.join(EVICTIONS)}, not {self.eviction!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if not 0 <= self.init_scale < float("inf"):
             raise ValueError(f"init_scale must be finite and not negative, not {self.init_scale}")
         if not 1 <= self.num_threads <= 256:
             raise ValueError(f"num_threads must be in 1..256, not {self.num_threads}")
+        Admission.of(self.admission)
         RowOptimizer.of(self.optimizer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableLimits:
+    """What may change while a table is in use; None and absent features: as it is. A feature's None lifts its limit."""
+
+    device_bytes: int | str | None = None
+    disk_bytes: int | str | None = None
+    lr: float | None = None
+    ttl_seconds: Mapping[int, float | None] = field(default_factory=dict)
+    quota_bytes: Mapping[int, int | str | None] = field(default_factory=dict)
+    min_count: Mapping[int, int | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for size in (self.device_bytes, self.disk_bytes):
+            if size is not None:
+                num_bytes(size)
+        if self.lr is not None and not 0 <= self.lr < float("inf"):
+            raise ValueError(f"lr must be finite and not negative, not {self.lr}")
+        for seconds in self.ttl_seconds.values():
+            check_ttl(seconds)
+        for quota in self.quota_bytes.values():
+            check_quota(quota)
+        for count in self.min_count.values():
+            check_min_count(1 if count is None else count)
+
+
+def check_ttl(seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds < 1e12:
+        raise ValueError(f"ttl_seconds must be above 0, not {seconds}")
+
+
+def check_quota(quota: int | str | None) -> None:
+    if quota is not None and num_bytes(quota) < 1:
+        raise ValueError(f"quota_bytes must be above 0, not {quota}")
+
+
+def check_min_count(count: int) -> None:
+    if not 1 <= count <= MAX_MIN_COUNT:
+        raise ValueError(f"min_count must be in 1..{MAX_MIN_COUNT}, not {count}")
