@@ -95,7 +95,7 @@ class Memory:
     def occupied(self) -> Int64Array:
         """The slots that hold a row."""
         num_rows = self.store.num_slots + self.store.num_overflow
-        slots_N: Int64Array = self.verbs.scan(self.store, 0, num_rows, -1, np.iinfo(np.int64).max)
+        slots_N: Int64Array = self.verbs.occupied(self.store, 0, num_rows)
         return slots_N
 
     def check(self, known_touched: set[int] | None) -> None:

@@ -38,7 +38,12 @@ def place(verbs: Verbs, store: Store) -> None:
     columns: Columns = verbs.read(store, placed.slots_U)
     verbs.scatter(store, placed.slots_U, columns)
     verbs.set_flags(store, placed.slots_U, CHANGED)
-    verbs.scan(store, 0, store.num_slots + store.num_overflow, -1, 1)
+    verbs.set_priorities(store, placed.slots_U, unique.occurrences_U)
+    num_rows, horizons_F = store.num_slots + store.num_overflow, np.ones(1, np.int64)
+    verbs.dead(store, placed.slots_U, features_N, horizons_F)
+    verbs.expired(store, 0, num_rows, horizons_F)
+    verbs.occupied(store, 0, num_rows)
+    verbs.lowest(store, -1, 4, 2)
     verbs.erase(store, verbs.overflow(store, 2))
 
 

@@ -8,6 +8,8 @@ number. Slots from `num_slots` on are the overflow area: rows of keys that found
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 Array = Any  # numpy.ndarray on the CPU, cupy.ndarray on CUDA
 
 TOUCHED = 1  # flag: moved since the last cut
@@ -16,6 +18,11 @@ STORED = 4  # flag: the spill has a copy of this row, perhaps an older one
 
 WIDTH = 16  # slots of a bucket
 NO_SLOT = -1
+
+# the score word of a slot, int64: (priority << TICK_BITS) | tick. The tick is that of the last look-up that asked for
+# the key; the priority is 0 for LRU, a count for LFU, the user's score otherwise
+TICK_BITS = 40
+PRIORITY_BITS = 24  # signed
 
 
 class Unique(NamedTuple):
@@ -61,6 +68,16 @@ class Store:
     num_bytes: int
 
 
+def priority_of(scores_N: Any) -> Any:
+    """The priorities, int64, of a user's float32 scores, in their order; not a number is the lowest.
+
+    Sign, exponent and the 15 highest bits of the mantissa.
+    """
+    bits_N = (np.asarray(scores_N, np.float32) + np.float32(0)).view(np.int32)  # -0 becomes 0
+    ordered_N = np.where(bits_N < 0, bits_N ^ np.int32(0x7FFF_FFFF), bits_N).astype(np.int64) >> 8
+    return np.where(np.isnan(scores_N), np.int64(-(1 << (PRIORITY_BITS - 1))), ordered_N)
+
+
 class Verbs(Protocol):
     """A device. Keys of a call are unique unless their axis is K; every verb is deterministic."""
 
@@ -97,14 +114,19 @@ class Verbs(Protocol):
         ...
 
     def find_or_insert(
-        self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array, score: int, protect_from: int
+        self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array, tick: int, protect_from: int
     ) -> Placed:
-        """A slot for every key; those found and those inserted take the score.
+        """A slot for every key. Those found take the tick and keep their priority; those inserted get priority 0.
 
-        A full bucket gives up its lowest score below `protect_from` (the lower mixed key where scores tie); where all
-        its slots are protected, the key goes to the overflow area. All keys present are found, and so protected,
-        before the first is inserted, if score >= protect_from.
+        A full bucket gives up the lowest score word among its slots with a tick below `protect_from` (the lower mixed
+        key where words tie); where all its slots are protected, the key goes to the overflow area. All keys present
+        are found, and so protected, before the first is inserted, if tick >= protect_from. ValueError unless the tick
+        has TICK_BITS.
         """
+        ...
+
+    def set_priorities(self, store: Store, slots_N: Array, priorities_N: Array) -> None:
+        """Gives rows priorities, int64, clamped to PRIORITY_BITS; their ticks stay. NO_SLOT is passed over."""
         ...
 
     def erase(self, store: Store, slots_N: Array) -> None:
@@ -165,10 +187,28 @@ class Verbs(Protocol):
         """Sets the flags of rows."""
         ...
 
-    def scan(self, store: Store, start: int, stop: int, feature: int, last_seen_before: int) -> Array:
-        """The occupied slots in start..stop of this feature (-1: any) that were last seen before this time."""
+    def dead(self, store: Store, slots_N: Array, features_N: Array, horizons_F: Array) -> Array:
+        """The positions in N of the rows last seen before the horizon of their feature.
+
+        NO_SLOT never, and never a feature from len(horizons_F) on.
+        """
+        ...
+
+    def occupied(self, store: Store, start: int, stop: int) -> Array:
+        """The slots in start..stop that hold a key, overflow ones too, ascending."""
+        ...
+
+    def expired(self, store: Store, start: int, stop: int, horizons_F: Array) -> Array:
+        """The occupied slots in start..stop whose rows are dead, ascending."""
+        ...
+
+    def lowest(self, store: Store, feature: int, num: int, protect_from: int) -> Array:
+        """The `num` slots of this feature (-1: of any) with the lowest score words, fewer if there are not so many.
+
+        Only ticks below protect_from; ascending by score word and mixed key; overflow rows are not among them.
+        """
         ...
 
     def overflow(self, store: Store, protect_from: int) -> Array:
-        """The occupied overflow slots with a score below protect_from."""
+        """The occupied overflow slots with a tick below protect_from."""
         ...

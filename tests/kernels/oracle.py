@@ -27,41 +27,55 @@ def unique(keys: list[Key], times: list[int]) -> tuple[list[Key], list[int], lis
 
 
 class Index:
-    """Buckets as lists of {key: score}; which keys stand where, and which must go."""
+    """Buckets as lists of {key: [priority, tick]}; which keys stand where, and which must go."""
 
     def __init__(self, num_slots: int, width: int, num_overflow: int) -> None:
         self.width, self.num_overflow = width, num_overflow
-        self.buckets: list[dict[Key, int]] = [{} for _ in range(num_slots // width)]
-        self.overflow: dict[Key, int] = {}
+        self.buckets: list[dict[Key, list[int]]] = [{} for _ in range(num_slots // width)]
+        self.overflow: dict[Key, list[int]] = {}
 
-    def bucket(self, key: Key) -> dict[Key, int]:
+    def bucket(self, key: Key) -> dict[Key, list[int]]:
         return self.buckets[(mixed(key) >> 32) * len(self.buckets) >> 32]
 
-    def find(self, key: Key) -> bool:
-        return key in self.bucket(key) or key in self.overflow
+    def home(self, key: Key) -> dict[Key, list[int]] | None:
+        """What holds the key now."""
+        return next((home for home in (self.bucket(key), self.overflow) if key in home), None)
 
-    def find_or_insert(self, keys: list[Key], score: int, protect_from: int) -> tuple[list[Key], list[Key], list[Key]]:
+    def find_or_insert(self, keys: list[Key], tick: int, protect_from: int) -> tuple[list[Key], list[Key], list[Key]]:
         """New keys, victims, keys without any room."""
-        missing = [key for key in keys if not self.find(key)]
+        missing = [key for key in keys if self.home(key) is None]
         for key in keys:
-            if key not in missing:
-                (self.overflow if key in self.overflow else self.bucket(key))[key] = score
+            if home := self.home(key):
+                home[key][1] = tick
         new, victims, homeless = [], [], []
         for key in missing:
             bucket = self.bucket(key)
-            weak = sorted((old, mixed(k), k) for k, old in bucket.items() if old < protect_from)
+            weak = self.ordered(bucket, protect_from)
             if len(bucket) == self.width and weak:
-                victims.append(weak[0][2])
-                del bucket[weak[0][2]]
+                victims.append(weak[0])
+                del bucket[weak[0]]
             if len(bucket) < self.width:
-                bucket[key] = score
+                bucket[key] = [0, tick]
             elif len(self.overflow) < self.num_overflow:
-                self.overflow[key] = score
+                self.overflow[key] = [0, tick]
             else:
                 homeless.append(key)
                 continue
             new.append(key)
         return new, victims, homeless
+
+    def ordered(self, home: dict[Key, list[int]], protect_from: int) -> list[Key]:
+        """The keys with a tick below protect_from, those that go first first."""
+        weak = [(score, mixed(key), key) for key, score in home.items() if score[1] < protect_from]
+        return [key for _, _, key in sorted(weak)]
+
+    def lowest(self, feature: int, num: int, protect_from: int) -> list[Key]:
+        everywhere = {key: score for bucket in self.buckets for key, score in bucket.items()}
+        return [key for key in self.ordered(everywhere, protect_from) if feature in (-1, key[0])][:num]
+
+    def set_priority(self, key: Key, priority: int) -> None:
+        if home := self.home(key):
+            home[key][0] = min(max(priority, -(2**23)), 2**23 - 1)
 
     def erase(self, key: Key) -> None:
         self.bucket(key).pop(key, None)

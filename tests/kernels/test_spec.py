@@ -9,7 +9,7 @@ from kernels.spec import Verbs
 
 
 def verbs_of(kind: type) -> dict[str, object]:
-    return {name: member for name, member in vars(kind).items() if inspect.isfunction(member) and name[0] != "_"}
+    return {name: member for name, member in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"}
 
 
 @pytest.mark.parametrize("twin", [CpuVerbs])

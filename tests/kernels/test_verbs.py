@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernels import compile as compiling
 from kernels.backend import backend
 from kernels.spec import NO_SLOT, TOUCHED, WIDTH
-from tests.kernels.oracle import Index, Key, Row, mixed, unique
+from tests.kernels.oracle import Key, Row, unique
 
 VERBS = backend()
 # few features and ids, among them ids whose halves are alike
@@ -22,14 +22,9 @@ def arrays(keys: list[Key]) -> tuple[Any, Any]:
     return np.array([f for f, _ in keys], np.uint16), np.array([i for _, i in keys], np.int64)
 
 
-def placed(store: Any, keys: list[Key], score: int, protect_from: int) -> Any:
+def placed(store: Any, keys: list[Key], tick: int, protect_from: int) -> Any:
     features, ids = arrays(keys)
-    return VERBS.find_or_insert(store, features, ids, VERBS.mix_keys(features, ids), score, protect_from)
-
-
-def found(store: Any, keys: list[Key]) -> Any:
-    features, ids = arrays(keys)
-    return VERBS.find(store, features, ids, VERBS.mix_keys(features, ids))
+    return VERBS.find_or_insert(store, features, ids, VERBS.mix_keys(features, ids), tick, protect_from)
 
 
 @settings(deadline=None)
@@ -46,55 +41,6 @@ def test_unique_equals_the_oracle(batch: list[tuple[Key, int]]) -> None:
     order, offsets = VERBS.group(ours.inverse_K, ours.occurrences_U)
     for u in range(len(expected)):
         assert order[offsets[u] : offsets[u + 1]].tolist() == [k for k, v in enumerate(inverse) if v == u]
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.lists(SMALL_KEYS, unique=True, max_size=40), st.integers(0, 3), st.booleans()), max_size=15)
-)
-def test_the_index_equals_the_oracle(batches: list[tuple[list[Key], int, bool]]) -> None:
-    store, oracle = VERBS.allocate(32, 4, 4, 1), Index(32, WIDTH, 4)
-    for clock, (keys, num_held, erase) in enumerate(batches, 1):
-        ours = placed(store, keys, clock, max(1, clock - num_held))
-        new, victims, homeless = oracle.find_or_insert(keys, clock, max(1, clock - num_held))
-        assert [keys[u] for u in ours.new_N] == new
-        gone = list(zip(ours.victim_features_V.tolist(), ours.victim_ids_V.tolist(), strict=True))
-        assert gone == victims
-        assert [key for key, slot in zip(keys, ours.slots_U, strict=True) if slot == NO_SLOT] == homeless
-        if erase:
-            slots = found(store, keys[::2])
-            VERBS.erase(store, slots[slots != NO_SLOT])
-            for key in keys[::2]:
-                oracle.erase(key)
-        standing = VERBS.scan(store, 0, 36, -1, 1)
-        features, ids = VERBS.keys_of(store, standing)
-        here = list(zip(features.tolist(), ids.tolist(), strict=True))
-        assert set(here) == oracle.keys()
-        assert len(set(here)) == len(here)
-        np.testing.assert_array_equal(found(store, here), standing)
-
-
-def test_an_erased_key_is_not_found_beside_one_of_its_digest() -> None:
-    # digests 0 and 1 are the same; an erased slot has digest 0 and still its old key
-    alike = [(0, i) for i in range(3000) if mixed((0, i)) & 0xFF in (0, 1)][:8]
-    store = VERBS.allocate(WIDTH, 4, 4, 1)
-    slots = placed(store, alike, 1, 1).slots_U
-    for erased in range(1, len(alike)):
-        VERBS.erase(store, slots[erased : erased + 1])
-        assert (found(store, alike) == NO_SLOT).sum() == erased
-
-
-def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area() -> None:
-    store = VERBS.allocate(WIDTH, 8, 4, 1)
-    ours = placed(store, [(0, i) for i in range(WIDTH + 10)], 1, 1)
-    assert (ours.slots_U == NO_SLOT).sum() == 2
-    assert len(ours.new_N) == WIDTH + 8
-    store = VERBS.grow_overflow(store, 20)
-    again = placed(store, [(0, i) for i in range(WIDTH + 10)], 1, 1)
-    assert len(again.new_N) == 2
-    np.testing.assert_array_equal(again.slots_U[: WIDTH + 8], ours.slots_U[: WIDTH + 8])
-    assert len(VERBS.overflow(store, 1)) == 0
-    assert len(VERBS.overflow(store, 2)) == 10
 
 
 @settings(deadline=None)
@@ -156,15 +102,6 @@ def test_what_is_scattered_is_gathered(dim: int) -> None:
     np.testing.assert_array_equal(VERBS.gather(store, slots, inverse), columns.values_ND[inverse])
     assert np.isnan(VERBS.gather(store, np.array([NO_SLOT]), np.array([0]))).all()
     np.testing.assert_array_equal(VERBS.read(store, slots).counts_N, np.arange(30))
-
-
-def test_a_scan_finds_what_was_not_seen_since() -> None:
-    store = VERBS.allocate(64, 16, 4, 1)
-    slots = placed(store, [(i % 2, i) for i in range(20)], 1, 1).slots_U
-    columns = VERBS.read(store, slots)._replace(last_seen_N=np.arange(20))
-    VERBS.scatter(store, slots, columns)
-    old = VERBS.scan(store, 0, 80, 1, 10)
-    assert sorted(VERBS.keys_of(store, old)[1].tolist()) == [1, 3, 5, 7, 9]
 
 
 def test_wrong_shapes_are_refused_before_a_kernel_sees_them() -> None:
