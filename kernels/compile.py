@@ -16,6 +16,7 @@ def main() -> None:
     verbs = backend("cpu")
     for dim in DIMS:
         place(verbs, verbs.allocate(32, 16, dim, 1))
+    remember(verbs)
     verbs.hash_texts(np.frombuffer(b"springtide", np.uint8), np.array([0, 10]))
     verbs.hash_texts(np.zeros(1, np.uint8), np.array([0, 1]))
 
@@ -45,6 +46,16 @@ def place(verbs: Verbs, store: Store) -> None:
     verbs.occupied(store, 0, num_rows)
     verbs.lowest(store, -1, 4, 2)
     verbs.erase(store, verbs.overflow(store, 2))
+
+
+def remember(verbs: Verbs) -> None:
+    """Every verb of the sketch and the ghosts."""
+    sketch, ghosts = verbs.new_sketch(64), verbs.new_ghosts(1)
+    mixed_U = np.zeros(1, np.uint64)
+    verbs.sketch_add(sketch, mixed_U, np.ones(1, np.int64), 1)
+    verbs.sketch_estimate(sketch, mixed_U, 1)
+    verbs.ghosts_add(ghosts, mixed_U, 1)
+    verbs.ghosts_count(ghosts, mixed_U, 1)
 
 
 if __name__ == "__main__":

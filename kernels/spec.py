@@ -24,6 +24,8 @@ NO_SLOT = -1
 TICK_BITS = 40
 PRIORITY_BITS = 24  # signed
 
+SKETCH_BLOCK_BYTES = 64
+
 
 class Unique(NamedTuple):
     """The unique keys of a batch in the order in which they first occur."""
@@ -54,6 +56,24 @@ class Columns(NamedTuple):
     counts_N: Array  # int64
     last_seen_N: Array  # int64
     flags_N: Array  # int64
+
+
+@dataclass
+class Sketch:
+    """Counters by mixed key, in blocks of 64 bytes: springtide_client.sketch says how they are laid out."""
+
+    num_blocks: int
+    arrays: Any  # the backend's own
+    num_bytes: int
+
+
+@dataclass
+class Ghosts:
+    """Keys that left, by fingerprint, and when."""
+
+    num: int
+    arrays: Any  # the backend's own
+    num_bytes: int
 
 
 @dataclass
@@ -211,4 +231,40 @@ class Verbs(Protocol):
 
     def overflow(self, store: Store, protect_from: int) -> Array:
         """The occupied overflow slots with a tick below protect_from."""
+        ...
+
+    def new_sketch(self, num_bytes: int) -> Sketch:
+        """A sketch of zeros, its blocks' ages too, in at most so many bytes; ValueError below one block."""
+        ...
+
+    def sketch_add(self, sketch: Sketch, mixed_U: Array, occurrences_U: Array, age: int) -> tuple[Array, Array]:
+        """Adds to the keys' counters in their order; the estimates after each, and the blocks touched, ascending.
+
+        A block of a lower age is first halved (counters >>= age - its age) and takes the age. The update is
+        conservative: each of the key's four counters becomes max(own, min(255, estimate + occurrences)).
+        """
+        ...
+
+    def sketch_estimate(self, sketch: Sketch, mixed_U: Array, age: int) -> Array:
+        """The estimates, int64, at this age: springtide_client.sketch.estimates. Moves nothing."""
+        ...
+
+    def sketch_read(self, sketch: Sketch, blocks_N: Array) -> Array:
+        """The blocks' bytes, uint8 (N, 64), copied."""
+        ...
+
+    def sketch_write(self, sketch: Sketch, blocks_N: Array, bytes_N64: Array) -> None:
+        """Writes blocks whole; ValueError for a block that is none of this sketch's."""
+        ...
+
+    def new_ghosts(self, num: int) -> Ghosts:
+        """Room for so many keys that left, 8 bytes each; a newer one may drive out an older one."""
+        ...
+
+    def ghosts_add(self, ghosts: Ghosts, mixed_N: Array, tick: int) -> None:
+        """These keys left at this tick; ticks are compared modulo 2**32."""
+        ...
+
+    def ghosts_count(self, ghosts: Ghosts, mixed_N: Array, since_tick: int) -> int:
+        """How many of the keys left at since_tick or later, as far as it is remembered; those are taken out."""
         ...

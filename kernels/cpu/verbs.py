@@ -12,6 +12,7 @@ from kernels.cpu import unique as uniques
 from kernels.cpu.index import WORDS
 from kernels.cpu.index_verbs import IndexVerbs
 from kernels.cpu.overflow import empty_overflow, grown_overflow
+from kernels.cpu.sketch_verbs import SketchVerbs
 from kernels.cpu.store import empty_buckets, new_store, parts_of
 from kernels.spec import WIDTH, Columns, Store, Unique
 
@@ -19,7 +20,7 @@ Array = npt.NDArray[Any]
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
-class CpuVerbs(IndexVerbs):
+class CpuVerbs(IndexVerbs, SketchVerbs):
     """The verbs of kernels/spec.py, on numpy arrays. One thread at a time, `find` and `update` apart."""
 
     def __init__(self) -> None:

@@ -85,6 +85,57 @@ class Index:
         return {key for bucket in self.buckets for key in bucket} | set(self.overflow)
 
 
+class Sketch:
+    """Blocks as an age and 60 counters each."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks: list[tuple[int, list[int]]] = [(0, [0] * 60) for _ in range(num_blocks)]
+
+    def block(self, word: int) -> int:
+        return (word >> 32) * len(self.blocks) >> 32
+
+    def at_age(self, word: int, age: int) -> tuple[int, list[int]]:
+        own, counters = self.blocks[self.block(word)]
+        return max(own, age), [counter >> max(0, age - own) for counter in counters]
+
+    def counters(self, word: int) -> list[int]:
+        return [(word >> 8 * i & 255) * 60 >> 8 for i in range(4)]
+
+    def estimate(self, word: int, age: int) -> int:
+        _, counters = self.at_age(word, age)
+        return min(counters[at] for at in self.counters(word))
+
+    def add(self, word: int, occurrences: int, age: int) -> int:
+        estimate = min(255, self.estimate(word, age) + occurrences)
+        own, counters = self.at_age(word, age)
+        for at in self.counters(word):
+            counters[at] = max(counters[at], estimate)
+        self.blocks[self.block(word)] = (own, counters)
+        return estimate
+
+    def bytes(self, block: int) -> bytes:
+        age, counters = self.blocks[block]
+        return age.to_bytes(4, "little") + bytes(counters)
+
+
+class Ghosts:
+    """One place for each key, and the one that left last stands there."""
+
+    def __init__(self, num: int) -> None:
+        self.places: list[tuple[int, int] | None] = [None] * num
+
+    def add(self, word: int, tick: int) -> None:
+        self.places[(word >> 32) * len(self.places) >> 32] = (max(1, word & 0xFFFF_FFFF), tick)
+
+    def count(self, word: int, since_tick: int) -> int:
+        place = (word >> 32) * len(self.places) >> 32
+        ghost = self.places[place]
+        if ghost is None or ghost[0] != max(1, word & 0xFFFF_FFFF) or ghost[1] < since_tick:
+            return 0
+        self.places[place] = None
+        return 1
+
+
 class Row:
     """One row: its value, its state and what is known of it."""
 

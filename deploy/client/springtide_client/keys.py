@@ -22,6 +22,9 @@ TEXT_SEED = 0x5350_5249_4E47_5444  # "SPRINGTD"
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
+# the row that the not-admitted keys of a feature share: key (feature + SHARED_FEATURE, id 0); features stay below it
+SHARED_FEATURE = 32768
+
 
 def mix64(x: int) -> int:
     """The finalizer of splitmix64 (Steele, Lea, Flood 2014): a bijection of 64 bits."""

@@ -1,0 +1,36 @@
+"""Reads the sketch that says which keys were asked for without having a row: the layout is part of the log's format.
+
+A sketch is blocks of 64 bytes: the age, uint32, then 60 counters, uint8. A key has four counters in one block; its
+estimate is the least of them. An age is a number of halvings: a block of an older age than asked for counts less.
+"""
+
+# B blocks, N keys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from springtide_client.keys import Int64Array, UInt64Array
+
+BLOCK_BYTES = 64
+COUNTERS_AT, NUM_COUNTERS = 4, 60
+UInt8Array = npt.NDArray[np.uint8]
+
+
+def estimates(blocks_B64: UInt8Array, mixed_N: UInt64Array, age: int) -> Int64Array:
+    """How often each key was asked for, at least nearly: never less than the truth as ages halve it, 0..255.
+
+    ValueError unless the blocks are uint8 (B, 64).
+    """
+    if blocks_B64.dtype != np.uint8 or blocks_B64.ndim != 2 or blocks_B64.shape[1] != BLOCK_BYTES:
+        raise ValueError(f"a sketch is uint8 (B, {BLOCK_BYTES}), not {blocks_B64.dtype} {blocks_B64.shape}")
+    block_N: Any = (mixed_N >> np.uint64(32)) * np.uint64(len(blocks_B64)) >> np.uint64(32)
+    counters_N4 = np.empty((len(mixed_N), 4), np.int64)
+    for i in range(4):
+        byte_N = (mixed_N >> np.uint64(8 * i)) & np.uint64(255)
+        counters_N4[:, i] = blocks_B64[
+            block_N, np.uint64(COUNTERS_AT) + (byte_N * np.uint64(NUM_COUNTERS) >> np.uint64(8))
+        ]
+    ages_N = np.ascontiguousarray(blocks_B64[block_N, :COUNTERS_AT]).view("<u4")[:, 0].astype(np.int64)
+    result_N: Int64Array = counters_N4.min(axis=1) >> np.clip(age - ages_N, 0, 8)
+    return result_N
