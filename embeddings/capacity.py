@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from embeddings.config import TableConfig
 from embeddings.optimizer import RowOptimizer
 from embeddings.sizes import num_bytes
-from kernels.spec import WIDTH, Verbs
+from kernels.spec import WIDTH, Layout, Verbs
 
 PART = 16  # the overflow area has a sixteenth of the slots, the side buffer a sixteenth of the bytes
 OVERFLOW_KEY_BYTES = 64  # key, score, free list and hash places of an overflow row, at most
@@ -33,10 +33,10 @@ class Capacity:
     def of_bytes(config: TableConfig, verbs: Verbs, *, tracked: bool = True) -> "Capacity":
         """The most rows that fit into device_bytes with everything that comes with them."""
         total = num_bytes(config.device_bytes)
-        state_width = RowOptimizer.of(config.optimizer).state_width
+        state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
         row_bytes = 2 + 8 + 4 * (config.dim + state_width) + 16
         num_side = total // PART // row_bytes if tracked else 0
-        slot_bytes = verbs.slot_bytes(config.dim, state_width)
+        slot_bytes = verbs.slot_bytes(Layout(config.dim, state_width))
         each = (slot_bytes + TOUCHED_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
         fixed = WIDTH * (slot_bytes + OVERFLOW_KEY_BYTES)
         num_slots = (total - num_side * row_bytes - fixed) // each // WIDTH * WIDTH

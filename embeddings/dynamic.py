@@ -141,7 +141,7 @@ class DynamicEmbedding(nn.Module):
         self.table.restore(Touched.of(rows))
 
     def _new_table(self) -> EmbeddingTable:
-        state_width = RowOptimizer.of(self.config.optimizer).state_width
+        state_width = RowOptimizer.of(self.config.optimizer).state_width(self.dim)
         rows_on_disk = None
         if self.folder is not None:
             _empty(self.folder)

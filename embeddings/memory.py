@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from embeddings.capacity import Capacity
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from kernels.spec import NO_SLOT, TOUCHED, Columns, Placed, Verbs
+from kernels.spec import NO_SLOT, TOUCHED, Columns, Layout, Placed, Verbs
 
 UInt64Array = npt.NDArray[np.uint64]
 Leaving = Callable[[Rows, Int64Array], None]  # rows that leave memory, and their flags
@@ -20,7 +20,7 @@ class Memory:
 
     def __init__(self, verbs: Verbs, capacity: Capacity, dim: int, state_width: int, leaving: Leaving) -> None:
         self.verbs = verbs
-        self.store = verbs.allocate(capacity.num_slots, capacity.num_overflow, dim, state_width)
+        self.store = verbs.allocate(capacity.num_slots, capacity.num_overflow, Layout(dim, state_width))
         self.leaving = leaving
         self.clock = 0  # one tick a lookup: the score of the rows it takes
         self.num_rows = 0

@@ -55,7 +55,7 @@ class EmbeddingTable:
         self.lr = self.optimizer.lr
         self.verbs = backend(device)
         capacity = capacity or Capacity.of_bytes(config, self.verbs, tracked=tracked)
-        state_width = self.optimizer.state_width
+        state_width = self.optimizer.state_width(config.dim)
         self.memory = Memory(self.verbs, capacity, config.dim, state_width, self._leaving)
         self.spill: Spill = spill or NoSpill(config.dim, state_width)
         self.base, self.tracked = base, tracked
@@ -109,11 +109,11 @@ class EmbeddingTable:
         """
         slots_U = self._slots(lookup)
         order_K, offsets_U1 = self.verbs.group(lookup.inverse_K, lookup.occurrences_U)
-        store, lr, eps = self.memory.store, self.lr, self.optimizer.eps
+        store, step = self.memory.store, self.optimizer.step(self.lr, self.seed)
 
         def move(start: int, stop: int) -> Moved:
             return self.verbs.update(
-                store, slots_U, order_K, offsets_U1, grads_KD, lookup.last_seen_U, lr, eps, start, stop
+                store, slots_U, order_K, offsets_U1, grads_KD, lookup.last_seen_U, step, False, start, stop
             )
 
         num_parts = self.config.num_threads if len(slots_U) >= SPLIT_KEYS else 1
@@ -217,7 +217,7 @@ class EmbeddingTable:
     # what others want to know
 
     def set_lr(self, lr: float) -> None:
-        self.lr = RowOptimizer(lr=lr).lr
+        self.lr = self.optimizer.with_lr(lr).lr
 
     def counters(self) -> dict[str, int]:
         return self._counters | {"overflowed": self.memory.num_overflowed}

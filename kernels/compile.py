@@ -6,16 +6,17 @@ A verb compiles for the types it is called with, so a tiny table is led through 
 import numpy as np
 
 from kernels.backend import backend
-from kernels.spec import CHANGED, Columns, Store, Verbs
+from kernels.spec import CHANGED, Columns, Layout, Step, Store, Verbs
 
-DIMS = (8, 16, 32, 64)  # gather and update are compiled for each dimension; others compile when first used
+# gather and update are compiled for each dimension, update for each optimizer too; others compile when first used
+DIMS = (8, 16, 32, 64)
 
 
 def main() -> None:
     """Compile every verb once for the types it is called with."""
     verbs = backend("cpu")
     for dim in DIMS:
-        place(verbs, verbs.allocate(32, 16, dim, 1))
+        place(verbs, verbs.allocate(32, 16, Layout(dim, 1)))
     remember(verbs)
     verbs.hash_texts(np.frombuffer(b"springtide", np.uint8), np.array([0, 10]))
     verbs.hash_texts(np.zeros(1, np.uint8), np.array([0, 1]))
@@ -31,9 +32,9 @@ def place(verbs: Verbs, store: Store) -> None:
     verbs.first_values(features_N, ids_N, store.dim, 0, 0.01)
     grads_KD = verbs.gather(store, verbs.find(store, features_N, ids_N, verbs.mix_keys(features_N, ids_N)), ids_K)
     order_K, offsets_U1 = verbs.group(unique.inverse_K, unique.occurrences_U)
-    num_unique = len(placed.slots_U)
+    num_unique, step = len(placed.slots_U), Step("rowwise-adagrad", 0.1)
     fresh_N, _ = verbs.update(
-        store, placed.slots_U, order_K, offsets_U1, grads_KD, unique.last_seen_U, 0.1, 1e-8, 0, num_unique
+        store, placed.slots_U, order_K, offsets_U1, grads_KD, unique.last_seen_U, step, False, 0, num_unique
     )
     verbs.clear_touched(store, fresh_N)
     columns: Columns = verbs.read(store, placed.slots_U)

@@ -51,11 +51,43 @@ class Placed(NamedTuple):
 class Columns(NamedTuple):
     """Rows with everything that is known of them, one array a column."""
 
-    values_ND: Array  # float32
+    values_ND: Array  # float32, whatever the store's dtype
     states_NS: Array  # float32
     counts_N: Array  # int64
     last_seen_N: Array  # int64
     flags_N: Array  # int64
+
+
+class Layout(NamedTuple):
+    """What a row is made of."""
+
+    dim: int
+    state_width: int  # float32 numbers of optimizer state
+    dtype: str = "float32"  # or "bfloat16": of the values; states are float32
+
+
+class Step(NamedTuple):
+    """An optimizer step's settings; those that the named one has no use for are passed over."""
+
+    name: str  # one of OPTIMIZERS
+    lr: float
+    eps: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999
+    l1: float = 0.0
+    l2: float = 0.0
+    beta: float = 1.0
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0  # 0: gradients are taken as they are
+    seed: int = 0  # of the stochastic rounding to bfloat16
+
+
+OPTIMIZERS = ("sgd", "adagrad", "rowwise-adagrad", "adam", "ftrl")
+
+
+def state_width_of(name: str, dim: int) -> int:
+    """Float32 numbers of state that a row of this optimizer has: adagrad s; adam m, v, steps; ftrl z, n."""
+    return {"sgd": 0, "rowwise-adagrad": 1, "adagrad": dim, "ftrl": 2 * dim, "adam": 2 * dim + 1}[name]
 
 
 @dataclass
@@ -82,10 +114,17 @@ class Store:
 
     num_slots: int
     num_overflow: int
-    dim: int
-    state_width: int
+    layout: Layout
     arrays: tuple[Array, ...]  # the backend's own
     num_bytes: int
+
+    @property
+    def dim(self) -> int:
+        return self.layout.dim
+
+    @property
+    def state_width(self) -> int:
+        return self.layout.state_width
 
 
 def priority_of(scores_N: Any) -> Any:
@@ -101,11 +140,11 @@ def priority_of(scores_N: Any) -> Any:
 class Verbs(Protocol):
     """A device. Keys of a call are unique unless their axis is K; every verb is deterministic."""
 
-    def allocate(self, num_slots: int, num_overflow: int, dim: int, state_width: int) -> Store:
+    def allocate(self, num_slots: int, num_overflow: int, layout: Layout) -> Store:
         """An empty store; num_slots is a multiple of WIDTH."""
         ...
 
-    def slot_bytes(self, dim: int, state_width: int) -> int:
+    def slot_bytes(self, layout: Layout) -> int:
         """The bytes one more slot costs, everything counted."""
         ...
 
@@ -157,8 +196,11 @@ class Verbs(Protocol):
         """The features and ids that occupy the slots."""
         ...
 
-    def gather(self, store: Store, slots_U: Array, inverse_K: Array) -> Array:
-        """The values, float32 (K, D), of slots_U[inverse_K]; NaN where the slot is NO_SLOT."""
+    def gather(self, store: Store, slots_U: Array, inverse_K: Array, out: Array | None = None) -> Array:
+        """The values, float32 (K, D), of slots_U[inverse_K]; NaN where the slot is NO_SLOT. Written to `out` if given.
+
+        A fresh array costs more in page faults than the rows in it: whoever gathers often keeps one.
+        """
         ...
 
     def read(self, store: Store, slots_N: Array) -> Columns:
@@ -166,7 +208,7 @@ class Verbs(Protocol):
         ...
 
     def scatter(self, store: Store, slots_N: Array, columns: Columns) -> None:
-        """Writes rows with all their columns."""
+        """Writes rows with all their columns; a bfloat16 is the nearest one, the even one of two."""
         ...
 
     def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:
@@ -183,19 +225,34 @@ class Verbs(Protocol):
         slots_U: Array,
         order_K: Array,
         offsets_U1: Array,
-        grads_KD: Array,
+        grads_BD: Array,
         last_seen_U: Array,
-        lr: float,
-        eps: float,
+        step: Step,
+        count_priority: bool,
         start: int,
         stop: int,
+        bags_K: Array | None = None,
+        scales_K: Array | None = None,
     ) -> tuple[Array, int]:
-        """Sums the gradients of the keys start..stop in the order of the batch and takes a row-wise Adagrad step.
+        """Sums the gradients of the keys start..stop in the order of the batch and takes one optimizer step a row.
 
-        state += mean(g * g); row -= lr * g / (sqrt(state) + eps) (Duchi et al. 2011, one state a row as in FBGEMM).
-        Adds to counts, raises last-seen, sets TOUCHED and CHANGED. Gives the slots that were not TOUCHED before, and
-        how many rows kept their value because their gradient was not finite. NO_SLOT is passed over. Ranges may run
-        in parallel: the result does not depend on how the keys are split.
+        Occurrence k has the gradient grads_BD[bags_K[k]] * scales_K[k]: row k, and 1, where these are None; int64 and
+        float32. First a sum longer than clip_norm is scaled to it and the row is multiplied by
+        1 - lr * weight_decay; then, with g the sum:
+        sgd: row -= lr * g.
+        adagrad (Duchi et al. 2011): s += g * g; row -= lr * g / (sqrt(s) + eps).
+        rowwise-adagrad, one state a row as in FBGEMM: s += mean(g * g); row -= lr * g / (sqrt(s) + eps).
+        adam (Kingma and Ba 2015), t counts this row's steps: m += (1 - beta1) * (g - m) and v += (1 - beta2) *
+        (g * g - v), row -= lr * (m / (1 - beta1 ** t)) / (sqrt(v / (1 - beta2 ** t)) + eps).
+        ftrl (McMahan et al. 2013): a row that never moved starts from its first value, z = -row * (beta / lr + l2) -
+        sign(row) * l1; then z += g - (sqrt(n + g * g) - sqrt(n)) / lr * row; n += g * g; row = 0 where |z| <= l1,
+        else (sign(z) * l1 - z) / ((beta + sqrt(n)) / lr + l2).
+        bfloat16 rows are rounded stochastically, by a hash of seed, mixed key, count and element.
+
+        Adds to counts, raises last-seen, sets TOUCHED and CHANGED; count_priority: the key's score word takes the
+        count as its priority. Gives the slots that were not TOUCHED before, and how many rows kept value and state
+        because the gradient, or its square, was not finite. NO_SLOT is passed over. Ranges may run in parallel: the
+        result does not depend on how the keys are split.
         """
         ...
 

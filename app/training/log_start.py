@@ -60,7 +60,7 @@ def write_first_base(config: "Config", log: LogWriter, state: TrainingState, pro
         schema=config.schema,
         table=TableShape(
             dim=config.table.dim,
-            state_width=state.learner.table.optimizer.state_width,
+            state_width=state.learner.table.optimizer.state_width(state.learner.table.dim),
             seed=config.train.seed,
             init_scale=config.table.init_scale,
             optimizer=optimizer,

@@ -116,7 +116,7 @@ class TrainingState:
         arrays: Arrays = {**base.dense, **base.trainer_state}
         self.scores.restore(without_prefix("state.scores.", arrays))
         meta, table = base.manifest.meta, self.learner.table
-        shape = {"dim": table.dim, "state_width": table.optimizer.state_width}
+        shape = {"dim": table.dim, "state_width": table.optimizer.state_width(table.dim)}
         latest = _kept(arrays)
         for record in records:
             tensors = record.tensors()

@@ -1,8 +1,4 @@
-"""Rows in and out of a store.
-
-A row's values are contiguous float32; what else is known of it is one record of four words, two records a cache line:
-count, last-seen, flags, and the float32 optimizer state.
-"""
+"""Rows in and out of a store, with all their columns; how they lie there is in store.py."""
 
 # N some rows, D dimension, S state width
 from typing import Any
@@ -12,32 +8,50 @@ from numba import njit
 
 from kernels.cpu.bits import prefetch
 from kernels.cpu.hashing import first_value_row, mix_key
+from kernels.cpu.lanes import load, store, zeros
 
-COUNT, LAST_SEEN, FLAGS, STATE = 0, 1, 2, 6  # STATE counts in float32
+COUNT, LAST_SEEN, FLAGS, SCALAR = 0, 1, 2, 6  # SCALAR counts in float32
 TOUCHED, CHANGED = 1, 2
 AHEAD = 12  # rows asked for before their turn
+LANES = 16
+LANES_U, U4 = np.uint64(LANES), np.uint64(4)
 
 
 @njit(nogil=True, cache=True)
-def read(values_CD: Any, meta: Any, states: Any, slots_N: Any, state_width: Any) -> Any:
-    num, dim = len(slots_N), values_CD.shape[1]
-    values, width = values_CD.reshape(-1), np.uint64(values_CD.shape[1])
+def copy_row(source: Any, at: Any, to: Any, to_at: Any, width: Any) -> None:
+    """`width` numbers, float32 or bfloat16 on either side."""
+    blank = zeros(LANES)
+    for d in range(np.uint64(0), width, LANES_U):
+        rest = min(LANES_U, width - np.uint64(d))
+        store(to, to_at + np.uint64(d), rest, load(blank, source, at + np.uint64(d), rest))
+
+
+@njit(nogil=True, cache=True)
+def read(values_CD: Any, meta: Any, scalars: Any, states_CS: Any, slots_N: Any, state_width: Any) -> Any:
+    num, dim, own = len(slots_N), values_CD.shape[1], states_CS.shape[1]
+    values, width, line = values_CD.reshape(-1), np.uint64(dim), 64 // values_CD.itemsize
     values_ND, states_NS = np.empty((num, dim), np.float32), np.empty((num, state_width), np.float32)
     counts_N, last_seen_N = np.empty(num, np.int64), np.empty(num, np.int64)
     flags_N = np.empty(num, np.int64)
-    values_out = values_ND.reshape(-1)
     for n in range(num):
         if n + AHEAD < num:
             ahead = np.uint64(slots_N[n + AHEAD])
-            prefetch(meta.reshape(-1), ahead * np.uint64(4))
-            for line in range(0, dim, 16):
-                prefetch(values, ahead * width + np.uint64(line))
+            prefetch(meta.reshape(-1), ahead * U4)
+            for d in range(0, dim, line):
+                prefetch(values, ahead * width + np.uint64(d))
+            for s in range(0, own, 16):
+                prefetch(states_CS.reshape(-1), ahead * np.uint64(own) + np.uint64(s))
         slot = np.uint64(slots_N[n])
-        at, to = slot * width, np.uint64(n) * width
-        for d in range(width):
-            values_out[to + np.uint64(d)] = values[at + np.uint64(d)]
-        for s in range(state_width):
-            states_NS[n, s] = states[slot, STATE + s]
+        copy_row(values, slot * width, values_ND.reshape(-1), np.uint64(n) * width, width)
+        copy_row(
+            states_CS.reshape(-1),
+            slot * np.uint64(own),
+            states_NS.reshape(-1),
+            np.uint64(n) * np.uint64(state_width),
+            np.uint64(own),
+        )
+        if own < state_width:
+            states_NS[n, own] = scalars[slot, SCALAR]
         counts_N[n], last_seen_N[n], flags_N[n] = meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS]
     return values_ND, states_NS, counts_N, last_seen_N, flags_N
 
@@ -46,7 +60,8 @@ def read(values_CD: Any, meta: Any, states: Any, slots_N: Any, state_width: Any)
 def scatter(
     values_CD: Any,
     meta: Any,
-    states: Any,
+    scalars: Any,
+    states_CS: Any,
     slots_N: Any,
     values_ND: Any,
     states_NS: Any,
@@ -54,20 +69,34 @@ def scatter(
     last_seen_N: Any,
     flags_N: Any,
 ) -> None:
+    values, width = values_CD.reshape(-1), np.uint64(values_CD.shape[1])
+    own, state_width = np.uint64(states_CS.shape[1]), np.uint64(states_NS.shape[1])
     for n in range(len(slots_N)):
         slot = np.uint64(slots_N[n])
-        for d in range(values_CD.shape[1]):
-            values_CD[slot, d] = values_ND[n, d]
-        for s in range(states_NS.shape[1]):
-            states[slot, STATE + s] = states_NS[n, s]
+        copy_row(values_ND.reshape(-1), np.uint64(n) * width, values, slot * width, width)
+        copy_row(states_NS.reshape(-1), np.uint64(n) * state_width, states_CS.reshape(-1), slot * own, own)
+        scalars[slot, SCALAR] = states_NS[n, own] if own < state_width else np.float32(0)
         meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS] = counts_N[n], last_seen_N[n], flags_N[n]
 
 
 @njit(nogil=True, cache=True)
-def create(values_CD: Any, meta: Any, slots_N: Any, features_N: Any, ids_N: Any, mixed_seed: Any, factor: Any) -> None:
+def create(
+    values_CD: Any,
+    meta: Any,
+    states_CS: Any,
+    slots_N: Any,
+    features_N: Any,
+    ids_N: Any,
+    mixed_seed: Any,
+    factor: Any,
+) -> None:
+    values, width = values_CD.reshape(-1), np.uint64(values_CD.shape[1])
+    row_D = np.empty(values_CD.shape[1], np.float32)
     for n in range(len(slots_N)):
         slot = np.uint64(slots_N[n])
-        first_value_row(values_CD[slot], mix_key(features_N[n], ids_N[n]), mixed_seed, factor)
+        first_value_row(row_D, mix_key(features_N[n], ids_N[n]), mixed_seed, factor)
+        copy_row(row_D, np.uint64(0), values, slot * width, width)
+        states_CS[slot] = 0
         meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS], meta[slot, 3] = 0, 0, CHANGED, 0
 
 

@@ -1,4 +1,4 @@
-"""The verbs on the CPU: allocates the arrays of a store, checks dtypes and calls the kernels."""
+"""The verbs on the CPU: checks dtypes and shapes, and calls the kernels."""
 
 # K keys of a batch, U unique keys, N some of them, D dimension, S optimizer state width, O overflow rows
 from typing import Any, cast
@@ -7,14 +7,17 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.keys import mix64
 
-from kernels.cpu import hashing, rows, wide
+from kernels.cpu import hashing, rows
+from kernels.cpu import store as stores
 from kernels.cpu import unique as uniques
-from kernels.cpu.index import WORDS
+from kernels.cpu.gather import gather_of
 from kernels.cpu.index_verbs import IndexVerbs
+from kernels.cpu.optimizers import check_step, constants_of, corrections
 from kernels.cpu.overflow import empty_overflow, grown_overflow
 from kernels.cpu.sketch_verbs import SketchVerbs
-from kernels.cpu.store import empty_buckets, new_store, parts_of
-from kernels.spec import WIDTH, Columns, Store, Unique
+from kernels.cpu.store import DTYPES, empty_buckets, new_store, parts_of
+from kernels.cpu.update import Batch, Keys, Rows, update_of
+from kernels.spec import WIDTH, Columns, Layout, Step, Store, Unique
 
 Array = npt.NDArray[Any]
 MASK = 0xFFFF_FFFF_FFFF_FFFF
@@ -28,20 +31,21 @@ class CpuVerbs(IndexVerbs, SketchVerbs):
         self._places: Array = np.empty(0, np.uint32)
         self._entries: Array = np.empty(0, np.uint64)
 
-    def allocate(self, num_slots: int, num_overflow: int, dim: int, state_width: int) -> Store:
+    def allocate(self, num_slots: int, num_overflow: int, layout: Layout) -> Store:
         if num_slots % WIDTH or num_slots < WIDTH or num_slots // WIDTH >= 2**32:
             raise ValueError(f"num_slots must be a multiple of {WIDTH} in {WIDTH}..2**36, not {num_slots}")
-        if state_width not in (0, 1):
-            raise ValueError(f"state_width must be 0 or 1, not {state_width}")
-        return new_store(num_slots, dim, state_width, empty_buckets(num_slots), empty_overflow(num_overflow))
+        if layout.dim < 1 or layout.state_width < 0:
+            raise ValueError(f"a row has at least one value, and its state no negative width: not {layout}")
+        if layout.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {sorted(DTYPES)}, not {layout.dtype!r}")
+        return new_store(num_slots, layout, empty_buckets(num_slots), empty_overflow(num_overflow))
 
-    def slot_bytes(self, dim: int, state_width: int) -> int:
-        return WORDS * 8 // WIDTH + 4 * dim + 32
+    def slot_bytes(self, layout: Layout) -> int:
+        return stores.slot_bytes(layout)
 
     def grow_overflow(self, store: Store, num_overflow: int) -> Store:
         p = parts_of(store)
-        overflow = grown_overflow(p.overflow, num_overflow)
-        return new_store(store.num_slots, store.dim, store.state_width, p.buckets, overflow, p)
+        return new_store(store.num_slots, store.layout, p.buckets, grown_overflow(p.overflow, num_overflow), p)
 
     def mix_keys(self, features_U: Array, ids_U: Array) -> Array:
         return cast(Array, hashing.mix_keys(features_U, ids_U))
@@ -59,24 +63,34 @@ class CpuVerbs(IndexVerbs, SketchVerbs):
             self._entries = np.empty(4 * num_places, np.uint64)
         return Unique(*uniques.unique(features_K, ids_K, event_ms_K, self._places[:num_places], self._entries))
 
-    def gather(self, store: Store, slots_U: Array, inverse_K: Array) -> Array:
-        out_KD = np.empty((len(inverse_K), store.dim), np.float32)
-        wide.gather_of(store.dim)(parts_of(store).values_CD.reshape(-1), slots_U, inverse_K, out_KD.reshape(-1))
+    def gather(self, store: Store, slots_U: Array, inverse_K: Array, out: Array | None = None) -> Array:
+        shape = (len(inverse_K), store.dim)
+        out_KD = np.empty(shape, np.float32) if out is None else out
+        if out_KD.dtype != np.float32 or out_KD.shape != shape or not out_KD.flags.c_contiguous:
+            raise ValueError(f"out {out_KD.dtype} {out_KD.shape} for contiguous float32 {shape}")
+        gather_of(store.dim)(parts_of(store).values_CD.reshape(-1), slots_U, inverse_K, out_KD.reshape(-1))
         return out_KD
 
     def read(self, store: Store, slots_N: Array) -> Columns:
         p = parts_of(store)
-        return Columns(*rows.read(p.values_CD, p.meta, p.states, slots_N, store.state_width))
+        return Columns(*rows.read(p.values_CD, p.meta, p.scalars, p.states_CS, slots_N, store.state_width))
 
     def scatter(self, store: Store, slots_N: Array, columns: Columns) -> None:
         p = parts_of(store)
         if columns.values_ND.shape != (len(slots_N), store.dim):
             raise ValueError(f"values of shape {columns.values_ND.shape} for {len(slots_N)} rows of {store.dim}")
-        rows.scatter(p.values_CD, p.meta, p.states, slots_N, *columns)
+        if columns.states_NS.shape != (len(slots_N), store.state_width):
+            raise ValueError(
+                f"states of shape {columns.states_NS.shape} for {len(slots_N)} rows with {store.state_width}"
+            )
+        values_ND = np.ascontiguousarray(columns.values_ND, np.float32)
+        states_NS = np.ascontiguousarray(columns.states_NS, np.float32)
+        rows.scatter(p.values_CD, p.meta, p.scalars, p.states_CS, slots_N, values_ND, states_NS, *columns[2:])
 
     def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:
         p = parts_of(store)
-        rows.create(p.values_CD, p.meta, slots_N, features_N, ids_N, *_first_value_constants(seed, scale))
+        constants = _first_value_constants(seed, scale)
+        rows.create(p.values_CD, p.meta, p.states_CS, slots_N, features_N, ids_N, *constants)
 
     def group(self, inverse_K: Array, occurrences_U: Array) -> tuple[Array, Array]:
         order_K, offsets_U1 = uniques.group(inverse_K, occurrences_U)
@@ -88,27 +102,35 @@ class CpuVerbs(IndexVerbs, SketchVerbs):
         slots_U: Array,
         order_K: Array,
         offsets_U1: Array,
-        grads_KD: Array,
+        grads_BD: Array,
         last_seen_U: Array,
-        lr: float,
-        eps: float,
+        step: Step,
+        count_priority: bool,
         start: int,
         stop: int,
+        bags_K: Array | None = None,
+        scales_K: Array | None = None,
     ) -> tuple[Array, int]:
+        check_step(store, step)
+        num_gradients = len(order_K) if bags_K is None else len(grads_BD)
+        if grads_BD.dtype != np.float32 or grads_BD.shape != (num_gradients, store.dim):
+            raise ValueError(f"gradients {grads_BD.dtype} {grads_BD.shape} for float32 {(num_gradients, store.dim)}")
         p = parts_of(store)
-        if grads_KD.dtype != np.float32 or grads_KD.shape != (len(order_K), store.dim):
-            raise ValueError(f"gradients {grads_KD.dtype} {grads_KD.shape} for float32 {(len(order_K), store.dim)}")
-        fresh_N, num_refused = wide.update_of(store.dim)(
-            p.values_CD.reshape(-1),
-            p.meta.reshape(-1),
-            p.states.reshape(-1),
-            slots_U,
-            order_K,
-            offsets_U1,
-            np.ascontiguousarray(grads_KD).reshape(-1),
-            last_seen_U,
-            np.float32(lr),
-            np.float32(eps),
+        fresh_N, num_refused = update_of(store.dim, step.name, p.values_CD.dtype != np.float32, count_priority)(
+            Rows(*(array.reshape(-1) for array in (p.values_CD, p.meta, p.scalars, p.states_CS))),
+            Keys(p.buckets, p.overflow, np.uint64(store.num_slots)),
+            Batch(
+                slots_U,
+                order_K,
+                offsets_U1,
+                last_seen_U,
+                np.ascontiguousarray(grads_BD).reshape(-1),
+                _of_length(bags_K, len(order_K), np.int64),
+                _of_length(scales_K, len(order_K), np.float32),
+            ),
+            constants_of(step),
+            corrections(step.name, step.beta1, step.beta2),
+            np.uint64(mix64(step.seed & MASK)),
             start,
             stop,
         )
@@ -119,6 +141,12 @@ class CpuVerbs(IndexVerbs, SketchVerbs):
 
     def set_flags(self, store: Store, slots_N: Array, flags: int) -> None:
         rows.set_flags(parts_of(store).meta, slots_N, flags)
+
+
+def _of_length(array: Array | None, num: int, dtype: Any) -> Array | None:
+    if array is not None and array.shape != (num,):
+        raise ValueError(f"shape {array.shape} for {num} occurrences")
+    return None if array is None else np.ascontiguousarray(array, dtype)
 
 
 def _first_value_constants(seed: int, scale: float) -> tuple[np.uint64, np.float32]:

@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from kernels.spec import Step
 from tests.kernels.oracle import Key, Row, unique
 
 DIM, SEED, SCALE, LR, EPS = 4, 5, 0.1, 0.5, 1e-8
+STEP = Step("rowwise-adagrad", LR, EPS)
 
 
 def arrays(keys: list[Key]) -> tuple[Any, Any]:
@@ -32,7 +34,7 @@ class DictTable:
         for u, key in enumerate(names):
             if key in self.rows:  # else it was forgotten after its lookup
                 grads = [grads_KD[k] for k, v in enumerate(inverse) if v == u]
-                self.rows[key].update(grads, newest[u], LR, EPS)
+                self.rows[key].update(grads, newest[u], STEP)
                 self.touched.add(key)
                 self.forgotten.discard(key)
 

@@ -1,11 +1,14 @@
 """The verbs in plain Python, one key at a time: what every twin must equal. Slow, and short enough to be believed."""
 
 # K keys of a batch, U unique keys, D dimension
+import math
 from typing import Any
 
 import numpy as np
 from springtide_client.first_values import first_values
 from springtide_client.keys import mix64
+
+from kernels.spec import Step
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 GOLDEN = 0x9E37_79B9_7F4A_7C15
@@ -137,30 +140,97 @@ class Ghosts:
 
 
 class Row:
-    """One row: its value, its state and what is known of it."""
+    """One row: its value, its state and what is known of it. All arithmetic is numpy's in float32."""
 
-    def __init__(self, key: Key, *, dim: int, seed: int, scale: float) -> None:
+    def __init__(self, key: Key, *, dim: int, seed: int, scale: float, dtype: str = "float32", width: int = 1) -> None:
         features, ids = np.array([key[0]], np.uint16), np.array([key[1]], np.int64)
-        self.value: Any = first_values(features, ids, dim=dim, seed=seed, scale=scale)[0]
-        self.state, self.count, self.last_seen = np.float32(0), 0, 0
+        first = first_values(features, ids, dim=dim, seed=seed, scale=scale)[0]
+        self.value: Any = first if dtype == "float32" else nearest(first)
+        self.key, self.dtype, self.count, self.last_seen = key, dtype, 0, 0
+        self.states = np.zeros(width, np.float32)
 
-    def update(self, grads: list[Any], last_seen: int, lr: float, eps: float) -> None:
-        """Sums the gradients in their order, then one step of row-wise Adagrad, in float32 all the way."""
-        total = grads[0].copy()
-        for grad in grads[1:]:
-            total += grad
+    @property
+    def state(self) -> np.float32:
+        return np.float32(self.states[0])
+
+    def update(self, grads: list[Any], last_seen: int, step: Step) -> None:
+        """Sums the gradients in their order, then one step."""
+        g = grads[0].copy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for grad in grads[1:]:
+                g += grad
         self.count, self.last_seen = self.count + len(grads), max(self.last_seen, last_seen)
-        squares = sum_of_squares(total)
-        if np.isfinite(squares):
-            self.state = np.float32(self.state + squares / np.float32(len(total)))
-            self.value = self.value - np.float32(lr) / (np.sqrt(self.state) + np.float32(eps)) * total
+        squares = sum_of_squares(g)
+        if not np.isfinite(squares):
+            return
+        if step.clip_norm > 0 and np.sqrt(squares) > np.float32(step.clip_norm):
+            g = g * (np.float32(step.clip_norm) / np.sqrt(squares))
+            squares = sum_of_squares(g)
+        row = self.value * np.float32(1 - step.lr * step.weight_decay)
+        value = self.moved(row, g, squares, step)
+        if self.dtype == "bfloat16":
+            value = stochastic(value, mixed(self.key), step.seed, self.count)
+        self.value = value
+
+    def moved(self, row: Any, g: Any, squares: np.float32, step: Step) -> Any:
+        """The new value; the states take theirs."""
+        f, dim = np.float32, len(row)
+        lr, eps = f(step.lr), f(step.eps)
+        if step.name == "sgd":
+            return row - g * lr
+        if step.name == "rowwise-adagrad":
+            self.states[0] += squares / f(dim)
+            return row - g * (lr / (np.sqrt(self.states[0]) + eps))
+        if step.name == "adagrad":
+            self.states += g * g
+            return row - g * lr / (np.sqrt(self.states) + eps)
+        first, second = self.states[:dim], self.states[dim : 2 * dim]
+        if step.name == "adam":
+            self.states[2 * dim] += f(1)
+            t = float(self.states[2 * dim])
+            first[:] = first * f(step.beta1) + g * f(1 - step.beta1)
+            second[:] = second * f(step.beta2) + g * g * f(1 - step.beta2)
+            correction1, correction2 = (f(1 / (1 - math.pow(beta, t))) for beta in (step.beta1, step.beta2))
+            return row - first * (lr * correction1) / (np.sqrt(second * correction2) + eps)
+        assert step.name == "ftrl"
+        l1, per_lr = f(step.l1), f(1 / step.lr)
+        if not second.any():
+            first[:] = f(0) - row * (f(step.beta) * per_lr + f(step.l2)) - np.sign(row) * l1
+        more = second + g * g
+        first[:] = first + g - (np.sqrt(more) - np.sqrt(second)) * per_lr * row
+        second[:] = more
+        with np.errstate(invalid="ignore"):  # 0 / 0 where z is 0
+            moved = (np.sign(first) * l1 - first) / ((np.sqrt(more) + f(step.beta)) * per_lr + f(step.l2))
+        return np.where(np.abs(first) <= l1, f(0), moved)
 
 
-def sum_of_squares(total: Any) -> np.float32:
-    """In eight lanes, added pairwise."""
-    lanes = [np.float32(0)] * 8
+def sum_of_squares(numbers: Any) -> np.float32:
+    """In lanes, so many as the row has numbers, 8 to 64; the upper half is added to the lower until one is left."""
+    num = next((num for num in (8, 16, 32) if len(numbers) <= num), 64)
+    padded = np.zeros(-(-len(numbers) // num) * num, np.float32)
+    padded[: len(numbers)] = numbers
+    lanes = np.zeros(num, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        for d, element in enumerate(total):
-            lanes[d % 8] = np.float32(lanes[d % 8] + element * element)
-        a, b, c, e = (np.float32(lanes[j] + lanes[j + 4]) for j in range(4))
-        return np.float32((a + c) + (b + e))
+        for part in padded.reshape(-1, num):
+            lanes = lanes + part * part
+        while len(lanes) > 1:
+            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+    return np.float32(lanes[0])
+
+
+def nearest(numbers: Any) -> Any:
+    """To bfloat16 and back, nearest, the even one of two; finite numbers."""
+    bits = np.asarray(numbers, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF_0000).astype(np.uint32).view(np.float32)
+
+
+def stochastic(numbers: Any, mixed_key: int, seed: int, count: int) -> Any:
+    """To bfloat16 and back: up with the probability of the part that is cut off."""
+    bits = mix64(((mixed_key ^ mix64(seed & MASK)) + GOLDEN * count) & MASK)
+    rounded = np.array(numbers, np.float32).view(np.uint32)
+    for d in range(len(rounded)):
+        x = ((d * 0x9E37_79B9 + bits) & 0xFFFF_FFFF) ^ bits >> 32
+        x = (x ^ x >> 16) * 0x7FEB_352D & 0xFFFF_FFFF
+        x = (x ^ x >> 15) * 0x846C_A68B & 0xFFFF_FFFF
+        rounded[d] = (int(rounded[d]) + (x >> 16)) & 0xFFFF_0000
+    return rounded.view(np.float32)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.backend import backend
-from kernels.spec import NO_SLOT, PRIORITY_BITS, TICK_BITS, WIDTH, priority_of
+from kernels.spec import NO_SLOT, PRIORITY_BITS, TICK_BITS, WIDTH, Layout, priority_of
 from tests.kernels.oracle import Index, Key, mixed
 
 VERBS = backend()
@@ -52,7 +52,7 @@ def keys_of(store: Any, slots: Any) -> list[Key]:
 @settings(deadline=None)
 @given(st.lists(STEPS, max_size=12), st.sampled_from([1, LAST_TICK - 12]), st.sampled_from([16, 32, 48]))
 def test_the_index_equals_the_oracle(steps: list[Any], first_tick: int, num_slots: int) -> None:
-    store, oracle = VERBS.allocate(num_slots, 4, 4, 1), Index(num_slots, WIDTH, 4)
+    store, oracle = VERBS.allocate(num_slots, 4, Layout(4, 1)), Index(num_slots, WIDTH, 4)
     for tick, (keys, num_held, priorities, erase) in enumerate(steps, first_tick):
         protect_from = max(first_tick, tick - num_held)
         ours = placed(store, keys, tick, protect_from)
@@ -89,7 +89,7 @@ def test_the_index_equals_the_oracle(steps: list[Any], first_tick: int, num_slot
 def test_dead_rows_are_those_last_seen_before_the_horizon_of_their_feature(
     rows: list[tuple[Key, int]], horizons: list[int], one: int, other: int
 ) -> None:
-    store, keys = VERBS.allocate(32, 4, 4, 1), [key for key, _ in rows]
+    store, keys = VERBS.allocate(32, 4, Layout(4, 1)), [key for key, _ in rows]
     slots = placed(store, keys, 1, 1).slots_U
     last_seen = dict(rows)
     here = [key for key, slot in zip(keys, slots, strict=True) if slot != NO_SLOT]
@@ -112,7 +112,7 @@ def test_dead_rows_are_those_last_seen_before_the_horizon_of_their_feature(
 def test_an_erased_key_is_not_found_beside_one_of_its_digest() -> None:
     # digests 0 and 1 are the same; an erased slot has digest 0 and still its old key
     alike = [(0, i) for i in range(3000) if mixed((0, i)) & 0xFF in (0, 1)][:8]
-    store = VERBS.allocate(WIDTH, 4, 4, 1)
+    store = VERBS.allocate(WIDTH, 4, Layout(4, 1))
     slots = placed(store, alike, 1, 1).slots_U
     for erased in range(1, len(alike)):
         VERBS.erase(store, slots[erased : erased + 1])
@@ -120,7 +120,7 @@ def test_an_erased_key_is_not_found_beside_one_of_its_digest() -> None:
 
 
 def test_keys_of_one_bucket_and_one_digest_are_told_apart() -> None:
-    store = VERBS.allocate(WIDTH, 16, 4, 1)
+    store = VERBS.allocate(WIDTH, 16, Layout(4, 1))
     alike = [(f, i) for f in (0, 65535) for i in range(4000) if mixed((f, i)) & 0xFF == 7][:32]
     slots = placed(store, alike, 1, 1).slots_U
     np.testing.assert_array_equal(found(store, alike), slots)
@@ -133,14 +133,14 @@ def test_two_keys_with_one_mixed_key_are_two_keys() -> None:
     golden = 0x9E37_79B9_7F4A_7C15
     twins = [(0, 5 ^ (golden - 2**64)), (1, 5)]
     assert mixed(twins[0]) == mixed(twins[1])
-    store = VERBS.allocate(WIDTH, 4, 4, 1)
+    store = VERBS.allocate(WIDTH, 4, Layout(4, 1))
     slots = placed(store, twins, 1, 1).slots_U
     assert len(set(slots.tolist())) == 2
     np.testing.assert_array_equal(found(store, twins), slots)
 
 
 def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area() -> None:
-    store = VERBS.allocate(WIDTH, 8, 4, 1)
+    store = VERBS.allocate(WIDTH, 8, Layout(4, 1))
     ours = placed(store, [(0, i) for i in range(WIDTH + 10)], 1, 1)
     assert (ours.slots_U == NO_SLOT).sum() == 2
     assert len(ours.new_N) == WIDTH + 8
@@ -153,7 +153,7 @@ def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area() -> None:
 
 
 def test_a_high_priority_outlives_a_late_tick_and_a_low_one_does_not() -> None:
-    store = VERBS.allocate(WIDTH, 4, 4, 1)
+    store = VERBS.allocate(WIDTH, 4, Layout(4, 1))
     keys = [(0, i) for i in range(WIDTH)]
     slots = placed(store, keys, 1, 1).slots_U
     VERBS.set_priorities(store, slots, np.arange(WIDTH))
@@ -165,7 +165,7 @@ def test_a_high_priority_outlives_a_late_tick_and_a_low_one_does_not() -> None:
 
 
 def test_a_tick_of_more_than_40_bits_is_refused() -> None:
-    store = VERBS.allocate(WIDTH, 4, 4, 1)
+    store = VERBS.allocate(WIDTH, 4, Layout(4, 1))
     for tick in (-1, LAST_TICK + 1):
         with pytest.raises(ValueError, match="40 bits"):
             placed(store, [(0, 1)], tick, tick)

@@ -1,0 +1,84 @@
+"""A store with the rows of a few keys, and the same rows in the oracle: what tests of rows and updates begin with."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from kernels.backend import backend
+from kernels.spec import WIDTH, Layout, Step, state_width_of
+from tests.kernels.oracle import Key, Row
+
+VERBS = backend()
+SEED, SCALE = 9, 0.1
+
+
+def arrays(keys: list[Key]) -> tuple[Any, Any]:
+    return np.array([f for f, _ in keys], np.uint16), np.array([i for _, i in keys], np.int64)
+
+
+def placed(store: Any, keys: list[Key], tick: int = 1) -> Any:
+    """The slots of keys, made if need be."""
+    features, ids = arrays(keys)
+    return VERBS.find_or_insert(store, features, ids, VERBS.mix_keys(features, ids), tick, tick).slots_U
+
+
+class SmallBatch:
+    """Occurrences of keys, their rows in a store, and the oracle's rows."""
+
+    def __init__(self, keys: list[Key], times: Any, *, dim: int, name: str, dtype: str = "float32") -> None:
+        self.unique = VERBS.unique(*arrays(keys), np.asarray(times, np.int64))
+        width = state_width_of(name, dim)
+        self.store = VERBS.allocate(WIDTH * 2, 64, Layout(dim, width, dtype))  # so small that some rows overflow
+        names = list(zip(self.unique.features_U.tolist(), self.unique.ids_U.tolist(), strict=True))
+        self.slots = placed(self.store, names)
+        VERBS.create(self.store, self.slots, self.unique.features_U, self.unique.ids_U, SEED, SCALE)
+        self.rows = [Row(key, dim=dim, seed=SEED, scale=SCALE, dtype=dtype, width=width) for key in names]
+        self.order, self.offsets = VERBS.group(self.unique.inverse_K, self.unique.occurrences_U)
+
+    def update(
+        self,
+        grads: Any,
+        step: Step,
+        *,
+        parts: int = 1,
+        bags: Any = None,
+        scales: Any = None,
+        count_priority: bool = False,
+    ) -> tuple[list[int], int]:
+        """The verb in so many ranges, and the oracle: slots first touched, gradients refused."""
+        bounds = [len(self.slots) * part // parts for part in range(parts + 1)]
+        fresh, refused = [], 0
+        times = self.unique.last_seen_U
+        for start, stop in itertools.pairwise(bounds):
+            new, bad = VERBS.update(
+                self.store,
+                self.slots,
+                self.order,
+                self.offsets,
+                grads,
+                times,
+                step,
+                count_priority,
+                start,
+                stop,
+                bags_K=bags,
+                scales_K=scales,
+            )
+            fresh += new.tolist()
+            refused += bad
+        for u, row in enumerate(self.rows):
+            occurrences = np.flatnonzero(self.unique.inverse_K == u)
+            sources = occurrences if bags is None else bags[occurrences]
+            factors = np.ones(len(sources), np.float32) if scales is None else scales[occurrences]
+            row.update([grads[b] * f for b, f in zip(sources, factors, strict=True)], int(times[u]), step)
+        return fresh, refused
+
+    def check(self) -> None:
+        """Store and oracle have the same rows, bit by bit."""
+        columns = VERBS.read(self.store, self.slots)
+        for u, row in enumerate(self.rows):
+            np.testing.assert_array_equal(columns.values_ND[u], row.value)
+            np.testing.assert_array_equal(columns.states_NS[u], row.states)
+            assert columns.counts_N[u] == row.count
+            assert columns.last_seen_N[u] == row.last_seen
