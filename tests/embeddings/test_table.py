@@ -112,7 +112,7 @@ def test_the_budget_holds_with_everything_counted(size: int | str, dim: int) -> 
         ({"host_bytes": "1GiB"}, "host_bytes"),
         ({"eviction": "lfu"}, "lfu"),
         ({"admission": {"min_count": 2}}, "min_count"),
-        ({"optimizer": {"name": "adam"}}, "adam"),
+        ({"optimizer": {"name": "adamw"}}, "adamw"),
         ({"optimizer": {"lr": float("nan")}}, "nan"),
         ({"init_scale": -1}, "-1"),
     ],
