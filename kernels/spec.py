@@ -203,6 +203,16 @@ class Verbs(Protocol):
         """
         ...
 
+    def gather_pooled(
+        self, store: Store, slots_U: Array, inverse_K: Array, offsets_B1: Array, mode: str
+    ) -> tuple[Array, Array | None]:
+        """The rows of keys offsets_B1[b]..offsets_B1[b + 1] pooled into row b, float32 (B, D), in the batch's order.
+
+        mode: "sum", "mean" (of the keys that have a row) or "max". NO_SLOT is passed over; an empty bag gives zeros.
+        With "max" also the position k of each winner, int64 (B, D), the first of equals, -1 where there is none.
+        """
+        ...
+
     def read(self, store: Store, slots_N: Array) -> Columns:
         """The rows with all their columns, copied."""
         ...

@@ -16,6 +16,7 @@ from numba.extending import intrinsic, models, overload, register_model
 
 WIDEST = 64
 FLOAT, INT16, INT32 = ir.FloatType(), ir.IntType(16), ir.IntType(32)
+ELEMENTS = {types.float32: FLOAT, types.uint16: INT16, types.int64: ir.IntType(64)}
 
 
 def num_lanes(dim: int) -> int:
@@ -64,11 +65,11 @@ def call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
 def place(context: Any, builder: Any, array_type: Any, array: Any, index: Any, rest: Any, num: int) -> Any:
     """Pointer to a vector, its kind, the bytes it is aligned to, and which lanes count."""
     struct = context.make_array(array_type)(context, builder, array)
-    is_float = array_type.dtype == types.float32
-    vector = ir.VectorType(FLOAT if is_float else INT16, num)
+    element = ELEMENTS[array_type.dtype]
+    vector = ir.VectorType(element, num)
     pointer = builder.bitcast(builder.gep(struct.data, [index]), vector.as_pointer())
     mask = builder.icmp_unsigned("<", counted(num), splat(builder, builder.trunc(rest, INT32), num))
-    return pointer, vector, INT32(4 if is_float else 2), mask
+    return pointer, vector, INT32(array_type.dtype.bitwidth // 8), mask
 
 
 @intrinsic(prefer_literal=True)

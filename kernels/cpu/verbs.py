@@ -14,6 +14,7 @@ from kernels.cpu.gather import gather_of
 from kernels.cpu.index_verbs import IndexVerbs
 from kernels.cpu.optimizers import check_step, constants_of, corrections
 from kernels.cpu.overflow import empty_overflow, grown_overflow
+from kernels.cpu.pool import MODES, pool_of
 from kernels.cpu.sketch_verbs import SketchVerbs
 from kernels.cpu.store import DTYPES, empty_buckets, new_store, parts_of
 from kernels.cpu.update import Batch, Keys, Rows, update_of
@@ -70,6 +71,26 @@ class CpuVerbs(IndexVerbs, SketchVerbs):
             raise ValueError(f"out {out_KD.dtype} {out_KD.shape} for contiguous float32 {shape}")
         gather_of(store.dim)(parts_of(store).values_CD.reshape(-1), slots_U, inverse_K, out_KD.reshape(-1))
         return out_KD
+
+    def gather_pooled(
+        self, store: Store, slots_U: Array, inverse_K: Array, offsets_B1: Array, mode: str
+    ) -> tuple[Array, Array | None]:
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        ends = (0, len(inverse_K))
+        if not len(offsets_B1) or (offsets_B1[0], offsets_B1[-1]) != ends or (np.diff(offsets_B1) < 0).any():
+            raise ValueError(f"offsets must go from 0 to the number of keys, {len(inverse_K)}, never back")
+        out_BD = np.empty((len(offsets_B1) - 1, store.dim), np.float32)
+        winners_BD = np.empty(out_BD.shape if mode == "max" else (0, 0), np.int64)
+        pool_of(store.dim, mode)(
+            parts_of(store).values_CD.reshape(-1),
+            slots_U,
+            inverse_K,
+            offsets_B1,
+            out_BD.reshape(-1),
+            winners_BD.reshape(-1),
+        )
+        return out_BD, winners_BD if mode == "max" else None
 
     def read(self, store: Store, slots_N: Array) -> Columns:
         p = parts_of(store)

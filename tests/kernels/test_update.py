@@ -29,13 +29,23 @@ DIMS = [1, 3, 16, 29, 100]
     decay=st.sampled_from([0.0, 0.3]),
     clip=st.sampled_from([0.0, 0.5]),
     l1=st.sampled_from([0.0, 0.2]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
 )
 def test_update_equals_the_oracle_however_it_is_split(
-    keys: list[Key], dim: int, name: str, seed: int, parts: int, lr: float, decay: float, clip: float, l1: float
+    keys: list[Key],
+    dim: int,
+    name: str,
+    seed: int,
+    parts: int,
+    lr: float,
+    decay: float,
+    clip: float,
+    l1: float,
+    dtype: str,
 ) -> None:
     rng = np.random.default_rng(seed)
-    batch = SmallBatch(keys, rng.integers(0, 100, len(keys)), dim=dim, name=name)
-    step = Step(name, lr, weight_decay=decay, clip_norm=clip, l1=l1, l2=0.1, beta=0.5, beta1=0.8)
+    batch = SmallBatch(keys, rng.integers(0, 100, len(keys)), dim=dim, name=name, dtype=dtype)
+    step = Step(name, lr, weight_decay=decay, clip_norm=clip, l1=l1, l2=0.1, beta=0.5, beta1=0.8, seed=seed)
     for turn in range(3):
         grads = rng.standard_normal((len(keys), dim)).astype(np.float32)
         if turn == 1:
