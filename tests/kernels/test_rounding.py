@@ -1,5 +1,6 @@
 """Stochastic rounding to bfloat16: right on average, and never a matter of threads, order or luck."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def stepped(store: Any, slots: Any, grads: Any, *, seed: int, parts: int = 1) ->
     num = len(slots)
     one_each, times = np.arange(num + 1), np.zeros(num, np.int64)
     bounds = np.linspace(0, num, parts + 1).astype(int)
-    for start, stop in reversed(list(zip(bounds[:-1], bounds[1:], strict=True))):
+    for start, stop in reversed(list(itertools.pairwise(bounds))):
         step = Step("sgd", 1.0, seed=seed)
         VERBS.update(store, slots, one_each[:-1], one_each, grads, times, step, False, start, stop)
     return VERBS.read(store, slots).values_ND
