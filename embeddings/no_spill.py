@@ -7,6 +7,7 @@ from embeddings.rows import Int64Array, Rows, UInt16Array
 from embeddings.spill import ABSENT, MARK, SpilledRows
 
 MAX_MARKS = 1_000_000
+MARK_BYTES = 200  # a tuple of two integers in a dictionary, nearly
 
 
 class NoSpill:
@@ -46,11 +47,26 @@ class NoSpill:
     def destroy_generations(self, upto: int) -> None:
         self._marks = {key: generation for key, generation in self._marks.items() if generation > upto}
 
+    def purge(self, horizons: dict[int, int]) -> None:
+        """There is nothing to purge: marks go with their generation."""
+
+    def purging(self) -> bool:
+        return False
+
+    def coldest(self, fraction: float) -> int | None:
+        return None
+
     def num_rows(self) -> int:
         return 0
 
     def num_bytes(self) -> int:
         return 0
+
+    def memory_bytes(self) -> int:
+        return MARK_BYTES * len(self._marks)
+
+    def counters(self) -> dict[str, int]:
+        return {}
 
     def close(self) -> None:
         self._marks.clear()

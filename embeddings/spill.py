@@ -21,12 +21,19 @@ class SpilledRows:
 
 
 class Spill(Protocol):
-    """Rows that left memory. A find sees every write made before it, also those still on their way to the disk."""
+    """Rows that left memory. A find sees every write made before it, also those still on their way to the disk.
+
+    Finds may be called from any threads, beside each other and beside one writer. SpillError where the disk fails for
+    longer than the spill's patience; what waits is kept, and a later call succeeds once the disk does.
+    """
 
     keeps_rows: bool  # False: what is written is forgotten
 
     def write(self, rows: Rows, num_new: int) -> None:
-        """Keeps these rows, so many of them not known to be here, in the newest generation. May wait for room."""
+        """Keeps copies of these rows, so many of them not known to be here, in the newest generation.
+
+        May wait for room.
+        """
         ...
 
     def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
@@ -44,7 +51,22 @@ class Spill(Protocol):
         ...
 
     def destroy_generations(self, upto: int) -> None:
-        """Lets go of the generations up to this number: a mapped base covers them."""
+        """Lets go of the generations up to this number, as soon as no find needs them: a mapped base covers them."""
+        ...
+
+    def purge(self, horizons: dict[int, int]) -> None:
+        """Rows of these features last seen before their horizon may go, in the background.
+
+        A find may give them until then. A generation is cleared once a tenth of what was written to it lies below.
+        """
+        ...
+
+    def purging(self) -> bool:
+        """Whether a purge is still under way."""
+        ...
+
+    def coldest(self, fraction: float) -> int | None:
+        """A last-seen below which about this fraction of the stored rows lies; None where there are none."""
         ...
 
     def num_rows(self) -> int:
@@ -52,7 +74,15 @@ class Spill(Protocol):
         ...
 
     def num_bytes(self) -> int:
-        """Bytes on disk, and on their way there."""
+        """Bytes on disk, and on their way there. Looks at every file: not for every batch."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """Bytes of memory that are not on their way to the disk."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """What happened so far, by name."""
         ...
 
     def close(self) -> None: ...

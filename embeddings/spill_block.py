@@ -1,34 +1,51 @@
-"""Rows as the spill stores them: 10-byte keys in big-endian order, one packed record of fixed size each."""
+"""Rows as the spill stores them: keys of 10 bytes in the order of mixed keys, and packed records of fixed size."""
 
-# N rows
+# N rows, W four-byte words of a record
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.keys import UInt64Array, mix_keys
+from springtide_client.keys import GOLDEN, MIX_1, MIX_2, mix_keys
 
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from embeddings.spill import ROW
 
-Records = npt.NDArray[np.void]
+UInt8Array = npt.NDArray[np.uint8]
+UInt64Array = npt.NDArray[np.uint64]
+UNMIX_1, UNMIX_2 = (np.uint64(pow(factor, -1, 2**64)) for factor in (MIX_1, MIX_2))
 
 
 @dataclass(frozen=True)
 class Block:
-    """One write, sorted by mixed key, so that it can be searched while it waits."""
+    """One write, sorted by mixed key, so that it can be searched while it waits. Without rows: marks."""
 
     mixed: UInt64Array
     features: UInt16Array
     ids: Int64Array
-    records: Records
+    rows: Rows | None
+
+    @staticmethod
+    def of(features_N: UInt16Array, ids_N: Int64Array, rows: Rows | None) -> "Block":
+        """Copies; each key once."""
+        mixed_N = mix_keys(features_N, ids_N)
+        order = np.argsort(mixed_N)
+        if rows is None:
+            return Block(mixed_N[order], features_N[order], ids_N[order], None)
+        ordered = rows.take(order)
+        return Block(mixed_N[order], ordered.features, ordered.ids, ordered)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def num_bytes(self) -> int:
-        return self.mixed.nbytes + self.features.nbytes + self.ids.nbytes + self.records.nbytes
+        columns = (self.features, self.ids) if self.rows is None else self.rows.columns()
+        return self.mixed.nbytes + sum(column.nbytes for column in columns)
+
+    def part(self, start: int, stop: int) -> "Block":
+        """Some of it, not copied."""
+        cut = slice(start, stop)
+        rows = None if self.rows is None else Rows(*(column[cut] for column in self.rows.columns()))  # type: ignore[arg-type]
+        return Block(self.mixed[cut], self.features[cut], self.ids[cut], rows)
 
     def find(self, mixed_N: UInt64Array, features_N: UInt16Array) -> tuple[Int64Array, BoolArray]:
         """Where the keys stand, and whether they do; quickest where they ascend."""
@@ -45,56 +62,53 @@ class Block:
 
 
 class RecordFormat:
-    """kind, values, states, count, last-seen, packed; a mark is a record whose other fields are zeros."""
+    """values, states, count, last-seen as little-endian words; a key is its mixed key and its feature, big-endian."""
 
     def __init__(self, dim: int, state_width: int) -> None:
-        fields = [("kind", "u1"), ("values", "<f4", (dim,)), ("states", "<f4", (state_width,))]
-        self.dtype = np.dtype([*fields, ("count", "<i8"), ("last_seen", "<i8")])
+        self.dim, self.state_width = dim, state_width
+        self.num_words = dim + state_width + 4
+        self.num_bytes = 4 * self.num_words
 
-    def records(self, num: int) -> Any:
-        """Records of kind ABSENT."""
-        return np.zeros(num, self.dtype)
+    def pack_keys(self, mixed_N: UInt64Array, features_N: UInt16Array, into: UInt8Array) -> None:
+        """Into bytes, 10 a key."""
+        keys = into.reshape(-1, 10)
+        keys[:, :8] = mixed_N.astype(">u8").view(np.uint8).reshape(-1, 8)
+        keys[:, 8:] = features_N.astype(">u2").view(np.uint8).reshape(-1, 2)
 
-    def block(self, features_N: UInt16Array, ids_N: Int64Array, kind: int, rows: Rows | None) -> Block:
-        """A block of rows of one kind; each key once."""
-        mixed_N = mix_keys(features_N, ids_N)
-        order = np.argsort(mixed_N, kind="stable")
-        records = self.records(len(ids_N))
-        records["kind"] = kind
-        if rows is not None:
-            records["values"], records["states"] = rows.values[order], rows.states[order]
-            records["count"], records["last_seen"] = rows.counts[order], rows.last_seen[order]
-        return Block(mixed_N[order], features_N[order], ids_N[order], records)
+    def unpack_keys(self, keys: UInt8Array) -> tuple[UInt64Array, UInt16Array]:
+        """Mixed keys and features."""
+        keys_N10 = keys.reshape(-1, 10)
+        mixed_N = np.ascontiguousarray(keys_N10[:, :8]).view(">u8").reshape(-1).astype(np.uint64)
+        return mixed_N, np.ascontiguousarray(keys_N10[:, 8:]).view(">u2").reshape(-1).astype(np.uint16)
 
-    def keys(self, features_N: UInt16Array, ids_N: Int64Array) -> list[bytes]:
-        packed = np.empty((len(ids_N), 10), np.uint8)
-        packed[:, :2] = features_N.astype(">u2").view(np.uint8).reshape(-1, 2)
-        packed[:, 2:] = ids_N.astype(">i8").view(np.uint8).reshape(-1, 8)
-        keys: list[bytes] = packed.view("V10").reshape(-1).tolist()
-        return keys
+    def pack(self, rows: Rows, into: UInt8Array) -> None:
+        """Into bytes, `num_bytes` a row."""
+        words_NW = into.view(np.uint32).reshape(-1, self.num_words)
+        end = self.dim + self.state_width
+        words_NW[:, : self.dim] = rows.values.view(np.uint32)
+        words_NW[:, self.dim : end] = rows.states.view(np.uint32)
+        words_NW[:, end : end + 2] = rows.counts.view(np.uint32).reshape(-1, 2)
+        words_NW[:, end + 2 :] = rows.last_seen.view(np.uint32).reshape(-1, 2)
 
-    def values(self, records: Records) -> list[bytes]:
-        values: list[bytes] = records.view(f"V{self.dtype.itemsize}").tolist()
-        return values
+    def last_seen(self, packed: UInt8Array) -> Int64Array:
+        """That of each record."""
+        words_NW = packed.view(np.uint32).reshape(-1, self.num_words)
+        return np.ascontiguousarray(words_NW[:, -2:]).view(np.int64).reshape(-1)
 
-    def live_rows(self, keys: bytes, values: bytes) -> Rows:
-        """Rows of joined keys and records, without the marks."""
-        records = self.parse(values)
-        live = records["kind"] == ROW
-        packed = np.frombuffer(keys, np.uint8).reshape(-1, 10)[live]
-        features_N = np.ascontiguousarray(packed[:, :2]).view(">u2").reshape(-1).astype(np.uint16)
-        ids_N = np.ascontiguousarray(packed[:, 2:]).view(">i8").reshape(-1).astype(np.int64)
-        return self.rows(features_N, ids_N, records[live])
+    def unpack(self, packed: UInt8Array, into: Rows, at_N: Int64Array) -> None:
+        """Records into rows at these positions."""
+        words_NW = packed.view(np.uint32).reshape(-1, self.num_words)
+        end = self.dim + self.state_width
+        into.values[at_N] = words_NW[:, : self.dim].view(np.float32)
+        into.states[at_N] = words_NW[:, self.dim : end].view(np.float32)
+        into.counts[at_N] = np.ascontiguousarray(words_NW[:, end : end + 2]).view(np.int64).reshape(-1)
+        into.last_seen[at_N] = np.ascontiguousarray(words_NW[:, end + 2 :]).view(np.int64).reshape(-1)
 
-    def parse(self, joined: bytes) -> Any:
-        return np.frombuffer(joined, self.dtype)
 
-    def rows(self, features_N: UInt16Array, ids_N: Int64Array, records: Any) -> Rows:
-        return Rows(
-            features_N,
-            ids_N,
-            np.ascontiguousarray(records["values"]),
-            np.ascontiguousarray(records["states"]),
-            np.ascontiguousarray(records["count"]),
-            np.ascontiguousarray(records["last_seen"]),
-        )
+def unmix_keys(mixed_N: UInt64Array, features_N: UInt16Array) -> Int64Array:
+    """The ids: mix_keys the other way round."""
+    x_N = mixed_N
+    for shift, factor in ((31, UNMIX_2), (27, UNMIX_1), (30, np.uint64(1))):
+        x_N = (x_N ^ (x_N >> np.uint64(shift)) ^ (x_N >> np.uint64(2 * shift))) * factor
+    ids_N: Int64Array = (x_N ^ (features_N.astype(np.uint64) * np.uint64(GOLDEN))).astype(np.int64)
+    return ids_N

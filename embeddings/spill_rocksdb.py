@@ -1,66 +1,60 @@
-"""The spill in RocksDB: a folder of its own for one epoch of one owner, a database for each generation in it.
+"""The spill in RocksDB: a folder of its own for one epoch of one owner, databases for each generation in it.
 
-The only door to rocksdbpy. Its calls hold the GIL, so they are kept short; its panics are BaseExceptions; it is never
-iterated, and never called after close.
+RocksDB itself lives in another process (spill_process.py), for its calls hold the interpreter's lock.
 """
 
 # U unique keys, N rows
+import importlib.util
 import shutil
-import threading
-from collections import deque
-from dataclasses import dataclass
+import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from springtide_client.keys import mix_keys
 
 from embeddings.errors import SpillError
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.spill import MARK, ROW, SpilledRows
-from embeddings.spill_block import Block, RecordFormat
+from embeddings.spill import ABSENT, MARK, ROW, SpilledRows
+from embeddings.spill_ages import Ages
+from embeddings.spill_block import Block, RecordFormat, UInt64Array, unmix_keys
+from embeddings.spill_child import ChildLostError, FailedError
+from embeddings.generation import Database
+from embeddings.spill_keeper import Keeper, advised
 
-CALL_KEYS = 1000  # keys of one call: the GIL is held for 1 to 2 ms
-WRITE_BUFFER_BYTES = 64 << 20
-CACHE_MB = 64
-
-
-@dataclass
-class Generation:
-    """A database that opens with its first write; only the writer's thread opens, writes and destroys it."""
-
-    number: int
-    path: Path
-    database: Any = None
-    num_rows: int = 0
+QUEUE_BYTES = 64 << 20
+PATIENCE_SECONDS = 30.0
+PAUSE_SECONDS = 0.05
 
 
 class RocksSpill:
-    """Rows and marks written by a thread of its own; a find sees what still waits for it.
+    """Rows and marks, written in the background; a find sees what waits, and asks the disk for what may be there.
 
-    `folder` must not exist yet and is removed by `close`. A failure of the disk shows as SpillError at the next call.
+    `folder` must not exist yet and is removed by `close`. A killed process is started again and loses nothing.
     """
 
     keeps_rows = True
 
-    def __init__(self, folder: Path, *, dim: int, state_width: int, queue_bytes: int = 64 << 20) -> None:
-        self._rocksdb = _rocksdb()
-        self.folder, self.queue_bytes = folder, queue_bytes
-        self._format = RecordFormat(dim, state_width)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dim: int,
+        state_width: int,
+        queue_bytes: int = QUEUE_BYTES,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        if importlib.util.find_spec("rocksdbpy") is None:
+            raise SpillError("the spill needs RocksDB, and this Python has none: install rocksdb-py or do without one")
+        self.folder, self._form = folder, RecordFormat(dim, state_width)
         try:
             folder.mkdir(parents=True)
         except OSError as error:
-            raise SpillError(f"the spill's folder {folder} cannot be made: {error.strerror}") from None
-        self._changed = threading.Condition()
-        self._waiting: deque[tuple[Generation, Block]] = deque()  # oldest first; the writer removes what it has written
-        self._doomed: list[Generation] = []
-        self._waiting_bytes = 0
-        self._generations = [self._new_generation(0)]
-        self._error: BaseException | None = None
-        self._closing = False
-        self._reading = False  # a find waits for no more than one call of the writer's
-        self._writer = threading.Thread(target=self._write_all, name="spill-writer", daemon=True)
-        self._writer.start()
+            raise SpillError(f"the spill's folder {folder} cannot be made: {advised(str(error.strerror))}") from None
+        self._keeper = Keeper(folder, self._form, queue_bytes=queue_bytes, patience_seconds=patience_seconds)
+        self._counts = dict.fromkeys(
+            ("asked", "found_waiting", "absent_by_filter", "found_on_disk", "asked_in_vain"), 0
+        )
 
     @staticmethod
     def of_epoch(disk_path: Path, epoch: int, *, dim: int, state_width: int) -> "RocksSpill":
@@ -71,70 +65,94 @@ class RocksSpill:
         return RocksSpill(disk_path / str(epoch), dim=dim, state_width=state_width)
 
     def write(self, rows: Rows, num_new: int) -> None:
-        self._enqueue(self._format.block(rows.features, rows.ids, ROW, rows), num_new)
+        if len(rows):
+            self._keeper.put(Block.of(rows.features, rows.ids, rows), num_new)
 
     def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
-        self._enqueue(self._format.block(features_N, ids_N, MARK, None), 0)
+        if len(ids_N):
+            self._keeper.put(Block.of(features_N, ids_N, None), 0)
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
-        """1. What waits, the newest first. 2. The generations, the newest first.
+        """1. What waits, the newest first. 2. The databases that may hold the rest, the newest first.
 
-        Writes are made in their order, so what waits is newer than what any generation holds.
+        Writes are made in their order, so what waits is newer than what any database holds.
         """
-        with self._changed:
-            self._raise_error()
-            waiting = [block for _, block in reversed(self._waiting)]
-            generations = [generation for generation in reversed(self._generations) if generation.database is not None]
-        records_U = self._format.records(len(ids_U))
+        deadline = self._keeper.deadline()
+        kinds_U = np.full(len(ids_U), ABSENT, np.uint8)
+        rows = Rows.empty(len(ids_U), self._form.dim, self._form.state_width)
+        rows.features[:], rows.ids[:] = features_U, ids_U
         mixed_U = mix_keys(features_U, ids_U)
-        missing = np.argsort(mixed_U) if waiting else np.arange(len(ids_U))
-        for block in waiting:
-            at, here = block.find(mixed_U[missing], features_U[missing])
-            records_U[missing[here]] = block.records[at[here]]
-            missing = missing[~here]
-        order = np.lexsort((ids_U[missing].view(np.uint64), features_U[missing]))
-        missing = missing[order]
-        self._reading = True
-        try:
-            for generation in generations:
-                found = [
-                    self._get(generation, features_U, ids_U, missing[start : start + CALL_KEYS], records_U)
-                    for start in range(0, len(missing), CALL_KEYS)
-                ]
-                missing = missing[~np.concatenate(found)] if found else missing
-        finally:
-            with self._changed:
-                self._reading = False
-                self._changed.notify_all()
-        return SpilledRows(records_U["kind"].copy(), self._format.rows(features_U, ids_U, records_U))
+        num_asked = num_found = 0
+        with self._keeper.reading() as (blocks, databases):
+            missing = np.argsort(mixed_U)
+            for block in blocks:
+                missing = _take_waiting(block, mixed_U, missing, kinds_U, rows)
+            num_waiting = len(ids_U) - len(missing)
+            for database in databases:
+                may_be_U = database.keys.contains(mixed_U[missing])
+                asked = missing[may_be_U]
+                if len(asked):
+                    self._take_stored(database, mixed_U, asked, kinds_U, rows, deadline)
+                    found = kinds_U[asked] != ABSENT
+                    num_asked, num_found = num_asked + len(asked), num_found + int(np.count_nonzero(found))
+                    missing = np.concatenate([missing[~may_be_U], asked[~found]])
+                    missing = missing[np.argsort(mixed_U[missing])]
+        self._count(
+            asked=len(ids_U),
+            found_waiting=num_waiting,
+            found_on_disk=num_found,
+            asked_in_vain=num_asked - num_found,
+            absent_by_filter=max(0, len(ids_U) - num_waiting - num_asked),
+        )
+        return SpilledRows(kinds_U, rows)
 
     def read_all(self) -> Rows:
-        """Waits until all is written; holds every row in memory."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._waiting or self._error is not None or self._closing)
-            self._raise_error()
-        records: dict[bytes, bytes] = {}
-        for generation in self._generations:
-            if generation.database is not None:
-                # read to its end at once: an iterator that outlives its database aborts the process
-                records.update(dict(pair for pair in generation.database.iterator("start", b"", 1)))
-        return self._format.live_rows(b"".join(records), b"".join(records.values()))
+        """Holds every row in memory."""
+        deadline = self._keeper.deadline()
+        parts: list[tuple[UInt64Array, npt.NDArray[np.uint8], Rows]] = []  # the newest first
+        with self._keeper.reading() as (blocks, databases):
+            for block in blocks:
+                kind = MARK if block.rows is None else ROW
+                nothing = Rows.empty(len(block), self._form.dim, self._form.state_width)
+                rows = block.rows or Rows(block.features, block.ids, *nothing.columns()[2:])  # type: ignore[arg-type]
+                parts.append((block.mixed, np.full(len(block), kind, np.uint8), rows))
+            for database in databases:
+                parts += self._scan(database, deadline)
+        if not parts:
+            return Rows.empty(0, self._form.dim, self._form.state_width)
+        mixed_N = np.concatenate([mixed for mixed, _, _ in parts])
+        kinds_N = np.concatenate([kinds for _, kinds, _ in parts])
+        rows = Rows.concatenate([rows for _, _, rows in parts])
+        # the first of each key is its newest
+        order = np.lexsort((np.arange(len(mixed_N)), rows.features, mixed_N))
+        same = (mixed_N[order][1:] == mixed_N[order][:-1]) & (rows.features[order][1:] == rows.features[order][:-1])
+        newest = order[np.concatenate([[True], ~same])]
+        return rows.take(newest[kinds_N[newest] == ROW])
 
     def open_generation(self) -> int:
-        with self._changed:
-            closed = self._generations[-1].number
-            self._generations.append(self._new_generation(closed + 1))
-            return closed
+        return self._keeper.open_generation()
 
     def destroy_generations(self, upto: int) -> None:
-        with self._changed:
-            self._doomed += [generation for generation in self._generations if generation.number <= upto]
-            self._generations = [generation for generation in self._generations if generation.number > upto]
-            self._changed.notify_all()
+        self._keeper.destroy_generations(upto)
+
+    def purge(self, horizons: dict[int, int]) -> None:
+        self._keeper.purge(horizons)
+
+    def purging(self) -> bool:
+        return self._keeper.purging()
+
+    def coldest(self, fraction: float) -> int | None:
+        with self._keeper.changed:
+            parts = [database.ages for generation in self._keeper.generations for database in generation.databases]
+        return Ages.together(parts).quantile(fraction)
+
+    def drain(self) -> None:
+        """Waits until all is written and purged."""
+        self._keeper.drain()
 
     def num_rows(self) -> int:
-        with self._changed:
-            return sum(generation.num_rows for generation in self._generations)
+        with self._keeper.changed:
+            return sum(generation.num_rows for generation in self._keeper.generations)
 
     def num_bytes(self) -> int:
         on_disk = 0
@@ -143,123 +161,89 @@ class RocksSpill:
                 on_disk += file.stat().st_size if file.is_file() else 0
             except FileNotFoundError:  # RocksDB removes files as it merges them
                 continue
-        return on_disk + self._waiting_bytes
+        return on_disk + self._keeper.waiting_bytes
+
+    def memory_bytes(self) -> int:
+        """Filters, and the memory shared with the process; its own caches are not in it."""
+        return self._keeper.memory_bytes()
+
+    def counters(self) -> dict[str, int]:
+        with self._keeper.changed:
+            return self._counts | self._keeper.counts
 
     def close(self) -> None:
-        """Ends the writer without writing what waits, and removes the folder: nothing in it outlives its owner."""
-        with self._changed:
-            if self._closing:
-                return
-            self._closing = True
-            self._changed.notify_all()
-        self._writer.join()
-        for generation in [*self._generations, *self._doomed]:
-            self._destroy(generation)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Nothing that waits is written: what is in the folder does not outlive its owner."""
+        self._keeper.close()
 
-    def _new_generation(self, number: int) -> Generation:
-        return Generation(number, self.folder / f"{number:06d}")
+    def _count(self, **more: int) -> None:
+        with self._keeper.changed:
+            for name, num in more.items():
+                self._counts[name] += num
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise SpillError(f"the spill in {self.folder} has failed: {self._error}") from self._error
-        if self._closing:
-            raise SpillError(f"the spill in {self.folder} is closed")
+    def _take_stored(
+        self,
+        database: Database,
+        mixed_U: UInt64Array,
+        asked: Int64Array,
+        kinds_U: npt.NDArray[np.uint8],
+        rows: Rows,
+        deadline: float,
+    ) -> None:
+        """What a database holds of the keys at these positions, into kinds and rows."""
+        start = 0
+        while start < len(asked):
+            part = asked[start:]
+            child = self._keeper.child(deadline)
+            try:
+                with child.find_lane(deadline) as lane:
+                    part = part[: child.num_keys]
+                    self._form.pack_keys(mixed_U[part], rows.features[part], lane.keys(len(part)))
+                    (num_rows,) = lane.call("find", database.number, len(part), deadline=deadline)
+                    kinds = kinds_U[part] = lane.kinds(len(part))
+                    self._form.unpack(lane.records(num_rows), rows, part[kinds == ROW])
+                start += len(part)
+            except ChildLostError:
+                pass  # another one is asked
+            except FailedError as error:
+                self._bear(error, deadline)
 
-    def _enqueue(self, block: Block, num_new: int) -> None:
-        with self._changed:
-            # back-pressure: one block may always wait, however large it is
-            self._changed.wait_for(
-                lambda: (
-                    not self._waiting
-                    or self._waiting_bytes + block.num_bytes <= self.queue_bytes
-                    or self._error is not None
-                    or self._closing
-                )
-            )
-            self._raise_error()
-            self._waiting.append((self._generations[-1], block))
-            self._generations[-1].num_rows += num_new
-            self._waiting_bytes += block.num_bytes
-            self._changed.notify_all()
+    def _bear(self, error: FailedError, deadline: float) -> None:
+        """A pause, where there is time for one."""
+        if error.final or time.monotonic() + PAUSE_SECONDS > deadline:
+            raise SpillError(f"the spill in {self.folder} cannot be read: {advised(str(error))}") from error
+        self._keeper.wait_a_little(PAUSE_SECONDS)
 
-    def _get(
-        self, generation: Generation, features_U: UInt16Array, ids_U: Int64Array, at_N: Int64Array, records_U: Any
-    ) -> Any:
-        try:
-            answers = generation.database.multi_get(self._format.keys(features_U[at_N], ids_U[at_N]), False)
-        except BaseException as error:  # a panic in Rust is no Exception
-            _raise_interrupt(error)
-            raise SpillError(f"the spill in {generation.path} cannot be read: {error}") from error
-        found_N = np.fromiter(map(bool, answers), np.bool_, len(at_N))
-        records_U[at_N[found_N]] = self._format.parse(b"".join(filter(None, answers)))
-        return found_N
-
-    # the writer's thread
-
-    def _write_all(self) -> None:
-        try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._waiting or self._doomed or self._closing)
-                    if self._closing:
-                        return
-                    doomed, self._doomed = self._doomed, []
-                    generation, block = self._waiting[0] if self._waiting else (None, None)
-                if generation is not None and block is not None:
-                    self._write(generation, block)
-                    with self._changed:
-                        self._waiting.popleft()
-                        self._waiting_bytes -= block.num_bytes
-                        self._changed.notify_all()
-                for old in doomed:
-                    self._destroy(old)
-        except BaseException as error:  # told to the next caller; a panic in Rust is no Exception
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-
-    def _write(self, generation: Generation, block: Block) -> None:
-        if generation.database is None:
-            generation.database = self._rocksdb.open(str(generation.path), self._options())
-        keys = self._format.keys(block.features, block.ids)
-        values = self._format.values(block.records)
-        for start in range(0, len(keys), CALL_KEYS):
-            with self._changed:
-                self._changed.wait_for(lambda: not self._reading or self._closing)
-            if self._closing:
-                return
-            batch = self._rocksdb.WriteBatch()  # a batch written is spent
-            part = slice(start, start + CALL_KEYS)
-            deque(map(batch.add, keys[part], values[part]), maxlen=0)
-            generation.database.write(batch)
-
-    def _options(self) -> Any:
-        options = self._rocksdb.Option()
-        options.create_if_missing(True)
-        options.optimize_for_point_lookup(CACHE_MB)
-        options.set_allow_mmap_reads(True)
-        options.set_write_buffer_size(WRITE_BUFFER_BYTES)
-        options.set_max_background_jobs(2)
-        return options
-
-    def _destroy(self, generation: Generation) -> None:
-        if generation.database is not None:
-            generation.database.close()
-            generation.database = None
-        shutil.rmtree(generation.path, ignore_errors=True)
+    def _scan(self, database: Database, deadline: float) -> list[tuple[UInt64Array, npt.NDArray[np.uint8], Rows]]:
+        parts = []
+        after: str | None = ""
+        while after is not None:
+            child = self._keeper.child(deadline)
+            try:
+                with child.find_lane(deadline) as lane:
+                    num, after = lane.call("scan", database.number, after, child.num_keys, deadline=deadline)
+                    mixed_N, features_N = self._form.unpack_keys(lane.keys(num))
+                    kinds_N = lane.kinds(num).copy()
+                    rows = Rows.empty(num, self._form.dim, self._form.state_width)
+                    rows.features[:], rows.ids[:] = features_N, unmix_keys(mixed_N, features_N)
+                    at_N = np.flatnonzero(kinds_N == ROW)
+                    self._form.unpack(lane.records(len(at_N)), rows, at_N)
+                parts.append((mixed_N, kinds_N, rows))
+                deadline = self._keeper.deadline()
+            except ChildLostError:
+                continue
+            except FailedError as error:
+                self._bear(error, deadline)
+        return parts
 
 
-def _rocksdb() -> Any:
-    try:
-        import rocksdbpy
-    except ImportError as error:
-        raise SpillError(
-            f"the spill needs RocksDB, and this Python has none ({error}): install rocksdb-py or do without a spill"
-        ) from None
-    return rocksdbpy
-
-
-def _raise_interrupt(error: BaseException) -> None:
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        raise error
+def _take_waiting(
+    block: Block, mixed_U: UInt64Array, missing: Int64Array, kinds_U: npt.NDArray[np.uint8], rows: Rows
+) -> Int64Array:
+    """Kinds and rows that a waiting block knows; the positions it does not."""
+    at, here = block.find(mixed_U[missing], rows.features[missing])
+    to, at = missing[here], at[here]
+    kinds_U[to] = MARK if block.rows is None else ROW
+    if block.rows is not None:
+        rows.values[to], rows.states[to] = block.rows.values[at], block.rows.states[at]
+        rows.counts[to], rows.last_seen[to] = block.rows.counts[at], block.rows.last_seen[at]
+    return missing[~here]

@@ -12,6 +12,7 @@ from embeddings.errors import SpillError
 from embeddings.rows import Rows
 from embeddings.spill import ABSENT, MARK, ROW
 from embeddings.spill_rocksdb import RocksSpill
+from tests.embeddings.spilled import impatient
 
 DIM = 4
 
@@ -29,7 +30,7 @@ def rows(keys: list[tuple[int, int]], value: float) -> Rows:
 
 
 def wait_until_written(spill: RocksSpill) -> None:
-    spill.read_all()
+    spill.drain()
 
 
 @pytest.fixture
@@ -123,14 +124,20 @@ def test_two_owners_of_one_epoch_are_refused(spill: RocksSpill, tmp_path: Path) 
         RocksSpill.of_epoch(tmp_path, 3, dim=DIM, state_width=1)
 
 
-def test_a_failing_disk_shows_at_the_next_call(tmp_path: Path) -> None:
-    spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1)
-    (tmp_path / "spill" / "000000").write_text("no folder for a database")
+def test_a_failing_disk_is_told_after_a_while_and_what_waits_is_kept(tmp_path: Path) -> None:
+    spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1, queue_bytes=1)
+    blocker = tmp_path / "spill" / "000000"
+    blocker.write_text("no folder for a database")
     spill.write(rows(KEYS, 1), len(KEYS))
-    with pytest.raises(SpillError, match="has failed"):
-        wait_until_written(spill)
-    with pytest.raises(SpillError, match="has failed"):
-        spill.write(rows(KEYS, 1), len(KEYS))
+    with impatient(spill), pytest.raises(SpillError, match=r"takes no rows: .*File exists"):
+        spill.write(rows([(9, 9)], 1), 1)
+    found = spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
+    assert (found.kinds == ROW).all()
+    blocker.unlink()
+    spill.write(rows([(9, 9)], 1), 1)
+    spill.drain()
+    assert len(spill.read_all()) == len(KEYS) + 1
+    assert spill.counters()["failed_writes"] > 0
     spill.close()
 
 
@@ -142,4 +149,4 @@ def test_after_close_nothing_is_answered_in_silence(spill: RocksSpill) -> None:
         spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
     with pytest.raises(SpillError, match="closed"):
         spill.write(rows(KEYS, 1), len(KEYS))
-    assert not any(thread.name == "spill-writer" and thread.is_alive() for thread in threading.enumerate())
+    assert not any(thread.name == "spill-keeper" and thread.is_alive() for thread in threading.enumerate())

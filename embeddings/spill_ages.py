@@ -1,0 +1,80 @@
+"""When the rows of a database were last seen: a histogram by feature, kept while writing.
+
+It counts writes: a key written twice counts twice until the database is rewritten.
+"""
+
+# N rows, M buckets
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+import numpy as np
+
+from embeddings.rows import Int64Array, UInt16Array
+
+MAX_BUCKETS = 4096
+TIME_BITS = 44  # milliseconds until the year 2527; what is later counts as that, what is negative as 0
+LATEST = (1 << TIME_BITS) - 1
+
+
+class Ages:
+    """Buckets of equal width, as narrow as few enough of them allow."""
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self._shift = 0
+        self._buckets_M = np.empty(0, np.int64)  # feature and last-seen >> shift in one word, ascending
+        self._counts_M = np.empty(0, np.int64)
+
+    def add(self, features_N: UInt16Array, last_seen_N: Int64Array) -> None:
+        buckets_N = np.clip(last_seen_N, 0, LATEST) >> self._shift | features_N.astype(np.int64) << TIME_BITS
+        self._merge(buckets_N, np.ones(len(buckets_N), np.int64))
+        self.num_rows += len(features_N)
+
+    def num_below(self, horizons: Mapping[int, int]) -> int:
+        """How many rows were last seen before their feature's horizon; those of its own bucket do not count."""
+        features_M, ends_M = self._buckets_M >> TIME_BITS, self._ends()
+        return sum(
+            int(self._counts_M[(features_M == feature) & (ends_M <= horizon)].sum())
+            for feature, horizon in horizons.items()
+        )
+
+    @classmethod
+    def together(cls, parts: Iterable[Self]) -> "Ages":
+        """One histogram of several, without features."""
+        whole = Ages()
+        for part in parts:
+            whole._widen(part._shift)
+            times_M = (part._buckets_M & LATEST) >> (whole._shift - part._shift)
+            whole._merge(times_M, part._counts_M)
+            whole.num_rows += part.num_rows
+        return whole
+
+    def quantile(self, fraction: float) -> int | None:
+        """A last-seen below which about this fraction of the rows lies, and at least one; None without rows."""
+        if not self.num_rows:
+            return None
+        order = np.argsort(self._buckets_M & LATEST, kind="stable")
+        reached = np.cumsum(self._counts_M[order])
+        at = int(np.searchsorted(reached, fraction * self.num_rows))
+        return int(self._ends()[order[min(at, len(order) - 1)]])
+
+    def _ends(self) -> Int64Array:
+        """The first last-seen beyond each bucket."""
+        ends_M: Int64Array = ((self._buckets_M & LATEST) + 1) << self._shift
+        return ends_M
+
+    def _widen(self, shift: int) -> None:
+        if shift > self._shift:
+            features_M, times_M = self._buckets_M >> TIME_BITS, self._buckets_M & LATEST
+            self._buckets_M = features_M << TIME_BITS | times_M >> (shift - self._shift)
+            self._shift = shift
+
+    def _merge(self, buckets_N: Int64Array, counts_N: Int64Array) -> None:
+        self._buckets_M = np.concatenate([self._buckets_M, buckets_N])
+        self._counts_M = np.concatenate([self._counts_M, counts_N])
+        while True:
+            self._buckets_M, inverse = np.unique(self._buckets_M, return_inverse=True)
+            self._counts_M = np.bincount(inverse, self._counts_M, len(self._buckets_M)).astype(np.int64)
+            if len(self._buckets_M) <= MAX_BUCKETS or self._shift >= TIME_BITS:
+                return
+            self._widen(self._shift + 1)

@@ -1,0 +1,52 @@
+"""Which keys a database may hold, in memory: absent keys are answered without asking the disk."""
+
+# N keys
+import numpy as np
+import numpy.typing as npt
+
+from embeddings.rows import BoolArray
+from kernels.cpu import key_filter
+
+UInt64Array = npt.NDArray[np.uint64]
+LINE = 64
+FIRST_KEYS = 1 << 15
+GROWTH = 4
+
+
+class KeyFilter:
+    """Grows by adding larger filters; 2 bytes a key, and at most a fifth of a strange keys in a hundred pass a filter.
+
+    One thread adds, any number asks at the same time: a key is seen once `add` has returned.
+    """
+
+    def __init__(self, num_keys: int = FIRST_KEYS) -> None:
+        """Sized at first for so many keys."""
+        self._parts: tuple[UInt64Array, ...] = ()
+        self._room = 0  # keys that the newest part still takes
+        self._next_keys = max(FIRST_KEYS, num_keys)
+
+    def add(self, mixed_N: UInt64Array) -> None:
+        mixed_N = mixed_N[~self.contains(mixed_N)]
+        while len(mixed_N):
+            if self._room <= 0:
+                self._grow()
+            now, mixed_N = mixed_N[: self._room], mixed_N[self._room :]
+            self._room -= int(key_filter.add(self._parts[-1], now))
+
+    def contains(self, mixed_N: UInt64Array) -> BoolArray:
+        """False: certainly not added."""
+        maybe_N = np.zeros(len(mixed_N), np.bool_)
+        for words in reversed(self._parts):
+            maybe_N |= key_filter.contains(words, mixed_N)
+        return maybe_N
+
+    def num_bytes(self) -> int:
+        return sum(words.nbytes for words in self._parts)
+
+    def _grow(self) -> None:
+        num_blocks = -(-self._next_keys // key_filter.KEYS_A_BLOCK)
+        num_words = num_blocks * key_filter.BLOCK_WORDS
+        raw = np.zeros(num_words + LINE // 8, np.uint64)
+        start = -raw.ctypes.data % LINE // 8
+        self._parts = (*self._parts, raw[start : start + num_words])
+        self._room, self._next_keys = self._next_keys, self._next_keys * GROWTH
