@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from embeddings.errors import SpillError
+from embeddings.generation import Database, Generation
 from embeddings.spill_block import Block, RecordFormat
 from embeddings.spill_child import ChildLostError, FailedError, SpillChild
-from embeddings.generation import Database, Generation
 from embeddings.spill_process import CALL_KEYS, ROW
 
 MAX_BLOCKS = 256

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from springtide_client.keys import mix_keys
 
 from embeddings.errors import SpillError
+from embeddings.generation import Database
 from embeddings.rows import Int64Array, Rows, UInt16Array
 from embeddings.spill import ABSENT, MARK, ROW, SpilledRows
 from embeddings.spill_ages import Ages
 from embeddings.spill_block import Block, RecordFormat, UInt64Array, unmix_keys
 from embeddings.spill_child import ChildLostError, FailedError
-from embeddings.generation import Database
 from embeddings.spill_keeper import Keeper, advised
 
 QUEUE_BYTES = 64 << 20
