@@ -1,10 +1,14 @@
 """The tiers below memory as one: the spill first, where a mark hides what lies deeper; then the base."""
 
 # U unique keys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
+from embeddings.departures import Departures
+from embeddings.horizons import Horizons
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.source import RowSource
 from embeddings.spill import ABSENT, MARK, ROW, Spill
@@ -16,12 +20,62 @@ class Recalled:
 
     rows: Rows
     found_U: BoolArray
-    forgotten_U: BoolArray
+    forgotten_U: BoolArray  # by key or by rule
+    expired_U: BoolArray  # by rule
     from_spill_U: BoolArray
 
+    def alive(self, horizons: Horizons) -> "Recalled":
+        """The same under rules: what they forget is not found."""
+        if not horizons or not self.found_U.any():
+            return self
+        dead_U = self.found_U & ~horizons.alive(self.rows.features, self.rows.last_seen)
+        return Recalled(
+            self.rows,
+            self.found_U & ~dead_U,
+            self.forgotten_U | dead_U,
+            self.expired_U | dead_U,
+            self.from_spill_U & ~dead_U,
+        )
 
-def recall(spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U: Int64Array) -> Recalled:
-    """The rows of unique keys from the highest tier that knows of them; moves nothing."""
+    def take(self, chosen: Int64Array) -> "Recalled":
+        """What is known of the keys at these positions."""
+        return Recalled(self.rows.take(chosen), *(column[chosen] for column in self._columns()))
+
+    @staticmethod
+    def concatenate(parts: Sequence["Recalled"]) -> "Recalled":
+        columns = zip(*(part._columns() for part in parts), strict=True)
+        return Recalled(Rows.concatenate([part.rows for part in parts]), *map(np.concatenate, columns))
+
+    def _columns(self) -> tuple[BoolArray, ...]:
+        return (self.found_U, self.forgotten_U, self.expired_U, self.from_spill_U)
+
+
+class Below:
+    """Recalls rows, at once or ahead of their turn in a thread of its own; knows no rules."""
+
+    def __init__(self, spill: Spill, base: RowSource | None, departures: Departures) -> None:
+        self.spill, self.base, self.departures = spill, base, departures
+        self._ahead: ThreadPoolExecutor | None = None
+
+    def recall(self, features_U: UInt16Array, ids_U: Int64Array) -> Recalled:
+        """The rows of unique keys from the highest tier that knows of them; moves nothing. SpillError."""
+        self.departures.settle()
+        return _recall(self.spill, self.base, features_U, ids_U)
+
+    def recall_ahead(self, features_U: UInt16Array, ids_U: Int64Array) -> Future[Recalled]:
+        """The same while the caller computes."""
+        self.departures.settle()
+        if self._ahead is None:
+            self._ahead = ThreadPoolExecutor(1, thread_name_prefix="recall")
+        return self._ahead.submit(_recall, self.spill, self.base, features_U, ids_U)
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.shutdown()
+        self.spill.close()
+
+
+def _recall(spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U: Int64Array) -> Recalled:
     spilled = spill.find(features_U, ids_U)
     rows, found_U = spilled.rows, spilled.kinds == ROW
     from_spill_U = found_U.copy()
@@ -32,4 +86,4 @@ def recall(spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U:
         rows.values[here], rows.states[here] = deeper.values[there], deeper.states[there]
         rows.counts[here], rows.last_seen[here] = deeper.counts[there], deeper.last_seen[there]
         found_U[here] = True
-    return Recalled(rows, found_U, spilled.kinds == MARK, from_spill_U)
+    return Recalled(rows, found_U, spilled.kinds == MARK, np.zeros(len(ids_U), np.bool_), from_spill_U)

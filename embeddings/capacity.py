@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 
-from embeddings.config import TableConfig
+from embeddings.config import Admission, TableConfig
+from embeddings.departures import MIN_GHOSTS
 from embeddings.optimizer import RowOptimizer
 from embeddings.sizes import num_bytes
 from kernels.spec import WIDTH, Layout, Verbs
 
 PART = 16  # the overflow area has a sixteenth of the slots, the side buffer a sixteenth of the bytes
 OVERFLOW_KEY_BYTES = 64  # key, score, free list and hash places of an overflow row, at most
-TOUCHED_BYTES = 8
+TOUCHED_BYTES, GHOST_BYTES = 8, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +37,19 @@ class Capacity:
         state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
         row_bytes = 2 + 8 + 4 * (config.dim + state_width) + 16
         num_side = total // PART // row_bytes if tracked else 0
-        slot_bytes = verbs.slot_bytes(Layout(config.dim, state_width))
-        each = (slot_bytes + TOUCHED_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
-        fixed = WIDTH * (slot_bytes + OVERFLOW_KEY_BYTES)
+        if _asks_for_admission(config):
+            total -= num_bytes(Admission.of(config.admission).sketch_bytes)
+        slot_bytes = verbs.slot_bytes(Layout(config.dim, state_width, config.dtype))
+        each = (slot_bytes + TOUCHED_BYTES + GHOST_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
+        fixed = WIDTH * (slot_bytes + OVERFLOW_KEY_BYTES) + 8 * MIN_GHOSTS
         num_slots = (total - num_side * row_bytes - fixed) // each // WIDTH * WIDTH
         if num_slots < WIDTH:
             raise ValueError(
                 f"device_bytes = {config.device_bytes} holds no bucket of {WIDTH} rows: {each} bytes a row"
             )
         return Capacity(num_slots=num_slots, num_overflow=max(WIDTH, num_slots // PART), num_side=max(1, num_side))
+
+
+def _asks_for_admission(config: TableConfig) -> bool:
+    counts = [policy.min_count or 1 for policy in config.features.values()]
+    return max([Admission.of(config.admission).min_count, *counts]) > 1

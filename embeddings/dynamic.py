@@ -16,9 +16,10 @@ from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
 from embeddings.errors import SpillError
 from embeddings.optimizer import RowOptimizer
+from embeddings.reading import KNOWN
 from embeddings.rows import Rows, Touched
 from embeddings.spill_rocksdb import RocksSpill
-from embeddings.table import KNOWN, EmbeddingTable
+from embeddings.table import EmbeddingTable
 from kernels.backend import backend
 
 FEATURE = 0  # the one feature of a module's table

@@ -5,49 +5,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from embeddings.rows import Int64Array, UInt16Array
+from springtide_client.keys import SHARED_FEATURE
+
+from embeddings.rows import BoolArray, Int64Array
+from kernels.spec import Unique
 
 if TYPE_CHECKING:
     from embeddings.table import EmbeddingTable
 
 
 class Lookup:
-    """Unique keys in order of first occurrence; their rows stay until `release`, an update, or this object's end."""
+    """Unique keys, each with its row; the rows stay until `release`, an update, or this object's end.
 
-    __slots__ = (
-        "_table",
-        "erasures",
-        "features_U",
-        "ids_U",
-        "inverse_K",
-        "last_seen_U",
-        "occurrences_U",
-        "score",
-        "slots_U",
-    )
+    Keys that were not admitted are replaced by the shared keys of their features (springtide_client.keys).
+    """
 
-    def __init__(
-        self,
-        table: EmbeddingTable,
-        *,
-        score: int,
-        erasures: int,
-        features_U: UInt16Array,
-        ids_U: Int64Array,
-        slots_U: Int64Array,
-        inverse_K: Int64Array,
-        occurrences_U: Int64Array,
-        last_seen_U: Int64Array,
-    ) -> None:
+    __slots__ = ("_table", "erasures", "slots_U", "tick", "unique")
+
+    def __init__(self, table: EmbeddingTable, *, tick: int, erasures: int, unique: Unique, slots_U: Int64Array) -> None:
         self._table: EmbeddingTable | None = table
-        self.score = score  # the table's clock: rows with this score or a newer one are protected
+        self.tick = tick  # of the table's clock: rows stamped with it or later are protected
         self.erasures = erasures
-        self.features_U = features_U
-        self.ids_U = ids_U
+        self.unique = unique
         self.slots_U = slots_U
-        self.inverse_K = inverse_K
-        self.occurrences_U = occurrences_U
-        self.last_seen_U = last_seen_U
+
+    def __len__(self) -> int:
+        """Keys, K."""
+        return len(self.unique.inverse_K)
+
+    @property
+    def not_admitted_K(self) -> BoolArray:
+        """Which keys share a row because they were seen too seldom."""
+        shared_U = self.unique.features_U >= SHARED_FEATURE
+        not_admitted_K: BoolArray = shared_U[self.unique.inverse_K]
+        return not_admitted_K
 
     @property
     def released(self) -> bool:
@@ -57,10 +48,10 @@ class Lookup:
         """The rows may be evicted from now on; a second call does nothing."""
         if self._table is not None:
             table, self._table = self._table, None
-            table.release(self.score)
+            table.release(self.tick)
 
     def __del__(self) -> None:
         # the collector may run this in any thread and amid any call: the table is only told
         table = getattr(self, "_table", None)
         if table is not None:
-            table.abandon(self.score)
+            table.abandon(self.tick)

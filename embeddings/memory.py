@@ -2,48 +2,58 @@
 
 # U unique keys, N some of them, V victims
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from embeddings.capacity import Capacity
+from embeddings.departures import Departures, Reason, num_ghosts
+from embeddings.horizons import Horizons
+from embeddings.quotas import Quotas
 from embeddings.rows import Int64Array, Rows, UInt16Array
 from kernels.spec import NO_SLOT, TOUCHED, Columns, Layout, Placed, Verbs
 
 UInt64Array = npt.NDArray[np.uint64]
-Leaving = Callable[[Rows, Int64Array], None]  # rows that leave memory, and their flags
+LEAVING_ROWS = 65536  # rows that must leave do so in steps of so many
 
 
 class Memory:
-    """Slots of one store. `leaving` is called with rows before their slots are written over."""
+    """Slots of one store. Rows are handed to `departures` before their slots are written over."""
 
-    def __init__(self, verbs: Verbs, capacity: Capacity, dim: int, state_width: int, leaving: Leaving) -> None:
-        self.verbs = verbs
-        self.store = verbs.allocate(capacity.num_slots, capacity.num_overflow, Layout(dim, state_width))
-        self.leaving = leaving
-        self.clock = 0  # one tick a lookup: the score of the rows it takes
+    def __init__(
+        self, verbs: Verbs, capacity: Capacity, layout: Layout, departures: Departures, quotas: Quotas
+    ) -> None:
+        self.verbs, self.departures, self.quotas = verbs, departures, quotas
+        self.store = verbs.allocate(capacity.num_slots, capacity.num_overflow, layout)
+        self.clock = 0  # one tick a lookup: the rows it takes are stamped with it
         self.num_rows = 0
         self.num_overflowed = 0
         self.erasures = 0  # a lookup that is older than the newest one looks where its rows are
-        self._held: set[int] = set()  # the scores of lookups not yet released
+        self.writes = 0  # placings and erasures: what was recalled before the newest one may be stale
+        self._held: set[int] = set()  # the ticks of lookups not yet released
         self._abandoned: deque[int] = deque()  # of those, the lookups that were dropped since
 
+    @property
+    def num_held(self) -> int:
+        """Lookups whose rows must stay."""
+        self.settle()
+        return len(self._held)
+
     def hold(self) -> int:
-        """A new tick of the clock: rows that get its score stay until it is released."""
+        """A new tick of the clock: rows stamped with it stay until it is released."""
         self.settle()
         self.clock += 1
         self._held.add(self.clock)
         return self.clock
 
-    def release(self, score: int) -> None:
+    def release(self, tick: int) -> None:
         """Lets go of a lookup's rows; those in the overflow area leave at once, as evictions do."""
-        self._abandoned.append(score)
+        self._abandoned.append(tick)
         self.settle()
 
-    def abandon(self, score: int) -> None:
+    def abandon(self, tick: int) -> None:
         """A release that takes place later; safe from any thread at any time."""
-        self._abandoned.append(score)
+        self._abandoned.append(tick)
 
     def settle(self) -> None:
         """Makes good the releases that were only announced."""
@@ -51,13 +61,14 @@ class Memory:
             return
         while self._abandoned:
             self._held.discard(self._abandoned.popleft())
-        slots_V = self.verbs.overflow(self.store, min(self._held, default=self.clock + 1))
+        slots_V = self.verbs.overflow(self.store, self._protect_from(self.clock + 1))
         if len(slots_V):
-            self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V))
+            self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), Reason.CAPACITY)
             self.verbs.erase(self.store, slots_V)
+        self.trim()
 
     def place(self, features_U: UInt16Array, ids_U: Int64Array, mixed_U: UInt64Array) -> tuple[Int64Array, Int64Array]:
-        """A slot for every key, with the newest score, and the positions of the new ones: they hold no row yet."""
+        """A slot for every key, stamped now, and the positions of the new ones: they hold no row yet."""
         placed = self._place(features_U, ids_U, mixed_U)
         slots_U: Int64Array = placed.slots_U
         new: list[Int64Array] = [placed.new_N]
@@ -68,7 +79,9 @@ class Memory:
             slots_U[homeless] = placed.slots_U
             new.append(homeless[placed.new_N])
         new_N = np.concatenate(new) if len(new) > 1 else new[0]
-        self.num_overflowed += int(np.count_nonzero(slots_U[new_N] >= self.store.num_slots))
+        if len(new_N):
+            self.writes += 1
+            self.num_overflowed += int(np.count_nonzero(slots_U[new_N] >= self.store.num_slots))
         return slots_U, new_N
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> Int64Array:
@@ -78,9 +91,12 @@ class Memory:
 
     def erase(self, slots_N: Int64Array) -> None:
         """The keys of these slots have no row here any more, and nothing is kept of it."""
+        if self.quotas and len(slots_N):
+            self.quotas.left(self.verbs.keys_of(self.store, slots_N)[0])
         self.verbs.erase(self.store, slots_N)
         self.num_rows -= len(slots_N)
         self.erasures += 1
+        self.writes += 1
 
     def read(self, slots_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array) -> tuple[Rows, Int64Array]:
         """Copies of rows, and their flags."""
@@ -92,11 +108,50 @@ class Memory:
         columns = Columns(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
         self.verbs.scatter(self.store, slots_N, columns)
 
+    def dead(self, slots_U: Int64Array, features_U: UInt16Array, horizons: Horizons) -> Int64Array:
+        """The positions of keys whose rows in memory are forgotten by rule."""
+        if not horizons:
+            return np.empty(0, np.int64)
+        dead_N: Int64Array = self.verbs.dead(self.store, slots_U, features_U, horizons.by_feature_F)
+        return dead_N
+
+    def num_bytes(self) -> int:
+        """Of rows, index, overflow area, and the marks of who left."""
+        return self.store.num_bytes + 8 * num_ghosts(self.store.num_slots)
+
     def occupied(self) -> Int64Array:
         """The slots that hold a row."""
-        num_rows = self.store.num_slots + self.store.num_overflow
-        slots_N: Int64Array = self.verbs.occupied(self.store, 0, num_rows)
+        slots_N: Int64Array = self.verbs.occupied(self.store, 0, self.store.num_slots + self.store.num_overflow)
         return slots_N
+
+    def features(self) -> UInt16Array:
+        """The features of all rows, one number a row."""
+        features_N: UInt16Array = self.verbs.keys_of(self.store, self.occupied())[0]
+        return features_N
+
+    def sweep(self, start: int, stop: int, horizons: Horizons) -> None:
+        """Removes the dead rows of slots start..stop, unless somebody holds rows."""
+        if self.num_held == 0 and horizons:
+            slots_N = self.verbs.expired(self.store, start, stop, horizons.by_feature_F)
+            if len(slots_N):
+                self.departures.expire(*self.verbs.keys_of(self.store, slots_N), self.clock)
+                self.erase(slots_N)
+
+    def trim(self) -> None:
+        """The coldest rows of features over their quota leave, as far as nobody holds them."""
+        for feature, excess in self.quotas.excess().items():
+            slots_N = self.verbs.lowest(self.store, feature, excess, self._protect_from(self.clock + 1))
+            self._leave_and_erase(slots_N, Reason.QUOTA)
+
+    def resize(self, num_slots: int) -> None:
+        """As many slots from now on; rows that find no room leave. ValueError while somebody holds rows."""
+        if self.num_held:
+            raise ValueError("the table cannot change its size while look-ups are held: update or release them first")
+        crowded_N = self.verbs.crowded(self.store, num_slots)
+        for start in range(0, len(crowded_N), LEAVING_ROWS):
+            self._leave_and_erase(crowded_N[start : start + LEAVING_ROWS], Reason.RESIZE)
+        self.store = self.verbs.resize(self.store, num_slots)
+        self.erasures += 1
 
     def check(self, known_touched: set[int] | None) -> None:
         """AssertionError where index and rows contradict each other, or a touched slot is not among the known."""
@@ -104,21 +159,41 @@ class Memory:
         features_N, ids_N = self.verbs.keys_of(self.store, slots_N)
         assert np.array_equal(self.find(features_N, ids_N), slots_N), "a key is not found where it stands"
         assert len(slots_N) == self.num_rows, f"{len(slots_N)} keys stand, {self.num_rows} are counted"
-        flags_N = self.verbs.read(self.store, slots_N).flags_N
-        touched = set(slots_N[(flags_N & TOUCHED) != 0].tolist())
+        columns = self.verbs.read(self.store, slots_N)
+        touched = set(slots_N[(columns.flags_N & TOUCHED) != 0].tolist())
         assert known_touched is None or touched <= known_touched, (
             f"touched, and nobody knows: {touched - known_touched}"
         )
+        assert np.isfinite(columns.values_ND).all(), "a row is not finite"
+        assert np.isfinite(columns.states_NS).all(), "an optimizer state is not finite"
+        assert (columns.counts_N >= 0).all(), "a row was seen less than never"
+        if self.quotas:
+            counted_F = np.bincount(features_N, minlength=len(self.quotas.rows_F))
+            assert np.array_equal(counted_F, self.quotas.rows_F), "rows by feature are miscounted"
+
+    def _protect_from(self, otherwise: int) -> int:
+        return min(self._held, default=otherwise)
 
     def _place(self, features_U: UInt16Array, ids_U: Int64Array, mixed_U: UInt64Array) -> Placed:
-        protect_from = min(self._held, default=self.clock)
-        placed = self.verbs.find_or_insert(self.store, features_U, ids_U, mixed_U, self.clock, protect_from)
+        placed = self.verbs.find_or_insert(
+            self.store, features_U, ids_U, mixed_U, self.clock, self._protect_from(self.clock)
+        )
         self.num_rows += len(placed.new_N)
+        self.quotas.arrived(features_U[placed.new_N])
         if len(placed.victim_slots_V):
             # the victims are copied out before anything is written into their rows
-            self._leave(placed.victim_slots_V, placed.victim_features_V, placed.victim_ids_V)
+            self._leave(placed.victim_slots_V, placed.victim_features_V, placed.victim_ids_V, Reason.CAPACITY)
         return placed
 
-    def _leave(self, slots_V: Int64Array, features_V: UInt16Array, ids_V: Int64Array) -> None:
+    def _leave(self, slots_V: Int64Array, features_V: UInt16Array, ids_V: Int64Array, reason: Reason) -> None:
         self.num_rows -= len(slots_V)
-        self.leaving(*self.read(slots_V, features_V, ids_V))
+        self.quotas.left(features_V)
+        rows, flags_V = self.read(slots_V, features_V, ids_V)
+        self.departures.leave(rows, flags_V, reason, self.clock)
+
+    def _leave_and_erase(self, slots_V: Int64Array, reason: Reason) -> None:
+        if len(slots_V):
+            self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), reason)
+            self.verbs.erase(self.store, slots_V)
+            self.erasures += 1
+            self.writes += 1

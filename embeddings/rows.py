@@ -47,6 +47,11 @@ class Rows:
         )
 
     @staticmethod
+    def empty_of(features_N: UInt16Array, ids_N: Int64Array, dim: int, state_width: int) -> "Rows":
+        """Rows of zeros for these keys."""
+        return Rows(features_N, ids_N, *Rows.empty(len(ids_N), dim, state_width).columns()[2:])  # type: ignore[arg-type]
+
+    @staticmethod
     def concatenate(parts: Sequence["Rows"]) -> "Rows":
         """One after another; at least one."""
         return Rows(*(np.concatenate(columns) for columns in zip(*(part.columns() for part in parts), strict=True)))
@@ -78,3 +83,33 @@ class Touched:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def where(self, chosen_N: BoolArray) -> "Touched":
+        """The same without the rows for which this is false."""
+        if chosen_N.all():
+            return self
+        return Touched(
+            self.features[chosen_N],
+            self.ids[chosen_N],
+            self.values[chosen_N],
+            self.states[chosen_N],
+            self.counts[chosen_N],
+            self.last_seen[chosen_N],
+            self.forgotten_features,
+            self.forgotten_ids,
+        )
+
+
+def as_keys(
+    features_K: UInt16Array, ids_K: Int64Array, times_K: Int64Array
+) -> tuple[UInt16Array, Int64Array, Int64Array]:
+    """Contiguous arrays of the right types; ValueError where their lengths differ or they are no integers."""
+    if not features_K.shape == ids_K.shape == times_K.shape or ids_K.ndim != 1:
+        raise ValueError(f"features {features_K.shape}, ids {ids_K.shape}, times {times_K.shape}: one length for all")
+    if ids_K.dtype.kind not in "iu" or features_K.dtype.kind not in "iu":
+        raise ValueError(f"features and ids must be integers, not {features_K.dtype} and {ids_K.dtype}")
+    return (
+        np.ascontiguousarray(features_K, np.uint16),
+        np.ascontiguousarray(ids_K, np.int64),
+        np.ascontiguousarray(times_K, np.int64),
+    )

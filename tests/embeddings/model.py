@@ -1,15 +1,17 @@
 """A table as a dictionary: no tiers, no capacity, nothing ever leaves. What every schedule is compared with."""
 
 # K keys of a batch, D dimension
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from springtide_client.keys import SHARED_FEATURE
 
-from kernels.spec import Step
-from tests.kernels.oracle import Key, Row, unique
+from kernels.spec import Step, state_width_of
+from tests.kernels.oracle import Key, Row, Sketch, mixed, unique
 
-DIM, SEED, SCALE, LR, EPS = 4, 5, 0.1, 0.5, 1e-8
-STEP = Step("rowwise-adagrad", LR, EPS)
+DIM, SEED, SCALE = 4, 5, 0.1
+SKETCH_BLOCKS = 4
 
 
 def arrays(keys: list[Key]) -> tuple[Any, Any]:
@@ -17,24 +19,53 @@ def arrays(keys: list[Key]) -> tuple[Any, Any]:
 
 
 class DictTable:
-    """Rows by key; which were touched or forgotten since the last cut."""
+    """Rows by key; which were touched or forgotten since the last cut; horizons, and counts of keys without a row."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: Step, dtype: str = "float32", min_counts: Mapping[int, int] | None = None) -> None:
+        self.step, self.dtype = step, dtype
         self.rows: dict[Key, Row] = {}
         self.touched: set[Key] = set()
         self.forgotten: set[Key] = set()
+        self.horizons: dict[int, int] = {}
+        self.min_counts = dict(min_counts or {})
+        self.sketch, self.age = Sketch(SKETCH_BLOCKS), 0
 
-    def row(self, key: Key) -> Row:
-        if key not in self.rows:
-            self.rows[key] = Row(key, dim=DIM, seed=SEED, scale=SCALE)
-        return self.rows[key]
+    def look_up(self, keys: list[Key], times: list[int]) -> list[Key]:
+        """The keys whose rows the batch takes: its own, or their features' shared ones."""
+        names, inverse, occurrences, _ = unique(keys, times)
+        rowless = [u for u, key in enumerate(names) if not self.alive(key)]
+        taken = list(names)
+        for u in rowless:
+            feature = names[u][0]
+            seen = self.sketch.estimate(mixed(names[u]), self.age) + occurrences[u]
+            if seen < self.min_counts.get(feature, 1):
+                taken[u] = (feature + SHARED_FEATURE, 0)
+        for u in rowless:
+            if self.min_counts.get(names[u][0], 1) > 1:
+                self.sketch.add(mixed(names[u]), occurrences[u], self.age)
+        for key in taken:
+            if not self.alive(key):
+                self.rows[key] = self.new_row(key)
+                self.touched.discard(key)
+        return [taken[u] for u in inverse]
+
+    def new_row(self, key: Key) -> Row:
+        width = state_width_of(self.step.name, DIM)
+        return Row(key, dim=DIM, seed=SEED, scale=SCALE, dtype=self.dtype, width=width)
+
+    def alive(self, key: Key) -> bool:
+        return key in self.rows and self.rows[key].last_seen >= self.horizons.get(key[0], 0)
+
+    def waits(self, key: Key) -> bool:
+        """Whether a key without a row was seen, too seldom."""
+        return self.min_counts.get(key[0], 1) > 1 and self.sketch.estimate(mixed(key), self.age) > 0
 
     def update(self, keys: list[Key], times: list[int], grads_KD: Any) -> None:
         names, inverse, _, newest = unique(keys, times)
         for u, key in enumerate(names):
             if key in self.rows:  # else it was forgotten after its lookup
                 grads = [grads_KD[k] for k, v in enumerate(inverse) if v == u]
-                self.rows[key].update(grads, newest[u], STEP)
+                self.rows[key].update(grads, max(newest[u], self.horizons.get(key[0], 0)), self.step)
                 self.touched.add(key)
                 self.forgotten.discard(key)
 
@@ -43,3 +74,11 @@ class DictTable:
             self.rows.pop(key, None)
             self.touched.discard(key)
             self.forgotten.add(key)
+
+    def raise_horizon(self, feature: int, ms: int) -> None:
+        self.horizons[feature] = max(self.horizons.get(feature, 0), ms)
+
+    def write(self, key: Key, row: Row) -> None:
+        self.rows[key] = row
+        self.touched.add(key)
+        self.forgotten.discard(key)

@@ -9,8 +9,9 @@ import torch
 from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
 from embeddings.lookup import Lookup
+from embeddings.reading import FORGOTTEN
 from embeddings.sizes import num_bytes
-from embeddings.table import FORGOTTEN, EmbeddingTable
+from embeddings.table import EmbeddingTable
 
 ROWS = Capacity.of_rows(16)
 
@@ -109,9 +110,11 @@ def test_the_budget_holds_with_everything_counted(size: int | str, dim: int) -> 
     [
         ({"device_bytes": "1KiB"}, "1KiB"),
         ({"device_bytes": "many"}, "many"),
-        ({"host_bytes": "1GiB"}, "host_bytes"),
-        ({"eviction": "lfu"}, "lfu"),
-        ({"admission": {"min_count": 2}}, "min_count"),
+        ({"host_bytes": "lots"}, "lots"),
+        ({"eviction": "mru"}, "mru"),
+        ({"dtype": "float16"}, "float16"),
+        ({"admission": {"min_count": 0}}, "min_count"),
+        ({"admission": {"count": 2}}, "count"),
         ({"optimizer": {"name": "adamw"}}, "adamw"),
         ({"optimizer": {"lr": float("nan")}}, "nan"),
         ({"init_scale": -1}, "-1"),

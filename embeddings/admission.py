@@ -1,0 +1,135 @@
+"""Admission: an id gets a row of its own once it was seen often enough; until then it shares one with its feature."""
+
+# N keys, F features, B blocks of the sketch
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.keys import SHARED_FEATURE
+
+from embeddings.config import Admission, FeaturePolicy
+from embeddings.rows import BoolArray, Int64Array, UInt16Array
+from embeddings.sizes import num_bytes
+from kernels.spec import Sketch, Unique, Verbs
+
+UInt64Array = npt.NDArray[np.uint64]
+UInt8Array = npt.NDArray[np.uint8]
+SHARED_ID = 0
+BLOCK_BYTES = 64
+
+
+class AdmissionControl:
+    """Counts the ids that have no row. False where every id is admitted at once: then nothing is counted."""
+
+    def __init__(self, verbs: Verbs, settings: Admission, features: Mapping[int, FeaturePolicy]) -> None:
+        self.verbs, self.settings = verbs, settings
+        self.age = 0
+        self.sketch: Sketch | None = None
+        self._default = settings.min_count
+        self._min_counts = {f: policy.min_count for f, policy in features.items() if policy.min_count is not None}
+        self._touched: list[Int64Array] = []  # blocks since the last cut, with repetitions
+        self._begin()
+
+    def __bool__(self) -> bool:
+        return self.sketch is not None
+
+    def set_min_counts(self, min_counts: Mapping[int, int | None]) -> None:
+        """None: the table's. Counting begins with the first limit above 1."""
+        for feature, count in min_counts.items():
+            if count is None:
+                self._min_counts.pop(feature, None)
+            else:
+                self._min_counts[feature] = count
+        self._begin()
+
+    def min_counts(self, features_N: UInt16Array) -> Int64Array:
+        """The occurrences that a key of each of these features needs."""
+        if not self._min_counts:
+            return np.full(len(features_N), self._default, np.int64)
+        by_feature_F = np.full(max([int(features_N.max(initial=0)), *self._min_counts]) + 1, self._default, np.int64)
+        for feature, count in self._min_counts.items():
+            by_feature_F[feature] = count
+        needed_N: Int64Array = by_feature_F[features_N]
+        return needed_N
+
+    def advance(self, num_samples: int) -> None:
+        """Counts halve once for every so many samples."""
+        self.age = max(self.age, num_samples // self.settings.halve_samples)
+
+    def admits(self, features_N: UInt16Array, mixed_N: UInt64Array, occurrences_N: Int64Array) -> BoolArray:
+        """Which keys without a row get one, seen so often now. Counts nothing."""
+        if self.sketch is None or not len(features_N):
+            return np.ones(len(features_N), np.bool_)
+        seen_N = self.verbs.sketch_estimate(self.sketch, mixed_N, self.age).astype(np.int64) + occurrences_N
+        admitted_N: BoolArray = seen_N >= self.min_counts(features_N)
+        return admitted_N
+
+    def count(self, features_N: UInt16Array, mixed_N: UInt64Array, occurrences_N: Int64Array) -> None:
+        """Adds what was seen of keys without a row."""
+        counted_N = self.min_counts(features_N) > 1
+        if self.sketch is not None and counted_N.any():
+            _, blocks = self.verbs.sketch_add(self.sketch, mixed_N[counted_N], occurrences_N[counted_N], self.age)
+            self._touched.append(blocks)
+
+    def was_seen(self, features_N: UInt16Array, mixed_N: UInt64Array) -> BoolArray:
+        """Which keys without a row are waiting to be admitted."""
+        if self.sketch is None or not len(features_N):
+            return np.zeros(len(features_N), np.bool_)
+        estimates_N = self.verbs.sketch_estimate(self.sketch, mixed_N, self.age)
+        seen_N: BoolArray = (estimates_N > 0) & (self.min_counts(features_N) > 1)
+        return seen_N
+
+    def cut(self) -> tuple[Int64Array, UInt8Array]:
+        """The blocks that changed since the last cut, once each and ascending, and their bytes (B, 64)."""
+        if self.sketch is None or not self._touched:
+            return np.empty(0, np.int64), np.empty((0, BLOCK_BYTES), np.uint8)
+        blocks_B = np.unique(np.concatenate(self._touched))
+        self._touched.clear()
+        return blocks_B, self.verbs.sketch_read(self.sketch, blocks_B)
+
+    def restore(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
+        """Takes blocks of a version as its own; not to be told again."""
+        if len(blocks_B) == 0:
+            return
+        if self.sketch is None:
+            self.sketch = self.verbs.new_sketch(num_bytes(self.settings.sketch_bytes))
+        if blocks_B.max() >= num_bytes(self.settings.sketch_bytes) // BLOCK_BYTES:
+            raise ValueError(
+                "admission sketch_bytes is smaller than the sketch that was written: restore it, or begin anew"
+            )
+        self.verbs.sketch_write(self.sketch, blocks_B, bytes_B64)
+
+    def num_bytes(self) -> int:
+        return 0 if self.sketch is None else num_bytes(self.settings.sketch_bytes)
+
+    def _begin(self) -> None:
+        if self.sketch is None and max([self._default, *self._min_counts.values()]) > 1:
+            self.sketch = self.verbs.new_sketch(num_bytes(self.settings.sketch_bytes))
+
+
+def share_rows(verbs: Verbs, unique: Unique, refused: Int64Array) -> tuple[Unique, BoolArray]:
+    """The batch with its refused keys, positions in U, replaced by the shared keys of their features, which come last;
+
+    and which of the old unique keys were kept.
+    """
+    kept_U = np.ones(len(unique.ids_U), np.bool_)
+    kept_U[refused] = False
+    features_S, which = np.unique(unique.features_U[refused], return_inverse=True)
+    num_kept, num_shared = int(np.count_nonzero(kept_U)), len(features_S)
+    now_U = np.empty(len(kept_U), np.int64)
+    now_U[kept_U] = np.arange(num_kept)
+    now_U[refused] = num_kept + which
+
+    occurrences_S, last_seen_S = np.zeros(num_shared, np.int64), np.zeros(num_shared, np.int64)
+    np.add.at(occurrences_S, which, unique.occurrences_U[refused])
+    np.maximum.at(last_seen_S, which, unique.last_seen_U[refused])
+    shared_S, ids_S = (features_S + SHARED_FEATURE).astype(np.uint16), np.full(num_shared, SHARED_ID, np.int64)
+    batch = Unique(
+        features_U=np.concatenate([unique.features_U[kept_U], shared_S]),
+        ids_U=np.concatenate([unique.ids_U[kept_U], ids_S]),
+        mixed_U=np.concatenate([unique.mixed_U[kept_U], verbs.mix_keys(shared_S, ids_S)]),
+        inverse_K=now_U[unique.inverse_K],
+        occurrences_U=np.concatenate([unique.occurrences_U[kept_U], occurrences_S]),
+        last_seen_U=np.concatenate([unique.last_seen_U[kept_U], last_seen_S]),
+    )
+    return batch, kept_U

@@ -1,0 +1,42 @@
+"""Rules that move with event time: the horizons of features with a time to live, and the sweep of dead rows."""
+
+from collections.abc import Mapping
+
+from embeddings.config import FeaturePolicy
+from embeddings.horizons import Horizons
+from embeddings.memory import Memory
+
+SWEEP_PARTS = 64  # a sweep goes around in so many calls
+
+
+class Expiry:
+    """Moves by event time and by calls only, so that the same stream forgets the same rows."""
+
+    def __init__(self, memory: Memory, horizons: Horizons, features: Mapping[int, FeaturePolicy]) -> None:
+        self.memory, self.horizons = memory, horizons
+        self.part = 0  # of the sweep
+        self.event_ms = 0
+        self._ttl_ms = {f: _ms(policy.ttl_seconds) for f, policy in features.items() if policy.ttl_seconds is not None}
+
+    def set_ttl(self, ttl_seconds: Mapping[int, float | None]) -> None:
+        """None: these rows live for ever from now on; what a rule has forgotten stays forgotten."""
+        for feature, seconds in ttl_seconds.items():
+            if seconds is None:
+                self._ttl_ms.pop(feature, None)
+            else:
+                self._ttl_ms[feature] = _ms(seconds)
+
+    def advance(self, event_ms: int) -> None:
+        """1. Horizons follow the event clock. 2. The next part of memory is swept."""
+        self.event_ms = max(self.event_ms, event_ms)
+        self.horizons.raise_to({feature: self.event_ms - ttl for feature, ttl in self._ttl_ms.items()})
+        if self.horizons:
+            num_slots = self.memory.store.num_slots
+            self.memory.sweep(
+                num_slots * self.part // SWEEP_PARTS, num_slots * (self.part + 1) // SWEEP_PARTS, self.horizons
+            )
+            self.part = (self.part + 1) % SWEEP_PARTS
+
+
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds)

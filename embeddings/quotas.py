@@ -1,0 +1,56 @@
+"""Quotas: how many rows of memory a feature may hold, beside the others in one physical table."""
+
+# N rows, F features
+from collections.abc import Mapping
+
+import numpy as np
+
+from embeddings.config import FeaturePolicy
+from embeddings.rows import Int64Array, UInt16Array
+from embeddings.sizes import num_bytes
+
+KEPT = 15 / 16  # a feature over its quota is cut back to this part, so that not every batch has to
+
+
+class Quotas:
+    """Counts rows by feature while any feature has a quota. False where none has."""
+
+    def __init__(self, features: Mapping[int, FeaturePolicy], slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self._quotas = {f: num_bytes(p.quota_bytes) for f, p in features.items() if p.quota_bytes is not None}
+        self.rows_F: Int64Array = np.zeros(0, np.int64)
+
+    def __bool__(self) -> bool:
+        return bool(self._quotas)
+
+    def set_limits(self, quotas: Mapping[int, int | str | None], present_N: UInt16Array) -> None:
+        """New quotas, None lifts one; `present_N` are the features of the rows in memory now."""
+        for feature, quota in quotas.items():
+            self._quotas.pop(feature, None)
+            if quota is not None:
+                self._quotas[feature] = num_bytes(quota)
+        self.rows_F = np.bincount(present_N).astype(np.int64)
+
+    def arrived(self, features_N: UInt16Array) -> None:
+        self._add(features_N, 1)
+
+    def left(self, features_N: UInt16Array) -> None:
+        self._add(features_N, -1)
+
+    def excess(self) -> dict[int, int]:
+        """Feature -> how many of its rows must leave."""
+        excess = {}
+        for feature, quota in self._quotas.items():
+            allowed = quota // self.slot_bytes
+            present = int(self.rows_F[feature]) if feature < len(self.rows_F) else 0
+            if present > allowed:
+                excess[feature] = present - int(allowed * KEPT)
+        return excess
+
+    def _add(self, features_N: UInt16Array, sign: int) -> None:
+        if not self._quotas or not len(features_N):
+            return
+        counts_F = np.bincount(features_N)
+        if len(counts_F) > len(self.rows_F):
+            self.rows_F = np.concatenate([self.rows_F, np.zeros(len(counts_F) - len(self.rows_F), np.int64)])
+        self.rows_F[: len(counts_F)] += sign * counts_F
