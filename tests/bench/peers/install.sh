@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# The peers that want interpreters of their own, each in a venv under DIR (about 4 GB in all):
+#   install.sh [DIR] [NAME...]      DIR: ~/.cache/springtide-bench unless told; NAME: frames, fbgemm, tfra; all of them unless told
+# Python 3.11: neither FBGEMM 1.8.0 nor TFRA 0.8.1 knows a newer one with these versions.
+set -euo pipefail
+
+dir=${1:-${SPRINGTIDE_BENCH_PEERS:-$HOME/.cache/springtide-bench}}
+names=("${@:2}")
+[ ${#names[@]} -gt 0 ] || names=(frames fbgemm tfra)
+python=${PYTHON:-python3.11}
+
+install() { # VENV ARGUMENTS...: one step of pip in that venv, made where it is missing
+    local venv=$dir/$1
+    shift
+    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+for name in "${names[@]}"; do
+    case $name in
+    frames) # the two data frame libraries, for table.find
+        install frames pandas==3.1.1 polars==2.1.0
+        "$dir/frames/bin/python" -c 'import pandas, polars'
+        ;;
+    fbgemm) # torch's CPU build; without --no-deps the CUDA fbgemm-gpu would land over the CPU one
+        install fbgemm torch==2.13.0 numpy==2.4.6
+        install fbgemm --no-deps fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0 torchmetrics==1.0.3 tensordict pyre-extensions
+        install fbgemm tqdm lightning-utilities cloudpickle pyvers typing-inspect
+        "$dir/fbgemm/bin/python" -c 'import fbgemm_gpu, torchrec'
+        ;;
+    tfra)
+        install tfra tensorflow==2.16.2 tf-keras==2.16.0 numpy==1.26.4 'protobuf<5' tensorflow-recommenders-addons==0.8.1
+        TF_USE_LEGACY_KERAS=1 "$dir/tfra/bin/python" -c 'import tensorflow_recommenders_addons'
+        ;;
+    *)
+        echo "no peer venv called $name: frames, fbgemm or tfra" >&2
+        exit 2
+        ;;
+    esac
+    touch "$dir/$name/.ready"
+    echo "$name: ready in $dir/$name"
+done

@@ -1,0 +1,158 @@
+"""TensorFlow Recommenders Addons: a hash table of rows on the CPU (libcuckoo)."""
+
+# C rows of the table, K keys of a call, D dimension
+import os
+
+os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+import logging
+from importlib.metadata import version
+
+import numpy as np
+import tensorflow as tf
+from serving import load, serve, timed
+
+logging.getLogger("tensorflow").setLevel(logging.ERROR)
+import tensorflow_recommenders_addons.dynamic_embedding as de
+
+THREADS = int(os.environ["PEER_THREADS"])
+tf.config.threading.set_intra_op_parallelism_threads(THREADS)
+tf.config.threading.set_inter_op_parallelism_threads(THREADS)
+OPTIMIZERS = {"adam": tf.keras.optimizers.legacy.Adam, "adagrad": tf.keras.optimizers.legacy.Adagrad}
+POLICIES = {"lru": de.TimestampRestrictPolicy, "lfu": de.FrequencyRestrictPolicy}
+CHUNK = 1 << 20
+state = {"tables": 0}
+
+
+def versions():
+    return {name: version(name) for name in ("tensorflow", "tensorflow-recommenders-addons")}
+
+
+def new_table(dtype, dim, default, num_rows, **options):
+    state["tables"] += 1
+    return de.get_variable(
+        f"table{state['tables']}",
+        key_dtype=tf.int64,
+        value_dtype=dtype,
+        dim=dim,
+        initializer=default,
+        init_size=num_rows,
+        **options,
+    )
+
+
+def fill(table, ids_C, values_CD):
+    for start in range(0, len(ids_C), CHUNK):
+        table.upsert(tf.constant(ids_C[start : start + CHUNK]), tf.constant(values_CD[start : start + CHUNK]))
+
+
+# table.find
+
+
+def prepare_keys(keys):
+    """From key to position; its own hash and nothing beside."""
+    ids_C = load(keys)
+    state["index"] = new_table(tf.int64, 1, -1, 2 * len(ids_C))
+    fill(state["index"], ids_C, np.arange(len(ids_C)).reshape(-1, 1))
+
+
+def query_keys(keys):
+    state["ids_K"] = tf.constant(load(keys))
+
+
+def run_keys():
+    return timed(lambda: state["index"].lookup(state["ids_K"]).numpy())
+
+
+def answer_keys(path):
+    np.save(path, state["index"].lookup(state["ids_K"]).numpy()[:, 0])
+
+
+# table.fetch, table.train
+
+
+def prepare_rows(keys, rows, optimizer=None, lr=0.0, eps=1e-7):
+    """A table of these rows; the optimizer's slots are tables beside it, made by its first step."""
+    ids_C, values_CD = load(keys), load(rows)
+    state["rows"] = new_table(tf.float32, values_CD.shape[1], float("nan"), 2 * len(ids_C))
+    fill(state["rows"], ids_C, values_CD)
+    if optimizer is None:
+        return
+    settings = {"epsilon": eps} | ({"initial_accumulator_value": 0.0} if optimizer == "adagrad" else {})
+    inner = OPTIMIZERS[optimizer](lr, **settings)
+    state["optimizer"] = de.DynamicEmbeddingOptimizer(inner)
+    state["shadow"] = de.shadow_ops.ShadowVariable(state["rows"], name=f"shadow{state['tables']}")
+    state["step"] = tf.function(step)
+
+
+def query_rows(keys, grads=None):
+    state["ids_K"] = tf.constant(load(keys))
+    if grads is not None:
+        state["grads_KD"] = tf.constant(load(grads))
+
+
+def step(ids_K, grads_KD):
+    """A look-up whose rows get this gradient, and the optimizer's step; ids that repeat are looked up once."""
+    with tf.GradientTape() as tape:
+        unique_U, inverse_K = tf.unique(ids_K, out_idx=tf.int64)
+        rows_UD = de.shadow_ops.embedding_lookup(state["shadow"], unique_U)
+        out = tf.reduce_sum(tf.gather(rows_UD, inverse_K) * grads_KD)
+    grads = tape.gradient(out, [state["shadow"]])
+    state["optimizer"].apply_gradients(zip(grads, [state["shadow"]]))
+
+
+def run_rows(part):
+    if part == "train":
+        return timed(lambda: state["step"](state["ids_K"], state["grads_KD"]))
+    return timed(lambda: state["rows"].lookup(state["ids_K"]).numpy())
+
+
+def answer_rows(path):
+    np.save(path, state["rows"].lookup(state["ids_K"]).numpy())
+
+
+# table.churn
+
+
+def prepare_churn(capacity, policy, dim):
+    """At most `capacity` rows after each restriction; a quarter more before the next, for each exports the table."""
+    table = new_table(tf.float32, dim, 0.0, 2 * capacity, restrict_policy=POLICIES[policy])
+    state["churn"], state["capacity"] = table, capacity
+
+
+def run_churn(stream, start, stop, batch_size):
+    """Per batch: look-up, first values for those without a row, the policy's book-keeping; now and then the eviction."""
+    ids = load(stream)[start:stop]
+    batches = [tf.constant(ids[at : at + batch_size]) for at in range(0, len(ids), batch_size)]
+    table, capacity, found = state["churn"], state["capacity"], 0
+
+    def work():
+        nonlocal found
+        for batch in batches:
+            unique_U, inverse_K, occurrences_U = tf.unique_with_counts(batch, out_idx=tf.int64)
+            rows_UD, exists_U = table.lookup(unique_U, return_exists=True)
+            found += int(tf.reduce_sum(tf.where(exists_U, occurrences_U, 0)))
+            new_N = tf.boolean_mask(unique_U, tf.logical_not(exists_U))
+            table.upsert(new_N, tf.random.uniform((len(new_N), rows_UD.shape[1]), -0.01, 0.01))
+            table.restrict_policy.apply_update(unique_U)
+            tf.gather(rows_UD, inverse_K)
+            table.restrict(capacity, trigger=capacity + capacity // 4)
+
+    return timed(work) | {"found": found, "rows": int(table.size())}
+
+
+serve(
+    {
+        "versions": versions,
+        "prepare_keys": prepare_keys,
+        "query_keys": query_keys,
+        "run_keys": run_keys,
+        "answer_keys": answer_keys,
+        "prepare_rows": prepare_rows,
+        "query_rows": query_rows,
+        "run_rows": run_rows,
+        "answer_rows": answer_rows,
+        "prepare_churn": prepare_churn,
+        "run_churn": run_churn,
+    }
+)
