@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -63,11 +63,23 @@ def timed(work: Callable[[], object], amount: float) -> float:
     return amount / (time.perf_counter() - start)
 
 
-def report(benchmark: str, cases: Sequence[Case], *, packages: Sequence[str], out: Path | None, quick: bool) -> None:
-    """Print machine, versions and a row a case; write the same as JSON where asked."""
+def report(
+    benchmark: str,
+    cases: Sequence[Case],
+    *,
+    packages: Sequence[str],
+    out: Path | None,
+    quick: bool,
+    peers: Mapping[str, str] | None = None,
+) -> None:
+    """Print machine, versions and a row a case; write the same as JSON where asked.
+
+    packages: of this interpreter; peers: versions of those that have interpreters of their own.
+    """
     machine = describe_machine()
     commit = describe_commit()
     versions = {"python": platform.python_version()} | {name: package_version(name) for name in packages}
+    versions |= peers or {}
     cpu, cores, ram, system, gpu = (machine[key] for key in ("cpu", "cores", "ram_gib", "os", "gpu"))
     print(f"# {benchmark}{' (quick: claims nothing)' if quick else ''}")
     print(f"machine: {cpu}, {cores} cores, {ram} GiB, {system}; GPU: {gpu}")

@@ -1,31 +1,35 @@
 """A peer in an interpreter of its own: started beside us, asked by a pipe, timed by its own clock.
 
-Where its venv is missing (`tests/bench/peers/install.sh` makes them) the peer is named as missing and nothing is claimed.
+Where its venv is missing (`tests/bench/peers/install.sh` makes them) it is named as missing and nothing is claimed.
 """
 
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
 
 FOLDER = Path(__file__).parent / "peers"
 VENVS = Path(os.environ.get("SPRINGTIDE_BENCH_PEERS", "~/.cache/springtide-bench")).expanduser()
 
 
-class PeerMissing(Exception):
-    """There is no such venv: say so, and make no claim."""
+def saved(folder: Path, name: str, array: npt.NDArray[Any]) -> str:
+    """The path of an array that a peer may load."""
+    np.save(folder / f"{name}.npy", array)
+    return str(folder / f"{name}.npy")
 
 
 class Peer:
     """One child; `call` sends a name and arguments and waits for the value."""
 
-    def __init__(self, venv: str, *, threads: int, venvs: Path = VENVS, log: IO[str] | None = None) -> None:
+    def __init__(self, venv: str, *, threads: int, log: IO[str] | None = None) -> None:
         self.name = venv
-        python = venvs / venv / "bin" / "python"
-        if not (venvs / venv / ".ready").exists():
-            raise PeerMissing(f"{venv} is not installed in {venvs}: tests/bench/peers/install.sh {venvs} {venv}")
+        python = VENVS / venv / "bin" / "python"
         variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS", "PEER_THREADS")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         answers, to_us = os.pipe()
@@ -54,17 +58,43 @@ class Peer:
             raise RuntimeError(f"the peer {self.name} failed in {function}:\n{answer['error']}")
         return answer["value"]
 
-    def rate(self, amount: float, function: str, **arguments: Any) -> Callable[[], float]:
-        """What `alternate` wants: amount per second of the peer's call, by the peer's clock."""
-        return lambda: amount / self.call(function, **arguments)["seconds"]
-
     def close(self) -> None:
         assert self._child.stdin is not None
         self._child.stdin.close()
         self._answers.close()
         self._child.wait()
 
-    def __enter__(self) -> "Peer":
+
+class Peers:
+    """The contenders of a benchmark that live in venvs: which are there, which are missing, which versions."""
+
+    def __init__(self, venv_of: Mapping[str, str], *, threads: int, log: IO[str] | None = None) -> None:
+        self.threads = threads
+        ready = [venv for venv in dict.fromkeys(venv_of.values()) if (VENVS / venv / ".ready").exists()]
+        self._children = {venv: Peer(venv, threads=threads, log=log) for venv in ready}
+        self.installed = {name: self._children[venv] for name, venv in venv_of.items() if venv in ready}
+        self.versions: dict[str, str] = {name: "missing" for name in venv_of if name not in self.installed}
+        for peer in self._children.values():
+            self.versions |= peer.call("versions")
+
+    def tell(self, function: str, **arguments: Any) -> None:
+        """The same to every child."""
+        for peer in self._children.values():
+            peer.call(function, **arguments)
+
+    def contenders(self, amount: float, function: str, **arguments: Any) -> dict[str, Callable[[], float]]:
+        """What `alternate` wants, by name: amount per second of the peer's call, by the peer's own clock."""
+
+        def rate(name: str) -> float:
+            return float(amount / self.installed[name].call(function, peer=name, **arguments)["seconds"])
+
+        return {name: partial(rate, name) for name in self.installed}
+
+    def close(self) -> None:
+        for peer in self._children.values():
+            peer.close()
+
+    def __enter__(self) -> "Peers":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -43,12 +43,12 @@ def versions():
 # embeddings
 
 
-def prepare_rows(rows, optimizer, lr, eps):
-    """A table with these rows; its optimizer has no Adam on the CPU."""
+def prepare_rows(keys, rows, optimizer=None, lr=0.0, eps=1e-8):
+    """A table with these rows, which knows no keys; its optimizers have no Adam on the CPU."""
     values_CD = torch.from_numpy(load(rows))
     state["bags"] = SplitTableBatchedEmbeddingBagsCodegen(
         [(*values_CD.shape, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-        optimizer=OPTIMIZERS[optimizer],
+        optimizer=OPTIMIZERS[optimizer or "sgd"],
         learning_rate=lr,
         eps=eps,
         pooling_mode=PoolingMode.SUM,
@@ -56,7 +56,7 @@ def prepare_rows(rows, optimizer, lr, eps):
     state["bags"].split_embedding_weights()[0].copy_(values_CD)
 
 
-def query_rows(slots, grads=None):
+def query_rows(keys, slots, grads=None):
     """The numbers of the rows of a call, and the gradient that comes back."""
     state["slots_K"] = torch.from_numpy(load(slots))
     state["offsets_K1"] = torch.arange(len(state["slots_K"]) + 1)
@@ -77,13 +77,13 @@ def train():
     backward()
 
 
-def run_rows(part):
+def run_rows(peer, part):
     if part == "backward":
         forward()  # outside of what is timed
     return timed({"forward": forward, "backward": backward, "train": train}[part])
 
 
-def answer_rows(path):
+def answer_rows(peer, path):
     """What a forward gives."""
     forward()
     np.save(path, state.pop("out_KD").detach().numpy())
@@ -117,11 +117,11 @@ def query_keys(keys):
     state["ids_K"] = jagged(torch.from_numpy(load(keys)))
 
 
-def run_keys():
+def run_keys(peer):
     return timed(lambda: state["module"].remap(state["ids_K"]))
 
 
-def answer_keys(path):
+def answer_keys(peer, path):
     """Positions among the keys, -1 where there is none."""
     slots_K = state["module"].remap(state["ids_K"])["id"].values()
     np.save(path, state["position_of_slot"][slots_K].numpy())
@@ -140,7 +140,7 @@ def prepare_churn(capacity, policy, interval):
     )
 
 
-def run_churn(stream, start, stop, batch_size):
+def run_churn(peer, stream, start, stop, batch_size):
     """Profiles and remaps the keys start..stop of a stream, batch by batch; also how many had a slot afterwards."""
     ids = torch.from_numpy(load(stream)[start:stop])
     batches = [jagged(part) for part in ids.split(batch_size)]

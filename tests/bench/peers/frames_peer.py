@@ -18,7 +18,7 @@ def versions():
     return {"pandas": pandas.__version__, "polars": polars.__version__}
 
 
-def prepare(keys):
+def prepare_keys(keys):
     """pandas makes its hash table once, with the first look-up; polars makes one with every join."""
     ids_C = load(keys)
     state["index"] = pandas.Index(ids_C)
@@ -26,7 +26,7 @@ def prepare(keys):
     state["table"] = polars.DataFrame({"id": ids_C, "slot": np.arange(len(ids_C))})
 
 
-def query(keys):
+def query_keys(keys):
     state["ids_K"] = load(keys)
     state["frame"] = polars.DataFrame({"id": state["ids_K"]})
 
@@ -41,13 +41,21 @@ def polars_find():
     return state["frame"].join(state["table"], on="id", how="left", maintain_order="left")["slot"]
 
 
-def run(peer):
+def run_keys(peer):
     return timed(pandas_find if peer == "pandas" else polars_find)
 
 
-def answer(peer, path):
+def answer_keys(peer, path):
     """Positions among the table's keys, -1 where there is none."""
     np.save(path, pandas_find() if peer == "pandas" else polars_find().fill_null(-1).to_numpy())
 
 
-serve({"versions": versions, "prepare": prepare, "query": query, "run": run, "answer": answer})
+serve(
+    {
+        "versions": versions,
+        "prepare_keys": prepare_keys,
+        "query_keys": query_keys,
+        "run_keys": run_keys,
+        "answer_keys": answer_keys,
+    }
+)

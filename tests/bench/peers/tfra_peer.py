@@ -5,15 +5,12 @@ import os
 
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-import logging
 from importlib.metadata import version
 
 import numpy as np
 import tensorflow as tf
-from serving import load, serve, timed
-
-logging.getLogger("tensorflow").setLevel(logging.ERROR)
 import tensorflow_recommenders_addons.dynamic_embedding as de
+from serving import load, serve, timed
 
 THREADS = int(os.environ["PEER_THREADS"])
 tf.config.threading.set_intra_op_parallelism_threads(THREADS)
@@ -60,11 +57,11 @@ def query_keys(keys):
     state["ids_K"] = tf.constant(load(keys))
 
 
-def run_keys():
+def run_keys(peer):
     return timed(lambda: state["index"].lookup(state["ids_K"]).numpy())
 
 
-def answer_keys(path):
+def answer_keys(peer, path):
     np.save(path, state["index"].lookup(state["ids_K"]).numpy()[:, 0])
 
 
@@ -85,7 +82,7 @@ def prepare_rows(keys, rows, optimizer=None, lr=0.0, eps=1e-7):
     state["step"] = tf.function(step)
 
 
-def query_rows(keys, grads=None):
+def query_rows(keys, slots, grads=None):
     state["ids_K"] = tf.constant(load(keys))
     if grads is not None:
         state["grads_KD"] = tf.constant(load(grads))
@@ -98,16 +95,16 @@ def step(ids_K, grads_KD):
         rows_UD = de.shadow_ops.embedding_lookup(state["shadow"], unique_U)
         out = tf.reduce_sum(tf.gather(rows_UD, inverse_K) * grads_KD)
     grads = tape.gradient(out, [state["shadow"]])
-    state["optimizer"].apply_gradients(zip(grads, [state["shadow"]]))
+    state["optimizer"].apply_gradients(zip(grads, [state["shadow"]], strict=True))
 
 
-def run_rows(part):
+def run_rows(peer, part):
     if part == "train":
         return timed(lambda: state["step"](state["ids_K"], state["grads_KD"]))
     return timed(lambda: state["rows"].lookup(state["ids_K"]).numpy())
 
 
-def answer_rows(path):
+def answer_rows(peer, path):
     np.save(path, state["rows"].lookup(state["ids_K"]).numpy())
 
 
@@ -120,8 +117,8 @@ def prepare_churn(capacity, policy, dim):
     state["churn"], state["capacity"] = table, capacity
 
 
-def run_churn(stream, start, stop, batch_size):
-    """Per batch: look-up, first values for those without a row, the policy's book-keeping; now and then the eviction."""
+def run_churn(peer, stream, start, stop, batch_size):
+    """Per batch: look-up, first values for keys without a row, the policy's book-keeping; now and then the eviction."""
     ids = load(stream)[start:stop]
     batches = [tf.constant(ids[at : at + batch_size]) for at in range(0, len(ids), batch_size)]
     table, capacity, found = state["churn"], state["capacity"], 0

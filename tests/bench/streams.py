@@ -1,0 +1,43 @@
+"""Keys to measure with, from seeds: uniform, Zipf, and a stream in which new ids never stop coming."""
+
+# C distinct ids, K keys of a call
+import numpy as np
+import numpy.typing as npt
+from springtide_client.keys import mix_keys
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def scattered_ids(start: int, stop: int) -> Int64Array:
+    """The ids that stand for the numbers start..stop: distinct, over all of int64."""
+    numbers = np.arange(start, stop)
+    return mix_keys(np.zeros(len(numbers), np.uint16), numbers).view(np.int64)
+
+
+def zipf_ranks(random: np.random.Generator, num: int, population: int, exponent: float) -> Int64Array:
+    """Numbers below `population` whose frequency falls with (number + 1) ** -exponent."""
+    bounds = np.cumsum(np.arange(1, population + 1, dtype=np.float64) ** -exponent)
+    # sorted look-ups are many times quicker, and the order is drawn anew afterwards
+    ranks = np.searchsorted(bounds, np.sort(random.random(num)) * bounds[-1])
+    random.shuffle(ranks)
+    return np.minimum(ranks, population - 1)
+
+
+def positions(distribution: str, num: int, population: int, *, seed: int) -> Int64Array:
+    """`num` positions below `population`, "uniform" or "zipf" (1.05), the frequent ones anywhere."""
+    random = np.random.default_rng(seed)
+    if distribution == "uniform":
+        return random.integers(0, population, num)
+    return random.permutation(population)[zipf_ranks(random, num, population, 1.05)]
+
+
+def churn_stream(num: int, *, population: int, new_share: float, seed: int, first_new: int) -> Int64Array:
+    """Ids of which `new_share` were never seen before and the others are Zipf 1.05 over `population` old ones.
+
+    The new ones stand for the numbers from population + first_new on, each once.
+    """
+    random = np.random.default_rng(seed)
+    numbers = zipf_ranks(random, num, population, 1.05)
+    new = np.flatnonzero(random.random(num) < new_share)
+    numbers[new] = population + first_new + np.arange(len(new))
+    return mix_keys(np.zeros(num, np.uint16), numbers).view(np.int64)
