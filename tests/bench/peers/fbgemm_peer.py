@@ -142,7 +142,7 @@ def prepare_churn(capacity, policy, interval):
 
 def run_churn(peer, stream, start, stop, batch_size):
     """Profiles and remaps the keys start..stop of a stream, batch by batch; also how many had a slot afterwards."""
-    ids = torch.from_numpy(load(stream)[start:stop])
+    ids = torch.from_numpy(np.array(np.load(stream, mmap_mode="r")[start:stop]))
     batches = [jagged(part) for part in ids.split(batch_size)]
     module, no_slot, found = state["module"], state["module"].output_size() - 1, 0
 
