@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.backend import backend
-from kernels.spec import Store, Verbs
+from kernels.spec import WIDTH, Layout, Store, Verbs
 from tests.bench.streams import Int64Array, scattered_ids
 
 FILL = 3  # times as many keys as slots leave hardly a bucket with room: 16 slots, 48 keys on average
@@ -23,10 +23,10 @@ class FullStore:
     slots_C: Int64Array
 
 
-def fill_store(num_slots: int, *, dim: int, state_width: int = 1, scale: float = 0.05) -> FullStore:
+def fill_store(num_slots: int, *, dim: int, scale: float = 0.05) -> FullStore:
     """Filled through find_or_insert, evicting; rows have their first values."""
     verbs = backend("cpu")
-    store = verbs.allocate(num_slots, 16, dim, state_width)
+    store = verbs.allocate(num_slots, WIDTH, Layout(dim, 1))
     for start in range(0, FILL * num_slots, CHUNK):
         ids_U = scattered_ids(start, min(start + CHUNK, FILL * num_slots))
         features_U = np.zeros(len(ids_U), np.uint16)
