@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+PEERS = Path(os.environ.get("SPRINGTIDE_BENCH_PEERS", "~/.cache/springtide-bench")).expanduser()
+
 
 @dataclass
 class Case:
@@ -51,6 +53,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="seconds instead of a minute; claims nothing")
     parser.add_argument("--out", type=Path, help="write the result as JSON here")
+    parser.add_argument("--peers", type=Path, default=PEERS, help="where tests/bench/peers/install.sh put its venvs")
     return parser
 
 

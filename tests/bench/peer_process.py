@@ -1,78 +1,33 @@
-"""A peer in an interpreter of its own: started beside us, asked by a pipe, timed by its own clock.
+"""The contenders of a benchmark that live in venvs of their own; `tests/bench/peers/install.sh` makes them.
 
-Where its venv is missing (`tests/bench/peers/install.sh` makes them) it is named as missing and nothing is claimed.
+One that is not installed is named as missing, and no claim is made about it.
 """
 
-import json
 import os
-import subprocess
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-import numpy.typing as npt
+from tests.bench.child_process import Child
 
-FOLDER = Path(__file__).parent / "peers"
-VENVS = Path(os.environ.get("SPRINGTIDE_BENCH_PEERS", "~/.cache/springtide-bench")).expanduser()
-
-
-def saved(folder: Path, name: str, array: npt.NDArray[Any]) -> str:
-    """The path of an array that a peer may load."""
-    np.save(folder / f"{name}.npy", array)
-    return str(folder / f"{name}.npy")
-
-
-class Peer:
-    """One child; `call` sends a name and arguments and waits for the value."""
-
-    def __init__(self, venv: str, *, threads: int, log: IO[str] | None = None) -> None:
-        self.name = venv
-        python = VENVS / venv / "bin" / "python"
-        variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS", "PEER_THREADS")
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        answers, to_us = os.pipe()
-        self._child = subprocess.Popen(
-            [str(python), "-W", "ignore", str(FOLDER / f"{venv}_peer.py")],
-            stdin=subprocess.PIPE,
-            stdout=log or subprocess.DEVNULL,
-            stderr=log or subprocess.DEVNULL,
-            text=True,
-            pass_fds=(to_us,),
-            env=environment | dict.fromkeys(variables, str(threads)) | {"PEER_ANSWERS": str(to_us)},
-        )
-        os.close(to_us)
-        self._answers = os.fdopen(answers, encoding="utf-8")
-
-    def call(self, function: str, **arguments: Any) -> Any:
-        """RuntimeError with the peer's own traceback where it failed."""
-        assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps({"call": function, "arguments": arguments}) + "\n")
-        self._child.stdin.flush()
-        line = self._answers.readline()
-        if not line:
-            raise RuntimeError(f"the peer {self.name} ended with {self._child.wait()}: run its script to see why")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise RuntimeError(f"the peer {self.name} failed in {function}:\n{answer['error']}")
-        return answer["value"]
-
-    def close(self) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        self._answers.close()
-        self._child.wait()
+SCRIPTS = Path(__file__).parent / "peers"
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS", "PEER_THREADS")
 
 
 class Peers:
-    """The contenders of a benchmark that live in venvs: which are there, which are missing, which versions."""
+    """Which are there, which are missing, which versions."""
 
-    def __init__(self, venv_of: Mapping[str, str], *, threads: int, log: IO[str] | None = None) -> None:
+    def __init__(self, venv_of: Mapping[str, str], *, venvs: Path, threads: int, log: IO[str] | None = None) -> None:
         self.threads = threads
-        ready = [venv for venv in dict.fromkeys(venv_of.values()) if (VENVS / venv / ".ready").exists()]
-        self._children = {venv: Peer(venv, threads=threads, log=log) for venv in ready}
-        self.installed = {name: self._children[venv] for name, venv in venv_of.items() if venv in ready}
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment |= dict.fromkeys(THREADS, str(threads))
+        self._children = {
+            venv: Child(venv, [str(venvs / venv / "bin/python"), str(SCRIPTS / f"{venv}_peer.py")], environment, log)
+            for venv in dict.fromkeys(venv_of.values())
+            if (venvs / venv / ".ready").exists()
+        }
+        self.installed = {name: self._children[venv] for name, venv in venv_of.items() if venv in self._children}
         self.versions: dict[str, str] = {name: "missing" for name in venv_of if name not in self.installed}
         for peer in self._children.values():
             self.versions |= peer.call("versions")

@@ -1,6 +1,8 @@
 """Keys to measure with, from seeds: uniform, Zipf, and a stream in which new ids never stop coming."""
 
 # C distinct ids, K keys of a call
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 from springtide_client.keys import mix_keys
@@ -16,11 +18,16 @@ def scattered_ids(start: int, stop: int) -> Int64Array:
 
 def zipf_ranks(random: np.random.Generator, num: int, population: int, exponent: float) -> Int64Array:
     """Numbers below `population` whose frequency falls with (number + 1) ** -exponent."""
-    bounds = np.cumsum(np.arange(1, population + 1, dtype=np.float64) ** -exponent)
+    bounds = _bounds(population, exponent)
     # sorted look-ups are many times quicker, and the order is drawn anew afterwards
     ranks = np.searchsorted(bounds, np.sort(random.random(num)) * bounds[-1])
     random.shuffle(ranks)
     return np.minimum(ranks, population - 1)
+
+
+@lru_cache(maxsize=4)
+def _bounds(population: int, exponent: float) -> npt.NDArray[np.float64]:
+    return np.cumsum(np.arange(1, population + 1, dtype=np.float64) ** -exponent)
 
 
 def positions(distribution: str, num: int, population: int, *, seed: int) -> Int64Array:

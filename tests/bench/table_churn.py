@@ -19,10 +19,11 @@ from springtide_client.first_values import first_values
 from embeddings.capacity import Capacity
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.table import EmbeddingTable
+from tests.bench.child_process import saved
 from tests.bench.harness import Case, alternate, argument_parser, fail, report, timed
 from tests.bench.hit_rates import EXPONENTS, MAX_LOSS, SHARES, compare, item_stream, zipf_stream
 from tests.bench.limits import line_rate
-from tests.bench.peer_process import Peers, saved
+from tests.bench.peer_process import Peers
 from tests.bench.slices import Slices
 from tests.bench.streams import Int64Array, churn_stream
 
@@ -68,6 +69,7 @@ class Ours:
         rows = Capacity.of_rows(capacity, num_side=1)
         self.table = EmbeddingTable(config, seed=0, capacity=rows, tracked=False)
         self.stream, self.learns, self.passes, self.event_ms = stream, kind == "lfu", 0, 0
+        self.num_samples = 0
         self.features_K = np.zeros(stream.batch_size, np.uint16)
         self.grads_KD = np.zeros((stream.batch_size, DIM), np.float32)
 
@@ -76,8 +78,8 @@ class Ours:
         return timed(lambda: [self.step(ids_K) for ids_K in batches], self.stream.pass_keys)
 
     def step(self, ids_K: Int64Array) -> Any:
-        self.event_ms += BATCH_MS
-        self.table.advance(self.event_ms, len(ids_K))
+        self.event_ms, self.num_samples = self.event_ms + BATCH_MS, self.num_samples + len(ids_K)
+        self.table.advance(self.event_ms, self.num_samples)
         lookup = self.table.lookup(self.features_K, ids_K, np.full(len(ids_K), self.event_ms))
         rows_KD = self.table.gather(lookup)
         if self.learns:
@@ -211,7 +213,7 @@ def main() -> None:
         stream = Stream(
             folder, capacity=capacity, batch_size=batch_size, num_batches=num_batches, num_passes=repeats + 1
         )
-        with Peers(VENV_OF, threads=THREADS) as peers:
+        with Peers(VENV_OF, venvs=options.peers, threads=THREADS) as peers:
             cases = [case for kind in KINDS for case in measure(kind, capacity, stream, peers, repeats)]
             versions = peers.versions
         cases += hit_rates(items, folder, quick=options.quick)

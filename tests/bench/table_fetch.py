@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tests.bench.child_process import saved
 from tests.bench.full_store import FullStore, fill_store
 from tests.bench.harness import Case, alternate, arguments, fail, report, timed
 from tests.bench.limits import copy_rate
-from tests.bench.peer_process import Peers, saved
+from tests.bench.peer_process import Peers
 from tests.bench.slices import Slices
 from tests.bench.streams import Int64Array, positions
 
@@ -105,7 +106,7 @@ def main() -> None:
         values_CD = table.verbs.gather(table.store, table.slots_C, np.arange(len(table.slots_C)))
         rows = {"keys": saved(folder, "keys", table.ids_C), "rows": saved(folder, "rows", values_CD)}
         for threads in (1, 2):
-            with Peers(VENV_OF, threads=threads) as peers:
+            with Peers(VENV_OF, venvs=options.peers, threads=threads) as peers:
                 versions |= peers.versions
                 peers.tell("prepare_rows", **rows, optimizer=None)
                 for distribution in ("uniform", "zipf"):

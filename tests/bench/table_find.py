@@ -10,10 +10,11 @@ import numpy as np
 
 from kernels.cpu.index import WORDS
 from kernels.spec import NO_SLOT, WIDTH
+from tests.bench.child_process import saved
 from tests.bench.full_store import FullStore, fill_store
 from tests.bench.harness import Case, alternate, arguments, fail, report, timed
 from tests.bench.limits import line_rate
-from tests.bench.peer_process import Peers, saved
+from tests.bench.peer_process import Peers
 from tests.bench.slices import Slices
 from tests.bench.streams import Int64Array, positions
 
@@ -102,7 +103,7 @@ def main() -> None:
             keys = saved(folder, "keys", table.ids_C)
             slot_of = {key: at for at, key in enumerate(table.ids_C.tolist())}
             for threads in (1, 2):
-                with Peers(VENV_OF, threads=threads) as peers:
+                with Peers(VENV_OF, venvs=options.peers, threads=threads) as peers:
                     versions |= peers.versions
                     peers.tell("prepare_keys", keys=keys)
                     cases += [

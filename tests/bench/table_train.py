@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from embeddings.rows import Float32Array
+from tests.bench.child_process import saved
 from tests.bench.full_table import FullTable, fill_table
 from tests.bench.harness import Case, alternate, arguments, fail, report, timed
 from tests.bench.limits import copy_rate
-from tests.bench.peer_process import Peers, saved
+from tests.bench.peer_process import Peers
 from tests.bench.slices import Slices
 from tests.bench.streams import Int64Array, positions
 
@@ -193,7 +194,7 @@ def main() -> None:
             full = fill_table(num_rows, dim=DIM, optimizer=settings, threads=threads)
             for peer, of_peer in groupby(of_table, lambda setting: setting.peer):
                 venv_of = {name: venv for name, venv in VENV_OF.items() if name == peer}
-                with Peers(venv_of, threads=threads) as peers:
+                with Peers(venv_of, venvs=options.peers, threads=threads) as peers:
                     versions |= peers.versions
                     for setting in of_peer:
                         cases += measure(setting, full, peers, Path(folder), repeats)

@@ -1,0 +1,40 @@
+"""A memory limit from the kernel, page cache included: a cgroup, version 1 or 2, made for a benchmark and removed."""
+
+import os
+from pathlib import Path
+
+MIB = 1 << 20
+
+
+class MemoryCgroup:
+    """A child of a memory cgroup in which this user may make one. OSError where that is not so."""
+
+    def __init__(self, parent: Path) -> None:
+        self.path = parent / f"springtide-bench-{os.getpid()}"
+        self.path.mkdir()
+        self._limit = next((self.path / name for name in LIMITS if (self.path / name).exists()), None)
+        if self._limit is None:
+            self.path.rmdir()
+            raise OSError(f"{parent} has no memory controller for its children")
+
+    def add(self, pid: int) -> None:
+        """This process, and every one that it starts from now on."""
+        (self.path / "cgroup.procs").write_text(str(pid))
+
+    def anonymous_bytes(self) -> int:
+        """Memory of its processes that no file could give back."""
+        pairs = (line.split() for line in (self.path / "memory.stat").read_text().splitlines())
+        stat = {name: int(value) for name, value in pairs}
+        return stat.get("anon", stat.get("total_rss", 0))
+
+    def limit(self, num_bytes: int) -> None:
+        """At most so many from now on; what is cached beyond it goes."""
+        assert self._limit is not None
+        self._limit.write_text(str(num_bytes))
+
+    def remove(self) -> None:
+        """Once its processes have ended."""
+        self.path.rmdir()
+
+
+LIMITS = ("memory.max", "memory.limit_in_bytes")  # of version 2, of version 1

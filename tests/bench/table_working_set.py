@@ -1,0 +1,190 @@
+"""table.working_set: rows that need ten times the memory they are given, the rest in spill and base.
+
+DLRM-small, 26 features of Zipf 1.05, dim 16, batch 4096, one torch thread. A contender is a process of its own; a pass
+ends when everything that left memory is on the disk. `--cgroup DIR`, a memory cgroup in which this user may make
+another, runs the small ones again under a limit that leaves the page cache no room.
+"""
+
+# N rows of the base, D dimension
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from springtide_client.base import ModelName, TableShape
+from springtide_client.layers import RowLayer
+from springtide_client.records import Tip, VersionMeta
+from springtide_client.schema import Schema
+
+from app.versions.base_writer import BaseImage, write_base
+from kernels.backend import backend
+from kernels.spec import Layout
+from tests.bench.child_process import Child
+from tests.bench.harness import Case, alternate, argument_parser, fail, report
+from tests.bench.memory_cgroup import MIB, MemoryCgroup
+from tests.bench.working_set_contender import CATEGORICAL, DIM, OPTIMIZER
+
+SCRIPT = Path(__file__).parent / "peers" / "working_set.py"
+TIMES, NEEDED = 10, 0.5  # working set over budget; share of the speed that must be left
+WARM_BATCHES = 24
+CONTENDERS = {"all in memory": (False, False), "with lookahead": (True, True), "without": (True, False)}
+
+
+def make_base(folder: Path, num_rows: int) -> Path:
+    """A base of every id's first value."""
+    verbs = backend("cpu")
+    numbers = np.arange(num_rows)
+    features_N, ids_N = (numbers % CATEGORICAL).astype(np.uint16), numbers // CATEGORICAL
+    mixed_N = verbs.mix_keys(features_N, ids_N)
+    order = np.argsort(mixed_N)
+    features_N, ids_N, mixed_N = features_N[order], ids_N[order], mixed_N[order]
+    values_ND = verbs.first_values(features_N, ids_N, DIM, 0, 0.05)
+    ones_N, zeros_N = np.ones(num_rows, np.int64), np.zeros(num_rows, np.int64)
+    states_NS = np.zeros((num_rows, 1), np.float32)
+    rows = RowLayer(mixed_N, features_N, ids_N, values_ND, ones_N, zeros_N, None, states_NS)
+    image = BaseImage(
+        tip=Tip(1, 1),
+        schema=Schema(labels=("click",), categorical=tuple(f"c{n}" for n in range(CATEGORICAL))),
+        table=TableShape(dim=DIM, state_width=1, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
+        model=ModelName(name="dlrm"),
+        meta=VersionMeta(),
+        dense={},
+        num_rows=num_rows,
+        blocks=[rows],
+    )
+    return write_base(folder, image)
+
+
+class Race:
+    """The contenders of one dtype; each pass of one learns the same batches as that of every other."""
+
+    def __init__(self, folder: Path, base: Path, sizes: dict[str, int], *, bfloat16: bool, budget: int) -> None:
+        self.folder, self.base, self.sizes, self.bfloat16, self.budget = folder, base, sizes, bfloat16, budget
+        self.children: dict[str, Child] = {}
+        self.losses: dict[str, list[float]] = {}
+        self.last: dict[str, dict[str, Any]] = {}
+
+    def start(self, name: str, cgroup: MemoryCgroup | None = None) -> None:
+        """Prepared and warm: the spill has what the stream left behind."""
+        small, ahead = CONTENDERS[name.removesuffix(", cgroup")]
+        child = Child(name, [sys.executable, str(SCRIPT)], dict(os.environ) | {"OMP_NUM_THREADS": "1"}, None)
+        self.children[name] = child
+        if cgroup is not None:
+            cgroup.add(child.pid)
+        spill = str(self.folder / f"spill {name} {self.bfloat16}")
+        settings = {"ids_a_feature": self.sizes["ids_a_feature"], "batch_size": self.sizes["batch_size"]}
+        num_bytes = self.budget if small else 0
+        child.call(
+            "prepare",
+            base=str(self.base),
+            spill=spill,
+            num_bytes=num_bytes,
+            ahead=ahead,
+            bfloat16=self.bfloat16,
+            **settings,
+        )
+        self.run(name, self.sizes["warm"])
+
+    def run(self, name: str, num_batches: int) -> float:
+        """Samples per second of one pass."""
+        answer = self.children[name].call("run", num_batches=num_batches)
+        self.losses.setdefault(name, []).extend(answer["losses"])
+        self.last[name] = answer
+        return float(num_batches * self.sizes["batch_size"] / answer["seconds"])
+
+    def contenders(self) -> dict[str, Callable[[], float]]:
+        return {name: partial(self.run, name, self.sizes["batches"]) for name in self.children}
+
+    def check(self) -> None:
+        """Where a row lay changes no value: all have the same losses, bit for bit."""
+        expected = self.losses["all in memory"]
+        for name, losses in self.losses.items():
+            if losses != expected[: len(losses)]:
+                fail(f"{name} lost otherwise than the table that is all in memory")
+
+    def describe(self) -> None:
+        """What each held and recalled."""
+        for name, answer in self.last.items():
+            counters, rss = answer["counters"], answer["rss_bytes"]
+            recalled = counters["recalled_from_spill"] + counters["recalled_from_base"]
+            share = 100 * (1 - (recalled + counters["created"]) / max(1, counters["keys"]))
+            print(f"{self.dtype}, {name}: {rss // MIB:,} MiB resident, {share:.1f} % of the keys found in memory")
+
+    @property
+    def dtype(self) -> str:
+        return "bf16" if self.bfloat16 else "fp32"
+
+    def close(self) -> None:
+        for child in self.children.values():
+            child.call("close")
+            child.close()
+
+
+def measure(race: Race, repeats: int, cgroup: MemoryCgroup | None) -> list[Case]:
+    for name in CONTENDERS:
+        race.start(name)
+    if cgroup is not None:
+        for name in list(CONTENDERS)[1:]:
+            race.start(f"{name}, cgroup", cgroup)
+        # what is anonymous stays; the base's and the spill's pages have to go
+        cgroup.limit(cgroup.anonymous_bytes() * 21 // 20 + 16 * MIB)
+    rates = alternate(race.contenders(), repeats=repeats)
+    batches, batch_size = race.sizes["batches"], race.sizes["batch_size"]
+    dense = race.children["all in memory"]
+    seconds = [dense.call("dense_only", num_batches=batches)["seconds"] for _ in range(repeats)]
+    limit = batches * batch_size / median(seconds)
+    race.check()
+    race.describe()
+    whole = rates.pop("all in memory")
+    return [
+        Case(
+            f"{race.dtype}, {name}",
+            "samples/s",
+            mine,
+            {"all in memory": whole},
+            needed=NEEDED if name.startswith("with lookahead") else None,
+            limit=limit,
+            contest=False,
+        )
+        for name, mine in rates.items()
+    ]
+
+
+def main() -> None:
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--cgroup", type=Path, help="also under a memory limit, in a cgroup made here")
+    options = parser.parse_args()
+    sizes = {"ids_a_feature": 200_000, "batch_size": 4096, "batches": 16, "warm": WARM_BATCHES}
+    if options.quick:
+        sizes |= {"ids_a_feature": 10_000, "batch_size": 1024, "batches": 4, "warm": 4}
+    repeats = 2 if options.quick else 5
+    num_rows = CATEGORICAL * sizes["ids_a_feature"]
+    working_set = num_rows * backend("cpu").slot_bytes(Layout(DIM, 1))
+    cgroup = MemoryCgroup(options.cgroup) if options.cgroup else None
+    if cgroup is None:
+        print("not run: under a memory cgroup (--cgroup DIR names one in which this user may make another)")
+    print(f"{num_rows:,} rows, {working_set // MIB:,} MiB; budget {working_set // TIMES // MIB:,} MiB")
+    cases: list[Case] = []
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            base = make_base(Path(temporary), num_rows)
+            for bfloat16 in (True, False):
+                race = Race(Path(temporary), base, sizes, bfloat16=bfloat16, budget=working_set // TIMES)
+                try:
+                    cases += measure(race, repeats, cgroup if bfloat16 else None)
+                finally:
+                    race.close()
+    finally:
+        if cgroup is not None:
+            cgroup.remove()
+    packages = ("numpy", "numba", "torch", "rocksdb-py")
+    report("table.working_set", cases, packages=packages, out=options.out, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()
