@@ -67,6 +67,7 @@ class Race:
         self.folder, self.base, self.sizes, self.bfloat16, self.budget = folder, base, sizes, bfloat16, budget
         self.children: dict[str, Child] = {}
         self.losses: dict[str, list[float]] = {}
+        self.warm: dict[str, dict[str, int]] = {}  # the counters when a contender was warm
         self.last: dict[str, dict[str, Any]] = {}
 
     def start(self, name: str, cgroup: MemoryCgroup | None = None) -> None:
@@ -89,6 +90,7 @@ class Race:
             **settings,
         )
         self.run(name, self.sizes["warm"])
+        self.warm[name] = self.last[name]["counters"]
 
     def run(self, name: str, num_batches: int) -> float:
         """Samples per second of one pass."""
@@ -110,10 +112,10 @@ class Race:
     def describe(self) -> None:
         """What each held and recalled."""
         for name, answer in self.last.items():
-            counters, rss = answer["counters"], answer["rss_bytes"]
-            recalled = counters["recalled_from_spill"] + counters["recalled_from_base"]
-            share = 100 * (1 - (recalled + counters["created"]) / max(1, counters["keys"]))
-            print(f"{self.dtype}, {name}: {rss // MIB:,} MiB resident, {share:.1f} % of the keys found in memory")
+            since = {key: number - self.warm[name].get(key, 0) for key, number in answer["counters"].items()}
+            spill, base = (since[key] / since["keys"] for key in ("recalled_from_spill", "recalled_from_base"))
+            parts = f"{spill:.1%} of the keys came from the spill, {base:.1%} from the base"
+            print(f"{self.dtype}, {name}: {answer['rss_bytes'] // MIB:,} MiB resident; {parts}")
 
     @property
     def dtype(self) -> str:

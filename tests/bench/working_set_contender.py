@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from springtide_client.base import Base
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
 from app.training.base_rows import BaseRows
 from app.training.dense_optimizer import DenseOptimizer
-from app.training.learner import weighted_loss
 from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
 from embeddings.spill_rocksdb import RocksSpill
@@ -39,6 +39,11 @@ def make_batch(number: int, batch_size: int, ids_a_feature: int) -> tuple[Any, .
     labels_B1 = (random.random(batch_size) < 1 / (1 + np.exp(-lean_B))).astype(np.float32)[:, None]
     times_K = np.full(len(features_K), number)
     return features_K, ids_BC.reshape(-1), times_K, torch.from_numpy(dense_BF), torch.from_numpy(labels_B1)
+
+
+def loss_of(logits_B1: torch.Tensor, labels_B1: torch.Tensor) -> torch.Tensor:
+    """A sum, as the learner takes it."""
+    return binary_cross_entropy_with_logits(logits_B1.float(), labels_B1, reduction="sum")
 
 
 class Contender:
@@ -103,7 +108,7 @@ class Contender:
         length = torch.zeros(len(labels_B1), 0, dtype=torch.int64)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
             logits_B1 = self.net(rows_BCD, *empty, length, dense_BF)
-        loss, _ = weighted_loss(logits_B1.float(), labels_B1, np.ones(len(labels_B1), np.float32))
+        loss = loss_of(logits_B1, labels_B1)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -122,7 +127,7 @@ class Contender:
             for _ in range(num_batches):
                 with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
                     logits_B1 = net(rows_BCD, *empty, length, dense_BF)
-                loss, _ = weighted_loss(logits_B1.float(), labels_B1, np.ones(self.batch_size, np.float32))
+                loss = loss_of(logits_B1, labels_B1)
                 optimizer.zero_grad()
                 rows_BCD.grad = None
                 loss.backward()
