@@ -1,9 +1,11 @@
 """A memory limit from the kernel, page cache included: a cgroup, version 1 or 2, made for a benchmark and removed."""
 
 import os
+import shutil
 from pathlib import Path
 
 MIB = 1 << 20
+LIMITS = ("memory.max", "memory.limit_in_bytes")  # of version 2, of version 1
 
 
 class MemoryCgroup:
@@ -22,10 +24,11 @@ class MemoryCgroup:
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def anonymous_bytes(self) -> int:
-        """Memory of its processes that no file could give back."""
+        """Memory of its processes that no file could give back, shared or not."""
         pairs = (line.split() for line in (self.path / "memory.stat").read_text().splitlines())
         stat = {name: int(value) for name, value in pairs}
-        return stat.get("anon", stat.get("total_rss", 0))
+        names = ("anon", "shmem") if "anon" in stat else ("total_rss", "total_shmem")
+        return sum(stat[name] for name in names)
 
     def limit(self, num_bytes: int) -> None:
         """At most so many from now on; what is cached beyond it goes."""
@@ -37,4 +40,14 @@ class MemoryCgroup:
         self.path.rmdir()
 
 
-LIMITS = ("memory.max", "memory.limit_in_bytes")  # of version 2, of version 1
+def uncached_copy(folder: Path, to: Path) -> Path:
+    """A copy whose pages nobody holds: they count for whoever reads them first."""
+    shutil.copytree(folder, to)
+    for path in filter(Path.is_file, to.rglob("*")):
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
+    return to

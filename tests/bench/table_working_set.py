@@ -26,7 +26,7 @@ from kernels.backend import backend
 from kernels.spec import Layout
 from tests.bench.child_process import Child
 from tests.bench.harness import Case, alternate, argument_parser, fail, report
-from tests.bench.memory_cgroup import MIB, MemoryCgroup
+from tests.bench.memory_cgroup import MIB, MemoryCgroup, uncached_copy
 from tests.bench.working_set_contender import CATEGORICAL, DIM, OPTIMIZER
 
 SCRIPT = Path(__file__).parent / "peers" / "working_set.py"
@@ -70,7 +70,7 @@ class Race:
         self.warm: dict[str, dict[str, int]] = {}  # the counters when a contender was warm
         self.last: dict[str, dict[str, Any]] = {}
 
-    def start(self, name: str, cgroup: MemoryCgroup | None = None) -> None:
+    def start(self, name: str, base: Path, cgroup: MemoryCgroup | None = None) -> None:
         """Prepared and warm: the spill has what the stream left behind."""
         small, ahead = CONTENDERS[name.removesuffix(", cgroup")]
         child = Child(name, [sys.executable, str(SCRIPT)], dict(os.environ) | {"OMP_NUM_THREADS": "1"}, None)
@@ -82,7 +82,7 @@ class Race:
         num_bytes = self.budget if small else 0
         child.call(
             "prepare",
-            base=str(self.base),
+            base=str(base),
             spill=spill,
             num_bytes=num_bytes,
             ahead=ahead,
@@ -129,10 +129,11 @@ class Race:
 
 def measure(race: Race, repeats: int, cgroup: MemoryCgroup | None) -> list[Case]:
     for name in CONTENDERS:
-        race.start(name)
+        race.start(name, race.base)
     if cgroup is not None:
+        base = uncached_copy(race.base, race.folder / "base of the cgroup")
         for name in list(CONTENDERS)[1:]:
-            race.start(f"{name}, cgroup", cgroup)
+            race.start(f"{name}, cgroup", base, cgroup)
         # what is anonymous stays; the base's and the spill's pages have to go
         cgroup.limit(cgroup.anonymous_bytes() * 21 // 20 + 16 * MIB)
     rates = alternate(race.contenders(), repeats=repeats)
