@@ -179,9 +179,9 @@ def run_peer(peers: Peers, name: str, stream: Stream, passes: list[int]) -> floa
     return float((stop - start) / seconds)
 
 
-def hit_rates(items: Path | None, folder: Path, *, quick: bool) -> list[Case]:
+def hit_rates(items: Path | None, *, quick: bool) -> list[Case]:
     """Beside exact LRU and LFU, in percent; within one point is enough."""
-    num_keys, population = (50_000, 10_000) if quick else (1_000_000, 100_000)
+    num_keys, population = (50_000, 10_000) if quick else (400_000, 50_000)
     streams: dict[str, Any] = {
         f"Zipf {exponent}": zipf_stream(exponent, num_keys, population) for exponent in EXPONENTS
     }
@@ -191,7 +191,7 @@ def hit_rates(items: Path | None, folder: Path, *, quick: bool) -> list[Case]:
     for name, ids in streams.items():
         for policy in ("lru", "lfu"):
             for share in SHARES:
-                rate = compare(name, ids, policy, share, folder / f"{len(cases)}")
+                rate = compare(name, ids, policy, share)
                 what = f"hit rate, {policy}, {name}, room for {100 * share:g} % = {rate.capacity:,}"
                 needed = (rate.exact - MAX_LOSS) / rate.exact
                 peers = {f"exact {policy}": [100 * rate.exact]}
@@ -216,8 +216,8 @@ def main() -> None:
         with Peers(VENV_OF, venvs=options.peers, threads=THREADS) as peers:
             cases = [case for kind in KINDS for case in measure(kind, capacity, stream, peers, repeats)]
             versions = peers.versions
-        cases += hit_rates(items, folder, quick=options.quick)
-    packages = ("numpy", "numba", "torch", "rocksdb-py")
+        cases += hit_rates(items, quick=options.quick)
+    packages = ("numpy", "numba", "torch")
     report("table.churn", cases, packages=packages, out=options.out, quick=options.quick, peers=versions)
 
 
