@@ -47,6 +47,7 @@ def place(verbs: Verbs, store: Store) -> None:
     verbs.occupied(store, 0, num_rows)
     verbs.lowest(store, -1, 4, 2)
     verbs.erase(store, verbs.overflow(store, 2))
+    verbs.resize(store, 64)
 
 
 def remember(verbs: Verbs) -> None:

@@ -149,7 +149,23 @@ class Verbs(Protocol):
         ...
 
     def grow_overflow(self, store: Store, num_overflow: int) -> Store:
-        """The same store with room for more overflow rows; slots keep their numbers."""
+        """The same store with room for more overflow rows; slots keep their numbers. The one given is spent."""
+        ...
+
+    def crowded(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
+        """The slots whose rows would find no room in a store of num_slots, ascending; overflow rows are not asked.
+
+        Of each bucket there, all but the WIDTH highest by score word and mixed key. Only for its slots start..stop,
+        whole buckets, where given: so a table may be emptied piece by piece.
+        """
+        ...
+
+    def resize(self, store: Store, num_slots: int) -> Store:
+        """The same rows in num_slots, under new numbers, the overflow rows too. The store given is spent.
+
+        In place: memory grows to the larger of the two sizes. Nobody else may hold or use the store's arrays.
+        ValueError where a row would find no room; where the system has no memory, OSError, and the store is as it was.
+        """
         ...
 
     def mix_keys(self, features_U: Array, ids_U: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Two instructions that Numba does not offer by name: prefetch, and the number of trailing zeros."""
+"""Instructions that Numba does not offer by name: prefetch, trailing zeros, sixteen bytes compared at once."""
 
 from typing import Any
 
@@ -33,5 +33,23 @@ def trailing_zeros(typingctx: Any, word: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.IntType(1)(1))
+
+    return signature, generate
+
+
+@intrinsic
+def equal_bytes(typingctx: Any, array: Any, index: Any, byte: Any) -> Any:
+    """Which of the 16 bytes from a multiple of 16 on equal a byte: a uint64 with bit i for byte i; not checked."""
+    signature = types.uint64(array, index, types.uint8)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        struct = context.make_array(signature.args[0])(context, builder, arguments[0])
+        bytes_16, int32 = ir.VectorType(ir.IntType(8), 16), ir.IntType(32)
+        address = builder.bitcast(builder.gep(struct.data, [arguments[1]]), bytes_16.as_pointer())
+        first = builder.insert_element(ir.Constant(bytes_16, ir.Undefined), arguments[2], int32(0))
+        zeros = ir.Constant(ir.VectorType(int32, 16), [0] * 16)
+        wanted = builder.shuffle_vector(first, ir.Constant(bytes_16, ir.Undefined), zeros)
+        equal = builder.icmp_unsigned("==", builder.load(address, align=16), wanted)
+        return builder.zext(builder.bitcast(equal, ir.IntType(16)), ir.IntType(64))
 
     return signature, generate

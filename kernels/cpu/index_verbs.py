@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu import index, sweeps
+from kernels.cpu import index, place, sweeps
 from kernels.cpu.overflow import rebuild, rows_before
 from kernels.cpu.scores import TICK_MASK
 from kernels.cpu.store import parts_of
@@ -28,7 +28,7 @@ class IndexVerbs:
         if not 0 <= tick <= TICK_MASK:
             raise ValueError(f"tick must have 40 bits, not {tick}")
         p = parts_of(store)
-        return Placed(*index.find_or_insert(p.buckets, p.overflow, features_U, ids_U, mixed_U, tick, protect_from))
+        return Placed(*place.find_or_insert(p.buckets, p.overflow, features_U, ids_U, mixed_U, tick, protect_from))
 
     def set_priorities(self, store: Store, slots_N: Array, priorities_N: Array) -> None:
         p = parts_of(store)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from kernels.cpu import ghosts as ghost_words
 from kernels.cpu import sketch as sketches
-from kernels.cpu.store import aligned_zeros
+from kernels.cpu.pages import zeros
 from kernels.spec import SKETCH_BLOCK_BYTES, Ghosts, Sketch
 
 Array = npt.NDArray[Any]
@@ -21,7 +21,7 @@ class SketchVerbs:
         num_blocks = num_bytes // SKETCH_BLOCK_BYTES
         if not 1 <= num_blocks < 2**32:
             raise ValueError(f"a sketch takes {SKETCH_BLOCK_BYTES} bytes or more, below 256 GiB, not {num_bytes}")
-        bytes_ = aligned_zeros(num_blocks * SKETCH_BLOCK_BYTES, np.uint8)
+        bytes_ = zeros(num_blocks * SKETCH_BLOCK_BYTES, np.uint8)
         blocks = sketches.Blocks(bytes_, bytes_.view(np.uint32), np.zeros(num_blocks, np.uint8))
         return Sketch(num_blocks, blocks, bytes_.nbytes + num_blocks)
 
@@ -45,7 +45,7 @@ class SketchVerbs:
     def new_ghosts(self, num: int) -> Ghosts:
         if not 1 <= num < 2**32:
             raise ValueError(f"ghosts are 1 or more, below 2**32, not {num}")
-        words_G = aligned_zeros(num, np.uint64)
+        words_G = zeros(num, np.uint64)
         return Ghosts(num, words_G, words_G.nbytes)
 
     def ghosts_add(self, ghosts: Ghosts, mixed_N: Array, tick: int) -> None:

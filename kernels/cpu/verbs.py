@@ -8,45 +8,28 @@ import numpy.typing as npt
 from springtide_client.keys import mix64
 
 from kernels.cpu import hashing, rows
-from kernels.cpu import store as stores
 from kernels.cpu import unique as uniques
 from kernels.cpu.gather import gather_of
 from kernels.cpu.index_verbs import IndexVerbs
 from kernels.cpu.optimizers import check_step, constants_of, corrections
-from kernels.cpu.overflow import empty_overflow, grown_overflow
 from kernels.cpu.pool import MODES, pool_of
 from kernels.cpu.sketch_verbs import SketchVerbs
-from kernels.cpu.store import DTYPES, empty_buckets, new_store, parts_of
+from kernels.cpu.store import parts_of
+from kernels.cpu.store_verbs import StoreVerbs
 from kernels.cpu.update import Batch, Keys, Rows, update_of
-from kernels.spec import WIDTH, Columns, Layout, Step, Store, Unique
+from kernels.spec import Columns, Step, Store, Unique
 
 Array = npt.NDArray[Any]
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
-class CpuVerbs(IndexVerbs, SketchVerbs):
+class CpuVerbs(StoreVerbs, IndexVerbs, SketchVerbs):
     """The verbs of kernels/spec.py, on numpy arrays. One thread at a time, `find` and `update` apart."""
 
     def __init__(self) -> None:
         # scratch that is kept: fresh memory costs more in page faults than the work on it
         self._places: Array = np.empty(0, np.uint32)
         self._entries: Array = np.empty(0, np.uint64)
-
-    def allocate(self, num_slots: int, num_overflow: int, layout: Layout) -> Store:
-        if num_slots % WIDTH or num_slots < WIDTH or num_slots // WIDTH >= 2**32:
-            raise ValueError(f"num_slots must be a multiple of {WIDTH} in {WIDTH}..2**36, not {num_slots}")
-        if layout.dim < 1 or layout.state_width < 0:
-            raise ValueError(f"a row has at least one value, and its state no negative width: not {layout}")
-        if layout.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {sorted(DTYPES)}, not {layout.dtype!r}")
-        return new_store(num_slots, layout, empty_buckets(num_slots), empty_overflow(num_overflow))
-
-    def slot_bytes(self, layout: Layout) -> int:
-        return stores.slot_bytes(layout)
-
-    def grow_overflow(self, store: Store, num_overflow: int) -> Store:
-        p = parts_of(store)
-        return new_store(store.num_slots, store.layout, p.buckets, grown_overflow(p.overflow, num_overflow), p)
 
     def mix_keys(self, features_U: Array, ids_U: Array) -> Array:
         return cast(Array, hashing.mix_keys(features_U, ids_U))

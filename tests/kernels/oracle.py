@@ -80,6 +80,19 @@ class Index:
         if home := self.home(key):
             home[key][0] = min(max(priority, -(2**23)), 2**23 - 1)
 
+    def moved(self, num_slots: int) -> tuple["Index", list[Key]]:
+        """The index with so many slots, and the keys that find no room there."""
+        other, crowded = Index(num_slots, self.width, self.num_overflow), []
+        other.overflow = self.overflow
+        for bucket in self.buckets:
+            for key, score in bucket.items():
+                other.bucket(key)[key] = score
+        for bucket in other.buckets:
+            for key in self.ordered(bucket, 2**40)[: max(0, len(bucket) - self.width)]:
+                crowded.append(key)
+                del bucket[key]
+        return other, crowded
+
     def erase(self, key: Key) -> None:
         self.bucket(key).pop(key, None)
         self.overflow.pop(key, None)
