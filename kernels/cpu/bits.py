@@ -1,4 +1,4 @@
-"""Instructions that Numba does not offer by name: prefetch, trailing zeros, sixteen bytes compared at once."""
+"""Instructions that Numba does not offer by name: prefetch, trailing zeros, sixteen bytes or words compared at once."""
 
 from typing import Any
 
@@ -44,12 +44,41 @@ def equal_bytes(typingctx: Any, array: Any, index: Any, byte: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         struct = context.make_array(signature.args[0])(context, builder, arguments[0])
-        bytes_16, int32 = ir.VectorType(ir.IntType(8), 16), ir.IntType(32)
+        bytes_16 = ir.VectorType(ir.IntType(8), 16)
         address = builder.bitcast(builder.gep(struct.data, [arguments[1]]), bytes_16.as_pointer())
-        first = builder.insert_element(ir.Constant(bytes_16, ir.Undefined), arguments[2], int32(0))
-        zeros = ir.Constant(ir.VectorType(int32, 16), [0] * 16)
-        wanted = builder.shuffle_vector(first, ir.Constant(bytes_16, ir.Undefined), zeros)
+        wanted = _sixteen_of(builder, bytes_16, arguments[2])
         equal = builder.icmp_unsigned("==", builder.load(address, align=16), wanted)
         return builder.zext(builder.bitcast(equal, ir.IntType(16)), ir.IntType(64))
 
     return signature, generate
+
+
+@intrinsic
+def lowest_words(typingctx: Any, array: Any, index: Any, mask: Any, limit: Any) -> Any:
+    """Which of the 16 words from a multiple of 8 on are the lowest as int64 among those with word & mask < limit.
+
+    A uint64 with bit i for word i, 0 where there is none; the index is not checked.
+    """
+    signature = types.uint64(array, index, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        struct = context.make_array(signature.args[0])(context, builder, arguments[0])
+        int64, words_16 = ir.IntType(64), ir.VectorType(ir.IntType(64), 16)
+        address = builder.bitcast(builder.gep(struct.data, [arguments[1]]), words_16.as_pointer())
+        words = builder.load(address, align=64)
+        masked = builder.and_(words, _sixteen_of(builder, words_16, arguments[2]))
+        counts = builder.icmp_signed("<", masked, _sixteen_of(builder, words_16, arguments[3]))
+        counted = builder.select(counts, words, ir.Constant(words_16, [2**63 - 1] * 16))
+        kind, name = ir.FunctionType(int64, [words_16]), "llvm.vector.reduce.smin.v16i64"
+        lowest = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [counted])
+        equal = builder.icmp_signed("==", words, _sixteen_of(builder, words_16, lowest))
+        return builder.zext(builder.bitcast(builder.and_(counts, equal), ir.IntType(16)), int64)
+
+    return signature, generate
+
+
+def _sixteen_of(builder: Any, kind: Any, number: Any) -> Any:
+    """A vector with the number in every lane."""
+    nothing, int32 = ir.Constant(kind, ir.Undefined), ir.IntType(32)
+    first = builder.insert_element(nothing, number, int32(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(int32, 16), [0] * 16))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.bits import equal_bytes, prefetch, trailing_zeros
+from kernels.cpu.bits import equal_bytes, lowest_words, prefetch, trailing_zeros
 from kernels.cpu.hashing import mix_key
 from kernels.cpu.index import (
     BYTES_U,
@@ -28,11 +28,9 @@ from kernels.cpu.index import (
     score_at,
 )
 from kernels.cpu.overflow import place_of
-from kernels.cpu.scores import tick_of, with_tick
+from kernels.cpu.scores import TICK_MASK, with_tick
 
-AHEAD = 16
-LANES = np.uint64(16)
-HIGHEST_SCORE = np.int64(np.iinfo(np.int64).max)
+AHEAD = 32
 
 
 @njit(nogil=True, cache=True)
@@ -45,20 +43,21 @@ def empty_lane(buckets: Any, bucket: Any) -> Any:
 @njit(nogil=True, cache=True)
 def victim_lane(buckets: Any, bucket: Any, protect_from: Any) -> Any:
     """The lane with the lowest score among those with a tick below protect_from, or 16; the lower mixed key on ties."""
-    scores = bucket * WORDS_U + SCORE_AT_U
-    lowest = HIGHEST_SCORE
-    for lane in range(ZERO, LANES):
-        score = np.int64(buckets.words[scores + np.uint64(lane)])
-        lowest = min(lowest, score if tick_of(score) < protect_from else HIGHEST_SCORE)
-    best, best_mixed = W, ZERO
-    for lane in range(ZERO, LANES):
-        at = np.uint64(lane)
-        score = np.int64(buckets.words[scores + at])
-        if score == lowest and tick_of(score) < protect_from:
-            feature, id_ = key_at(buckets, bucket, at)
+    hits = lowest_words(buckets.words, bucket * WORDS_U + SCORE_AT_U, TICK_MASK, protect_from)
+    if hits == ZERO:
+        return W
+    best = trailing_zeros(hits)
+    hits &= hits - ONE
+    if hits != ZERO:
+        feature, id_ = key_at(buckets, bucket, best)
+        best_mixed = mix_key(feature, id_)
+        while hits != ZERO:
+            lane = trailing_zeros(hits)
+            feature, id_ = key_at(buckets, bucket, lane)
             mixed = mix_key(feature, id_)
-            if best == W or mixed < best_mixed:
-                best, best_mixed = at, mixed
+            if mixed < best_mixed:
+                best, best_mixed = lane, mixed
+            hits &= hits - ONE
     return best
 
 

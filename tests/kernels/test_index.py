@@ -1,6 +1,7 @@
 """The verbs that find, place and choose keys, against the oracle."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,29 @@ def test_keys_of_one_bucket_and_one_digest_are_told_apart() -> None:
     assert keys_of(store, slots) == alike
     strangers = [(1, i) for i in range(40000) if mixed((1, i)) & 0xFF == 7]
     assert (found(store, strangers) == NO_SLOT).all()
+
+
+def test_two_threads_share_a_find() -> None:
+    store = VERBS.allocate(1024, 64, Layout(4, 1))
+    keys = [(i % 3, i * 7) for i in range(900)]
+    slots = placed(store, keys, 1, 1).slots_U
+    features, ids = arrays(keys)
+    mixed_keys = VERBS.mix_keys(features, ids)
+
+    def find(part: slice) -> Any:
+        return VERBS.find(store, features[part], ids[part], mixed_keys[part])
+
+    with ThreadPoolExecutor(2) as pool:
+        halves = list(pool.map(find, [slice(0, 450), slice(450, 900)]))
+    np.testing.assert_array_equal(np.concatenate(halves), slots)
+
+
+def test_a_key_of_the_highest_score_word_may_still_go() -> None:
+    store = VERBS.allocate(WIDTH, 4, Layout(4, 1))
+    slots = placed(store, [(0, i) for i in range(WIDTH)], LAST_TICK, LAST_TICK).slots_U
+    VERBS.set_priorities(store, slots, np.full(WIDTH, HIGHEST))
+    assert len(placed(store, [(1, 0)], LAST_TICK, LAST_TICK).victim_ids_V) == 0
+    assert len(placed(store, [(1, 1)], LAST_TICK, LAST_TICK + 1).victim_ids_V) == 1
 
 
 def test_two_keys_with_one_mixed_key_are_two_keys() -> None:
