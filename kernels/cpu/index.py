@@ -13,7 +13,7 @@ from numba import njit
 
 from kernels.cpu.bits import equal_bytes, prefetch, trailing_zeros
 from kernels.cpu.hashing import mix_key
-from kernels.cpu.overflow import place_of
+from kernels.cpu.overflow import place_of, remove
 from kernels.cpu.rows import FLAGS
 from kernels.cpu.scores import with_priority
 
@@ -137,23 +137,19 @@ def set_priorities(buckets: Any, overflow: Any, slots_N: Any, priorities_N: Any)
 
 
 @njit(nogil=True, cache=True)
-def erase(buckets: Any, overflow: Any, meta: Any, slots_N: Any) -> Any:
-    """Empties slots; whether an overflow row was among them, so that its hash table must be made anew."""
-    num_slots = np.int64(num_buckets_of(buckets) * W)
-    in_overflow = False
+def erase(buckets: Any, overflow: Any, meta: Any, slots_N: Any) -> None:
+    num_buckets = num_buckets_of(buckets)
+    num_slots = np.int64(num_buckets * W)
     for n in range(len(slots_N)):
         slot = slots_N[n]
+        row = slot - num_slots
         meta[slot, FLAGS] = 0
-        if slot < num_slots:
+        if row < 0:
             buckets.bytes_[(np.uint64(slot) // W) * BYTES_U + np.uint64(slot) % W] = 0
-        else:
-            row = slot - num_slots
-            if overflow.taken_O[row]:
-                bucket = bucket_of(mix_key(overflow.features_O[row], overflow.ids_O[row]), num_buckets_of(buckets))
-                buckets.words[bucket * WORDS_U + ELSEWHERE_AT_U] -= ONE
-            overflow.taken_O[row] = 0
-            in_overflow = True
-    return in_overflow
+        elif overflow.taken_O[row]:
+            bucket = bucket_of(mix_key(overflow.features_O[row], overflow.ids_O[row]), num_buckets)
+            buckets.words[bucket * WORDS_U + ELSEWHERE_AT_U] -= ONE
+            remove(overflow, row)
 
 
 @njit(nogil=True, cache=True)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.cpu import index, place, sweeps
-from kernels.cpu.overflow import rebuild, rows_before
+from kernels.cpu.overflow import rows_before
 from kernels.cpu.scores import TICK_MASK
 from kernels.cpu.store import parts_of
 from kernels.spec import Placed, Store
@@ -36,8 +36,7 @@ class IndexVerbs:
 
     def erase(self, store: Store, slots_N: Array) -> None:
         p = parts_of(store)
-        if index.erase(p.buckets, p.overflow, p.meta, slots_N):
-            rebuild(p.overflow)
+        index.erase(p.buckets, p.overflow, p.meta, slots_N)
 
     def keys_of(self, store: Store, slots_N: Array) -> tuple[Array, Array]:
         p = parts_of(store)

@@ -75,6 +75,28 @@ def rebuild(overflow: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
+def remove(overflow: Any, row: Any) -> None:
+    """Frees a taken row; what stands behind it in the hash table moves up, so that no place is lost."""
+    mask = np.uint64(len(overflow.places_P) - 1)
+    feature, id_ = overflow.features_O[row], overflow.ids_O[row]
+    hole = place_of(overflow, mix_key(feature, id_), feature, id_)
+    at = hole
+    while True:
+        at = (at + ONE) & mask
+        other = overflow.places_P[at]
+        if other < 0:
+            break
+        home = mix_key(overflow.features_O[other], overflow.ids_O[other]) & mask
+        if (at - home) & mask >= (at - hole) & mask:
+            overflow.places_P[hole] = other
+            hole = at
+    overflow.places_P[hole] = -1
+    overflow.taken_O[row] = 0
+    overflow.free_O[overflow.num_free_1[0]] = row
+    overflow.num_free_1[0] += 1
+
+
+@njit(nogil=True, cache=True)
 def rows_before(overflow: Any, protect_from: Any) -> Any:
     """The taken rows with a tick below protect_from."""
     rows_N = np.empty(len(overflow.taken_O), np.int64)

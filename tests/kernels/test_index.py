@@ -176,6 +176,29 @@ def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area() -> None:
     assert len(VERBS.overflow(store, 2)) == 10
 
 
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.lists(st.integers(0, 60), unique=True, max_size=20), st.booleans()), max_size=20))
+def test_overflow_rows_come_and_go_and_the_others_are_found(steps: list[tuple[list[int], bool]]) -> None:
+    store, oracle = VERBS.allocate(WIDTH, 20, Layout(4, 1)), Index(WIDTH, WIDTH, 20)
+    fillers = [(9, i) for i in range(WIDTH)]  # held all the time: everything else is in the overflow area
+    placed(store, fillers, 1, 1)
+    oracle.find_or_insert(fillers, 1, 1)
+    for ids, twice in steps:
+        keys = [(0, i) for i in ids]
+        placed(store, keys, 2, 1)
+        oracle.find_or_insert(keys, 2, 1)
+        gone = keys[::2]
+        slots = found(store, gone)
+        slots = slots[slots != NO_SLOT]
+        VERBS.erase(store, np.concatenate([slots, slots]) if twice else slots)
+        for key in gone:
+            oracle.erase(key)
+        everything = [(0, i) for i in range(61)]
+        expected = [key in oracle.overflow for key in everything]
+        assert (found(store, everything) != NO_SLOT).tolist() == expected
+        assert set(keys_of(store, VERBS.overflow(store, 3))) == set(oracle.overflow)
+
+
 def test_a_high_priority_outlives_a_late_tick_and_a_low_one_does_not() -> None:
     store = VERBS.allocate(WIDTH, 4, Layout(4, 1))
     keys = [(0, i) for i in range(WIDTH)]
