@@ -10,6 +10,7 @@ from springtide_client.keys import GOLDEN, MIX_1, MIX_2, mix_keys
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 
 UInt8Array = npt.NDArray[np.uint8]
+UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
 UNMIX_1, UNMIX_2 = (np.uint64(pow(factor, -1, 2**64)) for factor in (MIX_1, MIX_2))
 
@@ -62,7 +63,11 @@ class Block:
 
 
 class RecordFormat:
-    """values, states, count, last-seen as little-endian words; a key is its mixed key and its feature, big-endian."""
+    """values, states, count, last-seen as little-endian words; a key is its mixed key and its feature, big-endian.
+
+    Count and last-seen are stored xored with the mixed key: their zeros would make rows of a small dim just
+    compressible, and RocksDB would unpack a block for every row it reads instead of reading it where it is mapped.
+    """
 
     def __init__(self, dim: int, state_width: int) -> None:
         self.dim, self.state_width = dim, state_width
@@ -81,28 +86,35 @@ class RecordFormat:
         mixed_N = np.ascontiguousarray(keys_N10[:, :8]).view(">u8").reshape(-1).astype(np.uint64)
         return mixed_N, np.ascontiguousarray(keys_N10[:, 8:]).view(">u2").reshape(-1).astype(np.uint16)
 
-    def pack(self, rows: Rows, into: UInt8Array) -> None:
+    def pack(self, rows: Rows, mixed_N: UInt64Array, into: UInt8Array) -> None:
         """Into bytes, `num_bytes` a row."""
         words_NW = into.view(np.uint32).reshape(-1, self.num_words)
         end = self.dim + self.state_width
         words_NW[:, : self.dim] = rows.values.view(np.uint32)
         words_NW[:, self.dim : end] = rows.states.view(np.uint32)
-        words_NW[:, end : end + 2] = rows.counts.view(np.uint32).reshape(-1, 2)
-        words_NW[:, end + 2 :] = rows.last_seen.view(np.uint32).reshape(-1, 2)
+        words_NW[:, end : end + 2] = _words(rows.counts, mixed_N)
+        words_NW[:, end + 2 :] = _words(rows.last_seen, mixed_N)
 
-    def last_seen(self, packed: UInt8Array) -> Int64Array:
+    def last_seen(self, packed: UInt8Array, mixed_N: UInt64Array) -> Int64Array:
         """That of each record."""
-        words_NW = packed.view(np.uint32).reshape(-1, self.num_words)
-        return np.ascontiguousarray(words_NW[:, -2:]).view(np.int64).reshape(-1)
+        return _numbers(packed.view(np.uint32).reshape(-1, self.num_words)[:, -2:], mixed_N)
 
-    def unpack(self, packed: UInt8Array, into: Rows, at_N: Int64Array) -> None:
+    def unpack(self, packed: UInt8Array, mixed_N: UInt64Array, into: Rows, at_N: Int64Array) -> None:
         """Records into rows at these positions."""
         words_NW = packed.view(np.uint32).reshape(-1, self.num_words)
         end = self.dim + self.state_width
         into.values[at_N] = words_NW[:, : self.dim].view(np.float32)
         into.states[at_N] = words_NW[:, self.dim : end].view(np.float32)
-        into.counts[at_N] = np.ascontiguousarray(words_NW[:, end : end + 2]).view(np.int64).reshape(-1)
-        into.last_seen[at_N] = np.ascontiguousarray(words_NW[:, end + 2 :]).view(np.int64).reshape(-1)
+        into.counts[at_N] = _numbers(words_NW[:, end : end + 2], mixed_N)
+        into.last_seen[at_N] = _numbers(words_NW[:, end + 2 :], mixed_N)
+
+
+def _words(numbers_N: Int64Array, mixed_N: UInt64Array) -> UInt32Array:
+    return (numbers_N.view(np.uint64) ^ mixed_N).view(np.uint32).reshape(-1, 2)
+
+
+def _numbers(words_N2: UInt32Array, mixed_N: UInt64Array) -> Int64Array:
+    return (np.ascontiguousarray(words_N2).view(np.uint64).reshape(-1) ^ mixed_N).view(np.int64)
 
 
 def unmix_keys(mixed_N: UInt64Array, features_N: UInt16Array) -> Int64Array:

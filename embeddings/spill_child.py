@@ -17,7 +17,7 @@ import numpy as np
 
 from embeddings.errors import SpillError
 from embeddings.spill_block import UInt8Array
-from embeddings.spill_process import KEY_BYTES, LaneShape, Setting
+from embeddings.spill_lane import KEY_BYTES, LaneShape, Setting
 
 FIND_LANES = 4
 MAX_LANE_KEYS, MIN_LANE_KEYS, LANE_BYTES = 4096, 64, 4 << 20

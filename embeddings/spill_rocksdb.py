@@ -14,17 +14,20 @@ import numpy.typing as npt
 from springtide_client.keys import mix_keys
 
 from embeddings.errors import SpillError
-from embeddings.generation import Database
 from embeddings.rows import Int64Array, Rows, UInt16Array
 from embeddings.spill import ABSENT, MARK, ROW, SpilledRows
+from embeddings.spill_advice import advised
 from embeddings.spill_ages import Ages
 from embeddings.spill_block import Block, RecordFormat, UInt64Array, unmix_keys
 from embeddings.spill_child import ChildLostError, FailedError
-from embeddings.spill_keeper import Keeper, advised
+from embeddings.spill_keeper import Keeper
+from embeddings.spill_shelf import Database
 
 QUEUE_BYTES = 64 << 20
 PATIENCE_SECONDS = 30.0
 PAUSE_SECONDS = 0.05
+FIND_COUNTS = "spill_asked", "spill_waiting", "spill_absent", "spill_found", "spill_in_vain"
+KEEPER_COUNTS = "spill_written", "spill_purged", "spill_starts", "spill_failures"
 
 
 class RocksSpill:
@@ -52,9 +55,8 @@ class RocksSpill:
         except OSError as error:
             raise SpillError(f"the spill's folder {folder} cannot be made: {advised(str(error.strerror))}") from None
         self._keeper = Keeper(folder, self._form, queue_bytes=queue_bytes, patience_seconds=patience_seconds)
-        self._counts = dict.fromkeys(
-            ("asked", "found_waiting", "absent_by_filter", "found_on_disk", "asked_in_vain"), 0
-        )
+        self._shelf = self._keeper.shelf
+        self._counts = dict.fromkeys(FIND_COUNTS, 0)
 
     @staticmethod
     def of_epoch(disk_path: Path, epoch: int, *, dim: int, state_width: int) -> "RocksSpill":
@@ -98,11 +100,11 @@ class RocksSpill:
                     missing = np.concatenate([missing[~may_be_U], asked[~found]])
                     missing = missing[np.argsort(mixed_U[missing])]
         self._count(
-            asked=len(ids_U),
-            found_waiting=num_waiting,
-            found_on_disk=num_found,
-            asked_in_vain=num_asked - num_found,
-            absent_by_filter=max(0, len(ids_U) - num_waiting - num_asked),
+            spill_asked=len(ids_U),
+            spill_waiting=num_waiting,
+            spill_found=num_found,
+            spill_in_vain=num_asked - num_found,
+            spill_absent=max(0, len(ids_U) - num_waiting - num_asked),
         )
         return SpilledRows(kinds_U, rows)
 
@@ -130,29 +132,27 @@ class RocksSpill:
         return rows.take(newest[kinds_N[newest] == ROW])
 
     def open_generation(self) -> int:
-        return self._keeper.open_generation()
+        return self._shelf.open_generation()
 
     def destroy_generations(self, upto: int) -> None:
-        self._keeper.destroy_generations(upto)
+        self._shelf.destroy_generations(upto)
 
     def purge(self, horizons: dict[int, int]) -> None:
-        self._keeper.purge(horizons)
+        self._keeper.purge.raise_to(horizons)
 
     def purging(self) -> bool:
-        return self._keeper.purging()
+        return self._keeper.purge.active()
 
     def coldest(self, fraction: float) -> int | None:
-        with self._keeper.changed:
-            parts = [database.ages for generation in self._keeper.generations for database in generation.databases]
-        return Ages.together(parts).quantile(fraction)
+        return Ages.together(database.ages for database in self._shelf.databases()).quantile(fraction)
 
     def drain(self) -> None:
         """Waits until all is written and purged."""
         self._keeper.drain()
 
     def num_rows(self) -> int:
-        with self._keeper.changed:
-            return sum(generation.num_rows for generation in self._keeper.generations)
+        with self._shelf.changed:
+            return sum(generation.num_rows for generation in self._shelf.generations)
 
     def num_bytes(self) -> int:
         on_disk = 0
@@ -161,22 +161,22 @@ class RocksSpill:
                 on_disk += file.stat().st_size if file.is_file() else 0
             except FileNotFoundError:  # RocksDB removes files as it merges them
                 continue
-        return on_disk + self._keeper.waiting_bytes
+        return on_disk + self._shelf.waiting_bytes
 
     def memory_bytes(self) -> int:
         """Filters, and the memory shared with the process; its own caches are not in it."""
         return self._keeper.memory_bytes()
 
     def counters(self) -> dict[str, int]:
-        with self._keeper.changed:
-            return self._counts | self._keeper.counts
+        with self._shelf.changed:
+            return self._counts | dict.fromkeys(KEEPER_COUNTS, 0) | dict(self._keeper.counts)
 
     def close(self) -> None:
         """Nothing that waits is written: what is in the folder does not outlive its owner."""
         self._keeper.close()
 
     def _count(self, **more: int) -> None:
-        with self._keeper.changed:
+        with self._shelf.changed:
             for name, num in more.items():
                 self._counts[name] += num
 
@@ -200,7 +200,8 @@ class RocksSpill:
                     self._form.pack_keys(mixed_U[part], rows.features[part], lane.keys(len(part)))
                     (num_rows,) = lane.call("find", database.number, len(part), deadline=deadline)
                     kinds = kinds_U[part] = lane.kinds(len(part))
-                    self._form.unpack(lane.records(num_rows), rows, part[kinds == ROW])
+                    found = part[kinds == ROW]
+                    self._form.unpack(lane.records(num_rows), mixed_U[found], rows, found)
                 start += len(part)
             except ChildLostError:
                 pass  # another one is asked
@@ -226,7 +227,7 @@ class RocksSpill:
                     rows = Rows.empty(num, self._form.dim, self._form.state_width)
                     rows.features[:], rows.ids[:] = features_N, unmix_keys(mixed_N, features_N)
                     at_N = np.flatnonzero(kinds_N == ROW)
-                    self._form.unpack(lane.records(len(at_N)), rows, at_N)
+                    self._form.unpack(lane.records(len(at_N)), mixed_N[at_N], rows, at_N)
                 parts.append((mixed_N, kinds_N, rows))
                 deadline = self._keeper.deadline()
             except ChildLostError:

@@ -54,7 +54,7 @@ def test_a_full_disk_stops_writes_keeps_rows_and_goes_on_when_there_is_room(spil
     spill.drain()
     assert_found(spill, last)
     assert_found(spill, numbered(np.arange(1000 * num), DIM, WIDTH))
-    assert spill.counters()["process_starts"] == 1
+    assert spill.counters()["spill_starts"] == 1
 
 
 def test_a_process_killed_on_a_full_disk_loses_nothing_either(spill: RocksSpill) -> None:

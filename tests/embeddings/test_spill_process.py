@@ -45,7 +45,7 @@ def test_a_killed_process_loses_nothing(spill: RocksSpill) -> None:
     assert_found(spill, newer)
     assert_found(spill, rows.take(np.arange(2500, 5000)))
     assert len(spill.read_all()) == 5000
-    assert spill.counters()["process_starts"] == 4
+    assert spill.counters()["spill_starts"] == 4
 
 
 def test_kills_amid_writes_and_finds_show_nothing_but_the_newest_rows(spill: RocksSpill) -> None:
@@ -80,10 +80,10 @@ def test_absent_keys_ask_nobody(spill: RocksSpill) -> None:
     spill.drain()
     kill(spill)
     strange = numbered(np.arange(10**9, 10**9 + 1000), DIM, WIDTH)
-    strange = strange.take(~spill._keeper.generations[0].databases[0].keys.contains(mixed(strange)))
+    strange = strange.take(~spill._shelf.generations[0].databases[0].keys.contains(mixed(strange)))
     assert (find(spill, strange).kinds == ABSENT).all()
-    assert spill.counters()["process_starts"] == 1
-    assert spill.counters()["absent_by_filter"] == len(strange) > 980
+    assert spill.counters()["spill_starts"] == 1
+    assert spill.counters()["spill_absent"] == len(strange) > 980
 
 
 def mixed(rows: Rows) -> UInt64Array:
@@ -100,7 +100,7 @@ def test_a_process_that_says_nothing_is_killed_after_a_while(spill: RocksSpill) 
     with impatient(spill), pytest.raises(SpillError, match="does not answer"):
         find(spill, rows)
     assert_found(spill, rows)
-    assert spill.counters()["process_starts"] == 2
+    assert spill.counters()["spill_starts"] == 2
 
 
 def test_several_finds_at_once_beside_a_writer(spill: RocksSpill) -> None:

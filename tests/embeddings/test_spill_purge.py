@@ -34,7 +34,7 @@ def test_the_folder_shrinks_and_the_living_stay(spill: RocksSpill) -> None:
     assert spill.num_rows() == 6000
     assert_found(spill, rows.take(np.arange(54_000, 60_000)))
     assert (find(spill, rows.take(np.arange(54_000))).kinds == ABSENT).all()
-    assert spill.counters()["purged"] == 54_000
+    assert spill.counters()["spill_purged"] == 54_000
 
 
 def test_a_wholly_dead_database_goes_without_being_read(spill: RocksSpill) -> None:
@@ -68,7 +68,7 @@ def test_a_few_dead_rows_are_not_worth_rewriting(spill: RocksSpill) -> None:
     spill.purge({0: 500})
     spill.drain()
     assert_found(spill, rows)
-    assert spill.counters()["purged"] == 0
+    assert spill.counters()["spill_purged"] == 0
 
 
 def test_what_is_written_meanwhile_is_newer_than_what_moves(spill: RocksSpill) -> None:

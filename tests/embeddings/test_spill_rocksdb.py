@@ -137,7 +137,7 @@ def test_a_failing_disk_is_told_after_a_while_and_what_waits_is_kept(tmp_path: P
     spill.write(rows([(9, 9)], 1), 1)
     spill.drain()
     assert len(spill.read_all()) == len(KEYS) + 1
-    assert spill.counters()["failed_writes"] > 0
+    assert spill.counters()["spill_failures"] > 0
     spill.close()
 
 
