@@ -30,16 +30,21 @@ Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 
-def fetch_into(out_KD: Float32Array, table: FullStore, ids_K: Int64Array, slices: Slices) -> None:
+class Fetch:
     """Our fetch: hash, find, gather; NaN where there is no row."""
-    features_K, each_K = np.zeros(len(ids_K), np.uint16), np.arange(len(ids_K))
 
-    def fetch(start: int, stop: int) -> None:
-        features, ids = features_K[start:stop], ids_K[start:stop]
-        slots = table.verbs.find(table.store, features, ids, table.verbs.mix_keys(features, ids))
-        table.verbs.gather(table.store, slots, each_K[: stop - start], out=out_KD[start:stop])
+    def __init__(self, table: FullStore, ids_K: Int64Array, slices: Slices) -> None:
+        self.verbs, self.store, self.ids_K, self.slices = table.verbs, table.store, ids_K, slices
+        self.features_K, self.each_K = np.zeros(len(ids_K), np.uint16), np.arange(len(ids_K))
+        self.out_KD = np.empty((len(ids_K), DIM), np.float32)
 
-    slices.run(fetch, len(ids_K))
+    def run(self) -> None:
+        self.slices.run(self._fetch, len(self.ids_K))
+
+    def _fetch(self, start: int, stop: int) -> None:
+        features, ids = self.features_K[start:stop], self.ids_K[start:stop]
+        slots = self.verbs.find(self.store, features, ids, self.verbs.mix_keys(features, ids))
+        self.verbs.gather(self.store, slots, self.each_K[: stop - start], out=self.out_KD[start:stop])
 
 
 def check(
@@ -64,9 +69,9 @@ def measure(
     at_K = positions(distribution, num_keys, len(table.ids_C), seed=1)
     missing_K = np.arange(num_keys) % MISSES == 0
     ids_K = np.where(missing_K, np.arange(num_keys), table.ids_C[at_K])
-    out_KD = np.empty((num_keys, DIM), np.float32)
-    fetch_into(out_KD, table, ids_K, slices)
-    check(out_KD, values_CD, at_K, missing_K, "ours")
+    ours = Fetch(table, ids_K, slices)
+    ours.run()
+    check(ours.out_KD, values_CD, at_K, missing_K, "ours")
 
     query = {"keys": saved(folder, "query", ids_K), "slots": saved(folder, "slots", at_K)}
     peers.tell("query_rows", **query)
@@ -74,15 +79,13 @@ def measure(
     for name, peer in peers.installed.items():
         peer.call("answer_rows", peer=name, path=str(folder / "answer.npy"))
         check(np.load(folder / "answer.npy"), values_CD, at_K, missing_K if "TFRA" in name else nowhere_K, name)
-    weight, slots, out = (torch.from_numpy(array) for array in (values_CD, at_K, np.empty_like(out_KD)))
+    weight, slots, out = (torch.from_numpy(array) for array in (values_CD, at_K, np.empty_like(ours.out_KD)))
     torch.set_num_threads(peers.threads)
     select = partial(torch.index_select, weight, 0, slots, out=out)
     select()
     check(out.numpy(), values_CD, at_K, nowhere_K, "torch")
 
-    contenders: dict[str, Callable[[], float]] = {
-        "ours": partial(timed, partial(fetch_into, out_KD, table, ids_K, slices), num_keys)
-    }
+    contenders: dict[str, Callable[[], float]] = {"ours": partial(timed, ours.run, num_keys)}
     contenders |= peers.contenders(num_keys, "run_rows", part="forward")
     contenders["torch index_select(out=)"] = partial(timed, select, num_keys)
     rates = alternate(contenders, repeats=repeats)

@@ -23,23 +23,28 @@ MISSES = 100  # every so many keys of the answers that are compared is in no tab
 VENV_OF = {"pandas": "frames", "polars": "frames", "TorchRec MCH": "fbgemm", "TFRA": "tfra"}
 
 
-def find_into(slots_K: Int64Array, table: FullStore, ids_K: Int64Array, slices: Slices) -> None:
+class Find:
     """Our look-up, hashing included."""
-    features_K = np.zeros(len(ids_K), np.uint16)
 
-    def find(start: int, stop: int) -> None:
-        features, ids = features_K[start:stop], ids_K[start:stop]
-        slots_K[start:stop] = table.verbs.find(table.store, features, ids, table.verbs.mix_keys(features, ids))
+    def __init__(self, table: FullStore, ids_K: Int64Array, slices: Slices) -> None:
+        self.verbs, self.store, self.ids_K, self.slices = table.verbs, table.store, ids_K, slices
+        self.features_K, self.slots_K = np.zeros(len(ids_K), np.uint16), np.empty(len(ids_K), np.int64)
 
-    slices.run(find, len(ids_K))
+    def run(self) -> Int64Array:
+        self.slices.run(self._find, len(self.ids_K))
+        return self.slots_K
+
+    def _find(self, start: int, stop: int) -> None:
+        features, ids = self.features_K[start:stop], self.ids_K[start:stop]
+        mixed = self.verbs.mix_keys(features, ids)
+        self.slots_K[start:stop] = self.verbs.find(self.store, features, ids, mixed)
 
 
 def check(table: FullStore, ids_K: Int64Array, at_K: Int64Array, peers: Peers, folder: Path, slices: Slices) -> None:
     """Everyone finds the same, with keys among them that are not there."""
     ids_K, expected_K = ids_K.copy(), at_K.copy()
     ids_K[::MISSES], expected_K[::MISSES] = np.arange(len(ids_K[::MISSES])), NO_SLOT
-    slots_K = np.empty(len(ids_K), np.int64)
-    find_into(slots_K, table, ids_K, slices)
+    slots_K = Find(table, ids_K, slices).run()
     if not np.array_equal(slots_K, np.where(expected_K < 0, NO_SLOT, table.slots_C[expected_K])):
         fail("our slots")
     peers.tell("query_keys", keys=saved(folder, "query", ids_K))
@@ -66,12 +71,10 @@ def measure(
     threads = peers.threads
     slices = Slices(threads)
     at_K = positions(distribution, num_keys, len(table.ids_C), seed=1)
-    ids_K, slots_K = table.ids_C[at_K], np.empty(num_keys, np.int64)
+    ids_K = table.ids_C[at_K]
     check(table, ids_K, at_K, peers, folder, slices)
     peers.tell("query_keys", keys=saved(folder, "query", ids_K))
-    contenders: dict[str, Callable[[], float]] = {
-        "ours": partial(timed, partial(find_into, slots_K, table, ids_K, slices), num_keys)
-    }
+    contenders: dict[str, Callable[[], float]] = {"ours": partial(timed, Find(table, ids_K, slices).run, num_keys)}
     contenders |= peers.contenders(num_keys, "run_keys")
     if threads == 1:  # a dict holds the GIL
         keys_K = ids_K.tolist()
