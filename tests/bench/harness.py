@@ -107,14 +107,15 @@ def describe_case(case: Case) -> str:
     """One line: ours, each peer (median, min, max), ratio, needed, ahead, share of the limit."""
 
     def spread(rates: list[float]) -> str:
-        return f"{statistics.median(rates):,.0f} ({min(rates):,.0f}..{max(rates):,.0f})"
+        digits = ",.0f" if min(rates) >= 1000 else ".4g"
+        return f"{statistics.median(rates):{digits}} ({min(rates):{digits}}..{max(rates):{digits}})"
 
     parts = [f"{case.case} [{case.unit}]: ours {spread(case.ours)}"]
     parts += [f"{name} {spread(rates)}" for name, rates in case.peers.items()]
     if case.ratio is not None:
         parts.append(f"ratio {case.ratio:.2f}")
     if case.needed is not None:
-        parts.append(f"needed {case.needed:g}, ahead {'yes' if case.ahead else 'no'}")
+        parts.append(f"needed {case.needed:.4g}, ahead {'yes' if case.ahead else 'no'}")
     if case.limit:
         parts.append(f"{100 * statistics.median(case.ours) / case.limit:.0f} % of the limit {case.limit:,.0f}")
     return "; ".join(parts)
