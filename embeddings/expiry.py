@@ -6,7 +6,7 @@ from embeddings.config import FeaturePolicy
 from embeddings.horizons import Horizons
 from embeddings.memory import Memory
 
-SWEEP_PARTS = 64  # a sweep goes around in so many calls
+SWEEP_PARTS, MAX_SWEEP_SLOTS = 64, 65536  # a call sweeps a part of the slots, and never so many that a batch feels it
 
 
 class Expiry:
@@ -14,7 +14,7 @@ class Expiry:
 
     def __init__(self, memory: Memory, horizons: Horizons, features: Mapping[int, FeaturePolicy]) -> None:
         self.memory, self.horizons = memory, horizons
-        self.part = 0  # of the sweep
+        self.cursor = 0  # the slot where the next part of the sweep begins
         self.event_ms = 0
         self._ttl_ms = {f: _ms(policy.ttl_seconds) for f, policy in features.items() if policy.ttl_seconds is not None}
 
@@ -32,10 +32,9 @@ class Expiry:
         self.horizons.raise_to({feature: self.event_ms - ttl for feature, ttl in self._ttl_ms.items()})
         if self.horizons:
             num_slots = self.memory.store.num_slots
-            self.memory.sweep(
-                num_slots * self.part // SWEEP_PARTS, num_slots * (self.part + 1) // SWEEP_PARTS, self.horizons
-            )
-            self.part = (self.part + 1) % SWEEP_PARTS
+            start = self.cursor if self.cursor < num_slots else 0
+            self.cursor = start + min(-(-num_slots // SWEEP_PARTS), MAX_SWEEP_SLOTS)
+            self.memory.sweep(start, min(self.cursor, num_slots), self.horizons)
 
 
 def _ms(seconds: float) -> int:

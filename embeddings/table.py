@@ -250,12 +250,12 @@ class EmbeddingTable:
 
     def clock_state(self) -> dict[str, Any]:
         """What moves with the stream and is no row: for a version, as JSON."""
-        return {"sketch_age": self.admission.age, "event_ms": self.expiry.event_ms, "sweep": self.expiry.part}
+        return {"sketch_age": self.admission.age, "event_ms": self.expiry.event_ms, "sweep": self.expiry.cursor}
 
     def restore_clock_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `clock_state` gave; horizons have a call of their own."""
         self.admission.age = int(state.get("sketch_age", 0))
-        self.expiry.event_ms, self.expiry.part = int(state.get("event_ms", 0)), int(state.get("sweep", 0))
+        self.expiry.event_ms, self.expiry.cursor = int(state.get("event_ms", 0)), int(state.get("sweep", 0))
 
     @property
     def horizons(self) -> dict[int, int]:
