@@ -256,7 +256,6 @@ class TableMachine(RuleBasedStateMachine):
             self.truth.write(key, row)
 
     @precondition(lambda self: not self.spill.broken)
-    @precondition(lambda self: hasattr(self.table.verbs, "resize"))
     @rule(num_buckets=st.integers(1, 3))
     def resize(self, num_buckets: int) -> None:
         self.held.clear()
