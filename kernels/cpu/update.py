@@ -55,34 +55,22 @@ class Batch(NamedTuple):
 
 
 @njit(nogil=True, cache=True)
-def mixed_of(keys: Any, slot: Any) -> Any:
+def mixed_of(words: Any, features: Any, features_O: Any, ids_O: Any, num_slots: Any, slot: Any) -> Any:
     """The mixed key that stands in a slot."""
-    if slot < keys.num_slots:
+    if slot < num_slots:
         bucket, lane = slot // W, slot % W
-        feature = keys.buckets.features[bucket * FEATURES_U + FEATURE_AT_U + lane]
-        return mix_key(feature, np.int64(keys.buckets.words[bucket * WORDS_U + ID_AT_U + lane]))
-    row = slot - keys.num_slots
-    return mix_key(keys.overflow.features_O[row], keys.overflow.ids_O[row])
+        feature = features[bucket * FEATURES_U + FEATURE_AT_U + lane]
+        return mix_key(feature, np.int64(words[bucket * WORDS_U + ID_AT_U + lane]))
+    return mix_key(features_O[slot - num_slots], ids_O[slot - num_slots])
 
 
 @njit(nogil=True, cache=True)
-def set_priority(keys: Any, slot: Any, priority: Any) -> None:
-    if slot < keys.num_slots:
-        words, at = keys.buckets.words, (slot // W) * WORDS_U + SCORE_AT_U + slot % W
+def set_priority(words: Any, scores_O: Any, num_slots: Any, slot: Any, priority: Any) -> None:
+    if slot < num_slots:
+        at = (slot // W) * WORDS_U + SCORE_AT_U + slot % W
         words[at] = np.uint64(with_priority(words[at], priority))
     else:
-        row = slot - keys.num_slots
-        keys.overflow.scores_O[row] = with_priority(keys.overflow.scores_O[row], priority)
-
-
-@njit(nogil=True, cache=True)
-def ask_keys(keys: Any, slot: Any) -> None:
-    """Asks for the key and the score of a slot."""
-    if slot < keys.num_slots:
-        base, lane = (slot // W) * WORDS_U, slot % W
-        prefetch(keys.buckets.words, base)
-        prefetch(keys.buckets.words, base + ID_AT_U + lane)
-        prefetch(keys.buckets.words, base + SCORE_AT_U + lane)
+        scores_O[slot - num_slots] = with_priority(scores_O[slot - num_slots], priority)
 
 
 @njit(nogil=True, cache=True)
@@ -101,15 +89,16 @@ def scaled(g: Any, order_K: Any, scales_K: Any, k: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def gradient(blank: Any, batch: Any, k: Any, width: Any, d: Any, rest: Any) -> Any:
+def gradient(
+    blank: Any, grads: Any, order_K: Any, bags_K: Any, scales_K: Any, k: Any, width: Any, d: Any, rest: Any
+) -> Any:
     """Numbers d and on of that occurrence's gradient; asks for one that comes some turns later."""
-    order_K = batch.order_K
     if k + AHEAD_U < np.uint64(len(order_K)):
-        ahead = source_of(order_K, batch.bags_K, k + AHEAD_U) * width + d
+        ahead = source_of(order_K, bags_K, k + AHEAD_U) * width + d
         for line in range(U0, rest, LINE):
-            prefetch(batch.grads, ahead + np.uint64(line))
-    at = source_of(order_K, batch.bags_K, k) * width + d
-    return scaled(load(blank, batch.grads, at, rest), order_K, batch.scales_K, k)
+            prefetch(grads, ahead + np.uint64(line))
+    at = source_of(order_K, bags_K, k) * width + d
+    return scaled(load(blank, grads, at, rest), order_K, scales_K, k)
 
 
 @cache
@@ -131,8 +120,13 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
         rows: Any, keys: Any, batch: Any, c: Any, corrections: Any, mixed_seed: Any, start: Any, stop: Any
     ) -> Any:
         blank = zeros(num)
-        values, meta, scalars, slots_U = rows.values, rows.meta, rows.scalars, batch.slots_U
+        # arrays are taken out of their tuples once: each time costs two atomic operations
+        values, meta, scalars = rows.values, rows.meta, rows.scalars
         states = scalars if in_record else rows.states
+        words, features, num_slots = keys.buckets.words, keys.buckets.features, keys.num_slots
+        features_O, ids_O, scores_O = keys.overflow.features_O, keys.overflow.ids_O, keys.overflow.scores_O
+        slots_U, order_K, offsets_U1, last_seen_U = batch.slots_U, batch.order_K, batch.offsets_U1, batch.last_seen_U
+        grads, bags_K, scales_K = batch.grads, batch.bags_K, batch.scales_K
         fresh_N = np.empty(stop - start, np.int64)
         num_fresh, num_refused = 0, 0
         sum_D = np.empty(num_pieces * num, np.float32)
@@ -144,20 +138,25 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
                     prefetch(values, ahead * width + np.uint64(line))
                 for line in range(U0, state_width, LINE):
                     prefetch(states, ahead * state_width + np.uint64(line))
-                if is_keyed:
-                    ask_keys(keys, ahead)
+                if is_keyed and ahead < num_slots:
+                    base, lane = (ahead // W) * WORDS_U, ahead % W
+                    if is_half:
+                        prefetch(words, base)
+                        prefetch(words, base + ID_AT_U + lane)
+                    if count_priority:
+                        prefetch(words, base + SCORE_AT_U + lane)
             if slots_U[u] < 0:
                 continue
             slot = np.uint64(slots_U[u])
             about, scalar = slot * U4, slot * U8 + SCALAR_U
-            first, last = np.uint64(batch.offsets_U1[u]), np.uint64(batch.offsets_U1[u + 1])
+            first, last = np.uint64(offsets_U1[u]), np.uint64(offsets_U1[u + 1])
             lane_squares = blank
             for piece in range(num_pieces):
                 d = np.uint64(piece) * lanes
                 rest = lanes if even else min(lanes, width - d)
-                g = gradient(blank, batch, first, width, d, rest)
+                g = gradient(blank, grads, order_K, bags_K, scales_K, first, width, d, rest)
                 for k in range(first + U1, last):
-                    g = g + gradient(blank, batch, np.uint64(k), width, d, rest)
+                    g = g + gradient(blank, grads, order_K, bags_K, scales_K, np.uint64(k), width, d, rest)
                 store(sum_D, d, lanes, g)
                 lane_squares = lane_squares + g * g
             squares = total(lane_squares)
@@ -206,21 +205,21 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
                     if is_ftrl:
                         row = ftrl(row, g, states, state, width, rest, c, is_new)
                     if is_half:
-                        bits = bits_of(mixed_of(keys, slot), mixed_seed, np.uint64(count))
+                        bits = bits_of(mixed_of(words, features, features_O, ids_O, num_slots, slot), mixed_seed, np.uint64(count))
                         store_rounded(values, at, rest, row, d, bits)
                     else:
                         store(values, at, rest, row)
             else:
                 num_refused += 1
             meta[about] = count
-            meta[about + LAST_SEEN_U] = max(meta[about + LAST_SEEN_U], batch.last_seen_U[u])
+            meta[about + LAST_SEEN_U] = max(meta[about + LAST_SEEN_U], last_seen_U[u])
             flags = meta[about + FLAGS_U]
             if flags & TOUCHED == 0:
                 fresh_N[num_fresh] = np.int64(slot)
                 num_fresh += 1
             meta[about + FLAGS_U] = flags | TOUCHED | CHANGED
             if count_priority:
-                set_priority(keys, slot, count)
+                set_priority(words, scores_O, num_slots, slot, count)
         return fresh_N[:num_fresh], num_refused
 
     return update
