@@ -19,7 +19,7 @@ from kernels.cpu.rounding import bits_of, store_rounded
 from kernels.cpu.rows import CHANGED, FLAGS, LAST_SEEN, SCALAR, TOUCHED
 from kernels.cpu.scores import with_priority
 
-AHEAD = 24  # rows asked for before their turn
+AHEAD = 16  # rows asked for before their turn
 U0, U1, U2, U4, U8 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(4), np.uint64(8)
 AHEAD_U, LINE = np.uint64(AHEAD), np.uint64(16)
 LAST_SEEN_U, FLAGS_U, SCALAR_U = np.uint64(LAST_SEEN), np.uint64(FLAGS), np.uint64(SCALAR)
@@ -170,6 +170,10 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
                         g = load(blank, sum_D, np.uint64(piece) * lanes, lanes) * factor
                         lane_squares = lane_squares + g * g
                     squares = total(lane_squares)
+                bits = U0
+                if is_half:
+                    mixed = mixed_of(words, features, features_O, ids_O, num_slots, slot)
+                    bits = bits_of(mixed, mixed_seed, np.uint64(count))
                 rate, correction2, is_new = c.lr, np.float32(1), False
                 if is_rowwise:
                     scalars[scalar] += squares / divisor
@@ -205,7 +209,6 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
                     if is_ftrl:
                         row = ftrl(row, g, states, state, width, rest, c, is_new)
                     if is_half:
-                        bits = bits_of(mixed_of(words, features, features_O, ids_O, num_slots, slot), mixed_seed, np.uint64(count))
                         store_rounded(values, at, rest, row, d, bits)
                     else:
                         store(values, at, rest, row)
