@@ -21,7 +21,8 @@ ELEMENTS = {types.float32: FLOAT, types.uint16: INT16, types.int64: ir.IntType(6
 
 def num_lanes(dim: int) -> int:
     """How many numbers of a row of this dimension are handled at once."""
-    return next((num for num in (8, 16, 32) if dim <= num), WIDEST)
+    # 1 has a width of its own: LLVM 20 stores two bfloat16 where a constant says that one lane of eight counts
+    return next((num for num in (1, 8, 16, 32) if dim <= num), WIDEST)
 
 
 class Lanes(types.Type):  # type: ignore[misc]
@@ -74,7 +75,7 @@ def place(context: Any, builder: Any, array_type: Any, array: Any, index: Any, r
 
 @intrinsic(prefer_literal=True)
 def zeros(typingctx: Any, num: Any) -> Any:
-    """Lanes of 0, so many as a constant says: 8, 16, 32 or 64."""
+    """Lanes of 0, so many as a constant says: 1, 8, 16, 32 or 64."""
     lanes = Lanes(num.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
