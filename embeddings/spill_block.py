@@ -8,6 +8,7 @@ import numpy.typing as npt
 from springtide_client.keys import GOLDEN, MIX_1, MIX_2, mix_keys
 
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from embeddings.spill import MARK, ROW
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
@@ -60,6 +61,16 @@ class Block:
             if not onward_N.any():
                 return safe_N, here_N
             at_N = at_N + onward_N
+
+    def answer(self, mixed_U: UInt64Array, missing: Int64Array, kinds_U: UInt8Array, rows: Rows) -> Int64Array:
+        """Kinds and rows of the keys it has, of those at these positions; the positions of the others."""
+        at, here = self.find(mixed_U[missing], rows.features[missing])
+        to, at = missing[here], at[here]
+        kinds_U[to] = MARK if self.rows is None else ROW
+        if self.rows is not None:
+            rows.values[to], rows.states[to] = self.rows.values[at], self.rows.states[at]
+            rows.counts[to], rows.last_seen[to] = self.rows.counts[at], self.rows.last_seen[at]
+        return missing[~here]
 
 
 class RecordFormat:

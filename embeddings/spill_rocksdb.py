@@ -88,7 +88,7 @@ class RocksSpill:
         with self._keeper.reading() as (blocks, databases):
             missing = np.argsort(mixed_U)
             for block in blocks:
-                missing = _take_waiting(block, mixed_U, missing, kinds_U, rows)
+                missing = block.answer(mixed_U, missing, kinds_U, rows)
             num_waiting = len(ids_U) - len(missing)
             for database in databases:
                 may_be_U = database.keys.contains(mixed_U[missing])
@@ -235,16 +235,3 @@ class RocksSpill:
             except FailedError as error:
                 self._bear(error, deadline)
         return parts
-
-
-def _take_waiting(
-    block: Block, mixed_U: UInt64Array, missing: Int64Array, kinds_U: npt.NDArray[np.uint8], rows: Rows
-) -> Int64Array:
-    """Kinds and rows that a waiting block knows; the positions it does not."""
-    at, here = block.find(mixed_U[missing], rows.features[missing])
-    to, at = missing[here], at[here]
-    kinds_U[to] = MARK if block.rows is None else ROW
-    if block.rows is not None:
-        rows.values[to], rows.states[to] = block.rows.values[at], block.rows.states[at]
-        rows.counts[to], rows.last_seen[to] = block.rows.counts[at], block.rows.last_seen[at]
-    return missing[~here]
