@@ -18,9 +18,9 @@ def assemble_tensors(schema: Schema, features: Features, rows_KD: Tensor) -> Mod
     categorical_NCD = rows_KD[:start].view(num_samples, num_categorical, dim)
     num_pooled = len(schema.multi_value)
     pooled = []
-    for ragged in features.lists[:num_pooled]:
+    for name, ragged in zip(schema.multi_value, features.lists[:num_pooled], strict=True):
         end = start + len(ragged.ids_M)
-        pooled.append(_means(rows_KD[start:end], ragged.offsets))
+        pooled.append(_pool(rows_KD[start:end], ragged.offsets, schema.pooling_of(name)))
         start = end
     sequences = features.lists[num_pooled:]
     lengths_NS = np.zeros((num_samples, len(sequences)), np.int64)
@@ -48,12 +48,31 @@ def event_times(features: Features, event_ms_N: Int64Array) -> Int64Array:
     return np.concatenate(parts)
 
 
-def _means(rows_MD: Tensor, offsets: Int64Array) -> Tensor:
-    """The mean of each list's rows (N, D); zeros for an empty one."""
+def _pool(rows_MD: Tensor, offsets: Int64Array, pooling: str) -> Tensor:
+    """The mean, sum or max of each list's rows (N, D); zeros for an empty one."""
     lengths_N = np.diff(offsets)
     samples_M = torch.from_numpy(np.repeat(np.arange(len(lengths_N)), lengths_N))
+    if pooling == "max":
+        return _maxima(rows_MD, samples_M, torch.from_numpy(lengths_N))
     sums_ND = rows_MD.new_zeros(len(lengths_N), rows_MD.shape[1]).index_add(0, samples_M, rows_MD)
+    if pooling == "sum":
+        return sums_ND
     return sums_ND / torch.from_numpy(np.maximum(lengths_N, 1).astype(np.float32))[:, None]
+
+
+def _maxima(rows_MD: Tensor, samples_M: Tensor, lengths_N: Tensor) -> Tensor:
+    """The largest of each list's rows, element by element; the gradient goes to the winner, the first on ties."""
+    num_rows, dim = rows_MD.shape
+    if num_rows == 0:
+        return rows_MD.new_zeros(len(lengths_N), dim)
+    with torch.no_grad():
+        lists_MD = samples_M[:, None].expand(num_rows, dim)
+        lowest = rows_MD.new_full((len(lengths_N), dim), float("-inf"))
+        highest_MD = lowest.scatter_reduce(0, lists_MD, rows_MD, "amax").gather(0, lists_MD)
+        wins_MD = torch.where(rows_MD < highest_MD, num_rows - 1, torch.arange(num_rows)[:, None])
+        last = wins_MD.new_full((len(lengths_N), dim), num_rows - 1)
+        winners_ND = last.scatter_reduce(0, lists_MD, wins_MD, "amin")
+    return torch.where((lengths_N > 0)[:, None], rows_MD.gather(0, winners_ND), 0.0)
 
 
 def _pad(rows_MD: Tensor, ragged: Ragged, longest: int) -> Tensor:

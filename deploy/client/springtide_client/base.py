@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from springtide_client.checked_json import decode_checked
 from springtide_client.errors import LogError
@@ -16,8 +17,11 @@ from springtide_client.records import Tip, VersionMeta, version_name
 from springtide_client.schema import Schema
 from springtide_client.tensors import Array, Arrays, map_tensors
 
+UInt8Array = npt.NDArray[np.uint8]
+
 MANIFEST, ROWS, OPTIMIZER = "manifest.json", "rows.safetensors", "optimizer.safetensors"
 DENSE, TEXTS, MODEL = "dense.safetensors", "texts.safetensors", "model.pt2"
+SKETCH = "sketch.safetensors"
 
 
 class TableShape(msgspec.Struct, kw_only=True):
@@ -28,6 +32,8 @@ class TableShape(msgspec.Struct, kw_only=True):
     seed: int
     init_scale: float
     optimizer: dict[str, Any] = {}
+    dtype: str = "float32"  # of the rows' values: bfloat16 ones are written as the float32 that equals them
+    sketch_blocks: int = 0  # of sketch.safetensors, which is absent where nothing was ever counted
 
 
 class ModelName(msgspec.Struct, kw_only=True):
@@ -125,6 +131,11 @@ class Base:
     def texts(self) -> Arrays | None:
         """`feature`, `id`, `offsets`, `bytes`, sorted by (feature, id); None where the base has none."""
         return map_tensors(self.path / TEXTS) if TEXTS in self.manifest.files else None
+
+    @cached_property
+    def sketch(self) -> UInt8Array | None:
+        """The counts of ids without a row, uint8 (B, 64); None where the base has none."""
+        return map_tensors(self.path / SKETCH)["sketch.bytes"] if SKETCH in self.manifest.files else None
 
     @property
     def model_path(self) -> Path | None:

@@ -21,7 +21,7 @@ class ModelInputs(NamedTuple):
     """The arguments of a model's forward, in order; arrays or tensors. Absent kinds have an axis of size 0."""
 
     categorical: Any  # [N, C, D]
-    pooled: Any  # [N, P, D], the mean of a multi_value list, zeros where it is empty
+    pooled: Any  # [N, P, D], the mean, sum or max of a multi_value list, zeros where it is empty
     sequence: Any  # [N, S, T, D], padded with zeros on the right, T at least 1
     sequence_length: Any  # [N, S] int64
     dense: Any  # [N, F], raw; NaN where missing
@@ -54,9 +54,9 @@ def assemble(schema: Schema, features: Features, rows_KD: FloatArray) -> ModelIn
     categorical_NCD = rows_KD[:start].reshape(num_samples, num_categorical, dim)
     num_pooled, num_sequence = len(schema.multi_value), len(schema.sequence)
     pooled_NPD = np.zeros((num_samples, num_pooled, dim), np.float32)
-    for p, ragged in enumerate(features.lists[:num_pooled]):
+    for p, (name, ragged) in enumerate(zip(schema.multi_value, features.lists[:num_pooled], strict=True)):
         end = start + len(ragged.ids_M)
-        pooled_NPD[:, p] = _means(rows_KD[start:end], ragged.offsets)
+        pooled_NPD[:, p] = _pool(rows_KD[start:end], ragged.offsets, schema.pooling_of(name))
         start = end
     sequences = features.lists[num_pooled:]
     lengths_NS = np.zeros((num_samples, num_sequence), np.int64)
@@ -73,13 +73,15 @@ def assemble(schema: Schema, features: Features, rows_KD: FloatArray) -> ModelIn
     return ModelInputs(categorical_NCD, pooled_NPD, sequence_NSTD, lengths_NS, features.dense_NF)
 
 
-def _means(rows_MD: FloatArray, offsets: Int64Array) -> FloatArray:
-    """The mean of each list's rows, float32 (N, D); zeros for an empty one."""
+def _pool(rows_MD: FloatArray, offsets: Int64Array, pooling: str) -> FloatArray:
+    """The mean, sum or max of each list's rows, float32 (N, D); zeros for an empty one."""
     lengths_N = np.diff(offsets)
-    means_ND = np.zeros((len(lengths_N), rows_MD.shape[1]), np.float32)
+    pooled_ND = np.zeros((len(lengths_N), rows_MD.shape[1]), np.float32)
     filled_N = np.flatnonzero(lengths_N)
     if len(filled_N):
         # empty lists add no elements, so the starts of the others cut the rows exactly
-        sums = np.add.reduceat(rows_MD, offsets[:-1][filled_N], axis=0)
-        means_ND[filled_N] = sums / lengths_N[filled_N].astype(np.float32)[:, None]
-    return means_ND
+        reduce = np.maximum if pooling == "max" else np.add
+        pooled_ND[filled_N] = reduce.reduceat(rows_MD, offsets[:-1][filled_N], axis=0)
+        if pooling == "mean":
+            pooled_ND[filled_N] /= lengths_N[filled_N].astype(np.float32)[:, None]
+    return pooled_ND

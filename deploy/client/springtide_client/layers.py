@@ -110,10 +110,10 @@ class RowLayer:
 def horizon_of(features_K: UInt16Array, horizons: Mapping[str, int]) -> Int64Array:
     """For each key the time before which its feature's rows are dead."""
     known = {int(number): horizon for number, horizon in horizons.items()}
-    table = np.full(max([*known, int(features_K.max(initial=0))], default=0) + 1, np.iinfo(np.int64).min)
+    table = np.full(max(known, default=0) + 2, np.iinfo(np.int64).min)
     for number, horizon in known.items():
         table[number] = horizon
-    return table[features_K]
+    return table.take(features_K, mode="clip")  # those behind the last known one have none
 
 
 def empty_layer(dim: int, state_width: int | None = None) -> RowLayer:

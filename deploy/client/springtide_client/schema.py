@@ -9,6 +9,7 @@ import msgspec
 from springtide_client.errors import SpringtideError
 
 DEFAULT_MAX_LENGTH = 50
+POOLINGS = ("mean", "sum", "max")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class Schema:
     share: Mapping[str, str] = field(default_factory=dict)
     # lists longer than this are cut: multi_value keeps the first, sequence the last elements
     max_length: Mapping[str, int] = field(default_factory=dict)
+    # how a multi_value list becomes one vector, where that is not the mean
+    pooling: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.labels:
@@ -48,6 +51,11 @@ class Schema:
         for name, length in self.max_length.items():
             if name not in self.lists or length < 1:
                 raise ValueError(f"max_length of {name!r} must be at least 1 and belong to a list feature")
+        for name, pooling in self.pooling.items():
+            if name not in self.multi_value:
+                raise ValueError(f"pooling of {name!r}: only multi_value features are pooled")
+            if pooling not in POOLINGS:
+                raise ValueError(f"pooling of {name!r} must be one of {', '.join(POOLINGS)}, not {pooling!r}")
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -70,9 +78,16 @@ class Schema:
         """The most elements of a list that are kept."""
         return self.max_length.get(feature, DEFAULT_MAX_LENGTH)
 
+    def pooling_of(self, feature: str) -> str:
+        """How a multi_value feature's rows become one vector: mean, sum or max."""
+        return self.pooling.get(feature, "mean")
+
     def to_json(self) -> bytes:
         """A canonical JSON text: equal schemas give equal bytes."""
-        return msgspec.json.encode(self, order="sorted")
+        document = msgspec.to_builtins(self)
+        if not self.pooling:
+            del document["pooling"]  # logs from before it was a choice keep their fingerprint
+        return msgspec.json.encode(document, order="sorted")
 
     @staticmethod
     def from_json(text: bytes) -> "Schema":
