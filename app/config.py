@@ -36,38 +36,32 @@ class Outline:
     log: LogConfig
     serve: ServeConfig
 
-    @property
-    def warnings(self) -> list[str]:
-        """Settings that are right, and that this release does not act on yet."""
-        return [
-            f"[features.{name}] {key} is not acted on yet"
-            for name, feature in self.features.items()
-            for key in feature.not_acted_on
-        ]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Outline):
     """All settings."""
 
     table: "TableConfig"
+    score_field: str | None = None  # the dense field with a sample's score, where eviction = "custom"
     model: "ModelConfig"
     train: "TrainConfig"
 
 
 def load_config(path: Path | str | None = None) -> Config:
     """Every section, checked; UserError names the file's mistake and the mend."""
+    from app.config_table import bind_table
     from app.models.registry import ModelConfig
     from app.training.config import TrainConfig
-    from embeddings.config import TableConfig
 
     path = Path(path or DEFAULT_PATH)
     document = read_document(path)
     outline = outline_of(document, path)
     spill = str(Path("var") / outline.name / "spill")
+    table, score_field = bind_table(section(document, "table"), outline.schema, outline.features, disk_path=spill)
     return Config(
         **vars(outline),
-        table=bind(TableConfig, "[table]", section(document, "table"), disk_path=spill),
+        table=table,
+        score_field=score_field,
         model=bind(ModelConfig, "[model]", section(document, "model")),
         train=bind(TrainConfig, "[train]", section(document, "train")),
     )
@@ -132,7 +126,7 @@ def bind_features(table: dict[str, Any]) -> dict[str, FeatureConfig]:
 
 
 def bind_schema(table: dict[str, Any], features: dict[str, FeatureConfig]) -> Schema:
-    """[schema], with `label` or `labels`, and the lists' lengths from [features.*]."""
+    """[schema], with `label` or `labels`, and the lists' lengths and pooling from [features.*]."""
     for key in table:
         if key not in SCHEMA_KEYS:
             raise unknown_key("[schema]", key, SCHEMA_KEYS)
@@ -146,11 +140,15 @@ def bind_schema(table: dict[str, Any], features: dict[str, FeatureConfig]) -> Sc
     if not values.get("labels"):
         raise UserError('[schema] needs label = "..." (or labels = [...])')
     lengths = {name: feature.max_length for name, feature in features.items() if feature.max_length is not None}
-    schema = bind(Schema, "[schema]", values, hidden={"max_length": {}})
+    schema = bind(Schema, "[schema]", values, hidden={"max_length": {}, "pooling": {}})
     for name in features:
         if name not in schema.features:
             raise unknown_key("[features]", name, schema.features)
+    pooling = {name: feature.pooling for name, feature in features.items() if feature.pooling is not None}
     try:
-        return replace(schema, max_length=lengths)
+        # checked with all, kept without what is the default: equal schemas have one fingerprint
+        replace(schema, pooling=pooling)
+        pooling = {name: way for name, way in pooling.items() if way != "mean"}
+        return replace(schema, max_length=lengths, pooling=pooling)
     except ValueError as error:
         raise UserError(f"[features] {error}") from None

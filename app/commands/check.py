@@ -29,13 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def of_settings(config: "Config") -> Iterator[tuple[str, str]]:
-    """Settings that nobody obeys yet, and a model that cannot be built."""
+    """A model that cannot be built."""
     from app.errors import UserError
     from app.models.interface import ModelSpec
     from app.models.registry import build_model
 
-    for warning in config.warnings:
-        yield "note", warning
     try:
         build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 from contextlib import nullcontext
 
 HELP = "learn from the stream and write versions to the log"
@@ -33,8 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     from app.training.trainer import Trainer
 
     config = load_config(arguments.config)
-    for warning in config.warnings:
-        logging.getLogger(__name__).warning(warning)
     trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over)
     with nullcontext() if arguments.no_merge else MergerKeeper(config):
         status = trainer.run()

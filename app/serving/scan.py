@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+from springtide_client.keys import SHARED_FEATURE
 from springtide_client.layers import RowLayer
 from springtide_client.private_layer import chunks, merge_all, without_values
 from springtide_client.view import View
@@ -18,7 +19,8 @@ def living_rows(view: View, *, with_values: bool = True) -> Iterator[RowLayer]:
         stack = [without_values(layer) for layer in stack]
     for part in chunks(stack):
         rows = merge_all(part)
-        alive = rows.alive(view.meta.horizons)
+        # the rows shared by keys that are not admitted are nobody's
+        alive = rows.alive(view.meta.horizons) & (rows.feature < SHARED_FEATURE)
         yield rows if alive.all() else rows.take(np.flatnonzero(alive))
 
 

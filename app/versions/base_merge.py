@@ -67,6 +67,7 @@ def write_next(log_path: Path, base: Base, overlay: Overlay) -> Path:
         model=manifest.model,
         meta=meta,
         dense=overlay.arrays,
+        sketch=overlay.sketch,
         num_rows=counted[0],
         blocks=(block for block, _ in merged_blocks(base.layer, changes, meta.horizons)),
         texts=merge_texts([*overlay.texts, *_texts_of(base)], counted[1]),

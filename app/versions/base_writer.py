@@ -15,6 +15,7 @@ from springtide_client.base import (
     MODEL,
     OPTIMIZER,
     ROWS,
+    SKETCH,
     TEXTS,
     BaseManifest,
     FileSum,
@@ -29,7 +30,7 @@ from springtide_client.layers import RowLayer
 from springtide_client.log_directory import base_name
 from springtide_client.records import EPOCH_SHIFT, Tip, VersionMeta
 from springtide_client.schema import Schema
-from springtide_client.tensors import Arrays, TensorShape, TensorWriter, shape_of
+from springtide_client.tensors import Array, Arrays, TensorShape, TensorWriter, shape_of
 
 from app.versions.atomic_file import sync_folder
 
@@ -48,6 +49,7 @@ class BaseImage:
     dense: Arrays  # `dense.*` and `state.*`
     num_rows: int = 0
     blocks: Iterable[RowLayer] = field(default=())  # num_rows rows with their states, by (mixed key, feature)
+    sketch: Array | None = None  # uint8 (B, 64); None where nothing was ever counted
     texts: Arrays | None = None  # `feature`, `id`, `offsets`, `bytes`, by (feature, id)
     program: bytes | Path | None = None  # the exported model, or the file that holds it
 
@@ -64,6 +66,8 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
     try:
         _write_rows(draft, image)
         _write_arrays(draft / DENSE, image.dense)
+        if image.sketch is not None:
+            _write_arrays(draft / SKETCH, {"sketch.bytes": image.sketch})
         if image.texts is not None and len(image.texts["id"]):
             _write_arrays(draft / TEXTS, image.texts)
         _write_program(draft / MODEL, image.program)
@@ -154,7 +158,7 @@ def _write_manifest(draft: Path, image: BaseImage) -> None:
         epoch=image.tip.number >> EPOCH_SHIFT,
         created_ms=time.time_ns() // 1_000_000,
         schema=msgspec.to_builtins(image.schema),
-        table=image.table,
+        table=msgspec.structs.replace(image.table, sketch_blocks=image.meta.sketch_blocks),
         model=image.model,
         meta=image.meta,
         files=files,

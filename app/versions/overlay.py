@@ -5,7 +5,7 @@ import numpy as np
 from springtide_client.base import Base
 from springtide_client.layers import RowLayer, flatten_layers, push_layer, record_layer
 from springtide_client.records import Record, Tip, VersionMeta
-from springtide_client.tensors import Arrays
+from springtide_client.tensors import Array, Arrays
 
 from app.training.scores import Scores
 from app.versions.texts import record_texts
@@ -25,6 +25,7 @@ class Overlay:
         self._dim, self._state_width = base.manifest.table.dim, base.manifest.table.state_width
         self._meta = base.manifest.meta
         self._orders = list(self._meta.orders)
+        self._sketch = base.sketch
         self._layers: tuple[RowLayer, ...] = ()
         arrays = {**base.dense, **base.trainer_state}
         self._arrays = {name: array for name, array in arrays.items() if not name.startswith(SCORES)}
@@ -39,6 +40,7 @@ class Overlay:
             if name.startswith(("dense.", "state.")) and not name.startswith(SCORES):
                 self._arrays[name] = np.array(array)
         self._scores.apply(_scores_of(tensors))
+        self._count_in(tensors, record.meta.sketch_blocks)
         if (texts := record_texts(tensors)) is not None:
             self.texts.append({name: np.array(array) for name, array in texts.items()})
         self._meta = record.meta
@@ -55,6 +57,22 @@ class Overlay:
     def arrays(self) -> Arrays:
         """`dense.*` and `state.*` as a base holds them."""
         return self._arrays | {f"{SCORES}{name}": array for name, array in self._scores.state().items()}
+
+    @property
+    def sketch(self) -> Array | None:
+        """The admission sketch; None where nothing was ever counted."""
+        return self._sketch
+
+    def _count_in(self, tensors: Arrays, num_blocks: int) -> None:
+        if num_blocks != self._meta.sketch_blocks:
+            self._sketch = None  # another sketch, begun anew
+        if not len(tensors.get("sketch.block", ())):
+            return
+        if self._sketch is None:
+            self._sketch = np.zeros((num_blocks, tensors["sketch.bytes"].shape[1]), np.uint8)
+        elif not self._sketch.flags.writeable:
+            self._sketch = np.array(self._sketch)  # it was the base's
+        self._sketch[tensors["sketch.block"]] = tensors["sketch.bytes"]
 
     def flat(self) -> RowLayer:
         """The changed rows and the marks of forgotten ones, as one layer with states."""

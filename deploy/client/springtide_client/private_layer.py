@@ -28,13 +28,14 @@ class PrivateLayers:
     def bounded(self, view: View, max_bytes: int) -> View:
         """The same version within `max_bytes` of memory: where it has more, its layers become one mapped file.
 
-        LogError where the dense parameters alone are more; OSError where the disk is full.
+        LogError where what cannot move is more; OSError where the disk is full.
         """
         if view.num_bytes <= max_bytes:
             return view
-        if view.parameters.num_bytes > max_bytes:
-            needed = 2 * view.parameters.num_bytes
-            raise LogError(f"the dense parameters do not fit into cache_bytes: give more than {needed:,}")
+        if view.lasting_bytes > max_bytes:
+            needed = 2 * view.lasting_bytes
+            what = "the dense parameters" + (" and the admission sketch" if view.seen.num_bytes else "")
+            raise LogError(f"{what} do not fit into cache_bytes: give more than {needed:,}")
         if not view.layers:
             return view
         older = () if view.private is None else (view.private,)

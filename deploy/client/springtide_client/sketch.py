@@ -5,8 +5,6 @@ estimate is the least of them. An age is a number of halvings: a block of an old
 """
 
 # B blocks, N keys
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -24,13 +22,23 @@ def estimates(blocks_B64: UInt8Array, mixed_N: UInt64Array, age: int) -> Int64Ar
     """
     if blocks_B64.dtype != np.uint8 or blocks_B64.ndim != 2 or blocks_B64.shape[1] != BLOCK_BYTES:
         raise ValueError(f"a sketch is uint8 (B, {BLOCK_BYTES}), not {blocks_B64.dtype} {blocks_B64.shape}")
-    block_N: Any = (mixed_N >> np.uint64(32)) * np.uint64(len(blocks_B64)) >> np.uint64(32)
+    return estimates_in(blocks_B64[blocks_of(mixed_N, len(blocks_B64))], mixed_N, age)
+
+
+def blocks_of(mixed_N: UInt64Array, num_blocks: int) -> Int64Array:
+    """The block that each key's counters stand in."""
+    block_N: Int64Array = ((mixed_N >> np.uint64(32)) * np.uint64(num_blocks) >> np.uint64(32)).astype(np.int64)
+    return block_N
+
+
+def estimates_in(blocks_N64: UInt8Array, mixed_N: UInt64Array, age: int) -> Int64Array:
+    """`estimates` where each key's own block is at hand."""
+    positions_N = np.arange(len(mixed_N))
     counters_N4 = np.empty((len(mixed_N), 4), np.int64)
     for i in range(4):
         byte_N = (mixed_N >> np.uint64(8 * i)) & np.uint64(255)
-        counters_N4[:, i] = blocks_B64[
-            block_N, np.uint64(COUNTERS_AT) + (byte_N * np.uint64(NUM_COUNTERS) >> np.uint64(8))
-        ]
-    ages_N = np.ascontiguousarray(blocks_B64[block_N, :COUNTERS_AT]).view("<u4")[:, 0].astype(np.int64)
+        at_N = COUNTERS_AT + (byte_N * np.uint64(NUM_COUNTERS) >> np.uint64(8)).astype(np.int64)
+        counters_N4[:, i] = blocks_N64[positions_N, at_N]
+    ages_N = np.ascontiguousarray(blocks_N64[:, :COUNTERS_AT]).view("<u4")[:, 0].astype(np.int64)
     result_N: Int64Array = counters_N4.min(axis=1) >> np.clip(age - ages_N, 0, 8)
     return result_N

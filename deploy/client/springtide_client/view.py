@@ -19,10 +19,11 @@ from springtide_client.errors import GapError, LogError
 from springtide_client.features import Features
 from springtide_client.first_values import first_values
 from springtide_client.inputs import FloatArray, assemble, lookup_keys
-from springtide_client.keys import Int64Array, mix_keys
+from springtide_client.keys import SHARED_FEATURE, Int64Array, mix_keys
 from springtide_client.layers import RowLayer, horizon_of, merge_layers, record_layer
 from springtide_client.records import Record, Tip, VersionMeta
 from springtide_client.schema import Schema
+from springtide_client.seen import Seen
 
 if TYPE_CHECKING:
     from springtide_client.model import Model, Parameters
@@ -45,6 +46,7 @@ class View:
     base: Base
     layers: tuple[RowLayer, ...]  # changed rows and marks of forgotten ids since the base, newest first
     private: RowLayer | None  # older ones, moved to a mapped file
+    seen: Seen  # ids without a row
     tip: Tip
     parent: int  # checksum of the version before
     meta: VersionMeta
@@ -72,6 +74,7 @@ class View:
             base=base,
             layers=(),
             private=None,
+            seen=Seen(manifest.meta.sketch_blocks, base.sketch),
             tip=manifest.tip,
             parent=0,
             meta=manifest.meta,
@@ -93,7 +96,12 @@ class View:
     @property
     def num_bytes(self) -> int:
         """The memory of its own: layers in RAM and dense parameters; what is mapped from files is not counted."""
-        return sum(layer.num_bytes for layer in self.layers) + self.parameters.num_bytes
+        return sum(layer.num_bytes for layer in self.layers) + self.lasting_bytes
+
+    @property
+    def lasting_bytes(self) -> int:
+        """Of it, what cannot move to a file: dense parameters, and blocks of the admission sketch."""
+        return self.parameters.num_bytes + self.seen.num_bytes
 
     @cached_property
     def _stack(self) -> tuple[RowLayer, ...]:
@@ -102,7 +110,10 @@ class View:
         return tuple(layer for layer in (*self.layers, *private, self.base.rows) if len(layer))
 
     def lookup(self, features_K: npt.NDArray[np.uint16], ids_K: Int64Array) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
-        """Rows float32 (K, D), NaN where there is none, and status uint8 (K): 0 known, 1 unknown, 3 forgotten."""
+        """Rows float32 (K, D), NaN where there is none, and status uint8 (K).
+
+        0 known, 1 unknown, 2 not admitted (seen, and not often enough for a row), 3 forgotten.
+        """
         rows_KD = np.full((len(ids_K), self.dim), np.nan, np.float32)
         return rows_KD, self._find(features_K, ids_K, rows_KD)
 
@@ -110,14 +121,11 @@ class View:
         """`{"status", "vector", "count", "last_seen_ms"}` of one key; all but the status None where there is no row."""
         features_1, ids_1 = np.array([feature], np.uint16), np.array([row_id], np.int64)
         rows_1D = np.empty((1, self.dim), np.float32)
-        status, layer, row = UNKNOWN, None, -1
-        for layer in self._stack:
-            row = int(layer.find(features_1, ids_1)[0])
-            if row >= 0:
-                status = int(self._take(layer, np.array([row]), rows_1D, np.array([0]), features_1)[0])
-                break
-        if layer is None or status != KNOWN:
+        status = int(self._find(features_1, ids_1, rows_1D)[0])
+        if status != KNOWN:
             return {"status": STATUS_NAMES[status], "vector": None, "count": None, "last_seen_ms": None}
+        places = ((layer, int(layer.find(features_1, ids_1)[0])) for layer in self._stack)
+        layer, row = next((layer, row) for layer, row in places if row >= 0)
         return {
             "status": STATUS_NAMES[KNOWN],
             "vector": rows_1D[0],
@@ -126,15 +134,29 @@ class View:
         }
 
     def rows_for_model(self, features_K: npt.NDArray[np.uint16], ids_K: Int64Array) -> FloatArray:
-        """The rows that a model sees, float32 (K, D): an id without a row takes the value it would be created with."""
+        """The rows that a model sees, float32 (K, D).
+
+        An id that is not admitted has the shared row of its feature; another one without a row takes the value it
+        would be created with.
+        """
         rows_KD = np.empty((len(ids_K), self.dim), np.float32)
-        missing_M = np.flatnonzero(self._find(features_K, ids_K, rows_KD))
+        status_K = self._find(features_K, ids_K, rows_KD)
+        missing_M = np.flatnonzero(status_K)
         if len(missing_M):
-            table = self.base.manifest.table
-            rows_KD[missing_M] = first_values(
-                features_K[missing_M], ids_K[missing_M], dim=table.dim, seed=table.seed, scale=table.init_scale
-            )
+            shared_M = status_K[missing_M] == NOT_ADMITTED
+            features_M = np.where(shared_M, features_K[missing_M] + np.uint16(SHARED_FEATURE), features_K[missing_M])
+            ids_M = np.where(shared_M, 0, ids_K[missing_M])
+            rows_MD = self._first_values(features_M, ids_M)
+            if shared_M.any():
+                self._find(features_M, ids_M, rows_MD)
+            rows_KD[missing_M] = rows_MD
         return rows_KD
+
+    def _first_values(self, features_M: npt.NDArray[np.uint16], ids_M: Int64Array) -> FloatArray:
+        table = self.base.manifest.table
+        return first_values(
+            features_M, ids_M, dim=table.dim, seed=table.seed, scale=table.init_scale, dtype=table.dtype
+        )
 
     def predict(self, features: Features) -> FloatArray:
         """Probabilities float32 (N, L) in the order of the schema's labels."""
@@ -155,6 +177,7 @@ class View:
         return replace(
             self,
             layers=(layer, *self.layers) if len(layer) else self.layers,
+            seen=self.seen.apply(tensors, record.meta.sketch_blocks),
             tip=Tip(record.number, record.checksum),
             parent=record.parent,
             meta=record.meta,
@@ -163,21 +186,22 @@ class View:
 
     def merged(self) -> "View":
         """The same version in few layers: apart from `apply`, so that no version waits for it to be served."""
+        seen = self.seen.merged()
         layers = list(reversed(self.layers))  # oldest first: a stack
         start = len(layers)
         while start > 1 and len(layers[start - 2]) < LAYER_RATIO * sum(len(layer) for layer in layers[start - 1 :]):
             start -= 1
         if start > len(layers) - 1:
-            return self
+            return self if seen is self.seen else replace(self, seen=seen)
         top = layers[-1]
         for older in reversed(layers[start - 1 : -1]):
             top = merge_layers(older, top)
-        return replace(self, layers=(top, *reversed(layers[: start - 1])))
+        return replace(self, layers=(top, *reversed(layers[: start - 1])), seen=seen)
 
     def _find(
         self, features_K: npt.NDArray[np.uint16], ids_K: Int64Array, rows_KD: FloatArray
     ) -> npt.NDArray[np.uint8]:
-        """Write the rows of known keys into rows_KD; returns the status of all."""
+        """Write the rows of known keys into rows_KD, leaving the others as they are; returns the status of all."""
         mixed_K = mix_keys(features_K, ids_K)
         status_K = np.full(len(ids_K), UNKNOWN, np.uint8)
         at_M = np.argsort(mixed_K) if len(ids_K) >= SORTED_KEYS else np.arange(len(ids_K))
@@ -187,11 +211,16 @@ class View:
             found_M = rows_M >= 0
             if found_M.all():
                 status_K[at_M] = self._take(layer, rows_M, rows_KD, at_M, features_M)
-                break
+                return status_K
             if found_M.any():
                 at = at_M[found_M]
                 status_K[at] = self._take(layer, rows_M[found_M], rows_KD, at, features_M[found_M])
                 at_M = at_M[~found_M]
+        if self.meta.admission and len(at_M):
+            # only of features that ask for admission: their counts are the only ones in the sketch
+            at_M = at_M[np.isin(features_K[at_M], [int(number) for number in self.meta.admission])]
+            seen_M = self.seen.estimates(mixed_K[at_M], self.meta.sketch_age) > 0
+            status_K[at_M[seen_M]] = NOT_ADMITTED
         return status_K
 
     def _take(
