@@ -48,7 +48,9 @@ def score_field(field: object, eviction: str, schema: Schema) -> str | None:
     """The field that scores keys where `eviction = "custom"`, and None elsewhere."""
     if eviction != "custom":
         if field is not None:
-            raise UserError(f'[table] score goes with eviction = "custom", not with "{eviction}": leave one of them out')
+            raise UserError(
+                f'[table] score goes with eviction = "custom", not with "{eviction}": leave one of them out'
+            )
         return None
     choices = f"a field of [schema] dense ({', '.join(schema.dense) or 'which names none'})"
     if field is None:

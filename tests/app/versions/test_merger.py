@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from small_log import DIM, SmallLog, config, put, row_tensors, rows_of, until
 from springtide_client.base import Base
+from springtide_client.keys import SHARED_FEATURE
 from springtide_client.layers import RowLayer
 from springtide_client.records import Tip, VersionMeta
 
@@ -343,3 +344,48 @@ def test_damage_behind_the_base_is_not_merged(log, flip: int) -> None:
         data[flip] ^= 1
         segment.write_bytes(data)
         assert merge(log) is None
+
+
+def blocks(**counts: int) -> dict[str, np.ndarray]:
+    """Blocks of a sketch, each full of one number."""
+    numbers = np.array([int(name[1:]) for name in counts], np.int64)
+    content = np.array([[count] * 64 for count in counts.values()], np.uint8)
+    return {"sketch.block": numbers, "sketch.bytes": content}
+
+
+def test_the_admission_sketch_and_the_shared_rows_travel_in_bases(log) -> None:
+    shared = {(SHARED_FEATURE, 0): (3.0, 50), (0, 1): (4.0, 60)}
+    counting = VersionMeta(sketch_blocks=4, sketch_age=2, admission={"0": 3})
+    with log.writer() as writer:
+        put(writer, 1)
+        settle(writer)
+        first = merge(log)
+        assert first is not None
+        assert (first.sketch, first.manifest.table.sketch_blocks) == (None, 0)
+        writer.append(counting, row_tensors(shared) | blocks(b3=7, b1=5))
+        settle_as(writer, counting)
+        second = merge(log)
+        assert second is not None
+        assert second.sketch[:, 9].tolist() == [0, 5, 0, 7]
+        assert (second.manifest.table.sketch_blocks, second.manifest.meta.sketch_age) == (4, 2)
+        assert rows_of(second.layer) == shared
+        writer.append(counting, blocks(b1=6))
+        settle_as(writer, counting)
+        third = merge(log)
+        assert third is not None
+        third.verify()
+        assert third.sketch[:, 9].tolist() == [0, 6, 0, 7]
+        assert second.sketch[1, 9] == 5
+        anew = VersionMeta(sketch_blocks=2, admission={"0": 3})
+        writer.append(anew, blocks(b0=1))
+        settle_as(writer, anew)
+        fourth = merge(log)
+    assert fourth is not None
+    assert fourth.sketch[:, 9].tolist() == [1, 0]
+
+
+def settle_as(writer: LogWriter, meta: VersionMeta) -> None:
+    """As `settle`, the versions saying the same of the world."""
+    writer.sync()
+    writer.append(meta, {})
+    writer.sync()

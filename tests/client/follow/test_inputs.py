@@ -1,5 +1,7 @@
 """Keys in order, means of lists, padded sequences: compared with loops over plain lists."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,6 +63,23 @@ def test_inputs_equal_those_of_a_loop_over_samples(drawn: list[tuple]) -> None:
             padded[: len(own)] = np.reshape(own, (len(own), 3))
             np.testing.assert_array_equal(inputs.sequence[n, s], padded)
     np.testing.assert_array_equal(inputs.dense, features.dense_NF)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(samples, max_size=6), st.sampled_from(["sum", "max"]))
+def test_lists_may_be_pooled_by_sum_or_max(drawn: list[tuple], pooling: str) -> None:
+    schema = replace(SCHEMA, pooling={"tags": pooling})
+    features = features_of(drawn)
+    features_K, _ = lookup_keys(schema, features)
+    rows_KD = np.random.default_rng(0).normal(size=(len(features_K), 3)).astype(np.float32)
+    pooled = assemble(schema, features, rows_KD).pooled
+    start = 2 * len(drawn) + sum(len(sample[2]) for sample in drawn)
+    for n, sample in enumerate(drawn):
+        own = rows_KD[start : start + len(sample[3])]
+        start += len(own)
+        expected = (own.sum(0) if pooling == "sum" else own.max(0)) if len(own) else np.zeros(3)
+        np.testing.assert_allclose(pooled[n, 1], expected, atol=1e-6)
+    np.testing.assert_array_equal(pooled[:, 0], assemble(SCHEMA, features, rows_KD).pooled[:, 0])
 
 
 def test_absent_kinds_have_an_axis_of_size_0() -> None:

@@ -4,14 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from springtide_client.encode import encode_instances
 from springtide_client.errors import GapError, LogError
 from springtide_client.first_values import first_values
+from springtide_client.keys import SHARED_FEATURE, mix_keys
 from springtide_client.log_directory import LogDirectory
 from springtide_client.private_layer import PrivateLayers
-from springtide_client.view import FORGOTTEN, KNOWN, UNKNOWN, View
+from springtide_client.sketch import estimates
+from springtide_client.view import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, View
 
 KEYS = [(feature, row_id) for feature in (0, 1, 2) for row_id in (-3, 0, 1, 2, 7, 2**40)]
 INSTANCES = [
@@ -137,6 +140,86 @@ def test_a_horizon_forgets_by_rule_until_the_row_is_touched_again(make_log) -> N
     assert view.row_info(0, 1)["status"] == "forgotten"
     log.append({(0, 1): row(log, 6)}, horizons={"0": 1006})
     assert ask(newest(log, view), [(0, 1), (1, 1)])[1].tolist() == [KNOWN, KNOWN]
+
+
+def status_of(view: View, *keys: tuple[int, int]) -> list[int]:
+    return ask(view, list(keys))[1].tolist()
+
+
+def test_an_id_that_was_seen_too_seldom_is_not_admitted(make_log) -> None:
+    log = make_log()
+    log.admission = {"0": 3}
+    log.append({(0, 1): row(log, 5)}, seen={(0, 2): 1, (1, 2): 1})
+    view = newest(log)
+    assert status_of(view, (0, 1), (0, 2), (0, 3), (1, 2)) == [KNOWN, NOT_ADMITTED, UNKNOWN, UNKNOWN]
+    assert view.row_info(0, 2)["status"] == "not_admitted"
+    log.append({(0, 2): row(log, 6)}, [(0, 1)], seen={(0, 1): 2, (0, 7): 2})
+    after = newest(log, view)
+    assert status_of(after, (0, 1), (0, 2), (0, 7)) == [FORGOTTEN, KNOWN, NOT_ADMITTED]
+    assert status_of(view, (0, 7)) == [UNKNOWN]
+    log.write_base()
+    # the base has counts, and no marks
+    assert status_of(open_newest(log), (0, 1), (0, 2), (0, 7), (0, 3)) == [NOT_ADMITTED, KNOWN, NOT_ADMITTED, UNKNOWN]
+
+
+def test_what_was_seen_is_forgotten_by_ages_and_by_another_sketch(make_log) -> None:
+    log = make_log()
+    log.admission = {"0": 3}
+    log.append(seen={(0, 2): 2})
+    view = newest(log)
+    for age, status in ((1, NOT_ADMITTED), (2, UNKNOWN)):
+        log.append(sketch_age=age)
+        view = newest(log, view)
+        assert status_of(view, (0, 2)) == [status]
+    log.append(sketch_blocks=64)
+    view = newest(log, view)
+    assert (view.seen.num_blocks, view.seen.layers, view.seen.base) == (64, (), None)
+
+
+def test_ids_that_are_not_admitted_predict_with_the_row_that_they_share(make_log) -> None:
+    log = make_log()
+    log.admission = {"0": 3, "1": 3}
+    log.append({(SHARED_FEATURE, 0): row(log, 5)}, seen={(0, 2): 1, (0, 4): 1, (1, 2): 1})
+    view = newest(log)
+    features_K, ids_K = np.array([0, 0, 0, 1], np.uint16), np.array([2, 3, 4, 2])
+    rows = view.rows_for_model(features_K, ids_K)
+    shared = log.rows[SHARED_FEATURE, 0][0]
+    shape = {"dim": log.dim, "seed": log.seed, "scale": log.init_scale}
+    np.testing.assert_array_equal(rows[[0, 2]], [shared, shared])
+    np.testing.assert_array_equal(rows[1], first_values(features_K[1:2], ids_K[1:2], **shape)[0])
+    # nobody has moved the shared row of feature 1 yet: it has its first value
+    born = first_values(np.array([1 + SHARED_FEATURE], np.uint16), np.array([0]), **shape)[0]
+    np.testing.assert_array_equal(rows[3], born)
+
+
+def test_counts_in_many_layers_are_those_of_one(make_log) -> None:
+    log = make_log()
+    log.admission = {"0": 9}
+    random = np.random.default_rng(1)
+    plain = merged = open_newest(log)
+    keys = [(0, i) for i in range(300)]
+    for _ in range(20):
+        log.append(seen={(0, int(i)): int(random.integers(1, 9)) for i in random.integers(0, 200, 10)})
+        (record,) = LogDirectory(log.path).records(plain.tip)
+        plain, merged = plain.apply(record), merged.apply(record).merged()
+    assert len(merged.seen.layers) <= 4
+    np.testing.assert_array_equal(ask(plain, keys)[1], ask(merged, keys)[1])
+    mixed = mix_keys(np.zeros(300, np.uint16), np.arange(300))
+    np.testing.assert_array_equal(merged.seen.estimates(mixed, 0), estimates(log.sketch, mixed, 0))
+    log.write_base()
+    np.testing.assert_array_equal(open_newest(log).seen.estimates(mixed, 0), estimates(log.sketch, mixed, 0))
+
+
+def test_first_values_of_a_bfloat16_table_are_its_nearest_numbers(make_log) -> None:
+    log = make_log()
+    features_K, ids_K = np.zeros(50, np.uint16), np.arange(50)
+    log.dtype = "bfloat16"
+    log.number += 1
+    log.write_base()
+    rows = torch.from_numpy(open_newest(log).rows_for_model(features_K, ids_K))
+    full = torch.from_numpy(first_values(features_K, ids_K, dim=log.dim, seed=log.seed, scale=log.init_scale))
+    assert torch.equal(rows, full.to(torch.bfloat16).float())
+    assert not torch.equal(rows, full)
 
 
 def test_a_record_that_is_no_child_is_a_gap(make_log) -> None:

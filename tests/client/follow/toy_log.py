@@ -43,6 +43,9 @@ class ToyLog:
         self.rows: dict[Key, Row] = {}
         self.marks: set[Key] = set()
         self.dense: dict[str, np.ndarray] = {}
+        self.sketch: np.ndarray | None = None
+        self.admission: dict[str, int] = {}
+        self.dtype = "float32"
         self.number, self.checksum = 0, 0
         self.now_ms = 1_700_000_000_000
         path.mkdir(parents=True, exist_ok=True)
@@ -104,6 +107,7 @@ class ToyLog:
         rows: dict[Key, Row] | None = None,
         forgotten: list[Key] = [],  # noqa: B006
         dense: dict[str, np.ndarray] | None = None,
+        seen: dict[Key, int] | None = None,
         **meta: object,
     ) -> int:
         """One version: forgetting, then rows; returns its number."""
@@ -124,6 +128,10 @@ class ToyLog:
                 "forgotten.id": np.array([row_id for _, row_id in forgotten], np.int64),
             }
         tensors |= {f"dense.{name}": array for name, array in (dense or {}).items()}
+        if seen:
+            tensors |= self.count_in(seen)
+        if self.sketch is not None:
+            meta = {"sketch_blocks": len(self.sketch), "admission": self.admission} | meta
         tensors["state.optimizer.step"] = np.zeros(1, np.float32)
         self.count += 1
         self.now_ms += 100
@@ -139,6 +147,21 @@ class ToyLog:
         self.marks -= set(rows)
         self.dense |= dense or {}
         return number
+
+    def count_in(self, seen: dict[Key, int]) -> dict[str, np.ndarray]:
+        """The keys in the sketch, each at least so often; the blocks that changed."""
+        if self.sketch is None:
+            self.sketch = np.zeros((32, 64), np.uint8)
+        blocks = set()
+        for (feature, row_id), count in seen.items():
+            mixed = int(mix_keys(np.array([feature], np.uint16), np.array([row_id], np.int64))[0])
+            block = (mixed >> 32) * len(self.sketch) >> 32
+            for i in range(4):
+                at = 4 + ((mixed >> 8 * i & 255) * 60 >> 8)
+                self.sketch[block, at] = max(self.sketch[block, at], count)
+            blocks.add(block)
+        numbers = np.array(sorted(blocks), np.int64)
+        return {"sketch.block": numbers[::-1], "sketch.bytes": self.sketch[numbers[::-1]]}
 
     def write_base(self) -> Path:
         """The present as a base; marks of forgotten ids end in it."""
@@ -164,6 +187,10 @@ class ToyLog:
         write_safetensors(folder / "optimizer.safetensors", {"state": np.zeros((len(keys), 1), np.float32)})
         dense = {f"dense.{name}": np.asarray(array) for name, array in self.dense.items()}
         write_safetensors(folder / "dense.safetensors", dense | {"state.step": np.zeros(1, np.float32)})
+        meta = self.meta()
+        if self.sketch is not None:
+            write_safetensors(folder / "sketch.safetensors", {"sketch.bytes": self.sketch})
+            meta = self.meta(sketch_blocks=len(self.sketch), admission=self.admission)
         (folder / "model.pt2").write_bytes(self.archive)
         files = {
             path.name: {"bytes": path.stat().st_size, "crc32": zlib.crc32(path.read_bytes())}
@@ -180,10 +207,11 @@ class ToyLog:
                 "state_width": 1,
                 "seed": self.seed,
                 "init_scale": self.init_scale,
+                "dtype": self.dtype,
                 "optimizer": {"name": "rowwise-adagrad", "lr": 0.05},
             },
             "model": {"name": "toy", "options": {}},
-            "meta": json.loads(msgspec.json.encode(self.meta())),
+            "meta": json.loads(msgspec.json.encode(meta)),
             "files": files,
         }
         (folder / "manifest.json").write_bytes(encode_checked(manifest))
