@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from app.serving.answers import JsonAnswer
-from app.serving.orders import check_support, put_order, read_forget, read_limits, read_rollback
+from app.serving.orders import check_support, put_order, read_forget, read_rollback, read_table_limits
 from app.serving.problems import bad_request
 from app.serving.replica import wall_ms
 from app.serving.service import Service
@@ -28,8 +28,14 @@ async def forget(request: Request) -> JsonAnswer:
 
 @router.patch("/v1/table", status_code=202)
 async def limits(request: Request) -> JsonAnswer:
-    """Change limits of the running table"""
-    return await _order(request.app.state.service, "table", read_limits(await _body(request)))
+    """Change limits of the running table
+
+    device_bytes, disk_bytes, lr; and in "features", by name, ttl_seconds, quota_bytes, min_count (null lifts one):
+    {"lr": 0.02, "features": {"item_id": {"ttl_seconds": 86400}}}. They hold until the configuration says something new.
+    """
+    service: Service = request.app.state.service
+    body = await _body(request)
+    return await _order(service, "limits", read_table_limits(body, service.replica.take().schema))
 
 
 @router.post("/v1/rollback", status_code=202)

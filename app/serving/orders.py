@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from springtide_client.schema import Schema
 
-from app.serving.problems import ApiError, invalid
-
-TABLE_KEYS = ("device_bytes", "host_bytes", "disk_bytes", "ttl_seconds", "quota_bytes", "lr")
+from app.live_limits import EXAMPLE, nested, read_limits
+from app.serving.problems import ApiError, bad_request, invalid
 
 
 def check_support(kind: str, status: Mapping[str, Any]) -> None:
@@ -77,11 +77,9 @@ def read_rollback(body: Any) -> dict[str, Any]:
     return {"version": body["version"]}
 
 
-def read_limits(body: Any) -> dict[str, Any]:
-    """New limits of the running table, by their configuration key."""
-    if not isinstance(body, dict) or not body:
-        raise invalid("the body must name a limit", f"the limits are {', '.join(TABLE_KEYS)}")
-    for name in body:
-        if name not in TABLE_KEYS:
-            raise invalid(f"{name!r} cannot be changed while running", f"the limits are {', '.join(TABLE_KEYS)}")
-    return {"limits": body}
+def read_table_limits(body: Any, schema: Schema) -> dict[str, Any]:
+    """New limits of the running table: {"lr": ..., "features": {"item_id": {"ttl_seconds": ...}}}. Sizes in bytes."""
+    try:
+        return {"limits": nested(read_limits(body, schema))}
+    except ValueError as error:
+        raise bad_request(str(error), f"for example {EXAMPLE}") from None

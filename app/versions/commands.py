@@ -34,6 +34,10 @@ class Orders:
         self._executed = dict(executed)
         self._claimed: set[str] = set()
 
+    def has_new(self) -> bool:
+        """Whether there is an order that nobody has executed yet."""
+        return any(self._is_new(match) for match in map(_NAME.fullmatch, self._names()))
+
     def claim(self) -> list[Order]:
         """The orders that nobody has executed yet, in the order of their ids. Each is handed out once.
 
@@ -42,10 +46,8 @@ class Orders:
         orders = []
         for name in self._names():
             match = _NAME.fullmatch(name)
-            if match is None or match["id"] in self._claimed or match["id"] in self._executed:
+            if match is None or not self._is_new(match):
                 continue
-            if match["holder"] != "json" and int(match["holder"]) > self._epoch:
-                continue  # this trainer has been replaced
             path = self._folder / f"{match['id']}.{self._epoch}"
             try:
                 os.rename(self._folder / name, path)
@@ -66,6 +68,11 @@ class Orders:
             if match is not None and self._executed.get(match["id"], durable + 1) <= durable:
                 (self._folder / name).unlink(missing_ok=True)
                 self._claimed.discard(match["id"])
+
+    def _is_new(self, match: re.Match[str] | None) -> bool:
+        if match is None or match["id"] in self._claimed or match["id"] in self._executed:
+            return False
+        return match["holder"] == "json" or int(match["holder"]) <= self._epoch  # else: this trainer has been replaced
 
     def _names(self) -> list[str]:
         try:

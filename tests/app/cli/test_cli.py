@@ -1,5 +1,6 @@
 """The command line: quick to start, one clear line and an exit code for every mistake."""
 
+import json
 import os
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> N
         (["replay", "x.csv", "--rate", "0"], ["--rate must be above 0"]),
         (["forget", "--key", "user_id"], ["FEATURE=ID"]),
         (["forget", "--key", "item=3"], ["no feature 'item'"]),
-        (["forget", "--key", "user_id=3"], ["not in this release", "nothing was forgotten"]),
+        (["forget", "--key", "user_id=3"], ["no log", "nothing was learned"]),
         (["versions", "rollback"], ["not in this release"]),
         (["versions", "list"], ["there is no log"]),
         (["demo"], ["does not fit the simulator's clicks"]),
@@ -68,6 +69,19 @@ def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(
     assert len(done.stderr.strip().splitlines()) == 1
     for word in words:
         assert word in done.stderr
+
+
+def test_forget_puts_an_order_down_that_waits_for_a_trainer(tmp_path: Path) -> None:
+    log = tmp_path / "var" / "tiny" / "log"
+    log.mkdir(parents=True)
+    (log / "status-0000000001.json").write_text('{"clean_end": true, "updated_ms": 1}')
+    done = springtide(tmp_path, "forget", "--key", "user_id=3", "--key", "user_id=a=b")
+    assert done.returncode == 0
+    assert "2 keys; no trainer runs: the next one will forget" in done.stdout
+    (order,) = (log / "commands").glob("*.json")
+    body = json.loads(order.read_text())
+    assert (body["kind"], order.stem in done.stdout) == ("forget", True)
+    assert body["keys"] == [{"feature": "user_id", "id": "3"}, {"feature": "user_id", "id": "a=b"}]
 
 
 @pytest.mark.parametrize("command", [["train"], ["replay", "clicks.csv"], ["simulate"]])

@@ -1,9 +1,12 @@
 import json
 
 import pytest
+from springtide_client.schema import Schema
 
-from app.serving.orders import check_support, put_order, read_forget, read_limits, read_rollback
+from app.serving.orders import check_support, put_order, read_forget, read_rollback, read_table_limits
 from app.serving.problems import ApiError
+
+SCHEMA = Schema(labels=("click",), categorical=("user", "item"), sequence=("last",), share={"last": "item"})
 
 
 def test_an_order_appears_whole_and_in_order(tmp_path):
@@ -56,12 +59,42 @@ def test_keys_that_are_none_are_refused(body):
         read_forget(body, ("user_id",))
 
 
-def test_limits_and_rollbacks_are_checked():
+def test_rollbacks_are_checked():
     assert read_rollback({"version": 4}) == {"version": 4}
-    assert read_limits({"lr": 0.1}) == {"limits": {"lr": 0.1}}
     for body in ({}, [], {"version": "4"}, {"version": True}, {"version": -1}):
         with pytest.raises(ApiError):
             read_rollback(body)
-    for body in ({}, [], {"dim": 4}):
-        with pytest.raises(ApiError):
-            read_limits(body)
+
+
+def test_limits_are_put_down_in_bytes_and_by_name():
+    body = {"device_bytes": "2MiB", "lr": 1, "features": {"item": {"ttl_seconds": 60, "quota_bytes": None}}}
+    assert read_table_limits(body, SCHEMA) == {
+        "limits": {"device_bytes": 2 << 20, "lr": 1.0, "features": {"item": {"ttl_seconds": 60.0, "quota_bytes": None}}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "names a limit"),
+        ([], "names a limit"),
+        ({"dim": 4}, "dim cannot be changed"),
+        ({"device_bytes": "2 apples"}, "device_bytes .*apples"),
+        ({"device_bytes": None}, "device_bytes must be a size"),
+        ({"lr": -1}, "lr must be finite"),
+        ({"lr": "fast"}, "lr must be a number"),
+        ({"features": 3}, "features must be an object"),
+        ({"features": {"item": {}}}, "features.item must be an object"),
+        ({"features": {"itme": {"ttl_seconds": 3}}}, "no feature 'itme'.*user, item"),
+        ({"features": {"last": {"ttl_seconds": 3}}}, "last shares the rows of item"),
+        ({"features": {"item": {"ttl": 3}}}, "features.item.ttl cannot be changed.*ttl_seconds"),
+        ({"features": {"item": {"ttl_seconds": 0}}}, "ttl_seconds must be above 0"),
+        ({"features": {"item": {"min_count": 1.5}}}, "features.item.min_count must be a whole number"),
+        ({"features": {"item": {"min_count": 1000}}}, "min_count must be in 1..255"),
+    ],
+)
+def test_limits_that_are_none_are_refused_with_400_and_a_hint(body, says):
+    with pytest.raises(ApiError, match=says) as caught:
+        read_table_limits(body, SCHEMA)
+    assert caught.value.status == 400
+    assert "ttl_seconds" in caught.value.hint

@@ -1,0 +1,75 @@
+"""Limits of the table changed while it runs: each with the config's value that it overrides.
+
+They outlive a restart in the versions' meta; a config that says something new wins over them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from springtide_client.schema import Schema
+
+from app.live_limits import FEATURE_LIMITS, TABLE_LIMITS, Name, named_limits, nested
+from embeddings.config import Admission, FeaturePolicy, TableConfig
+from embeddings.optimizer import RowOptimizer
+from embeddings.sizes import num_bytes
+
+
+class LiveLimits:
+    """What holds now: the config, and over it what orders have changed."""
+
+    def __init__(self, config: TableConfig, schema: Schema) -> None:
+        self.config, self.schema = config, schema
+        self._changed: dict[Name, tuple[Any, Any]] = {}  # the limit, and the config's value that it overrides
+
+    def note(self, limits: Mapping[Name, Any]) -> None:
+        """These hold from now on."""
+        for name, value in limits.items():
+            configured = self._configured(name)
+            self._changed.pop(name, None)
+            if value != configured:
+                self._changed[name] = (value, configured)
+
+    @property
+    def changed(self) -> dict[Name, Any]:
+        """The limits that are not the config's."""
+        return {name: value for name, (value, _) in self._changed.items()}
+
+    def document(self) -> dict[str, Any]:
+        """The changed ones for a version's meta: a pair each, the limit and what it overrides."""
+        return nested({name: list(pair) for name, pair in self._changed.items()})
+
+    def restore(self, document: Mapping[str, Any]) -> None:
+        """Go on with the limits of a version, but for those whose config value is another by now."""
+        self._changed = {
+            name: (value, overridden)
+            for name, (value, overridden) in named_limits(document)
+            if self._is_known(name) and self._configured(name) == overridden
+        }
+
+    def min_counts(self) -> dict[int, int]:
+        """How often an id must be seen before it gets a row, by feature number, where that is more than once."""
+        default = Admission.of(self.config.admission).min_count
+        counts = {}
+        for feature in self.schema.features:
+            if feature not in self.schema.share:
+                count = self.value(feature, "min_count")
+                counts[self.schema.number(feature)] = default if count is None else int(count)
+        return {number: count for number, count in counts.items() if count > 1}
+
+    def value(self, feature: str | None, limit: str) -> Any:
+        """The limit that holds now; None where there is none."""
+        name = (feature, limit)
+        return self._changed[name][0] if name in self._changed else self._configured(name)
+
+    def _is_known(self, name: Name) -> bool:
+        feature, limit = name
+        if feature is None:
+            return limit in TABLE_LIMITS
+        return limit in FEATURE_LIMITS and feature in self.schema.features and feature not in self.schema.share
+
+    def _configured(self, name: Name) -> Any:
+        feature, limit = name
+        if feature is not None:
+            value = getattr(self.config.features.get(self.schema.number(feature), FeaturePolicy()), limit)
+            return num_bytes(value) if limit == "quota_bytes" and value is not None else value
+        return RowOptimizer.of(self.config.optimizer).lr if limit == "lr" else num_bytes(getattr(self.config, limit))
