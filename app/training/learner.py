@@ -2,7 +2,7 @@
 
 # N samples, L labels, K keys, D dimension
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from app.models.interface import Model
-from app.training.assembly import assemble_tensors, event_times
+from app.training.assembly import assemble_tensors, of_samples, parts_of
 from app.training.config import TrainConfig
 from app.training.dense_optimizer import DenseOptimizer, optimizer_arrays, restore_optimizer
+from embeddings.prefetch import Prefetch
 from embeddings.table import EmbeddingTable
 from stream.columns import Batch
 
@@ -41,11 +42,36 @@ class StepReport:
         return torch.sigmoid(torch.from_numpy(self.logits_NL)).numpy()
 
 
-class Learner:
-    """Owns the dense net and its optimizer; moves the table's rows."""
+@dataclass(frozen=True)
+class Keys:
+    """What a batch asks of the table. The same arrays go into its prefetch and its look-up."""
 
-    def __init__(self, model: nn.Module, table: EmbeddingTable, config: TrainConfig, schema: Schema) -> None:
+    batch: Batch
+    features_K: npt.NDArray[np.uint16]
+    ids_K: npt.NDArray[np.int64]
+    event_ms_K: npt.NDArray[np.int64]
+    scores_K: npt.NDArray[np.float32] | None
+    prefetch: Prefetch | None = None
+
+
+class Learner:
+    """Owns the dense net and its optimizer; moves the table's rows.
+
+    `score_field`: the dense field with a sample's score, where the table evicts by scores of ours.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        table: EmbeddingTable,
+        config: TrainConfig,
+        schema: Schema,
+        *,
+        score_field: str | None = None,
+    ) -> None:
         self.model, self.table, self.config, self.schema = model, table, config, schema
+        self._score_column = None if score_field is None else schema.dense.index(score_field)
+        self._upcoming: Keys | None = None
         self.optimizer = DenseOptimizer.of(config.optimizer).build(model)
         self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and has_bfloat16())
         self.refused_steps = 0  # of the dense net, for gradients that were not finite
@@ -57,15 +83,26 @@ class Learner:
         num_keys = batch.features.categorical_NC.size + sum(len(ragged.ids_M) for ragged in batch.features.lists)
         return self.table.needs_cut(int(num_keys))
 
-    def step(self, batch: Batch) -> StepReport:
-        """1. Look up. 2. Score. 3. Gradients; they move the rows. 4. Statistics. 5. Move the dense net."""
+    def step(self, batch: Batch, upcoming: Batch | None = None) -> StepReport:
+        """1. Look up. 2. Score. 3. Gradients; they move the rows. 4. Statistics. 5. Move the dense net.
+
+        `upcoming`: the batch of the next step, if it is known: its rows come up from below while this one computes.
+        """
         if len(batch) == 0:
             return StepReport(batch.labels_NL, batch.labels_NL, batch.weights_N, float("nan"))
-        features_K, ids_K = lookup_keys(self.schema, batch.features)
-        lookup = self.table.lookup(features_K, ids_K, event_times(batch.features, batch.event_ms_N))
+        keys, self._upcoming = self._upcoming, None
+        if keys is None or keys.batch is not batch:
+            keys = self._keys_of(batch)
+        lookup = self.table.lookup(
+            keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
+        )
         try:
-            rows_KD = self.table.embed(lookup)
-            inputs = assemble_tensors(self.schema, batch.features, rows_KD)
+            if upcoming is not None and len(upcoming):
+                keys = self._keys_of(upcoming)
+                prefetch = self.table.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K)
+                self._upcoming = replace(keys, prefetch=prefetch)
+            tensors = self.table.embed_parts(lookup, parts_of(self.schema, batch.features))
+            inputs = assemble_tensors(self.schema, batch.features, tensors)
             if isinstance(self.model, Model):
                 self.model.observe_inputs(inputs.dense)
             use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
@@ -83,6 +120,15 @@ class Learner:
         self.steps += 1
         mean_loss = float(loss.detach()) / weight if weight > 0 else float("nan")
         return StepReport(logits_NL.detach().numpy(), batch.labels_NL, batch.weights_N, mean_loss)
+
+    def _keys_of(self, batch: Batch) -> Keys:
+        features_K, ids_K = lookup_keys(self.schema, batch.features)
+        event_ms_K = of_samples(batch.features, batch.event_ms_N)
+        scores_K = None
+        if self._score_column is not None:
+            # a sample without a score counts as one of 0
+            scores_K = of_samples(batch.features, np.nan_to_num(batch.features.dense_NF[:, self._score_column], nan=0))
+        return Keys(batch, features_K, ids_K, event_ms_K, scores_K)
 
     def _move_dense(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]

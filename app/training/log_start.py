@@ -1,8 +1,9 @@
 """Opens a log for learning: a new one gets its first base, an old one is read back. Settings must fit what it holds."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from springtide_client.base import BaseManifest, ModelName, TableShape
 
@@ -18,6 +19,7 @@ from app.training.state import TrainingState
 from app.versions.base_writer import BaseImage, write_base
 from app.versions.resume import Resume
 from app.versions.writer import LogWriter
+from embeddings.optimizer import RowOptimizer
 from embeddings.spill_rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
 
@@ -39,11 +41,11 @@ def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> Tr
         raise UserError(f"[model] {error}") from error
     table_config = replace(with_defaults(config.table), num_threads=max(config.table.num_threads, num_threads))
     spill_path = Path(config.table.disk_path or Path("var") / config.name / "spill")
-    state_width = 1
-    spill = RocksSpill.of_epoch(spill_path, log.epoch, dim=config.table.dim, state_width=state_width)
+    state_width = RowOptimizer.of(table_config.optimizer).state_width(table_config.dim)
+    spill = RocksSpill.of_epoch(spill_path, log.epoch, dim=table_config.dim, state_width=state_width)
     rows = None if base is None else BaseRows(base)
     table = EmbeddingTable(table_config, seed=config.train.seed, spill=spill, base=rows)
-    learner = Learner(model, table, config.train, config.schema)
+    learner = Learner(model, table, config.train, config.schema, score_field=config.score_field)
     state = TrainingState(learner, Scores(config.schema.labels, config.train.window_samples), config.schema)
     if resume is None:
         write_first_base(config, log, state, program)
@@ -60,10 +62,11 @@ def write_first_base(config: "Config", log: LogWriter, state: TrainingState, pro
         schema=config.schema,
         table=TableShape(
             dim=config.table.dim,
-            state_width=state.learner.table.optimizer.state_width(state.learner.table.dim),
+            state_width=state.learner.table.layout.state_width,
             seed=config.train.seed,
             init_scale=config.table.init_scale,
             optimizer=optimizer,
+            dtype=config.table.dtype,
         ),
         model=ModelName(name=config.model.name, options=dict(config.model.options)),
         meta=state.meta(created_ms=0),
@@ -72,14 +75,16 @@ def write_first_base(config: "Config", log: LogWriter, state: TrainingState, pro
     )
     write_base(log.config.path, image)
     log.begin(log.first)
+    state.base_number = log.first.number
 
 
 def restore(state: TrainingState, resume: Resume) -> None:
     """Read the past back, up to where the writer has sealed its end; LogError where that cannot be reached."""
     try:
         state.restore(resume.base, resume.records())
+        state.base_number, state.executed_orders = resume.base.tip.number, dict(resume.orders)
     except ValueError as error:
-        raise UserError(f"[model] {error}: restore the setting, or start a new log with [log] path") from error
+        raise UserError(f"{error}: restore the setting, or start a new log with [log] path") from error
 
 
 def check_settings(config: "Config", manifest: BaseManifest) -> None:
@@ -87,6 +92,8 @@ def check_settings(config: "Config", manifest: BaseManifest) -> None:
     ours = {
         "[schema]": (config.schema, manifest.read_schema()),
         "[table] dim": (config.table.dim, manifest.table.dim),
+        "[table] dtype": (config.table.dtype, manifest.table.dtype),
+        "[table] optimizer name": (optimizer_name(config.table.optimizer), optimizer_name(manifest.table.optimizer)),
         "[table] init_scale": (config.table.init_scale, manifest.table.init_scale),
         "[train] seed": (config.train.seed, manifest.table.seed),
         "[model] name": (config.model.name, manifest.model.name),
@@ -98,3 +105,8 @@ def check_settings(config: "Config", manifest: BaseManifest) -> None:
             raise UserError(
                 f"{key} is not what this log was begun with{was}: restore it, or start a new log with [log] path"
             )
+
+
+def optimizer_name(options: Mapping[str, Any]) -> str:
+    """Whose states the rows have."""
+    return str(options.get("name", RowOptimizer.name))

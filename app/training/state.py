@@ -4,6 +4,7 @@ What is not in here is not needed to go on exactly. Knows no Kafka and no files.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,23 @@ from springtide_client.base import Base
 from springtide_client.features import Texts
 from springtide_client.records import Record, StreamPosition, VersionMeta
 from springtide_client.schema import Schema
+from springtide_client.sketch import BLOCK_BYTES
 
+from app.live_limits import Name, table_limits
 from app.training.learner import Learner
+from app.training.limits import LiveLimits
 from app.training.scores import Scores
 from app.training.version_arrays import (
     Arrays,
     arrays_to_touched,
+    sketch_to_arrays,
     texts_to_arrays,
     touched_to_arrays,
     with_prefix,
     without_prefix,
 )
+from embeddings.config import TableLimits
+from embeddings.sizes import num_bytes
 from stream.clock import EventClock
 from stream.columns import Batch, Partition
 from stream.positions import Position
@@ -36,6 +43,9 @@ class TrainingState:
 
     def __init__(self, learner: Learner, scores: Scores, schema: Schema) -> None:
         self.learner, self.scores, self.schema = learner, scores, schema
+        self.limits = LiveLimits(learner.table.config, schema)
+        self.executed_orders: dict[str, int] = {}  # when learning began: id -> version, of all that the log knows
+        self.base_number = 0  # of the base that learning began with
         self.clock = EventClock()
         self.positions: dict[Partition, Position] = {}
         self.samples_trained = 0
@@ -47,10 +57,16 @@ class TrainingState:
         self._cut_step = 0
         self._record_ms: list[npt.NDArray[np.int64]] = []
         self._texts: list[Texts] = []
+        self._orders: list[dict[str, Any]] = []  # executed since the last cut, with their results
 
-    def learn(self, batch: Batch, *, limit_ms: int | None = None) -> None:
-        """1. Score and learn. 2. Count. 3. Move positions and clocks. A batch may hold no sample."""
-        report = self.learner.step(batch)
+    def learn(self, batch: Batch, *, upcoming: Batch | None = None, limit_ms: int | None = None) -> None:
+        """1. Time passes in the table. 2. Score and learn. 3. Count. 4. Move positions and clocks.
+
+        A batch may hold no sample. `upcoming`: the next batch, where it is known.
+        """
+        if len(batch):  # others come as the stream was cut, and what is learned must not depend on that
+            self.learner.table.advance(self.clock.now_ms, self.samples_trained)
+        report = self.learner.step(batch, upcoming)
         self.scores.observe(report.logits_NL, report.labels_NL, report.weights_N)
         self.samples_trained += len(batch)
         if np.isfinite(report.loss):
@@ -69,6 +85,7 @@ class TrainingState:
         """What a version says: this instant, and every row, weight, score and text that moved since the last cut."""
         self.complete_until_ms = max(self.complete_until_ms, complete_until_ms)
         arrays = touched_to_arrays(self.learner.table.cut())
+        arrays |= sketch_to_arrays(*self.learner.table.cut_sketch())
         if self.learner.steps != self._cut_step:
             arrays |= with_prefix("dense.", self.learner.dense_arrays())
             arrays |= with_prefix("state.optimizer.", self.learner.optimizer_arrays())
@@ -76,13 +93,13 @@ class TrainingState:
         arrays |= with_prefix("state.scores.", self.scores.delta())
         arrays |= texts_to_arrays(self._texts)
         meta = self.meta(created_ms)
-        self._record_ms, self._texts = [], []
+        self._record_ms, self._texts, self._orders = [], [], []
         self._cut_step, self.changed = self.learner.steps, False
         return meta, arrays
 
     def meta(self, created_ms: int) -> VersionMeta:
         """What a version says beside its tensors."""
-        self.told_scores = self.scores.document()
+        self.told_scores, table = self.scores.document(), self.learner.table
         return VersionMeta(
             created_ms=created_ms,
             complete_until_ms=self.complete_until_ms,
@@ -93,16 +110,43 @@ class TrainingState:
                 for partition, position in self.positions.items()
             },
             event_clock_ms=self.clock.now_ms,
+            horizons={str(feature): ms for feature, ms in table.horizons.items()},
+            admission={str(feature): count for feature, count in self.limits.min_counts().items()},
+            sketch_blocks=self.sketch_blocks if table.admission else 0,
+            sketch_age=table.admission.age,
             fingerprint=self.schema.fingerprint(),
             scores=self.told_scores,
             dead_letters=dict(self.dead_letters),
             record_ms=pick_times(self._record_ms),
+            orders=self._orders,
             trainer={
                 "watermarks": {str(partition): event_ms for partition, event_ms in self.clock.watermarks.items()},
                 "loss": self.loss,
                 "refused_steps": self.learner.refused_steps,
+                "table": table.clock_state(),
+                "limits": self.limits.document(),
             },
         )
+
+    @property
+    def sketch_blocks(self) -> int:
+        """Blocks that the admission sketch has once it counts."""
+        return num_bytes(self.learner.table.admission.settings.sketch_bytes) // BLOCK_BYTES
+
+    def note_order(self, entry: dict[str, Any]) -> None:
+        """An order was executed: the next version says so."""
+        self._orders.append(entry)
+        self.changed = True
+
+    def change_limits(self, limits: Mapping[Name, Any]) -> None:
+        """New limits for the running table; ValueError where it cannot keep them: then all is as before."""
+        self._set_limits(limits)
+        self.limits.note(limits)
+
+    def _set_limits(self, limits: Mapping[Name, Any]) -> None:
+        new, table = table_limits(limits, self.schema), self.learner.table
+        table.set_limits(TableLimits(device_bytes=new.device_bytes))  # before the others, which no table refuses
+        table.set_limits(replace(new, device_bytes=None))
 
     def base_arrays(self) -> Arrays:
         """What a base's dense.safetensors holds."""
@@ -116,11 +160,15 @@ class TrainingState:
         arrays: Arrays = {**base.dense, **base.trainer_state}
         self.scores.restore(without_prefix("state.scores.", arrays))
         meta, table = base.manifest.meta, self.learner.table
-        shape = {"dim": table.dim, "state_width": table.optimizer.state_width(table.dim)}
+        shape = {"dim": table.dim, "state_width": table.layout.state_width}
         latest = _kept(arrays)
+        if base.sketch is not None:
+            self._restore_sketch(meta, np.arange(len(base.sketch)), base.sketch)
         for record in records:
             tensors = record.tensors()
             table.restore(arrays_to_touched(tensors, **shape))
+            if "sketch.block" in tensors:
+                self._restore_sketch(record.meta, tensors["sketch.block"], tensors["sketch.bytes"])
             self.scores.apply(without_prefix("state.scores.", tensors))
             latest |= _kept(tensors)
             meta = record.meta
@@ -128,6 +176,13 @@ class TrainingState:
         if "state.random" in latest:
             torch.set_rng_state(torch.from_numpy(np.array(latest["state.random"])))
         self._restore_meta(meta)
+
+    def _restore_sketch(
+        self, meta: VersionMeta, blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.uint8]
+    ) -> None:
+        """Takes a version's counts over, unless `sketch_bytes` is another by now: then counting begins anew."""
+        if meta.sketch_blocks == self.sketch_blocks:
+            self.learner.table.restore_sketch(blocks_B, np.ascontiguousarray(bytes_B64))
 
     def _restore_meta(self, meta: VersionMeta) -> None:
         self.samples_trained = meta.samples_trained
@@ -142,6 +197,12 @@ class TrainingState:
         self.told_scores = self.scores.document()
         self.dead_letters = dict(meta.dead_letters)
         self.complete_until_ms = meta.complete_until_ms
+        table = self.learner.table
+        table.restore_clock_state(meta.trainer.get("table", {}))
+        table.raise_horizons({int(feature): ms for feature, ms in meta.horizons.items()})
+        self.limits.restore(meta.trainer.get("limits", {}))
+        if changed := self.limits.changed:
+            self._set_limits(changed)
         self.loss = meta.trainer.get("loss")
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -12,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from springtide_client.errors import SpringtideError
 
+from app.training.generations import Generations
 from app.training.log_start import start_state
+from app.training.order_desk import OrderDesk
 from app.training.rates import Rate
-from app.training.report import CATCHING_UP_MS, SECONDS, StatusKeeper, position_lines, wall_ms
+from app.training.report import SECONDS, StatusKeeper, wall_ms
+from app.training.status_document import document_of
 from app.training.stop_signals import StopSignals
 from app.versions.writer import LogWriter
 from stream.batcher import Batcher
@@ -57,13 +59,16 @@ class Trainer:
             raise
         source = replace(config.source, group=config.source.group or f"springtide-{config.name}")
         self.source = Source(source, config.schema, self.state.positions)
+        self.orders = OrderDesk(config.log.path, self.log.epoch, self.state)
+        self.generations = Generations(self.state.learner.table, self.log.directory, self.state.base_number)
+        self.upcoming: Batch | None = None  # taken from the batcher, not learned yet
         self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)
         self.dead_letters = DeadLetters(
             config.source.connection, f"{config.source.topic}.dead", counts=self.state.dead_letters
         )
         self.rate = Rate()
         self.reason = ""  # why versions are put off
-        self._committed: dict[Partition, int] = {p: position.offset for p, position in self.state.positions.items()}
+        self.committed: dict[Partition, int] = {p: position.offset for p, position in self.state.positions.items()}
         self._awaited: deque[tuple[int, dict[Partition, int]]] = deque()  # versions that are not known to be durable
         self._last_commit = self._last_said = float("-inf")
         self._put_off_seconds = FIRST_PUT_OFF_SECONDS
@@ -81,6 +86,8 @@ class Trainer:
                     self.gather()
                     if (batch := self.next_batch()) is not None:  # one without samples moves positions too
                         self.learn(batch)
+                    if self.asked and self.commit():
+                        self.orders.execute()  # right after a cut: what it moves out of memory finds room
                     if self.due:
                         self.commit()
                     self.say()
@@ -107,7 +114,7 @@ class Trainer:
             return True
         if self.until_end and self.source.waiting_seconds > ABSENT_SECONDS:
             raise WaitingError(f"waited {ABSENT_SECONDS:.0f} s: {self.source.reason}")
-        return self.until_end and self.source.finished and self.batcher.empty
+        return self.until_end and self.source.finished and self.batcher.empty and self.upcoming is None
 
     def gather(self) -> None:
         """Take what the stream has, unless a whole batch waits already or the log has no room for more."""
@@ -119,6 +126,8 @@ class Trainer:
 
     def patience(self) -> float:
         """How long the stream may let us wait: until a batch or a version is due."""
+        if self.upcoming is not None:
+            return 0.0
         until_commit = self._last_commit + self.config.log.publish_seconds - time.monotonic()
         until_batch = self.batcher.seconds_until_due()
         waits = [POLL_SECONDS, until_commit if until_commit > 0 else POLL_SECONDS]
@@ -128,17 +137,27 @@ class Trainer:
         """A batch that is due; at the end of the stream, what is left."""
         if self.log.is_full:
             return None
-        batch = self.batcher.take()
+        batch, self.upcoming = self.upcoming, None
+        if batch is None:
+            batch = self.batcher.take()
         return self.batcher.flush() if batch is None and self.until_end and self.source.finished else batch
 
     def learn(self, batch: Batch) -> None:
-        """1. Make room for the rows it may evict. 2. Send its dead letters. 3. Learn it."""
+        """1. Make room for the rows it may evict. 2. Send its dead letters. 3. Learn it, with a look at the next."""
         if self.state.learner.needs_cut(batch):
             while not self.commit():
                 if self.signals.wait(POLL_SECONDS):
                     return  # its positions are not passed: the next trainer learns it
         self.dead_letters.send(batch.dead)
-        self.state.learn(batch, limit_ms=wall_ms() + int(self.config.source.max_future_seconds * 1000))
+        if self.batcher.num_rows >= self.config.train.batch_size:
+            self.upcoming = self.batcher.take()
+        limit_ms = wall_ms() + int(self.config.source.max_future_seconds * 1000)
+        self.state.learn(batch, upcoming=self.upcoming, limit_ms=limit_ms)
+
+    @property
+    def asked(self) -> bool:
+        """Whether an order waits; while versions are put off it waits on."""
+        return time.monotonic() > self._last_commit and self.orders.has_new
 
     @property
     def due(self) -> bool:
@@ -171,6 +190,8 @@ class Trainer:
         self.reason = ""
         meta, arrays = self.state.cut(created_ms=wall_ms(), complete_until_ms=self.complete_until_ms())
         version = self.log.append(meta, arrays)
+        self.generations.after_cut(version.number)
+        self.orders.told(version.number)
         self._awaited.append((version.number, {p: position.offset for p, position in self.state.positions.items()}))
         self._report_durable()
         return True
@@ -181,46 +202,16 @@ class Trainer:
         if now - self._last_said >= SECONDS:
             self._last_said = now
             self._report_durable()
+            self.generations.look(self.log.last.number if self.log.last else 0)
             self.rate.mark(self.state.samples_trained)
-            self.status.say(self.document())
-
-    def document(self) -> dict[str, Any]:
-        """What /v1/status tells of the trainer."""
-        state, table = self.state, self.state.learner.table
-        trainer, reason = self._condition()
-        last, durable = self.log.last, self.log.durable
-        return {
-            "name": self.config.name,
-            "epoch": self.log.epoch,
-            "pid": os.getpid(),
-            "version": None if last is None else last.number,
-            "durable_version": None if durable is None else durable.number,
-            "trainer": trainer,
-            "reason": reason,
-            "clean_end": False,
-            "samples_trained": state.samples_trained,
-            "samples_per_second": round(self.rate.per_second(), 1),
-            "positions": position_lines(state.positions, self._committed, self.source.end_offsets()),
-            "scores": state.told_scores,
-            "loss": state.loss,
-            "dead_letters": dict(state.dead_letters),
-            "topic_resets": self.source.resets,
-            "freshness_ms": {"p50": None, "p99": None},  # measured where versions are served
-            "staleness_ms": max(0, wall_ms() - state.complete_until_ms) if state.complete_until_ms else None,
-            "table": {
-                "rows": table.rows_by_tier(),
-                "bytes": table.bytes_by_tier(),
-                **table.counters(),
-                "refused_steps": state.learner.refused_steps,
-            },
-        }
+            self.status.say(document_of(self))
 
     def close(self) -> dict[str, Any]:
         """Everything durable, everything closed; returns the final status."""
         gc.unfreeze()
         self.log.sync()
         self._report_durable()
-        final = self.document() | {
+        final = document_of(self) | {
             "clean_end": True,
             "trainer": "stopped",
             "reason": "ended",
@@ -229,26 +220,13 @@ class Trainer:
         self._release()
         return self.status.close(lambda: final)
 
-    def _condition(self) -> tuple[str, str]:
-        """The trainer's state and why."""
-        if self.log.is_full:
-            return "waiting", "the log takes [log] log_bytes: raise it, or begin a new log"
-        if self.source.state == "waiting":
-            return "waiting", self.source.reason
-        if reason := self.reason or self.log.reason:
-            return "waiting", reason
-        behind_ms = wall_ms() - self.complete_until_ms()
-        if behind_ms > CATCHING_UP_MS:
-            learned = {p: position.offset for p, position in self.state.positions.items()}
-            lag = sum(max(0, end - learned.get(p, 0)) for p, end in self.source.end_offsets().items())
-            return "catching_up", f"{lag} records behind the stream's end"
-        return "running", ""
-
     def _report_durable(self) -> None:
         durable = self.log.durable
+        if durable is not None:
+            self.orders.retire(durable.number)
         while durable is not None and self._awaited and self._awaited[0][0] <= durable.number:
-            self._committed = self._awaited.popleft()[1]
-            self.source.report_offsets(self._committed)
+            self.committed = self._awaited.popleft()[1]
+            self.source.report_offsets(self.committed)
 
     def _release(self) -> None:
         """Each part is given back even where another fails."""

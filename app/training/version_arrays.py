@@ -54,6 +54,11 @@ def arrays_to_touched(arrays: Mapping[str, npt.NDArray[Any]], *, dim: int, state
     return Touched(*(arrays.get(name, empty) for name, empty in none.items()))
 
 
+def sketch_to_arrays(blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.uint8]) -> Arrays:
+    """Blocks of the admission sketch that changed; nothing where none did."""
+    return {"sketch.block": blocks_B, "sketch.bytes": bytes_B64} if len(blocks_B) else {}
+
+
 def texts_to_arrays(texts: Iterable[Texts]) -> Arrays:
     """Texts end to end in one array of bytes."""
     parts = list(texts)

@@ -5,11 +5,12 @@ import pytest
 import torch
 from drawn_clicks import SCHEMA, make_batch
 from springtide_client.features import Features, Ragged
-from springtide_client.inputs import assemble, lookup_keys
+from springtide_client.inputs import ModelInputs, assemble, lookup_keys
+from springtide_client.schema import Schema
 
 from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
-from app.training.assembly import assemble_tensors, event_times
+from app.training.assembly import assemble_tensors, of_samples, parts_of
 from app.training.config import TrainConfig
 from app.training.defaults import ROW_EPS, with_defaults
 from app.training.learner import Learner
@@ -30,20 +31,48 @@ def auc(labels, predictions) -> float:
     return float((positives[:, None] > negatives[None, :]).mean())
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_the_torch_assembly_equals_the_reference(number):
+def embedded(schema: Schema, features: Features) -> tuple[ModelInputs, np.ndarray]:
+    """The inputs of a batch by a real table, and the rows of its keys."""
+    table = EmbeddingTable(TABLE, seed=0, tracked=False)
+    features_K, ids_K = lookup_keys(schema, features)
+    lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
+    inputs = assemble_tensors(schema, features, table.embed_parts(lookup, parts_of(schema, features)))
+    return inputs, table.find(features_K, ids_K)[0]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "sum", "max"])
+@pytest.mark.parametrize("number", range(3))
+def test_the_tables_assembly_equals_the_reference(number, pooling):
+    schema = dataclasses.replace(SCHEMA, pooling={"genres": pooling})
     features = make_batch(number, 17).features
-    features_K, _ = lookup_keys(SCHEMA, features)
-    rows_KD = np.random.default_rng(number).normal(size=(len(features_K), 4)).astype(np.float32)
-    ours = assemble_tensors(SCHEMA, features, torch.from_numpy(rows_KD))
-    for mine, reference in zip(ours, assemble(SCHEMA, features, rows_KD), strict=True):
-        np.testing.assert_allclose(mine.numpy(), reference, rtol=1e-6, atol=1e-6)
+    inputs, rows_KD = embedded(schema, features)
+    for mine, reference in zip(inputs, assemble(schema, features, rows_KD), strict=True):
+        np.testing.assert_allclose(mine.detach().numpy(), reference, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "sum", "max"])
+def test_pooled_rows_move_by_their_share_of_the_gradient(pooling):
+    """One list [3, 4, 3] and an empty one, sgd with lr 1, a loss that is the sum of the pooled vectors."""
+    schema = Schema(labels=("click",), multi_value=("genres",), pooling={"genres": pooling})
+    ragged = Ragged(np.array([3, 4, 3]), np.array([0, 3, 3]))
+    features = Features(np.zeros((2, 0), np.int64), (ragged,), np.zeros((2, 0), np.float32))
+    table = EmbeddingTable(dataclasses.replace(TABLE, optimizer={"name": "sgd", "lr": 1.0}), seed=0, tracked=False)
+    features_K, ids_K = lookup_keys(schema, features)
+    lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
+    before = table.find(features_K, ids_K)[0][:2]
+    pooled = assemble_tensors(schema, features, table.embed_parts(lookup, parts_of(schema, features))).pooled
+    assert not pooled[1].any()
+    pooled.sum().backward()
+    moved = before - table.find(features_K, ids_K)[0][:2]
+    wins = before[0] > before[1]
+    expected = {"mean": [[2 / 3] * 4, [1 / 3] * 4], "sum": [[2.0] * 4, [1.0] * 4], "max": [wins, ~wins]}[pooling]
+    np.testing.assert_allclose(moved, np.array(expected, np.float32), rtol=1e-5, atol=1e-6)
 
 
 def test_lists_that_are_all_empty_assemble_too():
     none = Ragged(np.zeros(0, np.int64), np.zeros(4, np.int64))
     features = Features(np.ones((3, 2), np.int64), (none, none), np.zeros((3, 2), np.float32))
-    inputs = assemble_tensors(SCHEMA, features, torch.ones(6, 4))
+    inputs, _ = embedded(SCHEMA, features)
     assert inputs.pooled.shape == (3, 1, 4)
     assert inputs.sequence.shape == (3, 1, 1, 4)
     assert not inputs.pooled.any()
@@ -52,7 +81,7 @@ def test_lists_that_are_all_empty_assemble_too():
 def test_every_key_has_the_time_of_its_sample():
     batch = make_batch(0, 9)
     _, ids_K = lookup_keys(SCHEMA, batch.features)
-    times_K = event_times(batch.features, batch.event_ms_N)
+    times_K = of_samples(batch.features, batch.event_ms_N)
     assert len(times_K) == len(ids_K)
     np.testing.assert_array_equal(times_K[:18], np.repeat(batch.event_ms_N, 2))
 
@@ -70,10 +99,9 @@ def test_a_sample_is_scored_before_it_is_learned():
     learner = make_learner()
     batch = make_batch(1)
     features_K, ids_K = lookup_keys(SCHEMA, batch.features)
-    rows_KD = torch.from_numpy(
-        learner.table.gather(learner.table.lookup(features_K, ids_K, event_times(batch.features, batch.event_ms_N)))
-    )
-    inputs = assemble_tensors(SCHEMA, batch.features, rows_KD)
+    lookup = learner.table.lookup(features_K, ids_K, of_samples(batch.features, batch.event_ms_N))
+    tensors = learner.table.embed_parts(lookup, parts_of(SCHEMA, batch.features))
+    inputs = assemble_tensors(SCHEMA, batch.features, tensors)
     learner.model.observe_inputs(inputs.dense)
     expected = learner.model(*inputs).detach().numpy()
     learner.model.numbers.load_state_dict(make_learner().model.numbers.state_dict())
