@@ -43,7 +43,7 @@ class Metrics:
             values[key] = values.get(key, 0.0) + amount
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
-        """Set a gauge; None takes it away."""
+        """Set a gauge, or a counter that is counted elsewhere; None takes it away."""
         key = tuple(sorted(labels.items()))
         with self._lock:
             if value is None:

@@ -19,6 +19,7 @@ from app.serving.problems import busy
 from app.serving.replica import Replica, wall_ms
 from app.serving.snapshot import Snapshots
 from app.serving.status import History, TrainerStatus
+from app.serving.table_metrics import declare_table, numbers, show_table
 from app.serving.tokens import Tokens
 from app.serving.work import Work
 from app.simulator.told import read_best_auc
@@ -121,13 +122,9 @@ class Service:
         metrics.set("springtide_samples_trained", _number(status.get("samples_trained")))
         metrics.set("springtide_samples_per_second", _number(status.get("samples_per_second")))
         positions = {name: place for name, place in (status.get("positions") or {}).items() if isinstance(place, dict)}
-        metrics.set_all(
-            "springtide_lag_records", "partition", _numbers({n: p.get("lag") for n, p in positions.items()})
-        )
-        metrics.set_all("springtide_dead_letters", "reason", _numbers(status.get("dead_letters")))
-        table = status.get("table") or {}
-        metrics.set_all("springtide_table_rows", "tier", _numbers(table.get("rows")))
-        metrics.set_all("springtide_table_bytes", "tier", _numbers(table.get("bytes")))
+        metrics.set_all("springtide_lag_records", "partition", numbers({n: p.get("lag") for n, p in positions.items()}))
+        metrics.set_all("springtide_dead_letters", "reason", numbers(status.get("dead_letters")))
+        show_table(metrics, status, now_ms=status["now_ms"])
         for part in ("whole", "window"):
             score = (status.get("scores") or {}).get(part) or {}
             metrics.set("springtide_auc", _number(score.get("auc")), part=part)
@@ -167,20 +164,13 @@ def declare(metrics: Metrics) -> Metrics:
     metrics.gauge("springtide_samples_per_second", "Samples learned a second.")
     metrics.gauge("springtide_lag_records", "End of the partition minus what was learned.")
     metrics.gauge("springtide_dead_letters", "Records that could not be learned, by reason.")
-    metrics.gauge("springtide_table_rows", "Rows by tier.")
-    metrics.gauge("springtide_table_bytes", "Bytes by tier.")
+    declare_table(metrics)
     metrics.gauge("springtide_auc", "Progressive AUC: each sample scored before it was learned.")
     return metrics
 
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-def _numbers(values: Any) -> dict[str, float]:
-    if not isinstance(values, dict):
-        return {}
-    return {str(name): float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
 def _seconds(value_ms: float | None) -> float | None:

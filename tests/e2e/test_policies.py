@@ -1,0 +1,139 @@
+"""A time to live, admission and LFU over a table that is too small, through kills: every count is what it must be."""
+
+import json
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from springtide_client.keys import SHARED_FEATURE, id_of
+from springtide_client.log_directory import LogDirectory
+from springtide_client.view import FORGOTTEN, UNKNOWN, View
+
+from tests.e2e.clicks import make_click
+from tests.e2e.workspace import Workspace, wait_until
+
+TTL_MS, MIN_COUNT, BATCH = 300_000, 3, 64
+NUM_CLICKS, NUM_USERS, NUM_ITEMS = 6_000, 500, 5_000
+
+
+def settings(text: str) -> str:
+    """The workspace's configuration under policies, its batches a function of the stream."""
+    text = text.replace("[features.item_id]", f"[features.item_id]\nadmission = {{ min_count = {MIN_COUNT} }}")
+    text = text.replace("[features.user_id]", f"[features.user_id]\nttl_seconds = {TTL_MS // 1000}")
+    table = '"1152KiB"\neviction = "lfu"\nadmission = { min_count = 1, sketch_bytes = "1MiB" }'
+    text = text.replace('"32MiB"', table).replace("max_wait_seconds = 0.05", "max_wait_seconds = inf")
+    return text.replace("publish_seconds = 0.1", "publish_seconds = 0.1\nbase_minutes = 0.03")
+
+
+def clicks_of_an_hour() -> list[dict]:
+    random = np.random.default_rng(3)
+    start_ms = int(time.time() * 1000) - 3_600_000
+    clicks = [make_click(random, now_ms=start_ms + 400 * number) for number in range(NUM_CLICKS)]
+    # a long tail: most items are seen once or twice
+    return [click | {"item_id": f"item-{random.zipf(1.3) % NUM_ITEMS}"} for click in clicks]
+
+
+@dataclass
+class Expected:
+    """What a dictionary knows after the same batches."""
+
+    users: dict[int, tuple[int, int]] = field(default_factory=dict)  # count, last seen
+    items: Counter[str] = field(default_factory=Counter)
+    waiting: Counter[str] = field(default_factory=Counter)  # items without a row
+    horizon_ms: int = 0
+    clock_ms: int = 0
+    num_expired: int = 0
+
+    def learn(self, batch: list[dict]) -> None:
+        self.horizon_ms = max(self.horizon_ms, self.clock_ms - TTL_MS)
+        alive = {user: row for user, row in self.users.items() if row[1] >= self.horizon_ms}
+        self.num_expired += len(self.users) - len(alive)
+        self.users = alive
+        for click in batch:
+            count, seen = self.users.get(click["user_id"], (0, 0))
+            self.users[click["user_id"]] = count + 1, max(seen, click["ts"], self.horizon_ms)
+        occurrences = Counter(item for click in batch for item in [click["item_id"], *click["last_items"]])
+        for item, count in occurrences.items():
+            if item in self.items or self.waiting[item] + count >= MIN_COUNT:
+                self.items[item] += count
+                self.waiting.pop(item, None)
+            else:
+                self.waiting[item] += count
+        self.clock_ms = max([self.clock_ms, *(click["ts"] for click in batch)])
+
+
+def view_of(log: Path) -> View:
+    directory = LogDirectory(log)
+    view = View.open(directory.newest_base())
+    for record in directory.records(view.tip):
+        view = view.apply(record).merged()
+    return view
+
+
+def assert_as_expected(view: View, expected: Expected) -> None:
+    for user in range(NUM_USERS):
+        count, seen = expected.users.get(user, (None, None))
+        info = view.row_info(0, user)
+        assert (info["count"], info["last_seen_ms"]) == (count, seen), user
+    for number in range(NUM_ITEMS):
+        item = f"item-{number}"
+        info = view.row_info(1, id_of(item)[0])
+        waits = "not_admitted" if expected.waiting[item] else "unknown"
+        assert (info["status"], info["count"]) == (
+            ("known", expected.items[item]) if item in expected.items else (waits, None)
+        ), item
+
+
+def newest_samples(workspace: Workspace) -> int:
+    statuses = sorted(workspace.log.glob("status-*.json"))
+    return max((json.loads(path.read_text()).get("samples_trained", 0) for path in statuses), default=0)
+
+
+def test_policies_hold_through_kills_as_in_an_undisturbed_run(workspace: Workspace) -> None:
+    config = workspace.folder / "springtide.toml"
+    config.write_text(settings(config.read_text()))
+    clicks = clicks_of_an_hour()
+    address = workspace.start_broker()
+    for start in range(0, 4_500, 1_500):
+        workspace.produce([json.dumps(click).encode() for click in clicks[start : start + 1_500]])
+        before = newest_samples(workspace)
+        trainer = workspace.start("train")
+        wait_until(lambda before=before: newest_samples(workspace) > before, what="learning")
+        workspace.stop(trainer, by=signal.SIGKILL)
+    workspace.produce([json.dumps(click).encode() for click in clicks[4_500:]])
+    status = workspace.train_until_end()
+    assert status["samples_trained"] == NUM_CLICKS
+
+    expected = Expected()
+    for start in range(0, NUM_CLICKS, BATCH):
+        expected.learn(clicks[start : start + BATCH])
+    assert min(expected.num_expired, len(expected.waiting), len(expected.items)) > 10
+    killed = view_of(workspace.log)
+    assert_as_expected(killed, expected)
+    assert killed.meta.horizons == {"0": expected.horizon_ms}
+
+    other = workspace.folder / "other.toml"
+    text = config.read_text().replace('topic = "clicks"', f'topic = "clicks"\nbootstrap_servers = "{address}"')
+    text = text.replace("[table]", '[table]\ndisk_path = "other/spill"').replace("[log]", '[log]\npath = "other/log"')
+    other.write_text(text)
+    done = workspace.run("train", "--until-end", "--config", "other.toml")
+    assert done.returncode == 0, done.stderr[-3000:]
+    table = json.loads(done.stdout.strip().splitlines()[-1])["table"]
+    for counter in ("evicted", "not_admitted", "admitted", "expired"):
+        assert table[counter] > 0, counter
+
+    undisturbed = view_of(workspace.folder / "other" / "log")
+    features_K = np.repeat([0, 1, SHARED_FEATURE + 1], [NUM_USERS, NUM_ITEMS, 1]).astype(np.uint16)
+    items = [id_of(f"item-{number}")[0] for number in range(NUM_ITEMS)]
+    ids_K = np.array([*range(NUM_USERS), *items, 0])
+    (rows, status), (other_rows, other_status) = (view.lookup(features_K, ids_K) for view in (killed, undisturbed))
+    np.testing.assert_array_equal(rows, other_rows)
+    # what expired is called forgotten until a base has let go of its record
+    gone, other_gone = (np.where(codes == FORGOTTEN, UNKNOWN, codes) for codes in (status, other_status))
+    np.testing.assert_array_equal(gone, other_gone)
+    np.testing.assert_array_equal(
+        killed.rows_for_model(features_K, ids_K), undisturbed.rows_for_model(features_K, ids_K)
+    )
