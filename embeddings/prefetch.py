@@ -31,11 +31,10 @@ class Prefetch:
         """The recalled rows, waited for; None where they may be stale or there are none."""
         if self.recalled is None:
             return None
-        try:
-            recalled = self.recalled.result()
-        except SpillError:  # the look-up asks again, and is told
-            return None
-        return None if writes != self.writes else Staged.of(self.positions_N, recalled, len(self.unique.ids_U))
+        # a failure is not raised again here, for its traceback would hold on to every frame and lookup of the caller's
+        if isinstance(self.recalled.exception(), SpillError) or writes != self.writes:
+            return None  # the look-up asks again, and is told
+        return Staged.of(self.positions_N, self.recalled.result(), len(self.unique.ids_U))
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,18 @@ from springtide_client.keys import SHARED_FEATURE
 from embeddings.capacity import Capacity
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.errors import SpillError
+from embeddings.host_tier import HostTier
 from embeddings.lookup import Lookup
 from embeddings.optimizer import RowOptimizer
 from embeddings.prefetch import Prefetch
 from embeddings.reading import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from embeddings.rows import Rows, Touched
 from embeddings.source import FoundRows
+from embeddings.spill import Spill
 from embeddings.spill_rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
-from kernels.spec import state_width_of
+from kernels.backend import backend
+from kernels.spec import Layout, state_width_of
 from tests.embeddings.flaky_spill import FlakySpill
 from tests.embeddings.model import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, arrays
 from tests.kernels.oracle import Key, Row, nearest
@@ -58,11 +61,12 @@ class DictBase:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """16 to 48 slots, a side buffer of 24 rows, RocksDB below, a base below that."""
+    """16 to 48 slots, a side buffer of 24 rows, perhaps 16 rows of a host tier, RocksDB below, a base below that."""
 
-    @initialize(eviction=st.sampled_from(["lru", "lfu", "custom"]), kind=st.sampled_from(KINDS))
-    def begin(self, eviction: str, kind: tuple[dict[str, Any], str]) -> None:
+    @initialize(eviction=st.sampled_from(["lru", "lfu", "custom"]), kind=st.sampled_from(KINDS), host=st.booleans())
+    def begin(self, eviction: str, kind: tuple[dict[str, Any], str], host: bool) -> None:
         optimizer, dtype = kind
+        self.host = host
         self.folder = Path(tempfile.mkdtemp(prefix="springtide-machine-"))
         self.epoch, self.samples, self.clock = 0, 0, 0
         step = RowOptimizer.of(optimizer).step(optimizer["lr"], SEED)
@@ -90,8 +94,12 @@ class TableMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.epoch += 1
         self.spill = FlakySpill(RocksSpill.of_epoch(self.folder, self.epoch, dim=DIM, state_width=self.width))
+        below: Spill = self.spill
+        if self.host:
+            layout = Layout(DIM, self.width, self.config.dtype)
+            below = HostTier(self.spill, num_rows=16, layout=layout, verbs=backend("cpu"))
         capacity = Capacity.of_rows(16 if self.epoch % 2 else 32, num_side=24)
-        self.table = EmbeddingTable(self.config, seed=SEED, spill=self.spill, base=self.base, capacity=capacity)
+        self.table = EmbeddingTable(self.config, seed=SEED, spill=below, base=self.base, capacity=capacity)
         self.table.quotas.slot_bytes = 200
 
     def teardown(self) -> None:
