@@ -170,7 +170,8 @@ def measure(setting: Setting, full: FullTable, peers: Peers, folder: Path, repea
     for part, contenders in parts.items():
         rates = alternate(contenders, repeats=repeats)
         mine_rates = rates.pop("ours")
-        what = f"{setting.optimizer}, {num_keys:,} keys, {setting.distribution}, {setting.threads} thread(s), {part}"
+        size = f"{num_keys:,} keys, {setting.distribution}, {setting.threads} thread{'s' * (setting.threads > 1)}"
+        what = f"{setting.optimizer}, {size}, {part}, against {setting.peer}"
         needed = setting.needed if part == "train" else setting.needed_backward
         limit = None
         if part == "train" and setting.distribution == "uniform":
