@@ -1,37 +1,42 @@
 """DynamicEmbedding: the table as a torch module, for anyone's plain torch model, without a vocabulary."""
 
-# K keys of one call, D dimension
-import re
-import shutil
-from collections.abc import Mapping
+# K keys of one call, N unique ids, D dimension
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from springtide_client.first_values import first_values
 from torch import nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable would load a compiler with this module
 
+from embeddings.arrow import of_arrow, rows_of, to_arrow
+from embeddings.autograd import Part
 from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
-from embeddings.errors import SpillError
-from embeddings.optimizer import RowOptimizer
-from embeddings.reading import KNOWN
-from embeddings.rows import Rows, Touched
-from embeddings.spill_rocksdb import RocksSpill
-from embeddings.table import EmbeddingTable
+from embeddings.module_inputs import bags_of, ids_of, scores_of
+from embeddings.module_reading import FEATURE, features_of, predicted_rows
+from embeddings.rows import Float32Array, Int64Array, Rows
+from embeddings.table_module import TableModule
 from kernels.backend import backend
 
-FEATURE = 0  # the one feature of a module's table
-GENERATION = re.compile(r"\d{6}").fullmatch  # what a spill's folder holds
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
-class DynamicEmbedding(nn.Module):
+class DynamicEmbedding(TableModule):
     """Ids of any shape in, rows out; gradients flow into the rows during backward, with the optimizer given here.
 
-    A row is made when an id is first seen in training mode; under `eval()` or `no_grad` an unknown id takes the value
-    it would be created with and nothing is created. Each forward's gradient is one optimizer step of its own. A torch
-    optimizer knows nothing of the rows: they are no parameters.
+    A row is made when an id is first asked for in training; under `eval()` or `no_grad` an id without one takes the
+    value it would be created with, or, where it waits to be admitted, the row it shares; nothing is created then. The
+    rows are no parameters, no torch optimizer knows of them: each forward's gradient is one step of its own. They stay
+    on `device` in `dtype` whatever the module is moved or cast to; what it gives comes where the ids are, in the type
+    it was cast to. Threads take turns; a forked process is refused.
     """
 
     def __init__(
@@ -43,141 +48,156 @@ class DynamicEmbedding(nn.Module):
         eviction: str = "lru",
         admission: Mapping[str, Any] | None = None,
         spill: str | Path | None = None,
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         init_scale: float = 0.01,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """capacity: rows held in memory (an int, rounded up to a bucket) or bytes ("2GiB").
 
-        spill: a folder of the object's own, emptied now; without it an evicted row is forgotten. ValueError for a
-        setting that is none; SpillError where the folder or RocksDB fails.
+        spill: a folder of the object's own, emptied now; without it an evicted row is forgotten. clock: seconds, for
+        last-seen. ValueError for a setting that is none; SpillError where the folder or RocksDB fails.
         """
-        super().__init__()
-        if dtype is not torch.float32:
-            raise ValueError(f"dtype must be torch.float32, not {dtype}")
-        self.dim, self.seed, self.init_scale = dim, seed, init_scale
-        self.config = TableConfig(
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
+        if isinstance(capacity, bool) or not isinstance(capacity, int | str):
+            raise ValueError(f"capacity must be a number of rows or a size such as '2GiB', not {capacity!r}")
+        config = TableConfig(
             dim=dim,
             device_bytes=capacity if isinstance(capacity, str) else "1GiB",
             eviction=eviction,
             admission=admission or {},
             optimizer=optimizer if optimizer is not None else {"name": "rowwise-adagrad", "lr": 0.05},
+            dtype=DTYPES[dtype],
             init_scale=init_scale,
         )
-        self.device_name = device
-        self.capacity = (
-            Capacity.of_bytes(self.config, backend(device), tracked=False)
+        super().__init__(
+            config,
+            Capacity.of_bytes(config, backend(str(device)), tracked=False)
             if isinstance(capacity, str)
-            else Capacity.of_rows(capacity)
+            else Capacity.of_rows(capacity),
+            seed=seed,
+            device=str(device),
+            folder=None if spill is None else Path(spill),
+            clock=clock,
         )
-        self.folder = Path(spill) if spill is not None else None
-        self.num_unknown = 0  # ids that took a first value without a row
-        self.table = self._new_table()
+        self.dim = dim
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids: integers of any shape; rows float32 (*ids.shape, dim)."""
-        ids_K = _ids(ids)
-        if not self.training or not torch.is_grad_enabled():
-            rows_KD = self._read(ids_K)
-        else:
-            zeros_K = np.zeros(len(ids_K), np.int64)
-            rows_KD = self.table.embed(self.table.lookup(zeros_K.astype(np.uint16), ids_K, zeros_K))
-        return rows_KD.reshape(*ids.shape, self.dim)
+    @classmethod
+    def from_pretrained(
+        cls, matrix: Any, ids: Any = None, *, capacity: int | str | None = None, **settings: Any
+    ) -> DynamicEmbedding:
+        """An object whose rows are those of a matrix (N, D), by default of the ids 0..N-1.
+
+        Without a capacity it is made large enough for all of them and as many again.
+        """
+        values_ND = torch.as_tensor(matrix).detach().cpu().to(torch.float32)
+        if values_ND.ndim != 2:
+            raise ValueError(f"the matrix must have 2 axes, not {values_ND.ndim}")
+        ids_N = np.arange(len(values_ND)) if ids is None else ids_of(torch.as_tensor(ids))
+        emb = cls(values_ND.shape[1], max(1, 2 * len(ids_N)) if capacity is None else capacity, **settings)
+        rows = rows_of(ids_N, values_ND.numpy(), emb.dim, emb.table.layout.state_width)
+        while emb._write(rows) and capacity is None:
+            # some buckets have more than their share of the ids
+            emb.capacity = Capacity.of_rows(2 * emb.capacity.num_slots)
+            emb._begin()
+        return emb
+
+    @_disable_dynamo  # a compiled model leaves its graph here: the table is no tensors
+    def forward(self, ids: torch.Tensor, scores: torch.Tensor | None = None) -> torch.Tensor:
+        """ids: integers of any shape; rows (*ids.shape, dim). scores: with custom eviction, what each id is worth."""
+        ids_K = ids_of(ids)
+        rows_KD = self._rows(ids_K, scores_of(scores, ids, self.config.eviction), Part(0, len(ids_K)))
+        return self._placed(rows_KD, ids).reshape(*ids.shape, self.dim)
+
+    @_disable_dynamo
+    def pool(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        mode: str = "mean",
+        scores: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The sum, mean or max of each bag, (bags, dim): rows of 2-D ids, or 1-D ids cut where `offsets` say.
+
+        As torch's EmbeddingBag: offsets begin with 0, the last bag goes to the end, an empty one gives zeros.
+        """
+        ids_K = ids_of(ids)
+        part = Part(0, len(ids_K), bags_of(ids, offsets, mode), mode)
+        return self._placed(self._rows(ids_K, scores_of(scores, ids, self.config.eviction), part), ids)
 
     def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows, float32 (*ids.shape, dim), NaN where there is none, and status, uint8 ids.shape; creates nothing.
 
         0 known, 1 unknown, 2 not admitted, 3 forgotten.
         """
-        ids_K = _ids(ids)
-        rows_KD, status_K = self.table.find(np.full(len(ids_K), FEATURE, np.uint16), ids_K)
-        return (
-            torch.from_numpy(rows_KD).reshape(*ids.shape, self.dim),
-            torch.from_numpy(status_K).reshape(ids.shape),
-        )
+        ids_K = ids_of(ids)
+        with self._guard:
+            rows_KD, status_K = self._open_table().find(features_of(ids_K), ids_K)
+            self._count_reads(status_K)
+        rows, status = torch.from_numpy(rows_KD).to(ids.device), torch.from_numpy(status_K).to(ids.device)
+        return rows.reshape(*ids.shape, self.dim), status.reshape(ids.shape)
 
     def forget(self, ids: torch.Tensor) -> None:
         """These ids have no row any more; one that returns is new."""
-        ids_N = np.unique(_ids(ids))
-        self.table.forget(np.full(len(ids_N), FEATURE, np.uint16), ids_N)
+        ids_N = np.unique(ids_of(ids))
+        with self._guard:
+            self._open_table().forget(features_of(ids_N), ids_N)
 
-    def set_lr(self, lr: float) -> None:
-        self.table.set_lr(lr)
+    def export(self, ids: torch.Tensor | None = None) -> pa.Table:
+        """All rows by ascending id, spilled ones too, or those of some ids in their order; no shared row.
 
-    def __len__(self) -> int:
-        """Rows in memory."""
-        return self.table.rows_by_tier()["device"]
+        Columns `ids`, `vectors` (float32 lists of dim), `count`, `last_seen_ms`. Ids without a row are left out.
+        """
+        with self._guard:
+            table = self._open_table()
+            if ids is None:
+                rows = table.export()
+                own = np.flatnonzero(rows.features == FEATURE)
+                rows = rows.take(own[np.argsort(rows.ids[own])])
+            else:
+                ids_N = ids_of(ids)
+                ids_N = ids_N[np.sort(np.unique(ids_N, return_index=True)[1])]
+                rows = table.read(features_of(ids_N), ids_N)
+        return to_arrow(rows)
 
-    def close(self) -> None:
-        """Lets go of the spill; the object is of no more use."""
-        self.table.close()
+    def import_arrow(self, table: pa.Table) -> int:
+        """Rows in the form of `export` replace what is here, their optimizer state begins anew.
 
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, rows={self.capacity.num_slots}, spill={self.folder}, optimizer={self.table.optimizer}"
+        How many rows, these or others, found no room and are forgotten: none with a spill. ValueError where anything
+        is wrong with the table, and then nothing is changed.
+        """
+        return self._write(of_arrow(table, self.dim, self.table.layout.state_width))
 
-    def get_extra_state(self) -> dict[str, torch.Tensor]:
-        """For state_dict: all rows with their optimizer state, the spilled ones too."""
-        rows = self.table.export()
-        return {
-            "ids": torch.from_numpy(rows.ids),
-            "values": torch.from_numpy(rows.values),
-            "states": torch.from_numpy(rows.states),
-            "counts": torch.from_numpy(rows.counts),
-        }
+    def _rows(self, ids_K: Int64Array, scores_K: Float32Array | None, part: Part) -> torch.Tensor:
+        """The rows of a part of them all, with a gradient where it is asked for."""
+        if self.training and torch.is_grad_enabled():
+            with self._guard:
+                table, now_ms = self._open_table(), int(1000 * self.clock())
+                table.advance(now_ms, self.num_ids)
+                lookup = table.lookup(features_of(ids_K), ids_K, np.full(len(ids_K), now_ms), scores_K=scores_K)
+                self.num_ids += len(ids_K)
+                table.cut_sketch()  # or what changed in it is kept for a cut, and nobody cuts this table
+                return table.embed_parts(lookup, [part])[0]
+        with self._guard:
+            rows_KD, status_K = predicted_rows(self._open_table(), ids_K)
+            self._count_reads(status_K)
+        rows = torch.from_numpy(rows_KD)
+        if part.offsets_B1 is None:
+            return rows
+        if len(part.offsets_B1) == 1:
+            return rows.new_zeros(0, self.dim)
+        starts_B = torch.from_numpy(part.offsets_B1[:-1])
+        return nn.functional.embedding_bag(torch.arange(len(rows)), rows, starts_B, mode=part.mode)
 
-    def set_extra_state(self, state: dict[str, torch.Tensor]) -> None:
-        """For load_state_dict: the table begins anew with these rows."""
-        if state["values"].shape[1:] != (self.dim,):
-            raise ValueError(f"rows of shape {tuple(state['values'].shape[1:])} for a dim of {self.dim}")
-        lr = self.table.lr
-        self.table.close()
-        self.table = self._new_table()
-        self.table.set_lr(lr)
-        ids_N = state["ids"].numpy()
-        features_N, zeros_N = np.full(len(ids_N), FEATURE, np.uint16), np.zeros(len(ids_N), np.int64)
-        rows = Rows(
-            features_N, ids_N, state["values"].numpy(), state["states"].numpy(), state["counts"].numpy(), zeros_N
-        )
-        self.table.restore(Touched.of(rows))
+    def _placed(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return rows.to(device=ids.device, dtype=self.output_dtype)
 
-    def _new_table(self) -> EmbeddingTable:
-        state_width = RowOptimizer.of(self.config.optimizer).state_width(self.dim)
-        rows_on_disk = None
-        if self.folder is not None:
-            _empty(self.folder)
-            rows_on_disk = RocksSpill(self.folder, dim=self.dim, state_width=state_width)
-        return EmbeddingTable(
-            self.config,
-            seed=self.seed,
-            spill=rows_on_disk,
-            capacity=self.capacity,
-            tracked=False,
-            device=self.device_name,
-        )
-
-    def _read(self, ids_K: Any) -> torch.Tensor:
-        """Rows, and first values where there is none."""
-        features_K = np.full(len(ids_K), FEATURE, np.uint16)
-        rows_KD, status_K = self.table.find(features_K, ids_K)
-        unknown = status_K != KNOWN
-        if unknown.any():
-            self.num_unknown += int(np.count_nonzero(unknown))
-            rows_KD[unknown] = first_values(
-                features_K[unknown], ids_K[unknown], dim=self.dim, seed=self.seed, scale=self.init_scale
-            )
-        return torch.from_numpy(rows_KD)
-
-
-def _empty(folder: Path) -> None:
-    """Removes a spill's folder; refuses one that holds anything else."""
-    strange = [entry.name for entry in folder.iterdir() if not GENERATION(entry.name)] if folder.exists() else []
-    if strange:
-        raise SpillError(f"{folder} is no spill's folder, it holds {strange[0]!r}: name an empty or a new one")
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _ids(ids: torch.Tensor) -> Any:
-    if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
-        raise ValueError(f"ids must be integers, not {ids.dtype}")
-    return np.ascontiguousarray(ids.detach().to(torch.int64).numpy().reshape(-1))
+    def _write(self, rows: Rows) -> int:
+        """How many rows, these or others, were forgotten for want of room."""
+        with self._guard:
+            table = self._open_table()
+            before = table.counters()["lost"]
+            table.write(rows)
+            return table.counters()["lost"] - before

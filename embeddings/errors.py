@@ -7,3 +7,7 @@ class EmbeddingsError(Exception):
 
 class SpillError(EmbeddingsError):
     """The spill cannot be opened, read or written."""
+
+
+class OwnershipError(EmbeddingsError):
+    """The rows belong to one object in one process, and this asks for them from elsewhere."""

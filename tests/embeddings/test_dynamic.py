@@ -1,166 +1,237 @@
-"""DynamicEmbedding as anyone may use it in plain torch."""
+"""DynamicEmbedding as anyone may use it in plain torch: ids in, rows out."""
 
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from springtide_client.first_values import first_values
+from springtide_client.keys import SHARED_FEATURE
 from torch import nn
 
 from embeddings import DynamicEmbedding
-from embeddings.errors import SpillError
+
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 
 
-def values(ids: torch.Tensor, dim: int = 8, seed: int = 0) -> torch.Tensor:
+def values(ids: torch.Tensor, dim: int = 8, seed: int = 0, feature: int = 0) -> torch.Tensor:
     flat = ids.reshape(-1).numpy().astype(np.int64)
-    rows = first_values(np.zeros(len(flat), np.uint16), flat, dim=dim, seed=seed, scale=0.01)
+    rows = first_values(np.full(len(flat), feature, np.uint16), flat, dim=dim, seed=seed, scale=0.01)
     return torch.from_numpy(rows).reshape(*ids.shape, dim)
 
 
+def learn(emb: DynamicEmbedding, ids: Any, **arguments: Any) -> None:
+    emb(torch.as_tensor(ids), **arguments).sum().backward()
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 4), (1, 2, 3, 4)])
-def test_ids_of_any_shape_give_rows_of_that_shape(shape: tuple[int, ...]) -> None:
-    emb = DynamicEmbedding(8, 64)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_ids_of_any_shape_give_rows_of_that_shape(shape: tuple[int, ...], mode: str) -> None:
+    emb = DynamicEmbedding(8, 64).train(mode == "train")
     ids = torch.arange(int(np.prod(shape))).reshape(shape)
     rows = emb(ids)
     assert rows.shape == (*shape, 8)
     assert torch.equal(rows.detach(), values(ids))
+    found, status = emb.lookup(ids)
+    assert found.shape == (*shape, 8)
+    assert status.shape == shape
+    assert (found.dtype, status.dtype) == (torch.float32, torch.uint8)
 
 
-@pytest.mark.parametrize("mode", ["eval", "no_grad"])
-def test_eval_and_no_grad_create_nothing_and_give_first_values(mode: str) -> None:
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_ids_of_any_integer_type_are_the_same_ids(dtype: torch.dtype) -> None:
+    emb = DynamicEmbedding(8, 64)
+    ids = torch.tensor([[1, 100], [7, 1]])
+    assert torch.equal(emb(ids.to(dtype)).detach(), values(ids))
+    emb.forget(torch.tensor([7], dtype=dtype))
+    assert emb.lookup(ids.to(dtype))[1].tolist() == [[0, 0], [3, 0]]
+
+
+def test_ids_need_not_be_contiguous() -> None:
+    emb = DynamicEmbedding(8, 256)
+    grid = torch.arange(60).reshape(6, 10)
+    for ids in (grid.T, grid[::2, 1::3], grid[0].expand(3, 10), grid[:, :1]):
+        assert torch.equal(emb(ids).detach(), values(ids))
+        torch.testing.assert_close(emb.pool(ids, mode="sum").detach(), emb(ids).detach().sum(1))
+
+
+def test_extreme_ids_are_ids_like_any_other() -> None:
+    emb = DynamicEmbedding(8, 1024, optimizer={"name": "sgd", "lr": 1.0})
+    edges = [0, -1, 1, 2**63 - 1, -(2**63), -(2**63) + 1, 2**32, 2**31, -(2**31), 32768, 2**40, -(2**40)]
+    ids = torch.tensor(edges)
+    for _ in range(2):
+        (emb(ids) * torch.arange(len(edges))[:, None]).sum().backward()
+    rows, status = emb.lookup(ids)
+    assert status.tolist() == [0] * len(edges)
+    torch.testing.assert_close(rows, values(ids) - 2 * torch.arange(len(edges))[:, None])
+    assert sorted(emb.export()["ids"].to_pylist()) == sorted(edges)
+    emb.table.check_integrity()
+
+
+def test_one_id_a_million_times_is_one_row() -> None:
+    emb = DynamicEmbedding(4, 16, optimizer={"name": "sgd", "lr": 1e-6})
+    learn(emb, torch.full((1_000_000,), -5))
+    assert emb.export()["count"].to_pylist() == [1_000_000]
+    torch.testing.assert_close(emb.lookup(torch.tensor(-5))[0], values(torch.tensor(-5), 4) - 1, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad", "inference_mode"])
+def test_outside_of_training_nothing_is_created_and_first_values_are_given(mode: str) -> None:
     emb = DynamicEmbedding(8, 64, seed=3)
     ids = torch.tensor([[5, -7], [2**62, 5]])
     if mode == "eval":
-        emb.eval()
-        rows = emb(ids)
+        rows = emb.eval()(ids)
     else:
-        with torch.no_grad():
+        with torch.no_grad() if mode == "no_grad" else torch.inference_mode():
             rows = emb(ids)
     assert torch.equal(rows, values(ids, seed=3))
+    assert not rows.requires_grad
     assert len(emb) == 0
-    assert emb.num_unknown == 4
+    assert emb.counters()["read_unknown"] == 4
     _, status = emb.lookup(ids)
     assert status.tolist() == [[1, 1], [1, 1]]
+    assert emb.counters()["keys"] == 0
 
 
-def test_the_gradient_takes_a_rowwise_adagrad_step() -> None:
-    emb = DynamicEmbedding(4, 64, optimizer={"name": "rowwise-adagrad", "lr": 0.5})
-    ids = torch.tensor([1, 2, 1])
-    before = emb(ids)
-    weight = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]])
-    (before * weight).sum().backward()
-    grad = weight[0] + weight[2]
-    expected = values(torch.tensor(1), 4) - 0.5 * grad / (grad.square().mean().sqrt() + 1e-8)
-    rows, status = emb.lookup(torch.tensor([1, 9]))
-    torch.testing.assert_close(rows[0], expected)
-    assert status.tolist() == [0, 1]
-    assert torch.isnan(rows[1]).all()
+def test_a_row_has_the_value_that_was_predicted_for_its_id() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        emb = DynamicEmbedding(16, 64, dtype=dtype)
+        ids = torch.arange(-20, 20)
+        predicted = emb.eval()(ids)
+        assert torch.equal(emb.train()(ids).detach(), predicted)
+        assert torch.equal(predicted, values(ids, 16).to(dtype).to(torch.float32))
 
 
-def test_two_forwards_before_one_backward_both_count() -> None:
-    emb = DynamicEmbedding(4, 16)
-    (emb(torch.tensor([1, 2])).sum() + emb(torch.tensor([2, 3])).sum()).backward()
-    assert torch.equal(emb.get_extra_state()["counts"].sort().values, torch.tensor([1, 1, 2]))
+def test_a_forgotten_id_is_predicted_as_a_new_one() -> None:
+    emb = DynamicEmbedding(8, 64)
+    learn(emb, [1, 2])
+    emb.forget(torch.tensor([[1], [1]]))
+    rows, status = emb.lookup(torch.tensor([1, 2, 3]))
+    assert status.tolist() == [3, 0, 1]
+    assert torch.isnan(rows).all(1).tolist() == [True, False, True]
+    assert torch.equal(emb.eval()(torch.tensor(1)), values(torch.tensor(1)))
+    assert emb.counters()["forgotten"] == 1
+    learn(emb.train(), [1])
+    assert emb.export(torch.tensor([1]))["count"].to_pylist() == [1]
+
+
+def test_an_id_seen_too_seldom_trains_and_shows_the_shared_row() -> None:
+    emb = DynamicEmbedding(8, 64, admission={"min_count": 3}, optimizer={"name": "sgd", "lr": 0.5})
+    shared = values(torch.tensor(0), feature=SHARED_FEATURE)
+    predicted = emb.eval()(torch.tensor(1))
+    assert torch.equal(predicted, values(torch.tensor(1)))  # nothing has been seen of it
+    learn(emb.train(), [1, 2])
+    rows, status = emb.lookup(torch.tensor([1, 2, 3]))
+    assert status.tolist() == [2, 2, 1]
+    assert torch.isnan(rows).all()
+    emb.eval()
+    torch.testing.assert_close(emb(torch.tensor([1, 2])), (shared - 0.5 * 2).expand(2, 8))
+    assert emb.counters()["read_not_admitted"] == 4
+    assert emb.counters()["not_admitted"] == 2
+    learn(emb.train(), [1, 1])
+    assert emb.lookup(torch.tensor([1, 2]))[1].tolist() == [0, 2]
+    assert emb.counters()["admitted"] == 1
+    assert emb.table.admission._touched == []  # nobody cuts this table
+    assert emb.export()["ids"].to_pylist() == [1]
+
+
+def test_custom_eviction_keeps_what_is_worth_most() -> None:
+    emb = DynamicEmbedding(4, 16, eviction="custom")
+    learn(emb, torch.arange(16), scores=torch.arange(16, 0, -1))
+    learn(emb, [100], scores=torch.tensor([3.5]))
+    status = emb.lookup(torch.arange(16))[1]
+    assert status.tolist() == [0] * 15 + [3]
+    with pytest.raises(ValueError, match="score"):
+        emb(torch.tensor([1]))
+    for wrong in (torch.ones(2), [1.0], torch.tensor([True])):
+        with pytest.raises(ValueError, match="scores must be"):
+            emb(torch.tensor([1]), scores=wrong)
+    with pytest.raises(ValueError, match="custom"):
+        DynamicEmbedding(4, 16)(torch.tensor([1]), scores=torch.ones(1))
+    assert emb.eval()(torch.tensor([0])).shape == (1, 4)
     emb.table.check_integrity()
 
 
-def test_a_stranger_in_a_reused_slot_receives_no_gradient() -> None:
-    emb = DynamicEmbedding(4, 16)
-    kept = emb(torch.arange(16))
-    others = emb(torch.arange(100, 400))  # far more than there is room for
-    kept.sum().backward()
-    del others
-    assert torch.equal(emb.lookup(torch.arange(16))[1], torch.zeros(16, dtype=torch.uint8))
-    counts = emb.get_extra_state()["counts"]
-    assert counts.sum() == 16
-    emb.table.check_integrity()
-
-
-def test_a_forward_without_backward_holds_nothing_for_ever() -> None:
-    emb = DynamicEmbedding(4, 16)
-    for start in range(0, 400, 20):
-        emb(torch.arange(start, start + 20))
-    emb(torch.tensor([1])).sum().backward()
-    assert len(emb) <= 16
-    emb.table.check_integrity()
-
-
-def test_an_id_forgotten_between_forward_and_backward_stays_forgotten() -> None:
-    emb = DynamicEmbedding(4, 16)
-    rows = emb(torch.tensor([1, 2]))
-    emb.forget(torch.tensor([1]))
-    rows.sum().backward()
-    assert emb.lookup(torch.tensor([1, 2]))[1].tolist() == [3, 0]
-
-
-def test_without_a_spill_an_evicted_row_is_forgotten() -> None:
-    emb = DynamicEmbedding(4, 16)
-    for start in range(0, 64, 16):
-        emb(torch.arange(start, start + 16)).sum().backward()
-    status = emb.lookup(torch.arange(64))[1]
-    assert set(status.tolist()) == {0, 3}
-
-
-def test_with_a_spill_a_small_capacity_changes_nothing(tmp_path: Path) -> None:
-    large, small = DynamicEmbedding(8, 4096), DynamicEmbedding(8, 32, spill=tmp_path / "spill")
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        ids = torch.randint(0, 500, (10, 20), generator=generator)
-        weight = torch.randn(10, 20, 8, generator=generator)
-        for emb in (large, small):
-            (emb(ids) * weight).sum().backward()
-    one, other = (emb.lookup(torch.arange(500)) for emb in (large, small))
-    assert torch.equal(one[1], other[1])
-    assert torch.equal(one[0].nan_to_num(7), other[0].nan_to_num(7))
-    small.close()
-    assert not (tmp_path / "spill").exists()
-
-
-def test_a_state_dict_brings_every_row_back(tmp_path: Path) -> None:
-    emb = DynamicEmbedding(8, 32, spill=tmp_path / "spill")
-    model = nn.ModuleDict({"emb": emb, "head": nn.Linear(8, 1)})
-    for start in range(0, 200, 50):
-        emb(torch.arange(start, start + 50)).square().sum().backward()
-    emb.forget(torch.tensor([7]))
-    torch.save(model.state_dict(), tmp_path / "state.pt")
-    fresh = nn.ModuleDict({"emb": DynamicEmbedding(8, 4096), "head": nn.Linear(8, 1)})
-    fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    ids = torch.tensor([i for i in range(200) if i != 7])
-    assert torch.equal(fresh["emb"].lookup(ids)[0], emb.lookup(ids)[0])
-    assert fresh["emb"].lookup(torch.tensor([7]))[1].item() == 1
-    emb.close()
-
-
-def test_a_folder_that_is_no_spill_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("chapter 1")
-    with pytest.raises(SpillError, match=r"thesis\.txt"):
-        DynamicEmbedding(8, 32, spill=tmp_path)
-    assert (tmp_path / "thesis.txt").exists()
-
-
-def test_a_size_in_bytes_is_kept() -> None:
-    emb = DynamicEmbedding(16, "1MiB")
-    assert emb.table.bytes_by_tier()["device"] <= 2**20
-    assert emb.capacity.num_slots > 6000
+def test_lfu_keeps_what_was_learned_from_most() -> None:
+    emb = DynamicEmbedding(4, 16, eviction="lfu")
+    for _ in range(2):
+        learn(emb, torch.arange(15))
+    learn(emb, [50])
+    learn(emb, [51])  # the newest, and the rarest but for itself
+    assert emb.lookup(torch.tensor([*range(15), 50, 51]))[1].tolist() == [0] * 15 + [3, 0]
 
 
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
         ({"capacity": 0}, "0"),
+        ({"capacity": -1}, "-1"),
+        ({"capacity": 1.5}, "1.5"),
+        ({"capacity": True}, "True"),
         ({"capacity": "2 gigs"}, "2 gigs"),
+        ({"capacity": "1KiB"}, "1KiB"),
         ({"optimizer": {"name": "sgdd"}}, "sgdd"),
         ({"optimizer": {"rate": 1}}, "rate"),
+        ({"optimizer": {"name": "adam", "lr": -1}}, "-1"),
         ({"eviction": "fifo"}, "fifo"),
+        ({"admission": {"min_count": 0}}, "0"),
+        ({"admission": {"count": 2}}, "count"),
         ({"dtype": torch.float64}, "float64"),
         ({"device": "tpu"}, "tpu"),
         ({"dim": 0}, "0"),
+        ({"init_scale": -1}, "-1"),
     ],
 )
-def test_a_wrong_setting_is_named(settings: dict[str, object], named: str) -> None:
+def test_a_wrong_setting_is_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        DynamicEmbedding(**{"dim": 4, "capacity": 16, **settings})  # type: ignore[arg-type]
+        DynamicEmbedding(**{"dim": 4, "capacity": 16, **settings})
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize(
+    ("ids", "named"),
+    [
+        (torch.tensor([1.0]), "float32"),
+        (torch.tensor([True]), "bool"),
+        (torch.tensor([1j]), "complex64"),
+        ([1, 2], "list"),
+        (np.array([1]), "ndarray"),
+        (torch.tensor([2**63], dtype=torch.uint64), "9223372036854775808"),
+        (torch.zeros(3, dtype=torch.int64, device="meta"), "meta"),
+        (torch.eye(3, dtype=torch.int64).to_sparse(), "sparse"),
+    ],
+)
+def test_what_is_no_id_is_named(ids: Any, named: str, mode: str) -> None:
+    emb = DynamicEmbedding(4, 16).train(mode == "train")
+    for call in (emb, emb.lookup, emb.forget, emb.export, emb.pool):
+        with pytest.raises(ValueError, match=named):
+            call(ids)
+    assert len(emb) == 0
+
+
+def test_a_size_in_bytes_is_kept() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        emb = DynamicEmbedding(16, "1MiB", dtype=dtype)
+        assert emb.table.bytes_by_tier()["device"] <= 2**20
+        assert emb.capacity.num_slots > 6000
+
+
+def test_an_empty_table_is_a_module() -> None:
+    emb = DynamicEmbedding(4, 16)
+    assert len(emb) == 0
+    assert emb
+    assert list(emb.parameters()) == []
+    assert "dim=4" in repr(nn.Sequential(emb, nn.Linear(4, 1)))
+
+
+def test_the_learning_rate_changes_while_it_learns() -> None:
+    emb = DynamicEmbedding(4, 16, optimizer={"name": "sgd", "lr": 1.0})
+    learn(emb, [1])
+    emb.set_lr(0.25)
+    learn(emb, [1])
+    torch.testing.assert_close(emb.lookup(torch.tensor(1))[0], values(torch.tensor(1), 4) - 1.25)
+    with pytest.raises(ValueError, match="nan"):
+        emb.set_lr(float("nan"))
 
 
 def test_it_learns_beside_a_torch_optimizer() -> None:

@@ -1,0 +1,144 @@
+"""DynamicEmbedding among threads and processes."""
+
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from embeddings import DynamicEmbedding
+from embeddings.errors import OwnershipError
+
+
+def test_readers_beside_a_trainer_see_whole_rows(tmp_path: Path) -> None:
+    # every row moves by the same number in all its elements, so a torn one has two different numbers
+    emb = DynamicEmbedding(64, 64, init_scale=0, optimizer={"name": "sgd", "lr": 1.0}, spill=tmp_path / "spill")
+    ids, done = torch.arange(300), threading.Event()
+    torn: list[Any] = []
+    rounds = [0, 0, 0]
+
+    def read(number: int) -> None:
+        try:
+            while not done.is_set() or not rounds[number]:
+                rows = emb.lookup(ids)[0] if number else _without_gradient(emb, ids)
+                if not torch.equal(rows, rows[:, :1].expand_as(rows)) and not torch.isnan(rows).any():
+                    torn.append(rows)
+                rounds[number] += 1
+        except BaseException as error:
+            torn.append(error)
+
+    readers = [threading.Thread(target=read, args=(number,)) for number in range(3)]
+    for reader in readers:
+        reader.start()
+    for step in range(40):
+        emb(ids[step * 7 % 250 :][:50]).sum().backward()
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert torn == []
+    assert min(rounds) > 0
+    assert sum(emb.export()["count"].to_pylist()) == 2000
+    emb.table.check_integrity()
+    emb.close()
+
+
+def _without_gradient(emb: DynamicEmbedding, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return emb(ids)
+
+
+def test_threads_may_train_side_by_side() -> None:
+    emb = DynamicEmbedding(4, 256, init_scale=0, optimizer={"name": "sgd", "lr": 1.0})
+
+    def train() -> None:
+        for _ in range(25):
+            emb(torch.arange(100)).sum().backward()
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(emb.lookup(torch.arange(100))[0], torch.full((100, 4), -100.0))
+    emb.table.check_integrity()
+
+
+class Looked(Dataset[torch.Tensor]):
+    """What nobody should write: a dataset that looks rows up in its workers."""
+
+    def __init__(self, emb: DynamicEmbedding) -> None:
+        self.emb = emb
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.emb(torch.tensor(index)).detach()
+
+
+def settle(emb: DynamicEmbedding) -> None:
+    """Until what was evicted is on the disk, and the spill's process therefore up: forks meet it there."""
+    emb.table.spill._keeper.drain()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_a_forked_worker_is_told_where_the_rows_are(spilled: bool, tmp_path: Path) -> None:
+    emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill" if spilled else None)
+    emb(torch.arange(100)).sum().backward()
+    if spilled:
+        settle(emb)
+    before = emb.export()
+    with pytest.raises(OwnershipError, match="workers give ids"):
+        next(iter(DataLoader(Looked(emb), num_workers=1, multiprocessing_context="fork")))
+    assert emb.export().equals(before)
+    emb(torch.arange(100)).sum().backward()
+    emb.close()
+
+
+def test_a_fork_closes_nothing_of_its_parents(tmp_path: Path) -> None:
+    emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill")
+    emb(torch.arange(100)).sum().backward()
+    settle(emb)
+    rows = emb(torch.arange(3))
+    before = emb.export()
+    answers = multiprocessing.get_context("fork").SimpleQueue()
+
+    def child() -> None:
+        refused = 0
+        for call in (rows.sum().backward, emb.close, emb.export, lambda: emb.set_lr(1.0), lambda: emb(torch.arange(3))):
+            try:
+                call()
+            except OwnershipError:
+                refused += 1
+        answers.put(refused)
+        globals()["emb"] = None
+
+    fork = multiprocessing.get_context("fork").Process(target=child)
+    fork.start()
+    fork.join()
+    assert (fork.exitcode, answers.get()) == (0, 5)
+    answers.close()
+    assert emb.export().equals(before)
+    rows.sum().backward()
+    emb.close()
+    assert not (tmp_path / "spill").exists()
+
+
+def test_a_fork_that_ends_by_itself_leaves_the_spill_to_its_parent(tmp_path: Path) -> None:
+    emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill")
+    emb(torch.arange(100)).sum().backward()
+    settle(emb)
+    before = emb.export()
+    process = os.fork()
+    if process == 0:
+        try:
+            emb.table._let_go()  # as the collector and the end of the interpreter do
+        finally:
+            os._exit(0)
+    os.waitpid(process, 0)
+    assert emb.export().equals(before)
+    emb.close()
