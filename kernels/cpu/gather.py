@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.bits import prefetch
-from kernels.cpu.lanes import load, num_lanes, store, zeros
+from kernels.cpu.lanes import ask, load, num_lanes, store, zeros
 
 AHEAD = 24  # rows asked for before their turn
-U0, LINE = np.uint64(0), np.uint64(16)
 
 
 @cache
@@ -28,8 +26,8 @@ def gather_of(dim: int) -> Any:
             if k + AHEAD < num_keys:
                 slot = slots_U[np.uint64(inverse_K[k + AHEAD])]
                 if slot >= 0:
-                    for line in range(U0, width, LINE):
-                        prefetch(values, np.uint64(slot) * width + np.uint64(line))
+                    for piece in range(num_pieces):
+                        ask(blank, values, np.uint64(slot) * width + np.uint64(piece) * lanes)
             slot = slots_U[np.uint64(inverse_K[k])]
             for piece in range(num_pieces):
                 d = np.uint64(piece) * lanes

@@ -15,6 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 WIDEST = 64
+LINE_BYTES = 64
 FLOAT, INT16, INT32 = ir.FloatType(), ir.IntType(16), ir.IntType(32)
 ELEMENTS = {types.float32: FLOAT, types.uint16: INT16, types.int64: ir.IntType(64)}
 
@@ -100,6 +101,21 @@ def load(typingctx: Any, like: Any, array: Any, index: Any, rest: Any) -> Any:
         return builder.bitcast(wide, ir.VectorType(FLOAT, num))
 
     return like(like, array, types.uint64, types.uint64), generate
+
+
+@intrinsic
+def ask(typingctx: Any, like: Any, array: Any, index: Any) -> Any:
+    """Asks for the cache lines that a load of as many numbers as `like` has would take; uint64 index, not checked."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        struct = context.make_array(array)(context, builder, arguments[1])
+        first = builder.bitcast(builder.gep(struct.data, [arguments[2]]), ir.IntType(8).as_pointer())
+        for at in range(0, like.num * array.dtype.bitwidth // 8, LINE_BYTES):
+            line = builder.gep(first, [INT32(at)])
+            call(builder, "llvm.prefetch.p0", ir.VoidType(), [line, INT32(0), INT32(3), INT32(1)])
+        return context.get_dummy_value()
+
+    return types.void(like, array, types.uint64), generate
 
 
 def put(context: Any, builder: Any, array_type: Any, array: Any, index: Any, rest: Any, lanes: Any) -> None:

@@ -9,9 +9,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from kernels.cpu.bits import prefetch
-from kernels.cpu.gather import AHEAD, U0
-from kernels.cpu.lanes import call, load, num_lanes, place, splat, store, zeros
+from kernels.cpu.gather import AHEAD
+from kernels.cpu.lanes import ask, call, load, num_lanes, place, splat, store, zeros
 
 MODES = ("sum", "mean", "max")
 NO_KEY = np.int64(-1)
@@ -47,7 +46,6 @@ def pool_of(dim: int, mode: str) -> Any:
     @njit(nogil=True, cache=True)
     def pool(values: Any, slots_U: Any, inverse_K: Any, offsets_B1: Any, out: Any, winners: Any) -> None:
         blank = zeros(num)
-        line = np.uint64(64 // values.itemsize)
         num_keys = len(inverse_K)
         for b in range(len(offsets_B1) - 1):
             for piece in range(num_pieces):
@@ -60,8 +58,7 @@ def pool_of(dim: int, mode: str) -> Any:
                     if k + AHEAD < num_keys:
                         ahead = slots_U[np.uint64(inverse_K[k + AHEAD])]
                         if ahead >= 0:
-                            for part in range(U0, rest, line):
-                                prefetch(values, np.uint64(ahead) * width + d + np.uint64(part))
+                            ask(blank, values, np.uint64(ahead) * width + d)
                     slot = slots_U[np.uint64(inverse_K[k])]
                     if slot < 0:
                         continue

@@ -29,27 +29,25 @@ def copy_row(source: Any, at: Any, to: Any, to_at: Any, width: Any) -> None:
 @njit(nogil=True, cache=True)
 def read(values_CD: Any, meta: Any, scalars: Any, states_CS: Any, slots_N: Any, state_width: Any) -> Any:
     num, dim, own = len(slots_N), values_CD.shape[1], states_CS.shape[1]
-    values, width, line = values_CD.reshape(-1), np.uint64(dim), 64 // values_CD.itemsize
     values_ND, states_NS = np.empty((num, dim), np.float32), np.empty((num, state_width), np.float32)
     counts_N, last_seen_N = np.empty(num, np.int64), np.empty(num, np.int64)
     flags_N = np.empty(num, np.int64)
+    # flattened once: to do so for each row costs two atomic operations
+    values, values_out, records = values_CD.reshape(-1), values_ND.reshape(-1), meta.reshape(-1)
+    states, states_out = states_CS.reshape(-1), states_NS.reshape(-1)
+    width, own_width, whole_width = np.uint64(dim), np.uint64(own), np.uint64(state_width)
+    line = 64 // values_CD.itemsize
     for n in range(num):
         if n + AHEAD < num:
             ahead = np.uint64(slots_N[n + AHEAD])
-            prefetch(meta.reshape(-1), ahead * U4)
+            prefetch(records, ahead * U4)
             for d in range(0, dim, line):
                 prefetch(values, ahead * width + np.uint64(d))
             for s in range(0, own, 16):
-                prefetch(states_CS.reshape(-1), ahead * np.uint64(own) + np.uint64(s))
-        slot = np.uint64(slots_N[n])
-        copy_row(values, slot * width, values_ND.reshape(-1), np.uint64(n) * width, width)
-        copy_row(
-            states_CS.reshape(-1),
-            slot * np.uint64(own),
-            states_NS.reshape(-1),
-            np.uint64(n) * np.uint64(state_width),
-            np.uint64(own),
-        )
+                prefetch(states, ahead * own_width + np.uint64(s))
+        slot, to = np.uint64(slots_N[n]), np.uint64(n)
+        copy_row(values, slot * width, values_out, to * width, width)
+        copy_row(states, slot * own_width, states_out, to * whole_width, own_width)
         if own < state_width:
             states_NS[n, own] = scalars[slot, SCALAR]
         counts_N[n], last_seen_N[n], flags_N[n] = meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS]
@@ -69,13 +67,18 @@ def scatter(
     last_seen_N: Any,
     flags_N: Any,
 ) -> None:
-    values, width = values_CD.reshape(-1), np.uint64(values_CD.shape[1])
-    own, state_width = np.uint64(states_CS.shape[1]), np.uint64(states_NS.shape[1])
+    values, values_in = values_CD.reshape(-1), values_ND.reshape(-1)
+    states, states_in = states_CS.reshape(-1), states_NS.reshape(-1)
+    width, own, state_width = (
+        np.uint64(values_CD.shape[1]),
+        np.uint64(states_CS.shape[1]),
+        np.uint64(states_NS.shape[1]),
+    )
     for n in range(len(slots_N)):
-        slot = np.uint64(slots_N[n])
-        copy_row(values_ND.reshape(-1), np.uint64(n) * width, values, slot * width, width)
-        copy_row(states_NS.reshape(-1), np.uint64(n) * state_width, states_CS.reshape(-1), slot * own, own)
-        scalars[slot, SCALAR] = states_NS[n, own] if own < state_width else np.float32(0)
+        slot, source = np.uint64(slots_N[n]), np.uint64(n)
+        copy_row(values_in, source * width, values, slot * width, width)
+        copy_row(states_in, source * state_width, states, slot * own, own)
+        scalars[slot, SCALAR] = states_NS[source, own] if own < state_width else np.float32(0)
         meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS] = counts_N[n], last_seen_N[n], flags_N[n]
 
 
@@ -91,12 +94,17 @@ def create(
     factor: Any,
 ) -> None:
     values, width = values_CD.reshape(-1), np.uint64(values_CD.shape[1])
+    is_float = values_CD.itemsize == 4
     row_D = np.empty(values_CD.shape[1], np.float32)
     for n in range(len(slots_N)):
         slot = np.uint64(slots_N[n])
-        first_value_row(row_D, mix_key(features_N[n], ids_N[n]), mixed_seed, factor)
-        copy_row(row_D, np.uint64(0), values, slot * width, width)
-        states_CS[slot] = 0
+        if is_float:
+            first_value_row(values_CD[slot], mix_key(features_N[n], ids_N[n]), mixed_seed, factor)
+        else:
+            first_value_row(row_D, mix_key(features_N[n], ids_N[n]), mixed_seed, factor)
+            copy_row(row_D, np.uint64(0), values, slot * width, width)
+        for s in range(states_CS.shape[1]):
+            states_CS[slot, s] = 0
         meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS], meta[slot, 3] = 0, 0, CHANGED, 0
 
 

@@ -13,7 +13,7 @@ from numba import njit
 from kernels.cpu.bits import prefetch
 from kernels.cpu.hashing import mix_key
 from kernels.cpu.index import FEATURE_AT_U, FEATURES_U, ID_AT_U, SCORE_AT_U, WORDS_U, W
-from kernels.cpu.lanes import load, num_lanes, store, total, zeros
+from kernels.cpu.lanes import ask, load, num_lanes, store, total, zeros
 from kernels.cpu.optimizers import NUM_CORRECTIONS, adagrad, adam, correction, ftrl
 from kernels.cpu.rounding import bits_of, store_rounded
 from kernels.cpu.rows import CHANGED, FLAGS, LAST_SEEN, SCALAR, TOUCHED
@@ -21,7 +21,7 @@ from kernels.cpu.scores import with_priority
 
 AHEAD = 16  # rows asked for before their turn
 U0, U1, U2, U4, U8 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(4), np.uint64(8)
-AHEAD_U, LINE = np.uint64(AHEAD), np.uint64(16)
+AHEAD_U = np.uint64(AHEAD)
 LAST_SEEN_U, FLAGS_U, SCALAR_U = np.uint64(LAST_SEEN), np.uint64(FLAGS), np.uint64(SCALAR)
 
 
@@ -95,8 +95,7 @@ def gradient(
     """Numbers d and on of that occurrence's gradient; asks for one that comes some turns later."""
     if k + AHEAD_U < np.uint64(len(order_K)):
         ahead = source_of(order_K, bags_K, k + AHEAD_U) * width + d
-        for line in range(U0, rest, LINE):
-            prefetch(grads, ahead + np.uint64(line))
+        ask(blank, grads, ahead)
     at = source_of(order_K, bags_K, k) * width + d
     return scaled(load(blank, grads, at, rest), order_K, scales_K, k)
 
@@ -111,7 +110,7 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
     in_record = is_adagrad and dim == 1
     state_width = np.uint64(8 if in_record else {"adagrad": dim, "adam": 2 * dim, "ftrl": 2 * dim}.get(name, 0))
     state_at = np.uint64(SCALAR if in_record else 0)
-    value_line = np.uint64(32 if is_half else 16)
+    num_state_pieces = -(-int(state_width) // num)
     divisor = np.float32(dim)
     is_keyed = is_half or count_priority
 
@@ -134,10 +133,10 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
             if u + AHEAD < stop and slots_U[u + AHEAD] >= 0:
                 ahead = np.uint64(slots_U[u + AHEAD])
                 prefetch(meta, ahead * U4)
-                for line in range(U0, width, value_line):
-                    prefetch(values, ahead * width + np.uint64(line))
-                for line in range(U0, state_width, LINE):
-                    prefetch(states, ahead * state_width + np.uint64(line))
+                for piece in range(num_pieces):
+                    ask(blank, values, ahead * width + np.uint64(piece) * lanes)
+                for piece in range(num_state_pieces):
+                    ask(blank, states, ahead * state_width + np.uint64(piece) * lanes)
                 if is_keyed and ahead < num_slots:
                     base, lane = (ahead // W) * WORDS_U, ahead % W
                     if is_half:
@@ -145,7 +144,7 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
                         prefetch(words, base + ID_AT_U + lane)
                     if count_priority:
                         prefetch(words, base + SCORE_AT_U + lane)
-            if slots_U[u] < 0:
+            if slots_U[u] < 0 or offsets_U1[u] == offsets_U1[u + 1]:
                 continue
             slot = np.uint64(slots_U[u])
             about, scalar = slot * U4, slot * U8 + SCALAR_U

@@ -52,7 +52,8 @@ class CpuVerbs(StoreVerbs, IndexVerbs, SketchVerbs):
         out_KD = np.empty(shape, np.float32) if out is None else out
         if out_KD.dtype != np.float32 or out_KD.shape != shape or not out_KD.flags.c_contiguous:
             raise ValueError(f"out {out_KD.dtype} {out_KD.shape} for contiguous float32 {shape}")
-        gather_of(store.dim)(parts_of(store).values_CD.reshape(-1), slots_U, inverse_K, out_KD.reshape(-1))
+        values_CD = parts_of(store).values_CD
+        gather_of(store.dim)(values_CD.reshape(-1), slots_U, inverse_K, out_KD.reshape(-1))
         return out_KD
 
     def gather_pooled(
@@ -65,13 +66,9 @@ class CpuVerbs(StoreVerbs, IndexVerbs, SketchVerbs):
             raise ValueError(f"offsets must go from 0 to the number of keys, {len(inverse_K)}, never back")
         out_BD = np.empty((len(offsets_B1) - 1, store.dim), np.float32)
         winners_BD = np.empty(out_BD.shape if mode == "max" else (0, 0), np.int64)
+        values_CD = parts_of(store).values_CD
         pool_of(store.dim, mode)(
-            parts_of(store).values_CD.reshape(-1),
-            slots_U,
-            inverse_K,
-            offsets_B1,
-            out_BD.reshape(-1),
-            winners_BD.reshape(-1),
+            values_CD.reshape(-1), slots_U, inverse_K, offsets_B1, out_BD.reshape(-1), winners_BD.reshape(-1)
         )
         return out_BD, winners_BD if mode == "max" else None
 
