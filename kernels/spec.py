@@ -277,8 +277,8 @@ class Verbs(Protocol):
 
         Adds to counts, raises last-seen, sets TOUCHED and CHANGED; count_priority: the key's score word takes the
         count as its priority. Gives the slots that were not TOUCHED before, and how many rows kept value and state
-        because the gradient, or its square, was not finite. NO_SLOT and keys without occurrences are passed over. Ranges may run in parallel: the
-        result does not depend on how the keys are split.
+        because the gradient, or its square, was not finite. NO_SLOT and keys without occurrences are passed over.
+        Ranges may run in parallel: the result does not depend on how the keys are split.
         """
         ...
 
