@@ -17,6 +17,7 @@ from embeddings import autograd
 from embeddings.admission import AdmissionControl
 from embeddings.autograd import Part
 from embeddings.below import Below
+from embeddings.buffers import Buffers
 from embeddings.capacity import Capacity
 from embeddings.changes import Changes
 from embeddings.config import Admission, TableConfig, TableLimits
@@ -83,6 +84,7 @@ class EmbeddingTable:
         self.admission = AdmissionControl(self.verbs, Admission.of(config.admission), config.features)
         self.expiry = Expiry(self.memory, self.rules, config.features)
         self.disk_cap = DiskCap(self.spill, self.rules, config.disk_bytes)
+        self.buffers = Buffers()
         self.changes = Changes(self.memory, self.side, self.rules)
         self.residence = Residence(
             verbs=self.verbs,
@@ -159,7 +161,8 @@ class EmbeddingTable:
         """The rows of some keys, or of bags of them; for `max` also which key of the part gave each number, else -1."""
         slots_U, inverse_K = self._slots(lookup), lookup.unique.inverse_K[part.start : part.stop]
         if part.offsets_B1 is None:
-            return self.verbs.gather(self.memory.store, slots_U, inverse_K), None
+            out_KD = self.buffers.take(len(inverse_K), self.dim)
+            return self.verbs.gather(self.memory.store, slots_U, inverse_K, out_KD), None
         pooled: tuple[Float32Array, Int64Array | None] = self.verbs.gather_pooled(
             self.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode
         )
