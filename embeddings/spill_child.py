@@ -23,6 +23,10 @@ FIND_LANES = 4
 MAX_LANE_KEYS, MIN_LANE_KEYS, LANE_BYTES = 4096, 64, 4 << 20
 ROOT = str(Path(__file__).resolve().parent.parent)
 
+# a fork (a data loader's worker, say) amid a start would keep the start's pipes open: the start would wait for its end
+_starting = threading.Lock()
+os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release)
+
 
 class ChildLostError(Exception):
     """The process is gone; another may be started on the same databases."""
@@ -86,6 +90,10 @@ class SpillChild:
 
         It is killed when the thread that starts it ends.
         """
+        with _starting:
+            self._start(folder, record_bytes)
+
+    def _start(self, folder: Path, record_bytes: int) -> None:
         self.lost = False
         num_keys = max(MIN_LANE_KEYS, min(MAX_LANE_KEYS, LANE_BYTES // record_bytes))
         shape = LaneShape(num_keys, record_bytes)
