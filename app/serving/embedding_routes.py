@@ -16,6 +16,8 @@ from app.serving.service import Service
 
 router = APIRouter(tags=["Embeddings"])
 
+HINTS = {"not_admitted": "it shares a row of its feature until it was seen as often as the feature's min_count asks"}
+
 ABOUT_POST = """Many rows at once: {"ids": [...], "max_staleness_ms": 500}
 
 By Content-Type and Accept: application/json, application/msgpack (vectors: one bin of N x dim float32),
@@ -115,7 +117,7 @@ def _absent(view: ModelView, feature: str, sent: int | str, status: str, headers
         404,
         status,
         f"{feature} {sent} has no row: {status}",
-        "a row is created when the id is first learned from",
+        HINTS.get(status, "a row is created when the id is first learned from"),
         headers=headers,
         beside={"feature": feature, "id": sent, "status": status, "version": view.version},
     )

@@ -34,6 +34,15 @@ PLAIN = {
     "regret": "Ids asked for again soon after their row was evicted or had expired.",
     "overflowed": "Rows that found no slot and stayed beside the table for one batch.",
     "cuts": "Versions cut.",
+    "spill_asked": "Ids that the spill was asked for.",
+    "spill_waiting": "Of them, rows that still waited for the disk.",
+    "spill_absent": "Of them, ids known to be absent without a look at the disk.",
+    "spill_found": "Of them, rows found on the disk.",
+    "spill_in_vain": "Of them, ids looked for on the disk that were not there.",
+    "spill_written": "Rows written to the disk.",
+    "spill_purged": "Rows removed from the disk by rule.",
+    "spill_starts": "How often the spill's process was started.",
+    "spill_failures": "Writes to the disk that failed.",
 }
 
 

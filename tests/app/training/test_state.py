@@ -6,8 +6,10 @@ from springtide_client.log_directory import LogDirectory
 from springtide_client.view import FORGOTTEN, UNKNOWN, View
 
 from app.errors import UserError
+from app.training.generations import Generations
 from app.training.log_start import start_state
 from app.training.state import TrainingState, pick_times
+from app.versions.base_merge import merge_base
 from app.versions.writer import LogWriter
 
 
@@ -42,7 +44,7 @@ def end(state: TrainingState, log: LogWriter) -> None:
 
 
 POLICIES = "[features.item_id]\nttl_seconds = 0.2\n[features.genres]\nadmission = { min_count = 5 }\n"
-LFU = 'eviction = "lfu"\nadmission = { min_count = 2, sketch_bytes = 2048, halve_samples = 150 }'
+LFU = 'eviction = "lfu"\nadmission = { sketch_bytes = 2048, halve_samples = 150 }'
 BFLOAT16 = 'admission = { sketch_bytes = 2048 }\ndtype = "bfloat16"\noptimizer = { name = "adam", lr = 0.01 }'
 
 
@@ -53,7 +55,7 @@ BFLOAT16 = 'admission = { sketch_bytes = 2048 }\ndtype = "bfloat16"\noptimizer =
         ("24KiB", "", ""),
         (
             "24KiB",
-            'eviction = "lfu"\nadmission = { min_count = 2, sketch_bytes = 2048, halve_samples = 150 }',
+            'eviction = "lfu"\nadmission = { sketch_bytes = 2048, halve_samples = 150 }',
             POLICIES,
         ),
         ("24KiB", 'eviction = "custom"\nscore = "age"', "[features.item_id]\nquota_bytes = 4096\n"),
@@ -94,6 +96,35 @@ def test_a_run_that_was_cut_short_goes_on_bitwise_as_if_it_had_not_been(tmp_path
         theirs.event_clock_ms,
         theirs.trainer,
     )
+    end(state, log)
+    end(whole, whole_log)
+
+
+def test_bases_take_over_what_was_spilled_and_no_row_changes(tmp_path):
+    """As the trainer does it, with a merger that makes a base every few versions."""
+    config = make_config(tmp_path / "whole", "24KiB", POLICIES, LFU)
+    whole_log = LogWriter.open(config.log, schema=config.schema)
+    whole = start_state(config, whole_log)
+    learn(whole, whole_log, range(40))
+
+    config = make_config(tmp_path / "merged", "24KiB", POLICIES, LFU)
+    log = LogWriter.open(config.log, schema=config.schema)
+    state = start_state(config, log)
+    table, destroyed = state.learner.table, []
+    mapping = table.map_base
+    table.map_base = lambda base, generation: (destroyed.append(generation), mapping(base, generation))
+    generations = Generations(table, log.directory, state.base_number)
+    for number in range(40):
+        state.learn(make_batch(number))
+        generations.after_cut(log.append(*state.cut(created_ms=1, complete_until_ms=1)).number)
+        log.sync()
+        if number % 4 == 3:
+            assert merge_base(log.directory, window_samples=100) is not None
+            generations.look(log.last.number)
+    assert [generation for generation in destroyed if generation >= 0] == list(range(10))
+    told = table.counters()
+    assert min(told["recalled_from_base"], told["recalled_from_spill"], told["expired"], told["not_admitted"]) > 0, told
+    assert_same(snapshot(state), snapshot(whole))
     end(state, log)
     end(whole, whole_log)
 

@@ -4,6 +4,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from springtide_client.log_directory import LogDirectory
 from springtide_client.view import View
 
 from app.config import load_config
+from app.training.state import TrainingState
 from app.training.trainer import Trainer
 from app.versions.status import read_status
 from stream.broker import EmbeddedBroker
@@ -101,6 +103,23 @@ def test_until_end_learns_every_click_once_and_goes_on_where_it_ended(room):
     assert second["dead_letters"] == {"bad_json": 3}
     assert room.counts() == dict(Counter(number % 37 for number in range(1500)))
     assert room.view().meta.scores == second["scores"]
+
+
+def test_while_it_catches_up_the_next_batch_is_known_and_comes_up_from_below(room, monkeypatch):
+    pairs = []
+    learn = TrainingState.learn
+
+    def noted(state, batch, *, upcoming=None, limit_ms=None) -> None:
+        pairs.append((batch, upcoming))
+        learn(state, batch, upcoming=upcoming, limit_ms=limit_ms)
+
+    monkeypatch.setattr(TrainingState, "learn", noted)
+    room.produce(1000)
+    status = Trainer(room.config, until_end=True).run()
+    assert status["samples_trained"] == 1000
+    announced = [(upcoming, after) for (_, upcoming), (after, _) in pairwise(pairs) if upcoming is not None]
+    assert len(announced) > 5
+    assert all(upcoming is after and len(upcoming) == 64 for upcoming, after in announced)
 
 
 def run_in_thread(trainer: Trainer) -> tuple[threading.Thread, list[dict]]:
