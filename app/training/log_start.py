@@ -19,9 +19,15 @@ from app.training.state import TrainingState
 from app.versions.base_writer import BaseImage, write_base
 from app.versions.resume import Resume
 from app.versions.writer import LogWriter
+from embeddings.host_tier import HostTier
 from embeddings.optimizer import RowOptimizer
+from embeddings.sizes import num_bytes
+from embeddings.source import RowSource
+from embeddings.spill import Spill
 from embeddings.spill_rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
+from kernels.backend import backend
+from kernels.spec import Layout
 
 if TYPE_CHECKING:
     from app.config import Config
@@ -39,12 +45,7 @@ def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> Tr
         program = export_model(model, spec) if base is None else b""
     except ValueError as error:
         raise UserError(f"[model] {error}") from error
-    table_config = replace(with_defaults(config.table), num_threads=max(config.table.num_threads, num_threads))
-    spill_path = Path(config.table.disk_path or Path("var") / config.name / "spill")
-    state_width = RowOptimizer.of(table_config.optimizer).state_width(table_config.dim)
-    spill = RocksSpill.of_epoch(spill_path, log.epoch, dim=table_config.dim, state_width=state_width)
-    rows = None if base is None else BaseRows(base)
-    table = EmbeddingTable(table_config, seed=config.train.seed, spill=spill, base=rows)
+    table = open_table(config, log.epoch, None if base is None else BaseRows(base), num_threads=num_threads)
     learner = Learner(model, table, config.train, config.schema, score_field=config.score_field)
     state = TrainingState(learner, Scores(config.schema.labels, config.train.window_samples), config.schema)
     if resume is None:
@@ -52,6 +53,23 @@ def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> Tr
     else:
         restore(state, resume)
     return state
+
+
+def open_table(config: "Config", epoch: int, base: RowSource | None, *, num_threads: int) -> EmbeddingTable:
+    """An empty table over its lower tiers: rows in RAM where `host_bytes` asks for them, the disk, the base."""
+    settings = replace(with_defaults(config.table), num_threads=max(config.table.num_threads, num_threads))
+    width = RowOptimizer.of(settings.optimizer).state_width(settings.dim)
+    folder = Path(settings.disk_path or Path("var") / config.name / "spill")
+    spill: Spill = RocksSpill.of_epoch(folder, epoch, dim=settings.dim, state_width=width)
+    try:
+        if host_bytes := num_bytes(settings.host_bytes):
+            layout, verbs = Layout(settings.dim, width, settings.dtype), backend("cpu")
+            num_rows = HostTier.rows_of_bytes(host_bytes, layout, verbs)
+            spill = HostTier(spill, num_rows=num_rows, layout=layout, verbs=verbs)
+        return EmbeddingTable(settings, seed=config.train.seed, spill=spill, base=base)
+    except ValueError as error:
+        spill.close()
+        raise UserError(f"[table] {error}") from error
 
 
 def write_first_base(config: "Config", log: LogWriter, state: TrainingState, program: bytes) -> None:

@@ -4,6 +4,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from app.training.report import CATCHING_UP_MS, position_lines, wall_ms
+from embeddings.host_tier import HostTier
+from embeddings.table import EmbeddingTable
 
 if TYPE_CHECKING:
     from app.training.trainer import Trainer
@@ -34,8 +36,7 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
         "freshness_ms": {"p50": None, "p99": None},  # measured where versions are served
         "staleness_ms": max(0, wall_ms() - state.complete_until_ms) if state.complete_until_ms else None,
         "table": {
-            "rows": table.rows_by_tier(),
-            "bytes": table.bytes_by_tier(),
+            **tiers_of(table),
             **table.counters(),
             "refused_steps": state.learner.refused_steps,
             "horizons_ms": horizons_of(trainer),
@@ -64,3 +65,12 @@ def horizons_of(trainer: "Trainer") -> dict[str, int]:
     schema, horizons = trainer.config.schema, trainer.state.learner.table.horizons
     names = {schema.number(name): name for name in schema.features if name not in schema.share}
     return {names[number]: ms for number, ms in horizons.items() if number in names}
+
+
+def tiers_of(table: EmbeddingTable) -> dict[str, dict[str, int]]:
+    """Rows and bytes by tier."""
+    tiers = {"rows": table.rows_by_tier(), "bytes": table.bytes_by_tier()}
+    if isinstance(host := table.spill, HostTier):
+        tiers["rows"] |= {"host": host.num_host_rows(), "disk": host.spill.num_rows()}
+        tiers["bytes"] |= {"host": host.host_bytes(), "disk": host.spill.num_bytes()}
+    return tiers

@@ -9,6 +9,7 @@ from app.errors import UserError
 from app.training.generations import Generations
 from app.training.log_start import start_state
 from app.training.state import TrainingState, pick_times
+from app.training.status_document import tiers_of
 from app.versions.base_merge import merge_base
 from app.versions.writer import LogWriter
 
@@ -53,6 +54,7 @@ BFLOAT16 = 'admission = { sketch_bytes = 2048 }\ndtype = "bfloat16"\noptimizer =
     [
         ("8MiB", "", ""),
         ("24KiB", "", ""),
+        ("24KiB", "host_bytes = '16KiB'", POLICIES.replace("admission = { min_count = 5 }", "")),
         (
             "24KiB",
             'eviction = "lfu"\nadmission = { sketch_bytes = 2048, halve_samples = 150 }',
@@ -66,7 +68,7 @@ BFLOAT16 = 'admission = { sketch_bytes = 2048 }\ndtype = "bfloat16"\noptimizer =
         ),
         ("24KiB", 'optimizer = { name = "ftrl", lr = 0.1 }', "[features.genres]\npooling = 'max'\n"),
     ],
-    ids=["roomy", "tight", "lfu+ttl+admission", "custom+quota", "bfloat16+adam+ttl", "ftrl+max"],
+    ids=["roomy", "tight", "host+ttl", "lfu+ttl+admission", "custom+quota", "bfloat16+adam+ttl", "ftrl+max"],
 )
 def test_a_run_that_was_cut_short_goes_on_bitwise_as_if_it_had_not_been(tmp_path, device_bytes, table, more):
     config = make_config(tmp_path / "whole", device_bytes, more, table)
@@ -198,6 +200,26 @@ def test_a_log_is_not_gone_on_with_under_other_settings(tmp_path, change, says):
     other = make_config(tmp_path, more=change)
     with LogWriter.open(other.log, schema=SCHEMA) as log, pytest.raises(UserError, match=says):
         start_state(other, log)
+
+
+def test_a_table_without_room_is_a_users_mistake(tmp_path):
+    config = make_config(tmp_path, "1KiB")
+    with LogWriter.open(config.log, schema=SCHEMA) as log, pytest.raises(UserError, match=r"\[table\] device_bytes"):
+        start_state(config, log)
+    assert not list((tmp_path / "spill").iterdir())
+
+
+def test_a_host_tier_is_told_of_beside_the_others(tmp_path):
+    config = make_config(tmp_path, "24KiB", table="host_bytes = '16KiB'")
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    state = start_state(config, log)
+    learn(state, log, range(9))
+    told = tiers_of(state.learner.table)
+    assert min(told["rows"].values()) > 0
+    assert told["rows"].keys() == told["bytes"].keys() == {"device", "host", "disk"}
+    assert told["bytes"]["host"] <= 16 << 10
+    assert state.learner.table.counters()["hits_host"] > 0
+    end(state, log)
 
 
 def test_at_most_64_times_are_kept_with_the_oldest_and_the_newest():
