@@ -78,11 +78,11 @@ def test_a_killed_trainer_is_restarted_and_all_end_within_5_seconds_of_ctrl_c(tm
     assert not (log / "broker.json").exists()
     assert status(log, 2)["clean_end"] is True
 
-    for arguments in (["list", "--config", "springtide.toml"], ["show"], ["verify"], ["export", "--out", "model.st"]):
+    for arguments in (["list", "--config", "springtide.toml"], ["show"], ["verify"], ["export", "model.pt"]):
         looked = springtide(tmp_path, "versions", *arguments, err=tmp_path / "versions.txt")
         out, _ = looked.communicate(timeout=120)
         assert looked.returncode == 0, (tmp_path / "versions.txt").read_text()
-        assert {"list": " 400 ", "show": '"samples_trained": 400', "verify": "ok ", "export": "model.st"}[
+        assert {"list": " 400 ", "show": "learned   400 samples", "verify": "ok ", "export": "model.pt"}[
             arguments[0]
         ] in out
-    assert (tmp_path / "model.st").stat().st_size > 1_000
+    assert (tmp_path / "model.pt").stat().st_size > 1_000
