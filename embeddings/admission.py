@@ -21,8 +21,10 @@ BLOCK_BYTES = 64
 class AdmissionControl:
     """Counts the ids that have no row. False where every id is admitted at once: then nothing is counted."""
 
-    def __init__(self, verbs: Verbs, settings: Admission, features: Mapping[int, FeaturePolicy]) -> None:
-        self.verbs, self.settings = verbs, settings
+    def __init__(
+        self, verbs: Verbs, settings: Admission, features: Mapping[int, FeaturePolicy], *, tracked: bool
+    ) -> None:
+        self.verbs, self.settings, self.tracked = verbs, settings, tracked
         self.age = 0
         self.sketch: Sketch | None = None
         self._default = settings.min_count
@@ -69,7 +71,8 @@ class AdmissionControl:
         counted_N = self.min_counts(features_N) > 1
         if self.sketch is not None and counted_N.any():
             _, blocks = self.verbs.sketch_add(self.sketch, mixed_N[counted_N], occurrences_N[counted_N], self.age)
-            self._touched.append(blocks)
+            if self.tracked:
+                self._touched.append(blocks)
 
     def was_seen(self, features_N: UInt16Array, mixed_N: UInt64Array) -> BoolArray:
         """Which keys without a row are waiting to be admitted."""

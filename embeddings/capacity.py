@@ -37,8 +37,8 @@ class Capacity:
         state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
         row_bytes = 2 + 8 + 4 * (config.dim + state_width) + 16
         num_side = total // PART // row_bytes if tracked else 0
-        if _asks_for_admission(config):
-            total -= num_bytes(Admission.of(config.admission).sketch_bytes)
+        sketch = Admission.of(config.admission).sketch_bytes if _asks_for_admission(config) else 0
+        total -= num_bytes(sketch)
         slot_bytes = verbs.slot_bytes(Layout(config.dim, state_width, config.dtype))
         each = (slot_bytes + TOUCHED_BYTES + GHOST_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
         fixed = WIDTH * (slot_bytes + OVERFLOW_KEY_BYTES) + 8 * MIN_GHOSTS
@@ -46,6 +46,7 @@ class Capacity:
         if num_slots < WIDTH:
             raise ValueError(
                 f"device_bytes = {config.device_bytes} holds no bucket of {WIDTH} rows: {each} bytes a row"
+                + (f", and {sketch} for the sketch of admission" if sketch else "")
             )
         return Capacity(num_slots=num_slots, num_overflow=max(WIDTH, num_slots // PART), num_side=max(1, num_side))
 

@@ -178,7 +178,6 @@ class DynamicEmbedding(TableModule):
                 table.advance(now_ms, self.num_ids)
                 lookup = table.lookup(features_of(ids_K), ids_K, np.full(len(ids_K), now_ms), scores_K=scores_K)
                 self.num_ids += len(ids_K)
-                table.cut_sketch()  # or what changed in it is kept for a cut, and nobody cuts this table
                 return table.embed_parts(lookup, [part])[0]
         with self._guard:
             rows_KD, status_K = predicted_rows(self._open_table(), ids_K)

@@ -81,7 +81,7 @@ class EmbeddingTable:
         )
         self.memory = Memory(self.verbs, capacity, self.layout, self.departures, self.quotas)
         self.below = Below(self.spill, base, self.departures)
-        self.admission = AdmissionControl(self.verbs, Admission.of(config.admission), config.features)
+        self.admission = AdmissionControl(self.verbs, Admission.of(config.admission), config.features, tracked=tracked)
         self.expiry = Expiry(self.memory, self.rules, config.features)
         self.disk_cap = DiskCap(self.spill, self.rules, config.disk_bytes)
         self.buffers = Buffers()
@@ -304,13 +304,14 @@ class EmbeddingTable:
 
     def set_limits(self, limits: TableLimits) -> None:
         """Takes effect now; nothing may be held while device_bytes changes. ValueError changes nothing."""
-        if limits.lr is not None:
-            self.set_lr(limits.lr)
+        # first what may be refused
+        lr = self.lr if limits.lr is None else self.optimizer.with_lr(limits.lr).lr
         if limits.device_bytes is not None:
             config = replace(self.config, device_bytes=limits.device_bytes)
             capacity = Capacity.of_bytes(config, self.verbs, tracked=self.tracked)
             self.contents.resize(capacity.num_slots)
             self.side.capacity, self.config = capacity.num_side, config
+        self.lr = lr
         if limits.disk_bytes is not None:
             self.disk_cap.set_limit(limits.disk_bytes)
         if limits.quota_bytes:

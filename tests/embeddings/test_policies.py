@@ -269,6 +269,11 @@ def test_limits_change_while_the_table_is_in_use() -> None:
     assert status(table, [10]) == [KNOWN]
     with pytest.raises(ValueError, match="ttl_seconds"):
         TableLimits(ttl_seconds={0: -1})
+    with pytest.raises(ValueError, match="1KiB"):
+        table.set_limits(TableLimits(lr=0.5, device_bytes="1KiB"))
+    assert table.lr == 0.0
+    with pytest.raises(ValueError, match="sketch"):
+        make(None, device_bytes="16MiB", admission={"min_count": 2})
 
 
 def test_a_quota_may_come_and_go_while_the_table_is_in_use(tmp_path: Path) -> None:
