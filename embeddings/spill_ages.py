@@ -11,7 +11,7 @@ import numpy as np
 
 from embeddings.rows import Int64Array, UInt16Array
 
-MAX_BUCKETS = 4096
+MAX_BUCKETS, BUCKETS_A_FEATURE = 4096, 8
 TIME_BITS = 44  # milliseconds until the year 2527; what is later counts as that, what is negative as 0
 LATEST = (1 << TIME_BITS) - 1
 
@@ -75,6 +75,7 @@ class Ages:
         while True:
             self._buckets_M, inverse = np.unique(self._buckets_M, return_inverse=True)
             self._counts_M = np.bincount(inverse, self._counts_M, len(self._buckets_M)).astype(np.int64)
-            if len(self._buckets_M) <= MAX_BUCKETS or self._shift >= TIME_BITS:
+            num_features = len(np.unique(self._buckets_M >> TIME_BITS))
+            if len(self._buckets_M) <= max(MAX_BUCKETS, BUCKETS_A_FEATURE * num_features) or self._shift >= TIME_BITS:
                 return
             self._widen(self._shift + 1)

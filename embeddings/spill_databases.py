@@ -42,10 +42,10 @@ class Databases:
         try:
             self._write(number, keys, values, may_create)
         except Exception:
-            if number not in self._failed:
+            if number not in self._open or number not in self._failed:
                 self._failed.add(number)
                 raise
-            self._probe()  # raises while there is no room; until then the old handle goes on reading
+            self._probe(number)  # raises while there is no room; until then the old handle goes on reading
             self.close(number)
             self._write(number, keys, values, may_create)
         self._failed.discard(number)
@@ -98,8 +98,8 @@ class Databases:
         deque(map(batch.add, keys, values), maxlen=0)
         database.write(batch)
 
-    def _probe(self) -> None:
-        probe = self.folder / "probe"
+    def _probe(self, number: int) -> None:
+        probe = self.path(number) / "probe"
         try:
             with probe.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, PROBE_BYTES)

@@ -18,6 +18,7 @@ from embeddings.spill_databases import Databases, Pairs
 from embeddings.spill_lane import ChildLane, DamageError, Setting
 
 CALL_KEYS = 1000  # keys of one call of RocksDB: a find waits for no more than one
+MAX_TEXT = 2000
 PR_SET_PDEATHSIG = 1
 
 
@@ -26,6 +27,7 @@ class Server:
 
     def __init__(self, databases: Databases, lanes: list[ChildLane]) -> None:
         self.databases, self.keeper = databases, lanes[0]
+        self.horizons: dict[int, int] = {}
         self._poll = select.poll()
         for lane in lanes:
             self._poll.register(lane.connection, select.POLLIN)
@@ -59,7 +61,7 @@ class Server:
             raise
         except BaseException as error:  # a panic in Rust is no Exception
             final = isinstance(error, DamageError) or not isinstance(error, Exception) or "Corruption" in str(error)
-            answer = ["failed", final, str(error) or type(error).__name__]
+            answer = ["failed", final, (str(error) or type(error).__name__)[:MAX_TEXT]]
         lane.connection.send(json.dumps(answer).encode())
 
     # requests
@@ -87,22 +89,20 @@ class Server:
         _put(lane, pairs)
         return len(pairs), _last(pairs, num)
 
+    def raise_to(self, lane: ChildLane, horizons: list[tuple[int, int]]) -> tuple[()]:
+        """Horizons for the moves to come."""
+        self.horizons |= dict(horizons)
+        return ()
+
     def move(
-        self,
-        lane: ChildLane,
-        source: int,
-        target: int,
-        after: str,
-        num: int,
-        may_create: bool,
-        horizons: list[tuple[int, int]],
+        self, lane: ChildLane, source: int, target: int, after: str, num: int, may_create: bool
     ) -> tuple[int, int, str | None]:
         """Moves entries after a key that are alive, and puts them into memory.
 
         How many were looked at, how many moved, and the last key if there may be more.
         """
         pairs = self.databases.scan(source, bytes.fromhex(after), num)
-        moved = self.databases.move(pairs, target, dict(horizons), may_create=may_create)
+        moved = self.databases.move(pairs, target, self.horizons, may_create=may_create)
         _put(lane, moved)
         return len(pairs), len(moved), _last(pairs, num)
 

@@ -17,6 +17,7 @@ from embeddings.spill_shelf import Database, Generation, Shelf
 
 SHARE = 1 / 16  # a generation is rewritten when so much of what was written to it lies below the horizons
 STEP_KEYS = 1000
+MESSAGE_PAIRS = 1000
 
 
 @dataclass(eq=False)
@@ -36,6 +37,7 @@ class Purge:
         self._horizons: dict[int, int] = {}
         self._raised = False  # since the last look at what they doom
         self._move: Move | None = None
+        self._told: tuple[SpillChild, dict[int, int]] | None = None
 
     def raise_to(self, horizons: Mapping[int, int]) -> None:
         with self.shelf.changed:
@@ -84,9 +86,10 @@ class Purge:
             self.counts["spill_purged"] += source.ages.num_rows
             last = None
         else:
-            keeper = child().keeper
-            num, create, horizons = min(STEP_KEYS, keeper.shape.num_keys), not target.exists, [*move.horizons.items()]
-            request = "move", source.number, target.number, move.after, num, create, horizons
+            living = child()
+            keeper, num = living.keeper, min(STEP_KEYS, living.num_keys)
+            self._tell(living, move.horizons, deadline)
+            request = "move", source.number, target.number, move.after, num, not target.exists
             try:
                 seen, moved, last = keeper.call(*request, deadline=deadline())
             except FailedError as error:
@@ -106,6 +109,14 @@ class Purge:
                 self._end()
         with self.shelf.changed:
             self.shelf.changed.notify_all()
+
+    def _tell(self, child: SpillChild, horizons: Mapping[int, int], deadline: Callable[[], float]) -> None:
+        """What this process has not been told yet."""
+        if self._told != (child, horizons):
+            pairs = list(horizons.items())
+            for start in range(0, len(pairs), MESSAGE_PAIRS):
+                child.keeper.call("raise_to", pairs[start : start + MESSAGE_PAIRS], deadline=deadline())
+            self._told = child, dict(horizons)
 
     def _note_moved(
         self, target: Database, keys: UInt8Array, kinds_N: UInt8Array, records: Callable[[int], UInt8Array]

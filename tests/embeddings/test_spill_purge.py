@@ -61,6 +61,19 @@ def test_other_features_and_marks_stay(spill: RocksSpill) -> None:
     assert (find(spill, marked).kinds == MARK).all()
 
 
+def test_horizons_of_many_features(spill: RocksSpill) -> None:
+    num = 5000
+    rows = numbered(np.arange(num), DIM, WIDTH)
+    rows.features[:] = np.arange(num, dtype=np.uint16)
+    spill.write(rows, num)
+    spill.drain()
+    spill.purge({feature: feature + (1 if feature % 2 else -1) for feature in range(num)})
+    spill.drain()
+    kinds = find(spill, rows).kinds
+    assert (kinds[1::2] == ABSENT).all()
+    assert_found(spill, rows.take(np.arange(0, num, 2)))
+
+
 def test_a_few_dead_rows_are_not_worth_rewriting(spill: RocksSpill) -> None:
     rows = numbered(np.arange(10_000), DIM, WIDTH)
     spill.write(rows, 10_000)
