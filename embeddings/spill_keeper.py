@@ -1,5 +1,6 @@
 """The thread behind a spill: the only one that starts its process, writes, purges and destroys."""
 
+import os
 import shutil
 import threading
 import time
@@ -32,6 +33,7 @@ class Keeper:
         self._pause, self._paused_until = FIRST_PAUSE, 0.0
         self._error: BaseException | None = None
         self._closing = False
+        self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="spill-keeper", daemon=True)
         self._thread.start()
 
@@ -91,6 +93,8 @@ class Keeper:
 
     def close(self) -> None:
         """Ends without writing what waits, and removes the folder: nothing in it outlives its owner."""
+        if os.getpid() != self._owner:  # a fork's copy: process and folder are another's
+            return
         with self._changed:
             self._closing = True
             if self._child is not None:
@@ -103,6 +107,8 @@ class Keeper:
         return self._error is not None or self._closing
 
     def _raise_error(self) -> None:
+        if os.getpid() != self._owner:
+            raise SpillError(f"the spill in {self.folder} belongs to another process, which forked this one")
         if self._error is not None:
             raise self._failure("has failed", str(self._error)) from self._error
         if self._closing:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embeddings.errors import SpillError
 from embeddings.rows import Rows
 from embeddings.spill import ROW
 from embeddings.spill_rocksdb import RocksSpill
@@ -38,3 +39,24 @@ def test_a_fork_waits_until_the_spills_process_is_started(tmp_path: Path, monkey
     over.set()
     worker.join()
     assert forked_amid == [False]
+
+
+def test_a_forks_copy_of_a_spill_touches_nothing(tmp_path: Path) -> None:
+    spill = RocksSpill(tmp_path / "spill", dim=2, state_width=0)
+    spill.write(Rows.empty(1, 2, 0), 1)
+    spill.drain()
+
+    def misuse() -> None:
+        with pytest.raises(SpillError, match="belongs to another process"):
+            spill.find(np.zeros(1, np.uint16), np.zeros(1, np.int64))
+        with pytest.raises(SpillError, match="belongs to another process"):
+            spill.write(Rows.empty(1, 2, 0), 1)
+        spill.close()
+
+    worker = multiprocessing.get_context("fork").Process(target=misuse)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    assert spill.find(np.zeros(1, np.uint16), np.zeros(1, np.int64)).kinds.tolist() == [ROW]
+    assert spill.counters()["spill_starts"] == 1
+    spill.close()
