@@ -107,7 +107,7 @@ class SpillChild:
             theirs = [their.fileno() for _, their in pairs]
             setting = Setting(str(folder), os.getpid(), memory, theirs, num_keys, record_bytes)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "embeddings.spill_process", setting.dumps()],
+                [sys.executable, "-P", "-m", "embeddings.spill_process", setting.dumps()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[memory, *theirs],

@@ -62,13 +62,16 @@ class Databases:
         return pairs
 
     def move(self, pairs: Pairs, target: int, horizons: Mapping[int, int], *, may_create: bool) -> Pairs:
-        """Entries that are alive, and have no newer one in the target, into it; which they were."""
+        """Entries that are alive into the target, unless it has newer ones; those keys with what it has then.
+
+        Done again after it was cut short, it tells the same keys.
+        """
         alive = [(key, value) for key, value in pairs if last_seen(key, value) >= horizons.get(feature(key), NEVER)]
-        newer = self.get(target, [key for key, _ in alive], may_create=may_create)
-        alive = [pair for pair, there in zip(alive, newer, strict=True) if there is None]
-        if alive:
-            self.write(target, [key for key, _ in alive], [value for _, value in alive], may_create=may_create)
-        return alive
+        there = self.get(target, [key for key, _ in alive], may_create=may_create)
+        missing = [pair for pair, value in zip(alive, there, strict=True) if value is None]
+        if missing:
+            self.write(target, [key for key, _ in missing], [value for _, value in missing], may_create=may_create)
+        return [(key, old if new is None else new) for (key, old), new in zip(alive, there, strict=True)]
 
     def destroy(self, number: int) -> None:
         self.close(number)

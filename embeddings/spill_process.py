@@ -97,9 +97,9 @@ class Server:
     def move(
         self, lane: ChildLane, source: int, target: int, after: str, num: int, may_create: bool
     ) -> tuple[int, int, str | None]:
-        """Moves entries after a key that are alive, and puts them into memory.
+        """Moves entries after a key that are alive, and puts into memory what the target has of their keys.
 
-        How many were looked at, how many moved, and the last key if there may be more.
+        How many were looked at, how many are alive, and the last key if there may be more.
         """
         pairs = self.databases.scan(source, bytes.fromhex(after), num)
         moved = self.databases.move(pairs, target, self.horizons, may_create=may_create)

@@ -91,7 +91,7 @@ class Purge:
             self._tell(living, move.horizons, deadline)
             request = "move", source.number, target.number, move.after, num, not target.exists
             try:
-                seen, moved, last = keeper.call(*request, deadline=deadline())
+                seen, alive, last = keeper.call(*request, deadline=deadline())
             except FailedError as error:
                 if not error.final:
                     raise
@@ -99,8 +99,8 @@ class Purge:
                 move.generation.movable = False
                 self._end()
                 return
-            self._note_moved(target, keeper.keys(moved), keeper.kinds(moved), keeper.records)
-            self.counts["spill_purged"] += seen - moved
+            self._note_moved(target, keeper.keys(alive), keeper.kinds(alive), keeper.records)
+            self.counts["spill_purged"] += seen - alive
         with self.shelf.changed:
             move.after = last or ""
         if last is None:

@@ -78,7 +78,7 @@ class Shelf:
     def reading(self) -> Iterator[tuple[list[Block], list[Database]]]:
         """What waits and what is on disk, the newest first; the databases live until this ends."""
         with self.changed:
-            blocks = [block for _, block in reversed(self.waiting)]
+            blocks = [block for generation, block in reversed(self.waiting) if not generation.gone]
             newest_first = [database for generation in self.generations for database in generation.databases][::-1]
             databases = [database for database in newest_first if database.exists]
             for database in databases:
