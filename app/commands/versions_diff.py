@@ -86,13 +86,14 @@ def print_difference(difference: "Difference") -> None:
     """The difference for people."""
     from springtide_client.records import version_name
 
-    from app.commands.words import many, size_of, time_of
+    from app.commands.words import size_of, time_of
+    from app.versions.findings import plural
 
     older, newer = difference.metas
     for word, number, meta in (("from", difference.older, older), ("to", difference.newer, newer)):
         print(f"{word:<5} {version_name(number):<10} {time_of(meta.created_ms)}  {meta.samples_trained:>13,} samples")
     samples = newer.samples_trained - older.samples_trained
-    versions = many(difference.num_versions, "version")
+    versions = plural(difference.num_versions, "version")
     print(f"between them {versions}, {size_of(difference.num_bytes)}, {samples:+,} samples")
     print_rows(difference)
     print_moves(difference)

@@ -28,9 +28,10 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     from springtide_client.log_directory import LogDirectory
     from springtide_client.records import version_name
 
-    from app.commands.words import many, size_of
+    from app.commands.words import size_of
     from app.errors import UserError
     from app.versions.export import ExportConfig, check_target, export, format_of
+    from app.versions.findings import plural
     from app.versions.index import LogIndex
 
     path: Path = arguments.out
@@ -48,5 +49,5 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     )
     num_rows = export(index, config, path, force=arguments.force)
     version = version_name(config.version)
-    print(f"{path}: version {version} as {format}, {many(num_rows, 'row')}, {size_of(path.stat().st_size)}")
+    print(f"{path}: version {version} as {format}, {plural(num_rows, 'row')}, {size_of(path.stat().st_size)}")
     return 0

@@ -20,8 +20,9 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     from springtide_client.log_directory import LogDirectory
     from springtide_client.records import version_name
 
-    from app.commands.words import many, print_json, size_of, time_of
+    from app.commands.words import print_json, size_of, time_of
     from app.errors import UserError
+    from app.versions.findings import plural
     from app.versions.index import LogIndex
 
     if arguments.limit < 1:
@@ -44,7 +45,7 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
         )
     bases = ", ".join(version_name(number) for number in index.bases) or "none"
     print(
-        f"{len(lines):,} of {many(len(index.numbers), 'version')} in {outline.log.path}, "
+        f"{len(lines):,} of {plural(len(index.numbers), 'version')} in {outline.log.path}, "
         f"{version_name(index.numbers[0])} to {version_name(index.numbers[-1])}; bases: {bases}"
     )
     if index.unsealed_epoch:

@@ -146,7 +146,8 @@ def print_history(outline: "Outline", key: str, history: "History", holdings: "l
     """A line for each event, then where the row is on the disk."""
     from springtide_client.records import version_name
 
-    from app.commands.words import figure, many, time_of
+    from app.commands.words import figure, time_of
+    from app.versions.findings import plural
 
     name, _, said = key.partition("=")
     hashed = f" (id {history.id})" if said != str(history.id) else ""
@@ -154,7 +155,7 @@ def print_history(outline: "Outline", key: str, history: "History", holdings: "l
     print(f"{name}={said}{hashed}{known_as}, from version {version_name(history.first)} on")
     left_out = history.num_events - len(history.events)
     if left_out:
-        print(f"({many(left_out, 'earlier event')} left out: --limit {history.num_events} shows all)")
+        print(f"({plural(left_out, 'earlier event')} left out: --limit {history.num_events} shows all)")
     if history.events:
         print(f"{'version':>12}  {'created':19}  {'event':9}  {'count':>9}  {'last seen':19}  {'norm':>8}  {'move':>8}")
     for event in history.events:
@@ -175,7 +176,7 @@ def print_history(outline: "Outline", key: str, history: "History", holdings: "l
     )
     if holdings:
         oldest = holdings[0]
-        print(f"the oldest of {many(len(holdings), 'file')} that hold it: {oldest.file}")
+        print(f"the oldest of {plural(len(holdings), 'file')} that hold it: {oldest.file}")
         print(f"that file goes {oldest.goes(outline.log)}")
 
 

@@ -5,30 +5,38 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from app.config import Outline
+    from app.versions.findings import Finding
 
-HELP = "read every record and every base, compare checksums"
+HELP = "read the whole log, say what was covered and what is wrong; exit code 1 where something is"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    del parser
+    parser.add_argument("--deep", action="store_true", help="also replay each base from the one before it")
+    parser.add_argument("--json", action="store_true", help="for other programs")
 
 
 def run(outline: "Outline", arguments: argparse.Namespace) -> int:
-    from springtide_client.base import Base
     from springtide_client.log_directory import LogDirectory
 
-    from app.versions.index import LogIndex
+    from app.commands.words import print_json
+    from app.versions.findings import plural
+    from app.versions.verify import verify
 
-    del arguments
     directory = LogDirectory(outline.log.path)
-    LogIndex(directory)
-    for path in directory.bases():
-        base = Base.open(path)
-        base.verify()
-        print(f"ok  {path.name}: {len(base):,} rows")
-    num_records = num_bytes = 0
-    for record in directory.records(None):
-        record.tensors()
-        num_records, num_bytes = num_records + 1, num_bytes + record.num_bytes
-    print(f"ok  {num_records:,} versions, {num_bytes:,} bytes")
+    if arguments.json:
+        findings = verify(directory, deep=arguments.deep)
+        print_json([vars(finding) for finding in findings.all])
+        return 1 if findings.wrong else 0
+    findings = verify(directory, deep=arguments.deep, tell=print_finding)
+    if findings.wrong:
+        verb = "is" if len(findings.wrong) == 1 else "are"
+        print(f"{plural(len(findings.wrong), 'thing')} {verb} wrong in {outline.log.path}")
+        return 1
+    hint = "" if arguments.deep else " (--deep also replays each base)"
+    print(f"all is well in {outline.log.path}{hint}")
     return 0
+
+
+def print_finding(finding: "Finding") -> None:
+    """One line."""
+    print(f"{finding.level:<5}  {finding}", flush=True)

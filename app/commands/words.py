@@ -33,8 +33,3 @@ def figure(number: float | None, digits: int = 4) -> str:
 def signed(number: int) -> str:
     """A difference."""
     return f"{number:+,}"
-
-
-def many(number: int, noun: str) -> str:
-    """A number and its noun."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -52,16 +52,22 @@ class Stretch:
     def records(self) -> Iterator[Record]:
         """Each of them, read as every follower reads; LogError where they do not lead from one end to the other."""
         tip, last = self._tips
+        reason = ""
         if tip != last:
-            for record in self._directory.records(tip):
+            records = self._directory.records(tip)
+            while tip.number < last.number:
+                try:
+                    record = next(records, None)
+                except LogError as error:
+                    record, reason = None, f" ({error})"
+                if record is None:
+                    break
                 tip = record.tip
                 yield record
-                if tip.number >= last.number:
-                    break
         if tip != last:
             raise LogError(
-                f"the log cannot be read from {version_name(self.after)} to {version_name(self.last)}, it ends at "
-                f"{tip}: `springtide versions verify` tells why; while a trainer starts, try again"
+                f"the log cannot be read from {version_name(self.after)} to {version_name(self.last)}, only to "
+                f"{tip}{reason}: `springtide versions verify` tells more; while a trainer starts, try again"
             )
 
     def changes(

@@ -2,9 +2,10 @@
 
 import random
 
-from small_log import Key, Row, SmallLog, row_tensors
+from small_log import SCHEMA, Key, Row, SmallLog, row_tensors
 from springtide_client.base import Base
 from springtide_client.records import VersionMeta
+from springtide_client.tensors import Arrays
 
 from app.versions.base_merge import merge_base
 from app.versions.writer import LogWriter
@@ -36,10 +37,11 @@ class RandomLog:
             self.now = {key: row for key, row in self.now.items() if key[0] != 1 or row[1] >= self.horizon}
             self.append(rows, sorted(forgotten))
 
-    def append(self, rows: World, forgotten: list[Key]) -> None:
+    def append(self, rows: World, forgotten: list[Key], more: Arrays | None = None) -> None:
+        """A version; `now` must already say what it makes of the world."""
         horizons = {"1": self.horizon} if self.horizon else {}
-        meta = VersionMeta(horizons=horizons, samples_trained=len(self.worlds), fingerprint="")
-        version = self.writer.append(meta, row_tensors(rows, forgotten))
+        meta = VersionMeta(horizons=horizons, samples_trained=len(self.worlds), fingerprint=SCHEMA.fingerprint())
+        version = self.writer.append(meta, row_tensors(rows, forgotten) | (more or {}))
         self.worlds[version.number] = dict(self.now)
         self.forgotten[version.number] = set(forgotten)
 

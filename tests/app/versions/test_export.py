@@ -12,7 +12,7 @@ import pytest
 import torch
 from pyarrow import parquet
 from random_log import RandomLog
-from small_log import DIM, SCHEMA, TABLE, SmallLog, config, row_tensors
+from small_log import DIM, SCHEMA, TABLE, SmallLog, config
 from springtide_client.base import ModelName
 from springtide_client.errors import LogError
 from springtide_client.keys import hash_text
@@ -46,7 +46,7 @@ def made(log: SmallLog, program) -> RandomLog:
         schema=SCHEMA,
         table=TABLE,
         model=ModelName(name="logistic"),
-        meta=VersionMeta(),
+        meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
         dense=program[1],
         program=program[0],
     )
@@ -64,9 +64,7 @@ def made(log: SmallLog, program) -> RandomLog:
             "texts.bytes": np.frombuffer(b"blue", np.uint8),
         }
         made.now[0, hash_text(b"blue")] = (5.0, 10_000)
-        rows = {(0, hash_text(b"blue")): (5.0, 10_000)}
-        version = writer.append(VersionMeta(horizons={"1": made.horizon}), row_tensors(rows) | texts)
-        made.worlds[version.number] = dict(made.now)
+        made.append({(0, hash_text(b"blue")): (5.0, 10_000)}, [], texts)
         writer.sync()
     return made
 

@@ -1,0 +1,152 @@
+"""`springtide versions` as people use it: what it prints, and one clear line for whatever is wrong."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from springtide_client.keys import hash_text
+
+from app.cli import main
+
+# the logs of the versions' own tests
+sys.path.append(str(Path(__file__).parents[1] / "versions"))
+
+from random_log import RandomLog
+from small_log import SmallLog
+
+CONFIG = """
+name = "tiny"
+[schema]
+label = "click"
+categorical = ["user_id", "item_id"]
+"""
+TEXT = "café 3"
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch) -> SmallLog:
+    """A log of a dozen versions and two bases, in a folder with its configuration."""
+    monkeypatch.chdir(tmp_path)
+    Path("springtide.toml").write_text(CONFIG)
+    log = SmallLog(tmp_path / "var" / "tiny" / "log")
+    texts = {
+        "texts.feature": np.array([1], np.uint16),
+        "texts.id": np.array([hash_text(TEXT.encode())], np.int64),
+        "texts.offsets": np.array([0, len(TEXT.encode())], np.int64),
+        "texts.bytes": np.frombuffer(TEXT.encode(), np.uint8),
+    }
+    with log.writer() as writer:
+        made = RandomLog(log, writer)
+        made.write(6)
+        made.append({(1, hash_text(TEXT.encode())): (40.0, 9_000)}, [], texts)
+        made.merge()
+        made.append({(1, hash_text(TEXT.encode())): (43.0, 9_000)}, [], {"dense.w": np.ones(3, np.float32)})
+        made.write(2)
+        writer.sync()
+    return log
+
+
+def told(capsys, *arguments: str, code: int = 0) -> str:
+    """What the command prints to stdout, or with another code its one line of stderr."""
+    returned = main(["versions", *arguments])
+    out, err = capsys.readouterr()
+    assert returned == code, out + err
+    if code:
+        assert len(err.strip().splitlines()) == 1
+        assert err.startswith("springtide: ")
+    return out if code == 0 else err
+
+
+def test_list_shows_the_newest_versions_and_the_bases(log, capsys) -> None:
+    lines = told(capsys, "list", "--limit", "3").splitlines()
+    assert [line.split()[0] for line in lines] == ["version", "1.9", "1.10", "1.11", "3"]
+    assert lines[-1].endswith("1.0 to 1.11; bases: 1.0, 1.7")
+    before = json.loads(told(capsys, "list", "--limit", "2", "--before", "1.8", "--json"))
+    assert [(line["name"], line["is_base"]) for line in before] == [("1.6", False), ("1.7", True)]
+    assert told(capsys, "list", "--before", "oldest").splitlines()[-1].startswith("0 of 12 versions")
+
+
+def test_show_tells_of_one_version(log, capsys) -> None:
+    out = told(capsys, "show")
+    assert out.startswith("version 1.11 (number ")
+    assert "learned   11 samples" in out
+    document = json.loads(told(capsys, "show", "-4", "--json"))
+    assert (document["name"], document["tensors"]["texts.id"], document["is_base"]) == ("1.7", [1], True)
+
+
+def test_show_key_tells_the_history_of_a_text_id(log, capsys) -> None:
+    out = told(capsys, "show", "--key", f"item_id={TEXT}")
+    lines = out.splitlines()
+    assert lines[0] == f"item_id={TEXT} (id {hash_text(TEXT.encode())}), from version 1.0 on"
+    assert [line.split()[3] for line in lines[2:4]] == ["created", "written"]
+    assert "it stands in base 1.7" in out
+    assert "the oldest of 3 files that hold it: seg-0000000001-000000.log" in out
+    by_number = json.loads(told(capsys, "show", "--key", f"item_id={hash_text(TEXT.encode())}", "--json"))
+    assert by_number["text"] == TEXT
+    assert [event["kind"] for event in by_number["events"]] == ["created", "written"]
+    assert by_number["events"][1]["move"] == pytest.approx(3 * 2**0.5)
+
+
+def test_diff_tells_rows_moves_parameters_and_the_stream(log, capsys) -> None:
+    out = told(capsys, "diff", "-4", "latest", "--top", "100")
+    assert out.splitlines()[0].split()[:2] == ["from", "1.7"]
+    assert f"  {TEXT}  (count +3)" in out
+    assert "dense: 1 of 1 parameters and statistics changed" in out
+    document = json.loads(told(capsys, "diff", "latest", "1.7", "--json"))  # whichever is named first
+    assert (document["from"]["name"], document["to"]["name"], document["versions"]) == ("1.7", "1.11", 4)
+    assert set(document["features"]) <= {"user_id", "item_id"}
+    assert TEXT in [move["text"] for move in document["moves"]]
+    assert document["rows"]["changed"] == sum(counts["changed"] for counts in document["features"].values())
+
+
+def test_export_says_what_it_wrote(log, capsys) -> None:
+    assert told(capsys, "export", "rows.parquet", "--version", "-1").startswith("rows.parquet: version 1.10 as parquet")
+    assert "--force" in told(capsys, "export", "rows.parquet", code=2)
+    assert "as torch" in told(capsys, "export", "--format", "torch", "rows.parquet", "--force")
+    assert "only user_id, item_id" in told(capsys, "export", "x.arrow", "--feature", "age", code=2)
+
+
+def test_verify_says_that_all_is_well_or_what_is_not(log, capsys) -> None:
+    assert "all is well" in told(capsys, "verify", "--deep").splitlines()[-1]
+    (log.path / "notes.txt").touch()
+    assert main(["versions", "verify"]) == 1
+    out, err = capsys.readouterr()
+    assert "wrong  notes.txt: it has no owner; no reader looks at it: remove it" in out
+    assert out.splitlines()[-1].startswith("1 thing is wrong")
+    assert err == ""
+    assert main(["versions", "verify", "--json"]) == 1
+    assert [finding["file"] for finding in json.loads(capsys.readouterr().out) if finding["level"] == "wrong"] == [
+        "notes.txt"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "9.9"], "goes from 1.0 to 1.11"),
+        (["show", "newest"], "write latest"),
+        (["show", "--key", "item_id"], "write FEATURE=ID"),
+        (["show", "--key", "age=3"], "only user_id, item_id"),
+        (["show", "--limit", "0"], "--limit 0: at least 1"),
+        (["list", "--limit", "0"], "--limit 0: at least 1"),
+        (["diff", "1.1", "1.2", "--top", "-1"], "--top -1: at least 0"),
+        (["export", "model.bin"], "name a format"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_mend(log, capsys, arguments: list[str], words: str) -> None:
+    assert words in told(capsys, *arguments, code=2)
+
+
+def test_damage_on_the_way_names_the_command_that_tells_more(log, capsys) -> None:
+    segment = next(log.path.glob("seg-*"))
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    segment.write_bytes(content)
+    for arguments in (["diff", "oldest", "latest"], ["show", "--key", "item_id=1"], ["export", "all.arrow"]):
+        if arguments[0] == "export":
+            arguments = [*arguments, "--version", "1.7"]
+            (log.path / "base-00000000004294967303" / "manifest.json").unlink()
+        assert "`springtide versions verify`" in told(capsys, *arguments, code=1)
+    assert not Path("all.arrow").exists()
