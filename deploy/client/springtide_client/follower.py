@@ -14,6 +14,7 @@ from typing import NamedTuple
 from springtide_client.errors import CorruptRecordError, GapError, LogError, SpringtideError
 from springtide_client.private_layer import PrivateLayers
 from springtide_client.records import Record, Tip, VersionMeta
+from springtide_client.search import MakeSearch, NumpySearch
 from springtide_client.source import Cursor as Cursor
 from springtide_client.source import Source as Source
 from springtide_client.source import base_number
@@ -62,6 +63,7 @@ class Follower:
         cache_dir: Path | None = None,
         wait: Callable[[float], object] | None = None,
         clock_ms: Callable[[], int] = wall_ms,
+        make_search: MakeSearch = NumpySearch,
     ) -> None:
         """`cache_bytes` bounds the memory of changed rows and parameters; beyond half of it (merging takes as much
         again) rows move to unnamed files in `cache_dir`. `wait(seconds)` returns once there may be news.
@@ -74,6 +76,7 @@ class Follower:
         self._stopping = threading.Event()
         self._wait = wait if wait is not None else self._stopping.wait
         self._clock_ms = clock_ms
+        self._make_search = make_search
         self._polling = threading.Lock()
         self._swapped = threading.Condition()
         self._view: View | None = None
@@ -177,7 +180,9 @@ class Follower:
             view = view.apply(record)
             self._serve(view, [applied_of(record)])
             # the same version in fewer layers, made after it is served
-            self._view = view = self._private.bounded(view.merged(), self._layer_bytes)
+            view = self._private.bounded(view.merged(), self._layer_bytes)
+            view.prepare()
+            self._view = view
             if self._stopping.is_set():
                 return
 
@@ -213,7 +218,7 @@ class Follower:
         served = self._view
         if served is None or self._is_broken:
             base_path = self._source.newest_base()
-            return None if base_path is None else View.open(base_path, like=served)
+            return None if base_path is None else View.open(base_path, served, self._make_search)
         is_heavy = sum(map(len, served.layers)) >= REBASE_ROWS or 2 * served.num_bytes > self._layer_bytes
         if not is_heavy or time.monotonic() < self._rebase_at:
             return None
@@ -221,7 +226,7 @@ class Follower:
         base_path = self._source.newest_base()
         if base_path is None or not served.base.manifest.number < base_number(base_path) <= served.version:
             return None
-        return View.open(base_path, like=served)
+        return View.open(base_path, served, self._make_search)
 
     def _rebuild(self, view: View) -> None:
         """Advance the view that begins at a base; once it has passed the served one, it takes its place."""
@@ -255,10 +260,12 @@ class Follower:
             self._cursors.pop(tip).close()
         if served is None or view.version != served.version:
             self._serve(view, passed)
+        view.prepare()
         self._view = view
 
     def _serve(self, view: View, passed: list[Applied]) -> None:
         """1. Swap. 2. Tell the listeners of every version. 3. Call back."""
+        view.prepare()
         with self._swapped:
             self._view = view
             self._swapped.notify_all()

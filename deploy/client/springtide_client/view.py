@@ -19,24 +19,24 @@ from springtide_client.errors import GapError, LogError
 from springtide_client.features import Features
 from springtide_client.first_values import first_values
 from springtide_client.inputs import FloatArray, assemble, lookup_keys
-from springtide_client.keys import SHARED_FEATURE, Int64Array, mix_keys
-from springtide_client.layers import RowLayer, horizon_of, merge_layers, record_layer
+from springtide_client.keys import SHARED_FEATURE, Int64Array
+from springtide_client.layers import RowLayer, merge_layers, record_layer
 from springtide_client.records import Record, Tip, VersionMeta
 from springtide_client.schema import Schema
+from springtide_client.search import FORGOTTEN as FORGOTTEN
+from springtide_client.search import KNOWN as KNOWN
+from springtide_client.search import NOT_ADMITTED as NOT_ADMITTED
+from springtide_client.search import UNKNOWN as UNKNOWN
+from springtide_client.search import MakeSearch, NumpySearch, Search, Stack
 from springtide_client.seen import Seen
 
 if TYPE_CHECKING:
     from springtide_client.model import Model, Parameters
 
-Indices = npt.NDArray[np.intp]
-
-KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = 0, 1, 2, 3
 STATUS_NAMES = ("known", "unknown", "not_admitted", "forgotten")
 
 # a layer is at least so many times as long as the one above it: few layers to search, few rows moved
 LAYER_RATIO = 4
-# from here on, keys are searched in the order of the layers: neighbors share their cache lines
-SORTED_KEYS = 512
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class View:
     schema: Schema
     model: "Model"
     parameters: "Parameters"
+    make_search: MakeSearch = NumpySearch
 
     @staticmethod
-    def open(base_path: Path, like: "View | None" = None) -> "View":
+    def open(base_path: Path, like: "View | None" = None, make_search: MakeSearch = NumpySearch) -> "View":
         """The view of a base alone; the program of `like` is taken over where it is the same.
 
         LogError where the base's files do not fit together.
@@ -81,6 +82,7 @@ class View:
             schema=manifest.read_schema(),
             model=model,
             parameters=model.parameters(dense_of(base.dense)),
+            make_search=make_search,
         )
 
     @property
@@ -104,27 +106,37 @@ class View:
         return self.parameters.num_bytes + self.seen.num_bytes
 
     @cached_property
-    def _stack(self) -> tuple[RowLayer, ...]:
-        """Every layer that holds rows, newest first, the base's at the end."""
+    def search(self) -> Search:
+        """What finds its rows."""
+        return self.make_search(self._stack)
+
+    def prepare(self) -> None:
+        """Make what look-ups need, so that the first of them does not wait for it."""
+        _ = self.search
+
+    @property
+    def _stack(self) -> Stack:
         private = () if self.private is None else (self.private,)
-        return tuple(layer for layer in (*self.layers, *private, self.base.rows) if len(layer))
+        layers = tuple(layer for layer in (*self.layers, *private, self.base.rows) if len(layer))
+        meta = self.meta
+        return Stack(layers, self.dim, meta.horizons, meta.admission, self.seen, meta.sketch_age)
 
     def lookup(self, features_K: npt.NDArray[np.uint16], ids_K: Int64Array) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
         """Rows float32 (K, D), NaN where there is none, and status uint8 (K).
 
-        0 known, 1 unknown, 2 not admitted (seen, and not often enough for a row), 3 forgotten.
+        0 known, 1 unknown, 2 not admitted (seen, and not often enough for a row), 3 forgotten. One feature may stand
+        for all ids.
         """
-        rows_KD = np.full((len(ids_K), self.dim), np.nan, np.float32)
-        return rows_KD, self._find(features_K, ids_K, rows_KD)
+        return self.search(features_K, ids_K)
 
     def row_info(self, feature: int, row_id: int) -> dict[str, Any]:
         """`{"status", "vector", "count", "last_seen_ms"}` of one key; all but the status None where there is no row."""
         features_1, ids_1 = np.array([feature], np.uint16), np.array([row_id], np.int64)
-        rows_1D = np.empty((1, self.dim), np.float32)
-        status = int(self._find(features_1, ids_1, rows_1D)[0])
+        rows_1D, status_1 = self.search(features_1, ids_1)
+        status = int(status_1[0])
         if status != KNOWN:
             return {"status": STATUS_NAMES[status], "vector": None, "count": None, "last_seen_ms": None}
-        places = ((layer, int(layer.find(features_1, ids_1)[0])) for layer in self._stack)
+        places = ((layer, int(layer.find(features_1, ids_1)[0])) for layer in self._stack.layers)
         layer, row = next((layer, row) for layer, row in places if row >= 0)
         return {
             "status": STATUS_NAMES[KNOWN],
@@ -139,8 +151,7 @@ class View:
         An id that is not admitted has the shared row of its feature; another one without a row takes the value it
         would be created with.
         """
-        rows_KD = np.empty((len(ids_K), self.dim), np.float32)
-        status_K = self._find(features_K, ids_K, rows_KD)
+        rows_KD, status_K = self.search(features_K, ids_K)
         missing_M = np.flatnonzero(status_K)
         if len(missing_M):
             shared_M = status_K[missing_M] == NOT_ADMITTED
@@ -148,7 +159,8 @@ class View:
             ids_M = np.where(shared_M, 0, ids_K[missing_M])
             rows_MD = self._first_values(features_M, ids_M)
             if shared_M.any():
-                self._find(features_M, ids_M, rows_MD)
+                found_MD, status_M = self.search(features_M, ids_M)
+                rows_MD[status_M == KNOWN] = found_MD[status_M == KNOWN]
             rows_KD[missing_M] = rows_MD
         return rows_KD
 
@@ -197,45 +209,6 @@ class View:
         for older in reversed(layers[start - 1 : -1]):
             top = merge_layers(older, top)
         return replace(self, layers=(top, *reversed(layers[: start - 1])), seen=seen)
-
-    def _find(
-        self, features_K: npt.NDArray[np.uint16], ids_K: Int64Array, rows_KD: FloatArray
-    ) -> npt.NDArray[np.uint8]:
-        """Write the rows of known keys into rows_KD, leaving the others as they are; returns the status of all."""
-        mixed_K = mix_keys(features_K, ids_K)
-        status_K = np.full(len(ids_K), UNKNOWN, np.uint8)
-        at_M = np.argsort(mixed_K) if len(ids_K) >= SORTED_KEYS else np.arange(len(ids_K))
-        for layer in self._stack:
-            features_M = features_K[at_M]
-            rows_M = layer.find_mixed(mixed_K[at_M], features_M)
-            found_M = rows_M >= 0
-            if found_M.all():
-                status_K[at_M] = self._take(layer, rows_M, rows_KD, at_M, features_M)
-                return status_K
-            if found_M.any():
-                at = at_M[found_M]
-                status_K[at] = self._take(layer, rows_M[found_M], rows_KD, at, features_M[found_M])
-                at_M = at_M[~found_M]
-        if self.meta.admission and len(at_M):
-            # only of features that ask for admission: their counts are the only ones in the sketch
-            at_M = at_M[np.isin(features_K[at_M], [int(number) for number in self.meta.admission])]
-            seen_M = self.seen.estimates(mixed_K[at_M], self.meta.sketch_age) > 0
-            status_K[at_M[seen_M]] = NOT_ADMITTED
-        return status_K
-
-    def _take(
-        self, layer: RowLayer, rows_M: Indices, rows_KD: FloatArray, at_M: Indices, features_M: npt.NDArray[np.uint16]
-    ) -> npt.NDArray[np.uint8]:
-        """Write a layer's rows to their places; returns their status. The places of dead ones stay as they are."""
-        dead_M = None if layer.forgotten is None else layer.forgotten[rows_M]
-        if self.meta.horizons:
-            expired_M = layer.last_seen[rows_M] < horizon_of(features_M, self.meta.horizons)
-            dead_M = expired_M if dead_M is None else dead_M | expired_M
-        if dead_M is None or not dead_M.any():
-            rows_KD[at_M] = layer.value.take(rows_M, axis=0)
-            return np.full(len(rows_M), KNOWN, np.uint8)
-        rows_KD[at_M[~dead_M]] = layer.value[rows_M[~dead_M]]
-        return np.where(dead_M, FORGOTTEN, KNOWN).astype(np.uint8)
 
 
 def dense_of(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -1,0 +1,126 @@
+"""Memory by its address: what a kernel reads where the number of arrays is known only when it runs.
+
+Nothing is checked, and nothing is assumed of alignment: the arrays of a mapped file stand where they stand.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+BYTE_POINTER = ir.IntType(8).as_pointer()
+
+
+def _reader(kind: Any, llvm_kind: Any) -> Any:
+    def read(typingctx: Any, address: Any, index: Any) -> Any:
+        """Element `index` of an array that begins at the address."""
+        signature = kind(types.int64, types.int64)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], llvm_kind.as_pointer())
+            return builder.load(builder.gep(pointer, [arguments[1]]), align=1)
+
+        return signature, generate
+
+    return intrinsic(read)
+
+
+read_uint8 = _reader(types.uint8, ir.IntType(8))
+read_uint16 = _reader(types.uint16, ir.IntType(16))
+read_uint32 = _reader(types.uint32, ir.IntType(32))
+read_int64 = _reader(types.int64, ir.IntType(64))
+read_uint64 = _reader(types.uint64, ir.IntType(64))
+
+
+@intrinsic
+def prefetch_address(typingctx: Any, address: Any) -> Any:
+    """Asks for the cache line at an address, for reading."""
+    signature = types.void(types.int64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        int32 = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [BYTE_POINTER, int32, int32, int32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [builder.inttoptr(arguments[0], BYTE_POINTER), int32(0), int32(3), int32(1)])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def copy_bytes(typingctx: Any, target: Any, source: Any, num_bytes: Any) -> Any:
+    """memcpy between two addresses."""
+    signature = types.void(types.int64, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, origin = (builder.inttoptr(argument, BYTE_POINTER) for argument in arguments[:2])
+        cgutils.raw_memcpy(builder, to, origin, arguments[2], ir.IntType(64)(1))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def high_product(typingctx: Any, left: Any, right: Any) -> Any:
+    """The upper 64 of the 128 bits of a product of two uint64."""
+    signature = types.uint64(types.uint64, types.uint64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(128)
+        left, right = (builder.zext(argument, wide) for argument in arguments)
+        return builder.trunc(builder.lshr(builder.mul(left, right), wide(64)), ir.IntType(64))
+
+    return signature, generate
+
+
+def _writer(kind: Any, llvm_kind: Any) -> Any:
+    def write(typingctx: Any, address: Any, word: Any) -> Any:
+        """The bytes of a word from an address on."""
+        signature = types.void(types.int64, kind)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            builder.store(arguments[1], builder.inttoptr(arguments[0], llvm_kind.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return intrinsic(write)
+
+
+write_uint8 = _writer(types.uint8, ir.IntType(8))
+write_uint64 = _writer(types.uint64, ir.IntType(64))
+
+
+@intrinsic
+def leading_zeros(typingctx: Any, word: Any) -> Any:
+    """Of a uint64; 64 of 0."""
+    signature = types.uint64(types.uint64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctlz(arguments[0], ir.IntType(1)(0))
+
+    return signature, generate
+
+
+@intrinsic
+def float_bits(typingctx: Any, number: Any) -> Any:
+    """A float32 as the uint32 of its bits."""
+    signature = types.uint32(types.float32)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return signature, generate
+
+
+@intrinsic
+def double_of_bits(typingctx: Any, bits: Any) -> Any:
+    """The float64 of a uint64's bits."""
+    signature = types.float64(types.uint64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return signature, generate
