@@ -16,6 +16,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,local]' -c constraints.txt
 	$(BIN)/python -m kernels.compile
 	$(BIN)/python -m stream.compile
+	$(BIN)/python -m app.serving.warm
 	touch $@
 
 demo: setup

@@ -1,10 +1,10 @@
 """The bodies of POST /v1/embeddings: JSON, MessagePack, Arrow and raw bytes, read and written."""
 
 # N ids of a request, D dimension
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,23 +12,17 @@ import numpy.typing as npt
 from springtide_client.errors import EncodeError
 from springtide_client.keys import id_of
 
-from app.serving.problems import ApiError, bad_request, invalid
+from app.serving.arrow_bodies import STATUS_NAMES as STATUS_NAMES
+from app.serving.arrow_bodies import read_id_column, write_stream
+from app.serving.problems import ApiError, bad_request
+from kernels.cpu.id_lists import read_json_ids, read_msgpack_ids
+from kernels.cpu.number_text import NUMBER_BYTES, SLACK_BYTES, write_rows, write_rows_holding_gil
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
 RAW = "application/octet-stream"
 FORMATS = (JSON, MSGPACK, ARROW, RAW)
-STATUS_NAMES = ("known", "unknown", "not_admitted", "forgotten")
-
-
-@dataclass(frozen=True)
-class Question:
-    """The ids asked for: as sent, and as the table knows them."""
-
-    sent: Sequence[Any] | npt.NDArray[np.int64]
-    ids_N: npt.NDArray[np.int64]
-    max_staleness_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -39,11 +33,36 @@ class Form:
     half: bool = False
 
 
+class Question(NamedTuple):
+    """The ids asked for: as sent, and as the table knows them."""
+
+    sent: Sequence[Any] | npt.NDArray[np.int64]
+    ids_N: npt.NDArray[np.int64]
+    max_staleness_ms: float | None = None
+    text: tuple[str, msgspec.Raw] | None = None  # plain integers: the media type they came in, and their bytes there
+
+
 class EmbeddingsBody(msgspec.Struct):
     """The JSON and MessagePack body."""
 
     ids: list[Any]
     max_staleness_ms: float | None = None
+
+
+class PlainBody(msgspec.Struct):
+    """The same, its ids not looked at yet."""
+
+    ids: msgspec.Raw
+    max_staleness_ms: float | None = None
+
+
+PLAIN: dict[str, tuple[Callable[[bytes], PlainBody], Callable[..., int]]] = {
+    JSON: (msgspec.json.Decoder(PlainBody).decode, read_json_ids),
+    MSGPACK: (msgspec.msgpack.Decoder(PlainBody).decode, read_msgpack_ids),
+}
+STATUS_TEXTS = tuple(f'"{name}"'.encode() for name in STATUS_NAMES)
+# up to here other threads wait: they would be given the GIL for longer than the writing takes
+FEW_NUMBERS = 16_384
 
 
 @lru_cache(maxsize=256)
@@ -76,7 +95,11 @@ def read_question(form: Form, body: bytes, max_ids: int) -> Question:
         _check_number(len(ids_N), max_ids)
         return Question(ids_N, ids_N)
     if form.name == ARROW:
-        return _read_arrow(body, max_ids)
+        ids = read_id_column(body)
+        _check_number(len(ids), max_ids)
+        return Question(ids, ids if isinstance(ids, np.ndarray) else ids_of(ids))
+    if (plain := _read_plain(form, body, max_ids)) is not None:
+        return plain
     decode = msgspec.json.decode if form.name == JSON else msgspec.msgpack.decode
     try:
         question = decode(body, type=EmbeddingsBody)
@@ -84,6 +107,22 @@ def read_question(form: Form, body: bytes, max_ids: int) -> Question:
         raise bad_request(f"the body cannot be read: {error}", 'send {"ids": [1, 2, "text"]}') from None
     _check_number(len(question.ids), max_ids)
     return Question(question.ids, ids_of(question.ids), question.max_staleness_ms)
+
+
+def _read_plain(form: Form, body: bytes, max_ids: int) -> Question | None:
+    """The question where all its ids are int64 numbers, and not too many; None leaves it to who finds the fault."""
+    decode, read_ids = PLAIN[form.name]
+    try:
+        plain = decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    text_B = np.frombuffer(plain.ids, np.uint8)
+    ids_N = np.empty(min(len(text_B), max_ids), np.int64)
+    count = read_ids(text_B, ids_N)
+    if count < 0:
+        return None
+    ids_N = ids_N[:count]
+    return Question(ids_N, ids_N, plain.max_staleness_ms, (form.name, plain.ids))
 
 
 def ids_of(values: Sequence[Any]) -> npt.NDArray[np.int64]:
@@ -116,16 +155,37 @@ def write_answer(
     if form.name == RAW:
         return rows_ND.astype("<f2" if form.half else "<f4", copy=False).tobytes() + status_N.tobytes()
     if form.name == ARROW:
-        return _write_arrow(question, rows_ND, status_N, version)
+        return write_stream(question.sent, rows_ND, status_N, version)
+    if form.name == JSON:
+        return _write_json(question, rows_ND, status_N, feature, version)
     status = [STATUS_NAMES[code] for code in status_N.tolist()]
-    sent = question.sent.tolist() if isinstance(question.sent, np.ndarray) else question.sent
-    answer = {"feature": feature, "version": version, "dim": rows_ND.shape[1], "ids": sent, "status": status}
-    if form.name == MSGPACK:
-        return msgspec.msgpack.encode({**answer, "vectors": rows_ND.astype("<f4", copy=False).tobytes()})
-    vectors = rows_ND.tolist()
-    for index in np.flatnonzero(status_N).tolist():
-        vectors[index] = None
-    return msgspec.json.encode({**answer, "vectors": vectors})
+    ids = _ids_as_sent(question, MSGPACK)
+    answer = {"feature": feature, "version": version, "dim": rows_ND.shape[1], "ids": ids, "status": status}
+    return msgspec.msgpack.encode({**answer, "vectors": rows_ND.astype("<f4", copy=False).tobytes()})
+
+
+def _write_json(
+    question: Question,
+    rows_ND: npt.NDArray[np.float32],
+    status_N: npt.NDArray[np.uint8],
+    feature: str,
+    version: int,
+) -> bytes:
+    num_rows, dim = rows_ND.shape
+    text_B = np.empty(num_rows * (NUMBER_BYTES * dim + 5) + SLACK_BYTES, np.uint8)
+    write = write_rows_holding_gil if num_rows * dim <= FEW_NUMBERS else write_rows
+    end = write(np.ascontiguousarray(rows_ND), status_N, text_B)
+    head = msgspec.json.encode({"feature": feature, "version": version, "dim": dim})
+    ids = msgspec.json.encode(_ids_as_sent(question, JSON))
+    status = b",".join([STATUS_TEXTS[code] for code in status_N.tobytes()])
+    return b"".join([head[:-1], b',"ids":', ids, b',"status":[', status, b'],"vectors":', text_B[:end].data, b"}"])
+
+
+def _ids_as_sent(question: Question, media_type: str) -> Any:
+    """What msgspec writes as the ids that came: their very bytes where they came in this form."""
+    if question.text is not None and question.text[0] == media_type:
+        return question.text[1]
+    return question.sent.tolist() if isinstance(question.sent, np.ndarray) else question.sent
 
 
 def _split(part: str) -> tuple[str, bool]:
@@ -138,51 +198,3 @@ def _check_number(number: int, max_ids: int) -> None:
         raise ApiError(
             413, "too_many_ids", f"{number} ids in one request, the limit is {max_ids}", "send several requests"
         )
-
-
-def _read_arrow(body: bytes, max_ids: int) -> Question:
-    import pyarrow  # 40 MB of library that most servers never need
-
-    try:
-        table = pyarrow.ipc.open_stream(body).read_all()
-        column = table.column("id")
-        column.validate(full=True)
-    except (pyarrow.ArrowException, KeyError, ValueError) as error:
-        raise bad_request(f"the body is no Arrow stream with a column id: {error}") from None
-    _check_number(len(column), max_ids)
-    if pyarrow.types.is_int64(column.type) and column.null_count == 0:
-        ids_N = np.ascontiguousarray(column.to_numpy(), dtype=np.int64)
-        return Question(ids_N, ids_N)
-    values = column.to_pylist()
-    kinds = pyarrow.types
-    if values and not (
-        kinds.is_integer(column.type) or kinds.is_string(column.type) or kinds.is_large_string(column.type)
-    ):
-        raise invalid(f"the column id is of type {column.type}", "send int64 or string")
-    return Question(values, ids_of(values))
-
-
-def _write_arrow(
-    question: Question, rows_ND: npt.NDArray[np.float32], status_N: npt.NDArray[np.uint8], version: int
-) -> bytes:
-    import pyarrow
-
-    ids = pyarrow.array(question.sent if isinstance(question.sent, np.ndarray) else _uniform(question.sent))
-    status = pyarrow.array([STATUS_NAMES[code] for code in status_N.tolist()], type=pyarrow.string())
-    values = pyarrow.array(np.ascontiguousarray(rows_ND).reshape(-1))
-    missing = pyarrow.array(status_N != 0)
-    vectors = pyarrow.FixedSizeListArray.from_arrays(values, rows_ND.shape[1], mask=missing)
-    batch = pyarrow.record_batch([ids, status, vectors], names=["id", "status", "vector"])
-    batch = batch.replace_schema_metadata({"version": str(version)})
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    encoded: bytes = sink.getvalue().to_pybytes()
-    return encoded
-
-
-def _uniform(values: Sequence[Any]) -> Sequence[Any]:
-    """An Arrow column has one type: mixed ids go back as texts."""
-    if all(type(value) is int and -(2**63) <= value < 2**63 for value in values):
-        return values
-    return [value if isinstance(value, str) or value is None else str(value) for value in values]

@@ -18,8 +18,11 @@ class Demand:
 
     def tightened(self, max_staleness_ms: float | None) -> "Demand":
         """The stricter of this and the staleness that a body asks for."""
-        bounds = [bound for bound in (self.max_staleness_ms, max_staleness_ms) if bound is not None]
-        return Demand(min(bounds, default=None), self.min_version)
+        if max_staleness_ms is None:
+            return self
+        if self.max_staleness_ms is not None:
+            max_staleness_ms = min(self.max_staleness_ms, max_staleness_ms)
+        return Demand(max_staleness_ms, self.min_version)
 
 
 def read_demand(headers: Mapping[str, str]) -> Demand:

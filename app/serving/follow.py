@@ -17,6 +17,7 @@ from app.serving.model_view import IdArray, RowArray, StatusArray
 from app.serving.scan import living_rows
 from app.serving.texts import TextTap
 from app.serving.versions import VersionEntry
+from kernels.cpu.layer_search import LayerSearch, LayerSearches
 
 # of a version's meta, what only the next trainer reads
 PRIVATE_FACTS = ("trainer", "record_ms", "created_ms")
@@ -46,7 +47,12 @@ class ServedView:
         return self.inner.dim
 
     def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
-        return self.inner.lookup(np.full(len(ids_K), number, dtype=np.uint16), ids_K)
+        return self.inner.lookup(np.array([number], np.uint16), ids_K)
+
+    def packed(self, number: int, ids_K: IdArray) -> StatusArray:
+        search = self.inner.search
+        assert isinstance(search, LayerSearch)
+        return search.packed(np.array([number], np.uint16), ids_K)
 
     def facts(self, number: int, row_id: int) -> tuple[int, int]:
         info = self.inner.row_info(number, row_id)
@@ -82,7 +88,9 @@ class DirectoryFollowing:
         on_swap: Callable[[VersionEntry], None],
     ) -> None:
         self._texts = TextTap(LogDirectory(log_path))
-        self._follower = Follower(self._texts, cache_bytes=cache_bytes, cache_dir=cache_path)
+        self._follower = Follower(
+            self._texts, cache_bytes=cache_bytes, cache_dir=cache_path, make_search=LayerSearches()
+        )
         self._on_version = on_version
         self._on_swap = on_swap
         self._wrapped: ServedView | None = None

@@ -6,15 +6,13 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.serving.bodies import RAW, answer_form, read_form, read_question, write_answer
-from app.serving.demand import read_demand
-from app.serving.problems import ApiError, no_such_feature, too_large
+from app.serving.bodies import read_question
+from app.serving.express import ROUTE, Express
+from app.serving.lookups import Manner, feature_number, header_texts, is_short, look_up
+from app.serving.problems import ApiError, too_large
 from app.serving.service import Service
 
 EMBEDDINGS = "/v1/embeddings/"
-EMBEDDINGS_ROUTE = "/v1/embeddings/{feature}"
-# below this a look-up costs less than handing it to a thread
-INLINE_IDS = 1_024
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +23,7 @@ class Front:
     def __init__(self, service: Service, inner: ASGIApp) -> None:
         self._service = service
         self._inner = inner
+        self.express = Express(service.config, service.replica, service.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -73,45 +72,34 @@ class Front:
         if length.isdigit() and int(length) > self._service.config.max_body_bytes:
             raise too_large(self._service.config.max_body_bytes)
         if scope["method"] == "POST" and path.startswith(EMBEDDINGS):
-            scope["springtide.route"] = EMBEDDINGS_ROUTE
-            await self._embeddings(path[len(EMBEDDINGS) :], headers, receive, send)
+            scope["springtide.route"] = ROUTE
+            await self._embeddings(path[len(EMBEDDINGS) :], headers, scope, receive, send)
             return
         await self._inner(scope, self._limited(receive), send)
 
-    async def _embeddings(self, feature: str, headers: dict[str, str], receive: Receive, send: Send) -> None:
+    async def _embeddings(
+        self, feature: str, headers: dict[str, str], scope: Scope, receive: Receive, send: Send
+    ) -> None:
         service = self._service
-        asked = read_form(headers.get("content-type", ""))
-        form = answer_form(headers.get("accept", ""), asked)
+        manner = Manner.of(feature, headers)
         body = await _read_body(receive, service.config.max_body_bytes)
-        question = read_question(asked, body, service.config.max_ids)
-        view = service.replica.demand(read_demand(headers).tightened(question.max_staleness_ms))
-        schema = view.schema
-        if feature not in schema.features:
-            raise no_such_feature(feature, schema.features)
-        number = schema.number(feature)
-        if RAW in (asked.name, form.name) and view.has_texts(number):
-            hint = "use application/json, application/msgpack or application/vnd.apache.arrow.stream"
-            raise ApiError(
-                415, "unsupported_media_type", f"the ids of {feature} are texts: raw int64 will not do", hint
-            )
+        question = read_question(manner.asked, body, service.config.max_ids)
+        view = service.replica.demand(manner.demand.tightened(question.max_staleness_ms))
+        number = feature_number(view, manner)
 
-        def work() -> bytes:
-            rows, status = view.lookup(number, question.ids_N)
+        def work() -> bytes | memoryview:
+            content, status = look_up(view, number, manner, question)
             service.count_rows(status)
-            return write_answer(form, question, rows, status, feature=feature, version=view.version)
+            return content
 
-        if len(question.ids_N) <= INLINE_IDS:
+        if is_short(view, manner, len(question.ids_N)):
             content = work()
+            if (head := scope.get("springtide.head")) and headers.get("content-length") == str(len(body)):
+                self.express.learn(head, scope, manner, len(body))
         else:
             content = await service.lookups.run(work)
-        media_type = f"{RAW};dtype=float16" if form.half else form.name
-        raw = [
-            (b"content-type", media_type.encode()),
-            (b"content-length", str(len(content)).encode()),
-        ]
-        raw += [(name.lower().encode(), text.encode()) for name, text in service.replica.header_texts(view).items()]
-        if form.name == RAW:
-            raw.append((b"x-springtide-dim", str(view.dim).encode()))
+        texts = header_texts(service.replica, view, manner, len(content))
+        raw = [(name.lower().encode(), text.encode()) for name, text in texts.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": content})
 

@@ -9,6 +9,30 @@ LATENCY_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0
 Labels = tuple[tuple[str, str], ...]
 
 
+class OwnCounter:
+    """A counter of one thread, which adds to it without a lock."""
+
+    __slots__ = ("amount",)
+
+    def __init__(self) -> None:
+        self.amount = 0
+
+
+class OwnHistogram:
+    """A distribution of one thread."""
+
+    __slots__ = ("buckets", "sum")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(LATENCY_SECONDS) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.buckets[bisect_left(LATENCY_SECONDS, seconds)] += 1
+        self.sum += seconds
+
+
 class Metrics:
     """The numbers of one process; any thread may add to them."""
 
@@ -18,6 +42,8 @@ class Metrics:
         self._values: dict[str, dict[Labels, float]] = {}
         self._buckets: dict[str, dict[Labels, list[int]]] = {}
         self._sums: dict[str, dict[Labels, float]] = {}
+        self._own_counters: list[tuple[str, Labels, OwnCounter]] = []
+        self._own_histograms: list[tuple[str, Labels, OwnHistogram]] = []
 
     def counter(self, name: str, about: str) -> None:
         """Declare a number that only grows."""
@@ -67,6 +93,18 @@ class Metrics:
             buckets[bisect_left(LATENCY_SECONDS, seconds)] += 1
             self._sums[name][key] += seconds
 
+    def own_counter(self, name: str, **labels: str) -> OwnCounter:
+        """A counter for the caller's thread alone, summed with the others of its name and labels."""
+        own = OwnCounter()
+        self._own_counters.append((name, tuple(sorted(labels.items())), own))
+        return own
+
+    def own_histogram(self, name: str, **labels: str) -> OwnHistogram:
+        """The same of a histogram."""
+        own = OwnHistogram()
+        self._own_histograms.append((name, tuple(sorted(labels.items())), own))
+        return own
+
     def text(self) -> str:
         """All of it, for a scrape."""
         with self._lock:
@@ -77,16 +115,32 @@ class Metrics:
             yield f"# HELP {name} {about}"
             yield f"# TYPE {name} {kind}"
             if kind != "histogram":
-                for labels, value in sorted(self._values[name].items()):
+                for labels, value in sorted(self._summed(name).items()):
                     yield f"{name}{_braces(labels)} {_number(value)}"
                 continue
-            for labels, buckets in sorted(self._buckets[name].items()):
+            for labels, (buckets, seconds) in sorted(self._distributions(name).items()):
                 total = 0
                 for bound, count in zip((*LATENCY_SECONDS, float("inf")), buckets, strict=True):
                     total += count
                     yield f"{name}_bucket{_braces((*labels, ('le', _number(bound))))} {total}"
-                yield f"{name}_sum{_braces(labels)} {_number(self._sums[name][labels])}"
+                yield f"{name}_sum{_braces(labels)} {_number(seconds)}"
                 yield f"{name}_count{_braces(labels)} {total}"
+
+    def _summed(self, name: str) -> dict[Labels, float]:
+        values = dict(self._values[name])
+        for of, labels, own in self._own_counters:
+            if of == name and own.amount:
+                values[labels] = values.get(labels, 0.0) + own.amount
+        return values
+
+    def _distributions(self, name: str) -> dict[Labels, tuple[list[int], float]]:
+        found = {labels: (buckets, self._sums[name][labels]) for labels, buckets in self._buckets[name].items()}
+        for of, labels, own in self._own_histograms:
+            if of == name and any(own.buckets):
+                buckets, seconds = found.get(labels, ([0] * len(own.buckets), 0.0))
+                both = [one + other for one, other in zip(buckets, own.buckets, strict=True)]
+                found[labels] = (both, seconds + own.sum)
+        return found
 
 
 def _braces(labels: Labels) -> str:

@@ -33,6 +33,9 @@ class ModelView(Protocol):
     def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
         """Rows [K, D] of one feature, NaN where there is none, and their status codes [K]."""
 
+    def packed(self, number: int, ids_K: IdArray) -> StatusArray:
+        """The same in one array of bytes: K rows of D float32, then K status codes."""
+
     def facts(self, number: int, row_id: int) -> tuple[int, int]:
         """Count and last seen (ms) of a known row."""
 

@@ -116,9 +116,21 @@ class Replica:
     def demand(self, demand: Demand) -> ModelView:
         """The newest view, where it satisfies the demand; ApiError 503 with Retry-After where not."""
         view = self.take()
+        refusal = self._refusal(view, demand)
+        if refusal is not None:
+            reason = "min_version" if refusal.code == "version_not_reached" else "max_staleness"
+            self._metrics.add("springtide_refused_total", reason=reason)
+            raise refusal
+        return view
+
+    def fitting(self, demand: Demand) -> ModelView | None:
+        """The newest view, where there is one and it satisfies the demand; nothing is counted."""
+        view = self.view
+        return None if view is None or self._refusal(view, demand) is not None else view
+
+    def _refusal(self, view: ModelView, demand: Demand) -> ApiError | None:
         if demand.min_version is not None and view.version < demand.min_version:
-            self._metrics.add("springtide_refused_total", reason="min_version")
-            raise ApiError(
+            return ApiError(
                 503,
                 "version_not_reached",
                 f"version {demand.min_version} is not served yet, the newest is {view.version}",
@@ -128,16 +140,15 @@ class Replica:
         if demand.max_staleness_ms is not None:
             staleness_ms = self.staleness_ms(view)
             if staleness_ms is None or staleness_ms > demand.max_staleness_ms:
-                self._metrics.add("springtide_refused_total", reason="max_staleness")
                 age = "of unknown age" if staleness_ms is None else f"{staleness_ms} ms old"
-                raise ApiError(
+                return ApiError(
                     503,
                     "too_stale",
                     f"the newest model is {age}, {demand.max_staleness_ms:g} ms are allowed",
                     "retry, allow more, or see the trainer's state in /v1/status",
                     headers={"Retry-After": "1", **self.header_texts(view)},
                 )
-        return view
+        return None
 
     def header_texts(self, view: ModelView) -> dict[str, str]:
         """The headers that say which version answered, and its age."""

@@ -15,9 +15,11 @@ from springtide_client.errors import SpringtideError
 from app.errors import UserError
 from app.serving.api import build_api
 from app.serving.config import ServeConfig
+from app.serving.express_protocol import ExpressProtocol
 from app.serving.front import Front
 from app.serving.service import Service
 from app.serving.tokens import load_tokens
+from app.serving.warm import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ def serve(
         tokens = load_tokens(config)
     except ValueError as error:
         raise UserError(str(error)) from None
+    warm_up()
     listener = listen(config)
     service = Service(Path(log_path), config, tokens)
     try:
@@ -52,6 +55,8 @@ def serve(
             access_log=False,
             server_header=False,
             ws="none",
+            http=ExpressProtocol,
+            proxy_headers=False,
             lifespan="off",
             timeout_graceful_shutdown=2,
             timeout_keep_alive=30,

@@ -1,0 +1,74 @@
+"""uvicorn's HTTP/1.1 connection with a short way for known look-ups: no task, no parser, one write."""
+
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from app.serving.express import START, Express
+
+
+class ExpressProtocol(HttpToolsProtocol):
+    """Between two requests the bytes of a whole one may be answered at once; else everything is as ever."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._express = cast(Express, cast(Any, self.config.app).express)
+        self._is_between = True  # the parser has seen the end of every request that began
+        self._head: bytes | None = None  # of a request that is whole in the data at hand
+        self._answered_at = 0.0
+        self._own_headers: tuple[object, str] = (None, "")
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_between and data.startswith(START) and self._is_idle():
+            answer = self._express.answer(data)
+            if answer is not None:
+                self._send(*answer)
+                return
+            self._head = head_of_whole(data)
+        super().data_received(data)
+        self._head = None
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_between = False
+        if self._head is not None:
+            cast(dict[str, Any], self.scope)["springtide.head"] = self._head
+            self._head = None  # it is the first request's
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_between = True
+
+    def timeout_keep_alive_handler(self) -> None:
+        left = self._answered_at + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _is_idle(self) -> bool:
+        """Nothing is in flight, and what is written leaves."""
+        cycle = self.cycle
+        if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
+            return False
+        return not self.pipeline and not self.flow.write_paused and not self.transport.is_closing()
+
+    def _send(self, lines: str, content: bytes | memoryview) -> None:
+        own = self.server_state.default_headers  # another list every second: the date
+        if self._own_headers[0] is not own:
+            text = "".join(f"{name.decode('latin-1')}: {value.decode('latin-1')}\r\n" for name, value in own)
+            self._own_headers = (own, STATUS_LINE[200].decode("latin-1") + text)
+        head = f"{self._own_headers[1]}{lines}\r\n".encode("latin-1")
+        self.transport.writelines([head, content])
+        self.server_state.total_requests += 1
+        self._answered_at = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+
+def head_of_whole(data: bytes) -> bytes | None:
+    """The head of a request; None where it does not end in the data."""
+    end = data.find(b"\r\n\r\n") + 4
+    return data[:end] if end > 3 else None
