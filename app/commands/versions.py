@@ -33,13 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from springtide_client.errors import LogError
+
     from app.config import load_outline
     from app.errors import UserError
 
     outline = load_outline(arguments.config)
     if arguments.action not in ACTIONS:
         raise UserError(f"versions {arguments.action} is not in this release; {', '.join(ACTIONS)} are")
-    return _action(arguments.action).run(outline, arguments)
+    try:
+        return _action(arguments.action).run(outline, arguments)
+    except FileNotFoundError as error:
+        # a merger is at work beside us
+        raise LogError(f"{error.filename} was retired while it was read: run the command again") from None
 
 
 def _action(name: str) -> Action:

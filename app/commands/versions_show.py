@@ -168,15 +168,13 @@ def print_history(outline: "Outline", key: str, history: "History", holdings: "l
         print("no version from there on wrote it: the id was never learned, or its row died before")
     elif not history.is_alive:
         print(f"the row is gone: {history.events[-1].kind} in version {version_name(history.events[-1].version)}")
-    bases = ", ".join(version_name(number) for number in history.bases) or "no base"
-    print(
-        f"it stands in {bases if history.bases == [] else 'base ' + bases}"
-        if holdings
-        else "no file of the log holds it"
-    )
+    bases = ", ".join(version_name(number) for number in history.bases)
+    word = "no base" if not bases else ("base " if len(history.bases) == 1 else "bases ") + bases
+    print(f"it stands in {word}" if holdings else "no file of the log holds it")
     if holdings:
         oldest = holdings[0]
-        print(f"the oldest of {plural(len(holdings), 'file')} that hold it: {oldest.file}")
+        others = f", of {len(holdings)}" if len(holdings) > 1 else ""
+        print(f"the oldest file that holds it{others}: {oldest.file}")
         print(f"that file goes {oldest.goes(outline.log)}")
 
 

@@ -16,7 +16,7 @@ from springtide_client.tensors import Arrays
 
 from app.versions.index import Entry, LogIndex
 
-PART_BYTES = 512 << 20  # of records whose rows are in memory at a time
+PART_BYTES = 256 << 20  # of records whose rows are in memory at a time; two to three times as much is taken
 
 
 class Part(NamedTuple):

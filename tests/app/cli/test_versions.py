@@ -9,6 +9,7 @@ import pytest
 from springtide_client.keys import hash_text
 
 from app.cli import main
+from app.versions.index import LogIndex
 
 # the logs of the versions' own tests
 sys.path.append(str(Path(__file__).parents[1] / "versions"))
@@ -82,7 +83,7 @@ def test_show_key_tells_the_history_of_a_text_id(log, capsys) -> None:
     assert lines[0] == f"item_id={TEXT} (id {hash_text(TEXT.encode())}), from version 1.0 on"
     assert [line.split()[3] for line in lines[2:4]] == ["created", "written"]
     assert "it stands in base 1.7" in out
-    assert "the oldest of 3 files that hold it: seg-0000000001-000000.log" in out
+    assert "the oldest file that holds it, of 3: seg-0000000001-000000.log" in out
     by_number = json.loads(told(capsys, "show", "--key", f"item_id={hash_text(TEXT.encode())}", "--json"))
     assert by_number["text"] == TEXT
     assert [event["kind"] for event in by_number["events"]] == ["created", "written"]
@@ -137,6 +138,14 @@ def test_verify_says_that_all_is_well_or_what_is_not(log, capsys) -> None:
 )
 def test_a_mistake_is_one_line_with_its_mend(log, capsys, arguments: list[str], words: str) -> None:
     assert words in told(capsys, *arguments, code=2)
+
+
+def test_a_file_that_is_retired_meanwhile_is_no_mystery(log, capsys, monkeypatch) -> None:
+    def retire(index: LogIndex, number: int) -> None:
+        raise FileNotFoundError(2, "No such file or directory", f"base-{number}")
+
+    monkeypatch.setattr(LogIndex, "meta", retire)
+    assert "was retired while it was read: run the command again" in told(capsys, "diff", "1.1", "1.2", code=1)
 
 
 def test_damage_on_the_way_names_the_command_that_tells_more(log, capsys) -> None:
