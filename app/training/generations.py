@@ -11,6 +11,7 @@ from springtide_client.errors import LogError
 from springtide_client.log_directory import LogDirectory
 
 from app.training.base_rows import BaseRows
+from app.versions.fault_points import reach
 from app.versions.retire import base_number
 from embeddings.source import RowSource
 
@@ -55,6 +56,8 @@ class Generations:
         if self._closed is not None and self._closed[1] <= number:
             generation = self._closed[0]
             self._closed = None
+        reach("before a base is mapped")
         self._table.map_base(BaseRows(base), generation)
+        reach("while a generation is destroyed")
         self._mapped = number
         logger.info("base mapped", extra={"base": path.name, "generation": generation})

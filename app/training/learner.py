@@ -2,6 +2,7 @@
 
 # N samples, L labels, K keys, D dimension
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from app.models.interface import Model
 from app.training.assembly import assemble_tensors, of_samples, parts_of
 from app.training.config import TrainConfig
 from app.training.dense_optimizer import DenseOptimizer, optimizer_arrays, restore_optimizer
+from embeddings.errors import SpillError
 from embeddings.prefetch import Prefetch
 from embeddings.table import EmbeddingTable
 from stream.columns import Batch
@@ -87,6 +89,7 @@ class Learner:
         """1. Look up. 2. Score. 3. Gradients; they move the rows. 4. Statistics. 5. Move the dense net.
 
         `upcoming`: the batch of the next step, if it is known: its rows come up from below while this one computes.
+        A SpillError comes from the look-up, before anything has moved: the same batch may be tried again.
         """
         if len(batch) == 0:
             return StepReport(batch.labels_NL, batch.labels_NL, batch.weights_N, float("nan"))
@@ -99,8 +102,9 @@ class Learner:
         try:
             if upcoming is not None and len(upcoming):
                 keys = self._keys_of(upcoming)
-                prefetch = self.table.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K)
-                self._upcoming = replace(keys, prefetch=prefetch)
+                with suppress(SpillError):  # the next look-up is told; this batch must not be looked up twice
+                    prefetch = self.table.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K)
+                    self._upcoming = replace(keys, prefetch=prefetch)
             tensors = self.table.embed_parts(lookup, parts_of(self.schema, batch.features))
             inputs = assemble_tensors(self.schema, batch.features, tensors)
             if isinstance(self.model, Model):

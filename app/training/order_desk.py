@@ -1,6 +1,7 @@
 """Orders to a running trainer, executed between batches; order and result are part of the next version."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from springtide_client.keys import id_of
 from app.live_limits import nested, read_limits
 from app.training.state import TrainingState
 from app.versions.commands import Order, Orders
+from app.versions.fault_points import reach
 
 logger = logging.getLogger(__name__)
 
@@ -24,23 +26,32 @@ class OrderDesk:
     def __init__(self, log_path: Path, epoch: int, state: TrainingState) -> None:
         self._orders = Orders(log_path, epoch, state.executed_orders)
         self._state = state
+        self._waiting: deque[Order] = deque()  # claimed, not executed
         self._told: list[str] = []  # the ids of what the next version tells
 
     @property
     def has_new(self) -> bool:
         """Whether there is an order to execute."""
-        return self._orders.has_new()
+        return bool(self._waiting) or self._orders.has_new()
 
     def execute(self) -> None:
-        """Every order that waits. Call it right after a cut: what an order moves must fit beside nothing."""
-        for order in self._orders.claim():
+        """Every order that waits. Call it right after a cut: what an order moves must fit beside nothing.
+
+        SpillError where the spill takes no rows: what is not executed waits for the next call.
+        """
+        self._waiting += self._orders.claim()
+        while self._waiting:
+            order = self._waiting[0]
             try:
                 result = self._handler(order)(order.body)
             except (ValueError, EncodeError) as error:
                 result = {"refused": str(error)}
             logger.info("order executed", extra={"order": order.id, "kind": order.kind, **result})
-            self._state.note_order({"id": order.id, "kind": order.kind, "result": result, **_lasting(order)})
+            told = {"id": order.id, "kind": order.kind, "samples_trained": self._state.samples_trained}
+            self._state.note_order({**told, "result": result, **_lasting(order)})
             self._told.append(order.id)
+            self._waiting.popleft()
+            reach("after an order is executed")
 
     def told(self, version: int) -> None:
         """This version carries what was executed since the one before."""

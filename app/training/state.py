@@ -53,6 +53,7 @@ class TrainingState:
         self.loss: float | None = None
         self.complete_until_ms = 0
         self.changed = False  # since the last cut
+        self._begun: Batch | None = None  # for it time has passed; its rows could not be looked up
         self.told_scores = scores.document()  # by the newest version
         self._cut_step = 0
         self._record_ms: list[npt.NDArray[np.int64]] = []
@@ -62,11 +63,15 @@ class TrainingState:
     def learn(self, batch: Batch, *, upcoming: Batch | None = None, limit_ms: int | None = None) -> None:
         """1. Time passes in the table. 2. Score and learn. 3. Count. 4. Move positions and clocks.
 
-        A batch may hold no sample. `upcoming`: the next batch, where it is known.
+        A batch may hold no sample. `upcoming`: the next batch, where it is known. SpillError while the spill takes no
+        rows: nothing is learned, and the same batch may come again.
         """
-        if len(batch):  # others come as the stream was cut, and what is learned must not depend on that
+        # batches without samples come as the stream was cut, and what is learned must not depend on that
+        if len(batch) and batch is not self._begun:
             self.learner.table.advance(self.clock.now_ms, self.samples_trained)
+            self._begun = batch
         report = self.learner.step(batch, upcoming)
+        self._begun = None
         self.scores.observe(report.logits_NL, report.labels_NL, report.weights_N)
         self.samples_trained += len(batch)
         if np.isfinite(report.loss):

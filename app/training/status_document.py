@@ -51,7 +51,7 @@ def condition_of(trainer: "Trainer") -> tuple[str, str]:
         return "waiting", "the log takes [log] log_bytes: raise it, or begin a new log"
     if trainer.source.state == "waiting":
         return "waiting", trainer.source.reason
-    if reason := trainer.reason or trainer.log.reason:
+    if reason := trainer.spill_reason or trainer.reason or trainer.log.reason:
         return "waiting", reason
     if wall_ms() - trainer.complete_until_ms() > CATCHING_UP_MS:
         learned = {p: position.offset for p, position in trainer.state.positions.items()}

@@ -18,7 +18,9 @@ from app.training.rates import Rate
 from app.training.report import SECONDS, StatusKeeper, wall_ms
 from app.training.status_document import document_of
 from app.training.stop_signals import StopSignals
+from app.versions.fault_points import reach
 from app.versions.writer import LogWriter
+from embeddings.errors import SpillError
 from stream.batcher import Batcher
 from stream.columns import Batch, Partition
 from stream.dead_letters import DeadLetters
@@ -68,6 +70,7 @@ class Trainer:
         )
         self.rate = Rate()
         self.reason = ""  # why versions are put off
+        self.spill_reason = ""  # why rows cannot leave memory, and learning waits
         self.committed: dict[Partition, int] = {p: position.offset for p, position in self.state.positions.items()}
         self._awaited: deque[tuple[int, dict[Partition, int]]] = deque()  # versions that are not known to be durable
         self._last_commit = self._last_said = float("-inf")
@@ -87,7 +90,7 @@ class Trainer:
                     if (batch := self.next_batch()) is not None:  # one without samples moves positions too
                         self.learn(batch)
                     if self.asked and self.commit():
-                        self.orders.execute()  # right after a cut: what it moves out of memory finds room
+                        self.persist(self.orders.execute)  # right after a cut: what it moves finds room
                     if self.due:
                         self.commit()
                     self.say()
@@ -118,7 +121,7 @@ class Trainer:
 
     def gather(self) -> None:
         """Take what the stream has, unless a whole batch waits already or the log has no room for more."""
-        if self.log.is_full or self.dead_letters.unconfirmed_bytes > UNCONFIRMED_BYTES:
+        if self.log.is_full or self.log.is_stuck or self.dead_letters.unconfirmed_bytes > UNCONFIRMED_BYTES:
             self.signals.wait(POLL_SECONDS)
         elif self.batcher.num_rows < self.config.train.batch_size:
             for columns in self.source.poll(self.patience()):
@@ -135,7 +138,7 @@ class Trainer:
 
     def next_batch(self) -> Batch | None:
         """A batch that is due; at the end of the stream, what is left."""
-        if self.log.is_full:
+        if self.log.is_full or self.log.is_stuck:
             return None
         batch, self.upcoming = self.upcoming, None
         if batch is None:
@@ -152,17 +155,34 @@ class Trainer:
         if self.batcher.num_rows >= self.config.train.batch_size:
             self.upcoming = self.batcher.take()
         limit_ms = wall_ms() + int(self.config.source.max_future_seconds * 1000)
-        self.state.learn(batch, upcoming=self.upcoming, limit_ms=limit_ms)
+        self.persist(lambda: self.state.learn(batch, upcoming=self.upcoming, limit_ms=limit_ms))
+
+    def persist(self, do: Callable[[], None]) -> None:
+        """Do it, again and again while the spill takes no rows. Asked to stop, leave it to the next trainer."""
+        while True:
+            try:
+                do()
+                self.spill_reason = ""
+                return
+            except SpillError as error:
+                if str(error) != self.spill_reason:
+                    logger.warning("learning waits for the spill", extra={"reason": str(error)})
+                self.spill_reason = str(error)
+            if self.due:
+                self.commit()
+            self.say()
+            if self.signals.wait(POLL_SECONDS):
+                return
 
     @property
     def asked(self) -> bool:
         """Whether an order waits; while versions are put off it waits on."""
-        return time.monotonic() > self._last_commit and self.orders.has_new
+        return time.monotonic() > self._last_commit and not self.log.is_stuck and self.orders.has_new
 
     @property
     def due(self) -> bool:
         """Whether it is time for a version, and there is something to tell."""
-        if time.monotonic() - self._last_commit < self.config.log.publish_seconds:
+        if self.log.is_stuck or time.monotonic() - self._last_commit < self.config.log.publish_seconds:
             return False
         return self.state.changed or self.complete_until_ms() > self.state.complete_until_ms
 
@@ -188,7 +208,9 @@ class Trainer:
             return False
         self._put_off_seconds = FIRST_PUT_OFF_SECONDS
         self.reason = ""
+        reach("before a cut")
         meta, arrays = self.state.cut(created_ms=wall_ms(), complete_until_ms=self.complete_until_ms())
+        reach("after a cut")
         version = self.log.append(meta, arrays)
         self.generations.after_cut(version.number)
         self.orders.told(version.number)

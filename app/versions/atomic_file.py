@@ -1,20 +1,37 @@
 """Files that appear whole or not at all, and survive a power loss where that is asked for."""
 
+import errno
 import os
+from contextlib import suppress
 from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # may pass, and nothing was written
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
     """1. Write beside. 2. fsync. 3. Rename over `path`. 4. fsync the folder. Without `durable` 1 and 3 only."""
     draft = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    with draft.open("wb") as file:
-        file.write(content)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    draft.rename(path)
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        draft.rename(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
     if durable:
         sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """The folder is there, and so are the names of those that had to be made on the way, also after a power loss."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
 
 
 def sync_folder(path: Path) -> None:

@@ -33,6 +33,7 @@ from springtide_client.schema import Schema
 from springtide_client.tensors import Array, Arrays, TensorShape, TensorWriter, shape_of
 
 from app.versions.atomic_file import sync_folder
+from app.versions.fault_points import reach
 
 COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen")
 
@@ -65,6 +66,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
     draft.mkdir(parents=True)
     try:
         _write_rows(draft, image)
+        reach("amid a base")
         _write_arrays(draft / DENSE, image.dense)
         if image.sketch is not None:
             _write_arrays(draft / SKETCH, {"sketch.bytes": image.sketch})
@@ -74,11 +76,13 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
         _write_manifest(draft, image)
         if path.exists() and not is_whole(path):
             path.rename(draft.with_name(f".tmp-retired-{path.name}-{time.time_ns()}"))
+        reach("before a base is renamed")
         try:
             draft.rename(path)
         except OSError:
             if not is_whole(path):
                 raise
+        reach("after a base is renamed")
         sync_folder(path.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

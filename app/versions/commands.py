@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from app.versions.fault_points import reach
+
 _NAME = re.compile(r"(?P<id>[^.][^/]*?)\.(?P<holder>json|\d+)")
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class Orders:
             path = self._folder / f"{match['id']}.{self._epoch}"
             try:
                 os.rename(self._folder / name, path)
+                reach("after an order is claimed")
                 orders.append(_read(match["id"], path.read_bytes()))
             except FileNotFoundError:
                 continue
@@ -66,6 +69,7 @@ class Orders:
         for name in self._names():
             match = _NAME.fullmatch(name)
             if match is not None and self._executed.get(match["id"], durable + 1) <= durable:
+                reach("before an order is unlinked")
                 (self._folder / name).unlink(missing_ok=True)
                 self._claimed.discard(match["id"])
 

@@ -18,8 +18,9 @@ from springtide_client.log_directory import (
 from springtide_client.records import Tip
 from springtide_client.schema import Schema
 
-from app.versions.atomic_file import sync_folder, write_atomically
+from app.versions.atomic_file import make_folder, sync_folder, write_atomically
 from app.versions.errors import OtherSchemaError, OvertakenError
+from app.versions.fault_points import reach
 from app.versions.segments import walk_segment
 from app.versions.trainer_lock import WAIT_SECONDS, TrainerLock
 
@@ -54,12 +55,13 @@ def start_epoch(
     The claim comes before the measuring: whoever reads looks for claims before using what was read, so nothing that
     the predecessor appends after it was measured is ever used. LogBusyError where another trainer lives.
     """
-    log_path.mkdir(parents=True, exist_ok=True)
+    make_folder(log_path)
     directory = LogDirectory(log_path)
     check_schema(directory, schema)
     lock = TrainerLock.take(log_path, take_over=take_over, wait_seconds=wait_seconds)
     try:
         number = claim(directory)
+        reach("after a claim")
         past = measure(directory)
         for sealed in past.sealed:
             sync_file(log_path / sealed.file)
@@ -71,7 +73,9 @@ def start_epoch(
             schema=msgspec.to_builtins(schema),
             fingerprint=schema.fingerprint(),
         )
+        reach("before a manifest")
         write_atomically(log_path / manifest_name(number), encode_checked(manifest))
+        reach("after a manifest")
         if directory.overtaken(number):
             raise OvertakenError(f"another trainer started at the same time and took epoch {number + 1}")
     except BaseException:

@@ -8,6 +8,8 @@ from springtide_client.errors import LogError
 from springtide_client.log_directory import LogDirectory
 from springtide_client.records import Record, Tip, VersionMeta
 
+from app.versions.fault_points import reach
+
 
 @dataclass
 class Resume:
@@ -38,6 +40,7 @@ class Resume:
         """Each version after the base, exactly up to the past's end; LogError where one of them cannot be read."""
         tip = self.base.tip
         for record in self.directory.records(tip):
+            reach("amid reading back")
             self._note(record.number, record.meta)
             self.meta, tip = record.meta, record.tip
             yield record

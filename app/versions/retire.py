@@ -9,6 +9,7 @@ from pathlib import Path
 from springtide_client.log_directory import Listing, LogDirectory, LogManifest
 
 from app.versions.base_writer import is_whole
+from app.versions.fault_points import reach
 from app.versions.segments import walk_segment
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ def retire(directory: LogDirectory, keep_bases: int) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
             (directory.path / name).rename(grave)
             shutil.rmtree(grave, ignore_errors=True)
+    reach("amid retiring")
     for name in covered_segments(directory, listing, manifest, base_number(kept[0])):
         (directory.path / name).unlink(missing_ok=True)
         gone.append(name)

@@ -12,7 +12,7 @@ from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.log_directory import segment_name
 from springtide_client.records import HEADER, RecordHeader, parse_header
 
-from app.versions.atomic_file import sync_folder
+from app.versions.atomic_file import FULL, sync_folder
 
 PIECE_BYTES = 1 << 20
 
@@ -65,14 +65,21 @@ class SegmentFiles:
         self._lock = threading.Lock()  # around the descriptor, never around a write or an fsync
 
     def write(self, frame: bytes) -> None:
-        """Append a record. After an OSError the next one, which may be the same, goes to a new file."""
+        """Append a record. After an OSError the next one, which may be the same, goes to a new file.
+
+        Unless nothing was written, as on a full disk: else every try would leave a file behind.
+        """
         if self._descriptor is None or self._torn or self._size + len(frame) > self._segment_bytes:
             self._roll()
         assert self._descriptor is not None
         view = memoryview(frame)
         self._torn = True  # until it is whole
         while len(view):
-            written = os.write(self._descriptor, view)
+            try:
+                written = os.write(self._descriptor, view)
+            except OSError as error:
+                self._torn = len(view) < len(frame) or error.errno not in FULL
+                raise
             if written == 0:
                 raise OSError(errno.EIO, "nothing was written")
             view = view[written:]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from app.versions.atomic_file import write_atomically
+from app.versions.atomic_file import FULL, write_atomically
 
 _NAME = re.compile(r"status-(\d{10})\.json")
 
@@ -25,8 +25,20 @@ def write_status(log_path: Path, epoch: int, status: Mapping[str, Any]) -> None:
         "updated_ms": time.time_ns() // 1_000_000,
         **status,
     }
-    # losing a status in a power loss loses nothing: it is not worth an fsync a second
-    write_atomically(Path(log_path) / f"status-{epoch:010d}.json", msgspec.json.encode(signed), durable=False)
+    path, text = Path(log_path) / f"status-{epoch:010d}.json", msgspec.json.encode(signed)
+    try:
+        # losing a status in a power loss loses nothing: it is not worth an fsync a second
+        write_atomically(path, text, durable=False)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _overwrite(path, text)
+
+
+def _overwrite(path: Path, text: bytes) -> None:
+    """On a full disk the blocks of the present status are all there is: its writer lives, and says so in them."""
+    with path.open("r+b") as file:
+        file.write(text.ljust(os.fstat(file.fileno()).st_size))
 
 
 def read_status(log_path: Path) -> dict[str, Any] | None:

@@ -1,11 +1,10 @@
 """Appends versions to the log. The trainer's thread encodes; one thread writes, another makes durable."""
 
-import errno
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,10 +14,12 @@ from springtide_client.records import EPOCH_SHIFT, Tip, VersionMeta, encode_reco
 from springtide_client.schema import Schema
 from springtide_client.tensors import Array
 
+from app.versions.atomic_file import FULL
 from app.versions.config import LogConfig
 from app.versions.disk_use import disk_bytes
 from app.versions.epochs import Epoch, start_epoch
 from app.versions.errors import OvertakenError
+from app.versions.fault_points import reach
 from app.versions.segments import SegmentFiles
 from app.versions.trainer_lock import WAIT_SECONDS
 
@@ -26,8 +27,7 @@ Version = Tip
 
 RETRIES = 3  # of an append that fails for another reason than a full disk
 RETRY_SECONDS = 0.5
-STUCK_SECONDS = 60.0  # a queue that stays full for so long has failed
-FULL = (errno.ENOSPC, errno.EDQUOT)
+STUCK_SECONDS = 60.0  # a queue of which nothing is written for so long has failed
 
 logger = logging.getLogger(__name__)
 
@@ -97,13 +97,7 @@ class LogWriter:
         frame, checksum = encode_record(self.epoch, number, self._last.checksum, meta, tensors)
         version = Tip(number, checksum)
         with self._changed:
-            room = self._changed.wait_for(
-                lambda: self._error or not self._queue or self._queued_bytes + len(frame) <= self.config.queue_bytes,
-                STUCK_SECONDS,
-            )
-            if not room:
-                raise LogError(f"the log cannot be written: {self._reason or 'the disk is too slow'}")
-            self._raise()
+            self._wait_until(lambda: not self._queue or self._queued_bytes + len(frame) <= self.config.queue_bytes)
             self._queue.append((frame, version))
             self._queued_bytes += len(frame)
             self._changed.notify_all()
@@ -136,12 +130,15 @@ class LogWriter:
         """Whether the log takes more than `log_bytes`: the stream should wait until the merger has made room."""
         return self._log_bytes > self.config.log_bytes
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether versions wait for a disk that refuses them: the stream should wait with them."""
+        return bool(self._reason and self._queue)
+
     def sync(self) -> None:
         """Everything appended so far is durable when this returns; raises like `append`."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._error or not self._queue, STUCK_SECONDS):
-                raise LogError(f"the log cannot be written: {self._reason or 'the disk is too slow'}")
-        self._raise()
+            self._wait_until(lambda: not self._queue)
         self._sync()
         self._raise()
 
@@ -169,6 +166,15 @@ class LogWriter:
         for thread in self._threads:
             thread.join()
         self._segments.close()
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        """With the condition held. A slow disk is waited for as long as it writes anything."""
+        while not done():
+            self._raise()
+            published = self._published
+            if not self._changed.wait_for(lambda: self._error or done() or self._published != published, STUCK_SECONDS):
+                raise LogError(f"the log cannot be written: {self._reason or 'the disk is too slow'}")
+        self._raise()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -205,7 +211,9 @@ class LogWriter:
         # the look is not what keeps a replaced trainer from harm, it only tells it sooner
         while not self._is_overtaken():
             try:
+                reach("after the look before an append")
                 self._segments.write(frame)
+                reach("after an append before its fsync")
                 self._reason = ""
                 return True
             except LogError as error:
@@ -234,5 +242,6 @@ class LogWriter:
                 self._segments.sync()
             except LogError as error:
                 self._fail(error)
+            reach("after an fsync before the look")
             if not self._is_overtaken():
                 self._durable = published
