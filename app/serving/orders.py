@@ -12,7 +12,7 @@ from springtide_client.schema import Schema
 
 from app.live_limits import EXAMPLE, nested, read_limits
 from app.serving.problems import ApiError, bad_request, invalid
-from app.versions.atomic_file import make_folder
+from app.versions.atomic_file import sync_folder
 
 
 def check_support(kind: str, status: Mapping[str, Any]) -> None:
@@ -33,18 +33,15 @@ def put_order(log_path: Path, kind: str, body: Mapping[str, Any]) -> str:
     order_id = f"{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(6)}"
     order = {"id": order_id, "kind": kind, "created_ms": time.time_ns() // 1_000_000, **body}
     folder = log_path / "commands"
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    sync_folder(log_path)
     draft = folder / f".{order_id}.tmp"
     with draft.open("xb") as file:
         file.write(msgspec.json.encode(order))
         file.flush()
         os.fsync(file.fileno())
     draft.rename(folder / f"{order_id}.json")
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(folder)
     return order_id
 
 

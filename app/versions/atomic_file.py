@@ -27,11 +27,11 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
 
 
 def make_folder(path: Path) -> None:
-    """The folder is there, and so are the names of those that had to be made on the way, also after a power loss."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    """The folder is there also after a power loss, whoever made it."""
     path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        sync_folder(folder.parent)
+    for folder in path.absolute().parents:
+        with suppress(OSError):  # somebody else's
+            sync_folder(folder)
 
 
 def sync_folder(path: Path) -> None:

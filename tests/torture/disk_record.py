@@ -1,0 +1,135 @@
+"""What a power loss would leave of a folder: every fsync under it is noted down, by any number of processes.
+
+A note says how long a file was, or which names a folder held, when its fsync began. Files are kept alive by a second
+name, so that one that was unlinked may come back. Knows nothing of logs.
+"""
+
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Note = dict[str, Any]
+
+
+class Recorder:
+    """Notes down the fsyncs of this process. `folder` lies beside the recorded one, on the same disk."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root, self.store = os.path.realpath(root), folder / "store"
+        self.store.mkdir(parents=True, exist_ok=True)
+        self._journal = os.open(folder / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+        self.before_each: Callable[[], None] = lambda: None  # operation that moves the disk
+        self._fsync, self._rmdir, self._rename, self._unlink = os.fsync, os.rmdir, os.rename, os.unlink
+
+    def install(self) -> None:
+        """From now on, for this process."""
+        os.fsync, os.rmdir, os.rename, os.unlink = self.fsync, self.rmdir, self.rename, self.unlink
+
+    def remove(self) -> None:
+        os.fsync, os.rmdir, os.rename, os.unlink = self._fsync, self._rmdir, self._rename, self._unlink
+
+    @contextmanager
+    def recording(self) -> Iterator["Recorder"]:
+        self.install()
+        try:
+            yield self
+        finally:
+            self.remove()
+            os.close(self._journal)
+
+    def fsync(self, descriptor: int) -> None:
+        """1. Look. 2. fsync. 3. Note down what was seen: what came meanwhile may be lost."""
+        self.before_each()
+        note = self._look(descriptor)
+        self._fsync(descriptor)
+        self.write(note)
+
+    def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
+        self.before_each()
+        number = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_ino
+        self._rmdir(path, dir_fd=dir_fd)
+        self.write({"removed": number})
+
+    def rename(self, source: Any, target: Any, **where: Any) -> None:
+        self.before_each()
+        self._rename(source, target, **where)
+
+    def unlink(self, path: Any, **where: Any) -> None:
+        self.before_each()
+        self._unlink(path, **where)
+
+    def write(self, note: Note | None) -> None:
+        if note is not None:
+            os.write(self._journal, json.dumps(note).encode() + b"\n")
+
+    def note_all(self) -> None:
+        """Everything under the root is on the disk."""
+        for folder, _, files in os.walk(self.root):
+            for name in files:
+                number, size = self.pin(f"{folder}/{name}")
+                self.write({"file": number, "size": size})
+            self.write(self._look_at_folder(folder))
+
+    def _look(self, descriptor: int) -> Note | None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path != self.root and not path.startswith(self.root + "/"):
+            return None
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            return self._look_at_folder(path)
+        size = os.fstat(descriptor).st_size
+        try:
+            self.pin(path)
+        except FileNotFoundError:
+            return None
+        return {"file": os.fstat(descriptor).st_ino, "size": size}
+
+    def _look_at_folder(self, folder: str) -> Note | None:
+        entries = {}
+        try:
+            for entry in os.scandir(folder):
+                try:
+                    is_dir = entry.is_dir(follow_symlinks=False)
+                    number = entry.stat(follow_symlinks=False).st_ino if is_dir else self.pin(entry.path)[0]
+                    entries[entry.name] = [number, is_dir]
+                except FileNotFoundError:  # gone meanwhile
+                    continue
+            return {"folder": os.stat(folder).st_ino, "entries": entries}
+        except FileNotFoundError:
+            return None
+
+    def pin(self, path: str) -> tuple[int, int]:
+        status = os.stat(path, follow_symlinks=False)
+        kept = self.store / str(status.st_ino)
+        if not kept.exists():
+            try:
+                os.link(path, kept)
+            except FileExistsError:
+                pass
+        return status.st_ino, status.st_size
+
+
+class Synced:
+    """What the notes say is on the disk. Folders are told apart from later ones of the same number."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files: dict[int, int] = {}
+        self.folders: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}  # names -> (number, how often removed)
+        self._removed: Counter[int] = Counter()
+        for line in (folder / "journal").read_bytes().splitlines():
+            note = json.loads(line)
+            if "file" in note:
+                self.files[note["file"]] = max(note["size"], self.files.get(note["file"], 0))
+            elif "folder" in note:
+                entries = {name: self.key(number, is_dir) for name, (number, is_dir) in note["entries"].items()}
+                self.folders[self.key(note["folder"], True)] = entries
+            else:
+                self._removed[note["removed"]] += 1
+
+    def key(self, number: int, is_dir: bool) -> tuple[int, int]:
+        """-1 for files: no two have the same number, as none really goes."""
+        return number, self._removed[number] if is_dir else -1
