@@ -5,8 +5,10 @@ RocksDB itself lives in another process (spill_process.py), for its calls hold t
 
 # U unique keys, N rows
 import importlib.util
+import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -156,11 +158,10 @@ class RocksSpill:
 
     def num_bytes(self) -> int:
         on_disk = 0
-        for file in self.folder.rglob("*"):
-            try:
-                on_disk += file.stat().st_size if file.is_file() else 0
-            except FileNotFoundError:  # RocksDB removes files as it merges them
-                continue
+        for folder, _, names in os.walk(self.folder):  # passes over folders that are destroyed meanwhile
+            for name in names:
+                with suppress(FileNotFoundError):  # RocksDB removes files as it merges them
+                    on_disk += os.stat(os.path.join(folder, name)).st_size
         return on_disk + self._shelf.waiting_bytes
 
     def memory_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """The spill keeps what was written last, whether it waits or lies on the disk."""
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,3 +151,22 @@ def test_after_close_nothing_is_answered_in_silence(spill: RocksSpill) -> None:
     with pytest.raises(SpillError, match="closed"):
         spill.write(rows(KEYS, 1), len(KEYS))
     assert not any(thread.name == "spill-keeper" and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_bytes_are_counted_while_folders_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spill = RocksSpill(tmp_path / "spill", dim=4, state_width=1)
+    (spill.folder / "000007").mkdir()
+    (spill.folder / "000007" / "file").write_bytes(b"1234")
+    assert spill.num_bytes() >= 4
+    scandir = os.scandir
+
+    def vanishing(path):
+        if str(path).endswith("000007"):
+            shutil.rmtree(path, ignore_errors=True)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    spill.num_bytes()
+    monkeypatch.undo()
+    assert not (spill.folder / "000007").exists()
+    spill.close()

@@ -1,0 +1,33 @@
+"""`python -m tests.torture --kills 200 --seed 1`: what `make torture` runs."""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from tests.torture.torture import Torture
+
+MEMORY = Path("/dev/shm")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="torture", description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=None, help="of the records and the faults; default: the time")
+    parser.add_argument("--keep", type=Path, help="a folder to leave everything in")
+    options = parser.parse_args()
+    seed = int(time.time()) if options.seed is None else options.seed
+    print(f"torture: seed {seed}, {options.kills} kills", flush=True)
+    began = time.monotonic()
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="torture-", dir=MEMORY if MEMORY.is_dir() else None))
+    folder.mkdir(exist_ok=True)
+    torture = Torture(folder, seed, say=lambda line: print(line, flush=True))
+    try:
+        torture.run(options.kills)
+    finally:
+        torture.close()
+    print(f"torture: {time.monotonic() - began:.0f} s, no difference", flush=True)
+
+
+if __name__ == "__main__":
+    main()
