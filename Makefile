@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup demo run test check lint types imports bench clean
+.PHONY: setup demo run test check lint types imports bench torture clean
 
 setup: $(VENV)/.ready
 
@@ -38,6 +38,11 @@ check: lint types imports test
 
 bench: setup
 	$(BIN)/springtide bench $(ARGS)
+
+# 200 kills, then crashes between any two moves of the disk; ARGS="--seed 7" plays a torture again
+torture: setup
+	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --kills 200 $(ARGS)
+	TORTURE_EXAMPLES=500 $(BIN)/python -m pytest tests/torture -q
 
 clean:
 	rm -rf $(VENV) var dist build

@@ -171,8 +171,7 @@ class LogWriter:
         """With the condition held. A slow disk is waited for as long as it writes anything."""
         while not done():
             self._raise()
-            published = self._published
-            if not self._changed.wait_for(lambda: self._error or done() or self._published != published, STUCK_SECONDS):
+            if not self._changed.wait(STUCK_SECONDS):  # told of every version that is written
                 raise LogError(f"the log cannot be written: {self._reason or 'the disk is too slow'}")
         self._raise()
 

@@ -1,4 +1,4 @@
-"""The stream of a torture: every record is a function of (seed, offset), so that a topic's content is known anywhere."""
+"""The stream of a torture: every record is a function of (seed, offset), so that anyone knows what a topic holds."""
 
 import json
 from functools import cache

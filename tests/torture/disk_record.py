@@ -9,7 +9,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +106,8 @@ class Recorder:
         status = os.stat(path, follow_symlinks=False)
         kept = self.store / str(status.st_ino)
         if not kept.exists():
-            try:
+            with suppress(FileExistsError):
                 os.link(path, kept)
-            except FileExistsError:
-                pass
         return status.st_ino, status.st_size
 
 

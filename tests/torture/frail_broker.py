@@ -6,6 +6,7 @@ import socket
 import subprocess
 import threading
 import time
+from contextlib import suppress
 
 from stream.broker import find_binary
 from tests.e2e.workspace import free_port
@@ -71,18 +72,14 @@ class FrailBroker:
                 threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
-        try:
+        with suppress(OSError):
             while data := source.recv(1 << 16):
                 target.sendall(data)
-        except OSError:
-            pass
         self._end(source)
         self._end(target)
 
     @staticmethod
     def _end(end: socket.socket) -> None:
-        try:
+        with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         end.close()

@@ -33,7 +33,8 @@ class Nursery:
         self._told = threading.Condition()
         self._started: list[int] = []
         self.ended: dict[int, int] = {}
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def start(self, command: list[str], *, cwd: Path, out: Path, environment: dict[str, str]) -> int:
         """Run `springtide command`; returns its process id."""
@@ -56,8 +57,11 @@ class Nursery:
 
     def close(self) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(20)
+        self._listener.join(20)
+        self._process.stdout.close()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

@@ -89,7 +89,8 @@ class Wreck:
         size = synced if size is None else size
         if synced >= size or self._taste is KILL:
             return KeptFile(key[0], size)
-        kept = synced + round((size - synced) * self._draw.random()) if self._draw.random() < self._taste.bytes else synced
+        more = round((size - synced) * self._draw.random()) if self._draw.random() < self._taste.bytes else 0
+        kept = synced + more
         rubbish = self._draw.random() < self._taste.rubbish
         return KeptFile(key[0], kept, self._draw.choice([bytes, self._draw.randbytes])(size - kept) if rubbish else b"")
 

@@ -221,8 +221,7 @@ class SmallWorld:
         """As far as they can be read: a torn end of a dead trainer's last file is no harm."""
         records: list[Record] = []
         try:
-            for record in self.log.directory.records(base.tip):
-                records.append(record)
+            records.extend(self.log.directory.records(base.tip))
         except CorruptRecordError:
             assert self.writer is None, "a living trainer's log is damaged"
         return records
