@@ -16,7 +16,8 @@ from embeddings.spill_lane import KEY_BYTES, DamageError
 
 Pairs = list[tuple[bytes, bytes]]
 
-WRITE_BUFFER_BYTES = 64 << 20
+# a small buffer is in the cache while it is sorted into; merged by fours into one file, it costs no more compaction
+WRITE_BUFFER_BYTES, MAX_WRITE_BUFFERS, MERGED_WRITE_BUFFERS = 8 << 20, 8, 4
 CACHE_MB = 64
 PROBE_BYTES = 4 << 20
 NEVER = -(2**63)
@@ -115,6 +116,8 @@ class Databases:
         options.optimize_for_point_lookup(CACHE_MB)
         options.set_allow_mmap_reads(True)
         options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+        options.set_max_write_buffer_number(MAX_WRITE_BUFFERS)
+        options.set_min_write_buffer_number_to_merge(MERGED_WRITE_BUFFERS)
         options.set_max_background_jobs(2)
         return options
 

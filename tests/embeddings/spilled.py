@@ -2,7 +2,7 @@
 
 # N rows
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from embeddings.errors import SpillError
 from embeddings.rows import Int64Array, Rows, UInt16Array
 from embeddings.spill import MARK, ROW, Spill, SpilledRows
+from embeddings.spill_child import ChildLostError
 from embeddings.spill_rocksdb import RocksSpill
 
 
@@ -42,10 +43,19 @@ def assert_found(spill: Spill, rows: Rows) -> None:
 
 @contextmanager
 def impatient(spill: RocksSpill) -> Iterator[None]:
-    """Half a second must do, once the process has started."""
+    """Half a second must do; the process should have started."""
     patience, spill._keeper.patience_seconds = spill._keeper.patience_seconds, 0.5
     yield
     spill._keeper.patience_seconds = patience
+
+
+def await_start(spill: RocksSpill) -> None:
+    """Waits until there is a process that answers."""
+    deadline = spill._keeper.deadline()
+    while True:
+        with suppress(ChildLostError), spill._keeper.child(deadline).find_lane(deadline) as lane:
+            lane.call("raise_to", [], deadline=deadline)
+            return
 
 
 def kill(spill: RocksSpill) -> None:

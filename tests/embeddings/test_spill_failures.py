@@ -12,7 +12,7 @@ import pytest
 
 from embeddings.errors import SpillError
 from embeddings.spill_rocksdb import RocksSpill
-from tests.embeddings.spilled import assert_found, find, impatient, kill, numbered
+from tests.embeddings.spilled import assert_found, await_start, find, impatient, kill, numbered
 
 DIM, WIDTH = 16, 1
 FOREVER = resource.RLIM_INFINITY
@@ -76,6 +76,7 @@ def test_a_folder_that_vanished_is_told_and_never_begun_anew(spill: RocksSpill) 
     spill.drain()
     shutil.rmtree(spill.folder)
     kill(spill)
+    await_start(spill)
     with (
         impatient(spill),
         pytest.raises(SpillError, match="vanished - start again: what was spilled"),
@@ -95,6 +96,7 @@ def test_a_database_that_another_holds_is_told_and_taken_when_free(spill: RocksS
     other = rocksdbpy.open(str(spill.folder / "000000"), options)
     rows = numbered(np.arange(100), DIM, WIDTH)
     spill.write(rows, 100)
+    await_start(spill)
     with impatient(spill), pytest.raises(SpillError, match=r"lock.* - another process has it open"):
         spill.drain()
     assert_found(spill, rows)

@@ -13,7 +13,7 @@ from embeddings.errors import SpillError
 from embeddings.rows import Rows
 from embeddings.spill import ABSENT, MARK, ROW
 from embeddings.spill_rocksdb import RocksSpill
-from tests.embeddings.spilled import impatient
+from tests.embeddings.spilled import await_start, impatient
 
 DIM = 4
 
@@ -130,6 +130,7 @@ def test_a_failing_disk_is_told_after_a_while_and_what_waits_is_kept(tmp_path: P
     blocker = tmp_path / "spill" / "000000"
     blocker.write_text("no folder for a database")
     spill.write(rows(KEYS, 1), len(KEYS))
+    await_start(spill)
     with impatient(spill), pytest.raises(SpillError, match=r"takes no rows: .*File exists"):
         spill.write(rows([(9, 9)], 1), 1)
     found = spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
