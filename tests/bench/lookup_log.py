@@ -4,60 +4,93 @@
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from springtide_client.base import ModelName, TableShape
 from springtide_client.keys import mix_keys
 from springtide_client.layers import RowLayer, sorted_layer
-from springtide_client.records import Tip, VersionMeta
-from springtide_client.schema import Schema
 
+from app.config import Config, load_config
 from app.models.export import export_model
 from app.models.interface import ModelSpec
-from app.models.registry import ModelConfig, build_model
+from app.models.registry import build_model
+from app.training.defaults import with_defaults
+from app.training.learner import Learner
+from app.training.scores import Scores
+from app.training.state import TrainingState
 from app.versions.base_writer import BaseImage, write_base
-from app.versions.config import LogConfig
 from app.versions.writer import LogWriter
+from embeddings.table import EmbeddingTable
 
-FEATURE = "item_id"
-SCHEMA = Schema(labels=("click",), categorical=("user_id", FEATURE))
-NUMBER = SCHEMA.number(FEATURE)
+FEATURE, DIM = "item_id", 64
+CONFIG = """
+name = "lookups"
+[source]
+topic = "clicks"
+[schema]
+label = "click"
+categorical = ["user_id", "item_id"]
+dense = ["age"]
+[features.user_id]
+[features.item_id]
+[table]
+dim = {dim}
+device_bytes = "512MiB"
+disk_path = "{folder}/spill"
+[model]
+name = "dlrm"
+options = {{ bottom = [512, 256], top = [512, 256] }}
+[train]
+batch_size = 1024
+threads = 1
+[log]
+path = "{folder}/log"
+"""
 
 
-def values_of(ids_N: np.ndarray, dim: int, seed: int = 0) -> np.ndarray:
-    """The rows of some ids, float32 (N, dim): known without asking anyone."""
-    step_D = np.arange(1, dim + 1, dtype=np.uint64)
-    mixed_N = mix_keys(np.full(len(ids_N), seed, np.uint16), ids_N)
-    bits_ND = (mixed_N[:, None] * (2 * step_D + 1)[None, :]) >> np.uint64(40)
+def values_of(ids_N: npt.NDArray[np.int64], dim: int = DIM) -> npt.NDArray[np.float32]:
+    """The rows of some ids, float32 (N, dim) in [-0.3, 0.3): known without asking anyone."""
+    odd_D = 2 * np.arange(1, dim + 1, dtype=np.uint64) + np.uint64(1)
+    bits_ND = (mix_keys(np.zeros(len(ids_N), np.uint16), ids_N)[:, None] * odd_D) >> np.uint64(40)
     return (bits_ND.astype(np.float32) - np.float32(2**23)) * np.float32(0.3 * 2.0**-23)
 
 
-def base_rows(num_rows: int, dim: int) -> RowLayer:
-    """Ids 0 to num_rows of the one feature."""
-    ids_N = np.arange(num_rows)
-    ones_N = np.ones(num_rows, np.int64)
-    state_N1 = np.zeros((num_rows, 1), np.float32)
-    features_N = np.full(num_rows, NUMBER, np.uint16)
-    return sorted_layer(features_N, ids_N, values_of(ids_N, dim), ones_N, ones_N * 1000, state_N1)
+def write_log(folder: Path, num_rows: int) -> Path:
+    """The log's folder; its configuration lies beside it in `springtide.toml`, its base holds ids 0 to num_rows."""
+    path = folder / "springtide.toml"
+    path.write_text(CONFIG.format(dim=DIM, folder=folder))
+    config = load_config(path)
+    with LogWriter.open(config.log, schema=config.schema) as log:
+        write_base(config.log.path, _image(config, log, num_rows))
+        log.begin(log.first)
+    return Path(config.log.path)
 
 
-def write_log(path: Path, *, num_rows: int, dim: int) -> LogWriter:
-    """A log whose first base holds the rows; the writer stays open for versions on top."""
-    log = LogWriter.open(LogConfig(path=path, durable_seconds=3600.0), schema=SCHEMA)
-    spec = ModelSpec.of(SCHEMA, dim)
-    model = build_model(ModelConfig(name="logistic"), spec, seed=0)
-    tip: Tip = log.first
-    write_base(
-        path,
-        BaseImage(
-            tip=tip,
-            schema=SCHEMA,
-            table=TableShape(dim=dim, state_width=1, seed=0, init_scale=0.01),
-            model=ModelName(name="logistic"),
-            meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
-            dense={f"dense.{name}": tensor.detach().numpy() for name, tensor in model.state_dict().items()},
-            num_rows=num_rows,
-            blocks=[base_rows(num_rows, dim)],
-            program=export_model(model, spec),
+def _image(config: Config, log: LogWriter, num_rows: int) -> BaseImage:
+    spec = ModelSpec.of(config.schema, config.table.dim)
+    table = EmbeddingTable(with_defaults(config.table), seed=config.train.seed)
+    learner = Learner(build_model(config.model, spec, seed=config.train.seed), table, config.train, config.schema)
+    state = TrainingState(learner, Scores(config.schema.labels, config.train.window_samples), config.schema)
+    width = table.optimizer.state_width(table.dim)
+    return BaseImage(
+        tip=log.first,
+        schema=config.schema,
+        table=TableShape(
+            dim=config.table.dim,
+            state_width=width,
+            seed=config.train.seed,
+            init_scale=config.table.init_scale,
+            optimizer=dict(table.config.optimizer),
         ),
+        model=ModelName(name=config.model.name, options=dict(config.model.options)),
+        meta=state.meta(created_ms=0),
+        dense=state.base_arrays(),
+        num_rows=num_rows,
+        blocks=[_rows(config.schema.number(FEATURE), num_rows, width)],
+        program=export_model(learner.model, spec),
     )
-    log.begin(tip)
-    return log
+
+
+def _rows(feature: int, num_rows: int, state_width: int) -> RowLayer:
+    ids_N, ones_N = np.arange(num_rows), np.ones(num_rows, np.int64)
+    state = np.zeros((num_rows, state_width), np.float32)
+    return sorted_layer(np.full(num_rows, feature, np.uint16), ids_N, values_of(ids_N), ones_N, ones_N * 1000, state)

@@ -354,3 +354,22 @@ def test_a_signal_ends_the_process_with_0_even_while_streams_are_open(world, num
             assert answer.status_code == 200
             process.send_signal(number)
             assert process.wait(timeout=20) == 0
+
+
+def test_a_servers_process_gives_the_event_loop_way_soon(world):
+    world.log.start()
+    code = (
+        "import sys, gc; from app.serving.config import ServeConfig; from app.serving.server import serve\n"
+        "def told(url): print(sys.getswitchinterval() < 0.005, gc.get_freeze_count() > 0, flush=True); sys.exit(0)\n"
+        "serve(sys.argv[1], ServeConfig(port=0), on_listening=told)"
+    )
+    root = Path(__file__).parents[3]
+    environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(world.log.path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.stdout == "True True\n"

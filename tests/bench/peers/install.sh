@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The peers that want interpreters of their own, each in a venv under DIR (about 4 GB in all):
-#   install.sh [DIR] [NAME...]      DIR: ~/.cache/springtide-bench unless told; NAME: frames, fbgemm, tfra; all of them unless told
+#   install.sh [DIR] [NAME...]      DIR: ~/.cache/springtide-bench unless told; NAME: frames, fbgemm, tfra, web, redis; all unless told
 # Python 3.11: neither FBGEMM 1.8.0 nor TFRA 0.8.1 knows a newer one with these versions.
 set -euo pipefail
 
 dir=${1:-${SPRINGTIDE_BENCH_PEERS:-$HOME/.cache/springtide-bench}}
 names=("${@:2}")
-[ ${#names[@]} -gt 0 ] || names=(frames fbgemm tfra)
+[ ${#names[@]} -gt 0 ] || names=(frames fbgemm tfra web redis)
 python=${PYTHON:-python3.11}
 
 install() { # VENV ARGUMENTS...: one step of pip in that venv, made where it is missing
@@ -32,8 +32,18 @@ for name in "${names[@]}"; do
         install tfra tensorflow==2.16.2 tf-keras==2.16.0 numpy==1.26.4 'protobuf<5' tensorflow-recommenders-addons==0.8.1
         TF_USE_LEGACY_KERAS=1 "$dir/tfra/bin/python" -c 'import tensorflow_recommenders_addons'
         ;;
+    web) # FastAPI as most would write it, for serve.lookup
+        install web fastapi==0.165.0 'uvicorn[standard]==0.54.0' orjson==3.13.0 numpy==2.4.6
+        "$dir/web/bin/python" -c 'import fastapi, orjson, uvloop, httptools'
+        ;;
+    redis) # Debian's packages unpacked, not installed: no server is started; where Redis is installed this is not needed
+        mkdir -p "$dir/redis"
+        (cd "$dir/redis" && apt-get download --quiet redis-server redis-tools liblzf1 libjemalloc2 libatomic1)
+        for package in "$dir"/redis/*.deb; do dpkg -x "$package" "$dir/redis/root"; done
+        LD_LIBRARY_PATH="$dir/redis/root/usr/lib/x86_64-linux-gnu" "$dir/redis/root/usr/bin/redis-server" --version
+        ;;
     *)
-        echo "no peer venv called $name: frames, fbgemm or tfra" >&2
+        echo "no peer called $name: frames, fbgemm, tfra, web or redis" >&2
         exit 2
         ;;
     esac

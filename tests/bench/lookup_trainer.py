@@ -1,0 +1,57 @@
+"""The trainer of `lookup_log`'s log, without Kafka: learns clicks that it draws itself, publishes, until it is killed.
+
+Prints a line once the first version is out.
+"""
+
+import sys
+import time
+
+import numpy as np
+import torch
+from springtide_client.features import Features
+
+from app.config import load_config
+from app.training.log_start import start_state
+from app.versions.writer import LogWriter
+from stream.columns import Batch, Partition
+
+
+def draw(random: np.random.Generator, size: int, num_rows: int) -> Batch:
+    """Clicks on items of a long tail."""
+    items = (random.zipf(1.05, size) * 7919) % num_rows
+    users = random.integers(0, 100_000, size)
+    now_N = np.full(size, time.time_ns() // 1_000_000)
+    return Batch(
+        features=Features(np.stack([users, items], 1), (), random.normal(size=(size, 1)).astype(np.float32)),
+        labels_NL=(random.random((size, 1)) < 0.3).astype(np.float32),
+        weights_N=np.ones(size, np.float32),
+        event_ms_N=now_N,
+        record_ms_N=now_N,
+        positions={Partition("clicks", 0): 0},
+        dead=(),
+        texts=[],
+        topic_ids={Partition("clicks", 0): "topic"},
+        watermarks={Partition("clicks", 0): int(now_N[0])},
+    )
+
+
+def main(config_path: str, num_rows: int) -> None:
+    torch.set_num_threads(1)
+    config = load_config(config_path)
+    random = np.random.default_rng(0)
+    batches = [draw(random, config.train.batch_size, num_rows) for _ in range(64)]
+    with LogWriter.open(config.log, schema=config.schema) as log:
+        state = start_state(config, log)
+        published, number = time.monotonic(), 0
+        while True:
+            state.learn(batches[number % len(batches)])
+            number += 1
+            if time.monotonic() - published >= config.log.publish_seconds:
+                now_ms = time.time_ns() // 1_000_000
+                log.append(*state.cut(created_ms=now_ms, complete_until_ms=now_ms))
+                print(state.samples_trained, flush=True)
+                published = time.monotonic()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
