@@ -62,6 +62,8 @@ class AdmissionControl:
         """Which keys without a row get one, seen so often now. Counts nothing."""
         if self.sketch is None or not len(features_N):
             return np.ones(len(features_N), np.bool_)
+        if features_N.max() >= SHARED_FEATURE:
+            raise ValueError(f"with admission features must be below {SHARED_FEATURE}, not {features_N.max()}")
         seen_N = self.verbs.sketch_estimate(self.sketch, mixed_N, self.age).astype(np.int64) + occurrences_N
         admitted_N: BoolArray = seen_N >= self.min_counts(features_N)
         return admitted_N

@@ -21,7 +21,6 @@ class Recalled:
     rows: Rows
     found_U: BoolArray
     forgotten_U: BoolArray  # by key or by rule
-    expired_U: BoolArray  # by rule
     from_spill_U: BoolArray
 
     def alive(self, horizons: Horizons) -> "Recalled":
@@ -33,7 +32,6 @@ class Recalled:
             self.rows,
             self.found_U & ~dead_U,
             self.forgotten_U | dead_U,
-            self.expired_U | dead_U,
             self.from_spill_U & ~dead_U,
         )
 
@@ -47,7 +45,7 @@ class Recalled:
         return Recalled(Rows.concatenate([part.rows for part in parts]), *map(np.concatenate, columns))
 
     def _columns(self) -> tuple[BoolArray, ...]:
-        return (self.found_U, self.forgotten_U, self.expired_U, self.from_spill_U)
+        return (self.found_U, self.forgotten_U, self.from_spill_U)
 
 
 class Below:
@@ -86,4 +84,4 @@ def _recall(spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U
         rows.values[here], rows.states[here] = deeper.values[there], deeper.states[there]
         rows.counts[here], rows.last_seen[here] = deeper.counts[there], deeper.last_seen[there]
         found_U[here] = True
-    return Recalled(rows, found_U, spilled.kinds == MARK, np.zeros(len(ids_U), np.bool_), from_spill_U)
+    return Recalled(rows, found_U, spilled.kinds == MARK, from_spill_U)

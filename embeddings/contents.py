@@ -51,11 +51,12 @@ class Contents:
             self.below.spill.mark(features_N, ids_N)
             slots_N = self.memory.find(features_N, ids_N)
             self.memory.erase(np.unique(slots_N[slots_N != NO_SLOT]))
+            self.memory.writes += 1
 
-    def resize(self, num_slots: int) -> None:
+    def resize(self, num_slots: int, num_overflow: int) -> None:
         """As many slots from now on, the touched rows known by their new ones."""
         touched = self.changes.keys()
-        self.memory.resize(num_slots)
+        self.memory.resize(num_slots, num_overflow)
         self.changes.renumber(*touched)
 
     def export(self) -> Rows:

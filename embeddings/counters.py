@@ -1,4 +1,4 @@
-"""The counters of a table, since it was made. Every one is exact."""
+"""The counters of a table, since it was made."""
 
 COUNTERS = (
     "keys",  # looked up, every occurrence

@@ -42,7 +42,8 @@ class Departures:
         tracked: bool,
     ) -> None:
         self.verbs, self.spill, self.side, self.horizons, self.counters = verbs, spill, side, horizons, counters
-        self.ghosts, self.tracked = verbs.new_ghosts(num_ghosts(num_slots)), tracked
+        self._num_ghosts, self.tracked = num_ghosts(num_slots), tracked
+        self.ghosts = verbs.new_ghosts(self._num_ghosts)
         self._stranded: list[tuple[Rows, int]] = []
 
     def leave(self, rows: Rows, flags_N: Int64Array, reason: Reason, tick: int) -> None:
@@ -67,6 +68,16 @@ class Departures:
             self._stranded.append((changed, int(np.count_nonzero(changed_N & ((flags_N & STORED) == 0)))))
             with suppress(SpillError):  # whoever asks for more room is told
                 self.settle()
+
+    def resize(self, num_slots: int) -> None:
+        """As many marks as suit a table of this size; who left before is forgotten where that is another number."""
+        if num_ghosts(num_slots) != self._num_ghosts:
+            self._num_ghosts = num_ghosts(num_slots)
+            self.ghosts = self.verbs.new_ghosts(self._num_ghosts)
+
+    def num_bytes(self) -> int:
+        """Of the marks of who left."""
+        return 8 * self._num_ghosts
 
     def settle(self) -> None:
         """Hands the spill what it could not take before; SpillError while it still cannot. The rows wait here."""

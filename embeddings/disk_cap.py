@@ -1,5 +1,7 @@
 """A cap on the spill's bytes: past it the coldest rows are forgotten by rule."""
 
+from collections.abc import Iterable
+
 from embeddings.horizons import Horizons
 from embeddings.sizes import num_bytes
 from embeddings.spill import Spill
@@ -9,7 +11,11 @@ CHECK_CALLS = 64  # the size of a folder is no cheap question
 
 
 class DiskCap:
-    """Looks at the spill's size every so many batches and raises the horizons of all features where it is too large."""
+    """Every so many batches: 1. what rules have forgotten is cleared. 2. Where that is not enough, horizons rise.
+
+    How large the folder is depends on the disk and on when it was asked: the horizons that rise here are told by the
+    next version, and only what follows from a version is exact.
+    """
 
     def __init__(self, spill: Spill, horizons: Horizons, disk_bytes: int | str) -> None:
         self.spill, self.horizons = spill, horizons
@@ -19,10 +25,15 @@ class DiskCap:
     def set_limit(self, disk_bytes: int | str) -> None:
         self.num_bytes = num_bytes(disk_bytes)
 
-    def advance(self, features: set[int]) -> None:
+    def advance(self, features: Iterable[int]) -> None:
         """One batch has passed; `features` are those that have rows."""
         self._num_calls += 1
-        if self._num_calls % CHECK_CALLS or self.spill.num_bytes() <= self.num_bytes:
+        if self._num_calls % CHECK_CALLS:
+            return
+        if self.horizons:
+            self.spill.purge(self.horizons.document())
+        # what is being cleared may be enough
+        if self.spill.num_bytes() <= self.num_bytes or self.spill.purging():
             return
         coldest = self.spill.coldest(FORGET_FRACTION)
         if coldest is not None and self.horizons.raise_to(dict.fromkeys(features, coldest)):

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embeddings.capacity import Capacity
-from embeddings.departures import Departures, Reason, num_ghosts
+from embeddings.departures import Departures, Reason
 from embeddings.horizons import Horizons
 from embeddings.quotas import Quotas
 from embeddings.rows import Int64Array, Rows, UInt16Array
@@ -15,6 +15,7 @@ from kernels.spec import NO_SLOT, TOUCHED, Columns, Layout, Placed, Verbs
 
 UInt64Array = npt.NDArray[np.uint64]
 LEAVING_ROWS = 65536  # rows that must leave do so in steps of so many
+SMALL_BATCHES = 256
 
 
 class Memory:
@@ -28,8 +29,11 @@ class Memory:
         self.clock = 0  # one tick a lookup: the rows it takes are stamped with it
         self.num_rows = 0
         self.num_overflowed = 0
+        self.present_features: set[int] = set()  # that ever had a row here
         self.erasures = 0  # a lookup that is older than the newest one looks where its rows are
-        self.writes = 0  # placings and erasures: what was recalled before the newest one may be stale
+        self.writes = 0  # placings, forgettings, bases: what was recalled before the newest one may be stale
+        self._planned_overflow = capacity.num_overflow
+        self._small_batches = 0  # in a row, which an overflow area as planned would have had room for
         self._held: set[int] = set()  # the ticks of lookups not yet released
         self._abandoned: deque[int] = deque()  # of those, the lookups that were dropped since
 
@@ -65,6 +69,7 @@ class Memory:
         if len(slots_V):
             self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), Reason.CAPACITY)
             self.verbs.erase(self.store, slots_V)
+        self._shrink_overflow(len(slots_V))
         self.trim()
 
     def place(self, features_U: UInt16Array, ids_U: Int64Array, mixed_U: UInt64Array) -> tuple[Int64Array, Int64Array]:
@@ -96,7 +101,6 @@ class Memory:
         self.verbs.erase(self.store, slots_N)
         self.num_rows -= len(slots_N)
         self.erasures += 1
-        self.writes += 1
 
     def read(self, slots_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array) -> tuple[Rows, Int64Array]:
         """Copies of rows, and their flags."""
@@ -117,7 +121,7 @@ class Memory:
 
     def num_bytes(self) -> int:
         """Of rows, index, overflow area, and the marks of who left."""
-        return self.store.num_bytes + 8 * num_ghosts(self.store.num_slots)
+        return self.store.num_bytes + self.departures.num_bytes()
 
     def occupied(self) -> Int64Array:
         """The slots that hold a row."""
@@ -139,11 +143,11 @@ class Memory:
 
     def trim(self) -> None:
         """The coldest rows of features over their quota leave, as far as nobody holds them."""
-        for feature, excess in self.quotas.excess().items():
+        for feature, excess in self.quotas.excess(self.store.num_slots).items():
             slots_N = self.verbs.lowest(self.store, feature, excess, self._protect_from(self.clock + 1))
             self._leave_and_erase(slots_N, Reason.QUOTA)
 
-    def resize(self, num_slots: int) -> None:
+    def resize(self, num_slots: int, num_overflow: int) -> None:
         """As many slots from now on; rows that find no room leave. ValueError while somebody holds rows."""
         if self.num_held:
             raise ValueError("the table cannot change its size while look-ups are held: update or release them first")
@@ -151,6 +155,9 @@ class Memory:
         for start in range(0, len(crowded_N), LEAVING_ROWS):
             self._leave_and_erase(crowded_N[start : start + LEAVING_ROWS], Reason.RESIZE)
         self.store = self.verbs.resize(self.store, num_slots)
+        self.store = self.verbs.reset_overflow(self.store, num_overflow)
+        self.departures.resize(num_slots)
+        self._planned_overflow = num_overflow
         self.erasures += 1
 
     def check(self, known_touched: set[int] | None) -> None:
@@ -171,6 +178,14 @@ class Memory:
             counted_F = np.bincount(features_N, minlength=len(self.quotas.rows_F))
             assert np.array_equal(counted_F, self.quotas.rows_F), "rows by feature are miscounted"
 
+    def _shrink_overflow(self, num_used: int) -> None:
+        """What one large batch needed is given back once many others did without."""
+        if self.store.num_overflow > self._planned_overflow:
+            self._small_batches = self._small_batches + 1 if num_used <= self._planned_overflow else 0
+            if self._small_batches >= SMALL_BATCHES and not self._held:
+                self.store = self.verbs.reset_overflow(self.store, self._planned_overflow)
+                self._small_batches = 0
+
     def _protect_from(self, otherwise: int) -> int:
         return min(self._held, default=otherwise)
 
@@ -179,7 +194,10 @@ class Memory:
             self.store, features_U, ids_U, mixed_U, self.clock, self._protect_from(self.clock)
         )
         self.num_rows += len(placed.new_N)
-        self.quotas.arrived(features_U[placed.new_N])
+        if len(placed.new_N):
+            features_N = features_U[placed.new_N]
+            self.quotas.arrived(features_N)
+            self.present_features.update(np.flatnonzero(np.bincount(features_N)).tolist())
         if len(placed.victim_slots_V):
             # the victims are copied out before anything is written into their rows
             self._leave(placed.victim_slots_V, placed.victim_features_V, placed.victim_ids_V, Reason.CAPACITY)
@@ -196,4 +214,3 @@ class Memory:
             self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), reason)
             self.verbs.erase(self.store, slots_V)
             self.erasures += 1
-            self.writes += 1

@@ -9,7 +9,8 @@ from embeddings.config import FeaturePolicy
 from embeddings.rows import Int64Array, UInt16Array
 from embeddings.sizes import num_bytes
 
-KEPT = 15 / 16  # a feature over its quota is cut back to this part, so that not every batch has to
+PART = 16  # a feature over its quota is cut back by this part of it, so that not every batch has to
+SLACK = 1024  # and not before it is over by this part of the table's slots: cutting back looks at all of them
 
 
 class Quotas:
@@ -37,15 +38,19 @@ class Quotas:
     def left(self, features_N: UInt16Array) -> None:
         self._add(features_N, -1)
 
-    def excess(self) -> dict[int, int]:
-        """Feature -> how many of its rows must leave."""
+    def excess(self, num_slots: int) -> dict[int, int]:
+        """Feature -> how many of its rows must leave a table of so many slots."""
         excess = {}
         for feature, quota in self._quotas.items():
             allowed = quota // self.slot_bytes
             present = int(self.rows_F[feature]) if feature < len(self.rows_F) else 0
-            if present > allowed:
-                excess[feature] = present - int(allowed * KEPT)
+            if present > allowed + num_slots // SLACK:
+                excess[feature] = present - (allowed - allowed // PART)
         return excess
+
+    def most_leaving(self, num_slots: int) -> int:
+        """Rows that may have to leave after a batch beside those it brings."""
+        return sum(quota // self.slot_bytes // PART + num_slots // SLACK for quota in self._quotas.values())
 
     def _add(self, features_N: UInt16Array, sign: int) -> None:
         if not self._quotas or not len(features_N):

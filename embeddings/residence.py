@@ -2,7 +2,7 @@
 
 # K keys of a batch, U unique keys, N some of them
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from springtide_client.keys import UInt64Array
@@ -14,7 +14,7 @@ from embeddings.departures import Departures
 from embeddings.horizons import Horizons
 from embeddings.memory import Memory
 from embeddings.prefetch import Staged
-from embeddings.rows import Float32Array, Int64Array, UInt16Array
+from embeddings.rows import BoolArray, Float32Array, Int64Array, UInt16Array
 from kernels.spec import NO_SLOT, STORED, Unique, Verbs, priority_of
 
 
@@ -31,13 +31,12 @@ class Residence:
     counters: Counter[str]
     config: TableConfig
     seed: int
-    features: set[int] = field(default_factory=set)  # that rows were created for
 
     def settle(self, unique: Unique, staged: Staged | None, scores_K: Float32Array | None) -> tuple[Unique, Int64Array]:
         """The batch, refused keys replaced by shared ones, and its slots. The memory holds a tick."""
-        counted = None
+        counted = admitted_N = None
         if self.admission:
-            unique, staged, counted = self._admit(unique, staged)
+            unique, staged, counted, admitted_N = self._admit(unique, staged)
         slots_U, new_N = self.memory.place(unique.features_U, unique.ids_U, unique.mixed_U)
         if len(new_N) or self.horizons:
             try:
@@ -46,8 +45,11 @@ class Residence:
                 self.memory.erase(slots_U[new_N])  # they hold no row
                 raise
         self.counters["hits_device"] += len(slots_U) - len(new_N)
-        if counted is not None:
+        if counted is not None and admitted_N is not None:
             self.admission.count(*counted)
+            num_admitted = int(np.count_nonzero(admitted_N))
+            self.counters["admitted"] += num_admitted
+            self.counters["not_admitted"] += len(admitted_N) - num_admitted
         if scores_K is not None:
             scores_U = np.zeros(len(slots_U), np.float32)
             scores_U[unique.inverse_K] = scores_K  # the last one counts
@@ -56,7 +58,7 @@ class Residence:
 
     def _admit(
         self, unique: Unique, staged: Staged | None
-    ) -> tuple[Unique, Staged, tuple[UInt16Array, UInt64Array, Int64Array]]:
+    ) -> tuple[Unique, Staged, tuple[UInt16Array, UInt64Array, Int64Array], BoolArray]:
         """1. Which keys have no row anywhere. 2. Those seen too seldom share one."""
         features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
         slots_U = self.verbs.find(self.memory.store, features_U, ids_U, mixed_U)
@@ -67,13 +69,11 @@ class Residence:
         rowless = np.sort(np.concatenate([missing[~recalled.alive(self.horizons).found_U], dead]))
         features_N, mixed_N, occurrences_N = features_U[rowless], mixed_U[rowless], unique.occurrences_U[rowless]
         admitted_N = self.admission.admits(features_N, mixed_N, occurrences_N)
-        self.counters["admitted"] += int(np.count_nonzero(admitted_N))
         refused = rowless[~admitted_N]
-        self.counters["not_admitted"] += len(refused)
         if len(refused):
             unique, kept_U = share_rows(self.verbs, unique, refused)
             staged = staged.kept(kept_U, len(unique.ids_U))
-        return unique, staged, (features_N, mixed_N, occurrences_N)
+        return unique, staged, (features_N, mixed_N, occurrences_N), admitted_N
 
     def _fill(self, unique: Unique, slots_U: Int64Array, new_N: Int64Array, staged: Staged | None) -> None:
         """Rows from below where there are any, else first values; a row that is dead by rule begins anew."""
@@ -91,7 +91,6 @@ class Residence:
         if len(first):
             slots_N, features_N, ids_N = slots_U[first], unique.features_U[first], unique.ids_U[first]
             self.verbs.create(self.memory.store, slots_N, features_N, ids_N, self.seed, self.config.init_scale)
-            self.features.update(np.flatnonzero(np.bincount(features_N)).tolist())
             if len(dead):
                 self.verbs.set_priorities(self.memory.store, slots_U[dead], np.zeros(len(dead), np.int64))
         self._count(recalled, len(first), len(dead))
@@ -121,5 +120,5 @@ class Residence:
         self.counters["recalled_from_spill"] += num_spill
         self.counters["recalled_from_base"] += int(np.count_nonzero(recalled.found_U)) - num_spill
         self.counters["created"] += num_first
-        self.counters["expired"] += num_dead + int(np.count_nonzero(recalled.expired_U))
+        self.counters["expired"] += num_dead
         self.counters["hits_device"] -= num_dead

@@ -108,6 +108,10 @@ def as_keys(
         raise ValueError(f"features {features_K.shape}, ids {ids_K.shape}, times {times_K.shape}: one length for all")
     if ids_K.dtype.kind not in "iu" or features_K.dtype.kind not in "iu":
         raise ValueError(f"features and ids must be integers, not {features_K.dtype} and {ids_K.dtype}")
+    if features_K.dtype != np.uint16 and len(features_K) and not 0 <= features_K.min() <= features_K.max() < 2**16:
+        raise ValueError("features must be in 0..65535")
+    if ids_K.dtype == np.uint64 and len(ids_K) and ids_K.max() >= 2**63:
+        raise ValueError("ids must fit in int64")
     return (
         np.ascontiguousarray(features_K, np.uint16),
         np.ascontiguousarray(ids_K, np.int64),

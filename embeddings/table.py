@@ -106,7 +106,7 @@ class EmbeddingTable:
         """Before a batch: event time, and samples learned so far. Moves horizons, ages counts, sweeps a little."""
         self.expiry.advance(event_ms)
         self.admission.advance(num_samples)
-        self.disk_cap.advance(self.residence.features)
+        self.disk_cap.advance(self.memory.present_features)
 
     def prefetch(self, features_K: UInt16Array, ids_K: Int64Array, event_ms_K: Int64Array) -> Prefetch:
         """Begins to recall the next batch's rows from below; neither an access nor an admission.
@@ -231,7 +231,8 @@ class EmbeddingTable:
 
     def needs_cut(self, num_keys: int) -> bool:
         """Whether a batch of so many keys may have to wait for a cut: a batch begins only when this is false."""
-        return self.tracked and not self.side.can_take(num_keys)
+        num_leaving = num_keys + self.quotas.most_leaving(self.memory.store.num_slots)
+        return self.tracked and not self.side.can_take(num_leaving)
 
     def cut(self) -> Touched:
         """All rows touched, all keys forgotten since the last cut; the resident copy goes before the buffered one."""
@@ -295,6 +296,7 @@ class EmbeddingTable:
     def map_base(self, base: RowSource, generation: int) -> None:
         """Reads from this base from now on; the spill's generations up to this one are covered by it."""
         self.below.base = base
+        self.memory.writes += 1  # a recall in flight may read the old base without the generation that lay over it
         self.spill.destroy_generations(generation)
 
     # limits
@@ -309,7 +311,7 @@ class EmbeddingTable:
         if limits.device_bytes is not None:
             config = replace(self.config, device_bytes=limits.device_bytes)
             capacity = Capacity.of_bytes(config, self.verbs, tracked=self.tracked)
-            self.contents.resize(capacity.num_slots)
+            self.contents.resize(capacity.num_slots, capacity.num_overflow)
             self.side.capacity, self.config = capacity.num_side, config
         self.lr = lr
         if limits.disk_bytes is not None:
@@ -332,7 +334,7 @@ class EmbeddingTable:
 
     def bytes_by_tier(self) -> dict[str, int]:
         device = self.memory.num_bytes() + self.changes.num_bytes() + self.admission.num_bytes()
-        return {"device": device, "disk": self.spill.num_bytes()}
+        return {"device": device, "disk": self.spill.num_bytes(), "spill_memory": self.spill.memory_bytes()}
 
     def check_integrity(self) -> None:
         """AssertionError where the parts contradict each other."""

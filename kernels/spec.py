@@ -152,6 +152,10 @@ class Verbs(Protocol):
         """The same store with room for more overflow rows; slots keep their numbers. The one given is spent."""
         ...
 
+    def reset_overflow(self, store: Store, num_overflow: int) -> Store:
+        """The same store with an overflow area of another size; ValueError where it is not empty."""
+        ...
+
     def crowded(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
         """The slots whose rows would find no room in a store of num_slots, ascending; overflow rows are not asked.
 

@@ -4,7 +4,6 @@ What is not in here is not needed to go on exactly. Knows no Kafka and no files.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from app.training.version_arrays import (
     with_prefix,
     without_prefix,
 )
-from embeddings.config import TableLimits
 from embeddings.sizes import num_bytes
 from stream.clock import EventClock
 from stream.columns import Batch, Partition
@@ -149,9 +147,7 @@ class TrainingState:
         self.limits.note(limits)
 
     def _set_limits(self, limits: Mapping[Name, Any]) -> None:
-        new, table = table_limits(limits, self.schema), self.learner.table
-        table.set_limits(TableLimits(device_bytes=new.device_bytes))  # before the others, which no table refuses
-        table.set_limits(replace(new, device_bytes=None))
+        self.learner.table.set_limits(table_limits(limits, self.schema))
 
     def base_arrays(self) -> Arrays:
         """What a base's dense.safetensors holds."""

@@ -33,6 +33,14 @@ class StoreVerbs:
         refit(store, store.num_slots, grown_overflow(parts_of(store).overflow, num_overflow))
         return store
 
+    def reset_overflow(self, store: Store, num_overflow: int) -> Store:
+        overflow = parts_of(store).overflow
+        if overflow.num_free_1[0] != len(overflow.ids_O):
+            raise ValueError("rows stand in the overflow area: take them out first")
+        if num_overflow != store.num_overflow:
+            refit(store, store.num_slots, empty_overflow(num_overflow))
+        return store
+
     def crowded(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
         _check(num_slots)
         stop = num_slots if stop is None else min(stop, num_slots)

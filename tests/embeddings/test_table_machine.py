@@ -270,7 +270,7 @@ class TableMachine(RuleBasedStateMachine):
         if self.table.needs_cut(48):
             self.cut()
         touched = self.table.changes.keys()
-        self.table.memory.resize(16 * num_buckets)
+        self.table.memory.resize(16 * num_buckets, 16)
         self.table.changes.renumber(*touched)
         assert self.table.memory.store.num_slots == 16 * num_buckets
 

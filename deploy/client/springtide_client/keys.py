@@ -20,9 +20,6 @@ MIX_1 = 0xBF58_476D_1CE4_E5B9
 MIX_2 = 0x94D0_49BB_1331_11EB
 TEXT_SEED = 0x5350_5249_4E47_5444  # "SPRINGTD"
 
-# the row (feature + SHARED_FEATURE, id 0) stands for all keys of a feature that are not admitted; features are below it
-SHARED_FEATURE = 32768
-
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 # the row that the not-admitted keys of a feature share: key (feature + SHARED_FEATURE, id 0); features stay below it

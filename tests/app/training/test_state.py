@@ -216,7 +216,8 @@ def test_a_host_tier_is_told_of_beside_the_others(tmp_path):
     learn(state, log, range(9))
     told = tiers_of(state.learner.table)
     assert min(told["rows"].values()) > 0
-    assert told["rows"].keys() == told["bytes"].keys() == {"device", "host", "disk"}
+    assert told["rows"].keys() == {"device", "host", "disk"}
+    assert told["bytes"].keys() == {"device", "host", "disk", "spill_memory"}
     assert told["bytes"]["host"] <= 16 << 10
     assert state.learner.table.counters()["hits_host"] > 0
     end(state, log)

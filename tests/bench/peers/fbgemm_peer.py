@@ -132,7 +132,7 @@ def answer_keys(peer, path):
 
 def prepare_churn(capacity, policy, interval):
     """Admission and eviction happen every `interval` batches, as its users set it; a batch is also remapped."""
-    state["module"] = MCHManagedCollisionModule(
+    state["churn", interval] = MCHManagedCollisionModule(
         zch_size=capacity + 1,
         device=torch.device("cpu"),
         eviction_policy=POLICIES[policy](),
@@ -140,11 +140,12 @@ def prepare_churn(capacity, policy, interval):
     )
 
 
-def run_churn(peer, stream, start, stop, batch_size):
+def run_churn(peer, stream, start, stop, batch_size, interval):
     """Profiles and remaps the keys start..stop of a stream, batch by batch; also how many had a slot afterwards."""
     ids = torch.from_numpy(np.array(np.load(stream, mmap_mode="r")[start:stop]))
     batches = [jagged(part) for part in ids.split(batch_size)]
-    module, no_slot, found = state["module"], state["module"].output_size() - 1, 0
+    module, found = state["churn", interval], 0
+    no_slot = module.output_size() - 1
 
     def work():
         nonlocal found
