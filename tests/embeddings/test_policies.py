@@ -10,6 +10,7 @@ from embeddings.capacity import Capacity
 from embeddings.config import FeaturePolicy, TableConfig, TableLimits
 from embeddings.departures import REGRET_LOOKUPS
 from embeddings.reading import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
+from embeddings.source import FoundRows
 from embeddings.spill_rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
 
@@ -285,5 +286,61 @@ def test_a_quota_may_come_and_go_while_the_table_is_in_use(tmp_path: Path) -> No
     table.set_limits(TableLimits(quota_bytes={1: None}))
     learn(table, range(100), feature=1)
     assert int(np.count_nonzero(table.memory.features() == 1)) > 90
+    table.check_integrity()
+    table.close()
+
+
+class OneRow:
+    """A base that holds id 1, learned so often."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def find(self, features_U: Any, ids_U: Any) -> FoundRows:
+        found_U, counts_U = ids_U == 1, np.full(len(ids_U), self.count, np.int64)
+        zeros = np.zeros((len(ids_U), DIM), np.float32)
+        return FoundRows(found_U, zeros, zeros[:, :1].copy(), counts_U, np.zeros(len(ids_U), np.int64))
+
+
+def test_a_base_mapped_meanwhile_voids_a_prefetch(tmp_path: Path) -> None:
+    spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1)
+    table = EmbeddingTable(TableConfig(dim=DIM), seed=0, spill=spill, base=OneRow(5), capacity=BUCKET)
+    keys = np.zeros(1, np.uint16), np.ones(1, np.int64), np.zeros(1, np.int64)
+    generation = table.open_generation()
+    prefetched = table.prefetch(*keys)
+    table.map_base(OneRow(7), generation)
+    table.update(table.lookup(*keys, prefetched=prefetched), np.zeros((1, DIM), np.float32))
+    assert table.cut().counts.tolist() == [8]
+    table.close()
+
+
+def test_sweeps_and_quotas_do_not_void_a_prefetch(tmp_path: Path) -> None:
+    table = make(
+        Capacity.of_rows(64),
+        RocksSpill(tmp_path / "spill", dim=DIM, state_width=1),
+        features={1: FeaturePolicy(ttl_seconds=1), 2: FeaturePolicy(quota_bytes="1KiB")},
+    )
+    for start in range(0, 400, 20):
+        learn(table, range(start, start + 20), at_ms=start)
+    keys = np.zeros(20, np.uint16), np.arange(20), np.zeros(20, np.int64)
+    learn(table, range(30), feature=1, at_ms=500)
+    prefetched = table.prefetch(*keys)
+    for _ in range(64):
+        table.advance(9_000, 0)
+    table.memory.trim()
+    assert table.counters()["expired"] > 0
+    table.lookup(*keys, prefetched=prefetched).release()
+    assert table.counters()["prefetched"] == 20
+    table.close()
+
+
+def test_a_shrunk_table_gives_back_what_a_large_batch_needed(tmp_path: Path) -> None:
+    table = make(None, RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device_bytes="4MiB")
+    learn(table, range(100_000))
+    assert table.bytes_by_tier()["device"] > 4 * 2**20
+    table.cut()
+    table.set_limits(TableLimits(device_bytes="1MiB"))
+    table.cut()
+    assert table.bytes_by_tier()["device"] <= 2**20
     table.check_integrity()
     table.close()
