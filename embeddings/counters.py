@@ -3,9 +3,9 @@
 COUNTERS = (
     "keys",  # looked up, every occurrence
     "hits_device",  # unique keys of a look-up that had a row in memory
-    "recalled_from_spill",
+    "recalled_from_spill",  # those that a host tier still had are hits_host too
     "recalled_from_base",
-    "prefetched",  # recalled ahead of their turn
+    "prefetched",  # asked for below ahead of their turn, in time
     "created",
     "admitted",
     "not_admitted",
@@ -14,11 +14,11 @@ COUNTERS = (
     "evicted_capacity",
     "evicted_quota",
     "evicted_resize",
-    "expired",
+    "expired",  # rows in memory that a rule had forgotten: swept away, or begun anew
     "spilled",
     "dropped",  # evicted without having changed
     "lost",  # evicted without a spill
-    "forgotten",
+    "forgotten",  # keys named to be forgotten
     "regret",  # evicted or expired, then asked for again within 1,000 look-ups
     "cuts",
 )

@@ -15,6 +15,7 @@ from springtide_client.records import Record, StreamPosition, VersionMeta
 from springtide_client.schema import Schema
 from springtide_client.sketch import BLOCK_BYTES
 
+from app.errors import UserError
 from app.live_limits import Name, table_limits
 from app.training.learner import Learner
 from app.training.limits import LiveLimits
@@ -203,7 +204,14 @@ class TrainingState:
         table.raise_horizons({int(feature): ms for feature, ms in meta.horizons.items()})
         self.limits.restore(meta.trainer.get("limits", {}))
         if changed := self.limits.changed:
-            self._set_limits(changed)
+            try:
+                self._set_limits(changed)
+            except ValueError as error:
+                names = ", ".join(".".join(filter(None, name)) for name in changed)
+                raise UserError(
+                    f"{names} was changed live and does not go with the configuration now: {error}; "
+                    f"restore what you changed, or give {names} another value there, which then counts"
+                ) from error
         self.loss = meta.trainer.get("loss")
 
 

@@ -223,6 +223,20 @@ def test_a_host_tier_is_told_of_beside_the_others(tmp_path):
     end(state, log)
 
 
+def test_a_live_limit_that_goes_no_longer_with_the_config_is_named(tmp_path):
+    config = make_config(tmp_path)
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    state = start_state(config, log)
+    state.change_limits({(None, "lr"): 0.9})
+    learn(state, log, range(3))
+    end(state, log)
+    config = make_config(tmp_path, table='optimizer = { name = "rowwise-adagrad", lr = 0.05, weight_decay = 2.0 }')
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    with pytest.raises(UserError, match=r"lr was changed live .* weight_decay"):
+        start_state(config, log)
+    log.close()
+
+
 def test_at_most_64_times_are_kept_with_the_oldest_and_the_newest():
     assert pick_times([]) == []
     assert pick_times([np.array([3, 1, 2])]) == [1, 2, 3]
