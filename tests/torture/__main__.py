@@ -5,6 +5,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.torture.nursery import Nursery
 from tests.torture.torture import Torture
 
 MEMORY = Path("/dev/shm")
@@ -21,11 +22,13 @@ def main() -> None:
     began = time.monotonic()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="torture-", dir=MEMORY if MEMORY.is_dir() else None))
     folder.mkdir(exist_ok=True)
-    torture = Torture(folder, seed, say=lambda line: print(line, flush=True))
+    nursery = Nursery()
+    torture = Torture(folder, seed, nursery, say=lambda line: print(line, flush=True))
     try:
         torture.run(options.kills)
     finally:
         torture.close()
+        nursery.close()
     print(f"torture: {time.monotonic() - began:.0f} s, no difference", flush=True)
 
 

@@ -71,7 +71,7 @@ class Faults:
         return f"killed {point}" if struck else f"nobody came to {point}"
 
     def any_moment(self, draw: random.Random) -> str:
-        self._learn()
+        self.learn()
         time.sleep(draw.uniform(0, 1))
         self.stage.kill_trainer()
         return "trainer killed"
@@ -80,7 +80,7 @@ class Faults:
         """At any moment, or at a named point, where the process is stopped first."""
         point = draw.choice([None, *POINTS])
         if point is None:
-            self._learn()
+            self.learn()
             time.sleep(draw.uniform(0, 1))
         else:
             self._strike(draw, point, "STOP")
@@ -94,42 +94,38 @@ class Faults:
         return f"power lost {point or 'at any moment'}, {taste}"
 
     def merger(self, draw: random.Random) -> str:
-        self._learn()
+        self.learn()
         time.sleep(draw.uniform(0, 2))
         for pid in self.stage.mergers():
             self.stage.kill(pid)
-        self._learn(more=True)
+        self.learn(more=True)
         self.stage.kill_trainer()
         return "merger killed, then trainer"
 
     def freeze(self, draw: random.Random) -> str:
-        pid = self._learn()
+        pid = self.learn()
         os.kill(pid, signal.SIGSTOP)
         time.sleep(draw.uniform(0, 1.5))
         os.kill(pid, signal.SIGCONT)
-        self._learn(more=True)
+        self.learn(more=True)
         self.stage.kill_trainer()
         return "trainer frozen and thawed, then killed"
 
     def replace(self, draw: random.Random) -> str:
         """Stopped between its look and its write, replaced, thawed."""
-        old = self._learn()
-        self.stage.arm("after the look before an append", "STOP", draw.randrange(1, 4))
-        self._until_struck(PATIENCE_SECONDS)
-        assert self.stage.struck() == old
-        self.stage.disarm()
+        old = self.pause_before_an_append(draw.randrange(1, 4))
         self.stage.start_trainer("--take-over")
-        self._learn(more=True)
+        self.learn(more=True)
         os.kill(old, signal.SIGCONT)
         assert self.stage.nursery.wait(old, 30.0) == 1, "a replaced trainer did not end with an error"
-        self._learn(more=True)
+        self.learn(more=True)
         self.stage.kill_trainer()
         return "trainer frozen, replaced, thawed; its successor killed"
 
     def server(self, draw: random.Random) -> str:
         if self.stage.server is None:
             self.stage.server = self.stage.start("serve")
-        self._learn()
+        self.learn()
         time.sleep(draw.uniform(0, 1))
         self.stage.kill(self.stage.server)
         self.stage.server = self.stage.start("serve")
@@ -138,23 +134,23 @@ class Faults:
         return "server killed, then trainer"
 
     def freeze_broker(self, draw: random.Random) -> str:
-        self._learn()
+        self.learn()
         self.stage.broker.freeze()
         time.sleep(draw.uniform(0, 2))
         self.stage.kill_trainer()
         self.stage.start_trainer()
         time.sleep(draw.uniform(0, 1))
         self.stage.broker.thaw()
-        self._learn(more=True)
+        self.learn(more=True)
         self.stage.kill_trainer()
         return "broker frozen, trainer killed twice"
 
     def cut_broker(self, draw: random.Random) -> str:
-        self._learn()
+        self.learn()
         self.stage.broker.cut()
         time.sleep(draw.uniform(0, 2))
         self.stage.broker.mend()
-        self._learn(more=True)
+        self.learn(more=True)
         self.stage.kill_trainer()
         return "broker cut off, then trainer killed"
 
@@ -176,7 +172,7 @@ class Faults:
     def _note(self, order_id: str, num_keys: int) -> None:
         self.judge.submitted[order_id] = num_keys
 
-    def _learn(self, *, more: bool = False) -> int:
+    def learn(self, *, more: bool = False) -> int:
         """A trainer that has published since it started, or since now."""
         if not self.stage.trainer_lives():
             self.stage.start_trainer()
@@ -198,7 +194,7 @@ class Faults:
     def _strike(self, draw: random.Random, point: str, name: str) -> bool:
         """Run until somebody comes to this point; after a while without anybody the trainer is killed as it stands."""
         if point not in STARTS and draw.random() < 0.7:
-            self._learn()
+            self.learn()
         elif point in STARTS and self.stage.trainer_lives():
             self.stage.kill_trainer()
         self.stage.arm(point, name, 1 if point in STARTS else draw.randrange(1, 4) if "base" not in point else 1)
@@ -214,6 +210,15 @@ class Faults:
         if name == "KILL":
             self.stage.kill_trainer()
         return struck is not None
+
+    def pause_before_an_append(self, visit: int) -> int:
+        """The trainer, stopped between its look for higher epochs and its write."""
+        pid = self.learn()
+        self.stage.arm("after the look before an append", "STOP", visit)
+        self._until_struck(PATIENCE_SECONDS)
+        assert self.stage.struck() == pid
+        self.stage.disarm()
+        return pid
 
     def _until_struck(self, seconds: float, also: Callable[[], None] = lambda: None) -> None:
         """Records for versions to be made of, until somebody is struck or the time is over."""

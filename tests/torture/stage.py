@@ -34,7 +34,7 @@ def until(check: Callable[[], object], what: str, seconds: float = PATIENCE_SECO
 class Stage:
     """Kills count every SIGKILL to one of ours."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, nursery: Nursery) -> None:
         self.folder, self.seed, self.num_produced, self.num_kills = folder, seed, 0, 0
         (folder / "disk").mkdir()
         (folder / "faults").mkdir()
@@ -44,7 +44,7 @@ class Stage:
         self.log = folder / "disk" / "log"
         self.broker, self.port = FrailBroker(), free_port()
         self.config = write_config(folder / "springtide.toml", folder, address=self.broker.address, port=self.port)
-        self.nursery = Nursery()
+        self.nursery = nursery
         self.trainer: int | None = None
         self.server: int | None = None
         self.follower = Follower(LogDirectory(self.log))
@@ -148,7 +148,6 @@ class Stage:
             if pid is not None and lives(pid):
                 self.kill(pid)
         self.producer.close()
-        self.nursery.close()
         self.broker.close()
         self.recorder.remove()
 

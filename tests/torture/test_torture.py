@@ -3,14 +3,17 @@
 from pathlib import Path
 
 from tests.torture.clicks import NUM_USERS
+from tests.torture.nursery import Nursery
 from tests.torture.torture import Torture
 
 NUM_KILLS = 8
 
 
-def test_after_kills_and_a_power_loss_the_state_is_bitwise_that_of_an_undisturbed_run(tmp_path: Path) -> None:
+def test_after_kills_and_a_power_loss_the_state_is_bitwise_that_of_an_undisturbed_run(
+    tmp_path: Path, nursery: Nursery
+) -> None:
     said: list[str] = []
-    torture = Torture(tmp_path, seed=11, say=said.append)
+    torture = Torture(tmp_path, 11, nursery, say=said.append)
     try:
         for kind in (torture.faults.lose_power, torture.faults.at_a_point, torture.faults.replace):
             torture.fault(kind)

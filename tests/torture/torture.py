@@ -12,6 +12,7 @@ from tests.torture.arrivals import check_follower, check_server
 from tests.torture.faults import Fault, Faults
 from tests.torture.image import LogImage
 from tests.torture.judge import Judge
+from tests.torture.nursery import Nursery
 from tests.torture.stage import Stage, until
 
 COMPARE_EVERY = 20
@@ -20,9 +21,9 @@ COMPARE_EVERY = 20
 class Torture:
     """`say` is told every fault, and the figures."""
 
-    def __init__(self, folder: Path, seed: int, say: Callable[[str], None] = print) -> None:
+    def __init__(self, folder: Path, seed: int, nursery: Nursery, say: Callable[[str], None] = print) -> None:
         self.seed, self.say = seed, say
-        self.stage = Stage(folder, seed)
+        self.stage = Stage(folder, seed, nursery)
         self.judge = Judge(self.stage.log, folder, seed)
         self.faults = Faults(self.stage, self.judge)
         self.done: Counter[str] = Counter()

@@ -1,0 +1,14 @@
+"""One nursery for all."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.torture.nursery import Nursery
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()

@@ -1,0 +1,76 @@
+"""A log by the real writer in which every version stamps its rows and its dense net."""
+
+from pathlib import Path
+
+import numpy as np
+from springtide_client.base import ModelName, TableShape
+from springtide_client.records import Tip, VersionMeta
+from springtide_client.tensors import Arrays
+
+from app.versions.base_merge import merge_base
+from app.versions.base_writer import BaseImage, write_base
+from app.versions.config import LogConfig
+from app.versions.retire import retire
+from app.versions.writer import LogWriter
+from tests.client.follow.conftest import DIM, TOY_SCHEMA, export_toy, save
+
+NUM_KEYS = 50
+KEYS = np.zeros(NUM_KEYS, np.uint16), np.arange(NUM_KEYS)
+
+
+def stamp_of(step: int) -> np.float32:
+    """Of the dense net: its only logit, from which a probability follows."""
+    return np.float32(step % 10_000 / 10_000 * 8 - 4)
+
+
+def version(step: int) -> Arrays:
+    """Rows of its stamp for all keys, and the dense net's."""
+    return {
+        "rows.feature": KEYS[0],
+        "rows.id": KEYS[1],
+        "rows.value": np.full((NUM_KEYS, DIM), step, np.float32),
+        "rows.state": np.zeros((NUM_KEYS, 1), np.float32),
+        "rows.count": np.full(NUM_KEYS, step),
+        "rows.last_seen": np.full(NUM_KEYS, step),
+        "dense.linear.bias": np.full(2, stamp_of(step), np.float32),
+        "dense.linear.weight": np.zeros((2, 18), np.float32),
+    }
+
+
+class StampedLog:
+    """Steps count from 1."""
+
+    def __init__(self, path: Path, *, segment_bytes: int = 1 << 18) -> None:
+        config = LogConfig(path=path, segment_bytes=segment_bytes, durable_seconds=0.02)
+        self.writer, self.step = LogWriter.open(config, schema=TOY_SCHEMA), 0
+        self.path, self.directory = path, self.writer.directory
+        program = export_toy()
+        program._example_inputs = None
+        image = BaseImage(
+            tip=self.writer.first,
+            schema=TOY_SCHEMA,
+            table=TableShape(dim=DIM, state_width=1, seed=1, init_scale=0.01),
+            model=ModelName(name="toy"),
+            meta=VersionMeta(fingerprint=TOY_SCHEMA.fingerprint()),
+            dense={"dense.linear.bias": np.zeros(2, np.float32)},
+            program=save(program),
+        )
+        write_base(path, image)
+        self.writer.begin(self.writer.first)
+
+    def append(self, number: int = 1) -> Tip:
+        """So many versions."""
+        for _ in range(number):
+            self.step += 1
+            meta = VersionMeta(step=self.step, fingerprint=TOY_SCHEMA.fingerprint())
+            tip = self.writer.append(meta, version(self.step))
+        return tip
+
+    def merge(self, keep_bases: int = 2) -> None:
+        """A base of what is durable; what it covers is retired."""
+        self.writer.sync()
+        merge_base(self.directory, window_samples=5)
+        retire(self.directory, keep_bases)
+
+    def segments(self) -> list[Path]:
+        return sorted(self.path.glob("seg-*"))
