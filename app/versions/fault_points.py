@@ -7,6 +7,7 @@ A point is armed by a file in that folder, named for it with dashes, that holds 
 import functools
 import os
 import signal
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -37,4 +38,5 @@ def _strike(armed: Path) -> None:
     except (FileNotFoundError, ValueError):  # not armed, or not yet whole
         return
     _visits[armed.name] = 0
-    os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
+    # to this thread: one that is told to stop must not take another step meanwhile
+    signal.pthread_kill(threading.get_ident(), signal.Signals[f"SIG{name}"])

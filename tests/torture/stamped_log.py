@@ -67,7 +67,9 @@ class StampedLog:
         return tip
 
     def merge(self, keep_bases: int = 2) -> None:
-        """A base of what is durable; what it covers is retired."""
+        """A base of all up to now, for the next version says that it is durable; what it covers is retired."""
+        self.writer.sync()
+        self.append()
         self.writer.sync()
         merge_base(self.directory, window_samples=5)
         retire(self.directory, keep_bases)

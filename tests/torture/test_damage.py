@@ -90,7 +90,7 @@ def test_a_base_behind_the_damage_is_a_way_around_it(log: StampedLog, sleeper: F
     DAMAGES[damage](log.segments()[1])
     log.append(2)
     log.writer.sync()
-    settles(sleeper, 65)
+    settles(sleeper, 66)
     assert sleeper.num_restarts == 1
 
 
@@ -114,7 +114,7 @@ def test_a_damaged_base_is_refused_for_an_older_one(log: StampedLog, damage: str
 def settles_or_says(follower: Follower) -> None:
     for _ in range(20):
         follower.poll()
-    assert follower.view is None or shown(follower) == 25
+    assert follower.view is None or shown(follower) == 27
     assert follower.view is not None or follower.error is not None
 
 
@@ -125,5 +125,5 @@ def test_who_sleeps_through_retirement_begins_again_from_the_base(log: StampedLo
     log.append(2)
     log.writer.sync()
     assert log.directory.look().bases[0] > sleeper.view.version
-    settles(sleeper, 65)
+    settles(sleeper, 68)
     assert sleeper.num_restarts == 1

@@ -100,6 +100,7 @@ class Torture:
             "amid_starts": self.num_unsettled,
             "samples": image.meta.samples_trained,
             "rows": len(image.rows),
+            "items_without_text": sum(key[0] == 1 and key not in image.texts for key in image.rows),
             "orders": len(image.meta.orders),
             "epochs": image.tip.number >> 32,
             "follower_restarts": self.stage.follower.num_restarts,
