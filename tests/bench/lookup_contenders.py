@@ -65,6 +65,11 @@ def core(number: int) -> list[str]:
     return ["taskset", "-c", str(number)] if (os.cpu_count() or 1) > 1 and shutil.which("taskset") else []
 
 
+def python(module: str) -> list[str]:
+    """The command that runs main() of a module of this folder."""
+    return [sys.executable, "-c", f"from tests.bench.{module} import main; main()"]
+
+
 class Server:
     """A process that prints its port."""
 
@@ -99,7 +104,7 @@ class Trainer:
 
     def __init__(self, config: Path, num_rows: int, environment: dict[str, str]) -> None:
         # nobody serves and asks on two cores: the asker, who is not part of the contest, goes before the trainer
-        command = ["nice", "-n", "19", *core(1), sys.executable, "-m", "tests.bench.lookup_trainer"]
+        command = ["nice", "-n", "19", *core(1), *python("lookup_trainer")]
         command += [str(config), str(num_rows)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         assert self._process.stdout is not None
@@ -151,7 +156,7 @@ class Contenders:
     def add_ours(self) -> None:
         """Every form."""
         log = write_log(self.folder, self.num_rows)
-        server = self._start([sys.executable, "-m", "tests.bench.lookup_server", str(log)])
+        server = self._start([*python("lookup_server"), str(log)])
         for form in FORMS:
             self._add(form, server, PATH, form)
 

@@ -5,5 +5,6 @@ import sys
 from app.serving.config import ServeConfig
 from app.serving.server import serve
 
-if __name__ == "__main__":
+
+def main() -> None:
     serve(sys.argv[1], ServeConfig(port=0), on_listening=lambda url: print(url.rpartition(":")[2], flush=True))

@@ -35,7 +35,8 @@ def draw(random: np.random.Generator, size: int, num_rows: int) -> Batch:
     )
 
 
-def main(config_path: str, num_rows: int) -> None:
+def main() -> None:
+    config_path, num_rows = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
     config = load_config(config_path)
     random = np.random.default_rng(0)
@@ -51,7 +52,3 @@ def main(config_path: str, num_rows: int) -> None:
                 log.append(*state.cut(created_ms=now_ms, complete_until_ms=now_ms))
                 print(state.samples_trained, flush=True)
                 published = time.monotonic()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

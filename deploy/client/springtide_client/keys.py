@@ -19,6 +19,8 @@ GOLDEN = 0x9E37_79B9_7F4A_7C15
 MIX_1 = 0xBF58_476D_1CE4_E5B9
 MIX_2 = 0x94D0_49BB_1331_11EB
 TEXT_SEED = 0x5350_5249_4E47_5444  # "SPRINGTD"
+GOLDEN_64, MIX_1_64, MIX_2_64 = np.uint64(GOLDEN), np.uint64(MIX_1), np.uint64(MIX_2)
+S27, S30, S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -87,11 +89,17 @@ def id_of(value: Any) -> tuple[int, str | None]:
 
 def mix_keys(features_K: npt.NDArray[np.uint16], ids_K: Int64Array) -> UInt64Array:
     """The mixed keys, uint64: rows are placed in buckets by their high bits and bases are sorted by them."""
-    x_K = ids_K.astype(np.uint64) ^ (features_K.astype(np.uint64) * np.uint64(GOLDEN))
-    return _mix64_array(x_K)
+    return _mix64_array(ids_K.astype(np.uint64) ^ (features_K.astype(np.uint64) * GOLDEN_64))
 
 
 def _mix64_array(x_K: UInt64Array) -> UInt64Array:
-    x_K = (x_K ^ (x_K >> np.uint64(30))) * np.uint64(MIX_1)
-    x_K = (x_K ^ (x_K >> np.uint64(27))) * np.uint64(MIX_2)
-    return x_K ^ (x_K >> np.uint64(31))
+    """In place: few keys pay for every array that is made."""
+    t_K = x_K >> S30
+    x_K ^= t_K
+    x_K *= MIX_1_64
+    np.right_shift(x_K, S27, out=t_K)
+    x_K ^= t_K
+    x_K *= MIX_2_64
+    np.right_shift(x_K, S31, out=t_K)
+    x_K ^= t_K
+    return x_K
