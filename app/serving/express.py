@@ -48,16 +48,20 @@ class Express:
     def __len__(self) -> int:
         return len(self._heads)
 
-    def learn(self, head: bytes, scope: Scope, manner: Manner, body_bytes: int) -> None:
-        """A request with this head, read by the real parser and allowed by the guard, was answered."""
+    def learn(self, data: bytes, scope: Scope, manner: Manner, body: bytes) -> None:
+        """A request that came in this data was answered, read by the real parser and allowed by the guard."""
+        body_at = data.find(b"\r\n\r\n") + 4
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        if len(head) > MAX_HEAD_BYTES or scope["http_version"] != "1.1":
+        # where the parser has seen the body begin, this must see it too
+        if data[body_at:] != body or (b"content-length", str(len(body)).encode()) not in headers:
+            return
+        if body_at > MAX_HEAD_BYTES or scope["http_version"] != "1.1":
             return
         if any(name in UNCOMMON or (name == b"connection" and text.lower() != b"keep-alive") for name, text in headers):
             return
         if len(self._heads) >= MAX_HEADS:
             self._heads.clear()  # those that are still asked with come back at their next request
-        self._heads[head] = KnownHead(manner, body_bytes)
+        self._heads[data[:body_at]] = KnownHead(manner, len(body))
 
     def answer(self, data: bytes) -> tuple[str, bytes | memoryview] | None:
         """Head (without status line and the server's own headers) and body of the answer to a whole request.

@@ -14,7 +14,7 @@ class ExpressProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **keywords)
         self._express = cast(Express, cast(Any, self.config.app).express)
         self._is_between = True  # the parser has seen the end of every request that began
-        self._head: bytes | None = None  # of a request that is whole in the data at hand
+        self._data: bytes | None = None  # that a request begins with
         self._answered_at = 0.0
         self._own_headers: tuple[object, str] = (None, "")
 
@@ -24,16 +24,16 @@ class ExpressProtocol(HttpToolsProtocol):
             if answer is not None:
                 self._send(*answer)
                 return
-            self._head = head_of_whole(data)
+            self._data = data
         super().data_received(data)
-        self._head = None
+        self._data = None
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_between = False
-        if self._head is not None:
-            cast(dict[str, Any], self.scope)["springtide.head"] = self._head
-            self._head = None  # it is the first request's
+        if self._data is not None:
+            cast(dict[str, Any], self.scope)["springtide.data"] = self._data
+            self._data = None
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -66,9 +66,3 @@ class ExpressProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-
-
-def head_of_whole(data: bytes) -> bytes | None:
-    """The head of a request; None where it does not end in the data."""
-    end = data.find(b"\r\n\r\n") + 4
-    return data[:end] if end > 3 else None

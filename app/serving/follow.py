@@ -2,6 +2,7 @@
 
 # K keys, D dimension
 from collections.abc import Callable, Iterator
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import msgspec
@@ -46,13 +47,17 @@ class ServedView:
     def dim(self) -> int:
         return self.inner.dim
 
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        return {feature: self.schema.number(feature) for feature in self.schema.features}
+
     def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
-        return self.inner.lookup(np.array([number], np.uint16), ids_K)
+        return self.inner.lookup(one_feature(number), ids_K)
 
     def packed(self, number: int, ids_K: IdArray) -> StatusArray:
         search = self.inner.search
         assert isinstance(search, LayerSearch)
-        return search.packed(np.array([number], np.uint16), ids_K)
+        return search.packed(one_feature(number), ids_K)
 
     def facts(self, number: int, row_id: int) -> tuple[int, int]:
         info = self.inner.row_info(number, row_id)
@@ -73,6 +78,12 @@ class ServedView:
             places = np.flatnonzero(rows.feature == number)
             if len(places):
                 yield rows.id[places], rows.value[places]
+
+
+@lru_cache(maxsize=1_024)
+def one_feature(number: int) -> npt.NDArray[np.uint16]:
+    """One feature that stands for all ids."""
+    return np.array([number], np.uint16)
 
 
 class DirectoryFollowing:

@@ -94,8 +94,8 @@ class Front:
 
         if is_short(view, manner, len(question.ids_N)):
             content = work()
-            if (head := scope.get("springtide.head")) and headers.get("content-length") == str(len(body)):
-                self.express.learn(head, scope, manner, len(body))
+            if (data := scope.get("springtide.data")) is not None:
+                self.express.learn(data, scope, manner, body)
         else:
             content = await service.lookups.run(work)
         texts = header_texts(service.replica, view, manner, len(content))

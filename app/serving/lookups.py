@@ -35,10 +35,9 @@ class Manner:
 
 def feature_number(view: ModelView, manner: Manner) -> int:
     """The number of the feature in keys; ApiError where there is none, or where its ids are not what is sent."""
-    schema = view.schema
-    if manner.feature not in schema.features:
-        raise no_such_feature(manner.feature, schema.features)
-    number: int = schema.number(manner.feature)
+    number = view.numbers.get(manner.feature)
+    if number is None:
+        raise no_such_feature(manner.feature, view.schema.features)
     if RAW in (manner.asked.name, manner.form.name) and view.has_texts(number):
         hint = "use application/json, application/msgpack or application/vnd.apache.arrow.stream"
         message = f"the ids of {manner.feature} are texts: raw int64 will not do"

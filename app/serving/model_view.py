@@ -1,7 +1,7 @@
 """What the routes ask of a model at one version; app/serving/follow.py gives it by the client's View."""
 
 # K keys, D dimension, N samples, L labels, R rows
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,10 @@ class ModelView(Protocol):
 
     @property
     def dim(self) -> int: ...
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """The id features and their numbers in keys."""
 
     def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
         """Rows [K, D] of one feature, NaN where there is none, and their status codes [K]."""
