@@ -17,10 +17,11 @@ from stream.source_config import SourceConfig
 if TYPE_CHECKING:
     from app.models.registry import ModelConfig
     from app.training.config import TrainConfig
+    from app.training.gate import GateConfig
     from embeddings.config import TableConfig
 
 DEFAULT_PATH = Path("springtide.toml")
-SECTIONS = ("source", "schema", "features", "table", "model", "train", "log", "serve")
+SECTIONS = ("source", "schema", "features", "table", "model", "train", "gate", "log", "serve")
 SCHEMA_KEYS = ("label", "labels", "timestamp", "weight", "categorical", "multi_value", "sequence", "dense", "share")
 
 
@@ -45,6 +46,7 @@ class Config(Outline):
     score_field: str | None = None  # the dense field with a sample's score, where eviction = "custom"
     model: "ModelConfig"
     train: "TrainConfig"
+    gate: "GateConfig"
 
 
 def load_config(path: Path | str | None = None) -> Config:
@@ -52,6 +54,7 @@ def load_config(path: Path | str | None = None) -> Config:
     from app.config_table import bind_table
     from app.models.registry import ModelConfig
     from app.training.config import TrainConfig
+    from app.training.gate import GateConfig
 
     path = Path(path or DEFAULT_PATH)
     document = read_document(path)
@@ -64,6 +67,7 @@ def load_config(path: Path | str | None = None) -> Config:
         score_field=score_field,
         model=bind(ModelConfig, "[model]", section(document, "model")),
         train=bind(TrainConfig, "[train]", section(document, "train")),
+        gate=bind(GateConfig, "[gate]", section(document, "gate")),
     )
 
 

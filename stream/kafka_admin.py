@@ -156,6 +156,13 @@ class Admin:
         finally:
             reader.close()
 
+    def offsets_at(self, topic: Topic, time_ms: int, ends: Mapping[Partition, int]) -> dict[Partition, int]:
+        """The first offset of each partition whose record is not older, as the broker says; else where it ends."""
+        with self.explained():
+            found = self.client.list_partition_offsets({kafka.TopicPartition(*p): time_ms for p in topic.partitions})
+        told = {Partition(*topic_partition): answer for topic_partition, answer in found.items()}
+        return {p: told[p].offset if p in told and told[p].timestamp >= 0 else end for p, end in ends.items()}
+
     def report_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:
         """Commit positions to a consumer group without joining it, so that monitoring tools see the lag."""
         told = {kafka.TopicPartition(*p): kafka.structs.OffsetAndMetadata(o, "", -1) for p, o in offsets.items()}

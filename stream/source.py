@@ -164,6 +164,11 @@ class Source:
         """Stop where the partitions end when next asked; call it before start() for the ends at the start."""
         self._session.stop_wanted_at = time.monotonic()
 
+    @property
+    def ends_asked(self) -> dict[Partition, int] | None:
+        """Where reading stops (see stop_at); None where it does not, or the ends are not known yet."""
+        return None if self._session.stop_at is None else dict(self._session.stop_at)
+
     def report_offsets(self, positions: Mapping[Partition, int]) -> None:
         """Let monitoring tools see these positions in the consumer group; soon, and only if that is possible."""
         self._session.to_report = dict(positions)

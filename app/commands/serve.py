@@ -21,5 +21,5 @@ def run(arguments: argparse.Namespace) -> int:
         config = outline.serve if arguments.port is None else replace(outline.serve, port=arguments.port)
     except ValueError as error:
         raise UserError(str(error)) from None
-    serve(outline.log.path, config)
+    serve(outline.log.path, config, log=outline.log)
     return 0

@@ -17,6 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--take-over", action="store_true", help="start although another trainer of this log seems to live"
     )
     parser.add_argument("--no-merge", action="store_true", help="leave new bases to `springtide merge`")
+    parser.add_argument(
+        "--from-offset",
+        action="append",
+        default=[],
+        metavar="PLACE",
+        help="begin at earliest, latest, or TOPIC/PARTITION=OFFSET (may be given for several partitions)",
+    )
+    parser.add_argument("--from-timestamp", metavar="TIME", help="begin at this record time: ISO, or milliseconds")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,7 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     leave_on_signals()  # before the long imports; the trainer has handlers of its own once it runs
     from app.config import load_config, load_outline
+    from app.training.start_elsewhere import StartElsewhere
 
+    start = StartElsewhere.of(arguments.from_offset, arguments.from_timestamp)
     outline = load_outline(arguments.config)
     if outline.source.embedded:
         outline.source.connection()  # told at once: nobody else will start the embedded broker
@@ -32,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from app.training.trainer import Trainer
 
     config = load_config(arguments.config)
-    trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over)
+    trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over, start=start)
     with nullcontext() if arguments.no_merge else MergerKeeper(config):
         status = trainer.run()
     if arguments.until_end:

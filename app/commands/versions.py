@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from app.config import Outline
 
-HELP = "list, show, compare, export or verify the versions in the log"
-ACTIONS = ("list", "show", "diff", "export", "verify")
+HELP = "list, show, compare, export or verify the versions in the log; go back to one"
+ACTIONS = ("list", "show", "diff", "export", "verify", "rollback")
 
 
 class Action(Protocol):
@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ACTIONS:
         action = _action(name)
         action.add_arguments(actions.add_parser(name, help=action.HELP, description=action.HELP))
-    actions.add_parser("rollback", help="not in this release").add_argument("versions", nargs="*")
     for child in actions.choices.values():
         # absent here, it leaves alone what stood before the action
         child.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="as every command has it")
@@ -36,11 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     from springtide_client.errors import LogError
 
     from app.config import load_outline
-    from app.errors import UserError
 
     outline = load_outline(arguments.config)
-    if arguments.action not in ACTIONS:
-        raise UserError(f"versions {arguments.action} is not in this release; {', '.join(ACTIONS)} are")
     try:
         return _action(arguments.action).run(outline, arguments)
     except FileNotFoundError as error:

@@ -37,7 +37,7 @@ def scope_of(path: str) -> str | None:
     """The scope that a path needs; None where it needs none."""
     if path in FREE_PATHS:
         return None
-    if path.rstrip("/") in ADMIN_PATHS:
+    if path.rstrip("/") in ADMIN_PATHS or path.startswith("/v1/orders/"):
         return "admin"
     return "predict" if path.rstrip("/") == "/v1/predict" else "read"
 

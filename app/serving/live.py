@@ -15,6 +15,7 @@ from app.serving.service import Service
 router = APIRouter(tags=["Operation"])
 
 PING_SECONDS = 15.0
+LOOK_SECONDS = 1.0  # at what the trainer says of itself
 
 
 @router.get("/v1/status")
@@ -53,7 +54,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/v1/events")
 async def events(request: Request) -> StreamingResponse:
-    """Server-sent events: each version that becomes servable, with its scores"""
+    """Server-sent events: each version that becomes servable, with its scores, and what the health gate does"""
     service: Service = request.app.state.service
     service.enter_stream()
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -64,6 +65,7 @@ async def _events(service: Service) -> AsyncIterator[bytes]:
     replica = service.replica
     sent = -1
     spoken = time.monotonic()
+    gate = await asyncio.to_thread(service.gate)
     try:
         yield b"retry: 1000\n\n"
         while not replica.stopping:
@@ -76,10 +78,14 @@ async def _events(service: Service) -> AsyncIterator[bytes]:
                 if document.get("scores"):
                     yield _event("scores", sent, {"version": sent, **document["scores"]})
                 spoken = time.monotonic()
+            elif (now := await asyncio.to_thread(service.gate)) != gate:
+                gate = now
+                yield _event("gate", sent, now)
+                spoken = time.monotonic()
             elif time.monotonic() - spoken >= PING_SECONDS:
                 yield b": ping\n\n"
                 spoken = time.monotonic()
-            await replica.wait_for_change(PING_SECONDS)
+            await replica.wait_for_change(LOOK_SECONDS)
     finally:
         service.leave_stream()
 

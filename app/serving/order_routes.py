@@ -1,5 +1,6 @@
 """Orders to the trainer; the guard has seen the admin token by then."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -7,9 +8,10 @@ from fastapi import APIRouter, Request
 
 from app.serving.answers import JsonAnswer
 from app.serving.orders import check_support, put_order, read_forget, read_rollback, read_table_limits
-from app.serving.problems import bad_request
+from app.serving.problems import ApiError, bad_request
 from app.serving.replica import wall_ms
 from app.serving.service import Service
+from app.versions.receipts import receipt_of, whereabouts_of
 
 router = APIRouter(tags=["Orders (admin token)"])
 
@@ -40,8 +42,45 @@ async def limits(request: Request) -> JsonAnswer:
 
 @router.post("/v1/rollback", status_code=202)
 async def rollback(request: Request) -> JsonAnswer:
-    """Go back to a version: {"version": V}"""
+    """Go back to a version
+
+    {"version": V}: a new version restores that one, but for what was forgotten since; the stream is read again from
+    there. With "skip": true what was learned since goes to the dead letters instead.
+    """
     return await _order(request.app.state.service, "rollback", read_rollback(await _body(request)))
+
+
+@router.get("/v1/orders/{order_id}")
+async def order_receipt(request: Request, order_id: str) -> JsonAnswer:
+    """What became of an order
+
+    `state` is waiting (nobody has taken it), taken, published, or durable: the version that carries it outlives a power
+    loss. Of a forgetting, `keys` tells since which version each of the first 16 is gone, and the oldest file of the log
+    that still holds it, with what must happen before that is unlinked.
+    """
+    service: Service = request.app.state.service
+    schema = service.replica.take().schema
+
+    def find() -> dict[str, Any]:
+        receipt = receipt_of(service.log_path, order_id)
+        if receipt is None:
+            raise ApiError(404, "no_such_order", f"nothing is known of an order {order_id}", "ids are in the answers")
+        return receipt.document() | {
+            "keys": whereabouts_of(service.log, schema, receipt),
+            "note": _note(receipt.state, service.trainer.read(now_ms=wall_ms())),
+        }
+
+    return JsonAnswer(await service.scans.run(find))
+
+
+def _note(state: str, trainer: Mapping[str, Any]) -> str:
+    """What an order that is not executed waits for."""
+    if state not in ("waiting", "taken"):
+        return ""
+    condition = trainer.get("trainer")
+    if condition in ("stopped", "failed"):
+        return "no trainer runs: the order stays, and the next one executes it"
+    return f"the trainer is {condition} and executes it with its next version"
 
 
 async def _body(request: Request) -> Any:
@@ -52,9 +91,11 @@ async def _body(request: Request) -> Any:
 
 
 async def _order(service: Service, kind: str, body: dict[str, Any]) -> JsonAnswer:
-    def put() -> str:
-        check_support(kind, service.trainer.read(now_ms=wall_ms()))
-        return put_order(service.log_path, kind, body)
+    def put() -> dict[str, Any]:
+        trainer = service.trainer.read(now_ms=wall_ms())
+        check_support(kind, trainer)
+        order = put_order(service.log_path, kind, body)
+        return {"order": order, "kind": kind, "state": "accepted", "note": _note("waiting", trainer)}
 
-    order = await service.scans.run(put)
-    return JsonAnswer({"order": order, "kind": kind, "state": "accepted"}, status_code=202)
+    accepted = await service.scans.run(put)
+    return JsonAnswer(accepted, status_code=202, headers={"Location": f"/v1/orders/{accepted['order']}"})

@@ -69,10 +69,12 @@ def read_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:
 
 
 def read_rollback(body: Any) -> dict[str, Any]:
-    """{"version": V}."""
+    """{"version": V}, and whether what was learned since is passed over: {"version": V, "skip": true}."""
     if not isinstance(body, dict) or type(body.get("version")) is not int or body["version"] < 0:
         raise invalid("the body must name a version", 'for example {"version": 4294967300}')
-    return {"version": body["version"]}
+    if not isinstance(body.get("skip", False), bool):
+        raise invalid("skip must be true or false", 'for example {"version": 4294967300, "skip": true}')
+    return {"version": body["version"]} | ({"skip": True} if body.get("skip") else {})
 
 
 def read_table_limits(body: Any, schema: Schema) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from app.serving.front import Front
 from app.serving.service import Service
 from app.serving.tokens import load_tokens
 from app.serving.warm import warm_up
+from app.versions.config import LogConfig
 
 SWITCH_SECONDS = 0.0005
 
@@ -36,13 +37,15 @@ def serve(
     log_path: str | Path,
     config: ServeConfig,
     *,
+    log: LogConfig | None = None,
     on_listening: Callable[[str], None] | None = None,
     until: threading.Event | None = None,
 ) -> None:
     """Serve the log until SIGTERM, SIGINT or `until`; the log need not exist yet.
 
-    `on_listening` gets the server's URL, once it answers. Raises UserError for settings that would open the server to
-    the network without a token, ServeError where the address cannot be taken.
+    `log`: its settings, by which receipts tell when files go. `on_listening` gets the server's URL, once it answers.
+    Raises UserError for settings that would open the server to the network without a token, ServeError where the
+    address cannot be taken.
     """
     try:
         tokens = load_tokens(config)
@@ -50,7 +53,7 @@ def serve(
         raise UserError(str(error)) from None
     warm_up()
     listener = listen(config)
-    service = Service(Path(log_path), config, tokens)
+    service = Service(log or LogConfig(path=Path(log_path)), config, tokens)
     try:
         url = f"http://{_shown(listener)}"
         settings = uvicorn.Config(

@@ -13,6 +13,7 @@ from app.serving.bodies import STATUS_NAMES
 from app.serving.cache_folder import CacheFolder
 from app.serving.config import ServeConfig
 from app.serving.follow import DirectoryFollowing
+from app.serving.gate_metrics import declare_gate, show_gate
 from app.serving.guard import Guard
 from app.serving.metrics import Metrics
 from app.serving.problems import busy
@@ -23,6 +24,7 @@ from app.serving.table_metrics import declare_table, numbers, show_table
 from app.serving.tokens import Tokens
 from app.serving.work import Work
 from app.simulator.told import read_best_auc
+from app.versions.config import LogConfig
 
 SAMPLE_SECONDS = 1.0
 
@@ -30,8 +32,9 @@ SAMPLE_SECONDS = 1.0
 class Service:
     """The replica, the trainer's status, the threads and the numbers of one server."""
 
-    def __init__(self, log_path: Path, config: ServeConfig, tokens: Tokens) -> None:
-        self.log_path = log_path
+    def __init__(self, log: LogConfig, config: ServeConfig, tokens: Tokens) -> None:
+        self.log = log
+        self.log_path = log_path = Path(log.path)
         self.config = config
         self.guard = Guard(config, tokens)
         self.metrics = declare(Metrics())
@@ -108,6 +111,11 @@ class Service:
             status["simulator"] = {"best_auc": best_auc}
         return status
 
+    def gate(self) -> dict[str, Any]:
+        """What the trainer's health gate says; {} where there is none."""
+        gate = self.trainer.read(now_ms=wall_ms()).get("gate")
+        return gate if isinstance(gate, dict) else {}
+
     def scrape(self) -> str:
         """The Prometheus text, its gauges brought up to now."""
         status, metrics = self.status(), self.metrics
@@ -124,6 +132,7 @@ class Service:
         positions = {name: place for name, place in (status.get("positions") or {}).items() if isinstance(place, dict)}
         metrics.set_all("springtide_lag_records", "partition", numbers({n: p.get("lag") for n, p in positions.items()}))
         metrics.set_all("springtide_dead_letters", "reason", numbers(status.get("dead_letters")))
+        show_gate(metrics, status)
         show_table(metrics, status, now_ms=status["now_ms"])
         for part in ("whole", "window"):
             score = (status.get("scores") or {}).get(part) or {}
@@ -164,6 +173,7 @@ def declare(metrics: Metrics) -> Metrics:
     metrics.gauge("springtide_samples_per_second", "Samples learned a second.")
     metrics.gauge("springtide_lag_records", "End of the partition minus what was learned.")
     metrics.gauge("springtide_dead_letters", "Records that could not be learned, by reason.")
+    declare_gate(metrics)
     declare_table(metrics)
     metrics.gauge("springtide_auc", "Progressive AUC: each sample scored before it was learned.")
     return metrics

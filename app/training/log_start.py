@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> TrainingState:
     """The state that the log ends with: that of its newest base and of every version after it."""
     spec = ModelSpec.of(config.schema, config.table.dim)
-    resume = Resume.of(log.directory, log.past)
+    resume = Resume.of(log.directory, log.last)
     base = None if resume is None else resume.base
     if base is not None:
         check_settings(config, base.manifest)

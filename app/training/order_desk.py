@@ -8,24 +8,35 @@ from typing import Any
 
 import numpy as np
 from springtide_client.errors import EncodeError
-from springtide_client.keys import id_of
 
 from app.live_limits import nested, read_limits
 from app.training.state import TrainingState
-from app.versions.commands import Order, Orders
+from app.versions.clerk import keys_of
+from app.versions.commands import Order, Orders, entry_of
 from app.versions.fault_points import reach
 
+RollBack = Callable[[Order], dict[str, Any] | None]
+
 logger = logging.getLogger(__name__)
+
+
+class PutOffError(Exception):
+    """The order cannot be executed now, and may be in a moment."""
 
 
 class OrderDesk:
     """Takes orders in, one after the other in the order of their ids, each exactly once."""
 
-    kinds = ("forget", "limits")
+    kinds = ("forget", "limits", "rollback")
 
-    def __init__(self, log_path: Path, epoch: int, state: TrainingState) -> None:
+    def __init__(self, log_path: Path, epoch: int, state: TrainingState, *, roll_back: RollBack | None = None) -> None:
+        """`roll_back` executes such an order: it tells of it in a version of its own, and everything is loaded anew.
+
+        Where it gives a result instead, nothing has happened; PutOffError leaves the order for later.
+        """
         self._orders = Orders(log_path, epoch, state.executed_orders)
         self._state = state
+        self._roll_back = roll_back
         self._waiting: deque[Order] = deque()  # claimed, not executed
         self._told: list[str] = []  # the ids of what the next version tells
 
@@ -43,15 +54,24 @@ class OrderDesk:
         while self._waiting:
             order = self._waiting[0]
             try:
-                result = self._handler(order)(order.body)
-            except (ValueError, EncodeError) as error:
-                result = {"refused": str(error)}
+                result = self._result(order)
+            except PutOffError:
+                return
+            if result is None:
+                return  # the state that this desk worked for is no more: another one takes in the rest
             logger.info("order executed", extra={"order": order.id, "kind": order.kind, **result})
-            told = {"id": order.id, "kind": order.kind, "samples_trained": self._state.samples_trained}
-            self._state.note_order({**told, "result": result, **_lasting(order)})
+            self._state.note_order(entry_of(order, result, samples_trained=self._state.samples_trained))
             self._told.append(order.id)
             self._waiting.popleft()
             reach("after an order is executed")
+
+    def _result(self, order: Order) -> dict[str, Any] | None:
+        try:
+            if order.kind == "rollback" and self._roll_back is not None:
+                return self._roll_back(order)
+            return self._handler(order)(order.body)
+        except (ValueError, EncodeError) as error:
+            return {"refused": str(error)}
 
     def told(self, version: int) -> None:
         """This version carries what was executed since the one before."""
@@ -71,7 +91,7 @@ class OrderDesk:
         raise ValueError(f"this trainer does not execute {order.kind or 'unreadable'} orders")
 
     def _forget(self, body: dict[str, Any]) -> dict[str, Any]:
-        keys = keys_of(self._state, body)
+        keys = keys_of(body, self._state.schema)
         features_N = np.array([feature for feature, _ in keys], np.uint16)
         self._state.learner.table.forget(features_N, np.array([row_id for _, row_id in keys], np.int64))
         return {"keys": len(keys)}
@@ -80,21 +100,3 @@ class OrderDesk:
         limits = read_limits(body.get("limits"), self._state.schema)
         self._state.change_limits(limits)
         return {"limits": nested(limits)}
-
-
-def keys_of(state: TrainingState, body: dict[str, Any]) -> list[tuple[int, int]]:
-    """The keys that an order names, each once; ValueError where one is none."""
-    keys: dict[tuple[int, int], None] = {}
-    named = body.get("keys")
-    for key in named if isinstance(named, list) else []:
-        if not isinstance(key, dict) or key.get("feature") not in state.schema.features or "id" not in key:
-            raise ValueError(f"{key!r} is no key of this log")
-        keys[state.schema.number(key["feature"]), id_of(key["id"])[0]] = None
-    if not keys:
-        raise ValueError("the order names no keys")
-    return list(keys)
-
-
-def _lasting(order: Order) -> dict[str, Any]:
-    """What a later reader of the log must know: what was forgotten stays forgotten, whatever is gone back to."""
-    return {"keys": order.body["keys"]} if order.kind == "forget" and "keys" in order.body else {}

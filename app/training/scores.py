@@ -61,7 +61,11 @@ class Scores:
         return arrays
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Takes what state() gave; {} leaves everything at zero."""
+        """Takes what state() gave in place of everything observed; {} stands for nothing observed."""
+        num_labels = len(self.labels)
+        self._sums_LQ = np.zeros((num_labels, len(SUMS)))
+        self._histograms = [RocHistogram() for _ in self.labels]
+        self._window, self._recent, self._num_recent, self._delta = _empty(num_labels), [], 0, []
         if not state:
             return
         self._sums_LQ = np.array(state["sums"])
@@ -69,6 +73,11 @@ class Scores:
             parts = (np.array(state[f"histogram.{number}.{name}"]) for name in ("bins", "positive", "negative"))
             histogram.restore(*parts)
         self._window = {name: np.array(state[f"window.{name}"]) for name in ("logits", "labels", "weights")}
+
+    def window_losses(self, number: int) -> tuple[Float64Array, Float64Array]:
+        """The losses of the window's samples by one label, oldest first, and their weights."""
+        logits_N, weights_N, labels_N = _of_label(self._settle(), number)
+        return np.logaddexp(0.0, logits_N) - labels_N * logits_N, weights_N
 
     def document(self) -> dict[str, Any]:
         """`{"whole": {...}, "window": {...}}`, and `tasks` by label where there are several."""

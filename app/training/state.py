@@ -51,6 +51,8 @@ class TrainingState:
         self.dead_letters: dict[str, int] = {}
         self.loss: float | None = None
         self.complete_until_ms = 0
+        self.gate: dict[str, Any] = {}  # what the health gate has done: see app/training/rolling_back.py
+        self.moved: dict[str, Any] = {}  # since the last cut, by hand: partition -> from and to which offset
         self.changed = False  # since the last cut
         self._begun: Batch | None = None  # for it time has passed; its rows could not be looked up
         self.told_scores = scores.document()  # by the newest version
@@ -97,13 +99,14 @@ class TrainingState:
         arrays |= with_prefix("state.scores.", self.scores.delta())
         arrays |= texts_to_arrays(self._texts)
         meta = self.meta(created_ms)
-        self._record_ms, self._texts, self._orders = [], [], []
+        self._record_ms, self._texts, self._orders, self.moved = [], [], [], {}
         self._cut_step, self.changed = self.learner.steps, False
         return meta, arrays
 
     def meta(self, created_ms: int) -> VersionMeta:
         """What a version says beside its tensors."""
         self.told_scores, table = self.scores.document(), self.learner.table
+        by_hand = {"gate": self.gate, "moved": self.moved}
         return VersionMeta(
             created_ms=created_ms,
             complete_until_ms=self.complete_until_ms,
@@ -125,10 +128,12 @@ class TrainingState:
             orders=self._orders,
             trainer={
                 "watermarks": {str(partition): event_ms for partition, event_ms in self.clock.watermarks.items()},
+                "idle": sorted(map(str, self.clock.idle)),
                 "loss": self.loss,
                 "refused_steps": self.learner.refused_steps,
                 "table": table.clock_state(),
                 "limits": self.limits.document(),
+                **{name: value for name, value in by_hand.items() if value},
             },
         )
 
@@ -141,6 +146,14 @@ class TrainingState:
         """An order was executed: the next version says so."""
         self._orders.append(entry)
         self.changed = True
+
+    def move_to(self, positions: Mapping[Partition, Position]) -> None:
+        """Go on elsewhere in the stream, by somebody's wish: the next version says so."""
+        for partition, position in positions.items():
+            was = self.positions.get(partition)
+            self.moved[str(partition)] = {"from": None if was is None else was.offset, "to": position.offset}
+            self.positions[partition] = position
+        self.changed = self.changed or bool(positions)
 
     def change_limits(self, limits: Mapping[Name, Any]) -> None:
         """New limits for the running table; ValueError where it cannot keep them: then all is as before."""
@@ -171,7 +184,12 @@ class TrainingState:
             table.restore(arrays_to_touched(tensors, **shape))
             if "sketch.block" in tensors:
                 self._restore_sketch(record.meta, tensors["sketch.block"], tensors["sketch.bytes"])
-            self.scores.apply(without_prefix("state.scores.", tensors))
+            scores = without_prefix("state.scores.", tensors)
+            if record.meta.restores:
+                self.scores.restore(scores)
+                latest = {}
+            else:
+                self.scores.apply(scores)
             latest |= _kept(tensors)
             meta = record.meta
         self.learner.restore(without_prefix("dense.", latest), without_prefix("state.optimizer.", latest))
@@ -190,12 +208,10 @@ class TrainingState:
         self.samples_trained = meta.samples_trained
         self.learner.steps = self._cut_step = meta.step
         self.learner.refused_steps = int(meta.trainer.get("refused_steps", 0))
-        self.positions = {
-            parse_partition(name): Position(position["topic_id"], position["offset"])
-            for name, position in meta.positions.items()
-        }
+        self.positions = positions_of(meta)
         watermarks = {parse_partition(name): ms for name, ms in meta.trainer.get("watermarks", {}).items()}
-        self.clock = EventClock(meta.event_clock_ms, watermarks)
+        self.clock = EventClock(meta.event_clock_ms, watermarks, map(parse_partition, meta.trainer.get("idle", ())))
+        self.gate = dict(meta.trainer.get("gate", {}))
         self.told_scores = self.scores.document()
         self.dead_letters = dict(meta.dead_letters)
         self.complete_until_ms = meta.complete_until_ms
@@ -228,6 +244,14 @@ def pick_times(parts: list[npt.NDArray[np.int64]]) -> list[int]:
     times = np.sort(np.concatenate(parts))
     picked = np.linspace(0, len(times) - 1, min(len(times), RECORD_TIMES)).round().astype(np.int64)
     return [int(time) for time in times[picked]]
+
+
+def positions_of(meta: VersionMeta) -> dict[Partition, Position]:
+    """Where a version stands in the stream."""
+    return {
+        parse_partition(name): Position(position["topic_id"], position["offset"])
+        for name, position in meta.positions.items()
+    }
 
 
 def parse_partition(name: str) -> Partition:

@@ -3,6 +3,9 @@
 import os
 from typing import TYPE_CHECKING, Any
 
+from springtide_client.records import version_name
+
+from app.training.gate import Verdict
 from app.training.report import CATCHING_UP_MS, position_lines, wall_ms
 from embeddings.host_tier import HostTier
 from embeddings.table import EmbeddingTable
@@ -26,13 +29,15 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
         "clean_end": False,
         "samples_trained": state.samples_trained,
         "samples_per_second": round(trainer.rate.per_second(), 1),
-        "positions": position_lines(state.positions, trainer.committed, trainer.source.end_offsets()),
+        "positions": position_lines(state.positions, trainer.durable.newest, trainer.intake.end_offsets()),
         "scores": state.told_scores,
         "loss": state.loss,
         "dead_letters": dict(state.dead_letters),
         "topic_resets": trainer.source.resets,
         "orders": list(trainer.orders.kinds),
         "event_clock_ms": state.clock.now_ms,
+        "idle_partitions": sorted(map(str, state.clock.idle)),
+        "gate": {**trainer.gate.document(), "rollbacks": state.gate.get("rollbacks", 0)},
         "freshness_ms": {"p50": None, "p99": None},  # measured where versions are served
         "staleness_ms": max(0, wall_ms() - state.complete_until_ms) if state.complete_until_ms else None,
         "table": {
@@ -47,6 +52,8 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
 
 def condition_of(trainer: "Trainer") -> tuple[str, str]:
     """The trainer's state and why."""
+    if (held := trainer.gate.held) is not None:
+        return "waiting", f"the health gate holds the model back: {held.detail}; {mend_of(held)}"
     if trainer.log.is_full:
         return "waiting", "the log takes [log] log_bytes: raise it, or begin a new log"
     if trainer.source.state == "waiting":
@@ -55,9 +62,15 @@ def condition_of(trainer: "Trainer") -> tuple[str, str]:
         return "waiting", reason
     if wall_ms() - trainer.complete_until_ms() > CATCHING_UP_MS:
         learned = {p: position.offset for p, position in trainer.state.positions.items()}
-        lag = sum(max(0, end - learned.get(p, 0)) for p, end in trainer.source.end_offsets().items())
+        lag = sum(max(0, end - learned.get(p, 0)) for p, end in trainer.intake.end_offsets().items())
         return "catching_up", f"{lag} records behind the stream's end"
     return "running", ""
+
+
+def mend_of(held: Verdict) -> str:
+    """What can be done."""
+    back = f"`springtide versions rollback {version_name(held.good)} --skip` passes its samples over"
+    return f"{back}, [gate] says what is too much"
 
 
 def horizons_of(trainer: "Trainer") -> dict[str, int]:

@@ -3,40 +3,46 @@
 import gc
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from springtide_client.errors import SpringtideError
+from springtide_client.errors import LogError, SpringtideError
 
+from app.training.durable_positions import DurablePositions
+from app.training.gate import Gate, Verdict
 from app.training.generations import Generations
+from app.training.intake import POLL_SECONDS, Intake
 from app.training.log_start import start_state
 from app.training.order_desk import OrderDesk
 from app.training.rates import Rate
 from app.training.report import SECONDS, StatusKeeper, wall_ms
+from app.training.rolling_back import roll_back_by_order, roll_back_from_gate
+from app.training.skipping import Stand
+from app.training.start_elsewhere import StartElsewhere
+from app.training.state import TrainingState
 from app.training.status_document import document_of
 from app.training.stop_signals import StopSignals
 from app.versions.fault_points import reach
 from app.versions.writer import LogWriter
 from embeddings.errors import SpillError
-from stream.batcher import Batcher
 from stream.columns import Batch, Partition
 from stream.dead_letters import DeadLetters
-from stream.errors import StreamError, WaitingError
+from stream.errors import StreamError
 from stream.source import Source
 
 if TYPE_CHECKING:
     from app.config import Config
 
-ABSENT_SECONDS = 60.0  # how long --until-end waits for a broker and a topic
-POLL_SECONDS = 0.05
 FLUSH_SECONDS = 2.0  # for dead letters, before a version is put off
 FIRST_PUT_OFF_SECONDS, LONGEST_PUT_OFF_SECONDS = 1.0, 30.0
 UNCONFIRMED_BYTES = 64 << 20  # of dead letters; with more of them the stream waits
 
 logger = logging.getLogger(__name__)
+
+
+class HeldError(SpringtideError):
+    """The health gate holds the model back, and nobody will come to decide."""
 
 
 class Trainer:
@@ -45,36 +51,72 @@ class Trainer:
     `run` ends with a version of everything learned; a second call is not meant. `stop` may be called from anywhere.
     """
 
-    def __init__(self, config: "Config", *, until_end: bool = False, take_over: bool = False) -> None:
+    def __init__(
+        self,
+        config: "Config",
+        *,
+        until_end: bool = False,
+        take_over: bool = False,
+        start: StartElsewhere | None = None,
+    ) -> None:
+        """`start`: where in the stream to begin, instead of where the log ends."""
         self.config, self.until_end = config, until_end
         self.signals = StopSignals()
-        num_threads = config.train.num_threads
-        torch.set_num_threads(num_threads)
-        torch.manual_seed(config.train.seed)
+        torch.set_num_threads(config.train.num_threads)
         self.log = LogWriter.open(config.log, schema=config.schema, take_over=take_over)
         try:
             self.status = StatusKeeper(config.log.path, self.log.epoch)
             self.status.say({"name": config.name, "trainer": "catching_up", "reason": "reading the log back"})
-            self.state = start_state(config, self.log, num_threads=num_threads)
+            self.rate = Rate()
+            self.gate = Gate(config.gate, config.train.window_samples)
+            self.stand: Stand | None = None  # how far was learned of what the gate holds, while orders decide about it
+            self.reason = ""  # why versions are put off
+            self.spill_reason = ""  # why rows cannot leave memory, and learning waits
+            self._last_commit = self._last_said = float("-inf")
+            self._put_off_seconds = FIRST_PUT_OFF_SECONDS
+            self.dead_letters = DeadLetters(config.source.connection, f"{config.source.topic}.dead")
+            self._begin()
+            if start is not None:
+                self.state.move_to(start.find(config.source, self.state.positions))
+                self.intake = Intake(config, self.state.positions, until_end=until_end)
         except BaseException as error:
             self._fail(error)
             raise
-        source = replace(config.source, group=config.source.group or f"springtide-{config.name}")
-        self.source = Source(source, config.schema, self.state.positions)
-        self.orders = OrderDesk(config.log.path, self.log.epoch, self.state)
-        self.generations = Generations(self.state.learner.table, self.log.directory, self.state.base_number)
-        self.upcoming: Batch | None = None  # taken from the batcher, not learned yet
-        self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)
-        self.dead_letters = DeadLetters(
-            config.source.connection, f"{config.source.topic}.dead", counts=self.state.dead_letters
+
+    def _begin(self) -> None:
+        """Everything that learning needs, as the log's end has it."""
+        config = self.config
+        torch.manual_seed(config.train.seed)
+        self.state: TrainingState = start_state(config, self.log, num_threads=config.train.num_threads)
+        self.orders = OrderDesk(
+            config.log.path, self.log.epoch, self.state, roll_back=lambda order: roll_back_by_order(self, order)
         )
-        self.rate = Rate()
-        self.reason = ""  # why versions are put off
-        self.spill_reason = ""  # why rows cannot leave memory, and learning waits
-        self.committed: dict[Partition, int] = {p: position.offset for p, position in self.state.positions.items()}
-        self._awaited: deque[tuple[int, dict[Partition, int]]] = deque()  # versions that are not known to be durable
-        self._last_commit = self._last_said = float("-inf")
-        self._put_off_seconds = FIRST_PUT_OFF_SECONDS
+        self.generations = Generations(self.state.learner.table, self.log.directory, self.state.base_number)
+        self.intake = Intake(config, self.state.positions, until_end=self.until_end)
+        self.durable = DurablePositions(self.state.positions)
+        assert self.log.last is not None
+        self.gate.begin(self.log.last.number, self.state.learner, self.state.samples_trained)
+
+    def load(self) -> None:
+        """Begin anew from the log's end, as a start does: memory and spill empty, no recall in flight."""
+        before = self.intake
+        before.close()
+        self.state.learner.table.close()
+        gc.unfreeze()
+        try:
+            self._begin()
+        except SpillError as error:
+            raise LogError(f"the log cannot be loaded: {error}") from error  # not to be tried again with half of it
+        self.dead_letters.counts.clear()
+        self.dead_letters.counts.update(self.state.dead_letters)
+        self.intake.start(after=before)
+        gc.collect()
+        gc.freeze()
+
+    @property
+    def source(self) -> Source:
+        """The stream as it is read."""
+        return self.intake.source
 
     def stop(self) -> None:
         """Commit what is learned and end."""
@@ -85,16 +127,12 @@ class Trainer:
         try:
             with self.signals:
                 self.open()
-                while not self.finished:
-                    self.gather()
-                    if (batch := self.next_batch()) is not None:  # one without samples moves positions too
-                        self.learn(batch)
-                    if self.asked and self.commit():
-                        self.persist(self.orders.execute)  # right after a cut: what it moves finds room
-                    if self.due:
-                        self.commit()
+                while not self.finished or not self.commit(final=True):
+                    if self.gate.held is not None:
+                        self.decide()
+                    else:
+                        self.advance()
                     self.say()
-                self.commit(final=True)
             return self.close()
         except BaseException as error:
             self._fail(error)
@@ -102,9 +140,7 @@ class Trainer:
 
     def open(self) -> None:
         """Begin to read."""
-        if self.until_end:
-            self.source.stop_at_end()
-        self.source.start()
+        self.intake.start()
         # what lives by now lives to the end: the collector need not walk it in every batch
         gc.collect()
         gc.freeze()
@@ -113,49 +149,32 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether somebody asked to stop, or the end that was asked for is learned."""
-        if self.signals.stopping:
-            return True
-        if self.until_end and self.source.waiting_seconds > ABSENT_SECONDS:
-            raise WaitingError(f"waited {ABSENT_SECONDS:.0f} s: {self.source.reason}")
-        return self.until_end and self.source.finished and self.batcher.empty and self.upcoming is None
+        return self.signals.stopping or (self.gate.held is None and self.intake.finished)
 
-    def gather(self) -> None:
-        """Take what the stream has, unless a whole batch waits already or the log has no room for more."""
-        if self.log.is_full or self.log.is_stuck or self.dead_letters.unconfirmed_bytes > UNCONFIRMED_BYTES:
+    def advance(self) -> None:
+        """1. Take what the stream has, while there is room for it. 2. Learn. 3. Execute orders. 4. Publish."""
+        has_room = not (self.log.is_full or self.log.is_stuck)
+        if not has_room or self.dead_letters.unconfirmed_bytes > UNCONFIRMED_BYTES:
             self.signals.wait(POLL_SECONDS)
-        elif self.batcher.num_rows < self.config.train.batch_size:
-            for columns in self.source.poll(self.patience()):
-                self.batcher.add(columns)
-
-    def patience(self) -> float:
-        """How long the stream may let us wait: until a batch or a version is due."""
-        if self.upcoming is not None:
-            return 0.0
-        until_commit = self._last_commit + self.config.log.publish_seconds - time.monotonic()
-        until_batch = self.batcher.seconds_until_due()
-        waits = [POLL_SECONDS, until_commit if until_commit > 0 else POLL_SECONDS]
-        return max(0.0, min([*waits, until_batch] if until_batch is not None else waits))
-
-    def next_batch(self) -> Batch | None:
-        """A batch that is due; at the end of the stream, what is left."""
-        if self.log.is_full or self.log.is_stuck:
-            return None
-        batch, self.upcoming = self.upcoming, None
-        if batch is None:
-            batch = self.batcher.take()
-        return self.batcher.flush() if batch is None and self.until_end and self.source.finished else batch
+        else:
+            until_commit = self._last_commit + self.config.log.publish_seconds - time.monotonic()
+            self.intake.gather(until_commit if until_commit > 0 else POLL_SECONDS)
+        if has_room and (batch := self.intake.take()) is not None:
+            self.learn(batch)  # one without samples moves positions too
+        if self.asked and self.commit():
+            self.persist(lambda: self.orders.execute())  # right after a cut: what it moves finds room
+        if self.due:
+            self.commit()
 
     def learn(self, batch: Batch) -> None:
         """1. Make room for the rows it may evict. 2. Send its dead letters. 3. Learn it, with a look at the next."""
         if self.state.learner.needs_cut(batch):
             while not self.commit():
-                if self.signals.wait(POLL_SECONDS):
-                    return  # its positions are not passed: the next trainer learns it
+                if self.gate.held is not None or self.signals.wait(POLL_SECONDS):
+                    return  # its positions are not passed: whoever goes on from the log learns it
         self.dead_letters.send(batch.dead)
-        if self.batcher.num_rows >= self.config.train.batch_size:
-            self.upcoming = self.batcher.take()
-        limit_ms = wall_ms() + int(self.config.source.max_future_seconds * 1000)
-        self.persist(lambda: self.state.learn(batch, upcoming=self.upcoming, limit_ms=limit_ms))
+        upcoming, limit_ms = self.intake.look_ahead(), self.limit_ms
+        self.persist(lambda: self.state.learn(batch, upcoming=upcoming, limit_ms=limit_ms))
 
     def persist(self, do: Callable[[], None]) -> None:
         """Do it, again and again while the spill takes no rows. Asked to stop, leave it to the next trainer."""
@@ -174,6 +193,31 @@ class Trainer:
             if self.signals.wait(POLL_SECONDS):
                 return
 
+    def decide(self) -> None:
+        """What the gate holds back: thrown away and passed over, or kept until an order comes.
+
+        An order finds the newest version that passed. Unless it changes what went wrong, the gate closes once more.
+        """
+        held = self.gate.held
+        assert held is not None
+        if self.config.gate.action == "rollback" and not self.gate.gave_up:
+            self.gate.gave_up = not roll_back_from_gate(self, held)
+        elif self.orders.has_new:
+            self.stand = Stand.of(self.state)
+            self.load()
+            if self.commit():
+                self.persist(lambda: self.orders.execute())
+            self.stand = None
+        elif self.until_end:
+            raise HeldError(f"the health gate holds the model back: {held.detail}")
+        else:
+            self.signals.wait(POLL_SECONDS)
+
+    @property
+    def limit_ms(self) -> int:
+        """The event clock goes no further."""
+        return wall_ms() + int(self.config.source.max_future_seconds * 1000)
+
     @property
     def asked(self) -> bool:
         """Whether an order waits; while versions are put off it waits on."""
@@ -191,32 +235,57 @@ class Trainer:
         return self.source.complete_until_ms(self.state.positions) or 0
 
     def commit(self, *, final: bool = False) -> bool:
-        """1. The broker has every dead letter. 2. Cut. 3. Append. 4. Report what is durable. False: put off."""
+        """1. The gate lets it pass. 2. The broker has every dead letter. 3. Cut. 4. Append. 5. Report what is durable.
+
+        False: put off, or held by the gate.
+        """
         self._last_commit = time.monotonic()
         if final and not self.state.changed:
             return True
+        if self.judged() is not None:
+            return final and self.signals.stopping
         try:
             self.dead_letters.flush(FLUSH_SECONDS)
         except StreamError as error:
             # a version must not pass letters that the broker does not have: learning goes on, publishing waits
             self.reason = f"dead letters cannot be delivered: {error}"
             logger.warning("version put off", extra={"reason": str(error), "seconds": self._put_off_seconds})
-            self._last_commit = time.monotonic() + self._put_off_seconds
+            self.put_off(self._put_off_seconds)
             self._put_off_seconds = min(2 * self._put_off_seconds, LONGEST_PUT_OFF_SECONDS)
             if final and self.until_end:
                 raise
-            return False
+            return final
         self._put_off_seconds = FIRST_PUT_OFF_SECONDS
         self.reason = ""
+        self.state.clock.pass_by(self.idle(), limit_ms=self.limit_ms)
         reach("before a cut")
         meta, arrays = self.state.cut(created_ms=wall_ms(), complete_until_ms=self.complete_until_ms())
         reach("after a cut")
         version = self.log.append(meta, arrays)
+        self.gate.passed(version.number, self.state.learner, self.state.samples_trained)
         self.generations.after_cut(version.number)
         self.orders.told(version.number)
-        self._awaited.append((version.number, {p: position.offset for p, position in self.state.positions.items()}))
+        self.durable.appended(version.number, self.state.positions)
         self._report_durable()
         return True
+
+    def put_off(self, seconds: float) -> None:
+        """No version for so long, and no order."""
+        self._last_commit = time.monotonic() + seconds
+
+    def judged(self) -> Verdict | None:
+        """What the gate has against a version of what is learned now; told once."""
+        was_open = self.gate.held is None
+        held = self.gate.judge(self.state.learner, self.state.scores, self.state.samples_trained)
+        if held is not None and was_open:
+            logger.error("the health gate holds the model back", extra=held._asdict())
+        return held
+
+    def idle(self) -> set[Partition]:
+        """Partitions learned to their end that have been silent for a while, and those that the topic lost."""
+        ends, learned = self.intake.end_offsets(), self.state.positions
+        silent = {p for p in self.source.idle if p in learned and learned[p].offset >= ends.get(p, 0)}
+        return silent | (self.state.clock.watermarks.keys() - ends.keys() if ends else set())
 
     def say(self) -> None:
         """The status, once a second."""
@@ -233,29 +302,31 @@ class Trainer:
         gc.unfreeze()
         self.log.sync()
         self._report_durable()
+        reason = "ended" if self.gate.held is None else f"ended while the gate held back: {self.gate.held.detail}"
         final = document_of(self) | {
             "clean_end": True,
             "trainer": "stopped",
-            "reason": "ended",
+            "reason": reason,
             "samples_per_second": 0.0,
         }
         self._release()
         return self.status.close(lambda: final)
 
     def _report_durable(self) -> None:
-        durable = self.log.durable
-        if durable is not None:
-            self.orders.retire(durable.number)
-        while durable is not None and self._awaited and self._awaited[0][0] <= durable.number:
-            self.committed = self._awaited.popleft()[1]
-            self.source.report_offsets(self.committed)
+        if (durable := self.log.durable) is None:
+            return
+        self.orders.retire(durable.number)
+        if self.durable.advance(durable.number):
+            self.source.report_offsets(self.durable.newest)
 
     def _release(self) -> None:
         """Each part is given back even where another fails."""
-        closers: list[Callable[[], None]] = [self.source.close, self.dead_letters.close, self.state.learner.table.close]
-        for close in [*closers, self.log.close]:
+        parts = [getattr(self, "intake", None), getattr(self, "dead_letters", None)]
+        table = self.state.learner.table if hasattr(self, "state") else None
+        for part in (*parts, table, self.log):
             try:
-                close()
+                if part is not None:
+                    part.close()
             except (SpringtideError, OSError) as error:
                 logger.warning("not closed properly", extra={"reason": str(error)})
 
@@ -264,7 +335,4 @@ class Trainer:
         said: Mapping[str, Any] = {"trainer": "failed", "reason": " ".join(str(error).split()) or type(error).__name__}
         if hasattr(self, "status"):
             self.status.close(lambda: {**self.status.document, **said, "samples_per_second": 0.0})
-        if hasattr(self, "dead_letters"):
-            self._release()
-        else:
-            self.log.close()
+        self._release()

@@ -9,8 +9,6 @@ from springtide_client.tensors import Array, Arrays
 
 from app.versions.findings import Findings
 
-# orders that take the log back: positions and counts may go back with them
-REWINDS = ("rollback", "gate")
 GROUPS = {
     "rows": ("feature", "id", "value", "state", "count", "last_seen"),
     "forgotten": ("feature", "id"),
@@ -59,8 +57,8 @@ class Meaning:
         return wrong
 
     def _tell_jumps(self, record: Record, meta: VersionMeta, before: VersionMeta, file: str, offset: int) -> None:
-        """What may go back only by order, or where a trainer starts elsewhere."""
-        if any(order.get("kind") in REWINDS for order in meta.orders):
+        """What may go back only with a rollback, or where a trainer starts elsewhere."""
+        if meta.restores:
             return
         jumps = []
         if meta.samples_trained < before.samples_trained:

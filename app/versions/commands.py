@@ -85,6 +85,17 @@ class Orders:
             return []
 
 
+def entry_of(order: Order, result: Mapping[str, Any], *, samples_trained: int) -> dict[str, Any]:
+    """What a version says of an order that it carries.
+
+    The keys of a forgetting last: a later reader must know that they were forgotten, whatever is gone back to.
+    """
+    entry = {"id": order.id, "kind": order.kind, "samples_trained": samples_trained, "result": dict(result)}
+    if order.kind == "forget" and "keys" in order.body:
+        entry["keys"] = order.body["keys"]
+    return entry
+
+
 def _read(order_id: str, text: bytes) -> Order:
     try:
         body = msgspec.json.decode(text, type=dict[str, Any])

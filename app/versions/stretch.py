@@ -102,12 +102,20 @@ class Stretch:
         """Of the arrays whose names begin so, each as the last version that has it tells it."""
         places: dict[str, Entry] = {}
         for entry in self.entries:
-            places |= {name: entry for name in entry.read_head().shapes if name.startswith(prefix)}
+            head = entry.read_head()
+            if head.meta.restores:
+                places = {}  # it tells all of them that there are
+            places |= {name: entry for name in head.shapes if name.startswith(prefix)}
         arrays: Arrays = {}
         for entry in {place.number: place for place in places.values()}.values():
             tensors = entry.read().tensors()
             arrays |= {name: np.array(tensors[name]) for name, place in places.items() if place is entry}
         return arrays
+
+    @property
+    def restores(self) -> bool:
+        """Whether one of them restores an older version, in which nothing of `dense.*` and `state.*` is left out."""
+        return any(entry.read_head().meta.restores for entry in self.entries)
 
     def with_tensor(self, name: str) -> Iterator[Arrays]:
         """The arrays of the versions that have one of that name."""

@@ -52,7 +52,7 @@ def test_limits_and_forgetting_reach_a_running_trainer_and_outlive_it(
     workspace.start("serve")
     wait_until(lambda: learned(workspace, 3_000), what="learning")
     wait_until(lambda: workspace.get("/readyz"), what="the server's readiness")
-    assert (workspace.get("/v1/status") or {})["orders"] == ["forget", "limits"]
+    assert (workspace.get("/v1/status") or {})["orders"] == ["forget", "limits", "rollback"]
 
     assert patch(workspace, {"lr": 0.5}, token=None)[0] in (401, 403)
     status, refusal = patch(workspace, {"features": {"last_items": {"ttl_seconds": 5}}})
@@ -84,5 +84,5 @@ def test_limits_and_forgetting_reach_a_running_trainer_and_outlive_it(
     assert (workspace.get("/v1/status") or {})["table"]["limits"] == held
     commands = workspace.log / "commands"
     wait_until(lambda: not [path for path in commands.iterdir() if not path.name.startswith(".")], what="the receipts")
-    shown = json.loads(workspace.run("versions", "show").stdout)
+    shown = json.loads(workspace.run("versions", "show", "--json").stdout)
     assert shown["admission"] == {"1": 200}

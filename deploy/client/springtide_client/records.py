@@ -47,6 +47,8 @@ class VersionMeta(msgspec.Struct, kw_only=True):
     record_ms: list[int] = []
     orders: list[dict[str, Any]] = []  # executed in this version; in a base, all that may still lie in commands/
     trainer: dict[str, Any] = {}
+    # a rollback: `dense.*` and `state.*` are whole, as that version's; nothing of them counts that an earlier one told
+    restores: int = 0
     # the newest number that its writer knew to be durable when this was written, having looked for a higher epoch
     durable: int = 0
 

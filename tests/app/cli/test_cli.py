@@ -51,7 +51,15 @@ def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> N
         (["forget", "--key", "user_id"], ["FEATURE=ID"]),
         (["forget", "--key", "item=3"], ["no feature 'item'"]),
         (["forget", "--key", "user_id=3"], ["no log", "nothing was learned"]),
-        (["versions", "rollback"], ["not in this release"]),
+        (["versions", "rollback"], ["required", "version"]),
+        (["versions", "rollback", "1.1"], ["there is no log"]),
+        (["forget"], ["nothing to forget", "--file"]),
+        (["forget", "--file", "nowhere.txt"], ["nowhere.txt cannot be read"]),
+        (["forget", "--file", "springtide.toml"], ["springtide.toml, line 1", "no feature"]),
+        (["train", "--from-offset", "clicks=3"], ["TOPIC/PARTITION=OFFSET"]),
+        (["train", "--from-offset", "earliest", "--from-offset", "clicks/0=3"], ["all partitions"]),
+        (["train", "--from-timestamp", "yesterday"], ["milliseconds since 1970"]),
+        (["train", "--from-timestamp", "5", "--from-offset", "latest"], ["exclude each other"]),
         (["versions", "list"], ["there is no log"]),
         (["versions", "diff", "-3", "latest"], ["there is no log"]),
         (["versions", "diff", "latest"], ["VERSION"]),
@@ -82,7 +90,8 @@ def test_forget_puts_an_order_down_that_waits_for_a_trainer(tmp_path: Path) -> N
     (log / "status-0000000001.json").write_text('{"clean_end": true, "updated_ms": 1}')
     done = springtide(tmp_path, "forget", "--key", "user_id=3", "--key", "user_id=a=b")
     assert done.returncode == 0
-    assert "2 keys; no trainer runs: the next one will forget" in done.stdout
+    assert "no version yet" in done.stdout
+    assert "the next trainer executes it" in done.stdout
     (order,) = (log / "commands").glob("*.json")
     body = json.loads(order.read_text())
     assert (body["kind"], order.stem in done.stdout) == ("forget", True)

@@ -1,6 +1,10 @@
-"""Lets the tests of this folder import its drawn_clicks.py."""
+"""Lets the tests of this folder import its own modules; a log with a broker where it is asked for."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from trainer_room import room
+
+__all__ = ["room"]

@@ -1,89 +1,17 @@
-import json
 import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from springtide_client.log_directory import LogDirectory
-from springtide_client.view import View
+from trainer_room import WAIT_SECONDS, run_in_thread, wait_until
 
-from app.config import load_config
 from app.training.state import TrainingState
 from app.training.trainer import Trainer
 from app.versions.status import read_status
-from stream.broker import EmbeddedBroker
 from stream.errors import WaitingError
-from stream.kafka import KafkaConfig
-from stream.kafka_admin import Admin
-from stream.kafka_producer import Producer
-
-CONFIG = """
-name = "test"
-[schema]
-label = "click"
-timestamp = "ts"
-categorical = ["user_id", "item_id"]
-dense = ["age"]
-[table]
-dim = 4
-device_bytes = "8MiB"
-disk_path = "{folder}/spill"
-[train]
-batch_size = 64
-max_wait_seconds = 0.05
-threads = 1
-[log]
-path = "{folder}/log"
-publish_seconds = 0.05
-durable_seconds = 0.05
-"""
-WAIT_SECONDS = 30.0
-
-
-class Room:
-    """A log with its broker, and a topic to produce into."""
-
-    def __init__(self, folder: Path, broker: EmbeddedBroker) -> None:
-        self.broker = broker
-        path = folder / "springtide.toml"
-        path.write_text(CONFIG.format(folder=folder))
-        self.config = load_config(path)
-        self.kafka = KafkaConfig(bootstrap_servers=broker.address)
-        self.num = 0
-
-    def produce(self, num: int, *, bad: int = 0) -> None:
-        with Admin(self.kafka) as admin:
-            admin.ensure_topic("clicks")
-        with Producer(self.kafka) as producer:
-            for number in range(self.num, self.num + num):
-                click = {"user_id": number % 37, "item_id": f"item {number % 11}", "age": number % 80}
-                click |= {"click": int(number % 37 % 3 == 0), "ts": 1_700_000_000_000 + number}
-                producer.send("clicks", json.dumps(click).encode())
-            for _ in range(bad):
-                producer.send("clicks", b"{")
-            producer.flush(WAIT_SECONDS)
-        self.num += num
-
-    def view(self) -> View:
-        directory = LogDirectory(self.config.log.path)
-        view = View.open(directory.newest_base())
-        for record in directory.records(directory.open_base().tip):
-            view = view.apply(record)
-        return view
-
-    def counts(self) -> dict[int, int]:
-        view = self.view()
-        return {user: view.row_info(0, user)["count"] for user in range(37)}
-
-
-@pytest.fixture
-def room(tmp_path: Path) -> Iterator[Room]:
-    with EmbeddedBroker(tmp_path / "log") as broker:
-        yield Room(tmp_path, broker)
 
 
 def test_until_end_learns_every_click_once_and_goes_on_where_it_ended(room):
@@ -122,22 +50,6 @@ def test_while_it_catches_up_the_next_batch_is_known_and_comes_up_from_below(roo
     assert all(upcoming is after and len(upcoming) == 64 for upcoming, after in announced)
 
 
-def run_in_thread(trainer: Trainer) -> tuple[threading.Thread, list[dict]]:
-    ended: list[dict] = []
-    thread = threading.Thread(target=lambda: ended.append(trainer.run()))
-    thread.start()
-    return thread, ended
-
-
-def wait_until(check, what: str) -> None:
-    pause = threading.Event()
-    for _ in range(int(WAIT_SECONDS / 0.01)):
-        if check():
-            return
-        pause.wait(0.01)
-    raise AssertionError(f"{what} did not happen")
-
-
 def test_while_caught_up_heartbeats_keep_versions_fresh(room):
     room.produce(100)
     trainer = Trainer(room.config)
@@ -168,7 +80,7 @@ def test_a_trainer_without_a_topic_waits_visibly_and_learns_when_it_comes(room):
 
 
 def test_the_end_of_an_absent_topic_is_not_waited_for_for_ever(room, monkeypatch):
-    monkeypatch.setattr("app.training.trainer.ABSENT_SECONDS", 3.0)
+    monkeypatch.setattr("app.training.intake.ABSENT_SECONDS", 3.0)
     with pytest.raises(WaitingError, match="clicks"):
         Trainer(room.config, until_end=True).run()
     status = read_status(room.config.log.path)

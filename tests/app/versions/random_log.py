@@ -22,6 +22,7 @@ class RandomLog:
         assert writer.past is not None
         self.worlds: dict[int, World] = {writer.past.number: {}}
         self.forgotten: dict[int, set[Key]] = {}
+        self.ordered: dict[int, set[Key]] = {}  # those of them that an order has forgotten
         self.now: World = {}
 
     def write(self, num_versions: int) -> None:
@@ -40,10 +41,14 @@ class RandomLog:
     def append(self, rows: World, forgotten: list[Key], more: Arrays | None = None) -> None:
         """A version; `now` must already say what it makes of the world."""
         horizons = {"1": self.horizon} if self.horizon else {}
-        meta = VersionMeta(horizons=horizons, samples_trained=len(self.worlds), fingerprint=SCHEMA.fingerprint())
+        ordered = {key for key in forgotten if self.rng.random() < 0.5}
+        keys = [{"feature": ("user_id", "item_id")[feature], "id": str(row_id)} for feature, row_id in ordered]
+        orders = [{"id": f"o{len(self.worlds)}", "kind": "forget", "keys": keys}] if keys else []
+        fingerprint = SCHEMA.fingerprint()
+        meta = VersionMeta(horizons=horizons, samples_trained=len(self.worlds), fingerprint=fingerprint, orders=orders)
         version = self.writer.append(meta, row_tensors(rows, forgotten) | (more or {}))
         self.worlds[version.number] = dict(self.now)
-        self.forgotten[version.number] = set(forgotten)
+        self.forgotten[version.number], self.ordered[version.number] = set(forgotten), ordered
 
     def merge(self) -> Base:
         """A base of everything so far, and a version that says so."""

@@ -304,7 +304,7 @@ def test_positions_go_back_only_by_order_or_at_a_start(log: SmallLog) -> None:
         return VersionMeta(fingerprint=PRINT, positions=positions, **changes)
 
     with log.writer() as writer:
-        for meta in (at(5), at(9), at(4, orders=[{"id": "1", "kind": "rollback"}]), at(6)):
+        for meta in (at(5), at(9), at(4, restores=1 << 32), at(6)):
             writer.append(meta, {})
     with log.writer() as writer:
         writer.append(at(2), {})

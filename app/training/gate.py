@@ -1,0 +1,157 @@
+"""The health gate: before a version is published, whether the model is one that anybody should follow.
+
+Looks at the dense net for numbers that are not finite and for a norm that explodes, and at the newest samples' logloss,
+scored before they were learned, against that of those before them. Knows no log and no stream.
+"""
+
+# N samples
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from app.training.learner import Learner
+from app.training.scores import Scores
+
+ACTIONS = ("alert", "rollback")
+SIGMAS = 6.0  # a higher logloss must also be no chance
+SMALL_NORM = 1.0  # from a norm below this to any below `norm_ratio` is no explosion
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateConfig:
+    """The keys of `[gate]`; a ratio of inf is never reached."""
+
+    action: str = "alert"
+    logloss_ratio: float = 2.0
+    logloss_samples: int = 2000
+    norm_ratio: float = 10.0
+    max_skipped: int = 20_000  # with no good stretch in between: more, and it is the world that has changed
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise ValueError(f"[gate] action must be one of {', '.join(ACTIONS)}, not {self.action!r}")
+        for name in ("logloss_ratio", "norm_ratio"):
+            if not getattr(self, name) > 1:
+                raise ValueError(f"[gate] {name} must be more than 1, not {getattr(self, name)}")
+        for name in ("logloss_samples", "max_skipped"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"[gate] {name} must be at least 1, not {getattr(self, name)}")
+
+
+class Verdict(NamedTuple):
+    """Why a version is held back, and the newest version from before it began."""
+
+    reason: str  # not_finite, norm, logloss
+    detail: str
+    good: int
+
+
+class Good(NamedTuple):
+    """A version that passed."""
+
+    number: int
+    samples: int
+    norm: float
+
+
+class Gate:
+    """Judges what learning has made of the model since the last version that passed."""
+
+    def __init__(self, config: GateConfig, window_samples: int) -> None:
+        self.config = config
+        self._num_new = max(1, min(config.logloss_samples, window_samples // 2))
+        self.held: Verdict | None = None
+        self.gave_up = False  # going back is for an order to decide
+        self.trips = 0  # since this trainer's start
+        self.last: Verdict | None = None  # the newest, also when it is over
+        self._good: deque[Good] = deque()
+        self._judged_step = -1
+
+    def begin(self, number: int, learner: Learner, num_samples: int) -> None:
+        """Learning goes on from this version, which counts as good; nothing is held."""
+        self.held, self.gave_up = None, False
+        self._good = deque([Good(number, num_samples, norm_of(learner))])
+        self._judged_step = learner.steps
+
+    def judge(self, learner: Learner, scores: Scores, num_samples: int) -> Verdict | None:
+        """What speaks against a version of this; remembered in `held` until `begin`."""
+        if self.held is None and learner.steps != self._judged_step:
+            self.held = self._judge(learner, scores, num_samples)
+            if self.held is not None:
+                self.trips += 1
+                self.last = self.held
+        return self.held
+
+    def passed(self, number: int, learner: Learner, num_samples: int) -> None:
+        """What was judged is published as this version."""
+        if learner.steps != self._judged_step:
+            self._judged_step = learner.steps
+            self._good.append(Good(number, num_samples, norm_of(learner)))
+            while len(self._good) > 1 and self._good[1].samples <= num_samples - self._num_new:
+                self._good.popleft()
+
+    def document(self) -> dict[str, Any]:
+        """What /v1/status says."""
+        said = self.held or self.last
+        return {
+            "state": "open" if self.held is None else "holding",
+            "action": self.config.action,
+            "reason": None if said is None else said.reason,
+            "detail": None if said is None else said.detail,
+            "trips": self.trips,
+        }
+
+    def _judge(self, learner: Learner, scores: Scores, num_samples: int) -> Verdict | None:
+        newest, oldest = self._good[-1], self._good[0]
+        if bad := not_finite(learner):
+            return Verdict("not_finite", f"{bad} of the dense net has numbers that are not finite", newest.number)
+        norm, limit = norm_of(learner), self.config.norm_ratio * max(oldest.norm, SMALL_NORM)
+        if norm > limit:
+            detail = f"the dense net's norm went from {oldest.norm:.4g} to {norm:.4g}, norm_ratio is "
+            return Verdict("norm", f"{detail}{self.config.norm_ratio:g}", newest.number)
+        for number, label in enumerate(scores.labels):
+            if detail := self._collapse(*scores.window_losses(number)):
+                before = [good for good in self._good if good.samples <= num_samples - self._num_new]
+                return Verdict("logloss", f"{label}: {detail}", (before or [oldest])[-1].number)
+        return None
+
+    def _collapse(self, losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any, Any]") -> str:
+        """How the newest losses stand out from those before them; empty where they do not."""
+        num_new = self._num_new
+        if len(losses_N) < 2 * num_new:
+            return ""
+        (old, old_error), (new, new_error) = (
+            mean_and_error(losses_N[part], weights_N[part]) for part in (slice(-num_new), slice(-num_new, None))
+        )
+        if not new > max(self.config.logloss_ratio * old, old + SIGMAS * float(np.hypot(old_error, new_error))):
+            return ""
+        return (
+            f"the logloss of the last {num_new:,} samples is {new:.4g}, it was {old:.4g}; "
+            f"logloss_ratio is {self.config.logloss_ratio:g}"
+        )
+
+
+def mean_and_error(losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any, Any]") -> tuple[float, float]:
+    """The weighted mean, and its standard error; NaN where nothing has weight."""
+    weight = float(weights_N.sum())
+    if not weight > 0:
+        return float("nan"), float("nan")
+    mean = float((weights_N * losses_N).sum() / weight)
+    return mean, float(np.sqrt(((weights_N * (losses_N - mean)) ** 2).sum())) / weight
+
+
+def norm_of(learner: Learner) -> float:
+    """The norm of all parameters of the dense net."""
+    parameters = [parameter.detach() for parameter in learner.model.parameters()]
+    return float(torch.nn.utils.get_total_norm(parameters)) if parameters else 0.0
+
+
+def not_finite(learner: Learner) -> str:
+    """The first parameter or statistic of the dense net that holds NaN or an infinity; empty where none does."""
+    for name, value in learner.model.state_dict().items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            return str(name)
+    return ""

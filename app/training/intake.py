@@ -1,0 +1,82 @@
+"""From the stream to the next batch: source and batcher from given positions on. Knows no table and no log."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from stream.batcher import Batcher
+from stream.columns import Batch, Partition
+from stream.errors import WaitingError
+from stream.positions import Position
+from stream.source import Source
+
+if TYPE_CHECKING:
+    from app.config import Config
+
+ABSENT_SECONDS = 60.0  # how long --until-end waits for a broker and a topic
+POLL_SECONDS = 0.05
+
+
+class Intake:
+    """Hands out batches in the order to learn them, and looks one ahead."""
+
+    def __init__(self, config: "Config", positions: Mapping[Partition, Position], *, until_end: bool) -> None:
+        self.until_end, self.batch_size = until_end, config.train.batch_size
+        group = config.source.group or f"springtide-{config.name}"
+        self.source = Source(replace(config.source, group=group), config.schema, positions)
+        self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)
+        self._ends: dict[Partition, int] = {}  # as the intake before knew them
+        self.upcoming: Batch | None = None  # taken from the batcher, not learned yet
+
+    def start(self, after: "Intake | None" = None) -> None:
+        """Begin to read. An end that the intake before was given is kept."""
+        ends = None if after is None else after.source.ends_asked
+        if after is not None:
+            self.source.resets, self._ends = after.source.resets, after.end_offsets()
+        if ends is not None:
+            self.source.stop_at(ends)
+        elif self.until_end:
+            self.source.stop_at_end()
+        self.source.start()
+
+    def end_offsets(self) -> dict[Partition, int]:
+        """Where the partitions end as last told."""
+        return self.source.end_offsets() or self._ends
+
+    @property
+    def finished(self) -> bool:
+        """Whether the end that was asked for is handed out; WaitingError where it cannot be reached for too long."""
+        if self.until_end and self.source.waiting_seconds > ABSENT_SECONDS:
+            raise WaitingError(f"waited {ABSENT_SECONDS:.0f} s: {self.source.reason}")
+        return self.until_end and self.source.finished and self.batcher.empty and self.upcoming is None
+
+    def gather(self, patience_seconds: float) -> None:
+        """Take what the stream has, unless a whole batch waits already; wait so long at most."""
+        if self.batcher.num_rows < self.batch_size:
+            for columns in self.source.poll(self.patience(patience_seconds)):
+                self.batcher.add(columns)
+
+    def patience(self, seconds: float) -> float:
+        """How long the stream may let us wait: until a batch is due, and not longer than so long."""
+        if self.upcoming is not None:
+            return 0.0
+        until_batch = self.batcher.seconds_until_due()
+        waits = [POLL_SECONDS, seconds, *([until_batch] if until_batch is not None else [])]
+        return max(0.0, min(waits))
+
+    def take(self) -> Batch | None:
+        """A batch that is due; at the end of the stream, what is left."""
+        batch, self.upcoming = self.upcoming, None
+        if batch is None:
+            batch = self.batcher.take()
+        return self.batcher.flush() if batch is None and self.until_end and self.source.finished else batch
+
+    def look_ahead(self) -> Batch | None:
+        """The batch that will be taken next, where it is full already."""
+        if self.upcoming is None and self.batcher.num_rows >= self.batch_size:
+            self.upcoming = self.batcher.take()
+        return self.upcoming
+
+    def close(self) -> None:
+        """Read no further; what was not taken is dropped."""
+        self.source.close()

@@ -1,0 +1,100 @@
+"""Where in the stream to begin, when that is not where the log ends: `--from-offset`, `--from-timestamp`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from app.errors import UserError
+from stream.columns import Partition
+from stream.kafka_admin import Admin, Topic
+from stream.positions import Position
+from stream.source_config import SourceConfig
+from stream.times import offsets_at
+
+PLACES = ("earliest", "latest")
+
+
+@dataclass(frozen=True)
+class StartElsewhere:
+    """A place in every partition (earliest, latest, or a record time in ms), or offsets in some of them."""
+
+    place: str | int | None = None
+    offsets: Mapping[str, int] = field(default_factory=dict)  # by "topic/0"
+
+    @staticmethod
+    def of(from_offsets: list[str], from_timestamp: str | None) -> "StartElsewhere | None":
+        """As the command line says it; None where it says nothing. UserError says how to write it."""
+        if from_offsets and from_timestamp is not None:
+            raise UserError("--from-offset and --from-timestamp exclude each other: keep one")
+        if from_timestamp is not None:
+            return StartElsewhere(place=milliseconds(from_timestamp))
+        if not from_offsets:
+            return None
+        if places := [text for text in from_offsets if text in PLACES]:
+            if len(from_offsets) > 1:
+                raise UserError(f"--from-offset {places[0]} stands for all partitions: leave out the others")
+            return StartElsewhere(place=places[0])
+        offsets: dict[str, int] = {}
+        for text in from_offsets:
+            partition, equals, offset = text.partition("=")
+            topic, _, number = partition.rpartition("/")
+            if not (equals and topic and is_number(number) and is_number(offset)):
+                raise UserError(
+                    f"--from-offset {text}: write earliest, latest, or TOPIC/PARTITION=OFFSET: clicks/0=123"
+                )
+            if partition in offsets:
+                raise UserError(f"--from-offset names {partition} twice: keep one")
+            offsets[partition] = int(offset)
+        return StartElsewhere(offsets=offsets)
+
+    def find(self, source: SourceConfig, positions: Mapping[Partition, Position]) -> dict[Partition, Position]:
+        """The positions to begin at; UserError where the topic does not hold them, StreamError without a broker."""
+        with Admin(source.connection()) as admin:
+            topic = admin.require_topic(source.topic)
+            begins, ends = admin.beginning_offsets(topic), admin.end_offsets(topic)
+            if isinstance(self.place, int):
+                # the embedded broker answers by batches; what it holds is little enough to be read
+                hints = begins if source.embedded else admin.offsets_at(topic, self.place, ends)
+                found = offsets_at(source.connection(), hints, ends, self.place)
+            elif self.place is not None:
+                found = begins if self.place == "earliest" else ends
+            else:
+                found = self._named(topic, begins, ends)
+        return {partition: Position(topic.id, offset) for partition, offset in found.items()}
+
+    def _named(
+        self, topic: Topic, begins: Mapping[Partition, int], ends: Mapping[Partition, int]
+    ) -> dict[Partition, int]:
+        found: dict[Partition, int] = {}
+        by_name = {str(partition): partition for partition in topic.partitions}
+        for name, offset in self.offsets.items():
+            partition = by_name.get(name)
+            if partition is None:
+                raise UserError(f"--from-offset {name}={offset}: there is no such partition, only {', '.join(by_name)}")
+            begin, end = begins[partition], ends[partition]
+            if not begin <= offset <= end:
+                raise UserError(
+                    f"--from-offset {name}={offset}: the partition holds the offsets {begin} to {end - 1}"
+                    if begin < end
+                    else f"--from-offset {name}={offset}: the partition is empty, it goes on at {end}"
+                )
+            found[partition] = offset
+        return found
+
+
+def is_number(text: str) -> bool:
+    """Whether it is a whole number, not negative."""
+    return text.isascii() and text.isdecimal()
+
+
+def milliseconds(text: str) -> int:
+    """Milliseconds since 1970 of a whole number of them, or of an ISO time (UTC unless it says otherwise)."""
+    if is_number(text):
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise UserError(
+            f"--from-timestamp {text}: write milliseconds since 1970, or a time such as 2026-05-01T12:00:00Z"
+        ) from None
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
