@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,7 +150,7 @@ def test_after_close_nothing_is_answered_in_silence(spill: RocksSpill) -> None:
         spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
     with pytest.raises(SpillError, match="closed"):
         spill.write(rows(KEYS, 1), len(KEYS))
-    assert not any(thread.name == "spill-keeper" and thread.is_alive() for thread in threading.enumerate())
+    assert not spill._keeper._thread.is_alive()
 
 
 def test_bytes_are_counted_while_folders_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
