@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 10.0
 STOP_SECONDS = 2.0
+PORT_SECONDS = 1.0  # that a predecessor's port has to come free
 # the child asks to be killed when the thread that forked it ends, looks whether that has happened already, and becomes
 # the broker; where the system has no such request (macOS) the broker outlives a killed parent
 LAUNCHER = """
@@ -188,8 +189,14 @@ class EmbeddedBroker:
             before = int(told["address"].rpartition(":")[2])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             before = 0
-        if before and port_is_free(before):
-            return before
+        # a killed predecessor's socket outlives its main thread by moments
+        deadline = time.monotonic() + PORT_SECONDS
+        while before:
+            if port_is_free(before):
+                return before
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port: int = listener.getsockname()[1]
