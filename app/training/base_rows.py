@@ -15,6 +15,7 @@ class BaseRows:
 
     def __init__(self, base: Base) -> None:
         self.base = base
+        base.expect_finds()
 
     def find(self, features_U: npt.NDArray[np.uint16], ids_U: npt.NDArray[np.int64]) -> FoundRows:
         rows, states = self.base.rows, self.base.states

@@ -15,7 +15,7 @@ from springtide_client.errors import LogError
 from springtide_client.layers import BoolArray, Float32Array, Int64Array, RowLayer, UInt16Array
 from springtide_client.records import Tip, VersionMeta, version_name
 from springtide_client.schema import Schema
-from springtide_client.tensors import Array, Arrays, map_tensors
+from springtide_client.tensors import Array, Arrays, expect_random_reads, map_tensors
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -109,6 +109,11 @@ class Base:
             return Base(path, manifest)
         except OSError as error:
             raise LogError(f"the base {path} cannot be opened: {error}") from None
+
+    def expect_finds(self) -> None:
+        """Single rows will be read, not all in order: at a memory limit the kernel's read-ahead would only thrash."""
+        expect_random_reads(self.rows.value)
+        expect_random_reads(self.states)
 
     def __len__(self) -> int:
         return len(self.rows)

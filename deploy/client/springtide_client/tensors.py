@@ -33,6 +33,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("bool"),
 }
+READ_AHEAD_SHARE = 8  # of the machine's memory: a file up to an eighth of it is read ahead
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -118,6 +119,19 @@ def map_tensors(path: Path) -> Arrays:
         if os.fstat(file.fileno()).st_size < 8:
             raise LogError(f"{path} is cut short")
         return decode_tensors(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[0]
+
+
+def expect_random_reads(array: Array) -> None:
+    """Of a mapped file: the kernel reads the pages that are touched, not the megabytes around them.
+
+    What is in no memory yet is read ahead once, where it is small beside the machine's memory.
+    """
+    pages = array.base
+    if not isinstance(pages, mmap.mmap) or not hasattr(pages, "madvise"):
+        return
+    pages.madvise(mmap.MADV_RANDOM)
+    if len(pages) <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // READ_AHEAD_SHARE:
+        pages.madvise(mmap.MADV_WILLNEED)
 
 
 class TensorWriter:

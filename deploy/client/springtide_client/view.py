@@ -64,6 +64,7 @@ class View:
         from springtide_client.model import Model  # torch takes a second to import
 
         base = Base.open(base_path)
+        base.expect_finds()
         manifest = base.manifest
         if base.model_path is None:
             raise LogError(f"{base_path} holds no {MODEL}: it cannot be served")

@@ -1,6 +1,7 @@
 """A base: mapped, found by key with its state, and known by its checksums."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,3 +165,20 @@ def test_a_base_that_exists_already_stays(tmp_path) -> None:
     second = write(tmp_path, rows(3))
     assert first.path == second.path
     assert [path.name for path in tmp_path.iterdir()] == [first.path.name]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not tell how a map is read")
+def test_a_reader_of_single_rows_is_not_given_megabytes_around_each(tmp_path) -> None:
+    base = write(tmp_path, rows(1000))
+    assert not is_read_randomly(base.path / "rows.safetensors")
+    base.expect_finds()
+    assert is_read_randomly(base.path / "rows.safetensors")
+    assert is_read_randomly(base.path / "optimizer.safetensors")
+    assert base.find_states(np.zeros(1, np.uint16), np.array([300])).values[0, 0] == 300
+
+
+def is_read_randomly(path: Path) -> bool:
+    """Whether the map of this file has the kernel's flag `rr`."""
+    _, _, about = Path("/proc/self/smaps").read_text().partition(str(path))
+    flags = next(line for line in about.splitlines() if line.startswith("VmFlags:"))
+    return "rr" in flags.split()
