@@ -11,7 +11,7 @@ from embeddings.departures import Departures
 from embeddings.horizons import Horizons
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.source import RowSource
-from embeddings.spill import ABSENT, MARK, ROW, Spill
+from embeddings.spill.interface import ABSENT, MARK, ROW, Spill
 
 
 @dataclass(frozen=True)

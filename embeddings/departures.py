@@ -12,7 +12,7 @@ from embeddings.errors import SpillError
 from embeddings.horizons import Horizons
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.side_buffer import SideBuffer
-from embeddings.spill import Spill
+from embeddings.spill.interface import Spill
 from kernels.spec import CHANGED, STORED, TOUCHED, Verbs
 
 REGRET_LOOKUPS = 1000  # a row asked for again within so many look-ups was missed

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from embeddings.horizons import Horizons
 from embeddings.sizes import num_bytes
-from embeddings.spill import Spill
+from embeddings.spill.interface import Spill
 
 FORGET_FRACTION = 0.1  # of the stored rows at a time
 CHECK_CALLS = 64  # the size of a folder is no cheap question

@@ -29,7 +29,6 @@ from embeddings.expiry import Expiry
 from embeddings.horizons import Horizons
 from embeddings.lookup import Lookup
 from embeddings.memory import Memory
-from embeddings.no_spill import NoSpill
 from embeddings.optimizer import RowOptimizer
 from embeddings.prefetch import Prefetch
 from embeddings.quotas import Quotas
@@ -38,7 +37,8 @@ from embeddings.residence import Residence
 from embeddings.rows import Float32Array, Int64Array, Rows, Touched, UInt16Array, as_keys
 from embeddings.side_buffer import SideBuffer
 from embeddings.source import RowSource
-from embeddings.spill import Spill
+from embeddings.spill.interface import Spill
+from embeddings.spill.no_spill import NoSpill
 from kernels.backend import backend
 from kernels.spec import CHANGED, NO_SLOT, TOUCHED, Layout
 

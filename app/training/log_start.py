@@ -19,12 +19,12 @@ from app.training.state import TrainingState
 from app.versions.base_writer import BaseImage, write_base
 from app.versions.resume import Resume
 from app.versions.writer import LogWriter
-from embeddings.host_tier import HostTier
 from embeddings.optimizer import RowOptimizer
 from embeddings.sizes import num_bytes
 from embeddings.source import RowSource
-from embeddings.spill import Spill
-from embeddings.spill_rocksdb import RocksSpill
+from embeddings.spill.host_tier import HostTier
+from embeddings.spill.interface import Spill
+from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
 from kernels.backend import backend
 from kernels.spec import Layout

@@ -7,7 +7,7 @@ from springtide_client.records import version_name
 
 from app.training.gate import Verdict
 from app.training.report import CATCHING_UP_MS, position_lines, wall_ms
-from embeddings.host_tier import HostTier
+from embeddings.spill.host_tier import HostTier
 from embeddings.table import EmbeddingTable
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
-from embeddings.no_spill import NoSpill
 from embeddings.rows import Rows
-from embeddings.spill import ABSENT, ROW, SpilledRows
+from embeddings.spill.interface import ABSENT, ROW, SpilledRows
+from embeddings.spill.no_spill import NoSpill
 from embeddings.table import EmbeddingTable
 from kernels.spec import WIDTH
 from tests.bench.exact_caches import exact_hits, numbered

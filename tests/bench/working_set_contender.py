@@ -16,7 +16,7 @@ from app.training.base_rows import BaseRows
 from app.training.dense_optimizer import DenseOptimizer
 from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
-from embeddings.spill_rocksdb import RocksSpill
+from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
 from kernels.spec import WIDTH
 from tests.bench.peers.serving import timed

@@ -3,7 +3,7 @@
 from typing import Any
 
 from embeddings.errors import SpillError
-from embeddings.spill import Spill
+from embeddings.spill.interface import Spill
 
 
 class FlakySpill:

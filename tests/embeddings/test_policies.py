@@ -11,7 +11,7 @@ from embeddings.config import FeaturePolicy, TableConfig, TableLimits
 from embeddings.departures import REGRET_LOOKUPS
 from embeddings.reading import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from embeddings.source import FoundRows
-from embeddings.spill_rocksdb import RocksSpill
+from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
 
 DIM = 4

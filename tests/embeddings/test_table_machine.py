@@ -15,15 +15,15 @@ from springtide_client.keys import SHARED_FEATURE
 from embeddings.capacity import Capacity
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.errors import SpillError
-from embeddings.host_tier import HostTier
 from embeddings.lookup import Lookup
 from embeddings.optimizer import RowOptimizer
 from embeddings.prefetch import Prefetch
 from embeddings.reading import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from embeddings.rows import Rows, Touched
 from embeddings.source import FoundRows
-from embeddings.spill import Spill
-from embeddings.spill_rocksdb import RocksSpill
+from embeddings.spill.host_tier import HostTier
+from embeddings.spill.interface import Spill
+from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
 from kernels.backend import backend
 from kernels.spec import Layout, state_width_of

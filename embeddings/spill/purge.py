@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embeddings.spill_block import RecordFormat, UInt8Array
-from embeddings.spill_child import FailedError, SpillChild
-from embeddings.spill_lane import ROW
-from embeddings.spill_shelf import Database, Generation, Shelf
+from embeddings.spill.block import RecordFormat, UInt8Array
+from embeddings.spill.child import FailedError, SpillChild
+from embeddings.spill.lane import ROW
+from embeddings.spill.shelf import Database, Generation, Shelf
 
 SHARE = 1 / 16  # a generation is rewritten when so much of what was written to it lies below the horizons
 STEP_KEYS = 1000

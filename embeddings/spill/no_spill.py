@@ -5,7 +5,7 @@ import numpy as np
 from springtide_client.keys import mix_keys
 
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.spill import ABSENT, MARK, SpilledRows
+from embeddings.spill.interface import ABSENT, MARK, SpilledRows
 
 NUM_PLACES = 1 << 20  # 8 MiB: of so many forgotten keys most are remembered as such
 

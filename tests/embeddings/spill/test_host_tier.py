@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from embeddings.errors import SpillError
-from embeddings.host_tier import HostTier
-from embeddings.no_spill import NoSpill
 from embeddings.rows import Rows
-from embeddings.spill import ABSENT, MARK, ROW
-from embeddings.spill_rocksdb import RocksSpill
+from embeddings.spill.host_tier import HostTier
+from embeddings.spill.interface import ABSENT, MARK, ROW
+from embeddings.spill.no_spill import NoSpill
+from embeddings.spill.rocksdb import RocksSpill
 from kernels.backend import backend
 from kernels.spec import Layout
-from tests.embeddings.spilled import DictSpill, assert_found, find, numbered
+from tests.embeddings.spill.spilled import DictSpill, assert_found, find, numbered
 
 DIM, WIDTH = 4, 9
 LAYOUT = Layout(DIM, WIDTH)

@@ -18,8 +18,8 @@ from springtide_client.keys import UInt64Array, mix_keys
 from embeddings.errors import SpillError
 from embeddings.horizons import Horizons
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from embeddings.spill import ABSENT, ROW, Spill, SpilledRows
-from embeddings.spill_block import Block
+from embeddings.spill.block import Block
+from embeddings.spill.interface import ABSENT, ROW, Spill, SpilledRows
 from kernels.spec import NO_SLOT, WIDTH, Columns, Layout, Verbs
 
 COUNTS = "hits_host", "host_evicted", "host_spilled", "host_dropped"

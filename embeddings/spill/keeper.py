@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from embeddings.errors import SpillError
-from embeddings.spill_advice import advised
-from embeddings.spill_block import Block, RecordFormat
-from embeddings.spill_child import ChildLostError, FailedError, SpillChild
-from embeddings.spill_purge import Purge
-from embeddings.spill_shelf import Database, Shelf
+from embeddings.spill.advice import advised
+from embeddings.spill.block import Block, RecordFormat
+from embeddings.spill.child import ChildLostError, FailedError, SpillChild
+from embeddings.spill.purge import Purge
+from embeddings.spill.shelf import Database, Shelf
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 

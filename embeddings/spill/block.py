@@ -8,7 +8,7 @@ import numpy.typing as npt
 from springtide_client.keys import GOLDEN, MIX_1, MIX_2, mix_keys
 
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from embeddings.spill import MARK, ROW
+from embeddings.spill.interface import MARK, ROW
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]

@@ -1,6 +1,6 @@
 """The spill in RocksDB: a folder of its own for one epoch of one owner, databases for each generation in it.
 
-RocksDB itself lives in another process (spill_process.py), for its calls hold the interpreter's lock.
+RocksDB itself lives in another process (process.py), for its calls hold the interpreter's lock.
 """
 
 # U unique keys, N rows
@@ -17,13 +17,13 @@ from springtide_client.keys import mix_keys
 
 from embeddings.errors import SpillError
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.spill import ABSENT, MARK, ROW, SpilledRows
-from embeddings.spill_advice import advised
-from embeddings.spill_ages import Ages
-from embeddings.spill_block import Block, RecordFormat, UInt64Array, unmix_keys
-from embeddings.spill_child import ChildLostError, FailedError
-from embeddings.spill_keeper import Keeper
-from embeddings.spill_shelf import Database
+from embeddings.spill.advice import advised
+from embeddings.spill.ages import Ages
+from embeddings.spill.block import Block, RecordFormat, UInt64Array, unmix_keys
+from embeddings.spill.child import ChildLostError, FailedError
+from embeddings.spill.interface import ABSENT, MARK, ROW, SpilledRows
+from embeddings.spill.keeper import Keeper
+from embeddings.spill.shelf import Database
 
 QUEUE_BYTES = 64 << 20
 PATIENCE_SECONDS = 30.0

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from embeddings.spill_ages import Ages
-from embeddings.spill_block import Block
-from embeddings.spill_filter import KeyFilter
+from embeddings.spill.ages import Ages
+from embeddings.spill.block import Block
+from embeddings.spill.filter import KeyFilter
 
 MAX_BLOCKS = 256  # a find looks into each
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
+from embeddings.dynamic.guard import Guard
+from embeddings.dynamic.state import check_state, fill, state_of
+from embeddings.dynamic.table import ModuleTable
 from embeddings.errors import OwnershipError
-from embeddings.guard import Guard
-from embeddings.module_state import check_state, fill, state_of
-from embeddings.module_table import ModuleTable
 from embeddings.reading import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, UInt8Array
 
 READ = {KNOWN: "read_known", UNKNOWN: "read_unknown", NOT_ADMITTED: "read_not_admitted", FORGOTTEN: "read_forgotten"}
@@ -78,7 +78,7 @@ class TableModule(nn.Module):
         )
 
     def get_extra_state(self) -> dict[str, Any]:
-        """For state_dict: see embeddings.module_state."""
+        """For state_dict: see embeddings.dynamic.state."""
         with self._guard:
             return state_of(self._open_table()) | {"num_ids": self.num_ids}
 

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would load a compiler with this module
 
-from embeddings.arrow import of_arrow, rows_of, to_arrow
 from embeddings.autograd import Part
 from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
-from embeddings.module_inputs import bags_of, ids_of, scores_of
-from embeddings.module_reading import FEATURE, features_of, predicted_rows
+from embeddings.dynamic.arrow import of_arrow, rows_of, to_arrow
+from embeddings.dynamic.inputs import bags_of, ids_of, scores_of
+from embeddings.dynamic.module import TableModule
+from embeddings.dynamic.reading import FEATURE, features_of, predicted_rows
 from embeddings.rows import Float32Array, Int64Array, Rows
-from embeddings.table_module import TableModule
 from kernels.backend import backend
 
 if TYPE_CHECKING:

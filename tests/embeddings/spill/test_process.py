@@ -16,12 +16,12 @@ from springtide_client.keys import UInt64Array, mix_keys
 
 from embeddings.errors import SpillError
 from embeddings.rows import Rows
-from embeddings.spill import ABSENT
-from embeddings.spill_rocksdb import RocksSpill
-from tests.embeddings.spilled import assert_found, find, impatient, kill, numbered
+from embeddings.spill.interface import ABSENT
+from embeddings.spill.rocksdb import RocksSpill
+from tests.embeddings.spill.spilled import assert_found, find, impatient, kill, numbered
 
 DIM, WIDTH = 4, 9
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ import json, os, sys
 from pathlib import Path
 import numpy as np
 from embeddings.rows import Rows
-from embeddings.spill_rocksdb import RocksSpill
+from embeddings.spill.rocksdb import RocksSpill
 spill = RocksSpill(Path(sys.argv[1]), dim=4, state_width=0)
 spill.write(Rows.empty(1, 4, 0), 1)
 spill.drain()
@@ -180,7 +180,7 @@ def test_it_dies_with_its_owner_and_leaves_no_shared_memory(tmp_path: Path) -> N
 
 def test_it_starts_without_numpy_torch_and_numba() -> None:
     code = (
-        "import sys, json; import embeddings.spill_process; "
+        "import sys, json; import embeddings.spill.process; "
         "print(json.dumps([name for name in ('numpy', 'torch', 'numba', 'rocksdbpy') if name in sys.modules]))"
     )
     done = subprocess.run(

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.spill_ages import MAX_BUCKETS, Ages
+from embeddings.spill.ages import MAX_BUCKETS, Ages
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 2000)), min_size=1, max_size=50)
 

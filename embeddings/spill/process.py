@@ -1,4 +1,4 @@
-"""The spill's databases in a process of their own: `python -m embeddings.spill_process`.
+"""The spill's databases in a process of their own: `python -m embeddings.spill.process`.
 
 A call into RocksDB holds the interpreter's lock, so it is another interpreter's. Requests are JSON over a socket for
 each lane, rows lie in shared memory. It ends when its parent does.
@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from embeddings.spill_databases import Databases, Pairs
-from embeddings.spill_lane import ChildLane, DamageError, Setting
+from embeddings.spill.databases import Databases, Pairs
+from embeddings.spill.lane import ChildLane, DamageError, Setting
 
 CALL_KEYS = 1000  # keys of one call of RocksDB: a find waits for no more than one
 MAX_TEXT = 2000

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from embeddings.errors import SpillError
-from embeddings.spill_rocksdb import RocksSpill
-from tests.embeddings.spilled import assert_found, await_start, find, impatient, kill, numbered
+from embeddings.spill.rocksdb import RocksSpill
+from tests.embeddings.spill.spilled import assert_found, await_start, find, impatient, kill, numbered
 
 DIM, WIDTH = 16, 1
 FOREVER = resource.RLIM_INFINITY

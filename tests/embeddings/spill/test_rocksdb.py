@@ -10,9 +10,9 @@ import pytest
 
 from embeddings.errors import SpillError
 from embeddings.rows import Rows
-from embeddings.spill import ABSENT, MARK, ROW
-from embeddings.spill_rocksdb import RocksSpill
-from tests.embeddings.spilled import await_start, impatient
+from embeddings.spill.interface import ABSENT, MARK, ROW
+from embeddings.spill.rocksdb import RocksSpill
+from tests.embeddings.spill.spilled import await_start, impatient
 
 DIM = 4
 

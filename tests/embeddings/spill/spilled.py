@@ -9,9 +9,9 @@ import numpy as np
 
 from embeddings.errors import SpillError
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.spill import MARK, ROW, Spill, SpilledRows
-from embeddings.spill_child import ChildLostError
-from embeddings.spill_rocksdb import RocksSpill
+from embeddings.spill.child import ChildLostError
+from embeddings.spill.interface import MARK, ROW, Spill, SpilledRows
+from embeddings.spill.rocksdb import RocksSpill
 
 
 def numbered(ids_N: Int64Array, dim: int, state_width: int, *, version: int = 0, feature: int = 0) -> Rows:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embeddings.spill_filter import KeyFilter
+from embeddings.spill.filter import KeyFilter
 
 
 @pytest.mark.parametrize("num_keys", [1, 1000, 40_000, 600_000])

@@ -8,13 +8,13 @@ from pathlib import Path
 from embeddings.autograd import Part
 from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
-from embeddings.guard import Guard
+from embeddings.dynamic.guard import Guard
+from embeddings.dynamic.spill_folder import SpillFolder
 from embeddings.lookup import Lookup
 from embeddings.optimizer import RowOptimizer
 from embeddings.rows import Float32Array, Int64Array, Rows, UInt16Array
-from embeddings.spill import Spill
-from embeddings.spill_folder import SpillFolder
-from embeddings.spill_rocksdb import RocksSpill
+from embeddings.spill.interface import Spill
+from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
 from kernels.spec import NO_SLOT
 

@@ -11,8 +11,8 @@ import pytest
 
 from embeddings.errors import SpillError
 from embeddings.rows import Rows
-from embeddings.spill import ROW
-from embeddings.spill_rocksdb import RocksSpill
+from embeddings.spill.interface import ROW
+from embeddings.spill.rocksdb import RocksSpill
 
 
 def test_a_fork_waits_until_the_spills_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from embeddings.rows import Rows
-from embeddings.spill import ABSENT, MARK, ROW
-from embeddings.spill_rocksdb import RocksSpill
-from tests.embeddings.spilled import DictSpill, numbered
+from embeddings.spill.interface import ABSENT, MARK, ROW
+from embeddings.spill.rocksdb import RocksSpill
+from tests.embeddings.spill.spilled import DictSpill, numbered
 
 DIM, WIDTH = 3, 7
 KEYS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50)), max_size=40, unique=True)

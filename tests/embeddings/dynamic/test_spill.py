@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from embeddings import DynamicEmbedding, module_table
+from embeddings import DynamicEmbedding
+from embeddings.dynamic import table as module_table
 from embeddings.errors import SpillError
-from embeddings.spill_rocksdb import RocksSpill
+from embeddings.spill.rocksdb import RocksSpill
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def train(emb: DynamicEmbedding, ids: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 KEY_BYTES = 10
 LINE = 64
-ABSENT, ROW, MARK = 0, 1, 2  # embeddings.spill's
+ABSENT, ROW, MARK = 0, 1, 2  # embeddings.spill.interface's
 
 
 class DamageError(Exception):

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embeddings.no_spill import NoSpill
-from embeddings.spill import ABSENT, MARK
-from embeddings.spill_rocksdb import RocksSpill
-from tests.embeddings.spilled import assert_found, find, kill, numbered
+from embeddings.spill.interface import ABSENT, MARK
+from embeddings.spill.no_spill import NoSpill
+from embeddings.spill.rocksdb import RocksSpill
+from tests.embeddings.spill.spilled import assert_found, find, kill, numbered
 
 DIM, WIDTH = 32, 1
 

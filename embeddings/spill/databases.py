@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from embeddings.spill_lane import KEY_BYTES, DamageError
+from embeddings.spill.lane import KEY_BYTES, DamageError
 
 Pairs = list[tuple[bytes, bytes]]
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from embeddings.errors import SpillError
-from embeddings.spill_block import UInt8Array
-from embeddings.spill_lane import KEY_BYTES, LaneShape, Setting
+from embeddings.spill.block import UInt8Array
+from embeddings.spill.lane import KEY_BYTES, LaneShape, Setting
 
 FIND_LANES = 4
 MAX_LANE_KEYS, MIN_LANE_KEYS, LANE_BYTES = 4096, 64, 4 << 20
-ROOT = str(Path(__file__).resolve().parent.parent)
+ROOT = str(Path(__file__).resolve().parents[2])
 
 # a fork (a data loader's worker, say) amid a start would keep the start's pipes open: the start would wait for its end
 _starting = threading.Lock()
@@ -107,7 +107,7 @@ class SpillChild:
             theirs = [their.fileno() for _, their in pairs]
             setting = Setting(str(folder), os.getpid(), memory, theirs, num_keys, record_bytes)
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "embeddings.spill_process", setting.dumps()],
+                [sys.executable, "-P", "-m", "embeddings.spill.process", setting.dumps()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[memory, *theirs],

@@ -1,0 +1,1 @@
+"""The table as a torch module for anyone: `DynamicEmbedding`."""
