@@ -126,7 +126,7 @@ def expect_random_reads(array: Array) -> None:
 
     What is in no memory yet is read ahead once, where it is small beside the machine's memory.
     """
-    pages = array.base
+    pages: Any = array.base  # whoever owns the memory, not only arrays
     if not isinstance(pages, mmap.mmap) or not hasattr(pages, "madvise"):
         return
     pages.madvise(mmap.MADV_RANDOM)
