@@ -11,7 +11,7 @@ from app.config_binding import as_table, bind, show, unknown_key
 from app.config_features import FeatureConfig
 from app.errors import UserError
 from app.serving.config import ServeConfig
-from app.versions.config import LogConfig
+from app.versions.config import SMALLEST_BYTES, LogConfig
 from stream.source_config import SourceConfig
 
 if TYPE_CHECKING:
@@ -55,12 +55,16 @@ def load_config(path: Path | str | None = None) -> Config:
     from app.models.registry import ModelConfig
     from app.training.config import TrainConfig
     from app.training.gate import GateConfig
+    from embeddings.sizes import num_bytes
 
     path = Path(path or DEFAULT_PATH)
     document = read_document(path)
     outline = outline_of(document, path)
     spill = str(Path("var") / outline.name / "spill")
     table, score_field = bind_table(section(document, "table"), outline.schema, outline.features, disk_path=spill)
+    # [table] disk_bytes is for spill and log; the spill keeps at least half of it
+    share = max(num_bytes(table.disk_bytes) // 2, SMALLEST_BYTES)
+    outline = replace(outline, log=replace(outline.log, log_bytes=min(outline.log.log_bytes, share)))
     return Config(
         **vars(outline),
         table=table,

@@ -5,7 +5,7 @@ Knows no device and no file: devices are verbs (kernels/spec.py), files are a Sp
 
 # K keys of a batch, U unique keys, N some of them, B rows of gradients, D dimension
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -37,6 +37,7 @@ from embeddings.residence import Residence
 from embeddings.rows import Float32Array, Int64Array, Rows, Touched, UInt16Array, as_keys
 from embeddings.side_buffer import SideBuffer
 from embeddings.source import RowSource
+from embeddings.spill.host_tier import HostTier
 from embeddings.spill.interface import Spill
 from embeddings.spill.no_spill import NoSpill
 from kernels.backend import backend
@@ -62,7 +63,9 @@ class EmbeddingTable:
         capacity: Capacity | None = None,
         tracked: bool = True,
         device: str = "cpu",
+        disk_beside: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`disk_beside`: the bytes that others take of `disk_bytes`; the spill keeps half of it in any case."""
         self.config, self.seed, self.dim, self.tracked = config, seed, config.dim, tracked
         self.optimizer = RowOptimizer.of(config.optimizer)
         self.lr = self.optimizer.lr
@@ -83,7 +86,7 @@ class EmbeddingTable:
         self.below = Below(self.spill, base, self.departures)
         self.admission = AdmissionControl(self.verbs, Admission.of(config.admission), config.features, tracked=tracked)
         self.expiry = Expiry(self.memory, self.rules, config.features)
-        self.disk_cap = DiskCap(self.spill, self.rules, config.disk_bytes)
+        self.disk_cap = DiskCap(self.spill, self.rules, config.disk_bytes, beside=disk_beside)
         self.buffers = Buffers()
         self.changes = Changes(self.memory, self.side, self.rules)
         self.residence = Residence(
@@ -330,11 +333,23 @@ class EmbeddingTable:
         return counters | {"overflowed": self.memory.num_overflowed}
 
     def rows_by_tier(self) -> dict[str, int]:
-        return {"device": self.memory.num_rows, "disk": self.spill.num_rows()}
+        """`device`, `disk`, and `host` where there is such a tier."""
+        host, disk = self._tiers_below()
+        return {"device": self.memory.num_rows, "disk": disk.num_rows()} | (
+            {} if host is None else {"host": host.num_host_rows()}
+        )
 
     def bytes_by_tier(self) -> dict[str, int]:
+        """The same tiers; `spill_memory` is what they take of memory beside the rows."""
+        host, disk = self._tiers_below()
         device = self.memory.num_bytes() + self.changes.num_bytes() + self.admission.num_bytes()
-        return {"device": device, "disk": self.spill.num_bytes(), "spill_memory": self.spill.memory_bytes()}
+        return {"device": device, "disk": disk.num_bytes(), "spill_memory": disk.memory_bytes()} | (
+            {} if host is None else {"host": host.host_bytes()}
+        )
+
+    def _tiers_below(self) -> tuple[HostTier | None, Spill]:
+        host = self.spill if isinstance(self.spill, HostTier) else None
+        return host, self.spill if host is None else host.spill
 
     def check_integrity(self) -> None:
         """AssertionError where the parts contradict each other."""

@@ -13,7 +13,9 @@ def run(arguments: argparse.Namespace) -> int:
     from app.config import load_config
     from app.stopping import stop_on_signals
     from app.versions.merger import Merger
+    from app.versions.priority import yield_to_others
 
+    yield_to_others()
     stopping = stop_on_signals()
     config = load_config(arguments.config)
     merger = Merger(config.log, window_samples=config.train.window_samples)

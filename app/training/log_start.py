@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from app.training.learner import Learner
 from app.training.scores import Scores
 from app.training.state import TrainingState
 from app.versions.base_writer import BaseImage, write_base
+from app.versions.disk_use import disk_bytes
 from app.versions.resume import Resume
 from app.versions.writer import LogWriter
 from embeddings.optimizer import RowOptimizer
@@ -66,7 +68,13 @@ def open_table(config: "Config", epoch: int, base: RowSource | None, *, num_thre
             layout, verbs = Layout(settings.dim, width, settings.dtype), backend("cpu")
             num_rows = HostTier.rows_of_bytes(host_bytes, layout, verbs)
             spill = HostTier(spill, num_rows=num_rows, layout=layout, verbs=verbs)
-        return EmbeddingTable(settings, seed=config.train.seed, spill=spill, base=base)
+        return EmbeddingTable(
+            settings,
+            seed=config.train.seed,
+            spill=spill,
+            base=base,
+            disk_beside=partial(disk_bytes, config.log.path),
+        )
     except ValueError as error:
         spill.close()
         raise UserError(f"[table] {error}") from error

@@ -7,8 +7,7 @@ from springtide_client.records import version_name
 
 from app.training.gate import Verdict
 from app.training.report import CATCHING_UP_MS, position_lines, wall_ms
-from embeddings.spill.host_tier import HostTier
-from embeddings.table import EmbeddingTable
+from embeddings.sizes import num_bytes
 
 if TYPE_CHECKING:
     from app.training.trainer import Trainer
@@ -41,7 +40,8 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
         "freshness_ms": {"p50": None, "p99": None},  # measured where versions are served
         "staleness_ms": max(0, wall_ms() - state.complete_until_ms) if state.complete_until_ms else None,
         "table": {
-            **tiers_of(table),
+            "rows": table.rows_by_tier(),
+            "bytes": table.bytes_by_tier(),
             **table.counters(),
             "refused_steps": state.learner.refused_steps,
             "horizons_ms": horizons_of(trainer),
@@ -55,7 +55,9 @@ def condition_of(trainer: "Trainer") -> tuple[str, str]:
     if (held := trainer.gate.held) is not None:
         return "waiting", f"the health gate holds the model back: {held.detail}; {mend_of(held)}"
     if trainer.log.is_full:
-        return "waiting", "the log takes [log] log_bytes: raise it, or begin a new log"
+        share, half = trainer.config.log.log_bytes, num_bytes(trainer.config.table.disk_bytes) // 2
+        limit = "[log] log_bytes" if share < half else "half of [table] disk_bytes"
+        return "waiting", f"the log takes {limit}: raise it, or begin a new log"
     if trainer.source.state == "waiting":
         return "waiting", trainer.source.reason
     if reason := trainer.spill_reason or trainer.reason or trainer.log.reason:
@@ -78,12 +80,3 @@ def horizons_of(trainer: "Trainer") -> dict[str, int]:
     schema, horizons = trainer.config.schema, trainer.state.learner.table.horizons
     names = {schema.number(name): name for name in schema.features if name not in schema.share}
     return {names[number]: ms for number, ms in horizons.items() if number in names}
-
-
-def tiers_of(table: EmbeddingTable) -> dict[str, dict[str, int]]:
-    """Rows and bytes by tier."""
-    tiers = {"rows": table.rows_by_tier(), "bytes": table.bytes_by_tier()}
-    if isinstance(host := table.spill, HostTier):
-        tiers["rows"] |= {"host": host.num_host_rows(), "disk": host.spill.num_rows()}
-        tiers["bytes"] |= {"host": host.host_bytes(), "disk": host.spill.num_bytes()}
-    return tiers

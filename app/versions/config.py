@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+SMALLEST_BYTES = 1 << 16  # of a log, a segment, a queue
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
@@ -24,5 +26,5 @@ class LogConfig:
         if self.keep_bases < 1:
             raise ValueError(f"[log] keep_bases must be at least 1, not {self.keep_bases}")
         for name in ("log_bytes", "segment_bytes", "queue_bytes"):
-            if getattr(self, name) < 1 << 16:
+            if getattr(self, name) < SMALLEST_BYTES:
                 raise ValueError(f"[log] {name} must be at least 64KiB, not {getattr(self, name)}")

@@ -17,6 +17,7 @@ from springtide_client.log_directory import LogDirectory
 from app.versions.base_merge import merge_base
 from app.versions.config import LogConfig
 from app.versions.disk_use import disk_bytes
+from app.versions.priority import yield_to_others
 from app.versions.retire import base_number, readable_bases, remove_drafts, retire
 from app.versions.segments import walk_segment
 
@@ -166,6 +167,6 @@ def _watch(parent: int, stopping: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(19)
+    yield_to_others()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     sys.exit(main())

@@ -143,8 +143,12 @@ class TensorWriter:
         self._tensors = dict(tensors)
         self._layout = layout_of(tensors, metadata)
         self._file = path.open("wb", buffering=0)
-        self._write_at(0, self._layout.head)
-        os.ftruncate(self._file.fileno(), self._layout.num_bytes)
+        try:
+            self._write_at(0, self._layout.head)
+            os.ftruncate(self._file.fileno(), self._layout.num_bytes)
+        except BaseException:
+            self._file.close()
+            raise
 
     def write(self, name: str, first_row: int, rows: Array) -> None:
         """Put rows at `first_row` of the tensor; ValueError where they do not fit its shape."""
@@ -157,9 +161,11 @@ class TensorWriter:
         self._write_at(self._layout.begin[name] + first_row * row_bytes, _bytes_of(np.asarray(rows, dtype, order="C")))
 
     def close(self) -> None:
-        """Everything is on the disk when this returns."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        """Everything is on the disk when this returns; the file is closed in any case."""
+        try:
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
 
     def _write_at(self, offset: int, data: bytes | memoryview) -> None:
         view = memoryview(data)

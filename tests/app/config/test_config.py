@@ -105,6 +105,10 @@ cache_bytes = "2GiB"
     assert config.score_field is None
 
 
+def test_the_log_takes_half_of_the_disk_at_most(tmp_path: Path) -> None:
+    assert load(tmp_path, SMALLEST + "[table]\ndisk_bytes = '1GiB'\n").log.log_bytes == 1 << 29
+
+
 LISTS = 'multi_value = ["genres"]\nsequence = ["last"]\ndense = ["age"]\nshare = { last = "item_id" }\n'
 
 

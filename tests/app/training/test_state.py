@@ -9,7 +9,6 @@ from app.errors import UserError
 from app.training.generations import Generations
 from app.training.log_start import start_state
 from app.training.state import TrainingState, pick_times
-from app.training.status_document import tiers_of
 from app.versions.base_merge import merge_base
 from app.versions.writer import LogWriter
 
@@ -214,11 +213,11 @@ def test_a_host_tier_is_told_of_beside_the_others(tmp_path):
     log = LogWriter.open(config.log, schema=SCHEMA)
     state = start_state(config, log)
     learn(state, log, range(9))
-    told = tiers_of(state.learner.table)
-    assert min(told["rows"].values()) > 0
-    assert told["rows"].keys() == {"device", "host", "disk"}
-    assert told["bytes"].keys() == {"device", "host", "disk", "spill_memory"}
-    assert told["bytes"]["host"] <= 16 << 10
+    rows, sizes = state.learner.table.rows_by_tier(), state.learner.table.bytes_by_tier()
+    assert min(rows.values()) > 0
+    assert rows.keys() == {"device", "host", "disk"}
+    assert sizes.keys() == {"device", "host", "disk", "spill_memory"}
+    assert sizes["host"] <= 16 << 10
     assert state.learner.table.counters()["hits_host"] > 0
     end(state, log)
 

@@ -1,6 +1,9 @@
 """The tensor layout: what goes in comes out, aligned, and damage is an error."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +57,19 @@ def test_strided_and_scalar_arrays_are_written_as_they_read() -> None:
     np.testing.assert_array_equal(read["columns"], columns)
     assert read["scalar"].shape == ()
     assert read["scalar"] == 7
+
+
+@pytest.mark.parametrize("fails", ["ftruncate", "fsync"])
+def test_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, fails, refuse)
+    with pytest.raises(OSError, match="full") as caught:
+        TensorWriter(tmp_path / "t", {"a": shape_of(np.ones(3))}).close()
+    monkeypatch.undo()
+    assert len(os.listdir("/proc/self/fd")) == before, caught
 
 
 def test_a_dtype_without_a_name_is_refused() -> None:
