@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MIB = 1 << 20
@@ -14,6 +17,7 @@ class MemoryCgroup:
     def __init__(self, parent: Path) -> None:
         self.path = parent / f"springtide-bench-{os.getpid()}"
         self.path.mkdir()
+        self.peak_bytes = 0  # of anonymous memory, as long as it was watched
         self._limit = next((self.path / name for name in LIMITS if (self.path / name).exists()), None)
         if self._limit is None:
             self.path.rmdir()
@@ -29,6 +33,23 @@ class MemoryCgroup:
         stat = {name: int(value) for name, value in pairs}
         names = ("anon", "shmem") if "anon" in stat else ("total_rss", "total_shmem")
         return sum(stat[name] for name in names)
+
+    @contextmanager
+    def watched(self, every_seconds: float = 0.02) -> Iterator[None]:
+        """Meanwhile `peak_bytes` grows with what it sees."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(every_seconds):
+                self.peak_bytes = max(self.peak_bytes, self.anonymous_bytes())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
 
     def limit(self, num_bytes: int) -> None:
         """At most so many from now on; what is cached beyond it goes."""

@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -32,6 +33,7 @@ from tests.bench.working_set_contender import CATEGORICAL, DIM, OPTIMIZER
 SCRIPT = Path(__file__).parent / "peers" / "working_set.py"
 TIMES, NEEDED = 10, 0.5  # working set over budget; share of the speed that must be left
 WARM_BATCHES = 24
+CODE_BYTES = 32 * MIB
 CONTENDERS = {"all in memory": (False, False), "with lookahead": (True, True), "without": (True, False)}
 
 
@@ -128,9 +130,10 @@ class Race:
         return "bf16" if self.bfloat16 else "fp32"
 
     def close(self) -> None:
-        for child in self.children.values():
-            child.call("close")
-            child.close()
+        with ExitStack() as closing:  # all of them, whatever becomes of one
+            for child in self.children.values():
+                closing.callback(child.close)
+                closing.callback(child.call, "close")
 
 
 def measure(race: Race, repeats: int, cgroup: MemoryCgroup | None) -> list[Case]:
@@ -138,10 +141,13 @@ def measure(race: Race, repeats: int, cgroup: MemoryCgroup | None) -> list[Case]
         race.start(name, race.base)
     if cgroup is not None:
         base = uncached_copy(race.base, race.folder / "base of the cgroup")
-        for name in list(CONTENDERS)[1:]:
-            race.start(f"{name}, cgroup", base, cgroup)
-        # what is anonymous stays; the base's and the spill's pages have to go
-        cgroup.limit(cgroup.anonymous_bytes() * 21 // 20 + 16 * MIB)
+        with cgroup.watched():
+            for name in list(CONTENDERS)[1:]:
+                race.start(f"{name}, cgroup", base, cgroup)
+        # what is anonymous has room, and the code; the base's and the spill's pages have to go
+        limit = cgroup.peak_bytes + CODE_BYTES
+        cgroup.limit(limit)
+        print(f"cgroup: {limit // MIB:,} MiB for both, {CODE_BYTES // MIB} of them not for anonymous memory")
     rates = alternate(race.contenders() | {"dense only": race.run_dense}, repeats=repeats)
     limit = median(rates.pop("dense only"))
     race.check()

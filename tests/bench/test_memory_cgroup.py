@@ -1,3 +1,4 @@
+import threading
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,16 @@ def test_both_versions_of_cgroups_are_limited(
     assert cgroup.anonymous_bytes() == 120
     assert (cgroup.path / limit).read_text() == "1000"
     assert (cgroup.path / "cgroup.procs").read_text() == "42"
+
+
+def test_the_peak_is_of_what_was_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cgroup = make(tmp_path, monkeypatch, {"memory.max": "max", "memory.stat": "anon 100\nshmem 20\n"})
+    assert cgroup.peak_bytes == 0
+    seen = threading.Event()
+    monkeypatch.setattr(cgroup, "anonymous_bytes", lambda: seen.set() or 120)
+    with cgroup.watched(every_seconds=0.001):
+        assert seen.wait(10)
+    assert cgroup.peak_bytes == 120
 
 
 def test_a_folder_without_a_memory_controller_is_refused(tmp_path: Path) -> None:
