@@ -1,0 +1,65 @@
+"""What every verb of the CUDA twin does: checks an argument's dtype and shape, sizes the grid, launches."""
+
+from typing import Any
+
+import numpy as np
+
+from kernels.cuda.device import Array, CupyDevice, Device
+from kernels.cuda.grid import blocks_for, chunk_for, chunks_for
+from kernels.cuda.sources import Defines
+
+
+class Launcher:
+    """The ground of the verbs.
+
+    An answer whose length only the GPU knows is cut to it, which waits for the GPU. With `exact=False` nothing waits:
+    such an answer has its longest length, -1 (or no key) from its end on, which every verb passes over; and a count
+    is an int64 array of one number.
+    """
+
+    def __init__(self, device: Device | None = None, *, exact: bool = True) -> None:
+        self._device = CupyDevice() if device is None else device
+        self._exact = exact
+
+    def _launch(self, family: str, kernel: str, num_threads: int, *arguments: Any, defines: Defines = ()) -> None:
+        """Launches a kernel whose threads step over the grid; nothing to do launches nothing."""
+        if num_threads > 0:
+            num_blocks = blocks_for(num_threads, self._device.threads)
+            self._device.launch(family, kernel, num_blocks, arguments, defines)
+
+    def _listed(self, family: str, noun: str, num: int, kept: tuple[Any, ...], lists: tuple[Array, ...]) -> Any:
+        """Compacts: kernels count_<noun> and list_<noun> over `num` things; how many were listed, on the device.
+
+        `lists` are filled from their beginning; both kernels take `kept`, the number and the chunk first.
+        """
+        device, threads = self._device, self._device.threads
+        chunk, num_chunks = np.int64(chunk_for(num, threads)), chunks_for(num, threads)
+        counts, num_listed_1 = device.empty(num_chunks, np.int64), device.empty(1, np.int64)
+        device.launch(family, f"count_{noun}", num_chunks, (*kept, np.int64(num), chunk, counts))
+        arguments = (*kept, np.int64(num), chunk, counts, *lists, num_listed_1)
+        device.launch(family, f"list_{noun}", num_chunks, arguments)
+        return num_listed_1
+
+    def _list_of(self, num: int, dtype: Any) -> Array:
+        """What a list is written to: as long as it may get, its end what every verb passes over."""
+        return self._device.empty(num, dtype) if self._exact else self._device.filled(num, dtype, 0xFF)
+
+    def _cut(self, num_1: Array, *lists: Array) -> tuple[Array, ...]:
+        """The lists, as long as they are."""
+        if not self._exact:
+            return lists
+        num = self._device.read(num_1)
+        return tuple(array[:num] for array in lists)
+
+    def _count(self, num_1: Array) -> Any:
+        """A count: a number, or where nothing waits an array of one."""
+        return self._device.read(num_1) if self._exact else num_1
+
+    def _array(self, name: str, array: Any, dtype: Any, *shape: int) -> Array:
+        """The argument on the device; ValueError where it is of another dtype or shape (-1: any length)."""
+        there = self._device.put(array)
+        fits = len(there.shape) == len(shape) and all(w in (-1, n) for n, w in zip(there.shape, shape, strict=True))
+        if there.dtype != dtype or not fits or not there.flags.c_contiguous:
+            wanted = tuple("any" if n < 0 else n for n in shape)
+            raise ValueError(f"{name} {there.dtype} {there.shape} for contiguous {np.dtype(dtype)} {wanted}")
+        return there

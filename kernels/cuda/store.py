@@ -1,0 +1,114 @@
+"""The arrays behind a store on the GPU.
+
+Keys lie by slot in arrays of their own, the digests of a bucket in one line of 128 bytes. What else is known of a row
+is the CPU twin's record of 32 bytes, one sector of memory: count, last-seen, flags, and one float32 of state.
+"""
+
+# C slots and overflow rows, B buckets, O overflow rows, P places of their hash table, D dimension, S state width
+import math
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from kernels.cpu.store import num_own_states
+from kernels.cuda.device import Array, Device
+from kernels.spec import Layout, Store
+
+WIDTH = 128  # slots of a bucket
+DTYPES = {"float32": np.float32, "bfloat16": np.uint16}  # CuPy has no bfloat16: the upper halves of float32
+KEY_BYTES = 1 + 2 + 8 + 8  # digest, feature, id, score
+RECORD_BYTES = 32
+
+
+class Keys(NamedTuple):
+    """The index: what the kernels take as INDEX_PARAMETERS, in their order."""
+
+    digests: Array  # uint8
+    features: Array  # uint16
+    ids: Array  # int64
+    scores: Array  # int64
+    elsewhere_B: Array  # uint32
+    num_buckets: Any
+    features_O: Array
+    ids_O: Array
+    scores_O: Array
+    taken_O: Array  # uint32
+    places_P: Array  # int32
+    place_mask: Any
+    num_overflow: Any
+
+
+class Parts(NamedTuple):
+    """The arrays of a store."""
+
+    keys: Keys
+    values_CD: Array
+    meta: Array  # int64 (C, 4): count, last-seen, flags, and in half a word a float32
+    states_CS: Array
+
+
+def parts_of(store: Store) -> Parts:
+    """The arrays of a store that `CudaVerbs` allocated."""
+    return cast(Parts, store.arrays)
+
+
+def slot_bytes(layout: Layout) -> int:
+    """Everything counted; a bucket's counter of keys elsewhere is 1/32 of a byte a slot, rounded up."""
+    value_bytes = np.dtype(DTYPES[layout.dtype]).itemsize * layout.dim
+    return KEY_BYTES + 1 + value_bytes + RECORD_BYTES + 4 * num_own_states(layout)
+
+
+def num_places(num_overflow: int) -> int:
+    """Of the overflow area's hash table: a power of two, at least twice as many as rows."""
+    return 1 << (2 * num_overflow).bit_length()
+
+
+def new_overflow(device: Device, num_overflow: int) -> tuple[Any, ...]:
+    """An overflow area without a key: the last seven of Keys."""
+    places = num_places(num_overflow)
+    return (
+        device.filled(num_overflow, np.uint16, 0),
+        device.filled(num_overflow, np.int64, 0),
+        device.filled(num_overflow, np.int64, 0),
+        device.filled(num_overflow, np.uint32, 0),
+        device.filled(places, np.int32, 0xFF),
+        np.uint64(places - 1),
+        np.int64(num_overflow),
+    )
+
+
+def new_keys(device: Device, num_slots: int, overflow: tuple[Any, ...]) -> Keys:
+    """Empty buckets, and this overflow area."""
+    return Keys(
+        device.filled(num_slots, np.uint8, 0),
+        device.filled(num_slots, np.uint16, 0),
+        device.filled(num_slots, np.int64, 0),
+        device.filled(num_slots, np.int64, 0),
+        device.filled(num_slots // WIDTH, np.uint32, 0),
+        np.uint64(num_slots // WIDTH),
+        *overflow,
+    )
+
+
+def new_rows(device: Device, num_rows: int, layout: Layout) -> tuple[Array, Array, Array]:
+    """Zeros: values, records and states."""
+    return (
+        device.filled((num_rows, layout.dim), DTYPES[layout.dtype], 0),
+        device.filled((num_rows, RECORD_BYTES // 8), np.int64, 0),
+        device.filled((num_rows, num_own_states(layout)), np.float32, 0),
+    )
+
+
+def store_of(keys: Keys, rows: tuple[Array, Array, Array], layout: Layout) -> Store:
+    """A store of these arrays."""
+    store = Store(0, 0, layout, (), 0)
+    stand(store, keys, rows)
+    return store
+
+
+def stand(store: Store, keys: Keys, rows: tuple[Array, Array, Array]) -> None:
+    """Gives a store its arrays."""
+    store.num_slots, store.num_overflow = int(keys.num_buckets) * WIDTH, int(keys.num_overflow)
+    store.arrays = Parts(keys, *rows)
+    arrays = [array for array in (*keys, *rows) if hasattr(array, "shape") and array.shape]
+    store.num_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)

@@ -1,0 +1,38 @@
+"""Every CUDA source compiles for every GPU we name, on a machine without one."""
+
+import pytest
+
+from kernels.cuda.sources import kernels_of, names, options_of, source_of
+from tests.kernels.nvrtc import compiled
+
+ARCHITECTURES = (80, 90, 100)  # A100; H100 and H200; B200
+DEFINES = {"rows": (("DIM", 64), ("HALF", 1)), "update": (("DIM", 20), ("HALF", 1))}
+CUPYS_OWN = "-ftz=true"  # CuPy adds it to what it compiles
+QUICK = {80: ("--Ofast-compile=max",), 100: ("--Ofast-compile=max",)}  # one of them is optimized as in earnest
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", names())
+def test_a_source_compiles_without_a_word_from_the_compiler(name: str, architecture: int) -> None:
+    options = (
+        *options_of(DEFINES.get(name, ())),
+        CUPYS_OWN,
+        f"--gpu-architecture=sm_{architecture}",
+        *QUICK.get(architecture, ()),
+    )
+    messages, num_bytes = compiled(source_of(name), options)
+    assert messages.strip("\0\n ") == ""
+    assert num_bytes > 1000
+
+
+def test_an_error_names_the_line_of_its_file() -> None:
+    source = source_of("find").replace("num_threads() / TILE,", "num_threads() / NOTHING,")
+    messages, num_bytes = compiled(source, (*options_of(()), "--gpu-architecture=sm_90"))
+    assert num_bytes == 0
+    assert "find.cu(" in messages
+
+
+def test_every_family_has_kernels_of_names_that_no_other_has() -> None:
+    kernels = [kernel for name in names() for kernel in kernels_of(name)]
+    assert len(set(kernels)) == len(kernels)
+    assert all(kernels_of(name) for name in names())
