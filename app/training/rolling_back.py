@@ -16,6 +16,7 @@ from app.training.order_desk import PutOffError
 from app.training.skipping import REASON, Stand, send_skipped
 from app.training.state import positions_of
 from app.versions.commands import Order, entry_of
+from app.versions.fault_points import reach
 from app.versions.rollback import Rollback, rollback_to
 from stream.errors import StreamError
 
@@ -105,8 +106,10 @@ def append(trainer: "Trainer", rollback: Rollback, stand: Stand | None, meta: An
         }
         letters = stand.skipped_since(rollback.meta.samples_trained)
         meta = msgspec.structs.replace(meta, positions=positions, dead_letters=letters)
+    reach("before a rollback is appended")
     version = trainer.log.append(meta, rollback.arrays)
     trainer.log.sync()
+    reach("after a rollback is appended")
     skipped = 0 if stand is None else meta.dead_letters.get(REASON, 0)
     logger.warning(
         "rolled back",

@@ -72,13 +72,13 @@ class Workspace:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, *command: str) -> subprocess.Popen[str]:
-        """Start `springtide command` and go on."""
+    def start(self, *command: str, more: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start `springtide command` and go on; `more`: of its environment."""
         out = (self.folder / f"{len(self.processes)}-{command[0]}.out").open("w")
         process = subprocess.Popen(
             [sys.executable, "-m", "app", *command],
             cwd=self.folder,
-            env=environment(),
+            env=environment() | (more or {}),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
