@@ -20,6 +20,7 @@ from stream.decode import Decoder
 from stream.errors import CorruptBatchError, StreamError, WaitingError
 from stream.positions import Position
 from stream.records import RawRecords
+from stream.scanner.told import Told
 from stream.session import Session, TopicChangedError
 from stream.source_config import SourceConfig
 
@@ -33,6 +34,8 @@ IDLE_SECONDS = 2.0
 
 class Decode(Protocol):
     """What turns raw records into columns."""
+
+    told: Told
 
     def decode(self, raw: RawRecords, now_ms: int) -> Columns:
         """The records as columns, dead letters beside them."""
@@ -69,6 +72,7 @@ class Source:
         self._caught_up = CaughtUp()
         self._handed_up = CaughtUp()
         self._closing = threading.Event()
+        self._tell_again = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Source":
@@ -169,6 +173,10 @@ class Source:
         """Where reading stops (see stop_at); None where it does not, or the ends are not known yet."""
         return None if self._session.stop_at is None else dict(self._session.stop_at)
 
+    def tell_texts_again(self) -> None:
+        """The texts of ids count as untold: somebody has let go of some. Of what is decoded from now on."""
+        self._tell_again.set()
+
     def report_offsets(self, positions: Mapping[Partition, int]) -> None:
         """Let monitoring tools see these positions in the consumer group; soon, and only if that is possible."""
         self._session.to_report = dict(positions)
@@ -202,6 +210,9 @@ class Source:
 
     def decode(self, raw: RawRecords, topic_id: str) -> Columns:
         """The records as columns that name their topic's id."""
+        if self._tell_again.is_set():
+            self._tell_again.clear()
+            self._decoder.told.clear()
         columns = self._decoder.decode(raw, int(time.time() * 1000))
         return replace(columns, topic_ids={raw.partition: topic_id})
 

@@ -41,16 +41,16 @@ class Generations:
         if self._closed is None:
             self._closed = self._table.open_generation(), version
 
-    def look(self, newest: int) -> None:
+    def look(self, newest: int) -> bool:
         """Map the newest base, if there is one at or before the version `newest`, in place of an older one."""
         path = self._directory.newest_base()
         if path is None or not self._mapped < base_number(path) <= newest:
-            return
+            return False
         try:
             base = Base.open(path)
         except LogError as error:
             logger.warning("a base cannot be mapped", extra={"base": path.name, "reason": str(error)})
-            return
+            return False
         number = base.tip.number
         generation = NO_GENERATION
         if self._closed is not None and self._closed[1] <= number:
@@ -61,3 +61,4 @@ class Generations:
         reach("while a generation is destroyed")
         self._mapped = number
         logger.info("base mapped", extra={"base": path.name, "generation": generation})
+        return True

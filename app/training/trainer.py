@@ -163,6 +163,7 @@ class Trainer:
             self.learn(batch)  # one without samples moves positions too
         if self.asked and self.commit():
             self.persist(lambda: self.orders.execute())  # right after a cut: what it moves finds room
+            self.source.tell_texts_again()  # of what was forgotten and comes again
         if self.due:
             self.commit()
 
@@ -293,7 +294,8 @@ class Trainer:
         if now - self._last_said >= SECONDS:
             self._last_said = now
             self._report_durable()
-            self.generations.look(self.log.last.number if self.log.last else 0)
+            if self.generations.look(self.log.last.number if self.log.last else 0):
+                self.source.tell_texts_again()  # it has let go of those of dead rows
             self.rate.mark(self.state.samples_trained)
             self.status.say(document_of(self))
 

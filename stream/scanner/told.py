@@ -28,6 +28,11 @@ class Told:
         """Which of these have not been told before; they count as told from now on."""
         return np.asarray(_fresh(self.slots, self.num_keys, mix_keys(features_K, ids_K)))
 
+    def clear(self) -> None:
+        """Nothing counts as told."""
+        self.slots[:] = 0
+        self.num_keys[:] = 0
+
 
 @inlined
 def tell(slots: Any, num_keys: Any, mixed: Any) -> Any:

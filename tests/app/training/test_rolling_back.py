@@ -72,6 +72,20 @@ def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(room, 
     assert receipt_of(room.config.log.path, order).state == "durable"
 
 
+def test_a_text_that_was_forgotten_is_told_again_when_its_id_returns(room, trainer):
+    room.produce(220)
+    trainer()
+    published(room, 220)
+    path = room.config.log.path
+    order = put_order(path, "forget", {"keys": [{"feature": "item_id", "id": "item 3"}]})
+    wait_until(lambda: (receipt_of(path, order) or ("", "")).state == "durable", "forgetting")
+    room.produce(110)
+    published(room, 330)
+    gone = receipt_of(path, order).version
+    later = [record.tensors() for record in records(room) if record.number > gone]
+    assert b"item 3" in b" ".join(tensors["texts.bytes"].tobytes() for tensors in later if "texts.bytes" in tensors)
+
+
 def test_orders_after_a_rollback_are_executed_on_what_it_restored(room, trainer):
     room.produce(200)
     trainer()
