@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stream.batcher import Batcher
+from stream.clock import EventClock
 from stream.columns import Batch, Partition
 from stream.errors import WaitingError
 from stream.positions import Position
@@ -42,6 +43,12 @@ class Intake:
     def end_offsets(self) -> dict[Partition, int]:
         """Where the partitions end as last told."""
         return self.source.end_offsets() or self._ends
+
+    def idle(self, learned: Mapping[Partition, Position], clock: EventClock) -> set[Partition]:
+        """Partitions learned to their end that have been silent for a while, and those that the topic lost."""
+        ends = self.end_offsets()
+        silent = {p for p in self.source.idle if p in learned and learned[p].offset >= ends.get(p, 0)}
+        return silent | (clock.watermarks.keys() - ends.keys() if ends else set())
 
     @property
     def finished(self) -> bool:

@@ -26,7 +26,7 @@ from app.training.stop_signals import StopSignals
 from app.versions.fault_points import reach
 from app.versions.writer import LogWriter
 from embeddings.errors import SpillError
-from stream.columns import Batch, Partition
+from stream.columns import Batch
 from stream.dead_letters import DeadLetters
 from stream.errors import StreamError
 from stream.source import Source
@@ -258,7 +258,7 @@ class Trainer:
             return final
         self._put_off_seconds = FIRST_PUT_OFF_SECONDS
         self.reason = ""
-        self.state.clock.pass_by(self.idle(), limit_ms=self.limit_ms)
+        self.state.clock.pass_by(self.intake.idle(self.state.positions, self.state.clock), limit_ms=self.limit_ms)
         reach("before a cut")
         meta, arrays = self.state.cut(created_ms=wall_ms(), complete_until_ms=self.complete_until_ms())
         reach("after a cut")
@@ -281,12 +281,6 @@ class Trainer:
         if held is not None and was_open:
             logger.error("the health gate holds the model back", extra=held._asdict())
         return held
-
-    def idle(self) -> set[Partition]:
-        """Partitions learned to their end that have been silent for a while, and those that the topic lost."""
-        ends, learned = self.intake.end_offsets(), self.state.positions
-        silent = {p for p in self.source.idle if p in learned and learned[p].offset >= ends.get(p, 0)}
-        return silent | (self.state.clock.watermarks.keys() - ends.keys() if ends else set())
 
     def say(self) -> None:
         """The status, once a second."""
