@@ -5,6 +5,7 @@ scored before they were learned, against that of those before them. Knows no log
 """
 
 # N samples
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ import torch
 
 from app.training.learner import Learner
 from app.training.scores import Scores
+
+logger = logging.getLogger(__name__)
 
 ACTIONS = ("alert", "rollback")
 SIGMAS = 6.0  # a higher logloss must also be no chance
@@ -83,6 +86,7 @@ class Gate:
             if self.held is not None:
                 self.trips += 1
                 self.last = self.held
+                logger.error("the health gate holds the model back", extra=self.held._asdict())
         return self.held
 
     def passed(self, number: int, learner: Learner, num_samples: int) -> None:

@@ -12,6 +12,7 @@ from springtide_client.records import EPOCH_SHIFT, StreamPosition, version_name
 
 from app.errors import UserError
 from app.training.gate import Verdict
+from app.training.intake import POLL_SECONDS
 from app.training.order_desk import PutOffError
 from app.training.skipping import REASON, Stand, send_skipped
 from app.training.state import positions_of
@@ -26,6 +27,31 @@ if TYPE_CHECKING:
 RETRY_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
+
+
+class HeldError(SpringtideError):
+    """The health gate holds the model back, and nobody will come to decide."""
+
+
+def decide(trainer: "Trainer") -> None:
+    """What the gate holds back: thrown away and passed over, or kept until an order comes.
+
+    An order finds the newest version that passed. Unless it changes what went wrong, the gate closes once more.
+    """
+    held = trainer.gate.held
+    assert held is not None
+    if trainer.config.gate.action == "rollback" and not trainer.gate.gave_up:
+        trainer.gate.gave_up = not roll_back_from_gate(trainer, held)
+    elif trainer.orders.has_new:
+        trainer.stand = Stand.of(trainer.state)
+        trainer.load()
+        if trainer.commit():
+            trainer.persist(lambda: trainer.orders.execute())
+        trainer.stand = None
+    elif trainer.until_end:
+        raise HeldError(f"the health gate holds the model back: {held.detail}")
+    else:
+        trainer.signals.wait(POLL_SECONDS)
 
 
 def roll_back_by_order(trainer: "Trainer", order: Order) -> dict[str, Any] | None:

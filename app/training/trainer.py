@@ -10,14 +10,14 @@ import torch
 from springtide_client.errors import LogError, SpringtideError
 
 from app.training.durable_positions import DurablePositions
-from app.training.gate import Gate, Verdict
+from app.training.gate import Gate
 from app.training.generations import Generations
 from app.training.intake import POLL_SECONDS, Intake
 from app.training.log_start import start_state
 from app.training.order_desk import OrderDesk
 from app.training.rates import Rate
 from app.training.report import SECONDS, StatusKeeper, wall_ms
-from app.training.rolling_back import roll_back_by_order, roll_back_from_gate
+from app.training.rolling_back import decide, roll_back_by_order
 from app.training.skipping import Stand
 from app.training.start_elsewhere import StartElsewhere
 from app.training.state import TrainingState
@@ -39,10 +39,6 @@ FIRST_PUT_OFF_SECONDS, LONGEST_PUT_OFF_SECONDS = 1.0, 30.0
 UNCONFIRMED_BYTES = 64 << 20  # of dead letters; with more of them the stream waits
 
 logger = logging.getLogger(__name__)
-
-
-class HeldError(SpringtideError):
-    """The health gate holds the model back, and nobody will come to decide."""
 
 
 class Trainer:
@@ -129,7 +125,7 @@ class Trainer:
                 self.open()
                 while not self.finished or not self.commit(final=True):
                     if self.gate.held is not None:
-                        self.decide()
+                        decide(self)
                     else:
                         self.advance()
                     self.say()
@@ -194,26 +190,6 @@ class Trainer:
             if self.signals.wait(POLL_SECONDS):
                 return
 
-    def decide(self) -> None:
-        """What the gate holds back: thrown away and passed over, or kept until an order comes.
-
-        An order finds the newest version that passed. Unless it changes what went wrong, the gate closes once more.
-        """
-        held = self.gate.held
-        assert held is not None
-        if self.config.gate.action == "rollback" and not self.gate.gave_up:
-            self.gate.gave_up = not roll_back_from_gate(self, held)
-        elif self.orders.has_new:
-            self.stand = Stand.of(self.state)
-            self.load()
-            if self.commit():
-                self.persist(lambda: self.orders.execute())
-            self.stand = None
-        elif self.until_end:
-            raise HeldError(f"the health gate holds the model back: {held.detail}")
-        else:
-            self.signals.wait(POLL_SECONDS)
-
     @property
     def limit_ms(self) -> int:
         """The event clock goes no further."""
@@ -243,7 +219,7 @@ class Trainer:
         self._last_commit = time.monotonic()
         if final and not self.state.changed:
             return True
-        if self.judged() is not None:
+        if self.gate.judge(self.state.learner, self.state.scores, self.state.samples_trained) is not None:
             return final and self.signals.stopping
         try:
             self.dead_letters.flush(FLUSH_SECONDS)
@@ -273,14 +249,6 @@ class Trainer:
     def put_off(self, seconds: float) -> None:
         """No version for so long, and no order."""
         self._last_commit = time.monotonic() + seconds
-
-    def judged(self) -> Verdict | None:
-        """What the gate has against a version of what is learned now; told once."""
-        was_open = self.gate.held is None
-        held = self.gate.judge(self.state.learner, self.state.scores, self.state.samples_trained)
-        if held is not None and was_open:
-            logger.error("the health gate holds the model back", extra=held._asdict())
-        return held
 
     def say(self) -> None:
         """The status, once a second."""

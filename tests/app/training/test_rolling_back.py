@@ -12,8 +12,9 @@ from trainer_room import run_in_thread, wait_until
 
 from app.errors import UserError
 from app.serving.orders import put_order
+from app.training.rolling_back import HeldError
 from app.training.start_elsewhere import StartElsewhere
-from app.training.trainer import HeldError, Trainer
+from app.training.trainer import Trainer
 from app.versions.receipts import receipt_of
 from app.versions.status import read_status
 from stream.columns import Partition
