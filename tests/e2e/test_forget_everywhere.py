@@ -1,6 +1,7 @@
 """An id that is forgotten is gone from every tier, from bases, and, in order, from every follower; with a receipt."""
 
 import json
+import os
 import threading
 import urllib.error
 import urllib.request
@@ -15,6 +16,7 @@ from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import Workspace, wait_until
 
 SECRET = "let-me-in"
+IS_LONG = "TORTURE_EXAMPLES" in os.environ
 
 
 def ask(workspace: Workspace, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
@@ -99,6 +101,7 @@ def test_a_forgotten_id_is_gone_from_bases_and_followers_and_the_receipt_tells_t
     assert not json.loads(json.dumps(ask(workspace, "GET", path)[1]["note"]))
 
 
+@pytest.mark.skipif(not IS_LONG, reason="seven processes: `make torture` runs it")
 def test_going_back_over_http_and_from_the_command_line(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPRINGTIDE_TOKENS", f"admin={SECRET}")
     values = make_clicks(3_000)
