@@ -14,9 +14,9 @@ from app.training.order_desk import OrderDesk
 from app.versions.base_merge import merge_base
 from app.versions.receipts import receipt_of
 from app.versions.writer import LogWriter
-from embeddings.host_tier import HostTier
 from embeddings.rows import Int64Array
-from embeddings.spill import ROW
+from embeddings.spill.host_tier import HostTier
+from embeddings.spill.interface import ROW
 from kernels.spec import NO_SLOT
 
 ITEMS = np.arange(2000)
