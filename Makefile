@@ -39,10 +39,11 @@ check: lint types imports test
 bench: setup
 	$(BIN)/springtide bench $(ARGS)
 
-# 200 kills, then crashes between any two moves of the disk; ARGS="--seed 7" plays a torture again
+# 200 kills, then crashes between any two moves of the disk, then the OpenAPI page at length; ARGS="--seed 7" plays a torture again
 torture: setup
 	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --kills 200 $(ARGS)
 	TORTURE_EXAMPLES=500 $(BIN)/python -m pytest tests/torture tests/e2e/test_orders_through_kills.py tests/e2e/test_forget_everywhere.py -q
+	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/test_contract.py -q
 
 clean:
 	rm -rf $(VENV) var dist build

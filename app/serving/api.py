@@ -1,6 +1,7 @@
 """The FastAPI application: every route but the hot one, and its own errors in our form."""
 
 from inspect import cleandoc
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -9,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from app.serving import bases, embedding_routes, live, order_routes, pages, predict, version_routes
+from app.serving.contract import complete
 from app.serving.problems import CODES, ApiError
 from app.serving.service import Service
 
@@ -17,13 +19,26 @@ ABOUT = "Embeddings, predictions and the model itself, moments after the click t
 
 def build_api(service: Service) -> FastAPI:
     """The application; the docs page is our own, for FastAPI's loads its script from elsewhere."""
-    api = FastAPI(title="Springtide", description=ABOUT, version="1", docs_url=None, redoc_url=None)
+    # a path with one slash too many is no route: its redirect would be an address made of the asker's Host header
+    api = FastAPI(
+        title="Springtide", description=ABOUT, version="1", docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     api.state.service = service
     for part in (embedding_routes, predict, version_routes, bases, live, order_routes, pages):
         for route in part.router.routes:
             if isinstance(route, APIRoute):
                 title_of(route)
         api.include_router(part.router)
+    described = api.openapi
+
+    def whole() -> dict[str, Any]:
+        if api.openapi_schema is None:
+            guard = service.guard
+            complete(described(), open_scopes=guard.open_scopes, is_local=guard.names_matter)
+        assert api.openapi_schema is not None
+        return api.openapi_schema
+
+    api.openapi = whole  # type: ignore[method-assign]
     api.add_exception_handler(ApiError, _refused)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _http)

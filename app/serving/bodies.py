@@ -42,14 +42,14 @@ class Question(NamedTuple):
     text: tuple[str, msgspec.Raw] | None = None  # plain integers: the media type they came in, and their bytes there
 
 
-class EmbeddingsBody(msgspec.Struct):
-    """The JSON and MessagePack body."""
+class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON and MessagePack body. A demand that is misspelt is refused, not passed over."""
 
     ids: list[Any]
     max_staleness_ms: float | None = None
 
 
-class PlainBody(msgspec.Struct):
+class PlainBody(msgspec.Struct, forbid_unknown_fields=True):
     """The same, its ids not looked at yet."""
 
     ids: msgspec.Raw

@@ -19,11 +19,16 @@ class Guard:
     def __init__(self, config: ServeConfig, tokens: Tokens) -> None:
         self._tokens = tokens
         # a page of another site can make a browser ask a loopback server under the site's own name (DNS rebinding)
-        self._names_matter = config.is_loopback and bool(tokens.open_scopes) and not config.insecure
+        self.names_matter = config.is_loopback and bool(tokens.open_scopes) and not config.insecure
+
+    @property
+    def open_scopes(self) -> frozenset[str]:
+        """The scopes that need no token here."""
+        return self._tokens.open_scopes
 
     def check(self, path: str, headers: Mapping[str, str]) -> None:
         """Raise ApiError 401 or 403 without the right token, 421 for a foreign Host."""
-        if self._names_matter and not is_local_name(headers.get("host", "")):
+        if self.names_matter and not is_local_name(headers.get("host", "")):
             hint = "ask for 127.0.0.1 or localhost, or set tokens"
             raise ApiError(
                 421, "foreign_host", f"this server is open to its own host only, not as {headers.get('host')}", hint

@@ -72,6 +72,8 @@ def read_rollback(body: Any) -> dict[str, Any]:
     """{"version": V}, and whether what was learned since is passed over: {"version": V, "skip": true}."""
     if not isinstance(body, dict) or type(body.get("version")) is not int or body["version"] < 0:
         raise invalid("the body must name a version", 'for example {"version": 4294967300}')
+    if unknown := set(body) - {"version", "skip"}:
+        raise invalid(f"{sorted(unknown)[0]!r} is not known here", 'for example {"version": 4294967300, "skip": true}')
     if not isinstance(body.get("skip", False), bool):
         raise invalid("skip must be true or false", 'for example {"version": 4294967300, "skip": true}')
     return {"version": body["version"]} | ({"skip": True} if body.get("skip") else {})

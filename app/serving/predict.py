@@ -17,8 +17,8 @@ router = APIRouter(tags=["Predictions"])
 EXAMPLE = 'send {"instances": [{...}]} or {"context": {...}, "candidates": [{...}]}'
 
 
-class PredictBody(msgspec.Struct):
-    """Either instances, or candidates that share a context."""
+class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Either instances, or candidates that share a context. A misspelt context is refused, not passed over."""
 
     instances: list[Any] | None = None
     context: dict[str, Any] | None = None
