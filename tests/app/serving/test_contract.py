@@ -24,7 +24,7 @@ STREAMS = ("/v1/log", "/v1/events")
 USER, ITEM = 0, 1
 ADMIN = {"Authorization": "Bearer admin-secret"}
 # what the page calls possible may still not fit this model, or no longer this log
-SENSIBLE = ["2xx", "304", "400", "404", "410", "416", "422", "503"]
+SENSIBLE = ["2xx", "304", "400", "404", "410", "415", "416", "422", "503"]
 CHECKS = {
     "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", "503"]},
     "positive_data_acceptance": {"expected-statuses": SENSIBLE},
