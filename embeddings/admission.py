@@ -2,6 +2,7 @@
 
 # N keys, F features, B blocks of the sketch
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,14 @@ UInt64Array = npt.NDArray[np.uint64]
 UInt8Array = npt.NDArray[np.uint8]
 SHARED_ID = 0
 BLOCK_BYTES = 64
+
+
+class SketchFacts(NamedTuple):
+    """What a version tells of the counts beside the counts."""
+
+    num_blocks: int  # once it counts
+    counting: bool  # False: every id is admitted at once
+    age: int  # how often all counts were halved
 
 
 class AdmissionControl:
@@ -84,6 +93,16 @@ class AdmissionControl:
         seen_N: BoolArray = (estimates_N > 0) & (self.min_counts(features_N) > 1)
         return seen_N
 
+    def facts(self) -> SketchFacts:
+        return SketchFacts(num_bytes(self.settings.sketch_bytes) // BLOCK_BYTES, self.sketch is not None, self.age)
+
+    def read_all(self) -> UInt8Array:
+        """Every block, (B, 64); none where nothing is counted."""
+        if self.sketch is None:
+            return np.empty((0, BLOCK_BYTES), np.uint8)
+        blocks_B64: UInt8Array = self.verbs.sketch_read(self.sketch, np.arange(self.sketch.num_blocks))
+        return blocks_B64
+
     def cut(self) -> tuple[Int64Array, UInt8Array]:
         """The blocks that changed since the last cut, once each and ascending, and their bytes (B, 64)."""
         if self.sketch is None or not self._touched:
@@ -98,7 +117,7 @@ class AdmissionControl:
             return
         if self.sketch is None:
             self.sketch = self.verbs.new_sketch(num_bytes(self.settings.sketch_bytes))
-        if blocks_B.max() >= num_bytes(self.settings.sketch_bytes) // BLOCK_BYTES:
+        if blocks_B.max() >= self.facts().num_blocks:
             raise ValueError(
                 "admission sketch_bytes is smaller than the sketch that was written: restore it, or begin anew"
             )

@@ -13,7 +13,6 @@ from springtide_client.base import Base
 from springtide_client.features import Texts
 from springtide_client.records import Record, StreamPosition, VersionMeta
 from springtide_client.schema import Schema
-from springtide_client.sketch import BLOCK_BYTES
 
 from app.errors import UserError
 from app.live_limits import Name, table_limits
@@ -29,7 +28,6 @@ from app.training.version_arrays import (
     with_prefix,
     without_prefix,
 )
-from embeddings.sizes import num_bytes
 from stream.clock import EventClock
 from stream.columns import Batch, Partition
 from stream.positions import Position
@@ -106,6 +104,7 @@ class TrainingState:
     def meta(self, created_ms: int) -> VersionMeta:
         """What a version says beside its tensors."""
         self.told_scores, table = self.scores.document(), self.learner.table
+        sketch = table.sketch()
         by_hand = {"gate": self.gate, "moved": self.moved}
         return VersionMeta(
             created_ms=created_ms,
@@ -119,8 +118,8 @@ class TrainingState:
             event_clock_ms=self.clock.now_ms,
             horizons={str(feature): ms for feature, ms in table.horizons.items()},
             admission={str(feature): count for feature, count in self.limits.min_counts().items()},
-            sketch_blocks=self.sketch_blocks if table.admission else 0,
-            sketch_age=table.admission.age,
+            sketch_blocks=sketch.num_blocks if sketch.counting else 0,
+            sketch_age=sketch.age,
             fingerprint=self.schema.fingerprint(),
             scores=self.told_scores,
             dead_letters=dict(self.dead_letters),
@@ -136,11 +135,6 @@ class TrainingState:
                 **{name: value for name, value in by_hand.items() if value},
             },
         )
-
-    @property
-    def sketch_blocks(self) -> int:
-        """Blocks that the admission sketch has once it counts."""
-        return num_bytes(self.learner.table.admission.settings.sketch_bytes) // BLOCK_BYTES
 
     def note_order(self, entry: dict[str, Any]) -> None:
         """An order was executed: the next version says so."""
@@ -201,7 +195,7 @@ class TrainingState:
         self, meta: VersionMeta, blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.uint8]
     ) -> None:
         """Takes a version's counts over, unless `sketch_bytes` is another by now: then counting begins anew."""
-        if meta.sketch_blocks == self.sketch_blocks:
+        if meta.sketch_blocks == self.learner.table.sketch().num_blocks:
             self.learner.table.restore_sketch(blocks_B, np.ascontiguousarray(bytes_B64))
 
     def _restore_meta(self, meta: VersionMeta) -> None:

@@ -51,7 +51,7 @@ class TableModule(nn.Module):
             self._open_table().set_lr(lr)
 
     def counters(self) -> dict[str, int]:
-        """What happened since the object was made or loaded, by name: embeddings.table.COUNTERS, those of the spill,
+        """What happened since the object was made or loaded, by name: embeddings.counters.COUNTERS, those of the spill,
 
         and the ids read without learning, by their status.
         """

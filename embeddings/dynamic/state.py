@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from springtide_client.keys import SHARED_FEATURE
 
+from embeddings.admission import BLOCK_BYTES
 from embeddings.rows import Int64Array, Rows, Touched
 from embeddings.table import EmbeddingTable
 
 State = dict[str, Any]  # tensors, and plain numbers and texts: torch.load(weights_only=True) takes them
-BLOCK_BYTES = 64
 COLUMNS = {"features": 1, "ids": 1, "values": 2, "states": 2, "counts": 1, "last_seen": 1}  # and how many axes
 FLOATS = ("values", "states")
 AGES, MAX_CALLS = 64, 1024
@@ -25,13 +25,10 @@ def state_of(table: EmbeddingTable) -> State:
     columns = zip(COLUMNS, rows.columns(), strict=True)
     # uint16 is no type of every reader's
     tensors = {name: torch.from_numpy(np.asarray(column, _dtype_of(name))) for name, column in columns}
-    admission, sketch = table.admission, np.empty((0, BLOCK_BYTES), np.uint8)
-    if admission.sketch is not None:
-        sketch = admission.verbs.sketch_read(admission.sketch, np.arange(admission.sketch.num_blocks))
     return {
         **tensors,
-        "sketch": torch.from_numpy(sketch),
-        "sketch_age": admission.age,
+        "sketch": torch.from_numpy(table.admission.read_all()),
+        "sketch_age": table.sketch().age,
         "optimizer": table.optimizer.name,
         "lr": float(table.lr),
         "seed": table.seed,
@@ -63,8 +60,8 @@ def check_state(state: Mapping[str, Any], table: EmbeddingTable) -> None:
     keys = torch.stack([state["features"].to(torch.int64), state["ids"].to(torch.int64)])
     if len(torch.unique(keys, dim=1).T) < num_rows or not set(state["features"].tolist()) <= {0, SHARED_FEATURE}:
         raise ValueError("the state holds a row twice, or one of another table")
-    sketch, own = state["sketch"], table.admission.sketch
-    if own is not None and len(sketch) and tuple(sketch.shape) != (own.num_blocks, BLOCK_BYTES):
+    sketch, own = state["sketch"], table.sketch()
+    if own.counting and len(sketch) and tuple(sketch.shape) != (own.num_blocks, BLOCK_BYTES):
         raise ValueError(
             f"the state has an admission sketch of {sketch.numel()} bytes, this object one of "
             f"{own.num_blocks * BLOCK_BYTES}: make the object with the same sketch_bytes"
@@ -74,7 +71,7 @@ def check_state(state: Mapping[str, Any], table: EmbeddingTable) -> None:
 def fill(table: EmbeddingTable, state: Mapping[str, Any]) -> None:
     """Puts a checked state into a new table, the rows seen last at the end: the others make room."""
     table.set_lr(float(state["lr"]))
-    if table.admission.sketch is not None and len(state["sketch"]):
+    if table.sketch().counting and len(state["sketch"]):
         sketch = state["sketch"].cpu().numpy().astype(np.uint8)
         table.restore_sketch(np.arange(len(sketch)), sketch)
     table.admission.age = int(state["sketch_age"])
