@@ -3,6 +3,8 @@
 import ipaddress
 from dataclasses import dataclass
 
+SIZES = ("cache_bytes", "cache_disk_bytes", "snapshot_bytes", "max_body_bytes")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
@@ -15,6 +17,7 @@ class ServeConfig:
     port: int = 8000
     workers: int = 1
     cache_bytes: int = 2 * 2**30  # memory for rows changed since the base; beyond it they move to files in cache_path
+    cache_disk_bytes: int = 20 * 2**30  # of such a file
     snapshot_bytes: int = 20 * 2**30  # disk for snapshots that were asked for
     cache_path: str | None = None  # absent: a folder of the process's own, removed at its end
     tokens_file: str | None = None
@@ -31,7 +34,7 @@ class ServeConfig:
             raise ValueError(f"[serve] port = {self.port}: a port is between 0 and 65535 (0 takes any free one)")
         if self.workers != 1:
             raise ValueError(f"[serve] workers = {self.workers}: one worker is what this version runs; set workers = 1")
-        for name in ("cache_bytes", "snapshot_bytes", "max_body_bytes", "max_ids", "max_instances", "max_streams"):
+        for name in (*SIZES, "max_ids", "max_instances", "max_streams"):
             if getattr(self, name) < 1:
                 raise ValueError(f"[serve] {name} = {getattr(self, name)}: must be at least 1")
         if not 0 < self.poll_seconds <= 10:

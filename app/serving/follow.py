@@ -94,13 +94,18 @@ class DirectoryFollowing:
         log_path: Path,
         *,
         cache_bytes: int,
+        disk_bytes: int,
         cache_path: Path | None,
         on_version: Callable[[VersionEntry, int], None],
         on_swap: Callable[[VersionEntry], None],
     ) -> None:
         self._texts = TextTap(LogDirectory(log_path))
         self._follower = Follower(
-            self._texts, cache_bytes=cache_bytes, cache_dir=cache_path, make_search=LayerSearches()
+            self._texts,
+            cache_bytes=cache_bytes,
+            cache_dir=cache_path,
+            disk_bytes=disk_bytes,
+            make_search=LayerSearches(),
         )
         self._on_version = on_version
         self._on_swap = on_swap

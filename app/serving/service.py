@@ -43,6 +43,7 @@ class Service:
             lambda on_version, on_swap: DirectoryFollowing(
                 log_path,
                 cache_bytes=config.cache_bytes,
+                disk_bytes=config.cache_disk_bytes,
                 cache_path=self.folder.path,
                 on_version=on_version,
                 on_swap=on_swap,

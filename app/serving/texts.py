@@ -27,6 +27,10 @@ class TextTap:
         """The source's."""
         return self._source.newest_base()
 
+    def arrived_base(self) -> Path | None:
+        """The source's."""
+        return self._source.arrived_base()
+
     def follow(self, after: Tip | None) -> Cursor:
         """The source's cursor, its records noted."""
         return _TapCursor(self._source.follow(after), self.note)

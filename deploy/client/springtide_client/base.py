@@ -2,6 +2,7 @@
 
 # K keys asked for, D dimension, S width of the optimizer state
 import zlib
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,9 @@ UInt8Array = npt.NDArray[np.uint8]
 
 MANIFEST, ROWS, OPTIMIZER = "manifest.json", "rows.safetensors", "optimizer.safetensors"
 DENSE, TEXTS, MODEL = "dense.safetensors", "texts.safetensors", "model.pt2"
-SKETCH = "sketch.safetensors"
+SKETCH, ONNX = "sketch.safetensors", "model.onnx"
+# what answers are made of; the rest is for trainers, for people, and for inference without Python
+SERVED = frozenset({ROWS, DENSE, SKETCH, MODEL})
 
 
 class TableShape(msgspec.Struct, kw_only=True):
@@ -91,29 +94,43 @@ class Base:
         arrays = map_tensors(path / ROWS)
         try:
             fields = [arrays[name] for name in ("mixed", "feature", "id", "value", "count", "last_seen")]
-            self.states: Float32Array = map_tensors(path / OPTIMIZER)["state"]
         except KeyError as missing:
             raise LogError(f"{path} lacks the tensor {missing}") from None
         self.rows = RowLayer(*fields)
         self._arrays = map_tensors(path / DENSE)
 
     @staticmethod
-    def open(path: Path) -> "Base":
-        """Maps the files after a look at their sizes; LogError where one is missing or cut."""
+    def open(path: Path, only: Collection[str] | None = None) -> "Base":
+        """Maps the files after a look at their sizes; LogError where one is missing or cut.
+
+        Without those that are not among `only`: they are neither looked at nor mapped, and may be missing.
+        """
         path = Path(path)
         try:
             manifest = read_base_manifest(path)
             for name, expected in manifest.files.items():
-                if (path / name).stat().st_size != expected.bytes:
+                if (only is None or name in only) and (path / name).stat().st_size != expected.bytes:
                     raise LogError(f"{path / name} has not the {expected.bytes} bytes of its manifest")
-            return Base(path, manifest)
+            base = Base(path, manifest)
+            if only is None or OPTIMIZER in only:
+                _ = base.states
+            return base
         except OSError as error:
             raise LogError(f"the base {path} cannot be opened: {error}") from None
 
-    def expect_finds(self) -> None:
+    @cached_property
+    def states(self) -> Float32Array:
+        """The rows' optimizer states [n, S]; who only serves has no need of the file."""
+        try:
+            return map_tensors(self.path / OPTIMIZER)["state"]
+        except KeyError as missing:
+            raise LogError(f"{self.path} lacks the tensor {missing}") from None
+
+    def expect_finds(self, *, with_states: bool = True) -> None:
         """Single rows will be read, not all in order: at a memory limit the kernel's read-ahead would only thrash."""
         expect_random_reads(self.rows.value)
-        expect_random_reads(self.states)
+        if with_states:
+            expect_random_reads(self.states)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from springtide_client.base import MANIFEST, BaseManifest, FileSum
+from springtide_client.base import MANIFEST, SERVED, BaseManifest, FileSum
 from springtide_client.checked_json import decode_checked
 from springtide_client.errors import GapError, LogError
 from springtide_client.http_server import HttpServer, NotReadyError
@@ -24,14 +24,18 @@ CHUNK_BYTES = 1 << 20
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # a base may be retired while it is fetched: then the next newest is taken
 NUM_TRIES = 3
+# another process that fetches the same base is looked at so often
+LOCK_SECONDS = 0.05
 
 
 class BaseCache:
-    """The bases of one server, each in `<folder>/<hash of its manifest>/base-<number>`."""
+    """The bases of one server, each in `<folder>/<hash of its manifest>/base-<number>`: the files that answer alone."""
 
-    def __init__(self, server: HttpServer, folder: Path) -> None:
+    def __init__(self, server: HttpServer, folder: Path, *, max_bytes: int) -> None:
+        """`max_bytes`: of the folder, while an older base lies beside the one that is fetched, too."""
         self._server = server
         self._folder = folder
+        self._max_bytes = max_bytes
 
     def newest(self) -> Path | None:
         """The server's newest base, fetched unless it is here; None while the server has none."""
@@ -65,11 +69,16 @@ class BaseCache:
         for name in manifest.files:
             if not FILE_NAME.fullmatch(name):
                 raise LogError(f"the base names a file {name!r}: refused")
-        here = sum(file.stat().st_size for file in path.iterdir())
-        needed = sum(expected.bytes for expected in manifest.files.values()) - here
+        wanted = {name: expected for name, expected in manifest.files.items() if name in SERVED}
+        needed = sum(expected.bytes for expected in wanted.values()) - _bytes_in(path)
+        if (total := _bytes_in(self._folder) + needed) > self._max_bytes:
+            raise LogError(
+                f"with base {manifest.number} {self._folder} would hold {total:,} bytes, {self._max_bytes:,} are "
+                "allowed: give more cache_disk_bytes"
+            )
         if (free := shutil.disk_usage(path).free) < needed:
             raise LogError(f"{self._folder} has {free:,} bytes free, the base needs {needed:,}: give another cache_dir")
-        for name, expected in manifest.files.items():
+        for name, expected in wanted.items():
             if not (path / name).exists():
                 self._fetch_file(f"/v1/bases/{manifest.number}/files/{name}", path / name, expected)
 
@@ -112,7 +121,8 @@ class BaseCache:
         home.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while not _try_lock(descriptor):
+                self._server.wait(LOCK_SECONDS)
             yield
         finally:
             os.close(descriptor)
@@ -122,3 +132,20 @@ class BaseCache:
         for home in self._folder.iterdir():
             if home != newest and (home / "lock").exists():
                 shutil.rmtree(home, ignore_errors=True)
+
+
+def _bytes_in(folder: Path) -> int:
+    """Of the files below it; those that vanish meanwhile count nothing."""
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += 0 if file.is_dir() else file.stat().st_size
+    return total
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

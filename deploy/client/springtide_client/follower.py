@@ -30,6 +30,10 @@ POLL_SECONDS = 0.01
 MAX_PASSED = 10_000
 # after an error nothing is tried for so long, doubled each time up to the second figure
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.05, 2.0
+# a thread that is amid connecting is not waited for longer; it ends by itself
+CLOSE_SECONDS = 5.0
+# what moved rows may take on disk
+DISK_BYTES = 20 << 30
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +65,21 @@ class Follower:
         *,
         cache_bytes: int = 2**30,
         cache_dir: Path | None = None,
+        disk_bytes: int = DISK_BYTES,
         wait: Callable[[float], object] | None = None,
         clock_ms: Callable[[], int] = wall_ms,
         make_search: MakeSearch = NumpySearch,
     ) -> None:
         """`cache_bytes` bounds the memory of changed rows and parameters; beyond half of it (merging takes as much
-        again) rows move to unnamed files in `cache_dir`. `wait(seconds)` returns once there may be news.
+        again) rows move to an unnamed file in `cache_dir` of at most `disk_bytes`. At both limits the served version
+        stays where it is until a newer base lets go of rows. `wait(seconds)` returns once there may be news.
         """
-        if cache_bytes < 1:
-            raise ValueError(f"cache_bytes = {cache_bytes}: must be at least 1")
+        for name, limit in (("cache_bytes", cache_bytes), ("disk_bytes", disk_bytes)):
+            if limit < 1:
+                raise ValueError(f"{name} = {limit}: must be at least 1")
         self._source = source
         self._layer_bytes = cache_bytes // 2
-        self._private = PrivateLayers(cache_dir)
+        self._private = PrivateLayers(cache_dir, max_bytes=disk_bytes)
         self._stopping = threading.Event()
         self._wait = wait if wait is not None else self._stopping.wait
         self._clock_ms = clock_ms
@@ -134,12 +141,15 @@ class Follower:
     def close(self) -> None:
         """Stop following; the last view stays usable."""
         self.stop()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=10.0)
-        with self._polling:
-            for cursor in self._cursors.values():
-                cursor.close()
-            self._cursors.clear()
+        if self._thread is None or self._thread is threading.current_thread():
+            self._let_go()
+        else:
+            self._thread.join(timeout=CLOSE_SECONDS)
+
+    def _let_go(self) -> None:
+        for cursor in self._cursors.values():
+            cursor.close()
+        self._cursors.clear()
 
     def wait_for_view(self, timeout_seconds: float) -> View | None:
         """The first view, or None when the time is over."""
@@ -165,17 +175,24 @@ class Follower:
 
     def _advance(self) -> None:
         """1. Go on with the served view. 2. Where it cannot go on, or grew, rebuild from a base. 3. Swap."""
+        trouble: LogError | OSError | None = None
         if self._view is not None and not self._is_broken:
             try:
                 self._follow_live(self._view)
             except (GapError, CorruptRecordError) as error:
                 self._break(error)
+            except (LogError, OSError) as error:
+                trouble = error  # where memory and disk are full, a newer base is the mend
         if self._next is None:
             self._next = self._open_base()
         if self._next is not None:
             self._rebuild(self._next)
+        if trouble is not None:
+            raise trouble
 
     def _follow_live(self, view: View) -> None:
+        if view.num_bytes > self._layer_bytes:  # a disk was full, or the limit on it: no further before it is within
+            self._view = view = self._private.bounded(view, self._layer_bytes)
         for record in self._records(view.tip):
             view = view.apply(record)
             self._serve(view, [applied_of(record)])
@@ -198,6 +215,9 @@ class Follower:
             is_done = True
         finally:
             if is_done:
+                # a rebuilt view ends where the served one stands: one cursor is enough for both
+                if (other := self._cursors.get(after)) is not None:
+                    other.close()
                 self._cursors[after] = cursor
             else:
                 cursor.close()
@@ -219,13 +239,17 @@ class Follower:
         if served is None or self._is_broken:
             base_path = self._source.newest_base()
             return None if base_path is None else View.open(base_path, served, self._make_search)
-        is_heavy = sum(map(len, served.layers)) >= REBASE_ROWS or 2 * served.num_bytes > self._layer_bytes
+        num_changed = sum(map(len, served.layers)) + (0 if served.private is None else len(served.private))
+        is_heavy = num_changed >= REBASE_ROWS or 2 * served.num_bytes > self._layer_bytes
         if not is_heavy or time.monotonic() < self._rebase_at:
             return None
         self._rebase_at = time.monotonic() + REBASE_SECONDS
-        base_path = self._source.newest_base()
-        if base_path is None or not served.base.manifest.number < base_number(base_path) <= served.version:
+        base_path = self._source.arrived_base()
+        if base_path is None or base_number(base_path) <= served.base.manifest.number:
             return None
+        is_stuck = served.num_bytes > self._layer_bytes
+        if base_number(base_path) > served.version and not is_stuck:
+            return None  # what leads to it comes as records, each of which is told of
         return View.open(base_path, served, self._make_search)
 
     def _rebuild(self, view: View) -> None:
@@ -292,6 +316,7 @@ class Follower:
                 logger.exception("following failed")
                 self._note(LogError(f"following failed, this is a defect: {type(error).__name__}: {error}"))
             self._wait(POLL_SECONDS)
+        self._let_go()
         with self._swapped:
             self._swapped.notify_all()
 

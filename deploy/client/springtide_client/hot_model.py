@@ -28,7 +28,8 @@ class HotModel:
     `url_or_directory`: a server's http(s) URL, or the log's folder. `token`: sent as a bearer token. With
     `max_staleness_seconds`, calls raise StaleModelError instead of answering from an older model. `cache_dir` keeps
     fetched bases between processes; without it they go to a temporary folder. `cache_bytes` bounds the memory of rows
-    changed since the base. All methods may be called from any thread.
+    changed since the base, `cache_disk_bytes` the fetched bases, and the file that rows beyond `cache_bytes` move to.
+    All methods may be called from any thread.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class HotModel:
         cache_dir: str | Path | None = None,
         cache_bytes: int | str = "1GiB",
         *,
+        cache_disk_bytes: int | str = "20GiB",
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         """Wait for the first model, at most `wait_seconds`; NoModelError, which says why, where none came."""
@@ -47,16 +49,18 @@ class HotModel:
         self._where = str(url_or_directory)
         self._max_staleness_seconds = max_staleness_seconds
         cache_path = None if cache_dir is None else Path(cache_dir)
+        memory_bytes, disk_bytes = parse_bytes(cache_bytes), parse_bytes(cache_disk_bytes)
         self._http: HttpLog | None = None
         source: HttpLog | LogDirectory
         if self._where.startswith(("http://", "https://")):
-            source = self._http = HttpLog(self._where, token=token, cache_dir=cache_path)
+            source = self._http = HttpLog(self._where, token=token, cache_dir=cache_path, disk_bytes=disk_bytes)
         else:
             source = LogDirectory(Path(url_or_directory))
         self._follower = Follower(
             source,
-            cache_bytes=parse_bytes(cache_bytes),
+            cache_bytes=memory_bytes,
             cache_dir=cache_path,
+            disk_bytes=disk_bytes,
             wait=None if self._http is None else self._http.wait,
         )
         self._follower.start()
@@ -115,8 +119,10 @@ class HotModel:
         """Stop following. Calls still answer, from the last version."""
         self._follower.stop()
         if self._http is not None:
-            self._http.close()
+            self._http.stop()
         self._follower.close()
+        if self._http is not None:
+            self._http.close()
 
     def __enter__(self) -> "HotModel":
         return self

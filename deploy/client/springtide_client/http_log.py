@@ -1,6 +1,7 @@
 """A log over HTTP: bases are fetched into a folder, records arrive on one open answer as the trainer writes them."""
 
 import http.client
+import logging
 import shutil
 import tempfile
 import threading
@@ -15,6 +16,12 @@ from springtide_client.records import HEADER, Record, Tip, parse_header
 QUEUE_BYTES = 64 << 20
 # a record larger than this is taken for damage in its length
 MAX_RECORD_BYTES = 4 << 30
+# a thread that is amid connecting is not waited for longer; it ends by itself
+CLOSE_SECONDS = 2.0
+# what bases may take on disk
+DISK_BYTES = 20 << 30
+
+logger = logging.getLogger(__name__)
 
 
 class HttpLog:
@@ -26,18 +33,38 @@ class HttpLog:
         *,
         token: str | None = None,
         cache_dir: Path | None = None,
+        disk_bytes: int = DISK_BYTES,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        """Without `cache_dir` bases go to a folder of this object's own, removed by `close`."""
+        """Bases take at most `disk_bytes` in `cache_dir`; without it in an own folder, which `close` removes."""
         self._server = HttpServer(url, token=token, timeout_seconds=timeout_seconds)
         self._timeout_seconds = timeout_seconds
         self._own_folder = None if cache_dir is not None else Path(tempfile.mkdtemp(prefix="springtide-"))
-        self._bases = BaseCache(self._server, cache_dir or self._own_folder)  # type: ignore[arg-type]
+        folder = cache_dir or self._own_folder
+        assert folder is not None
+        self._bases = BaseCache(self._server, folder, max_bytes=disk_bytes)
         self._news = threading.Event()
+        self._arrived: Path | None = None
+        self._fetching: threading.Thread | None = None
 
     def newest_base(self) -> Path | None:
         """The server's newest base, fetched unless it is here; None while the server has none."""
-        return self._bases.newest()
+        self._arrived = self._bases.newest()
+        return self._arrived
+
+    def arrived_base(self) -> Path | None:
+        """The newest base that was fetched; meanwhile a newer one is, by a thread, for that may take minutes."""
+        if self._fetching is None or not self._fetching.is_alive():
+            self._fetching = threading.Thread(target=self._fetch, name="springtide-base", daemon=True)
+            self._fetching.start()
+        return self._arrived
+
+    def _fetch(self) -> None:
+        try:
+            self.newest_base()
+        except (SpringtideError, OSError, ValueError) as error:
+            if not self._server.is_closed:
+                logger.warning("a newer base could not be fetched", extra={"reason": str(error)})
 
     def follow(self, after: Tip | None) -> "RecordStream":
         """The records behind a version as they arrive; waits until the server's newest is among them."""
@@ -53,9 +80,16 @@ class HttpLog:
         self._news.wait(seconds)
         self._news.clear()
 
-    def close(self) -> None:
-        """Wake who waits; remove the own folder, whose bases stay readable where they are mapped."""
+    def stop(self) -> None:
+        """Wake who waits, and end every request under way."""
         self._news.set()
+        self._server.close()
+
+    def close(self) -> None:
+        """`stop`; remove the own folder, whose bases stay readable where they are mapped."""
+        self.stop()
+        if self._fetching is not None:
+            self._fetching.join(timeout=CLOSE_SECONDS)
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
 
@@ -98,8 +132,8 @@ class RecordStream:
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
-        self._answer.abort()
-        self._thread.join(timeout=10.0)
+            self._answer.abort()
+        self._thread.join(timeout=CLOSE_SECONDS)
         self._answer.close()
 
     def _run(self) -> None:
@@ -129,7 +163,11 @@ class RecordStream:
             except TimeoutError:
                 # a trainer that rests, or a peer that vanished without a word: a new request tells the two apart
                 self._answer.close()
-                self._answer = self._server.open(f"/v1/log?after={self._received}")
+                answer = self._server.open(f"/v1/log?after={self._received}")
+                with self._changed:
+                    self._answer = answer
+                    if not self._is_open:
+                        return None
 
     def _read(self) -> Record | None:
         head = self._answer.response.read(HEADER.size)

@@ -3,8 +3,9 @@
 import contextlib
 import http.client
 import socket
+import threading
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +13,8 @@ import msgspec
 
 from springtide_client.errors import GapError, LogError
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0  # for an answer, and between its pieces
+CONNECT_SECONDS = 5.0
 
 
 class NotReadyError(LogError):
@@ -22,8 +24,11 @@ class NotReadyError(LogError):
 class Answer:
     """An answer whose body is still to be read; a context manager that closes its connection."""
 
-    def __init__(self, connection: http.client.HTTPConnection, socket: socket.socket) -> None:
-        self._connection, self._socket = connection, socket
+    def __init__(
+        self, connection: http.client.HTTPConnection, connected: socket.socket, let_go: Callable[[], None]
+    ) -> None:
+        """`let_go` closes the connection."""
+        self._socket, self._let_go = connected, let_go
         self.response = connection.getresponse()
 
     def __enter__(self) -> "Answer":
@@ -34,17 +39,16 @@ class Answer:
 
     def abort(self) -> None:
         """End the connection under a thread that waits for more."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        _shut_down(self._socket)
 
     def close(self) -> None:
         """Let go of the connection."""
         self.response.close()
-        self._connection.close()
+        self._let_go()
 
 
 class HttpServer:
-    """Opens requests below one base URL, with a token where there is one."""
+    """Opens requests below one base URL, with a token where there is one. `close` ends those that are under way."""
 
     def __init__(self, url: str, *, token: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -56,6 +60,26 @@ class HttpServer:
         self._prefix = parts.path.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout_seconds = timeout_seconds
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()  # http.client forgets one where the server closes after its answer
+
+    def close(self) -> None:
+        """End every request under way, whichever thread waits for it, and open no more."""
+        self._closed.set()
+        with self._lock:
+            for connected in self._sockets:
+                _shut_down(connected)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether requests are refused from now on."""
+        return self._closed.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep; LogError once this is closed."""
+        if self._closed.wait(seconds):
+            raise LogError(f"{self.url} is no longer asked: this was closed")
 
     def open(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
         """A 2xx answer.
@@ -63,20 +87,32 @@ class HttpServer:
         GapError for 410, NotReadyError for 503, LogError for any other refusal and for a server that cannot be reached.
         """
         kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=self._timeout_seconds)
+        connection = kind(self._host, self._port, timeout=min(CONNECT_SECONDS, self._timeout_seconds))
+        connected: socket.socket | None = None
+
+        def let_go() -> None:
+            connection.close()
+            with self._lock:
+                self._sockets.discard(connected)
+
         try:
             connection.connect()
-            connected = connection.sock  # http.client forgets it where the server closes after its answer
+            connected = connection.sock
+            connected.settimeout(self._timeout_seconds)
+            with self._lock:
+                self._sockets.add(connected)
+            self.wait(0)  # whoever closed before saw no socket to end
             connection.request("GET", self._prefix + path, headers={**self._headers, **(headers or {})})
-            answer = Answer(connection, connected)
+            answer = Answer(connection, connected, let_go)
             if 200 <= answer.response.status < 300:
                 return answer
             raise _refusal(self.url + path, answer.response)
         except (OSError, http.client.HTTPException) as error:
-            connection.close()
+            let_go()
+            self.wait(0)
             raise LogError(f"{self.url} cannot be reached ({error or type(error).__name__}): is it running?") from error
         except BaseException:
-            connection.close()
+            let_go()
             raise
 
     def get(self, path: str) -> bytes:
@@ -93,6 +129,11 @@ class HttpServer:
             return msgspec.json.decode(self.get(path), type=dict[str, Any])
         except msgspec.MsgspecError as error:
             raise LogError(f"{self.url}{path} gave no readable answer, is it a Springtide server? {error}") from None
+
+
+def _shut_down(connected: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
 
 
 def _refusal(where: str, response: http.client.HTTPResponse) -> LogError:

@@ -127,6 +127,10 @@ class LogDirectory:
         """The newest base; it may be retired before it is opened: see `open_base`."""
         return next(reversed(self.bases()), None)
 
+    def arrived_base(self) -> Path | None:
+        """The newest base: in a folder all of them have arrived."""
+        return self.newest_base()
+
     def open_base(self) -> Base | None:
         """The newest base that can be opened; None in a log without bases; LogError where none is readable."""
         error: LogError | None = None

@@ -21,9 +21,13 @@ CHUNK_ROWS = 65_536
 class PrivateLayers:
     """Bounds the memory of views."""
 
-    def __init__(self, folder: Path | None) -> None:
-        """Files are made in `folder`, by default in the system's temporary one, and unlinked once they are mapped."""
+    def __init__(self, folder: Path | None, *, max_bytes: int = 20 << 30) -> None:
+        """Files are made in `folder`, by default in the system's temporary one, and unlinked once they are mapped.
+
+        `max_bytes`: of one file. While the next is written there are two.
+        """
         self._folder = folder
+        self._max_bytes = max_bytes
 
     def bounded(self, view: View, max_bytes: int) -> View:
         """The same version within `max_bytes` of memory: where it has more, its layers become one mapped file.
@@ -52,6 +56,12 @@ class PrivateLayers:
             "last_seen": TensorShape(np.dtype(np.int64), (num_rows,)),
             "forgotten": TensorShape(np.dtype(np.bool_), (num_rows,)),
         }
+        num_bytes = sum(shape.num_bytes for shape in shapes.values())
+        if num_bytes > self._max_bytes:
+            raise LogError(
+                f"{num_rows:,} rows changed since the base take {num_bytes:,} bytes on disk, {self._max_bytes:,} are "
+                "allowed: give more cache_disk_bytes, or let the merger make bases more often (base_minutes)"
+            )
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix="layer-", dir=self._folder)

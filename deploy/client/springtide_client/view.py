@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from springtide_client.base import MODEL, Base
+from springtide_client.base import MODEL, SERVED, Base
 from springtide_client.errors import GapError, LogError
 from springtide_client.features import Features
 from springtide_client.first_values import first_values
@@ -63,8 +63,8 @@ class View:
         """
         from springtide_client.model import Model  # torch takes a second to import
 
-        base = Base.open(base_path)
-        base.expect_finds()
+        base = Base.open(base_path, SERVED)
+        base.expect_finds(with_states=False)
         manifest = base.manifest
         if base.model_path is None:
             raise LogError(f"{base_path} holds no {MODEL}: it cannot be served")

@@ -206,6 +206,25 @@ def test_memory_stays_below_the_cap(follow, make_log, tmp_path) -> None:
         assert first_value(follower, (feature, row_id)) == value[0]
 
 
+def test_at_the_limits_of_memory_and_disk_the_version_waits_for_a_newer_base(follow, make_log, monkeypatch) -> None:
+    monkeypatch.setattr("springtide_client.follower.REBASE_SECONDS", 0.0)
+    monkeypatch.setattr("springtide_client.follower.RETRY_SECONDS_MAX", 0.0)
+    log = make_log()
+    follower = follow(log, cache_bytes=32 << 10, disk_bytes=8 << 10)
+    settle(follower, log.number)
+    for seed in range(40):
+        log.append({(0, 100 * seed + i): row(log, seed) for i in range(100)})
+        follower.poll()
+    stopped_at = follower.view.version
+    assert stopped_at < log.number
+    assert "give more cache_disk_bytes, or let the merger make bases more often" in str(follower.error)
+    follower.poll()
+    assert (follower.view.version, follower.view.num_bytes < 64 << 10) == (stopped_at, True)
+    log.write_base()
+    settle(follower, log.number)
+    assert first_value(follower, (0, 3999)) == 39.0
+
+
 def test_a_failing_callback_stops_nothing(follow, make_log) -> None:
     log = make_log()
     follower = follow(log)

@@ -1,6 +1,7 @@
 """Over HTTP a follower has what the directory has, through cut downloads, broken streams, damage and retirement."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -102,6 +103,63 @@ def test_a_fetched_base_is_not_fetched_again(serve, follow, tmp_path) -> None:
     server.log.write_base()
     wait_until(follows(follow(server), server.log.number))
     assert len(list((tmp_path / "cache").iterdir())) == 1  # the newest alone
+
+
+def test_only_files_that_answer_are_fetched(serve, follow, tmp_path) -> None:
+    server = serve()
+    log = server.log
+    log.append({(0, 1): row(log, 1)}, seen={(0, 2): 1})
+    log.write_base()
+    follower = follow(server)
+    wait_until(follows(follower, log.number))
+    asked = {path.rpartition("/")[2] for path, _ in server.requests if "/files/" in path}
+    assert asked == {"manifest.json", "rows.safetensors", "dense.safetensors", "sketch.safetensors", "model.pt2"}
+    assert follower.view.row_info(0, 1)["count"] == 1
+    with pytest.raises(OSError, match=r"optimizer\.safetensors"):
+        _ = follower.view.base.states
+
+
+def test_a_base_beyond_the_limit_on_disk_is_refused_with_the_bytes_it_needs(serve, tmp_path) -> None:
+    source = HttpLog(serve().url, token=TOKEN, cache_dir=tmp_path / "cache", disk_bytes=1000)
+    with pytest.raises(LogError, match=r"would hold [\d,]+ bytes, 1,000 are allowed: give more cache_disk_bytes"):
+        source.newest_base()
+    source.close()
+
+
+def test_versions_go_on_while_a_newer_base_is_fetched(serve, follow, monkeypatch) -> None:
+    monkeypatch.setattr("springtide_client.follower.REBASE_ROWS", 1)
+    monkeypatch.setattr("springtide_client.follower.REBASE_SECONDS", 0.0)
+    server = serve()
+    log = server.log
+    log.append({(0, 1): row(log, 1)})
+    follower = follow(server)
+    wait_until(follows(follower, log.number))
+    server.held = "rows.safetensors"
+    log.write_base()
+    wait_until(lambda: len([path for path, _ in server.requests if path.endswith("rows.safetensors")]) == 2)
+    for seed in range(2, 5):
+        wait_until(follows(follower, log.append({(0, seed): row(log, seed)})))
+    assert follower.view.base.manifest.number < log.newest_base["number"]
+    server.released.set()
+    wait_until(lambda: follower.view.base.manifest.number == log.newest_base["number"])
+    assert follower.view.row_info(0, 4)["count"] == 4
+    wait_until(lambda: sum(thread.name == "springtide-log" for thread in threading.enumerate()) == 1)
+
+
+@pytest.mark.parametrize("held", ["/v1/bases/latest", "rows.safetensors", "/v1/versions/latest", "/v1/log"])
+def test_closing_waits_for_no_answer(serve, held) -> None:
+    server = serve()
+    server.held = held
+    source = HttpLog(server.url, token=TOKEN)
+    follower = Follower(source, wait=source.wait)
+    follower.start()
+    wait_until(lambda: any(held in path for path, _ in server.requests))
+    follower.stop()
+    source.stop()
+    follower.close()
+    assert not follower._thread.is_alive()
+    source.close()
+    assert not source._own_folder.exists()
 
 
 def test_a_damaged_partial_download_is_thrown_away(serve, follow, tmp_path) -> None:

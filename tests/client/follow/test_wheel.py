@@ -21,10 +21,11 @@ with HotModel(sys.argv[1]) as model:
     rows, status = model.lookup("user_id", [1, 2])
     answers = model.predict([{"user_id": 1}])
 names = ("app", "springtide_client")
+strange = {"stream", "embeddings", "kernels", "numba", "rocksdbpy", "cupy", "kafka", "fastapi"}
 print(json.dumps({
     "answers": answers, "status": status.tolist(), "version": model.version,
     "files": {name: sys.modules[name].__file__ for name in names},
-    "ours": sorted({"stream", "embeddings", "kernels", "numba"} & set(sys.modules)),
+    "ours": sorted(strange & set(sys.modules)),
 }))
 """
 

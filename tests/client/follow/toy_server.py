@@ -22,6 +22,8 @@ class ToyServer:
         self.requests: list[tuple[str, str | None]] = []
         self.cut_files_at: int | None = None  # the next file ends after so many bytes
         self.flip_next_record = False
+        self.held = ""  # requests whose path holds this text wait for `released`
+        self.released = threading.Event()
         self.is_closed = False
         toy = self
 
@@ -47,6 +49,7 @@ class ToyServer:
 
     def close(self) -> None:
         self.is_closed = True
+        self.released.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -54,6 +57,8 @@ class ToyServer:
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         parts = urlsplit(request.path)
         self.requests.append((request.path, request.headers.get("Range")))
+        if self.held and self.held in request.path:
+            self.released.wait()
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             self.refuse(request, 401, "the token is missing or wrong", "send Authorization: Bearer <token>")
             return
