@@ -7,6 +7,7 @@ HELP = "serve the log over HTTP: rows, predictions, versions, the dashboard"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="instead of [serve] port")
+    parser.add_argument("--workers", type=int, help="instead of [serve] workers; SIGHUP restarts them one by one")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -18,7 +19,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     outline = load_outline(arguments.config)
     try:
-        config = outline.serve if arguments.port is None else replace(outline.serve, port=arguments.port)
+        told = {name: getattr(arguments, name) for name in ("port", "workers")}
+        config = replace(outline.serve, **{name: value for name, value in told.items() if value is not None})
     except ValueError as error:
         raise UserError(str(error)) from None
     serve(outline.log.path, config, log=outline.log)

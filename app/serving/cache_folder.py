@@ -13,6 +13,11 @@ class CacheFolder:
         self.path = Path(tempfile.mkdtemp(prefix="springtide-serve-")) if path is None else Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
 
+    def remove_drafts(self, pid: int) -> None:
+        """A process that shares the folder is gone: what it was writing is nobody's."""
+        for path in self.path.glob(f"*.{pid}.tmp"):
+            path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Remove an own folder; a file that is still read stays readable."""
         if self._is_own:

@@ -1,16 +1,18 @@
-"""The settings of one server process."""
+"""The settings of one server."""
 
 import ipaddress
 from dataclasses import dataclass
 
 SIZES = ("cache_bytes", "cache_disk_bytes", "snapshot_bytes", "max_body_bytes")
+MAX_WORKERS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
     """Where the server listens, who may ask, and how much one request may want.
 
-    A bind that leaves this host without a token is refused unless `insecure`. Sizes are in bytes.
+    A bind that leaves this host without a token is refused unless `insecure`. Sizes are in bytes. Memory and disk are
+    of all workers together, limits on requests are of each.
     """
 
     host: str = "127.0.0.1"
@@ -32,8 +34,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ValueError(f"[serve] port = {self.port}: a port is between 0 and 65535 (0 takes any free one)")
-        if self.workers != 1:
-            raise ValueError(f"[serve] workers = {self.workers}: one worker is what this version runs; set workers = 1")
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise ValueError(f"[serve] workers = {self.workers}: from 1 to {MAX_WORKERS}, at best as many as cores")
         for name in (*SIZES, "max_ids", "max_instances", "max_streams"):
             if getattr(self, name) < 1:
                 raise ValueError(f"[serve] {name} = {getattr(self, name)}: must be at least 1")

@@ -5,6 +5,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.serving.express import START, Express
+from app.serving.leaving import Leaving
 
 
 class ExpressProtocol(HttpToolsProtocol):
@@ -12,14 +13,16 @@ class ExpressProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._express = cast(Express, cast(Any, self.config.app).express)
+        front = cast(Any, self.config.app)
+        self._express: Express = front.express
+        self._leaving: Leaving = front.leaving
         self._is_between = True  # the parser has seen the end of every request that began
         self._data: bytes | None = None  # that a request begins with
         self._answered_at = 0.0
         self._own_headers: tuple[object, str] = (None, "")
 
     def data_received(self, data: bytes) -> None:
-        if self._is_between and data.startswith(START) and self._is_idle():
+        if self._is_between and data.startswith(START) and not self._leaving.begun and self._is_idle():
             answer = self._express.answer(data)
             if answer is not None:
                 self._send(*answer)
@@ -35,9 +38,24 @@ class ExpressProtocol(HttpToolsProtocol):
             cast(dict[str, Any], self.scope)["springtide.data"] = self._data
             self._data = None
 
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self._leaving.begun:
+            self.prepare_to_leave()
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._is_between = True
+
+    def prepare_to_leave(self) -> None:
+        """The answer in the making, if any, is the last; one whose head is sent has promised to go on."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def leave_if_idle(self) -> None:
+        """Close, unless something was asked."""
+        if self._is_between and self._is_idle():
+            self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
         left = self._answered_at + self.timeout_keep_alive - self.loop.time()
@@ -47,7 +65,7 @@ class ExpressProtocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def _is_idle(self) -> bool:
-        """Nothing is in flight, and what is written leaves."""
+        """Nothing is in flight, and what is written leaves; whoever asks again may."""
         cycle = self.cycle
         if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
             return False

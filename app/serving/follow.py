@@ -96,7 +96,7 @@ class DirectoryFollowing:
         cache_bytes: int,
         disk_bytes: int,
         cache_path: Path | None,
-        on_version: Callable[[VersionEntry, int], None],
+        on_version: Callable[[VersionEntry, int, int], None],
         on_swap: Callable[[VersionEntry], None],
     ) -> None:
         self._texts = TextTap(LogDirectory(log_path))
@@ -138,7 +138,7 @@ class DirectoryFollowing:
         self._follower.close()
 
     def _heard(self, view: View, applied: Applied, servable_ms: int) -> None:
-        self._on_version(entry_of(applied), servable_ms)
+        self._on_version(entry_of(applied), servable_ms, applied.num_bytes)
 
     def _swapped(self, view: View) -> None:
         # a base that nothing follows yet is a version that no record told of

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.serving.bodies import read_question
 from app.serving.express import ROUTE, Express
+from app.serving.leaving import Leaving
 from app.serving.lookups import Manner, feature_number, header_texts, is_short, look_up
 from app.serving.problems import ApiError, too_large
 from app.serving.service import Service
@@ -20,9 +21,10 @@ logger = logging.getLogger(__name__)
 class Front:
     """Wraps the FastAPI application; everything that leaves here is counted by route and status."""
 
-    def __init__(self, service: Service, inner: ASGIApp) -> None:
+    def __init__(self, service: Service, inner: ASGIApp, leaving: Leaving) -> None:
         self._service = service
         self._inner = inner
+        self.leaving = leaving
         self.express = Express(service.config, service.replica, service.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

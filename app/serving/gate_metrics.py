@@ -10,8 +10,10 @@ from app.serving.table_metrics import numbers
 def declare_gate(metrics: Metrics) -> None:
     """The metrics, by name."""
     metrics.gauge("springtide_gate_holding", "1 while the health gate holds the model back, by reason.")
-    metrics.counter("springtide_gate_trips_total", "How often it did, since the trainer's start.")
-    metrics.counter("springtide_gate_rollbacks_total", "How often it went back by itself, since the log began.")
+    metrics.counter("springtide_gate_trips_total", "How often it did, since the trainer's start.", over="own")
+    metrics.counter(
+        "springtide_gate_rollbacks_total", "How often it went back by itself, since the log began.", over="own"
+    )
 
 
 def show_gate(metrics: Metrics, status: Mapping[str, Any]) -> None:

@@ -3,10 +3,15 @@
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from app.serving.tally import Labels, Numbers, add_up
 
 LATENCY_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
-Labels = tuple[tuple[str, str], ...]
+# of several workers: the sum, the least, the greatest; or what whoever is asked knows by itself
+Over = Literal["sum", "min", "max", "own"]
 
 
 class OwnCounter:
@@ -33,31 +38,40 @@ class OwnHistogram:
         self.sum += seconds
 
 
+@dataclass(frozen=True)
+class Family:
+    """A metric: its kind, what it tells, and how the values of several workers make one."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    about: str
+    over: Over
+
+
 class Metrics:
     """The numbers of one process; any thread may add to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._about: dict[str, tuple[str, str]] = {}
+        self._families: dict[str, Family] = {}
         self._values: dict[str, dict[Labels, float]] = {}
         self._buckets: dict[str, dict[Labels, list[int]]] = {}
         self._sums: dict[str, dict[Labels, float]] = {}
         self._own_counters: list[tuple[str, Labels, OwnCounter]] = []
         self._own_histograms: list[tuple[str, Labels, OwnHistogram]] = []
 
-    def counter(self, name: str, about: str) -> None:
+    def counter(self, name: str, about: str, *, over: Over = "sum") -> None:
         """Declare a number that only grows."""
-        self._about[name] = ("counter", about)
+        self._families[name] = Family("counter", about, over)
         self._values[name] = {}
 
-    def gauge(self, name: str, about: str) -> None:
+    def gauge(self, name: str, about: str, *, over: Over = "own") -> None:
         """Declare a number that comes and goes."""
-        self._about[name] = ("gauge", about)
+        self._families[name] = Family("gauge", about, over)
         self._values[name] = {}
 
     def histogram(self, name: str, about: str) -> None:
         """Declare a distribution of seconds."""
-        self._about[name] = ("histogram", about)
+        self._families[name] = Family("histogram", about, "sum")
         self._buckets[name] = {}
         self._sums[name] = {}
 
@@ -105,26 +119,42 @@ class Metrics:
         self._own_histograms.append((name, tuple(sorted(labels.items())), own))
         return own
 
-    def text(self) -> str:
-        """All of it, for a scrape."""
+    def numbers(self) -> Numbers:
+        """All that workers add up."""
         with self._lock:
-            return "".join(f"{line}\n" for line in self._lines())
+            numbers = Numbers({}, {}, {})
+            for name, family in self._families.items():
+                if family.kind == "histogram":
+                    found = self._distributions(name).items()
+                    numbers.histograms[name] = [(labels, counts, seconds) for labels, (counts, seconds) in found]
+                elif family.over != "own":
+                    values = numbers.counters if family.kind == "counter" else numbers.gauges
+                    values[name] = list(self._summed(name).items())
+            return numbers
 
-    def _lines(self) -> Iterable[str]:
-        for name, (kind, about) in self._about.items():
-            yield f"# HELP {name} {about}"
-            yield f"# TYPE {name} {kind}"
-            if kind != "histogram":
-                for labels, value in sorted(self._summed(name).items()):
-                    yield f"{name}{_braces(labels)} {_number(value)}"
-                continue
-            for labels, (buckets, seconds) in sorted(self._distributions(name).items()):
-                total = 0
-                for bound, count in zip((*LATENCY_SECONDS, float("inf")), buckets, strict=True):
-                    total += count
-                    yield f"{name}_bucket{_braces((*labels, ('le', _number(bound))))} {total}"
-                yield f"{name}_sum{_braces(labels)} {_number(seconds)}"
-                yield f"{name}_count{_braces(labels)} {total}"
+    def together(self, workers: Iterable[Numbers]) -> Numbers:
+        """The numbers of several workers as one's."""
+        by_over = {over: frozenset(n for n, f in self._families.items() if f.over == over) for over in ("min", "max")}
+        return add_up(workers, lowest=by_over["min"], highest=by_over["max"])
+
+    def text(self, numbers: Numbers | None = None) -> str:
+        """All of it, for a scrape; `numbers`: what workers have added up, absent where there is this process alone."""
+        if numbers is None:
+            numbers = self.numbers()
+        with self._lock:
+            return "".join(f"{line}\n" for line in self._lines(numbers))
+
+    def _lines(self, numbers: Numbers) -> Iterable[str]:
+        for name, family in self._families.items():
+            yield f"# HELP {name} {family.about}"
+            yield f"# TYPE {name} {family.kind}"
+            if family.over == "own":
+                yield from _plain_lines(name, self._summed(name).items())
+            elif family.kind != "histogram":
+                values = numbers.counters if family.kind == "counter" else numbers.gauges
+                yield from _plain_lines(name, values.get(name, []))
+            else:
+                yield from _bucket_lines(name, numbers.histograms.get(name, []))
 
     def _summed(self, name: str) -> dict[Labels, float]:
         values = dict(self._values[name])
@@ -141,6 +171,21 @@ class Metrics:
                 both = [one + other for one, other in zip(buckets, own.buckets, strict=True)]
                 found[labels] = (both, seconds + own.sum)
         return found
+
+
+def _plain_lines(name: str, values: Iterable[tuple[Labels, float]]) -> Iterable[str]:
+    for labels, value in sorted(values):
+        yield f"{name}{_braces(labels)} {_number(value)}"
+
+
+def _bucket_lines(name: str, distributions: Iterable[tuple[Labels, list[int], float]]) -> Iterable[str]:
+    for labels, counts, seconds in sorted(distributions):
+        total = 0
+        for bound, count in zip((*LATENCY_SECONDS, float("inf")), counts, strict=True):
+            total += count
+            yield f"{name}_bucket{_braces((*labels, ('le', _number(bound))))} {total}"
+        yield f"{name}_sum{_braces(labels)} {_number(seconds)}"
+        yield f"{name}_count{_braces(labels)} {total}"
 
 
 def _braces(labels: Labels) -> str:

@@ -17,6 +17,7 @@ from app.serving.model_view import ModelView
 from app.serving.problems import ApiError, not_ready
 from app.serving.versions import VersionEntry, VersionIndex
 
+FIRST_LOOK_SECONDS = 0.01
 WAITING = "the log has no version yet: start a trainer on it"
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ class Following(Protocol):
     def close(self) -> None: ...
 
 
-# on_version(version, servable at ms), on_swap(version)
-Follow = Callable[[Callable[[VersionEntry, int], None], Callable[[VersionEntry], None]], Following]
+# on_version(version, servable at ms, bytes of its record), on_swap(version)
+Follow = Callable[[Callable[[VersionEntry, int, int], None], Callable[[VersionEntry], None]], Following]
 
 
 class Replica:
@@ -58,6 +59,8 @@ class Replica:
         self._metrics = metrics
         self._clock_ms = clock_ms
         self._stopping = threading.Event()
+        self._streams_end = False
+        self._has_looked = False
         self._thread = threading.Thread(target=self._run, name="springtide-replica", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
@@ -83,18 +86,31 @@ class Replica:
 
     @property
     def stopping(self) -> bool:
-        """Whether the server ends: streams end with it."""
-        return self._stopping.is_set()
+        """Whether the server leaves: streams end with it."""
+        return self._streams_end
 
     def start(self) -> None:
         """Begin to follow; call inside the event loop that waits for changes."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the following and wake everyone who waits; may be called from the loop, does not block."""
-        self._stopping.set()
+    def end_streams(self) -> None:
+        """Wake everyone who waits, for good; views go on following."""
+        self._streams_end = True
         self._wake()
+
+    def stop(self) -> None:
+        """End the following too; may be called from the loop, does not block."""
+        self._stopping.set()
+        self.end_streams()
+
+    async def wait_for_first(self, seconds: float) -> None:
+        """Return once a version is served, the log turned out to have none, the time is over, or the server ends."""
+        deadline = time.monotonic() + seconds
+        while self.view is None and not self.stopping and time.monotonic() < deadline:
+            if self._has_looked and self.reason == WAITING:
+                return
+            await asyncio.sleep(FIRST_LOOK_SECONDS)
 
     def join(self) -> None:
         """Wait for the thread's end."""
@@ -172,7 +188,7 @@ class Replica:
         while not self._stopping.is_set():
             try:
                 self._following.poll()
-                self._defect = ""
+                self._has_looked, self._defect = True, ""
             except Exception as error:
                 # the old view keeps being served: a defect here must not take the server down with it
                 if not self._defect:
@@ -181,10 +197,14 @@ class Replica:
             self._stopping.wait(self._poll_seconds if not self._defect else 1.0)
         self._following.close()
 
-    def _heard(self, entry: VersionEntry, servable_ms: int) -> None:
+    def _heard(self, entry: VersionEntry, servable_ms: int, num_bytes: int) -> None:
+        self._metrics.add("springtide_applied_bytes_total", num_bytes)
         # what was published before this server could serve says nothing of how fast it follows
         if self._live_since_ms is not None and entry.created_ms >= self._live_since_ms:
             self.freshness.observe(entry.record_ms, servable_ms=servable_ms)
+            for timestamp_ms in entry.record_ms:
+                seconds = max(0, servable_ms - timestamp_ms) / 1000
+                self._metrics.observe("springtide_servable_seconds", seconds)
         self.versions.add(entry)
 
     def _swapped(self, entry: VersionEntry) -> None:

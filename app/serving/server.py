@@ -1,30 +1,29 @@
-"""`springtide serve`: one process that listens, until it is told to stop."""
+"""`springtide serve`: an address, and one process or several that answer there, until told to stop."""
 
-import asyncio
-import gc
+import importlib
 import logging
 import signal
 import socket
-import sys
+import tempfile
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
-import uvicorn
 from springtide_client.errors import SpringtideError
 
 from app.errors import UserError
-from app.serving.api import build_api
 from app.serving.config import ServeConfig
-from app.serving.express_protocol import ExpressProtocol
-from app.serving.front import Front
+from app.serving.process import Calls, answer_requests, share_cores
 from app.serving.service import Service
-from app.serving.tokens import load_tokens
+from app.serving.tally import Place
+from app.serving.tokens import Tokens, load_tokens
 from app.serving.warm import warm_up
+from app.serving.workers import Workers
 from app.versions.config import LogConfig
 
-SWITCH_SECONDS = 0.0005
+LOOK_SECONDS = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -44,36 +43,98 @@ def serve(
     """Serve the log until SIGTERM, SIGINT or `until`; the log need not exist yet.
 
     `log`: its settings, by which receipts tell when files go. `on_listening` gets the server's URL, once it answers.
-    Raises UserError for settings that would open the server to the network without a token, ServeError where the
-    address cannot be taken.
+    With several workers SIGHUP restarts them one by one. Raises UserError for settings that would open the server to
+    the network without a token, ServeError where the address cannot be taken.
     """
     try:
         tokens = load_tokens(config)
     except ValueError as error:
         raise UserError(str(error)) from None
-    warm_up()
-    listener = listen(config)
-    service = Service(log or LogConfig(path=Path(log_path)), config, tokens)
-    try:
+    log = log or LogConfig(path=Path(log_path))
+    with listen(config) as listener:
         url = f"http://{_shown(listener)}"
-        settings = uvicorn.Config(
-            Front(service, build_api(service)),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            ws="none",
-            http=ExpressProtocol,
-            proxy_headers=False,
-            lifespan="off",
-            timeout_graceful_shutdown=2,
-            timeout_keep_alive=30,
-            backlog=2048,
-        )
-        with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
-            runner.run(_run(_Server(settings), service, listener, url, on_listening, until))
+
+        def listening() -> None:
+            logger.info("listening", extra={"url": url, "workers": config.workers})
+            if on_listening is not None:
+                on_listening(url)
+
+        if config.workers == 1:
+            _serve_alone(listener, log, config, tokens, listening, until)
+        else:
+            _serve_by_workers(listener, log, config, listening, until or threading.Event())
+
+
+def _serve_alone(
+    listener: socket.socket,
+    log: LogConfig,
+    config: ServeConfig,
+    tokens: Tokens,
+    on_listening: Callable[[], None],
+    until: threading.Event | None,
+) -> None:
+    def explain() -> None:
+        logger.warning("one worker cannot be restarted without a gap: set [serve] workers = 2, or send SIGTERM")
+
+    service = Service(log, config, tokens)
+    try:
+        answer_requests(service, listener, Calls(on_listening=on_listening, until=until, on_hangup=explain))
     finally:
         service.close()
-        listener.close()
+
+
+def _serve_by_workers(
+    listener: socket.socket,
+    log: LogConfig,
+    config: ServeConfig,
+    on_listening: Callable[[], None],
+    stopping: threading.Event,
+) -> None:
+    def answer(own: ServeConfig, place: Place, tell: Callable[[], None], is_successor: bool) -> None:
+        share_cores(config.workers)
+        service = Service(log, own, load_tokens(own), place=place)
+        try:
+            answer_requests(service, listener, Calls(on_listening=tell, is_successor=is_successor))
+        finally:
+            service.close()
+
+    warm_up()  # here already, for all of them
+    importlib.import_module("springtide_client.model")
+    rolling = threading.Event()
+    events = {signal.SIGTERM: stopping, signal.SIGINT: stopping, signal.SIGHUP: rolling}
+    with tempfile.TemporaryDirectory(prefix="springtide-tally-") as folder, _heard(events):
+        workers = Workers(answer, config, Path(folder))
+        try:
+            has_told = False
+            while not stopping.wait(LOOK_SECONDS):
+                if rolling.is_set():
+                    rolling.clear()
+                    workers.roll()
+                workers.look()
+                if not has_told and workers.all_listen:
+                    has_told = True
+                    on_listening()
+        finally:
+            workers.stop()
+
+
+@contextmanager
+def _heard(events: dict[signal.Signals, threading.Event]) -> Iterator[None]:
+    """The signals set the events meanwhile; in another thread than the main one nothing is heard."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        del frame
+        events[signal.Signals(number)].set()
+
+    before = {number: signal.signal(number, hear) for number in events}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def listen(config: ServeConfig) -> socket.socket:
@@ -88,67 +149,6 @@ def listen(config: ServeConfig) -> socket.socket:
             f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; "
             "stop what listens there or set another [serve] port"
         ) from None
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn that leaves the signals to `serve`: its own way is to die of them once everything is closed."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
-async def _run(
-    server: _Server,
-    service: Service,
-    listener: socket.socket,
-    url: str,
-    on_listening: Callable[[str], None] | None,
-    until: threading.Event | None,
-) -> None:
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        # streams end by themselves, so that the graceful stop need not wait for them
-        service.stop()
-        server.should_exit = True
-
-    if threading.current_thread() is threading.main_thread():
-        claim_process()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop)
-    service.start()
-    watcher = asyncio.create_task(_watch(server, until, stop, lambda: on_listening and on_listening(url)))
-    logger.info("listening", extra={"url": url})
-    try:
-        await server.serve([listener])
-    finally:
-        service.stop()
-        watcher.cancel()
-        with suppress(asyncio.CancelledError):
-            await watcher
-
-
-def claim_process() -> None:
-    """What a process that does nothing but serve may set for all of itself."""
-    # a thread that computes in Python, such as the follower, gives the event loop way after this, not after 5 ms
-    sys.setswitchinterval(SWITCH_SECONDS)
-    # what lives by now lives to the end: the collector need not walk it while somebody waits
-    gc.collect()
-    gc.freeze()
-
-
-async def _watch(
-    server: uvicorn.Server, until: threading.Event | None, stop: Callable[[], None], started: Callable[[], object]
-) -> None:
-    while not server.started:
-        await asyncio.sleep(0.005)
-    started()
-    while until is not None:
-        if until.is_set():
-            stop()
-            return
-        await asyncio.sleep(0.02)
 
 
 def _shown(listener: socket.socket) -> str:

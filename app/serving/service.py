@@ -21,6 +21,7 @@ from app.serving.replica import Replica, wall_ms
 from app.serving.snapshot import Snapshots
 from app.serving.status import History, TrainerStatus
 from app.serving.table_metrics import declare_table, numbers, show_table
+from app.serving.tally import Numbers, Place
 from app.serving.tokens import Tokens
 from app.serving.work import Work
 from app.simulator.told import read_best_auc
@@ -32,7 +33,9 @@ SAMPLE_SECONDS = 1.0
 class Service:
     """The replica, the trainer's status, the threads and the numbers of one server."""
 
-    def __init__(self, log: LogConfig, config: ServeConfig, tokens: Tokens) -> None:
+    def __init__(self, log: LogConfig, config: ServeConfig, tokens: Tokens, *, place: Place | None = None) -> None:
+        """`place`: among the workers of one server; absent where this process is all of it."""
+        self._place = place
         self.log = log
         self.log_path = log_path = Path(log.path)
         self.config = config
@@ -72,6 +75,7 @@ class Service:
         """Wake every stream so that it ends; does not block."""
         self.replica.stop()
         self.snapshots.stop()
+        self.publish()
         if self._sampler is not None:
             self._sampler.cancel()
 
@@ -106,6 +110,7 @@ class Service:
             "reason": self.replica.reason,
             "swaps": self.replica.num_swaps,
             "pid": os.getpid(),
+            "workers": self.config.workers,
             "uptime_seconds": round(time.monotonic() - self._started, 1),
         }
         if (best_auc := read_best_auc(self.log_path)) is not None:
@@ -117,16 +122,32 @@ class Service:
         gate = self.trainer.read(now_ms=wall_ms()).get("gate")
         return gate if isinstance(gate, dict) else {}
 
-    def scrape(self) -> str:
-        """The Prometheus text, its gauges brought up to now."""
-        status, metrics = self.status(), self.metrics
-        fresh = status["freshness_ms"] or {}
-        metrics.set("springtide_version", status.get("version"))
-        metrics.set("springtide_staleness_seconds", _seconds(status["staleness_ms"]))
+    def publish(self) -> Numbers:
+        """Tell the other workers what this one has counted."""
+        view, now_ms, metrics = self.replica.view, wall_ms(), self.metrics
+        fresh = self.replica.freshness.percentiles(now_ms=now_ms) or {}
+        until_ms = 0 if view is None else view.complete_until_ms
+        metrics.set("springtide_version", None if view is None else view.version)
+        metrics.set("springtide_complete_until_seconds", until_ms / 1000 if until_ms > 0 else None)
         metrics.set("springtide_freshness_seconds", _seconds(fresh.get("p50")), quantile="0.5")
         metrics.set("springtide_freshness_seconds", _seconds(fresh.get("p99")), quantile="0.99")
-        metrics.set("springtide_ready", float(self.replica.view is not None))
+        metrics.set("springtide_ready", float(view is not None))
+        metrics.set("springtide_workers", 1)
         metrics.set("springtide_streams", self.num_streams)
+        told = metrics.numbers()
+        if self._place is not None:
+            self._place.tally.publish(self._place.number, told)
+        return told
+
+    def scrape(self) -> str:
+        """The Prometheus text of all workers, its gauges brought up to now (of the others: to a second ago)."""
+        status, metrics = self.status(), self.metrics
+        told = self.publish()
+        if self._place is not None:
+            told = metrics.together(self._place.tally.read())
+        until = told.gauges.get("springtide_complete_until_seconds")
+        staleness = max(0.0, status["now_ms"] / 1000 - until[0][1]) if until else None
+        metrics.set("springtide_staleness_seconds", staleness)
         metrics.set_all("springtide_trainer_state", "state", {str(status.get("trainer")): 1.0})
         metrics.set("springtide_samples_trained", _number(status.get("samples_trained")))
         metrics.set("springtide_samples_per_second", _number(status.get("samples_per_second")))
@@ -138,7 +159,7 @@ class Service:
         for part in ("whole", "window"):
             score = (status.get("scores") or {}).get(part) or {}
             metrics.set("springtide_auc", _number(score.get("auc")), part=part)
-        return metrics.text()
+        return metrics.text(told)
 
     def enter_stream(self) -> None:
         """Count one more open stream; ApiError 503 beyond the limit."""
@@ -152,8 +173,13 @@ class Service:
 
     async def _sample(self) -> None:
         while True:
-            await asyncio.to_thread(self.history.sample)
+            await asyncio.to_thread(self._take_sample)
             await asyncio.sleep(SAMPLE_SECONDS)
+
+    def _take_sample(self) -> None:
+        self.history.sample()
+        if self._place is not None:
+            self.publish()
 
 
 def declare(metrics: Metrics) -> Metrics:
@@ -164,11 +190,16 @@ def declare(metrics: Metrics) -> Metrics:
     metrics.counter("springtide_predictions_total", "Instances scored.")
     metrics.counter("springtide_swaps_total", "Versions that became servable.")
     metrics.counter("springtide_refused_total", "Requests whose demand on the version could not be met.")
-    metrics.gauge("springtide_version", "The version that is served.")
-    metrics.gauge("springtide_ready", "Whether a version is served.")
+    metrics.counter("springtide_workers_ended_total", "Workers that are gone, by how.")
+    metrics.gauge("springtide_workers", "Processes that answer.", over="sum")
+    metrics.gauge("springtide_version", "The version that is served: the oldest of all workers.", over="min")
+    metrics.gauge("springtide_ready", "Whether a version is served, by all workers.", over="min")
+    metrics.gauge("springtide_complete_until_seconds", "Records readable by then are in what is served.", over="min")
     metrics.gauge("springtide_staleness_seconds", "Now minus complete_until of the served version.")
-    metrics.gauge("springtide_freshness_seconds", "Record timestamp until servable, over the last minute.")
-    metrics.gauge("springtide_streams", "Open streams and long polls.")
+    metrics.gauge("springtide_freshness_seconds", "Record timestamp until servable, over the last minute.", over="max")
+    metrics.histogram("springtide_servable_seconds", "Record timestamp until servable, of sampled records.")
+    metrics.counter("springtide_applied_bytes_total", "Bytes of versions that became servable.")
+    metrics.gauge("springtide_streams", "Open streams and long polls.", over="sum")
     metrics.gauge("springtide_trainer_state", "1 for the trainer's state.")
     metrics.gauge("springtide_samples_trained", "Samples learned since the log began.")
     metrics.gauge("springtide_samples_per_second", "Samples learned a second.")

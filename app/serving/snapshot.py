@@ -4,6 +4,7 @@ safetensors layout. Equal versions of a log give equal bytes, so a download may 
 """
 
 # n rows, D dimension
+import os
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -54,14 +55,15 @@ class Snapshots:
     def get(self, view: ModelView, version: int, *, rows: str) -> Made:
         """The snapshot of a version, `rows` being all or none; ApiError 410 where the log no longer leads there."""
         for path in self._folder.glob(f"snapshot-{version:020d}-*-{rows}.safetensors"):
-            path.touch()
-            return Made(path, _etag(path))
+            with suppress(FileNotFoundError):  # another worker made room
+                os.utime(path)
+                return Made(path, _etag(path))
         assert isinstance(view, ServedView)
         found = view.inner if view.version == version else view_at(self._directory, version)
         if found is None:
             raise gone(version, None)
         path = self._folder / f"snapshot-{version:020d}-{found.tip.checksum:016x}-{rows}.safetensors"
-        draft = path.with_suffix(".tmp")
+        draft = path.with_suffix(f".{os.getpid()}.tmp")  # workers share the folder
         try:
             self._write(found, draft, with_rows=rows == "all")
             draft.rename(path)
@@ -78,11 +80,17 @@ class Snapshots:
         if num_bytes > self._max_bytes:
             message = f"the snapshot has {num_bytes:,} bytes, [serve] snapshot_bytes allows {self._max_bytes:,}"
             raise ApiError(507, "snapshot_too_large", message, "raise snapshot_bytes, or ask with rows=none")
-        files = sorted(self._folder.glob("snapshot-*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-        total = sum(path.stat().st_size for path in files)
+        files: list[tuple[int, int, Path]] = []
+        for path in self._folder.glob("snapshot-*.safetensors"):
+            with suppress(FileNotFoundError):
+                stat = path.stat()
+                files.append((stat.st_mtime_ns, stat.st_size, path))
+        files.sort(reverse=True)
+        total = sum(size for _, size, _ in files)
         while files and total + num_bytes > self._max_bytes:
-            total -= files[0].stat().st_size
-            files.pop(0).unlink()
+            _, size, path = files.pop()
+            total -= size
+            path.unlink(missing_ok=True)
 
 
 def view_at(directory: LogDirectory, version: int) -> View | None:

@@ -52,9 +52,9 @@ PLAIN = {
 def declare_table(metrics: Metrics) -> None:
     """The metrics, by name."""
     for name, (about, _, _) in LABELLED.items():
-        metrics.counter(f"springtide_table_{name}_total", about)
+        metrics.counter(f"springtide_table_{name}_total", about, over="own")
     for name, about in PLAIN.items():
-        metrics.counter(f"springtide_table_{name}_total", about)
+        metrics.counter(f"springtide_table_{name}_total", about, over="own")
     metrics.gauge("springtide_table_rows", "Rows by tier.")
     metrics.gauge("springtide_table_bytes", "Bytes by tier.")
     metrics.gauge("springtide_table_horizon_age_seconds", "Rows of the feature last seen longer ago are forgotten.")

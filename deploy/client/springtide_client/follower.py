@@ -45,6 +45,7 @@ class Applied(NamedTuple):
     parent: int
     checksum: int
     meta: VersionMeta
+    num_bytes: int = 0  # of its record
 
 
 # the view that is served now, the version, the wall time in ms at which it became servable
@@ -330,4 +331,4 @@ def _tell(listener: Callable[..., object], *what: object) -> None:
 
 def applied_of(record: Record) -> Applied:
     """What a record says of its version."""
-    return Applied(record.number, record.parent, record.checksum, record.meta)
+    return Applied(record.number, record.parent, record.checksum, record.meta, record.num_bytes)

@@ -1,0 +1,78 @@
+"""How a process stops answering: what was asked is answered, and whoever may ask again is told to connect anew.
+
+An answer says `Connection: close`; a connection that asks nothing is closed after a while, for a request may be on its
+way just then. Knows connections as uvicorn's.
+"""
+
+import asyncio
+import logging
+from typing import NamedTuple, Protocol, cast
+
+from uvicorn.server import ServerState
+
+LOOK_SECONDS = 0.02
+
+logger = logging.getLogger(__name__)
+
+
+class Manner(NamedTuple):
+    """How long an idle connection may still ask, and how long an answer may still take."""
+
+    idle_seconds: float
+    answer_seconds: float
+
+
+# nobody answers afterwards: whoever is idle need not wait for that
+AT_ONCE = Manner(0.1, 2.0)
+# others go on: those who ask at least every few seconds never see a connection close under their question
+PATIENTLY = Manner(5.0, 60.0)
+
+
+class Leaver(Protocol):
+    """A connection that can be asked to end."""
+
+    def prepare_to_leave(self) -> None:
+        """The answer in the making, if any, is the last."""
+
+    def leave_if_idle(self) -> None:
+        """Close, unless something was asked."""
+
+
+class Leaving:
+    """Whether and how this process leaves. For the event loop's thread alone."""
+
+    def __init__(self) -> None:
+        self.manner: Manner | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether answers are the last of their connections."""
+        return self.manner is not None
+
+    def begin(self, manner: Manner) -> None:
+        """Leave in that manner; a hastier one may follow."""
+        if self.manner is None or manner.answer_seconds < self.manner.answer_seconds:
+            self.manner = manner
+
+    async def drain(self, state: ServerState) -> None:
+        """Return once no connection is left, or the manner's time is over; then answers are cut short."""
+        self.begin(AT_ONCE)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        connections = cast(set[Leaver], state.connections)
+        for connection in list(connections):
+            connection.prepare_to_leave()
+        while connections:
+            assert self.manner is not None
+            left = loop.time() - began
+            if left >= self.manner.answer_seconds:
+                break
+            if left >= self.manner.idle_seconds:
+                for connection in list(connections):
+                    connection.leave_if_idle()
+            await asyncio.sleep(LOOK_SECONDS)
+        if state.tasks:
+            logger.warning("answers were cut short", extra={"number": len(state.tasks)})
+            for task in list(state.tasks):
+                task.cancel()
+            await asyncio.wait(list(state.tasks), timeout=1.0)

@@ -1,0 +1,133 @@
+"""One process that answers over HTTP: its event loop, its signals, and an end that loses no request."""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import uvicorn
+
+from app.serving.api import build_api
+from app.serving.express_protocol import ExpressProtocol
+from app.serving.front import Front
+from app.serving.leaving import AT_ONCE, PATIENTLY, Leaving, Manner
+from app.serving.service import Service
+from app.serving.warm import warm_up
+
+SWITCH_SECONDS = 0.0005
+# one that takes another's place asks nobody to wait for its first version, unless there is none after so long
+FIRST_VIEW_SECONDS = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+class Calls(NamedTuple):
+    """What a process is told and tells while it answers."""
+
+    on_listening: Callable[[], object] = lambda: None
+    until: threading.Event | None = None
+    is_successor: bool = False  # others answer meanwhile: nobody is let in before there is a version
+    on_hangup: Callable[[], object] | None = None  # SIGHUP; absent: leave patiently, for others go on
+
+
+def answer_requests(service: Service, listener: socket.socket, calls: Calls) -> None:
+    """Answer what comes to the listener until SIGTERM, SIGINT or `until`; the listener is closed then."""
+    warm_up()
+    leaving = Leaving()
+    settings = uvicorn.Config(
+        Front(service, build_api(service), leaving),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        http=ExpressProtocol,
+        proxy_headers=False,
+        lifespan="off",
+        timeout_keep_alive=30,
+        backlog=2048,
+    )
+    with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
+        runner.run(_run(_Server(settings, leaving), service, listener, calls))
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn that leaves the signals to us (its own way is to die of them), and closes by our manner."""
+
+    def __init__(self, settings: uvicorn.Config, leaving: Leaving) -> None:
+        super().__init__(settings)
+        self.leaving = leaving
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        await self.leaving.drain(self.server_state)
+
+
+async def _run(server: _Server, service: Service, listener: socket.socket, calls: Calls) -> None:
+    loop = asyncio.get_running_loop()
+
+    def leave(manner: Manner) -> None:
+        # streams end by themselves; what else is asked is answered from a view that goes on following
+        service.replica.end_streams()
+        if manner is AT_ONCE:
+            service.snapshots.stop()
+        server.leaving.begin(manner)
+        server.should_exit = True
+
+    if threading.current_thread() is threading.main_thread():
+        claim_process()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, leave, AT_ONCE)
+        loop.add_signal_handler(signal.SIGHUP, calls.on_hangup or (lambda: leave(PATIENTLY)))
+    service.start()
+    watcher = asyncio.create_task(_watch(server, calls, leave))
+    try:
+        if calls.is_successor:
+            await service.replica.wait_for_first(FIRST_VIEW_SECONDS)
+        await server.serve([listener])
+    finally:
+        service.stop()
+        watcher.cancel()
+        with suppress(asyncio.CancelledError):
+            await watcher
+
+
+def claim_process() -> None:
+    """What a process that does nothing but serve may set for all of itself."""
+    # a thread that computes in Python, such as the follower, gives the event loop way after this, not after 5 ms
+    sys.setswitchinterval(SWITCH_SECONDS)
+    # what lives by now lives to the end: the collector need not walk it while somebody waits
+    gc.collect()
+    gc.freeze()
+
+
+def share_cores(num_processes: int) -> None:
+    """Give torch its share of the cores, unless the environment says how many threads it may have."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_processes))
+
+
+async def _watch(server: _Server, calls: Calls, leave: Callable[[Manner], None]) -> None:
+    while not server.started:
+        await asyncio.sleep(0.005)
+    calls.on_listening()
+    while calls.until is not None:
+        if calls.until.is_set():
+            leave(AT_ONCE)
+            return
+        await asyncio.sleep(0.02)

@@ -1,0 +1,121 @@
+"""The numbers of all workers of one server: each writes its own to a file, whoever is asked adds them up.
+
+A sum never falls: a worker's counters stay when it is gone.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+Labels = tuple[tuple[str, str], ...]
+Values = dict[str, list[tuple[Labels, float]]]
+
+ENDED = "ended.json"
+
+
+class Numbers(msgspec.Struct):
+    """By metric, then by labels; histograms as (labels, counts by bucket, sum)."""
+
+    counters: Values = {}
+    gauges: Values = {}
+    histograms: dict[str, list[tuple[Labels, list[int], float]]] = {}
+
+
+class Ended(msgspec.Struct):
+    """What workers that are gone have counted, and which they were."""
+
+    workers: list[int]
+    numbers: Numbers
+
+
+class Tally:
+    """A folder with a file a worker. Workers have numbers that are never used again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def publish(self, worker: int, numbers: Numbers) -> None:
+        """Replace a worker's numbers."""
+        self._replace(f"worker-{worker}.json", msgspec.json.encode(numbers))
+
+    def read(self) -> list[Numbers]:
+        """Of each living worker that has published, and of the ended ones together."""
+        found: dict[int, Numbers] = {}
+        for path in self._folder.glob("worker-*.json"):
+            try:
+                number = int(path.stem.removeprefix("worker-"))
+                found[number] = msgspec.json.decode(path.read_bytes(), type=Numbers)
+            except FileNotFoundError:
+                continue  # it has ended, and is among those read now
+        # read last: who ended in between is here and not counted twice
+        ended = self._ended()
+        return [*(numbers for worker, numbers in found.items() if worker not in ended.workers), ended.numbers]
+
+    def end(self, worker: int, how: str) -> None:
+        """A worker is gone: keep what it counted, in one place with the others. For one process alone."""
+        path = self._folder / f"worker-{worker}.json"
+        ended = self._ended()
+        try:
+            last = msgspec.json.decode(path.read_bytes(), type=Numbers)
+        except FileNotFoundError:
+            last = Numbers()
+        told = Numbers(counters={"springtide_workers_ended_total": [((("how", how),), 1.0)]})
+        sums = add_up([ended.numbers, Numbers(counters=last.counters, histograms=last.histograms), told])
+        self._replace(ENDED, msgspec.json.encode(Ended([*ended.workers, worker], sums)))
+        path.unlink(missing_ok=True)
+
+    def _ended(self) -> Ended:
+        try:
+            return msgspec.json.decode((self._folder / ENDED).read_bytes(), type=Ended)
+        except FileNotFoundError:
+            return Ended([], Numbers())
+
+    def _replace(self, name: str, content: bytes) -> None:
+        draft = self._folder / f".{name}.{os.getpid()}"
+        draft.write_bytes(content)
+        draft.rename(self._folder / name)
+
+
+class Place(NamedTuple):
+    """One worker's, among all."""
+
+    number: int
+    tally: Tally
+
+
+def add_up(
+    parts: Iterable[Numbers], *, lowest: frozenset[str] = frozenset(), highest: frozenset[str] = frozenset()
+) -> Numbers:
+    """Sums by metric and labels; of gauges in `lowest` the least, of those in `highest` the greatest value."""
+    counters: dict[str, dict[Labels, float]] = {}
+    gauges: dict[str, dict[Labels, list[float]]] = {}
+    histograms: dict[str, dict[Labels, tuple[list[int], float]]] = {}
+    for part in parts:
+        for name, values in part.counters.items():
+            sums = counters.setdefault(name, {})
+            for labels, value in values:
+                sums[labels] = sums.get(labels, 0.0) + value
+        for name, values in part.gauges.items():
+            for labels, value in values:
+                gauges.setdefault(name, {}).setdefault(labels, []).append(value)
+        for name, distributions in part.histograms.items():
+            known = histograms.setdefault(name, {})
+            for labels, counts, seconds in distributions:
+                before, so_far = known.get(labels, ([0] * len(counts), 0.0))
+                known[labels] = ([one + other for one, other in zip(before, counts, strict=True)], so_far + seconds)
+    return Numbers(
+        counters={name: list(values.items()) for name, values in counters.items()},
+        gauges={
+            name: [
+                (labels, (min if name in lowest else max if name in highest else sum)(found))
+                for labels, found in values.items()
+            ]
+            for name, values in gauges.items()
+        },
+        histograms={
+            name: [(labels, *found) for labels, found in values.items()] for name, values in histograms.items()
+        },
+    )
