@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 NAMES = ("adam", "sgd")
 
@@ -40,17 +40,86 @@ class DenseOptimizer:
             raise ValueError(f"[train] optimizer does not know {unknown[0]!r}: it takes {', '.join(sorted(known))}")
         return DenseOptimizer(**options)
 
-    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+    def build(self, model: nn.Module) -> "Optimizer":
         """An optimizer over the model's parameters."""
         parameters = list(model.parameters())
-        if not parameters:
-            parameters = [nn.Parameter(torch.zeros(0))]  # a net of statistics alone has nothing to move
         if self.name == "sgd":
-            return torch.optim.SGD(parameters, lr=self.lr)
-        return torch.optim.Adam(parameters, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+            return Descent(parameters, lr=self.lr)
+        return Adam(parameters, lr=self.lr, beta1=self.beta1, beta2=self.beta2, eps=self.eps)
 
 
-def optimizer_arrays(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
+class Optimizer:
+    """Moves parameters by gradients. Not one of torch.optim: to make one imports torch's compiler, a second of CPU."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+
+    def zero_grad(self) -> None:
+        """No gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def step(self) -> None:
+        """Moves every parameter that has a gradient."""
+        with torch.no_grad():
+            by_type: dict[torch.dtype, list[Tensor]] = {}
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    by_type.setdefault(parameter.dtype, []).append(parameter)
+            for moved in by_type.values():
+                self.move(moved, [parameter.grad for parameter in moved if parameter.grad is not None])
+
+    def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """The rule, for parameters of one dtype."""
+        raise NotImplementedError
+
+
+class Descent(Optimizer):
+    """Plain gradient descent."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, lr: float) -> None:
+        super().__init__(parameters)
+        self.lr = lr
+
+    def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.add_(gradient, alpha=-self.lr)
+
+
+class Adam(Optimizer):
+    """Bit for bit torch.optim.Adam(fused=True): the kernel is the same."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, lr: float, beta1: float, beta2: float, eps: float) -> None:
+        super().__init__(parameters)
+        self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
+
+    def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        states = [self.state.setdefault(parameter, {}) for parameter in parameters]
+        for parameter, state in zip(parameters, states, strict=True):
+            if not state:
+                state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                state["step"] = torch.zeros(())
+        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        torch._foreach_add_(steps, 1)
+        torch._fused_adam_(
+            parameters,
+            gradients,
+            means,
+            squares,
+            [],
+            steps,
+            lr=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+def optimizer_arrays(optimizer: Optimizer, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
     """Its state by "<parameter>.<quantity>", copied."""
     arrays = {}
     for name, parameter in model.named_parameters():
@@ -59,9 +128,7 @@ def optimizer_arrays(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict
     return arrays
 
 
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]
-) -> None:
+def restore_optimizer(optimizer: Optimizer, model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """Sets what optimizer_arrays gave; a parameter without arrays has no state yet."""
     for name, parameter in model.named_parameters():
         prefix = f"{name}."

@@ -1,0 +1,18 @@
+"""Records into a topic of the broker that a configuration names."""
+
+from collections.abc import Iterable
+
+from stream.kafka_admin import Admin
+from stream.kafka_producer import Producer
+from stream.source_config import SourceConfig
+
+
+def fill(config: SourceConfig, values: Iterable[bytes]) -> None:
+    """The topic, made with one partition, holding these records."""
+    connection = config.connection()
+    with Admin(connection) as admin:
+        admin.ensure_topic(config.topic)
+    with Producer(connection) as producer:
+        for value in values:
+            producer.send(config.topic, value)
+        producer.flush()
