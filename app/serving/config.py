@@ -29,6 +29,8 @@ class ServeConfig:
     max_instances: int = 8_192  # per predict request
     max_neighbors: int = 1_000
     max_streams: int = 256  # log, events and long polls at once
+    predict_batch_rows: int = 1_024  # instances of several requests that are scored in one call of the model
+    predict_wait_ms: float = 0.0  # how long a request waits for others on purpose; what waits anyway goes together
     poll_seconds: float = 0.01  # how often the log is looked at
 
     def __post_init__(self) -> None:
@@ -36,9 +38,11 @@ class ServeConfig:
             raise ValueError(f"[serve] port = {self.port}: a port is between 0 and 65535 (0 takes any free one)")
         if not 1 <= self.workers <= MAX_WORKERS:
             raise ValueError(f"[serve] workers = {self.workers}: from 1 to {MAX_WORKERS}, at best as many as cores")
-        for name in (*SIZES, "max_ids", "max_instances", "max_streams"):
+        for name in (*SIZES, "max_ids", "max_instances", "max_streams", "predict_batch_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"[serve] {name} = {getattr(self, name)}: must be at least 1")
+        if not 0 <= self.predict_wait_ms <= 1_000:
+            raise ValueError(f"[serve] predict_wait_ms = {self.predict_wait_ms}: from 0 to 1000")
         if not 0 < self.poll_seconds <= 10:
             raise ValueError(f"[serve] poll_seconds = {self.poll_seconds}: must be above 0 and at most 10")
 

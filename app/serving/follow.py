@@ -63,8 +63,8 @@ class ServedView:
         info = self.inner.row_info(number, row_id)
         return info["count"], info["last_seen_ms"]
 
-    def predict(self, features: Features) -> npt.NDArray[np.float32]:
-        return self.inner.predict(features)
+    def predict(self, features: Features) -> tuple[npt.NDArray[np.float32], StatusArray]:
+        return self.inner.predict_and_tell(features)
 
     def has_texts(self, number: int) -> bool:
         return self._texts.has_texts(self.inner.base, number)

@@ -43,8 +43,8 @@ class ModelView(Protocol):
     def facts(self, number: int, row_id: int) -> tuple[int, int]:
         """Count and last seen (ms) of a known row."""
 
-    def predict(self, features: Features) -> npt.NDArray[np.float32]:
-        """Probabilities [N, L]."""
+    def predict(self, features: Features) -> tuple[npt.NDArray[np.float32], StatusArray]:
+        """Probabilities [N, L], and the status [K] of the rows they rest on, in the order of `lookup_keys`."""
 
     def has_texts(self, number: int) -> bool:
         """Whether ids of the feature are hashes of texts."""

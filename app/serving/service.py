@@ -18,6 +18,7 @@ from app.serving.guard import Guard
 from app.serving.metrics import Metrics
 from app.serving.problems import busy
 from app.serving.replica import Replica, wall_ms
+from app.serving.scorer import Scorer
 from app.serving.snapshot import Snapshots
 from app.serving.status import History, TrainerStatus
 from app.serving.table_metrics import declare_table, numbers, show_table
@@ -57,7 +58,7 @@ class Service:
         self.trainer = TrainerStatus(log_path)
         self.history = History(self.status)
         self.lookups = Work("lookup", num_threads=2, max_waiting=128)
-        self.predictions = Work("predict", num_threads=2, max_waiting=256)
+        self.scorer = Scorer(max_rows=config.predict_batch_rows, wait_seconds=config.predict_wait_ms / 1000)
         self.scans = Work("scan", num_threads=1, max_waiting=32)
         self.files = Work("files", num_threads=2, max_waiting=64)
         self.snapshots = Snapshots(log_path, self.folder.path, max_bytes=config.snapshot_bytes)
@@ -82,7 +83,7 @@ class Service:
     def close(self) -> None:
         """Let go of threads and files; after the event loop's last answer."""
         self.replica.join()
-        for work in (self.lookups, self.predictions, self.scans, self.files, self.snapshot_work):
+        for work in (self.lookups, self.scorer, self.scans, self.files, self.snapshot_work):
             work.close()
         self.folder.close()
 
@@ -133,6 +134,7 @@ class Service:
         metrics.set("springtide_freshness_seconds", _seconds(fresh.get("p99")), quantile="0.99")
         metrics.set("springtide_ready", float(view is not None))
         metrics.set("springtide_workers", 1)
+        metrics.set("springtide_predict_calls_total", self.scorer.num_calls)
         metrics.set("springtide_streams", self.num_streams)
         told = metrics.numbers()
         if self._place is not None:
@@ -188,6 +190,8 @@ def declare(metrics: Metrics) -> Metrics:
     metrics.counter("springtide_http_answers_total", "Answers by route and status.")
     metrics.counter("springtide_rows_total", "Rows looked up, by their status.")
     metrics.counter("springtide_predictions_total", "Instances scored.")
+    metrics.counter("springtide_predict_calls_total", "Calls of the model that scored them.")
+    metrics.counter("springtide_predict_rows_total", "Rows they rest on by status: only known ones were learned.")
     metrics.counter("springtide_swaps_total", "Versions that became servable.")
     metrics.counter("springtide_refused_total", "Requests whose demand on the version could not be met.")
     metrics.counter("springtide_workers_ended_total", "Workers that are gone, by how.")

@@ -152,6 +152,11 @@ class View:
         An id that is not admitted has the shared row of its feature; another one without a row takes the value it
         would be created with.
         """
+        return self._rows_for_model(features_K, ids_K)[0]
+
+    def _rows_for_model(
+        self, features_K: npt.NDArray[np.uint16], ids_K: Int64Array
+    ) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
         rows_KD, status_K = self.search(features_K, ids_K)
         missing_M = np.flatnonzero(status_K)
         if len(missing_M):
@@ -163,7 +168,7 @@ class View:
                 found_MD, status_M = self.search(features_M, ids_M)
                 rows_MD[status_M == KNOWN] = found_MD[status_M == KNOWN]
             rows_KD[missing_M] = rows_MD
-        return rows_KD
+        return rows_KD, status_K
 
     def _first_values(self, features_M: npt.NDArray[np.uint16], ids_M: Int64Array) -> FloatArray:
         table = self.base.manifest.table
@@ -173,10 +178,13 @@ class View:
 
     def predict(self, features: Features) -> FloatArray:
         """Probabilities float32 (N, L) in the order of the schema's labels."""
+        return self.predict_and_tell(features)[0]
+
+    def predict_and_tell(self, features: Features) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
+        """The same, and the status (K) of the rows that were wanted for it, in the order of `lookup_keys`."""
         features_K, ids_K = lookup_keys(self.schema, features)
-        return self.model.predict(
-            self.parameters, assemble(self.schema, features, self.rows_for_model(features_K, ids_K))
-        )
+        rows_KD, status_K = self._rows_for_model(features_K, ids_K)
+        return self.model.predict(self.parameters, assemble(self.schema, features, rows_KD)), status_K
 
     def apply(self, record: Record) -> "View":
         """The view of the next version; GapError where the record is not this version's child or of another schema."""

@@ -169,6 +169,11 @@ def test_predictions_of_instances_and_candidates_agree(world):
     candidates = [{"item_id": item} for item in ("a", "b", 5)]
     again = client.post("/v1/predict", json={"context": context, "candidates": candidates})
     assert again.json()["predictions"] == predictions
+    # rows of user 1, and none of an item nor of the two in its list: told, and counted
+    assert answer.headers["x-springtide-rows"] == again.headers["x-springtide-rows"] == "known=3, unknown=9"
+    counted = client.get("/metrics").text
+    assert 'springtide_predict_rows_total{status="known"} 6' in counted
+    assert 'springtide_predict_rows_total{status="unknown"} 18' in counted
     assert client.post("/v1/predict", json={"instances": []}).json()["predictions"] == []
     # nothing is created
     assert client.get("/v1/embeddings/item_id/a").json()["status"] == "unknown"
