@@ -19,6 +19,12 @@ class Partition(NamedTuple):
     def __str__(self) -> str:
         return f"{self.topic}/{self.number}"
 
+    @staticmethod
+    def parse(name: str) -> "Partition":
+        """The partition written so."""
+        topic, _, number = name.rpartition("/")
+        return Partition(topic, int(number))
+
 
 @dataclass(frozen=True)
 class DeadLetter:

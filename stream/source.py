@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from stream.caught_up import CaughtUp
 from stream.columns import Columns, Partition
 from stream.decode import Decoder
 from stream.errors import CorruptBatchError, StreamError, WaitingError
+from stream.hidden import Forgetting, Hidden
 from stream.positions import Position
 from stream.records import RawRecords
 from stream.scanner.told import Told
@@ -54,7 +55,9 @@ class Source:
         positions: Mapping[Partition, Position] | None = None,
         *,
         decoder: Decode | None = None,
+        forgettings: Sequence[Forgetting] = (),
     ) -> None:
+        """`forgettings`: ids that records before some positions do not have any more."""
         self.config = config
         self.state = "waiting"
         self.reason = "not connected yet"
@@ -72,6 +75,7 @@ class Source:
         self._caught_up = CaughtUp()
         self._handed_up = CaughtUp()
         self._closing = threading.Event()
+        self._hidden = Hidden(schema, forgettings) if forgettings else None
         self._tell_again = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -210,10 +214,13 @@ class Source:
 
     def decode(self, raw: RawRecords, topic_id: str) -> Columns:
         """The records as columns that name their topic's id."""
-        if self._tell_again.is_set():
+        is_owed = self._hidden is not None and self._hidden.owes_text(raw.partition, raw.end)
+        if is_owed or self._tell_again.is_set():
             self._tell_again.clear()
             self._decoder.told.clear()
         columns = self._decoder.decode(raw, int(time.time() * 1000))
+        if self._hidden is not None:
+            columns = self._hidden.hide(columns, raw.partition, topic_id)
         return replace(columns, topic_ids={raw.partition: topic_id})
 
     def mark(self, wall_ms: int, ends: Mapping[Partition, Position]) -> None:

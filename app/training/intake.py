@@ -1,6 +1,6 @@
 """From the stream to the next batch: source and batcher from given positions on. Knows no table and no log."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,7 @@ from stream.batcher import Batcher
 from stream.clock import EventClock
 from stream.columns import Batch, Partition
 from stream.errors import WaitingError
+from stream.hidden import Forgetting
 from stream.positions import Position
 from stream.source import Source
 
@@ -21,10 +22,17 @@ POLL_SECONDS = 0.05
 class Intake:
     """Hands out batches in the order to learn them, and looks one ahead."""
 
-    def __init__(self, config: "Config", positions: Mapping[Partition, Position], *, until_end: bool) -> None:
+    def __init__(
+        self,
+        config: "Config",
+        positions: Mapping[Partition, Position],
+        *,
+        until_end: bool,
+        hidden: Sequence[Forgetting] = (),
+    ) -> None:
         self.until_end, self.batch_size = until_end, config.train.batch_size
         group = config.source.group or f"springtide-{config.name}"
-        self.source = Source(replace(config.source, group=group), config.schema, positions)
+        self.source = Source(replace(config.source, group=group), config.schema, positions, forgettings=hidden)
         self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)
         self._ends: dict[Partition, int] = {}  # as the intake before knew them
         self.upcoming: Batch | None = None  # taken from the batcher, not learned yet

@@ -19,6 +19,7 @@ from app.training.scores import Scores
 from app.training.state import TrainingState
 from app.versions.base_writer import BaseImage, write_base
 from app.versions.disk_use import disk_bytes
+from app.versions.forgettings import forgettings_of
 from app.versions.resume import Resume
 from app.versions.writer import LogWriter
 from embeddings.optimizer import RowOptimizer
@@ -109,6 +110,7 @@ def restore(state: TrainingState, resume: Resume) -> None:
     try:
         state.restore(resume.base, resume.records())
         state.base_number, state.executed_orders = resume.base.tip.number, dict(resume.orders)
+        state.forgettings = forgettings_of(resume.forgettings, state.schema)
     except ValueError as error:
         raise UserError(f"{error}: restore the setting, or start a new log with [log] path") from error
 

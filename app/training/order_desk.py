@@ -14,6 +14,7 @@ from app.training.state import TrainingState
 from app.versions.clerk import keys_of
 from app.versions.commands import Order, Orders, entry_of
 from app.versions.fault_points import reach
+from stream.positions import told_positions
 
 RollBack = Callable[[Order], dict[str, Any] | None]
 
@@ -60,7 +61,9 @@ class OrderDesk:
             if result is None:
                 return  # the state that this desk worked for is no more: another one takes in the rest
             logger.info("order executed", extra={"order": order.id, "kind": order.kind, **result})
-            self._state.note_order(entry_of(order, result, samples_trained=self._state.samples_trained))
+            at = self._state
+            positions = told_positions(at.positions)
+            at.note_order(entry_of(order, result, samples_trained=at.samples_trained, positions=positions))
             self._told.append(order.id)
             self._waiting.popleft()
             reach("after an order is executed")

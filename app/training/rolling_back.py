@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from springtide_client.errors import SpringtideError
-from springtide_client.records import EPOCH_SHIFT, StreamPosition, version_name
+from springtide_client.records import EPOCH_SHIFT, version_name
 
 from app.errors import UserError
 from app.training.gate import Verdict
 from app.training.intake import POLL_SECONDS
 from app.training.order_desk import PutOffError
 from app.training.skipping import REASON, Stand, send_skipped
-from app.training.state import positions_of
 from app.versions.commands import Order, entry_of
 from app.versions.fault_points import reach
 from app.versions.rollback import Rollback, rollback_to
 from stream.errors import StreamError
+from stream.positions import read_positions, told_positions
 
 if TYPE_CHECKING:
     from app.training.trainer import Trainer
@@ -72,7 +72,7 @@ def roll_back_by_order(trainer: "Trainer", order: Order) -> dict[str, Any] | Non
     except (UserError, SpringtideError) as error:
         return {"refused": str(error)}
     result = {"version": number, **rollback.counts, **told}
-    entry = entry_of(order, result, samples_trained=trainer.state.samples_trained)
+    entry = entry_of(order, result, samples_trained=trainer.state.samples_trained, positions={})
     append(trainer, rollback, stand, msgspec.structs.replace(rollback.meta, orders=[entry]))
     return None
 
@@ -114,7 +114,7 @@ def prepare(trainer: "Trainer", number: int) -> Rollback:
 
 def skip_samples(trainer: "Trainer", rollback: Rollback, stand: Stand, detail: str) -> dict[str, int]:
     """Sends what is passed over to the dead letters; what the version says of it."""
-    begin = positions_of(rollback.meta)
+    begin = read_positions(rollback.meta.positions)
     num_sent = send_skipped(trainer.config, trainer.dead_letters, begin, stand, detail)
     num_skipped = max(0, stand.samples - rollback.meta.samples_trained)
     if num_sent != num_skipped:
@@ -126,12 +126,8 @@ def skip_samples(trainer: "Trainer", rollback: Rollback, stand: Stand, detail: s
 def append(trainer: "Trainer", rollback: Rollback, stand: Stand | None, meta: Any) -> None:
     """1. Append the version. 2. Make it durable. 3. Begin anew from the log."""
     if stand is not None:
-        positions = {
-            str(partition): StreamPosition(topic_id=position.topic_id, offset=position.offset)
-            for partition, position in stand.positions.items()
-        }
         letters = stand.skipped_since(rollback.meta.samples_trained)
-        meta = msgspec.structs.replace(meta, positions=positions, dead_letters=letters)
+        meta = msgspec.structs.replace(meta, positions=told_positions(stand.positions), dead_letters=letters)
     reach("before a rollback is appended")
     version = trainer.log.append(meta, rollback.arrays)
     trainer.log.sync()

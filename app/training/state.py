@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from springtide_client.base import Base
 from springtide_client.features import Texts
-from springtide_client.records import Record, StreamPosition, VersionMeta
+from springtide_client.records import Record, VersionMeta
 from springtide_client.schema import Schema
 
 from app.errors import UserError
@@ -28,9 +28,11 @@ from app.training.version_arrays import (
     with_prefix,
     without_prefix,
 )
+from app.versions.forgettings import HIDDEN, ahead, from_json, to_json
 from stream.clock import EventClock
 from stream.columns import Batch, Partition
-from stream.positions import Position
+from stream.hidden import Forgetting
+from stream.positions import Position, read_positions, told_positions
 
 RECORD_TIMES = 64  # of a version
 
@@ -51,6 +53,8 @@ class TrainingState:
         self.complete_until_ms = 0
         self.gate: dict[str, Any] = {}  # what the health gate has done: see app/training/rolling_back.py
         self.moved: dict[str, Any] = {}  # since the last cut, by hand: partition -> from and to which offset
+        self.hidden: list[Forgetting] = []  # those that lie ahead in the stream, for it is read again
+        self.forgettings: list[Forgetting] = []  # when learning began: all that the log tells of
         self.changed = False  # since the last cut
         self._begun: Batch | None = None  # for it time has passed; its rows could not be looked up
         self.told_scores = scores.document()  # by the newest version
@@ -105,16 +109,14 @@ class TrainingState:
         """What a version says beside its tensors."""
         self.told_scores, table = self.scores.document(), self.learner.table
         sketch = table.sketch()
-        by_hand = {"gate": self.gate, "moved": self.moved}
+        self.hidden = ahead(self.hidden, self.positions)
+        by_hand = {"gate": self.gate, "moved": self.moved, HIDDEN: to_json(self.hidden)}
         return VersionMeta(
             created_ms=created_ms,
             complete_until_ms=self.complete_until_ms,
             samples_trained=self.samples_trained,
             step=self.learner.steps,
-            positions={
-                str(partition): StreamPosition(topic_id=position.topic_id, offset=position.offset)
-                for partition, position in self.positions.items()
-            },
+            positions=told_positions(self.positions),
             event_clock_ms=self.clock.now_ms,
             horizons={str(feature): ms for feature, ms in table.horizons.items()},
             admission={str(feature): count for feature, count in self.limits.min_counts().items()},
@@ -142,11 +144,12 @@ class TrainingState:
         self.changed = True
 
     def move_to(self, positions: Mapping[Partition, Position]) -> None:
-        """Go on elsewhere in the stream, by somebody's wish: the next version says so."""
+        """Go on elsewhere in the stream, by somebody's wish: the next version says so. What was forgotten stays so."""
         for partition, position in positions.items():
             was = self.positions.get(partition)
             self.moved[str(partition)] = {"from": None if was is None else was.offset, "to": position.offset}
             self.positions[partition] = position
+        self.hidden = ahead([*self.hidden, *self.forgettings], self.positions)
         self.changed = self.changed or bool(positions)
 
     def change_limits(self, limits: Mapping[Name, Any]) -> None:
@@ -202,9 +205,10 @@ class TrainingState:
         self.samples_trained = meta.samples_trained
         self.learner.steps = self._cut_step = meta.step
         self.learner.refused_steps = int(meta.trainer.get("refused_steps", 0))
-        self.positions = positions_of(meta)
-        watermarks = {parse_partition(name): ms for name, ms in meta.trainer.get("watermarks", {}).items()}
-        self.clock = EventClock(meta.event_clock_ms, watermarks, map(parse_partition, meta.trainer.get("idle", ())))
+        self.positions = read_positions(meta.positions)
+        self.hidden = ahead(from_json(meta.trainer.get(HIDDEN, ())), self.positions)
+        watermarks = {Partition.parse(name): ms for name, ms in meta.trainer.get("watermarks", {}).items()}
+        self.clock = EventClock(meta.event_clock_ms, watermarks, map(Partition.parse, meta.trainer.get("idle", ())))
         self.gate = dict(meta.trainer.get("gate", {}))
         self.told_scores = self.scores.document()
         self.dead_letters = dict(meta.dead_letters)
@@ -238,17 +242,3 @@ def pick_times(parts: list[npt.NDArray[np.int64]]) -> list[int]:
     times = np.sort(np.concatenate(parts))
     picked = np.linspace(0, len(times) - 1, min(len(times), RECORD_TIMES)).round().astype(np.int64)
     return [int(time) for time in times[picked]]
-
-
-def positions_of(meta: VersionMeta) -> dict[Partition, Position]:
-    """Where a version stands in the stream."""
-    return {
-        parse_partition(name): Position(position["topic_id"], position["offset"])
-        for name, position in meta.positions.items()
-    }
-
-
-def parse_partition(name: str) -> Partition:
-    """The partition written "topic/0"."""
-    topic, _, number = name.rpartition("/")
-    return Partition(topic, int(number))

@@ -74,7 +74,7 @@ class Trainer:
             self._begin()
             if start is not None:
                 self.state.move_to(start.find(config.source, self.state.positions))
-                self.intake = Intake(config, self.state.positions, until_end=until_end)
+                self.intake = self._intake()
         except BaseException as error:
             self._fail(error)
             raise
@@ -88,10 +88,14 @@ class Trainer:
             config.log.path, self.log.epoch, self.state, roll_back=lambda order: roll_back_by_order(self, order)
         )
         self.generations = Generations(self.state.learner.table, self.log.directory, self.state.base_number)
-        self.intake = Intake(config, self.state.positions, until_end=self.until_end)
+        self.intake = self._intake()
         self.durable = DurablePositions(self.state.positions)
         assert self.log.last is not None
         self.gate.begin(self.log.last.number, self.state.learner, self.state.samples_trained)
+
+    def _intake(self) -> Intake:
+        state = self.state
+        return Intake(self.config, state.positions, until_end=self.until_end, hidden=state.hidden)
 
     def load(self) -> None:
         """Begin anew from the log's end, as a start does: memory and spill empty, no recall in flight."""

@@ -16,10 +16,8 @@ from app.errors import UserError
 from app.versions.commands import Order, Orders, entry_of
 from app.versions.config import LogConfig
 from app.versions.resume import Resume
-from app.versions.rollback import rollback_to
+from app.versions.rollback import ONCE, rollback_to
 from app.versions.writer import LogWriter
-
-ONCE = ("moved",)  # what a version's meta says of itself alone
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +77,8 @@ class Clerk:
         except (ValueError, EncodeError, UserError) as error:
             meta, arrays, result = self._meta, {}, {"refused": str(error)}
         trainer = {name: value for name, value in meta.trainer.items() if name not in ONCE}
-        entry = entry_of(order, result, samples_trained=self._meta.samples_trained)
+        at = self._meta
+        entry = entry_of(order, result, samples_trained=at.samples_trained, positions=at.positions)
         meta = msgspec.structs.replace(meta, created_ms=0, record_ms=[], orders=[entry], trainer=trainer)
         number = self.log.append(meta, arrays).number
         self._meta = msgspec.structs.replace(meta, restores=0)

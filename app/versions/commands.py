@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from springtide_client.records import StreamPosition
 
 from app.versions.fault_points import reach
 
@@ -85,14 +86,17 @@ class Orders:
             return []
 
 
-def entry_of(order: Order, result: Mapping[str, Any], *, samples_trained: int) -> dict[str, Any]:
+def entry_of(
+    order: Order, result: Mapping[str, Any], *, samples_trained: int, positions: Mapping[str, StreamPosition]
+) -> dict[str, Any]:
     """What a version says of an order that it carries.
 
-    The keys of a forgetting last: a later reader must know that they were forgotten, whatever is gone back to.
+    The keys of a forgetting last, and where in the stream it was: a later reader must know that they were forgotten,
+    whatever is gone back to.
     """
     entry = {"id": order.id, "kind": order.kind, "samples_trained": samples_trained, "result": dict(result)}
-    if order.kind == "forget" and "keys" in order.body:
-        entry["keys"] = order.body["keys"]
+    if order.kind == "forget" and "refused" not in result:
+        entry |= {"keys": order.body["keys"], "positions": dict(positions)}
     return entry
 
 

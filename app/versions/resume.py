@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from springtide_client.base import Base
 from springtide_client.errors import LogError
@@ -20,10 +21,11 @@ class Resume:
     directory: LogDirectory
     meta: VersionMeta = field(init=False)
     orders: dict[str, int] = field(init=False)  # executed: id -> the version that says so
+    forgettings: list[dict[str, Any]] = field(init=False)  # of those, what the log says of the ones that forgot
 
     def __post_init__(self) -> None:
         self.meta = self.base.manifest.meta
-        self.orders = {}
+        self.orders, self.forgettings = {}, []
         self._note(self.base.tip.number, self.meta)
 
     @staticmethod
@@ -52,3 +54,5 @@ class Resume:
     def _note(self, number: int, meta: VersionMeta) -> None:
         for order in meta.orders:
             self.orders[str(order.get("id"))] = number
+            if order.get("kind") == "forget":
+                self.forgettings.append(order)

@@ -1,7 +1,9 @@
 """The version that brings an older one back: rows and dense net as they were, keys born since forgotten.
 
 Nothing that was forgotten since comes back, by key or by rule: horizons stay, and which keys were forgotten is read
-from the orders in the log, not from marks, for a mark of a rollback is no forgetting. Limits changed by order stay too.
+from the orders in the log, not from marks, for a mark of a rollback is no forgetting. Records that are read again do
+not bring them back either: the version tells up to where in the stream which keys are to be hidden (stream/hidden.py).
+Limits changed by order stay too.
 """
 
 # n keys
@@ -11,18 +13,19 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from springtide_client.base import Base
-from springtide_client.errors import EncodeError
-from springtide_client.keys import id_of
-from springtide_client.layers import RowLayer, flatten_layers, sorted_layer
+from springtide_client.layers import RowLayer, flatten_layers
 from springtide_client.log_directory import LogDirectory
 from springtide_client.records import VersionMeta
 from springtide_client.schema import Schema
 from springtide_client.tensors import Array, Arrays
 
+from app.versions.forgettings import HIDDEN, ahead, forgettings_of, forgotten_keys, from_json, to_json
 from app.versions.index import LogIndex
 from app.versions.state_overlay import StateOverlay
 from app.versions.stretch import PART_BYTES, Part, Stretch, parts_of
+from stream.positions import read_positions
 
+ONCE = ("moved",)  # what a version's meta says of itself alone
 ROW_COLUMNS = ("feature", "id", "value", "state", "count", "last_seen")
 
 
@@ -58,31 +61,23 @@ def rollback_to(directory: LogDirectory, number: int, *, window_samples: int, pa
         entries += record.meta.orders
     arrays = then.arrays
     arrays |= _sketch(then.sketch, now.sketch)
-    gone = forgotten_keys(entries, base.manifest.read_schema())
+    schema = base.manifest.read_schema()
+    gone = forgotten_keys(entries, schema)
     arrays |= _rows(base, before, since, gone, now.meta.horizons, part_bytes)
-    return Rollback(_meta(number, then.meta, now.meta), arrays)
+    return Rollback(_meta(number, then.meta, now.meta, entries, schema), arrays)
 
 
-def forgotten_keys(entries: Sequence[Mapping[str, Any]], schema: Schema) -> RowLayer:
-    """The keys that executed orders have forgotten, as a layer without values."""
-    keys: set[tuple[int, int]] = set()
-    for entry in entries:
-        for key in entry.get("keys", ()) if entry.get("kind") == "forget" else ():
-            try:
-                keys.add((schema.number(key["feature"]), id_of(key["id"])[0]))
-            except (EncodeError, KeyError, TypeError):
-                continue  # it was refused
-    features = np.array([feature for feature, _ in keys], np.uint16)
-    zeros = np.zeros(len(keys), np.int64)
-    ids = np.array([row_id for _, row_id in keys], np.int64)
-    return sorted_layer(features, ids, np.zeros((len(keys), 0), np.float32), zeros, zeros)
-
-
-def _meta(number: int, then: VersionMeta, now: VersionMeta) -> VersionMeta:
-    """As it was, but for what is not gone back on."""
-    trainer = {name: value for name, value in then.trainer.items() if name != "limits"}
+def _meta(
+    number: int, then: VersionMeta, now: VersionMeta, entries: Sequence[Mapping[str, Any]], schema: Schema
+) -> VersionMeta:
+    """As it was, but for what is not gone back on; `entries`: of the orders executed since."""
+    trainer = {name: value for name, value in then.trainer.items() if name not in ("limits", HIDDEN, *ONCE)}
     if "limits" in now.trainer:
         trainer["limits"] = now.trainer["limits"]
+    told = [*then.trainer.get(HIDDEN, ()), *now.trainer.get(HIDDEN, ())]
+    hidden = [*from_json(told), *forgettings_of(entries, schema, otherwise=now.positions)]
+    if hidden := ahead(hidden, read_positions(then.positions)):
+        trainer[HIDDEN] = to_json(hidden)
     return msgspec.structs.replace(
         then,
         created_ms=0,

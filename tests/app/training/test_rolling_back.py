@@ -83,8 +83,49 @@ def test_a_text_that_was_forgotten_is_told_again_when_its_id_returns(room, train
     room.produce(110)
     published(room, 330)
     gone = receipt_of(path, order).version
-    later = [record.tensors() for record in records(room) if record.number > gone]
-    assert b"item 3" in b" ".join(tensors["texts.bytes"].tobytes() for tensors in later if "texts.bytes" in tensors)
+    assert b"item 3" in texts_after(room, gone)
+
+
+def texts_after(room, version: int) -> bytes:
+    later = [record.tensors() for record in records(room) if record.number > version]
+    return b" ".join(tensors["texts.bytes"].tobytes() for tensors in later if "texts.bytes" in tensors)
+
+
+def ever_known(room, user: int, after: int) -> list[int]:
+    """The versions after one that tell a row of the user."""
+    later = [record for record in records(room) if record.number >= after]
+    told = [(record.number, record.tensors()) for record in later]
+    return [n for n, t in told if "rows.id" in t and bool(((t["rows.feature"] == 0) & (t["rows.id"] == user)).any())]
+
+
+def test_a_forgotten_id_does_not_come_back_from_records_that_are_read_again(room, trainer):
+    room.produce(111)
+    running = trainer()
+    goal = published(room, 111)
+    room.produce(111)
+    published(room, 222)
+    path = room.config.log.path
+    keys = [{"feature": "user_id", "id": 5}, {"feature": "item_id", "id": "item 3"}]
+    order = put_order(path, "forget", {"keys": keys})
+    wait_until(lambda: (receipt_of(path, order) or ("", "")).state == "durable", "forgetting")
+    gone = receipt_of(path, order).version
+    back = put_order(path, "rollback", {"version": goal})
+    wait_until(lambda: (receipt_of(path, back) or ("", "")).state == "durable", "the rollback")
+    published(room, 222)
+    assert ever_known(room, 5, gone) == []
+    assert b"item 3" not in texts_after(room, gone)
+    wait_until(lambda: not running.state.changed, "a version")
+    assert "hidden" not in records(room)[-1].meta.trainer
+    room.produce(37)
+    published(room, 259)
+    assert room.counts() == expected_counts(259) | {5: 1}
+    running.stop()
+    wait_until(lambda: (read_status(path) or {}).get("clean_end"), "the end")
+    # somebody reads it all once more: what is forgotten stays hidden up to where it was
+    again = Trainer(room.config, until_end=True, start=StartElsewhere.of(["earliest"], None))
+    assert again.run()["samples_trained"] == 259 + 259
+    assert room.counts()[5] == 2
+    assert b"item 3" in texts_after(room, gone)
 
 
 def test_orders_after_a_rollback_are_executed_on_what_it_restored(room, trainer):

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from drawn_clicks import PARTITION, SCHEMA, make_batch
+from drawn_clicks import SCHEMA, make_batch
 from made_config import make_config
 from springtide_client.log_directory import LogDirectory
 from springtide_client.view import FORGOTTEN, UNKNOWN, View
@@ -241,10 +241,3 @@ def test_at_most_64_times_are_kept_with_the_oldest_and_the_newest():
     assert pick_times([np.array([3, 1, 2])]) == [1, 2, 3]
     picked = pick_times([np.arange(1000), np.array([5000])])
     assert (len(picked), picked[0], picked[-1]) == (64, 0, 5000)
-
-
-def test_a_partition_with_a_slash_in_its_topic_is_read_back():
-    from app.training.state import parse_partition
-
-    assert parse_partition(str(PARTITION)) == PARTITION
-    assert parse_partition("a/b/12") == ("a/b", 12)

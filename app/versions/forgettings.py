@@ -1,0 +1,83 @@
+"""What executed orders have forgotten, as versions tell it: which keys, and where in the stream that was.
+
+Whoever reads a stretch of the stream again that lies before a forgetting must not learn its ids from there.
+"""
+
+# n keys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from springtide_client.errors import EncodeError
+from springtide_client.keys import id_of
+from springtide_client.layers import RowLayer, sorted_layer
+from springtide_client.records import StreamPosition
+from springtide_client.schema import Schema
+
+from stream.columns import Partition
+from stream.hidden import Forgetting
+from stream.positions import Position, read_positions, told_positions
+
+HIDDEN = "hidden"  # in a version's meta.trainer: the forgettings that lie ahead of its positions
+
+Entry = Mapping[str, Any]
+Positions = Mapping[str, StreamPosition]
+
+
+def keys_of_entry(entry: Entry, schema: Schema) -> list[tuple[int, int]]:
+    """The keys, (feature number, id), that an order of a version has forgotten."""
+    named = entry.get("keys") if entry.get("kind") == "forget" else None
+    result = entry.get("result")
+    if not isinstance(named, list) or (isinstance(result, Mapping) and "refused" in result):
+        return []
+    keys = []
+    for key in named:
+        try:
+            keys.append((schema.number(key["feature"]), id_of(key["id"])[0]))
+        except (EncodeError, KeyError, TypeError):
+            continue
+    return keys
+
+
+def forgotten_keys(entries: Iterable[Entry], schema: Schema) -> RowLayer:
+    """The keys that executed orders have forgotten, as a layer without values."""
+    keys = {key for entry in entries for key in keys_of_entry(entry, schema)}
+    features = np.array([feature for feature, _ in keys], np.uint16)
+    zeros = np.zeros(len(keys), np.int64)
+    ids = np.array([row_id for _, row_id in keys], np.int64)
+    return sorted_layer(features, ids, np.zeros((len(keys), 0), np.float32), zeros, zeros)
+
+
+def forgettings_of(entries: Iterable[Entry], schema: Schema, *, otherwise: Positions | None = None) -> list[Forgetting]:
+    """Where in the stream each order has forgotten its keys; `otherwise`: where it does not say."""
+    found = []
+    for entry in entries:
+        keys, positions = keys_of_entry(entry, schema), entry.get("positions", otherwise)
+        if keys and positions:
+            found.append(Forgetting(tuple(keys), read_positions(positions)))
+    return found
+
+
+def ahead(forgettings: Iterable[Forgetting], positions: Mapping[Partition, Position]) -> list[Forgetting]:
+    """Those that reading on from the positions has to mind, each once."""
+    found: list[Forgetting] = []
+    for forgetting in forgettings:
+        if forgetting not in found and forgetting.is_ahead(positions):
+            found.append(forgetting)
+    return found
+
+
+def to_json(forgettings: Sequence[Forgetting]) -> list[dict[str, Any]]:
+    """For a version's meta."""
+    return [
+        {"keys": [list(key) for key in forgetting.keys], "until": told_positions(forgetting.until)}
+        for forgetting in forgettings
+    ]
+
+
+def from_json(documents: Iterable[Mapping[str, Any]]) -> list[Forgetting]:
+    """What `to_json` gave."""
+    return [
+        Forgetting(tuple((feature, row_id) for feature, row_id in document["keys"]), read_positions(document["until"]))
+        for document in documents
+    ]
