@@ -38,8 +38,10 @@ def read_limits(body: object, schema: Schema) -> dict[Name, Any]:
             raise ValueError(f"{where} cannot be changed while running: {', '.join(known)} can")
         try:
             limits[name] = None if value is None and feature is not None else known[limit](value)
+            if isinstance(limits[name], int) and limits[name] >= 2**63:
+                raise ValueError("is beyond 2**63")
             table_limits({name: limits[name]}, schema)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             text = str(error)
             raise ValueError(text if text.startswith(limit) else f"{where} {text}") from None
     return limits

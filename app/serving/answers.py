@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from app.serving.problems import ApiError
 
 CHUNK_BYTES = 1 << 20
-RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")  # beyond that no file reaches: the whole is sent
 
 
 class JsonAnswer(Response):

@@ -7,11 +7,12 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from app.serving import bases, embedding_routes, live, order_routes, pages, predict, version_routes
 from app.serving.contract import complete
-from app.serving.problems import CODES, ApiError
+from app.serving.problems import CODES, ApiError, defect
 from app.serving.service import Service
 
 ABOUT = "Embeddings, predictions and the model itself, moments after the click that changed them."
@@ -42,6 +43,8 @@ def build_api(service: Service) -> FastAPI:
     api.add_exception_handler(ApiError, _refused)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _http)
+    api.add_exception_handler(ClientDisconnect, _left)
+    api.add_exception_handler(Exception, _failed)
     return api
 
 
@@ -60,6 +63,14 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors()]
     return await _refused(request, ApiError(422, "invalid", "; ".join(faults), "see /docs"))
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # for the counters: nobody reads it
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return await _refused(request, defect())
 
 
 async def _http(request: Request, error: Exception) -> Response:

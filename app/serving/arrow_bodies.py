@@ -7,21 +7,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.serving.problems import bad_request, invalid
+from app.serving.arrow_heads import DICTIONARY_BATCH, read_heads
+from app.serving.problems import bad_request, invalid, too_many_ids
 
+HINT = "send an uncompressed stream with a column id of int64 or string"
 STATUS_NAMES = ("known", "unknown", "not_admitted", "forgotten")
 
 
-def read_id_column(body: bytes) -> npt.NDArray[np.int64] | list[Any]:
-    """The ids: int64 as they are, anything else as Python values; ApiError where there is no such column."""
+def read_id_column(body: bytes, max_ids: int) -> npt.NDArray[np.int64] | list[Any]:
+    """The ids: int64 as they are, anything else as Python values; ApiError where there is no such column, or 413 where
+    its batches announce more than `max_ids`."""
     import pyarrow  # 40 MB of library that most servers never need
 
     try:
-        table = pyarrow.ipc.open_stream(body).read_all()
-        column = table.column("id")
+        heads = read_heads(body)
+        num_rows = sum(head.num_rows for head in heads)
+        if num_rows > max_ids:
+            raise too_many_ids(num_rows, max_ids)
+        if any(head.is_compressed or head.kind == DICTIONARY_BATCH for head in heads):
+            raise invalid("compressed buffers and dictionaries may hold far more than is sent", HINT)
+        column = pyarrow.ipc.open_stream(body).read_all().column("id")
         column.validate(full=True)
-    except (pyarrow.ArrowException, KeyError, ValueError) as error:
-        raise bad_request(f"the body is no Arrow stream with a column id: {error}") from None
+    except (pyarrow.ArrowException, KeyError, ValueError, OSError) as error:
+        raise bad_request(f"the body is no Arrow stream with a column id: {error}", HINT) from None
     if pyarrow.types.is_int64(column.type) and column.null_count == 0:
         return np.ascontiguousarray(column.to_numpy(), dtype=np.int64)
     kinds = pyarrow.types

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query, Request
+from springtide_client.keys import INT64_MAX
 from springtide_client.log_directory import LogDirectory
 from starlette.responses import Response
 
@@ -45,7 +46,7 @@ async def file(request: Request, v: int, name: str) -> Response:
 
     def open_file() -> Response:
         path = service.log_path / f"base-{v:020d}"
-        if v < 0 or not path.is_dir():
+        if not 0 <= v <= INT64_MAX or not path.is_dir():
             raise gone(v, None)
         _, manifest = _manifest(path)
         if name != "manifest.json" and (name not in manifest["files"] or not FILE_NAME.fullmatch(name)):
@@ -72,6 +73,8 @@ async def snapshot(
         raise invalid(f"rows = {rows!r}", "rows is all or none")
     view = service.replica.take()
     wanted = view.version if version is None else version
+    if wanted > view.version:
+        raise gone(wanted, service.replica.versions.oldest)
 
     def make() -> FileAnswer:
         made = service.snapshots.get(view, wanted, rows=rows)

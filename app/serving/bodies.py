@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from springtide_client.errors import EncodeError
-from springtide_client.keys import id_of
+from springtide_client.keys import id_of, is_canonical_decimal
 
 from app.serving.arrow_bodies import STATUS_NAMES as STATUS_NAMES
 from app.serving.arrow_bodies import read_id_column, write_stream
-from app.serving.problems import ApiError, bad_request
+from app.serving.problems import UNREADABLE, ApiError, bad_request, too_many_ids
+from kernels.cpu.hashing import hash_texts
 from kernels.cpu.id_lists import read_json_ids, read_msgpack_ids
 from kernels.cpu.number_text import NUMBER_BYTES, SLACK_BYTES, write_rows, write_rows_holding_gil
 
@@ -95,15 +96,22 @@ def read_question(form: Form, body: bytes, max_ids: int) -> Question:
         _check_number(len(ids_N), max_ids)
         return Question(ids_N, ids_N)
     if form.name == ARROW:
-        ids = read_id_column(body)
+        ids = read_id_column(body, max_ids)
         _check_number(len(ids), max_ids)
         return Question(ids, ids if isinstance(ids, np.ndarray) else ids_of(ids))
-    if (plain := _read_plain(form, body, max_ids)) is not None:
-        return plain
+    question = _read_plain(form, body, max_ids) or _read_any(form, body, max_ids)
+    if question.max_staleness_ms is not None and not question.max_staleness_ms >= 0:
+        raise bad_request(
+            f"max_staleness_ms: {question.max_staleness_ms} is no duration", "send milliseconds, 0 or more"
+        )
+    return question
+
+
+def _read_any(form: Form, body: bytes, max_ids: int) -> Question:
     decode = msgspec.json.decode if form.name == JSON else msgspec.msgpack.decode
     try:
         question = decode(body, type=EmbeddingsBody)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise bad_request(f"the body cannot be read: {error}", 'send {"ids": [1, 2, "text"]}') from None
     _check_number(len(question.ids), max_ids)
     return Question(question.ids, ids_of(question.ids), question.max_staleness_ms)
@@ -114,7 +122,7 @@ def _read_plain(form: Form, body: bytes, max_ids: int) -> Question | None:
     decode, read_ids = PLAIN[form.name]
     try:
         plain = decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None
     text_B = np.frombuffer(plain.ids, np.uint8)
     ids_N = np.empty(min(len(text_B), max_ids), np.int64)
@@ -133,12 +141,22 @@ def ids_of(values: Sequence[Any]) -> npt.NDArray[np.int64]:
         except OverflowError:
             pass  # beyond int64: hashed as its decimal text, one by one
     ids_N = np.empty(len(values), dtype=np.int64)
+    places, texts = [], []  # hashed all at once, by compiled code: one may be as long as the body
     for index, value in enumerate(values):
         try:
-            ids_N[index] = id_of(value)[0]
-        except EncodeError as error:
+            if type(value) is str and not (len(value) <= 20 and is_canonical_decimal(value)):
+                texts.append(value.encode())
+                places.append(index)
+            else:
+                ids_N[index] = id_of(value)[0]
+        except (EncodeError, UnicodeEncodeError) as error:
+            reason = error.reason if isinstance(error, EncodeError) else "wrong_type"
             hint = "an id is an integer or a text"
-            raise ApiError(422, error.reason, f"ids[{index}]: {error}", hint, details={"index": index}) from None
+            raise ApiError(422, reason, f"ids[{index}]: {error}", hint, details={"index": index}) from None
+    if texts:
+        offsets_N1 = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(text) for text in texts], out=offsets_N1[1:])
+        ids_N[places] = hash_texts(np.frombuffer(b"".join(texts) or b"\0", np.uint8), offsets_N1)
     return ids_N
 
 
@@ -195,6 +213,4 @@ def _split(part: str) -> tuple[str, bool]:
 
 def _check_number(number: int, max_ids: int) -> None:
     if number > max_ids:
-        raise ApiError(
-            413, "too_many_ids", f"{number} ids in one request, the limit is {max_ids}", "send several requests"
-        )
+        raise too_many_ids(number, max_ids)

@@ -1,5 +1,6 @@
 """What an asker demands of the version: not older than so many ms, not before version V."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,6 +8,9 @@ from app.serving.problems import bad_request
 
 MAX_STALENESS = "x-springtide-max-staleness-ms"
 MIN_VERSION = "x-springtide-min-version"
+# float() and int() would read more: inf, 1_000, digits of other scripts
+MILLISECONDS = re.compile(r"[0-9]{1,300}(?:\.[0-9]{0,300})?(?:[eE][+-]?[0-9]{1,3})?")
+NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,8 @@ def read_demand(headers: Mapping[str, str]) -> Demand:
     staleness, version = headers.get(MAX_STALENESS), headers.get(MIN_VERSION)
     if staleness is None and version is None:
         return Demand()
-    try:
-        max_staleness_ms = None if staleness is None else float(staleness)
-        min_version = None if version is None else int(version)
-    except ValueError:
-        raise bad_request(f"{MAX_STALENESS} and {MIN_VERSION} are numbers") from None
-    if max_staleness_ms is not None and not max_staleness_ms >= 0:
-        raise bad_request(f"{MAX_STALENESS}: {staleness} is no duration")
-    return Demand(max_staleness_ms, min_version)
+    if staleness is not None and not MILLISECONDS.fullmatch(staleness):
+        raise bad_request(f"{MAX_STALENESS}: {staleness[:40]!r} is no duration", "send milliseconds, for example 500")
+    if version is not None and not NUMBER.fullmatch(version):
+        raise bad_request(f"{MIN_VERSION}: {version[:40]!r} is no version", "send the number of a version")
+    return Demand(None if staleness is None else float(staleness), None if version is None else int(version))

@@ -55,7 +55,7 @@ async def neighbors(
     if metric not in METRICS:
         raise invalid(f"there is no metric {metric!r}", f"the metrics are {', '.join(METRICS)}")
     if k > service.config.max_neighbors:
-        raise invalid(f"k = {k}: the limit is {service.config.max_neighbors}")
+        raise invalid(f"k is beyond {service.config.max_neighbors}", "ask for fewer")
     view = service.replica.demand(read_demand(request.headers))
     headers = service.replica.header_texts(view)
     number = _number(view, feature)

@@ -6,6 +6,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.serving.express import START, Express
 from app.serving.leaving import Leaving
+from app.serving.problems import ApiError, bad_request, head_too_large
+
+MAX_FRAMING_BYTES = 65_536
 
 
 class ExpressProtocol(HttpToolsProtocol):
@@ -16,6 +19,8 @@ class ExpressProtocol(HttpToolsProtocol):
         front = cast(Any, self.config.app)
         self._express: Express = front.express
         self._leaving: Leaving = front.leaving
+        self._is_head = False
+        self._framing_bytes = self._body_bytes = self._head_bytes = 0  # of the message that the parser reads
         self._is_between = True  # the parser has seen the end of every request that began
         self._data: bytes | None = None  # that a request begins with
         self._answered_at = 0.0
@@ -28,24 +33,64 @@ class ExpressProtocol(HttpToolsProtocol):
                 self._send(*answer)
                 return
             self._data = data
+        self._framing_bytes += len(data)
         super().data_received(data)
         self._data = None
+        if not self._is_between and self._framing_bytes > MAX_FRAMING_BYTES + self._body_bytes:
+            self._refuse(head_too_large(MAX_FRAMING_BYTES))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_between = False
+        self._is_between, self._is_head = False, True
+        self._body_bytes = self._head_bytes = 0
         if self._data is not None:
             cast(dict[str, Any], self.scope)["springtide.data"] = self._data
             self._data = None
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_head:  # what comes after a body is no header of the request: it was let in by its head
+            super().on_header(name, value)
+            self._head_bytes += len(name) + len(value) + len(": \r\n")
+
     def on_headers_complete(self) -> None:
+        if self._head_bytes + len(self.url) > MAX_FRAMING_BYTES:
+            raise ValueError("the head is too long")  # the parser ends with it, and asks for send_400_response
         super().on_headers_complete()
+        self._is_head = False
         if self._leaving.begun:
             self.prepare_to_leave()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        # a chunk of one byte has five around it: so much is no attack yet
+        self._body_bytes += 8 * len(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._is_between = True
+        self._framing_bytes = 0
+
+    def send_400_response(self, msg: str) -> None:
+        cycle = self.cycle
+        if self._head_bytes + len(getattr(self, "url", b"")) > MAX_FRAMING_BYTES:
+            self._refuse(head_too_large(MAX_FRAMING_BYTES))
+        elif cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started):
+            hint = "send HTTP/1.1 as RFC 9112 has it: one Content-Length or chunks, ASCII paths, no line folding"
+            self._refuse(bad_request("these bytes are no HTTP request", hint))
+        else:
+            # nothing is put between the pieces of an answer: it is finished, and is the last
+            cycle.keep_alive = False
+            self.flow.pause_reading()
+
+    def _refuse(self, refusal: ApiError) -> None:
+        """Answer what the parser cannot read, and close."""
+        content = refusal.body()
+        own = b"".join(b"%s: %s\r\n" % pair for pair in self.server_state.default_headers)
+        lines = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(content)
+        self.transport.write(STATUS_LINE[refusal.status] + own + lines + content)
+        self.transport.close()
+        self._framing_bytes = 0
+        cast(Any, self.config.app).count_refusal(refusal.status)
 
     def prepare_to_leave(self) -> None:
         """The answer in the making, if any, is the last; one whose head is sent has promised to go on."""

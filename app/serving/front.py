@@ -2,18 +2,30 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.serving.bodies import read_question
+from app.serving.bodies import RAW, read_question
+from app.serving.demand import MAX_STALENESS, MIN_VERSION
 from app.serving.express import ROUTE, Express
 from app.serving.leaving import Leaving
 from app.serving.lookups import Manner, feature_number, header_texts, is_short, look_up
-from app.serving.problems import ApiError, too_large
+from app.serving.problems import ApiError, bad_request, defect, too_large
 from app.serving.service import Service
 
 EMBEDDINGS = "/v1/embeddings/"
+# a longer body is read by a thread
+INLINE_BYTES = 65_536
+SINGLE = (
+    b"host",
+    b"authorization",
+    b"content-type",
+    MAX_STALENESS.encode(),
+    MIN_VERSION.encode(),
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +60,8 @@ class Front:
         except ApiError as refusal:
             if status == 0:
                 await _refuse(counted, refusal)
+        except ConnectionResetError:
+            pass  # the asker left in mid-question: nobody to answer
         except OSError as error:
             # the asker went away, or a file shrank in mid-answer: the connection ends, the server does not
             logger.info("an answer was cut short", extra={"path": scope["path"], "error": str(error)})
@@ -58,7 +72,7 @@ class Front:
         except Exception:
             logger.exception("a request failed", extra={"path": scope["path"]})
             if status == 0:
-                await _refuse(counted, ApiError(500, "internal", "this server has a defect", "its log says more"))
+                await _refuse(counted, defect())
             else:
                 raise
         finally:
@@ -66,9 +80,15 @@ class Front:
             self._service.metrics.observe("springtide_http_seconds", time.perf_counter() - started, route=route)
             self._service.metrics.add("springtide_http_answers_total", route=route, status=str(status or 499))
 
+    def count_refusal(self, status: int) -> None:
+        """Bytes that were no request were refused."""
+        self._service.metrics.add("springtide_http_answers_total", route="none", status=str(status))
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        if len(headers) < len(scope["headers"]):
+            _check_single(scope["headers"])
         self._service.guard.check(path, headers)
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._service.config.max_body_bytes:
@@ -85,7 +105,9 @@ class Front:
         service = self._service
         manner = Manner.of(feature, headers)
         body = await _read_body(receive, service.config.max_body_bytes)
-        question = read_question(manner.asked, body, service.config.max_ids)
+        read = partial(read_question, manner.asked, body, service.config.max_ids)
+        # raw ids are not read, only looked at
+        question = read() if len(body) <= INLINE_BYTES or manner.asked.name == RAW else await service.lookups.run(read)
         view = service.replica.demand(manner.demand.tightened(question.max_staleness_ms))
         number = feature_number(view, manner)
 
@@ -118,6 +140,15 @@ class Front:
             return message
 
         return limited
+
+
+def _check_single(headers: list[tuple[bytes, bytes]]) -> None:
+    """Raise ApiError 400 where a header that decides who asks, or what, is there twice: whoever passes the request on
+    may have believed the other one."""
+    names = Counter(name.lower() for name, _ in headers)
+    for name in SINGLE:
+        if names[name] > 1:
+            raise bad_request(f"the header {name.decode()} is there {names[name]} times", "send it once")
 
 
 async def _read_body(receive: Receive, max_bytes: int) -> bytes:

@@ -11,7 +11,7 @@ from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema
 
-from app.serving.problems import ApiError, bad_request, invalid
+from app.serving.problems import UNREADABLE, ApiError, bad_request, invalid
 
 EXAMPLE = 'send {"instances": [{...}]} or {"context": {...}, "candidates": [{...}]}'
 
@@ -43,7 +43,7 @@ def read_predict(body: bytes, max_instances: int) -> tuple[Instances, float | No
     """
     try:
         question = msgspec.json.decode(body, type=PredictBody)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise bad_request(f"the body cannot be read: {error}", EXAMPLE) from None
     given = question.instances if question.instances is not None else question.candidates
     if given is None or (question.instances is not None and question.candidates is not None):
@@ -111,7 +111,7 @@ def _completed(schema: Schema, own: Features, shared: Features, names: frozenset
 
 def _encoded(schema: Schema, instances: Sequence[Mapping[str, Any]], what: str) -> Features:
     try:
-        return encode_instances(schema, instances)
+        return encode_instances(schema, instances, share_values=what == "candidate")
     except EncodeError as error:
         where, details = f"{what} {error.index}", {"index": error.index, "field": error.field}
         if what == "context":

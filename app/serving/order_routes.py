@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 
 from app.serving.answers import JsonAnswer
 from app.serving.orders import check_support, put_order, read_forget, read_rollback, read_table_limits
-from app.serving.problems import ApiError, bad_request
+from app.serving.problems import UNREADABLE, ApiError, bad_request
 from app.serving.replica import wall_ms
 from app.serving.service import Service
 from app.versions.receipts import receipt_of, whereabouts_of
@@ -86,7 +86,7 @@ def _note(state: str, trainer: Mapping[str, Any]) -> str:
 async def _body(request: Request) -> Any:
     try:
         return msgspec.json.decode(await request.body())
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise bad_request(f"the body cannot be read: {error}", "send a JSON object") from None
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from springtide_client.errors import EncodeError
+from springtide_client.keys import INT64_MAX, id_of
 from springtide_client.schema import Schema
 
 from app.live_limits import EXAMPLE, nested, read_limits
@@ -63,14 +65,18 @@ def read_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:
             raise invalid("a key needs exactly feature and id", 'for example {"feature": "user_id", "id": 123}')
         if key["feature"] not in features:
             raise invalid(f"there is no feature {key['feature']!r}", f"the id features are {', '.join(features)}")
-        if isinstance(key["id"], list | dict) or key["id"] is None:
-            raise invalid(f"{key['id']!r} is no id", "an id is an integer or a text")
+        if key["id"] is None:
+            raise invalid("null is no id", "an id is an integer or a text")
+        try:
+            id_of(key["id"])
+        except EncodeError as error:
+            raise invalid(str(error), "an id is an integer or a text") from None
     return {"keys": keys}
 
 
 def read_rollback(body: Any) -> dict[str, Any]:
     """{"version": V}, and whether what was learned since is passed over: {"version": V, "skip": true}."""
-    if not isinstance(body, dict) or type(body.get("version")) is not int or body["version"] < 0:
+    if not isinstance(body, dict) or type(body.get("version")) is not int or not 0 <= body["version"] <= INT64_MAX:
         raise invalid("the body must name a version", 'for example {"version": 4294967300}')
     if unknown := set(body) - {"version", "skip"}:
         raise invalid(f"{sorted(unknown)[0]!r} is not known here", 'for example {"version": 4294967300, "skip": true}')

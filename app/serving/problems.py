@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+# what decoding a body may raise: msgspec reports texts that are not UTF-8 as Python does
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 CODES = {
     400: "bad_request",
     401: "unauthorized",
@@ -14,6 +16,7 @@ CODES = {
     413: "too_large",
     415: "unsupported_media_type",
     422: "invalid",
+    500: "internal",
 }
 
 
@@ -58,6 +61,22 @@ def not_ready(reason: str) -> ApiError:
 def too_large(max_bytes: int) -> ApiError:
     """413: the body passes the limit."""
     return ApiError(413, "too_large", f"the body is longer than {max_bytes} bytes", "send it in several requests")
+
+
+def defect() -> ApiError:
+    """500: this should not have happened."""
+    return ApiError(500, "internal", "this server has a defect", "its log says more")
+
+
+def too_many_ids(number: int, max_ids: int) -> ApiError:
+    """413: more ids than one request may name."""
+    message = f"{number} ids in one request, the limit is {max_ids}"
+    return ApiError(413, "too_many_ids", message, "send several requests")
+
+
+def head_too_large(max_bytes: int) -> ApiError:
+    """431: a request has more bytes around its body than any needs."""
+    return ApiError(431, "head_too_large", f"the head of the request is longer than {max_bytes} bytes", "send less")
 
 
 def busy() -> ApiError:

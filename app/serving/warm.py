@@ -18,6 +18,7 @@ def warm_up() -> None:
     for asked_N in (np.frombuffer(bytes(8), "<i8"), ids_N[:1], ids_N):
         search.packed(feature, asked_N)
     read_question(Form(MSGPACK), b"\x81\xa3ids\x91\x00", 1)
+    read_question(Form(JSON), b'{"ids":["a"]}', 1)
     question = read_question(Form(JSON), b'{"ids":[0]}', 1)
     for asked_N in (question.ids_N, ids_N):
         write_answer(Form(JSON), question, *search(feature, asked_N), feature="", version=0)

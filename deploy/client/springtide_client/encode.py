@@ -26,6 +26,10 @@ _DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)
 _NOT_FINITE_TEXT = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 
 
+# by field and identity of a value: its id, or the ids of its list
+Seen = dict[tuple[str, int], Any]
+
+
 class EncodedInstance(NamedTuple):
     """One instance in the schema's order; `texts`: (feature number, id, text) of each hashed id."""
 
@@ -72,23 +76,37 @@ class InstanceEncoder:
 
     def __init__(self, schema: Schema) -> None:
         self._categorical = [(name, schema.number(name)) for name in schema.categorical]
-        self._multi_value = [(name, schema.number(name), schema.length_limit(name)) for name in schema.multi_value]
-        self._sequence = [(name, schema.number(name), schema.length_limit(name)) for name in schema.sequence]
+        first = [(name, schema.number(name), slice(schema.length_limit(name))) for name in schema.multi_value]
+        last = [(name, schema.number(name), slice(-schema.length_limit(name), None)) for name in schema.sequence]
+        self._lists = [*first, *last]
         self._dense = schema.dense
 
-    def encode(self, instance: Mapping[str, Any]) -> EncodedInstance:
-        """The instance's features; EncodeError names the field that cannot be encoded."""
+    def encode(self, instance: Mapping[str, Any], seen: "Seen | None" = None) -> EncodedInstance:
+        """The instance's features; EncodeError names the field that cannot be encoded.
+
+        `seen`: what instances before it had, where they are alive and share values; a value's texts are told once.
+        """
         if not isinstance(instance, Mapping):
             raise EncodeError("wrong_type", f"an instance is an object of fields, not {type(instance).__name__}")
         encoded = EncodedInstance([], [], [], [])
         name = ""
         try:
             for name, number in self._categorical:
-                encoded.categorical.append(_id(instance.get(name), number, encoded.texts))
-            for name, number, limit in self._multi_value:
-                encoded.lists.append(_ids(instance.get(name), number, slice(limit), encoded.texts))
-            for name, number, limit in self._sequence:
-                encoded.lists.append(_ids(instance.get(name), number, slice(-limit, None), encoded.texts))
+                value = instance.get(name)
+                if seen is None or not isinstance(value, str):
+                    encoded.categorical.append(_id(value, number, encoded.texts))
+                    continue
+                if (place := (name, id(value))) not in seen:
+                    seen[place] = _id(value, number, encoded.texts)
+                encoded.categorical.append(seen[place])
+            for name, number, kept in self._lists:
+                value = instance.get(name)
+                if seen is None or not isinstance(value, list):
+                    encoded.lists.append(_ids(value, number, kept, encoded.texts))
+                    continue
+                if (place := (name, id(value))) not in seen:
+                    seen[place] = _ids(value, number, kept, encoded.texts)
+                encoded.lists.append(seen[place])
             for name in self._dense:
                 value = instance.get(name)
                 encoded.dense.append(math.nan if value is None else parse_number(value))
@@ -100,7 +118,7 @@ class InstanceEncoder:
         """Encoded instances as the arrays that models take."""
         num_instances = len(encoded_N)
         lists = []
-        for column in range(len(self._multi_value) + len(self._sequence)):
+        for column in range(len(self._lists)):
             offsets = np.zeros(num_instances + 1, np.int64)
             np.cumsum([len(encoded.lists[column]) for encoded in encoded_N], out=offsets[1:])
             lists.append(Ragged(np.array([i for e in encoded_N for i in e.lists[column]], np.int64), offsets))
@@ -113,18 +131,20 @@ class InstanceEncoder:
         )
 
 
-def encode_instances(schema: Schema, instances: Sequence[Mapping[str, Any]]) -> Features:
+def encode_instances(schema: Schema, instances: Sequence[Mapping[str, Any]], *, share_values: bool = False) -> Features:
     """The features of some instances, labels and unknown fields ignored.
 
     A categorical that is missing or null is `MISSING_ID`; a list that is missing or null is empty, its null elements
     are skipped, and it is cut to its limit (multi_value keeps the first, sequence the last elements); a number that is
-    missing or null is NaN. Raises EncodeError with reason, field and index.
+    missing or null is NaN. `share_values`: many hold the very same texts and lists, which are then encoded once.
+    Raises EncodeError with reason, field and index.
     """
     encoder = InstanceEncoder(schema)
+    seen: Seen | None = {} if share_values else None
     encoded = []
     for index, instance in enumerate(instances):
         try:
-            encoded.append(encoder.encode(instance))
+            encoded.append(encoder.encode(instance, seen))
         except EncodeError as error:
             error.index = index
             raise

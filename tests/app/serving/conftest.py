@@ -19,6 +19,7 @@ from springtide_client.tensors import encode_tensors
 
 from app.serving.config import ServeConfig
 from app.serving.server import serve
+from tests.app.serving.target import Target
 
 DIM = 4
 SCHEMA = Schema(
@@ -254,4 +255,15 @@ class World:
 def world(tmp_path, archive):
     made = World(ToyLog(tmp_path / "log", archive))
     yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory, archive):
+    made = World(ToyLog(tmp_path_factory.mktemp("target") / "log", archive))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPRINGTIDE_TOKENS", "admin=admin-secret")
+        asked = Target(made)
+    yield asked
+    asked.close()
     made.close()

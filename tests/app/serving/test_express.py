@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import socket
 
 import msgspec
 import numpy as np
@@ -10,10 +9,9 @@ import pytest
 from springtide_client.keys import hash_text
 
 from app.serving import express, express_protocol
+from tests.app.serving.wire import JSON, MSGPACK, RAW, Connection, request
 
 USER, ITEM = 0, 1
-RAW, JSON, MSGPACK = "application/octet-stream", "application/json", "application/msgpack"
-ARROW = "application/vnd.apache.arrow.stream"
 
 
 @pytest.fixture
@@ -32,43 +30,6 @@ def answered(monkeypatch):
     return heads
 
 
-class Connection:
-    """Bytes to a server and answers from it, with nobody's idea of HTTP in between."""
-
-    def __init__(self, client) -> None:
-        self.socket = socket.create_connection((client.base_url.host, client.base_url.port), timeout=20)
-        self.buffer = b""
-
-    def send(self, content: bytes) -> None:
-        self.socket.sendall(content)
-
-    def ask(self, content: bytes) -> tuple[int, dict[str, str], bytes]:
-        self.send(content)
-        return self.answer()
-
-    def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """The next one: status, headers, body."""
-        while b"\r\n\r\n" not in self.buffer:
-            self._more()
-        head, _, self.buffer = self.buffer.partition(b"\r\n\r\n")
-        status, *lines = head.decode().split("\r\n")
-        pairs = [line.split(": ", 1) for line in lines]
-        headers = dict(pairs)
-        assert len(headers) == len(pairs)
-        while len(self.buffer) < int(headers["content-length"]):
-            self._more()
-        body, self.buffer = (
-            self.buffer[: int(headers["content-length"])],
-            self.buffer[int(headers["content-length"]) :],
-        )
-        return int(status.split()[1]), headers, body
-
-    def _more(self) -> None:
-        received = self.socket.recv(65_536)
-        assert received, "the server closed the connection"
-        self.buffer += received
-
-
 @pytest.fixture
 def connect():
     """Makes connections, and closes them."""
@@ -81,12 +42,6 @@ def connect():
     yield connection
     for one in made:
         one.socket.close()
-
-
-def request(body: bytes, *, kind=RAW, feature="user_id", extra=()) -> bytes:
-    lines = [f"POST /v1/embeddings/{feature} HTTP/1.1", "Host: localhost", f"Content-Type: {kind}"]
-    lines += [*extra, f"Content-Length: {len(body)}"]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def raw_ids(*ids: int) -> bytes:
@@ -185,7 +140,6 @@ def test_bytes_that_come_in_pieces_or_all_at_once(client, answered, connect) -> 
     expected = connection.ask(asked)
     for cut in (1, 5, len(asked) - 20, len(asked) - 1):
         connection.send(asked[:cut])
-        connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # an answer on another connection: the piece above has arrived
         client.get("/healthz")
         assert same_but_for_time(expected, connection.ask(asked[cut:]))

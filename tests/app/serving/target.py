@@ -1,0 +1,73 @@
+"""A server to be asked things that mean harm, and the one right answer that it must still give."""
+
+import contextlib
+import io
+import re
+
+import msgspec
+import numpy as np
+import pyarrow
+from springtide_client.keys import hash_text
+
+from tests.app.serving.wire import ARROW, JSON, MSGPACK, RAW, Connection, request
+
+USER, ITEM = 0, 1
+ADMIN = "Authorization: Bearer admin-secret"
+ROWS = {1: [1, 2, 3, 4], 2: [0.5, 0, -0.25, 8]}
+
+
+def arrow_stream(table, **options) -> bytes:
+    sink = io.BytesIO()
+    with pyarrow.ipc.new_stream(sink, table.schema, options=pyarrow.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+PLAIN_ARROW = arrow_stream(pyarrow.table({"id": [1, 2, 9]}))
+BODIES = {
+    RAW: np.array([1, 2, 9], "<i8").tobytes(),
+    JSON: b'{"ids":[1,2,9]}',
+    MSGPACK: msgspec.msgpack.encode({"ids": [1, 2, 9]}),
+    ARROW: PLAIN_ARROW,
+}
+
+
+class Target:
+    """A server, a connection to it, and the one right answer."""
+
+    def __init__(self, world) -> None:
+        world.log.start()
+        world.log.write_status(orders=["forget", "limits", "rollback"])
+        rows = {(USER, n): row for n, row in ROWS.items()} | {(ITEM, hash_text(b"a")): [1, 1, 1, 1]}
+        number = world.log.publish(rows, texts=[(ITEM, "a")], forget=[(USER, 9)])
+        self.client = world.serve(max_ids=2_000, max_body_bytes=2**21)
+        world.served(self.client, number)
+        self.path = world.log.path
+        self.connections: list[Connection] = []
+
+    def connect(self) -> Connection:
+        self.connections.append(Connection(self.client))
+        return self.connections[-1]
+
+    def ask(self, content: bytes):
+        """The answer on a connection of its own."""
+        connection = self.connect()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent
+            connection.send(content)
+        return connection.answer()
+
+    def is_well(self) -> None:
+        """Both ways still give the right rows."""
+        connection = self.connect()
+        for _ in range(2):
+            status, _, body = connection.ask(request(BODIES[RAW]))
+            assert status == 200
+            assert np.frombuffer(body[:32], "<f4").tolist() == [*ROWS[1], *ROWS[2]]
+            assert body[48:] == bytes([0, 0, 3])
+
+    def close(self) -> None:
+        """Nothing that was asked ended in a 5xx but 503."""
+        for connection in self.connections:
+            connection.socket.close()
+        answers = re.findall(r'answers_total\{[^}]*status="(5..)"\}', self.client.get("/metrics").text)
+        assert set(answers) <= {"503"}
