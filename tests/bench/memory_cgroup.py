@@ -22,6 +22,7 @@ class MemoryCgroup:
         if self._limit is None:
             self.path.rmdir()
             raise OSError(f"{parent} has no memory controller for its children")
+        self._unlimited = self._limit.read_text()
 
     def add(self, pid: int) -> None:
         """This process, and every one that it starts from now on."""
@@ -55,6 +56,11 @@ class MemoryCgroup:
         """At most so many from now on; what is cached beyond it goes."""
         assert self._limit is not None
         self._limit.write_text(str(num_bytes))
+
+    def lift(self) -> None:
+        """As it was before `limit`: its processes may end at leisure."""
+        assert self._limit is not None
+        self._limit.write_text(self._unlimited)
 
     def remove(self) -> None:
         """Once its processes have ended."""

@@ -149,6 +149,8 @@ def measure(race: Race, repeats: int, cgroup: MemoryCgroup | None) -> list[Case]
         cgroup.limit(limit)
         print(f"cgroup: {limit // MIB:,} MiB for both, {CODE_BYTES // MIB} of them not for anonymous memory")
     rates = alternate(race.contenders() | {"dense only": race.run_dense}, repeats=repeats)
+    if cgroup is not None:
+        cgroup.lift()
     limit = median(rates.pop("dense only"))
     race.check()
     race.describe()

@@ -35,6 +35,8 @@ def test_both_versions_of_cgroups_are_limited(
     assert cgroup.anonymous_bytes() == 120
     assert (cgroup.path / limit).read_text() == "1000"
     assert (cgroup.path / "cgroup.procs").read_text() == "42"
+    cgroup.lift()
+    assert (cgroup.path / limit).read_text() == "max"
 
 
 def test_the_peak_is_of_what_was_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
