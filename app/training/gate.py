@@ -1,7 +1,8 @@
 """The health gate: before a version is published, whether the model is one that anybody should follow.
 
-Looks at the dense net for numbers that are not finite and for a norm that explodes, and at the newest samples' logloss,
-scored before they were learned, against that of those before them. Knows no log and no stream.
+Looks at the dense net for numbers that are not finite and for a norm that explodes, at the newest samples' logloss,
+scored before they were learned, against that of those before them, and at whether they got finite scores at all.
+Knows no log and no stream.
 """
 
 # N samples
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 ACTIONS = ("alert", "rollback")
 SIGMAS = 6.0  # a higher logloss must also be no chance
+MOST_UNSCORED = 0.5  # of the newest samples: a few may be odd themselves, and count as a coin's
 SMALL_NORM = 1.0  # from a norm below this to any below `norm_ratio` is no explosion
 
 
@@ -116,10 +118,14 @@ class Gate:
         if norm > limit:
             detail = f"the dense net's norm went from {oldest.norm:.4g} to {norm:.4g}, norm_ratio is "
             return Verdict("norm", f"{detail}{self.config.norm_ratio:g}", newest.number)
+        before = [good for good in self._good if good.samples <= num_samples - self._num_new]
+        earlier = (before or [oldest])[-1].number
+        if (share := scores.unscored(self._num_new)) > MOST_UNSCORED:
+            detail = f"the net gave {share:.0%} of the last {self._num_new:,} samples a score that is not finite"
+            return Verdict("not_finite", detail, earlier)
         for number, label in enumerate(scores.labels):
             if detail := self._collapse(*scores.window_losses(number)):
-                before = [good for good in self._good if good.samples <= num_samples - self._num_new]
-                return Verdict("logloss", f"{label}: {detail}", (before or [oldest])[-1].number)
+                return Verdict("logloss", f"{label}: {detail}", earlier)
         return None
 
     def _collapse(self, losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any, Any]") -> str:

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from springtide_client.errors import SpringtideError
+from springtide_client.errors import LogError, SpringtideError
 from springtide_client.records import EPOCH_SHIFT, version_name
 
 from app.errors import UserError
@@ -88,6 +88,8 @@ def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
             logger.error("the gate passes nothing over any more", extra={"samples": in_a_row})
             return False
         told = skip_samples(trainer, rollback, stand, verdict.detail)
+    except PutOffError:
+        return True
     except (UserError, SpringtideError) as error:
         logger.warning("the gate cannot roll back", extra={"reason": str(error), "version": verdict.good})
         return isinstance(error, StreamError) and not trainer.signals.wait(RETRY_SECONDS)
@@ -106,8 +108,9 @@ def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
 
 
 def prepare(trainer: "Trainer", number: int) -> Rollback:
-    """The version that restores another, from all that is in the log."""
-    trainer.log.sync()
+    """The version that restores another, from all that is in the log. PutOffError where somebody asked to stop."""
+    if not trainer.settle():
+        raise PutOffError
     trainer.status.say({**trainer.status.document, "reason": f"going back to version {version_name(number)}"})
     return rollback_to(trainer.log.directory, number, window_samples=trainer.config.train.window_samples)
 
@@ -130,7 +133,9 @@ def append(trainer: "Trainer", rollback: Rollback, stand: Stand | None, meta: An
         meta = msgspec.structs.replace(meta, positions=told_positions(stand.positions), dead_letters=letters)
     reach("before a rollback is appended")
     version = trainer.log.append(meta, rollback.arrays)
-    trainer.log.sync()
+    if not trainer.settle():
+        # nothing of this state may come after it; whoever goes on finds it in the log, or the order where it was
+        raise LogError(f"asked to stop while going back to {version_name(meta.restores)} waits for the disk")
     reach("after a rollback is appended")
     skipped = 0 if stand is None else meta.dead_letters.get(REASON, 0)
     logger.warning(

@@ -79,6 +79,11 @@ class Scores:
         logits_N, weights_N, labels_N = _of_label(self._settle(), number)
         return np.logaddexp(0.0, logits_N) - labels_N * logits_N, weights_N
 
+    def unscored(self, num: int) -> float:
+        """The share of the window's newest samples, so many at most, that the net gave no finite number for."""
+        logits_NL = self._settle()["logits"][-num:]
+        return float(1 - np.isfinite(logits_NL).all(axis=1).mean()) if len(logits_NL) else 0.0
+
     def document(self) -> dict[str, Any]:
         """`{"whole": {...}, "window": {...}}`, and `tasks` by label where there are several."""
         window = self._settle()

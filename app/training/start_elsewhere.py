@@ -12,6 +12,7 @@ from stream.source_config import SourceConfig
 from stream.times import offsets_at
 
 PLACES = ("earliest", "latest")
+MIN_MS, MAX_MS = 315_532_800_000, 7_258_118_400_000  # a number outside is seconds, or a date without its dashes
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,11 @@ def is_number(text: str) -> bool:
 def milliseconds(text: str) -> int:
     """Milliseconds since 1970 of a whole number of them, or of an ISO time (UTC unless it says otherwise)."""
     if is_number(text):
+        if not MIN_MS <= int(text) < MAX_MS:
+            raise UserError(
+                f"--from-timestamp {text}: that is not a time in milliseconds since 1970 between 1980 and 2200; "
+                "`--from-offset earliest` begins with all that is there"
+            )
         return int(text)
     try:
         time = datetime.fromisoformat(text)
@@ -97,4 +103,4 @@ def milliseconds(text: str) -> int:
         raise UserError(
             f"--from-timestamp {text}: write milliseconds since 1970, or a time such as 2026-05-01T12:00:00Z"
         ) from None
-    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+    return max(0, round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000))

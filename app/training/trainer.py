@@ -250,6 +250,16 @@ class Trainer:
         self._report_durable()
         return True
 
+    def settle(self) -> bool:
+        """Everything appended is durable. A disk that takes nothing is waited for, visibly; False: asked to stop."""
+        while self.log.is_writing:
+            self.say()
+            if self.signals.stopping and self.log.is_stuck:
+                return False
+            time.sleep(POLL_SECONDS)
+        self.log.sync()
+        return True
+
     def put_off(self, seconds: float) -> None:
         """No version for so long, and no order."""
         self._last_commit = time.monotonic() + seconds

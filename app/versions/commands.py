@@ -55,9 +55,13 @@ class Orders:
             try:
                 os.rename(self._folder / name, path)
                 reach("after an order is claimed")
-                orders.append(_read(match["id"], path.read_bytes()))
+                text = path.read_bytes()
             except FileNotFoundError:
                 continue
+            except OSError as error:  # a folder, or a file of somebody else's: told like any text that is no order
+                logger.warning("an order cannot be read", extra={"order": match["id"], "reason": str(error)})
+                text = b""
+            orders.append(_read(match["id"], text))
             self._claimed.add(match["id"])
         return orders
 
@@ -71,7 +75,10 @@ class Orders:
             match = _NAME.fullmatch(name)
             if match is not None and self._executed.get(match["id"], durable + 1) <= durable:
                 reach("before an order is unlinked")
-                (self._folder / name).unlink(missing_ok=True)
+                try:
+                    (self._folder / name).unlink(missing_ok=True)
+                except OSError:  # no file; the log remembers that it is done with
+                    continue
                 self._claimed.discard(match["id"])
 
     def _is_new(self, match: re.Match[str] | None) -> bool:

@@ -74,6 +74,9 @@ def _meta(
     trainer = {name: value for name, value in then.trainer.items() if name not in ("limits", HIDDEN, *ONCE)}
     if "limits" in now.trainer:
         trainer["limits"] = now.trainer["limits"]
+    if "gate" in now.trainer:
+        # how often the gate went back is counted on; what it did lately is gone back on
+        trainer["gate"] = {**trainer.get("gate", {}), "rollbacks": now.trainer["gate"].get("rollbacks", 0)}
     told = [*then.trainer.get(HIDDEN, ()), *now.trainer.get(HIDDEN, ())]
     hidden = [*from_json(told), *forgettings_of(entries, schema, otherwise=now.positions)]
     if hidden := ahead(hidden, read_positions(then.positions)):

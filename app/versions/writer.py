@@ -135,6 +135,11 @@ class LogWriter:
         """Whether versions wait for a disk that refuses them: the stream should wait with them."""
         return bool(self._reason and self._queue)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether versions are on their way to the files; `sync` waits for them, or raises why they never come."""
+        return bool(self._queue) and self._error is None
+
     def sync(self) -> None:
         """Everything appended so far is durable when this returns; raises like `append`."""
         with self._changed:

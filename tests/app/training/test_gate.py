@@ -114,6 +114,30 @@ def test_a_collapse_names_a_version_from_before_it_began():
     assert "click" in verdict.detail
 
 
+def test_a_finite_net_that_scores_nobody_is_held_back_to_before_it_began():
+    model = Model(logloss_samples=400)
+    for _ in range(10):
+        model.learn(100, wrong=0.05)
+        assert model.judge() is None
+    good, verdict, num = model.number, None, 0
+    while verdict is None:
+        model.scores.observe(np.full((100, 1), np.nan, np.float32), np.zeros((100, 1), np.float32), np.ones(100))
+        model.learner.steps, model.samples, num = model.learner.steps + 1, model.samples + 100, num + 100
+        verdict = model.judge()
+    assert 200 < num <= 300
+    assert verdict.reason == "not_finite"
+    assert "of the last 400 samples" in verdict.detail
+    assert verdict.good <= good
+
+
+def test_a_few_samples_without_a_score_are_no_sick_net():
+    model = Model(logloss_samples=400)
+    for _ in range(30):
+        model.learn(90, wrong=0.05)
+        model.scores.observe(np.full((10, 1), np.inf, np.float32), np.ones((10, 1), np.float32), np.ones(10))
+        assert model.judge() is None
+
+
 @pytest.mark.parametrize("settings", [{"logloss_ratio": float("inf")}, {"logloss_ratio": 30.0}])
 def test_what_is_too_much_is_a_setting(settings):
     model = Model(logloss_samples=400, **settings)

@@ -11,6 +11,7 @@ from app.serving.orders import put_order
 from app.training.log_start import start_state
 from app.training.order_desk import OrderDesk
 from app.training.state import TrainingState
+from app.versions.rollback import rollback_to
 from app.versions.writer import LogWriter
 
 
@@ -179,3 +180,35 @@ def test_memory_shrinks_and_grows_by_order_while_learning_goes_on(make_desk):
     assert table.counters()["evicted_resize"] > 0
     counts = sum(int(table.find(np.zeros(40, np.uint16), np.arange(40))[1].sum()) for _ in range(1))
     assert counts == 0  # every user is known, wherever the row lies
+
+
+HOSTILE = [
+    b"", b"{", b"[]", b"null", b"\xff", b'{"kind": 5}', b'{"kind": "forget"}', b'{"kind": "forget", "keys": 5}',
+    b'{"kind": "forget", "keys": [5, null, {"feature": ["user_id"], "id": 1}]}',
+    b'{"kind": "forget", "keys": [{"feature": "user_id", "id": 3}, {"feature": "nobody", "id": 1}]}',
+    b'{"kind": "forget", "keys": [{"feature": "user_id", "id": {"a": 1}}]}',
+    b'{"kind": "forget", "keys": [{"feature": "user_id", "id": 1e999}]}',
+    b'{"kind": "forget", "keys": [{"feature": "user_id", "id": "\\ud800"}]}',
+    b'{"kind": "limits", "limits": 5}', b'{"kind": "limits", "limits": {"lr": "fast"}}',
+    b'{"kind": "limits", "limits": {"features": {"user_id": 5}}}', b'{"kind": "limits", "limits": {"lr": -1}}',
+    b'{"kind": "limits", "limits": {"device_bytes": 99999999999999999999999}}',
+    b'{"kind": "rollback", "version": "1.1"}', b'{"kind": "rollback"}',
+]  # fmt: skip
+
+
+def test_what_is_no_order_is_refused_and_harms_neither_this_trainer_nor_a_rollback(make_desk):
+    desk = make_desk()
+    desk.state.learn(make_batch(0))
+    number = desk.version()
+    folder = desk.config.log.path / "commands"
+    folder.mkdir(exist_ok=True)
+    for n, text in enumerate(HOSTILE):
+        (folder / f"{n:03d}.json").write_bytes(text)
+    desk.desk.execute()
+    desk.version()
+    entries = desk.newest().meta.orders
+    assert [entry["id"] for entry in entries] == [f"{n:03d}" for n in range(len(HOSTILE))]
+    assert all("refused" in entry["result"] for entry in entries)
+    assert not any("keys" in entry for entry in entries)
+    back = rollback_to(desk.log.directory, number, window_samples=100)
+    assert "forgotten.id" not in back.arrays

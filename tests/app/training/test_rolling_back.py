@@ -1,5 +1,6 @@
 """Orders that go back, the health gate, and starts elsewhere: on running trainers with a real broker."""
 
+import errno
 import json
 import threading
 from collections import Counter
@@ -16,6 +17,7 @@ from app.training.rolling_back import HeldError
 from app.training.start_elsewhere import StartElsewhere
 from app.training.trainer import Trainer
 from app.versions.receipts import receipt_of
+from app.versions.segments import SegmentFiles
 from app.versions.status import read_status
 from stream.columns import Partition
 
@@ -141,6 +143,40 @@ def test_orders_after_a_rollback_are_executed_on_what_it_restored(room, trainer)
     wait_until(lambda: receipt_of(path, last).state == "durable", "forgetting")
     statuses = {user: room.view().row_info(0, user)["status"] for user in (4, 5, 6)}
     assert statuses == {4: "known", 5: "forgotten", 6: "forgotten"}
+
+
+def test_a_full_disk_amid_going_back_is_waited_for_and_told(room, trainer, monkeypatch):
+    room.produce(200)
+    running = trainer()
+    goal = published(room, 200)
+    room.produce(100)
+    published(room, 300)
+    append, write, full = running.log.append, SegmentFiles.write, threading.Event()
+
+    def append_and_fill(meta, arrays):
+        if meta.restores:
+            full.set()
+        return append(meta, arrays)
+
+    def refuse(self, frame: bytes) -> None:
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, frame)
+
+    monkeypatch.setattr(running.log, "append", append_and_fill)
+    monkeypatch.setattr(SegmentFiles, "write", refuse)
+    path = room.config.log.path
+    order = put_order(path, "rollback", {"version": goal})
+
+    def told() -> bool:
+        status = read_status(path) or {}
+        return status["trainer"] == "waiting" and "No space left" in status["reason"]
+
+    wait_until(told, "the reason")
+    full.clear()
+    wait_until(lambda: (receipt_of(path, order) or ("", "")).state == "durable", "the rollback")
+    published(room, 300)
+    assert room.counts() == expected_counts(300)
 
 
 @pytest.mark.parametrize(
@@ -305,6 +341,16 @@ def test_too_much_passed_over_in_a_row_ends_in_an_alert(room):
         trainer.run()
     assert trainer.state.gate["rollbacks"] > 1
     assert 150 < trainer.state.gate["in_a_row"] == trainer.state.dead_letters["gate"] <= 300
+
+
+@pytest.mark.parametrize("text", ["20260501", "1800000000", "9" * 30, "-5", "yesterday"])
+def test_what_is_no_time_in_milliseconds_is_refused(text):
+    with pytest.raises(UserError, match="--from-timestamp"):
+        StartElsewhere.of([], text)
+
+
+def test_a_time_before_1970_is_the_beginning():
+    assert StartElsewhere.of([], "1969-12-31T23:59:59.999Z") == StartElsewhere(place=0)
 
 
 CLICKS = Partition("clicks", 0)

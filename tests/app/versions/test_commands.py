@@ -63,3 +63,13 @@ def test_an_unreadable_order_is_handed_out_without_a_kind(tmp_path) -> None:
     (tmp_path / "commands" / ".draft.tmp").write_text("{}")
     (order,) = Orders(tmp_path, 1, {}).claim()
     assert (order.id, order.kind) == ("x", "")
+
+
+def test_a_folder_among_the_orders_is_unreadable_and_harms_nobody(tmp_path) -> None:
+    (tmp_path / "commands" / "1.json").mkdir(parents=True)
+    orders = Orders(tmp_path, 1, {})
+    (order,) = orders.claim()
+    assert (order.id, order.kind) == ("1", "")
+    orders.executed("1", 5)
+    orders.retire(5)
+    assert not orders.has_new()
