@@ -56,6 +56,7 @@ def title_of(route: APIRoute) -> None:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    request.scope["springtide.refusal"] = error.code
     return Response(error.body(), error.status, error.headers, "application/json")
 
 

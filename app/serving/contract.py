@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.serving.bodies import ARROW, JSON, MSGPACK, RAW
-from app.serving.guard import scope_of
+from app.serving.guard import UNLIMITED_PATHS, scope_of
 from app.serving.shapes import SHAPES, Shape, ref
 
 REFUSALS = {
@@ -17,12 +17,14 @@ REFUSALS = {
     403: "The token lacks the scope.",
     404: "There is no such thing; of a row, its status says why.",
     406: "No answer of that type is made.",
+    408: "The request did not come whole in time.",
     410: "That version or file is no longer, or not yet, in the log.",
     413: "The body, or the number of ids or instances, is beyond the limit.",
     415: "The body is of a type that is not read here.",
     416: "The range begins beyond the end.",
     421: "A server without tokens answers to local names only.",
     422: "Understood, but not possible; `index` names the element that is at fault.",
+    429: "More requests at once than the server takes on: Retry-After says when to ask again.",
     431: "The head of the request is beyond the limit.",
     500: "A defect of the server.",
     501: "The trainer of this log does not execute such orders.",
@@ -129,6 +131,10 @@ def complete(document: dict[str, Any], *, open_scopes: Iterable[str], is_local: 
             if scope is not None and scope not in open_scopes:
                 entry["security"] = [{"token": []}]
                 entry["responses"] |= {"401": _refusal(401), "403": _refusal(403)}
+            if path not in UNLIMITED_PATHS:
+                entry["responses"]["429"] = _refusal(429)
+            if operation.body is not None:
+                entry["responses"]["408"] = _refusal(408)
             if is_local:
                 entry["responses"]["421"] = _refusal(421)
             if (method, path) in RANGED:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from starlette.types import Scope
 
+from app.serving.access_log import AccessLog
 from app.serving.bodies import STATUS_NAMES, read_question
 from app.serving.config import ServeConfig
 from app.serving.lookups import INLINE_IDS, Manner, feature_number, header_texts, is_short, look_up
@@ -37,9 +38,10 @@ class KnownHead(NamedTuple):
 class Express:
     """The heads that are known. For the event loop's thread alone."""
 
-    def __init__(self, config: ServeConfig, replica: Replica, metrics: Metrics) -> None:
+    def __init__(self, config: ServeConfig, replica: Replica, metrics: Metrics, access_log: AccessLog) -> None:
         self._max_ids = min(config.max_ids, INLINE_IDS)
         self._replica = replica
+        self._access_log = access_log
         self._heads: dict[bytes, KnownHead] = {}
         self._seconds = metrics.own_histogram("springtide_http_seconds", route=ROUTE)
         self._answers = metrics.own_counter("springtide_http_answers_total", route=ROUTE, status="200")
@@ -93,5 +95,7 @@ class Express:
             for tally, count in zip(self._rows[1:], np.bincount(status_N, minlength=4)[1:].tolist(), strict=True):
                 tally.amount += count
         self._answers.amount += 1
-        self._seconds.observe(time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._seconds.observe(seconds)
+        self._access_log.note("POST", ROUTE, 200, seconds)
         return lines, content

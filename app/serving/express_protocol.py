@@ -1,12 +1,13 @@
 """uvicorn's HTTP/1.1 connection with a short way for known look-ups: no task, no parser, one write."""
 
+import asyncio
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from app.serving.express import START, Express
-from app.serving.leaving import Leaving
-from app.serving.problems import ApiError, bad_request, head_too_large
+from app.serving.express import START
+from app.serving.front import Front
+from app.serving.problems import ApiError, bad_request, head_too_large, too_many, too_slow
 
 MAX_FRAMING_BYTES = 65_536
 
@@ -16,15 +17,24 @@ class ExpressProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        front = cast(Any, self.config.app)
-        self._express: Express = front.express
-        self._leaving: Leaving = front.leaving
+        self._front = cast(Front, self.config.app)
+        self._express, self._leaving = self._front.express, self._front.leaving
         self._is_head = False
         self._framing_bytes = self._body_bytes = self._head_bytes = 0  # of the message that the parser reads
         self._is_between = True  # the parser has seen the end of every request that began
         self._data: bytes | None = None  # that a request begins with
         self._answered_at = 0.0
+        # slow clients: since when the rest of a request is waited for, and since when so many bytes do not go out
+        self._waits_since: float | None = None
+        self._stuck: tuple[int, float] | None = None
         self._own_headers: tuple[object, str] = (None, "")
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._waits_since = self.loop.time()
+        limit = self._front.config.max_connections
+        if len(self.connections) > limit:
+            self._refuse(too_many("connections", limit))
 
     def data_received(self, data: bytes) -> None:
         if self._is_between and data.startswith(START) and not self._leaving.begun and self._is_idle():
@@ -43,6 +53,7 @@ class ExpressProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_between, self._is_head = False, True
         self._body_bytes = self._head_bytes = 0
+        self._waits_since = self.loop.time()
         if self._data is not None:
             cast(dict[str, Any], self.scope)["springtide.data"] = self._data
             self._data = None
@@ -69,6 +80,7 @@ class ExpressProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._is_between = True
         self._framing_bytes = 0
+        self._waits_since = None
 
     def send_400_response(self, msg: str) -> None:
         cycle = self.cycle
@@ -82,16 +94,6 @@ class ExpressProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
             self.flow.pause_reading()
 
-    def _refuse(self, refusal: ApiError) -> None:
-        """Answer what the parser cannot read, and close."""
-        content = refusal.body()
-        own = b"".join(b"%s: %s\r\n" % pair for pair in self.server_state.default_headers)
-        lines = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(content)
-        self.transport.write(STATUS_LINE[refusal.status] + own + lines + content)
-        self.transport.close()
-        self._framing_bytes = 0
-        cast(Any, self.config.app).count_refusal(refusal.status)
-
     def prepare_to_leave(self) -> None:
         """The answer in the making, if any, is the last; one whose head is sent has promised to go on."""
         if self.cycle is not None and not self.cycle.response_started:
@@ -101,6 +103,42 @@ class ExpressProtocol(HttpToolsProtocol):
         """Close, unless something was asked."""
         if self._is_between and self._is_idle():
             self.transport.close()
+
+    def lose_patience(self, now: float, seconds: float) -> None:
+        """End the connection where its client has let the server wait for longer."""
+        if self.transport.is_closing():
+            return
+        if self._waits_since is not None:
+            if self.flow.read_paused:  # it is the server that does not read
+                self._waits_since = now
+            elif now - self._waits_since > seconds:
+                cycle = self.cycle
+                if cycle is not None and (cycle.response_started and not cycle.response_complete):
+                    self.transport.abort()  # nothing can be said in the middle of an answer
+                    self._front.note_refusal("too_slow")
+                else:
+                    self._refuse(too_slow(seconds))
+                return
+        left = self.transport.get_write_buffer_size() if self.flow.write_paused else 0
+        if left == 0:
+            self._stuck = None
+        elif self._stuck is None or self._stuck[0] != left:
+            self._stuck = (left, now)
+        elif now - self._stuck[1] > seconds:
+            self.transport.abort()
+            self._front.note_refusal("too_slow")
+
+    def _refuse(self, refusal: ApiError) -> None:
+        """Answer what no request can be answered to, and close."""
+        content = refusal.body()
+        texts = {"content-type": "application/json", **refusal.headers, "connection": "close"}
+        lines = "".join(f"{name.lower()}: {text}\r\n" for name, text in texts.items())
+        own = b"".join(b"%s: %s\r\n" % pair for pair in self.server_state.default_headers)
+        head = b"%s%scontent-length: %d\r\n\r\n" % (own, lines.encode("latin-1"), len(content))
+        self.transport.write(STATUS_LINE[refusal.status] + head + content)
+        self.transport.close()
+        self._framing_bytes = 0
+        self._front.refuse_client(refusal)
 
     def timeout_keep_alive_handler(self) -> None:
         left = self._answered_at + self.timeout_keep_alive - self.loop.time()
@@ -124,6 +162,7 @@ class ExpressProtocol(HttpToolsProtocol):
         head = f"{self._own_headers[1]}{lines}\r\n".encode("latin-1")
         self.transport.writelines([head, content])
         self.server_state.total_requests += 1
+        self._waits_since = None
         self._answered_at = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(

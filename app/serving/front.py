@@ -8,12 +8,14 @@ from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.serving.access_log import AccessLog
 from app.serving.bodies import RAW, read_question
 from app.serving.demand import MAX_STALENESS, MIN_VERSION
 from app.serving.express import ROUTE, Express
+from app.serving.guard import UNLIMITED_PATHS
 from app.serving.leaving import Leaving
 from app.serving.lookups import Manner, feature_number, header_texts, is_short, look_up
-from app.serving.problems import ApiError, bad_request, defect, too_large
+from app.serving.problems import REFUSED, ApiError, bad_request, defect, too_large
 from app.serving.service import Service
 
 EMBEDDINGS = "/v1/embeddings/"
@@ -37,7 +39,9 @@ class Front:
         self._service = service
         self._inner = inner
         self.leaving = leaving
-        self.express = Express(service.config, service.replica, service.metrics)
+        self.config = service.config
+        self._access_log = AccessLog(service.config.access_log_share)
+        self.express = Express(service.config, service.replica, service.metrics, self._access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -58,6 +62,7 @@ class Front:
         try:
             await self._answer(scope, receive, counted)
         except ApiError as refusal:
+            scope["springtide.refusal"] = refusal.code
             if status == 0:
                 await _refuse(counted, refusal)
         except ConnectionResetError:
@@ -77,12 +82,21 @@ class Front:
                 raise
         finally:
             route = scope.get("springtide.route") or getattr(scope.get("route"), "path", None) or "none"
-            self._service.metrics.observe("springtide_http_seconds", time.perf_counter() - started, route=route)
+            seconds = time.perf_counter() - started
+            self._service.metrics.observe("springtide_http_seconds", seconds, route=route)
             self._service.metrics.add("springtide_http_answers_total", route=route, status=str(status or 499))
+            self._access_log.note(scope["method"], route, status or 499, seconds)
+            self.note_refusal(scope.get("springtide.refusal", ""))
 
-    def count_refusal(self, status: int) -> None:
-        """Bytes that were no request were refused."""
-        self._service.metrics.add("springtide_http_answers_total", route="none", status=str(status))
+    def refuse_client(self, refusal: ApiError) -> None:
+        """A connection was refused before a request of it could be answered."""
+        self._service.metrics.add("springtide_http_answers_total", route="none", status=str(refusal.status))
+        self.note_refusal(refusal.code)
+
+    def note_refusal(self, code: str) -> None:
+        """Count what was not served, by its code."""
+        if reason := REFUSED.get(code):
+            self._service.metrics.add("springtide_refused_total", reason=reason)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -90,6 +104,16 @@ class Front:
         if len(headers) < len(scope["headers"]):
             _check_single(scope["headers"])
         self._service.guard.check(path, headers)
+        if path in UNLIMITED_PATHS:
+            await self._admitted(path, headers, scope, receive, send)
+            return
+        self._service.enter()
+        try:
+            await self._admitted(path, headers, scope, receive, send)
+        finally:
+            self._service.leave()
+
+    async def _admitted(self, path: str, headers: dict[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._service.config.max_body_bytes:
             raise too_large(self._service.config.max_body_bytes)

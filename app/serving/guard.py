@@ -10,6 +10,8 @@ from app.serving.tokens import Tokens
 
 # no data of the model, so no token: probes and the pages themselves
 FREE_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
+# probes, which are needed most when all is full, and streams, whose number has a limit of its own
+UNLIMITED_PATHS = FREE_PATHS | {"/metrics", "/v1/log", "/v1/events", "/v1/versions/latest"}
 ADMIN_PATHS = frozenset({"/v1/forget", "/v1/table", "/v1/rollback"})
 
 

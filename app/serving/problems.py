@@ -19,6 +19,21 @@ CODES = {
     500: "internal",
 }
 
+# why a request was refused, for the metric, by code; what it demands of the version is counted by the replica
+REFUSED = {
+    "busy": "busy",
+    "not_ready": "not_ready",
+    "too_many_requests": "in_flight",
+    "too_slow": "slow",
+    "too_large": "size",
+    "too_many_ids": "size",
+    "head_too_large": "size",
+    "too_many_instances": "size",
+    "unauthorized": "token",
+    "forbidden": "token",
+    "foreign_host": "host",
+}
+
 
 class ApiError(Exception):
     """An answer that is a refusal: HTTP status, a stable code, a sentence, and what to do about it.
@@ -83,6 +98,17 @@ def busy() -> ApiError:
     """503: more work waits than the server takes on."""
     hint = "retry after a moment, or send fewer requests at once"
     return ApiError(503, "busy", "too many requests are waiting", hint, headers={"Retry-After": "1"})
+
+
+def too_many(what: str, limit: int) -> ApiError:
+    """429: more at once than the server takes on."""
+    hint = "retry after a moment, or ask less at once"
+    return ApiError(429, "too_many_requests", f"more than {limit} {what} at once", hint, headers={"Retry-After": "1"})
+
+
+def too_slow(seconds: float) -> ApiError:
+    """408: the request did not come whole in time."""
+    return ApiError(408, "too_slow", f"the request was not whole after {seconds:g} s", "send it faster, or in parts")
 
 
 def bad_request(message: str, hint: str = "") -> ApiError:

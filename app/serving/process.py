@@ -94,15 +94,17 @@ async def _run(server: _Server, service: Service, listener: socket.socket, calls
         loop.add_signal_handler(signal.SIGHUP, calls.on_hangup or (lambda: leave(PATIENTLY)))
     service.start()
     watcher = asyncio.create_task(_watch(server, calls, leave))
+    patience = asyncio.create_task(_be_patient(server, service.config.client_seconds))
     try:
         if calls.is_successor:
             await service.replica.wait_for_first(FIRST_VIEW_SECONDS)
         await server.serve([listener])
     finally:
         service.stop()
-        watcher.cancel()
-        with suppress(asyncio.CancelledError):
-            await watcher
+        for task in (watcher, patience):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 def claim_process() -> None:
@@ -120,6 +122,16 @@ def share_cores(num_processes: int) -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_processes))
+
+
+async def _be_patient(server: _Server, seconds: float) -> None:
+    """Look after slow clients: a look a second costs each request nothing."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(min(1.0, seconds / 4))
+        for connection in list(server.server_state.connections):
+            assert isinstance(connection, ExpressProtocol)
+            connection.lose_patience(loop.time(), seconds)
 
 
 async def _watch(server: _Server, calls: Calls, leave: Callable[[Manner], None]) -> None:

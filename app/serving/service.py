@@ -16,7 +16,7 @@ from app.serving.follow import DirectoryFollowing
 from app.serving.gate_metrics import declare_gate, show_gate
 from app.serving.guard import Guard
 from app.serving.metrics import Metrics
-from app.serving.problems import busy
+from app.serving.problems import busy, too_many
 from app.serving.replica import Replica, wall_ms
 from app.serving.scorer import Scorer
 from app.serving.snapshot import Snapshots
@@ -63,7 +63,7 @@ class Service:
         self.files = Work("files", num_threads=2, max_waiting=64)
         self.snapshots = Snapshots(log_path, self.folder.path, max_bytes=config.snapshot_bytes)
         self.snapshot_work = Work("snapshot", num_threads=1, max_waiting=8)
-        self.num_streams = 0
+        self.num_in_flight = self.num_streams = 0
         self._started = time.monotonic()
         self._sampler: asyncio.Task[None] | None = None
 
@@ -136,6 +136,7 @@ class Service:
         metrics.set("springtide_workers", 1)
         metrics.set("springtide_predict_calls_total", self.scorer.num_calls)
         metrics.set("springtide_streams", self.num_streams)
+        metrics.set("springtide_in_flight", self.num_in_flight)
         told = metrics.numbers()
         if self._place is not None:
             self._place.tally.publish(self._place.number, told)
@@ -162,6 +163,16 @@ class Service:
             score = (status.get("scores") or {}).get(part) or {}
             metrics.set("springtide_auc", _number(score.get("auc")), part=part)
         return metrics.text(told)
+
+    def enter(self) -> None:
+        """Count one more request in flight; ApiError 429 beyond the limit."""
+        if self.num_in_flight >= self.config.max_in_flight:
+            raise too_many("requests", self.config.max_in_flight)
+        self.num_in_flight += 1
+
+    def leave(self) -> None:
+        """The request was answered."""
+        self.num_in_flight -= 1
 
     def enter_stream(self) -> None:
         """Count one more open stream; ApiError 503 beyond the limit."""
@@ -193,7 +204,7 @@ def declare(metrics: Metrics) -> Metrics:
     metrics.counter("springtide_predict_calls_total", "Calls of the model that scored them.")
     metrics.counter("springtide_predict_rows_total", "Rows they rest on by status: only known ones were learned.")
     metrics.counter("springtide_swaps_total", "Versions that became servable.")
-    metrics.counter("springtide_refused_total", "Requests whose demand on the version could not be met.")
+    metrics.counter("springtide_refused_total", "Requests that were not served, by why.")
     metrics.counter("springtide_workers_ended_total", "Workers that are gone, by how.")
     metrics.gauge("springtide_workers", "Processes that answer.", over="sum")
     metrics.gauge("springtide_version", "The version that is served: the oldest of all workers.", over="min")
@@ -203,6 +214,7 @@ def declare(metrics: Metrics) -> Metrics:
     metrics.gauge("springtide_freshness_seconds", "Record timestamp until servable, over the last minute.", over="max")
     metrics.histogram("springtide_servable_seconds", "Record timestamp until servable, of sampled records.")
     metrics.counter("springtide_applied_bytes_total", "Bytes of versions that became servable.")
+    metrics.gauge("springtide_in_flight", "Requests that are being answered, without streams and probes.", over="sum")
     metrics.gauge("springtide_streams", "Open streams and long polls.", over="sum")
     metrics.gauge("springtide_trainer_state", "1 for the trainer's state.")
     metrics.gauge("springtide_samples_trained", "Samples learned since the log began.")

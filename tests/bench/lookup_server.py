@@ -1,5 +1,6 @@
-"""Our server over a log, as `springtide serve` runs it; prints its port."""
+"""Our server over a log, as `springtide serve` runs it; prints its port. Settings as JSON may follow the log."""
 
+import json
 import sys
 
 from app.serving.config import ServeConfig
@@ -7,4 +8,7 @@ from app.serving.server import serve
 
 
 def main() -> None:
-    serve(sys.argv[1], ServeConfig(port=0), on_listening=lambda url: print(url.rpartition(":")[2], flush=True))
+    settings = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    serve(
+        sys.argv[1], ServeConfig(port=0, **settings), on_listening=lambda url: print(url.rpartition(":")[2], flush=True)
+    )

@@ -1,0 +1,162 @@
+"""What one asker may take from all: requests in flight, connections, and the server's patience."""
+
+import logging
+import socket
+import time
+
+import pytest
+
+USER = 0
+JSON = "application/json"
+
+
+def wait_until(check) -> None:
+    deadline = time.monotonic() + 20
+    while not check():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+class Asker:
+    """Bytes to a server, and what comes back."""
+
+    def __init__(self, client, *, receive_bytes=None) -> None:
+        self.socket = socket.socket()
+        if receive_bytes is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.socket.settimeout(20)
+        self.socket.connect((client.base_url.host, client.base_url.port))
+
+    def send(self, content: bytes) -> "Asker":
+        self.socket.sendall(content)
+        return self
+
+    def rest(self) -> bytes:
+        """Everything until the server closes."""
+        received = b""
+        try:
+            while piece := self.socket.recv(65_536):
+                received += piece
+        except ConnectionResetError:
+            pass
+        return received
+
+    def answer(self, end: bytes = b"}") -> bytes:
+        received = b""
+        while not received.endswith(end):
+            piece = self.socket.recv(65_536)
+            assert piece, received
+            received += piece
+        return received
+
+
+@pytest.fixture
+def connect():
+    made = []
+
+    def connection(client, **how):
+        made.append(Asker(client, **how))
+        return made[-1]
+
+    yield connection
+    for asker in made:
+        asker.socket.close()
+
+
+@pytest.fixture
+def serving(world):
+    def start(**limits):
+        world.log.start()
+        number = world.log.publish({(USER, 1): [1, 2, 3, 4]})
+        client = world.serve(**limits)
+        world.served(client, number)
+        return client
+
+    return start
+
+
+def post(path: str, body: bytes, *, kind=JSON) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+LOOKUP = post("/v1/embeddings/user_id", b'{"ids":[1]}')
+PREDICT = post("/v1/predict", b'{"instances":[{"user_id":1}]}')
+
+
+@pytest.mark.parametrize("request_bytes", [LOOKUP, PREDICT])
+def test_one_request_more_than_may_be_in_flight_is_refused_and_probes_are_not(serving, connect, request_bytes) -> None:
+    client = serving(max_in_flight=1)
+    known = connect(client).send(LOOKUP)
+    known.answer(b"]]}")
+    slow = connect(client).send(request_bytes[:-1])
+    wait_until(lambda: "springtide_in_flight 1" in client.get("/metrics").text)
+    refused = client.post("/v1/predict", json={"instances": [{}]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
+    assert refused.headers["retry-after"] == "1"
+    assert client.post("/v1/embeddings/user_id", json={"ids": [1, 2]}).status_code == 429
+    assert client.get("/v1/embeddings/user_id/1").status_code == 429
+    assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
+    assert 'springtide_refused_total{reason="in_flight"} 3' in client.get("/metrics").text
+    # a known look-up is answered as its bytes arrive: it is never in flight
+    assert known.send(LOOKUP).answer(b"]]}").startswith(b"HTTP/1.1 200")
+    assert slow.send(request_bytes[-1:]).answer().startswith(b"HTTP/1.1 200")
+    assert client.post("/v1/predict", json={"instances": [{}]}).status_code == 200
+
+
+def test_one_connection_more_than_there_may_be_is_refused(serving, connect) -> None:
+    client = serving(max_connections=2)
+    connect(client).send(LOOKUP).answer(b"]]}")
+    refused = connect(client).rest()
+    assert refused.startswith(b"HTTP/1.1 429")
+    assert b"retry-after: 1\r\n" in refused
+    assert client.get("/healthz").status_code == 200
+
+
+def test_who_does_not_finish_a_request_is_told_and_let_go(serving, connect) -> None:
+    client = serving(client_seconds=0.2)
+    pieces = [whole[:length] for whole in (LOOKUP, PREDICT) for length in (0, len(whole) - 40, len(whole) - 1)]
+    for asker in [connect(client).send(piece) for piece in pieces]:
+        told = asker.rest()
+        assert told.startswith(b"HTTP/1.1 408")
+        assert b'"code":"too_slow"' in told
+    assert client.post("/v1/embeddings/user_id", json={"ids": [1]}).status_code == 200
+    assert 'springtide_refused_total{reason="slow"} 6' in client.get("/metrics").text
+
+
+def test_patience_is_for_a_request_and_not_for_the_time_between(serving, connect) -> None:
+    client = serving(client_seconds=0.2)
+    asker, slow = connect(client), connect(client)
+    asker.send(LOOKUP).answer(b"]]}")
+    asker.send(LOOKUP).answer(b"]]}")
+    slow.send(LOOKUP[:50]).rest()  # longer than the patience
+    assert asker.send(LOOKUP).answer(b"]]}").startswith(b"HTTP/1.1 200")
+    client.get("/healthz")
+    assert asker.send(PREDICT).answer().startswith(b"HTTP/1.1 200")
+
+
+def test_who_does_not_read_the_answer_is_let_go(serving, connect) -> None:
+    client = serving(client_seconds=0.2, max_ids=2_000_000)
+    body = bytes(8 * 1_000_000)
+    asker = connect(client, receive_bytes=4_096)
+    asker.send(post("/v1/embeddings/user_id", body, kind="application/octet-stream"))
+    wait_until(lambda: 'springtide_refused_total{reason="slow"} 1' in client.get("/metrics").text)
+    assert len(asker.rest()) < 17 * 1_000_000
+
+
+def test_every_so_many_th_request_is_logged_whatever_way_it_took(serving, connect, caplog) -> None:
+    client = serving(access_log_share=0.25)
+    asker = connect(client)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        for _ in range(10):
+            asker.send(LOOKUP).answer(b"]]}")
+        for _ in range(10):
+            client.get("/v1/embeddings/user_id/2")
+    lines = [record for record in caplog.records if record.message == "request"]
+    assert 4 <= len(lines) <= 6
+    assert {(record.method, record.route, record.status) for record in lines} == {
+        ("POST", "/v1/embeddings/{feature}", 200),
+        ("GET", "/v1/embeddings/{feature}/{id:path}", 404),
+    }
+    assert all(record.ms >= 0 for record in lines)
