@@ -3,8 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# what runs on a machine with a GPU: its own Python with torch's CUDA build, CuPy, Numba, pytest and Hypothesis; no network
+GPU_PYTHON ?= python3
+GPU_RUN ?=
+GPU_PATH := PYTHONPATH=.:deploy/client$(if $(PYTHONPATH),:$(PYTHONPATH))
+GPU_RESULT ?= tests/bench/results/gpu_table.json
 
-.PHONY: setup demo run test check lint types imports bench torture clean
+.PHONY: setup demo run test check lint types imports bench torture test-gpu bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -44,6 +49,13 @@ torture: setup
 	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --kills 200 $(ARGS)
 	TORTURE_EXAMPLES=500 $(BIN)/python -m pytest tests/torture tests/e2e/test_orders_through_kills.py tests/e2e/test_forget_everywhere.py -q
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/test_contract.py -q
+
+# GPU_RUN="compute-sanitizer --tool racecheck" ARGS="-k index" watches the memory of the index's verbs
+test-gpu:
+	$(GPU_PATH) $(GPU_RUN) $(GPU_PYTHON) -m pytest tests/kernels/test_cuda_*.py -m gpu -p no:cacheprovider $(ARGS)
+
+bench-gpu: test-gpu
+	$(GPU_PATH) $(GPU_PYTHON) -m tests.bench.gpu_table --out $(GPU_RESULT) $(ARGS)
 
 clean:
 	rm -rf $(VENV) var dist build

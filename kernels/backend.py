@@ -4,9 +4,13 @@ from kernels.spec import Verbs
 
 
 def backend(device: str = "cpu") -> Verbs:
-    """The verbs of a device; ValueError where no twin knows it."""
+    """The verbs of a device; ValueError where no twin knows it, or what it needs is not there."""
     if device == "cpu":
         from kernels.cpu.verbs import CpuVerbs
 
         return CpuVerbs()
-    raise ValueError(f"no kernels for the device {device!r}: it must be 'cpu'")
+    if device == "cuda":
+        from kernels.cuda.verbs import CudaVerbs
+
+        return CudaVerbs()
+    raise ValueError(f"no kernels for the device {device!r}: it must be 'cpu' or 'cuda'")

@@ -31,6 +31,10 @@ class Device(Protocol):
         """The array on the device: copied from the host, as it is where it is there; torch's without a copy."""
         ...
 
+    def address(self, array: Array) -> int:
+        """Where the array begins."""
+        ...
+
     def launch(
         self, family: str, kernel: str, num_blocks: int, arguments: Sequence[Any], defines: Defines = ()
     ) -> None:
@@ -85,11 +89,15 @@ class CupyDevice:
         if isinstance(array, self._cupy.ndarray):
             return array
         if isinstance(array, self._torch.Tensor):
-            return self._cupy.from_dlpack(array.detach())
+            with self._stream():
+                return self._cupy.from_dlpack(array.detach())
         host = np.ascontiguousarray(array)
         there = self.empty(host.shape, host.dtype)
         there.set(host, self._stream())
         return there
+
+    def address(self, array: Array) -> int:
+        return int(array.data.ptr)
 
     def launch(
         self, family: str, kernel: str, num_blocks: int, arguments: Sequence[Any], defines: Defines = ()
@@ -99,8 +107,10 @@ class CupyDevice:
             function((num_blocks,), (self.threads,), tuple(arguments))
 
     def sort(self, keys_K: Array) -> tuple[Array, Array]:
-        values, order = self._torch.sort(self._torch.utils.dlpack.from_dlpack(keys_K), stable=True)
-        return self._cupy.from_dlpack(values), self._cupy.from_dlpack(order)
+        with self._stream():  # DLPack orders the two libraries' streams: both are this one
+            there = self._torch.utils.dlpack.from_dlpack(keys_K)
+            values, order = self._torch.sort(there, stable=True)
+            return self._cupy.from_dlpack(values), self._cupy.from_dlpack(order)
 
     def read(self, number_1: Array) -> int:
         return int(number_1.get(stream=self._stream())[0])

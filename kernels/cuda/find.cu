@@ -1,10 +1,6 @@
 // Where keys stand: find, and the first half of find_or_insert; what stands in slots.
 #include "bucket.cuh"
 
-extern "C" __global__ void mix_keys(const u16* features_U, const i64* ids_U, i64 num, u64* mixed_U) {
-  for (i64 u = thread_number(); u < num; u += num_threads()) mixed_U[u] = mix_key(features_U[u], ids_U[u]);
-}
-
 // Eight lanes a key; a warp looks for four keys at once.
 extern "C" __global__ void find(INDEX_PARAMETERS, const u16* features_U, const i64* ids_U, const u64* mixed_U, i64 num,
                                 i64* slots_U) {

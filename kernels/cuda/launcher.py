@@ -8,6 +8,8 @@ from kernels.cuda.device import Array, CupyDevice, Device
 from kernels.cuda.grid import blocks_for, chunk_for, chunks_for
 from kernels.cuda.sources import Defines
 
+ROW_ALIGNMENT = 16
+
 
 class Launcher:
     """The ground of the verbs.
@@ -27,7 +29,15 @@ class Launcher:
             num_blocks = blocks_for(num_threads, self._device.threads)
             self._device.launch(family, kernel, num_blocks, arguments, defines)
 
-    def _listed(self, family: str, noun: str, num: int, kept: tuple[Any, ...], lists: tuple[Array, ...]) -> Any:
+    def _listed(
+        self,
+        family: str,
+        noun: str,
+        num: int,
+        kept: tuple[Any, ...],
+        lists: tuple[Array, ...],
+        defines: Defines = (),
+    ) -> Array:
         """Compacts: kernels count_<noun> and list_<noun> over `num` things; how many were listed, on the device.
 
         `lists` are filled from their beginning; both kernels take `kept`, the number and the chunk first.
@@ -35,9 +45,9 @@ class Launcher:
         device, threads = self._device, self._device.threads
         chunk, num_chunks = np.int64(chunk_for(num, threads)), chunks_for(num, threads)
         counts, num_listed_1 = device.empty(num_chunks, np.int64), device.empty(1, np.int64)
-        device.launch(family, f"count_{noun}", num_chunks, (*kept, np.int64(num), chunk, counts))
+        device.launch(family, f"count_{noun}", num_chunks, (*kept, np.int64(num), chunk, counts), defines)
         arguments = (*kept, np.int64(num), chunk, counts, *lists, num_listed_1)
-        device.launch(family, f"list_{noun}", num_chunks, arguments)
+        device.launch(family, f"list_{noun}", num_chunks, arguments, defines)
         return num_listed_1
 
     def _list_of(self, num: int, dtype: Any) -> Array:
@@ -62,4 +72,11 @@ class Launcher:
         if there.dtype != dtype or not fits or not there.flags.c_contiguous:
             wanted = tuple("any" if n < 0 else n for n in shape)
             raise ValueError(f"{name} {there.dtype} {there.shape} for contiguous {np.dtype(dtype)} {wanted}")
+        return there
+
+    def _rows(self, name: str, array: Any, num: int, dim: int) -> Array:
+        """Float32 rows on the device, which are read and written 16 bytes at once."""
+        there = self._array(name, array, np.float32, num, dim)
+        if dim % 4 == 0 and self._device.address(there) % ROW_ALIGNMENT:
+            raise ValueError(f"{name} begin at no multiple of {ROW_ALIGNMENT} bytes: pass a copy")
         return there

@@ -90,13 +90,19 @@ def new_keys(device: Device, num_slots: int, overflow: tuple[Any, ...]) -> Keys:
     )
 
 
+def row_forms(num_rows: int, layout: Layout) -> list[tuple[tuple[int, int], Any]]:
+    """Shapes and dtypes of values, records and states."""
+    return [
+        ((num_rows, layout.dim), DTYPES[layout.dtype]),
+        ((num_rows, RECORD_BYTES // 8), np.int64),
+        ((num_rows, num_own_states(layout)), np.float32),
+    ]
+
+
 def new_rows(device: Device, num_rows: int, layout: Layout) -> tuple[Array, Array, Array]:
     """Zeros: values, records and states."""
-    return (
-        device.filled((num_rows, layout.dim), DTYPES[layout.dtype], 0),
-        device.filled((num_rows, RECORD_BYTES // 8), np.int64, 0),
-        device.filled((num_rows, num_own_states(layout)), np.float32, 0),
-    )
+    values_CD, meta, states_CS = (device.filled(*form, 0) for form in row_forms(num_rows, layout))
+    return values_CD, meta, states_CS
 
 
 def store_of(keys: Keys, rows: tuple[Array, Array, Array], layout: Layout) -> Store:

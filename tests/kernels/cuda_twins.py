@@ -3,6 +3,7 @@
 import importlib.util
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.kernels.simt import COMPILER, SimtDevice
@@ -35,4 +36,4 @@ DEVICES = ["host", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 def host(array: Any) -> Any:
     """The array as numpy's."""
-    return array.get() if hasattr(array, "get") else array
+    return array.get() if hasattr(array, "get") else np.asarray(array)

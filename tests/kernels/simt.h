@@ -4,17 +4,9 @@
 #pragma once
 #include <ucontext.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <random>
-#include <tuple>
-#include <utility>
-#include <vector>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #define __global__
 #define __device__
@@ -37,7 +29,7 @@ struct Warp {
 
 struct Thread {
   ucontext_t context;
-  std::unique_ptr<char[]> stack;
+  char* stack;
   unsigned number;
   unsigned warp_calls, barriers;
   bool done;
@@ -45,15 +37,32 @@ struct Thread {
 
 struct Dim { unsigned x; };
 
+constexpr unsigned most_threads = 1024;
+
 struct Block {
-  std::vector<Thread> threads;
-  std::vector<Warp> warps;
-  std::function<void()> body;
+  Thread threads[most_threads];
+  Warp warps[most_threads / lanes];
+  void (*body)(const void*);
+  const void* told;  // what the body is given
   ucontext_t scheduler;
-  Thread* now = nullptr;
+  Thread* now;
   Dim block, grid, block_dim;
-  const char* failure = nullptr;
+  const char* failure;
   bool moved;
+};
+
+// A permutation of 0..num-1, another for each seed.
+struct Shuffled {
+  unsigned* turns;
+  Shuffled(unsigned num, unsigned seed) : turns((unsigned*)malloc(num * sizeof(unsigned))) {
+    for (unsigned i = 0; i < num; i++) {
+      seed = seed * 1664525u + 1013904223u;
+      unsigned at = (seed >> 8) % (i + 1);
+      turns[i] = turns[at];
+      turns[at] = i;
+    }
+  }
+  ~Shuffled() { free(turns); }
 };
 
 inline Block& machine() {
@@ -94,94 +103,108 @@ inline void barrier() {
   Block& m = machine();
   unsigned turn = m.now->barriers++;
   m.moved = true;
-  for (Thread& other : m.threads)
-    while (other.barriers <= turn) {
-      if (other.done) fail("a thread left before the others reached a barrier");
+  for (unsigned other = 0; other < m.block_dim.x; other++)
+    while (m.threads[other].barriers <= turn) {
+      if (m.threads[other].done) fail("a thread left before the others reached a barrier");
       yield();
     }
 }
 
 inline void enter() {
-  machine().body();
+  machine().body(machine().told);
   machine().now->done = true;
   machine().moved = true;
   yield();
 }
 
-inline void run_block(std::mt19937& order) {
+inline void run_block(unsigned seed) {
   Block& m = machine();
-  std::vector<unsigned> turns(m.threads.size());
-  for (unsigned i = 0; i < turns.size(); i++) {
-    Thread& t = m.threads[turns[i] = i];
+  unsigned num = m.block_dim.x;
+  for (unsigned i = 0; i < num; i++) {
+    Thread& t = m.threads[i];
     t.number = i, t.warp_calls = t.barriers = 0, t.done = false;
-    if (!t.stack) t.stack.reset(new char[stack_bytes]);
+    if (!t.stack) t.stack = (char*)malloc(stack_bytes);
     getcontext(&t.context);
-    t.context.uc_stack.ss_sp = t.stack.get();
+    t.context.uc_stack.ss_sp = t.stack;
     t.context.uc_stack.ss_size = stack_bytes;
     t.context.uc_link = nullptr;
     makecontext(&t.context, enter, 0);
   }
-  std::shuffle(turns.begin(), turns.end(), order);
-  for (bool left = true; left && !m.failure;) {
+  Shuffled order(num, seed);
+  for (bool left = true; left;) {
     left = m.moved = false;
-    for (unsigned i : turns) {
-      if (m.threads[i].done) continue;
+    for (unsigned i = 0; i < num; i++) {
+      Thread& t = m.threads[order.turns[i]];
+      if (t.done) continue;
       left = true;
-      m.now = &m.threads[i];
-      swapcontext(&m.scheduler, &m.now->context);
+      m.now = &t;
+      swapcontext(&m.scheduler, &t.context);
       if (m.failure) return;
     }
-    if (left && !m.moved) m.failure = "every thread waits for another";
+    if (left && !m.moved) {
+      m.failure = "every thread waits for another";
+      return;
+    }
   }
 }
 
-inline const char* run(std::function<void()> body, unsigned grid, unsigned block, unsigned seed) {
+inline const char* run(void (*body)(const void*), const void* told, unsigned grid, unsigned block, unsigned seed) {
   Block& m = machine();
-  if (block % lanes || !block || !grid) return "a block is whole warps, and a grid at least one block";
-  m.body = std::move(body), m.grid.x = grid, m.block_dim.x = block, m.failure = nullptr;
-  m.threads.resize(block);
-  m.warps.resize(block / lanes);
-  std::mt19937 order(seed);
-  std::vector<unsigned> blocks(grid);
-  for (unsigned i = 0; i < grid; i++) blocks[i] = i;
-  std::shuffle(blocks.begin(), blocks.end(), order);
-  for (unsigned i : blocks) {
-    m.block.x = i;
-    run_block(order);
-    if (m.failure) break;
+  if (block % lanes || !block || block > most_threads || !grid) return "a block is whole warps, a grid at least a block";
+  m.body = body, m.told = told, m.grid.x = grid, m.block_dim.x = block, m.failure = nullptr;
+  Shuffled order(grid, seed);
+  for (unsigned i = 0; i < grid && !m.failure; i++) {
+    m.block.x = order.turns[i];
+    run_block(seed + i);
   }
   return m.failure;
 }
 
-template <class... A, size_t... I>
-const char* launch(void (*kernel)(A...), std::index_sequence<I...>, unsigned grid, unsigned block, unsigned seed,
-                   void** arguments) {
-  return run([=] { kernel(*static_cast<A*>(arguments[I])...); }, grid, block, seed);
-}
+template <size_t... I>
+struct Numbers {};
+template <size_t N, size_t... I>
+struct NumbersTo : NumbersTo<N - 1, N - 1, I...> {};
+template <size_t... I>
+struct NumbersTo<0, I...> {
+  typedef Numbers<I...> All;
+};
+
+template <class... A>
+struct Call {
+  void (*kernel)(A...);
+  void** arguments;
+
+  template <size_t... I>
+  void make(Numbers<I...>) const {
+    kernel(*static_cast<A*>(arguments[I])...);
+  }
+  static void body(const void* call) { ((const Call*)call)->make(typename NumbersTo<sizeof...(A)>::All()); }
+};
 
 template <class... A>
 const char* launch(void (*kernel)(A...), unsigned grid, unsigned block, unsigned seed, void** arguments) {
-  return launch(kernel, std::index_sequence_for<A...>(), grid, block, seed, arguments);
+  Call<A...> call = {kernel, arguments};
+  return run(Call<A...>::body, &call, grid, block, seed);
 }
 
 template <class... A>
 int sizes(void (*)(A...), int* sizes) {
   int all[] = {int(sizeof(A))...};
-  std::copy(all, all + sizeof...(A), sizes);
+  memcpy(sizes, all, sizeof all);
   return sizeof...(A);
 }
 
 template <class T>
 unsigned long long word_of(T value) {
   unsigned long long word = 0;
-  std::memcpy(&word, &value, sizeof(T));
+  memcpy(&word, &value, sizeof(T));
   return word;
 }
 
 template <class T>
 T value_of(unsigned long long word) {
   T value;
-  std::memcpy(&value, &word, sizeof(T));
+  memcpy(&value, &word, sizeof(T));
   return value;
 }
 
@@ -223,9 +246,9 @@ T atomicAdd(T* to, T by) { T old = *to; *to = old + by; return old; }
 template <class T>
 T atomicSub(T* to, T by) { T old = *to; *to = old - by; return old; }
 template <class T>
-T atomicMin(T* to, T by) { T old = *to; *to = std::min(old, by); return old; }
+T atomicMin(T* to, T by) { T old = *to; *to = by < old ? by : old; return old; }
 template <class T>
-T atomicMax(T* to, T by) { T old = *to; *to = std::max(old, by); return old; }
+T atomicMax(T* to, T by) { T old = *to; *to = old < by ? by : old; return old; }
 template <class T>
 T atomicExch(T* to, T by) { T old = *to; *to = by; return old; }
 template <class T>

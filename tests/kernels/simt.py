@@ -24,20 +24,18 @@ BUILT = Path(tempfile.gettempdir()) / f"springtide-simt-{os.getuid()}"
 @cache
 def library(family: str, defines: Defines) -> Any:
     """The family's kernels, compiled for the host; compiled again only when their text changes."""
+    return built(family, source_of(family), kernels_of(family), defines)
+
+
+def built(name: str, source: str, kernels: Sequence[str], defines: Defines = ()) -> Any:
+    """Kernels of a text, each with an entry that ctypes can call."""
     assert COMPILER
-    entries = "".join(f"ENTRY({name})\n" for name in kernels_of(family))
-    text = f'#include "{HEADER}"\n{source_of(family)}{entries}'
-    flags = [
-        "-std=c++17",
-        "-O1",
-        "-fPIC",
-        "-shared",
-        "-ffp-contract=off",
-        "-w",
-        *(f"-D{key}={value}" for key, value in defines),
-    ]
-    name = hashlib.sha256("\n".join([text, HEADER.read_text(), *flags]).encode()).hexdigest()[:24]
-    path = BUILT / f"{family}-{name}.so"
+    entries = "".join(f"ENTRY({kernel})\n" for kernel in kernels)
+    text = f'#include "{HEADER}"\n{source}{entries}'
+    flags = ["-std=c++17", "-O0", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
+    flags += [f"-D{key}={value}" for key, value in defines]
+    digest = hashlib.sha256("\n".join([text, HEADER.read_text(), *flags]).encode()).hexdigest()[:24]
+    path = BUILT / f"{name}-{digest}.so"
     if not path.exists():
         BUILT.mkdir(mode=0o700, exist_ok=True)
         fresh = BUILT / f"{path.name}.{os.getpid()}"
@@ -47,6 +45,23 @@ def library(family: str, defines: Defines) -> Any:
         assert done.returncode == 0, done.stderr
         fresh.rename(path)
     return ctypes.CDLL(str(path))
+
+
+def call(functions: Any, kernel: str, arguments: Sequence[Any], *, num_blocks: int, threads: int, seed: int) -> None:
+    """Launches a kernel of a library; AssertionError where sizes differ, or it does what is undefined."""
+    sizes = (ctypes.c_int * 64)()
+    num = getattr(functions, f"sizes_{kernel}")(sizes)
+    cells = [cell_of(argument) for argument in arguments]
+    assert [cell.nbytes for cell in cells] == list(sizes[:num]), f"{kernel}: {[*map(type, arguments)]}"
+    pointers = (ctypes.c_void_p * max(1, num))(*(cell.ctypes.data for cell in cells))
+    launch = getattr(functions, f"launch_{kernel}")
+    launch.restype = ctypes.c_char_p
+    failure = launch(num_blocks, threads, seed, pointers)
+    assert failure is None, f"{kernel}: {failure.decode()}"
+
+
+class DeviceArray(np.ndarray[Any, Any]):
+    """An array that a kernel may be given; others are the host's."""
 
 
 class SimtDevice:
@@ -65,28 +80,27 @@ class SimtDevice:
         num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         bytes_ = np.full(num_bytes + 128, byte, np.uint8)
         start = -bytes_.ctypes.data % 128  # as a GPU's allocator aligns
-        return bytes_[start : start + num_bytes].view(dtype).reshape(shape)
+        return bytes_[start : start + num_bytes].view(dtype).reshape(shape).view(DeviceArray)
 
     def put(self, array: Any) -> Any:
+        if isinstance(array, DeviceArray):
+            return array
         there = self.empty(array.shape, array.dtype)
         there[...] = array
         return there
 
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
     def launch(
         self, family: str, kernel: str, num_blocks: int, arguments: Sequence[Any], defines: Defines = ()
     ) -> None:
-        functions = library(family, defines)
-        sizes = (ctypes.c_int * 64)()
-        num = getattr(functions, f"sizes_{kernel}")(sizes)
-        cells = [cell_of(argument) for argument in arguments]
-        assert [cell.nbytes for cell in cells] == list(sizes[:num]), f"{kernel}: {[*map(type, arguments)]}"
-        pointers = (ctypes.c_void_p * max(1, num))(*(cell.ctypes.data for cell in cells))
-        launch = getattr(functions, f"launch_{kernel}")
-        launch.restype = ctypes.c_char_p
-        failure = launch(num_blocks, self.threads, self.seed, pointers)
-        assert failure is None, f"{kernel}: {failure.decode()}"
+        # all optimizers at once: ten compilations of one take longer than one of ten
+        functions = library(family, tuple(pair for pair in defines if pair[0] != "ONLY"))
+        call(functions, kernel, arguments, num_blocks=num_blocks, threads=self.threads, seed=self.seed)
 
     def sort(self, keys_K: Any) -> tuple[Any, Any]:
+        keys_K = np.asarray(keys_K)
         order = np.argsort(keys_K, kind="stable")
         return self.put(keys_K[order]), self.put(order)
 
@@ -97,6 +111,7 @@ class SimtDevice:
 def cell_of(argument: Any) -> Any:
     """Where the kernel finds an argument: a pointer, or a number of its type."""
     if isinstance(argument, np.ndarray):
+        assert isinstance(argument, DeviceArray)
         assert argument.flags.c_contiguous
         return np.array([argument.ctypes.data], np.uint64)
     assert isinstance(argument, np.generic), f"a kernel takes arrays and numpy scalars, not {argument!r}"

@@ -124,13 +124,6 @@ def test_no_verb_waits_where_answers_keep_their_longest_length(name: str) -> Non
     assert host(patient.find(twins.store, *batch)).tolist() == placed.slots_U.tolist()
 
 
-def test_a_launch_with_other_arguments_than_the_kernels_is_found_out() -> None:
-    device = device_of("host")
-    keys = new_keys(device, WIDTH, new_overflow(device, 1))
-    with pytest.raises(AssertionError, match="find"):
-        device.launch("find", "find", 1, (*keys, np.int64(0)))
-
-
 @pytest.mark.parametrize("name", DEVICES)
 def test_arguments_of_another_kind_are_refused_by_name(name: str) -> None:
     twins = Twins(device_of(name), WIDTH, 4)

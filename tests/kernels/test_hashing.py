@@ -8,6 +8,7 @@ from springtide_client.first_values import first_values
 from springtide_client.keys import INT64_MAX, INT64_MIN, hash_text, mix_keys
 
 from kernels.backend import backend
+from tests.kernels.cuda_twins import gpu_or_why_not
 
 KEYS = st.lists(st.tuples(st.integers(0, 65535), st.integers(INT64_MIN, INT64_MAX)), max_size=30)
 
@@ -47,3 +48,9 @@ def test_texts_hash_as_the_clients_do(texts: list[bytes]) -> None:
 def test_a_device_without_kernels_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="tpu"):
         backend("tpu")
+
+
+def test_a_gpu_that_is_not_there_is_said_to_be_missing() -> None:
+    if gpu_or_why_not():
+        with pytest.raises(ValueError, match=r"'cuda' needs .* take the device 'cpu'"):
+            backend("cuda")

@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from kernels.cpu.verbs import CpuVerbs
+from kernels.cuda.verbs import CudaVerbs
 from kernels.spec import Verbs
 
 
@@ -12,7 +13,7 @@ def verbs_of(kind: type) -> dict[str, object]:
     return {name: member for name, member in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"}
 
 
-@pytest.mark.parametrize("twin", [CpuVerbs])
+@pytest.mark.parametrize("twin", [CpuVerbs, CudaVerbs])
 def test_a_twin_has_the_signatures_of_the_specification(twin: type) -> None:
     specified, offered = verbs_of(Verbs), verbs_of(twin)
     assert offered.keys() == specified.keys()
