@@ -59,6 +59,8 @@ class Tiers:
         self.config, self.seed, self.dim, self.tracked = config, seed, config.dim, tracked
         self.optimizer = RowOptimizer.of(config.optimizer)
         self.lr = self.optimizer.lr
+        if device != "cpu":  # what the tables' own arrays are numpy's for
+            raise ValueError(f"no table lives on the device {device!r} yet: it must be 'cpu'")
         self.verbs = backend(device)
         self.layout = Layout(config.dim, self.optimizer.state_width(config.dim), config.dtype)
         capacity = capacity or Capacity.of_bytes(config, self.verbs, tracked=tracked)

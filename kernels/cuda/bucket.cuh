@@ -56,11 +56,11 @@ INLINE bool is_key_at(const Index& index, i64 slot, u16 feature, i64 id) {
 
 INLINE u64 mixed_at(const Index& index, i64 slot) { return mix_key(index.features[slot], index.ids[slot]); }
 
-// The overflow row of a key, or -1. Linear probing; a place that was ever taken is empty again only after a rebuild.
+// The overflow row of a key, or -1. Linear probing; whatever erases overflow rows makes the places anew.
 INLINE i64 overflow_row_of(const Index& index, u16 feature, i64 id, u64 mixed) {
   for (u64 place = mixed & index.place_mask;; place = (place + 1) & index.place_mask) {
     i32 row = index.places[place];
-    if (row < 0 || (index.taken_O[row] && index.ids_O[row] == id && index.features_O[row] == feature)) return row;
+    if (row < 0 || (index.ids_O[row] == id && index.features_O[row] == feature)) return row;
   }
 }
 

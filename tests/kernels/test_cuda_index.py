@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels.cuda.index_verbs import IndexVerbs
 from kernels.cuda.store import WIDTH, new_keys, new_overflow, new_rows, store_of
@@ -87,6 +89,52 @@ def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area(name: str) -> 
     twins.check(keys)
     twins.place(keys, 1, 1)
     twins.check(keys)
+
+
+# few keys of few buckets, so that they meet; ids whose halves are alike, both ends of int64, and the last features
+HARD_KEYS = st.tuples(
+    st.sampled_from([0, 1, 32768, 65535]),
+    st.integers(-3, 120) | st.sampled_from([2**63 - 1, -(2**63), 1 << 32]),
+)
+HARD_STEPS = st.tuples(
+    st.lists(HARD_KEYS, unique=True, max_size=200),
+    st.integers(0, 3),  # look-ups still held
+    st.integers(-(2**25), 2**25),  # a priority for some, also beyond what is kept
+    st.booleans(),  # whether some are erased
+)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@settings(max_examples=10)
+@given(steps=st.lists(HARD_STEPS, min_size=2, max_size=5), num_buckets=st.sampled_from([1, 2]), seed=st.integers(0, 9))
+def test_batches_made_to_collide_equal_the_oracle(name: str, steps: list[Any], num_buckets: int, seed: int) -> None:
+    twins = Twins(device_of(name, seed), num_buckets * WIDTH, 20)
+    for tick, (keys, num_held, priority, erases) in enumerate(steps, 5):
+        twins.place(keys, tick, tick - num_held)
+        some = keys[::3]
+        priorities = np.full(len(some), priority)
+        twins.verbs.set_priorities(twins.store, twins.put(twins.find(some)), twins.put(priorities))
+        for key in some:
+            twins.oracle.set_priority(key, priority)
+        if erases:
+            twins.verbs.erase(twins.store, twins.put(twins.find(keys[::2])))
+            for key in keys[::2]:
+                twins.oracle.erase(key)
+        twins.check(keys)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_one_bucket_takes_a_whole_batch_in_its_order(name: str) -> None:
+    num = 100_000 if name == "gpu" else 400
+    twins = Twins(device_of(name, seed=4), WIDTH, num // 4)
+    keys: list[Key] = [(3, i) for i in range(num)]
+    placed = twins.place(keys, 1, 1)  # all protected: 128, then the overflow area, then nobody
+    assert (placed.slots_U != NO_SLOT).sum() == WIDTH + num // 4
+    twins.verbs.erase(twins.store, twins.put(placed.slots_U[WIDTH:]))
+    for key in list(twins.oracle.overflow):
+        twins.oracle.erase(key)
+    placed = twins.place([(4, i) for i in range(num)], 2, 3)  # none protected, also not those of this call
+    assert len(placed.victim_ids_V) == num
 
 
 @pytest.mark.parametrize("name", DEVICES)

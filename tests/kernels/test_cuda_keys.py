@@ -50,6 +50,21 @@ def test_unique_keys_are_the_cpus(name: str, num: int, num_ids: int) -> None:
 
 
 @pytest.mark.parametrize("name", DEVICES)
+def test_as_many_duplicates_as_there_are_keys_are_one(name: str) -> None:
+    num, device = 1 << 20 if name == "gpu" else 600, device_of(name, seed=8)
+    verbs, put = CudaVerbs(device), device.put
+    features, ids, times = np.full(num, 9, np.uint16), np.full(num, -1), np.arange(num)
+    ids[num // 2] = 5
+    unique = verbs.unique(put(features), put(ids), put(times))
+    assert host(unique.ids_U).tolist() == [-1, 5]
+    assert host(unique.occurrences_U).tolist() == [num - 1, 1]
+    assert host(unique.last_seen_U).tolist() == [num - 1, num // 2]
+    order, offsets = verbs.group(unique.inverse_K, unique.occurrences_U)
+    assert host(offsets).tolist() == [0, num - 1, num]
+    assert host(order)[-1] == num // 2
+
+
+@pytest.mark.parametrize("name", DEVICES)
 def test_the_sketch_is_the_cpus_block_by_block(name: str) -> None:
     device, rng = device_of(name, seed=5), np.random.default_rng(4)
     verbs, put = CudaVerbs(device), device.put
