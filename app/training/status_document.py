@@ -21,7 +21,7 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
         "name": trainer.config.name,
         "epoch": log.epoch,
         "pid": os.getpid(),
-        "version": None if log.last is None else log.last.number,
+        "version": log.last_number or None,
         "durable_version": None if log.durable is None else log.durable.number,
         "trainer": condition,
         "reason": reason,

@@ -90,8 +90,7 @@ class Trainer:
         self.generations = Generations(self.state.learner.table, self.log.directory, self.state.base_number)
         self.intake = self._intake()
         self.durable = DurablePositions(self.state.positions)
-        assert self.log.last is not None
-        self.gate.begin(self.log.last.number, self.state.learner, self.state.samples_trained)
+        self.gate.begin(self.log.last_number, self.state.learner, self.state.samples_trained)
 
     def _intake(self) -> Intake:
         state = self.state
@@ -242,11 +241,11 @@ class Trainer:
         reach("before a cut")
         meta, arrays = self.state.cut(created_ms=wall_ms(), complete_until_ms=self.complete_until_ms())
         reach("after a cut")
-        version = self.log.append(meta, arrays)
-        self.gate.passed(version.number, self.state.learner, self.state.samples_trained)
-        self.generations.after_cut(version.number)
-        self.orders.told(version.number)
-        self.durable.appended(version.number, self.state.positions)
+        version = self.log.hand_over(meta, arrays)
+        self.gate.passed(version, self.state.learner, self.state.samples_trained)
+        self.generations.after_cut(version)
+        self.orders.told(version)
+        self.durable.appended(version, self.state.positions)
         self._report_durable()
         return True
 
@@ -270,7 +269,7 @@ class Trainer:
         if now - self._last_said >= SECONDS:
             self._last_said = now
             self._report_durable()
-            if self.generations.look(self.log.last.number if self.log.last else 0):
+            if self.generations.look(self.log.last_number):
                 self.source.tell_texts_again()  # it has let go of those of dead rows
             self.rate.mark(self.state.samples_trained)
             self.status.say(document_of(self))

@@ -4,7 +4,7 @@ import errno
 import os
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,27 +64,30 @@ class SegmentFiles:
         self._torn = False
         self._lock = threading.Lock()  # around the descriptor, never around a write or an fsync
 
-    def write(self, frame: bytes) -> None:
-        """Append a record. After an OSError the next one, which may be the same, goes to a new file.
+    def write(self, frame: bytes | Sequence[bytes | memoryview]) -> None:
+        """Append a record, maybe in pieces. After an OSError the next one, which may be the same, goes to a new file.
 
         Unless nothing was written, as on a full disk: else every try would leave a file behind.
         """
-        if self._descriptor is None or self._torn or self._size + len(frame) > self._segment_bytes:
+        pieces = [memoryview(piece) for piece in ([frame] if isinstance(frame, bytes) else frame)]
+        num_bytes = sum(map(len, pieces))
+        if self._descriptor is None or self._torn or self._size + num_bytes > self._segment_bytes:
             self._roll()
         assert self._descriptor is not None
-        view = memoryview(frame)
-        self._torn = True  # until it is whole
-        while len(view):
-            try:
-                written = os.write(self._descriptor, view)
-            except OSError as error:
-                self._torn = len(view) < len(frame) or error.errno not in FULL
-                raise
-            if written == 0:
-                raise OSError(errno.EIO, "nothing was written")
-            view = view[written:]
+        self._torn, untouched = True, True  # until it is whole
+        for piece in pieces:
+            view = piece
+            while len(view):
+                try:
+                    written = os.write(self._descriptor, view)
+                except OSError as error:
+                    self._torn = not untouched or error.errno not in FULL
+                    raise
+                if written == 0:
+                    raise OSError(errno.EIO, "nothing was written")
+                view, untouched = view[written:], False
         self._torn = False
-        self._size += len(frame)
+        self._size += num_bytes
 
     def sync(self) -> None:
         """What was written before the call is on the disk when it returns.

@@ -1,20 +1,21 @@
-"""Appends versions to the log. The trainer's thread encodes; one thread writes, another makes durable."""
+"""Appends versions to the log: one thread encodes and writes, another makes durable."""
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from springtide_client.errors import LogError
 from springtide_client.log_directory import LogDirectory, LogManifest
-from springtide_client.records import EPOCH_SHIFT, Tip, VersionMeta, encode_record
+from springtide_client.records import EPOCH_SHIFT, Tip, VersionMeta, version_name
 from springtide_client.schema import Schema
 from springtide_client.tensors import Array
 
 from app.versions.atomic_file import FULL
+from app.versions.chain import Chain, Pending
 from app.versions.config import LogConfig
 from app.versions.disk_use import disk_bytes
 from app.versions.epochs import Epoch, start_epoch
@@ -46,11 +47,12 @@ class LogWriter:
         self.epoch = epoch.number
         self.past: Tip | None = epoch.manifest.tip  # where the past ends; None in a new log
         self._lock = epoch.lock
-        self._last = self.past
+        self.last_number = self.past.number if self.past else 0  # of the version appended or handed over last
+        self._chain = Chain(self.epoch, self.past)
         self._count = 0
         self._published = self._durable = self.past
         self._segments = SegmentFiles(config.path, epoch.number, config.segment_bytes)
-        self._queue: deque[tuple[bytes, Tip]] = deque()
+        self._queue: deque[Pending] = deque()
         self._queued_bytes = 0
         self._error: Exception | None = None
         self._reason = ""
@@ -79,36 +81,58 @@ class LogWriter:
 
     def begin(self, base: Tip) -> None:
         """Append after this base: called once, in a new log, when its first base is written."""
-        assert self._last is None, "the log has a past"
+        assert self.past is None, "the log has a past"
         with self._changed:
-            self.past = self._last = self._published = self._durable = base
+            self.past = self._chain.last = self._published = self._durable = base
+            self.last_number = base.number
 
     def append(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> Version:
         """Name the version and queue it for writing; the arrays are copied. Waits while the queue is full.
 
         Raises OvertakenError once a higher epoch is claimed, LogError when the disk refuses for too long.
         """
-        if self._last is None:
+        pending = self._next(meta, tensors)
+        with self._changed:
+            earlier = tuple(self._queue)
+        tip = self._chain.encode(*earlier, pending)
+        pending.frame = [b"".join(pending.frame)]
+        self._put(pending)
+        return tip
+
+    def hand_over(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> int:
+        """`append` where the arrays are the log's from now on: nobody changes them. Returns the version's number.
+
+        The caller's thread copies nothing and computes no checksum.
+        """
+        pending = self._next(meta, tensors)
+        self._put(pending)
+        return pending.number
+
+    def _next(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> Pending:
+        """The version, once the queue has room for it."""
+        if self.past is None:
             raise LogError("a new log begins with a base: write one, then call begin")
         self._raise()
         durable = self._durable.number if self._durable else 0
         meta = msgspec.structs.replace(meta, durable=durable, created_ms=meta.created_ms or time.time_ns() // 1_000_000)
-        number = (self.epoch << EPOCH_SHIFT) + self._count + 1
-        frame, checksum = encode_record(self.epoch, number, self._last.checksum, meta, tensors)
-        version = Tip(number, checksum)
+        pending = Pending((self.epoch << EPOCH_SHIFT) + self._count + 1, meta, dict(tensors))
         with self._changed:
-            self._wait_until(lambda: not self._queue or self._queued_bytes + len(frame) <= self.config.queue_bytes)
-            self._queue.append((frame, version))
-            self._queued_bytes += len(frame)
+            room = self.config.queue_bytes - pending.num_bytes
+            self._wait_until(lambda: not self._queue or self._queued_bytes <= room)
+        return pending
+
+    def _put(self, pending: Pending) -> None:
+        with self._changed:
+            self._queue.append(pending)
+            self._queued_bytes += pending.num_bytes
             self._changed.notify_all()
         self._count += 1
-        self._last = version
-        return version
+        self.last_number = pending.number
 
     @property
     def last(self) -> Tip | None:
-        """The version appended last, published or not."""
-        return self._last
+        """The newest version that has its checksum, published or not: one handed over gets it a moment later."""
+        return self._chain.last
 
     @property
     def published(self) -> Tip | None:
@@ -200,16 +224,21 @@ class LogWriter:
                 self._changed.wait_for(lambda: self._queue or self._stopping.is_set())
                 if not self._queue:
                     return
-                frame, version = self._queue[0]
-            if not self._write(frame):
+                pending = self._queue[0]
+            try:
+                tip = self._chain.encode(pending)
+            except Exception as error:
+                self._fail(LogError(f"version {version_name(pending.number)} cannot be encoded: {error}"))
+                return
+            if not self._write(pending.frame):
                 return
             with self._changed:
                 self._queue.popleft()
-                self._queued_bytes -= len(frame)
-                self._published = version
+                self._queued_bytes -= pending.num_bytes
+                self._published = tip
                 self._changed.notify_all()
 
-    def _write(self, frame: bytes) -> bool:
+    def _write(self, frame: Sequence[bytes | memoryview]) -> bool:
         """Whether the frame is in a file. A full disk is waited for; other failures are tried again a few times."""
         failures = 0
         # the look is not what keeps a replaced trainer from harm, it only tells it sooner

@@ -20,7 +20,7 @@ from kernels.cpu.scores import with_priority
 WIDTH = 16
 WORDS = 40
 FEATURE_AT, ELSEWHERE_AT, ID_AT, SCORE_AT = 8, 6, 8, 24  # in uint16, the others in words
-AHEAD = 48
+AHEAD, READ_AHEAD = 48, 16
 
 ONE, ZERO, S32 = np.uint64(1), np.uint64(0), np.uint64(32)
 BYTE = np.uint64(0xFF)
@@ -157,6 +157,10 @@ def keys_of(buckets: Any, overflow: Any, slots_N: Any) -> Any:
     num_slots = np.int64(num_buckets_of(buckets) * W)
     features_N, ids_N = np.empty(len(slots_N), np.uint16), np.empty(len(slots_N), np.int64)
     for n in range(len(slots_N)):
+        if n + READ_AHEAD < len(slots_N):
+            ahead = np.uint64(slots_N[n + READ_AHEAD])
+            prefetch(buckets.words, (ahead // W) * WORDS_U)
+            prefetch(buckets.words, (ahead // W) * WORDS_U + ID_AT_U + ahead % W)
         slot = slots_N[n]
         if slot < num_slots:
             features_N[n], ids_N[n] = key_at(buckets, np.uint64(slot) // W, np.uint64(slot) % W)

@@ -112,8 +112,11 @@ def create(
 def clear_touched(meta: Any, slots_N: Any) -> Any:
     touched_M = np.empty(len(slots_N), np.int64)
     num = 0
+    records = meta.reshape(-1)
     for n in range(len(slots_N)):
-        slot = slots_N[n]
+        if n + AHEAD < len(slots_N):
+            prefetch(records, np.uint64(slots_N[n + AHEAD]) * U4)
+        slot = np.uint64(slots_N[n])
         if meta[slot, FLAGS] & TOUCHED:
             meta[slot, FLAGS] &= ~TOUCHED
             touched_M[num] = slot

@@ -151,12 +151,20 @@ def encode_record(
     epoch: int, number: int, parent: int, meta: VersionMeta, tensors: Mapping[str, Array]
 ) -> tuple[bytes, int]:
     """The frame and its checksum; the arrays are copied."""
+    pieces, checksum = encode_pieces(epoch, number, parent, meta, tensors)
+    return b"".join(pieces), checksum
+
+
+def encode_pieces(
+    epoch: int, number: int, parent: int, meta: VersionMeta, tensors: Mapping[str, Array]
+) -> tuple[list[bytes | memoryview], int]:
+    """The pieces whose concatenation is the frame, and its checksum; the arrays are among them, not copied."""
     pieces = encode_tensors(tensors, {"version": msgspec.json.encode(meta).decode()})
     crc, length = 0, 0
     for piece in pieces:
         crc, length = zlib.crc32(piece, crc), length + len(piece)
     header, checksum = _pack_header(length, epoch, number, parent, crc)
-    return b"".join([header, *pieces]), checksum
+    return [header, *pieces], checksum
 
 
 def decode_record(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tuple[Record, int] | None:

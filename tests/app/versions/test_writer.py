@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_log import SCHEMA, SmallLog, config, put, until
 from springtide_client.errors import LogError
@@ -107,6 +108,29 @@ def test_a_version_larger_than_queue_and_segment_passes(log) -> None:
     with log.writer(segment_bytes=1 << 16, queue_bytes=1 << 16) as writer:
         tips = [put(writer, 1, trainer={"padding": "x" * 200_000}) for _ in range(3)]
     assert log.tips() == tips
+
+
+def test_versions_handed_over_and_appended_are_one_chain(log) -> None:
+    big = np.arange(50_000.0)
+    with log.writer() as writer:
+        first = put(writer, 1)
+        numbers = [writer.hand_over(VersionMeta(step=step), {"dense.w": big + step}) for step in (2, 3)]
+        assert writer.last_number == numbers[-1]
+        last = put(writer, 4)
+        numbers.append(writer.hand_over(VersionMeta(step=5), {}))
+    tips = log.tips()
+    assert tips[0] == first
+    assert tips[3] == last
+    assert [tip.number for tip in tips] == [first.number, *numbers[:2], last.number, numbers[2]]
+    steps = [record.tensors()["dense.w"][0] for record in log.directory.records(None) if record.meta.step in (2, 3)]
+    assert steps == [2.0, 3.0]
+
+
+def test_a_version_that_cannot_be_encoded_is_an_error_of_the_next(log) -> None:
+    with log.writer() as writer:
+        writer.hand_over(VersionMeta(), {"dense.w": np.zeros(3, np.complex128)})
+        with pytest.raises(LogError, match="cannot be encoded"):
+            writer.sync()
 
 
 @pytest.mark.parametrize("written", [0, 1, 47, 48, 300])
