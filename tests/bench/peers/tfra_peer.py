@@ -6,6 +6,7 @@ import os
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -138,6 +139,50 @@ def run_churn(peer, stream, start, stop, batch_size):
     return timed(work) | {"found": found, "rows": int(table.size())}
 
 
+# snapshot
+
+
+def prepare_files(keys, rows, states, folder):
+    """Values and their state are two tables, as its optimizers keep them."""
+    ids_C, parts = load(keys), (load(rows), load(states))
+    state["files"] = Path(folder) / "tfra"
+    state["files"].mkdir()
+    state["saved"] = [new_table(tf.float32, part.shape[1], 0.0, 2 * len(ids_C)) for part in parts]
+    for table, part in zip(state["saved"], parts, strict=True):
+        fill(table, ids_C, part)
+    state["loaded"] = [new_table(tf.float32, part.shape[1], 0.0, 2 * len(ids_C)) for part in parts]
+    state["checked"] = tf.constant(ids_C[:1000]), parts[0][:1000]
+
+
+def save_rows(peer):
+    return timed(save_files)
+
+
+def save_files():
+    for number, table in enumerate(state["saved"]):
+        table.tables[0].save_to_file_system(str(state["files"]), file_name=f"part{number}")
+    for path in state["files"].iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def load_rows(peer):
+    for table in state["loaded"]:
+        table.clear()
+    told = timed(load_files)
+    ids_K, rows_KD = state["checked"]
+    if not np.array_equal(state["loaded"][0].lookup(ids_K).numpy(), rows_KD):
+        raise ValueError("rows that were loaded are not those that were saved")
+    return told
+
+
+def load_files():
+    for number, table in enumerate(state["loaded"]):
+        table.tables[0].load_from_file_system(str(state["files"]), file_name=f"part{number}")
+    state["loaded"][0].lookup(state["checked"][0]).numpy()
+
+
 serve(
     {
         "versions": versions,
@@ -151,5 +196,8 @@ serve(
         "answer_rows": answer_rows,
         "prepare_churn": prepare_churn,
         "run_churn": run_churn,
+        "prepare_files": prepare_files,
+        "save_rows": save_rows,
+        "load_rows": load_rows,
     }
 )
