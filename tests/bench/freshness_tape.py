@@ -1,0 +1,77 @@
+"""`springtide train --no-merge` or `serve` with a clock at each stage: `freshness_tape.py train|serve CONFIG TAPE`.
+
+The tape is written at the end: [stage, what it was about, begun ns, ended ns], by the clock that all processes share.
+"""
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Mark = tuple[str, int, int, int]
+marks: list[Mark] = []
+
+
+def clock(owner: type, name: str, stage: str, about: Callable[[tuple[Any, ...], Any], int | None]) -> None:
+    """Mark each call of a method; `about(arguments, result)` is an offset or a version, None = not worth a mark."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def clocked(*arguments: Any, **named: Any) -> Any:
+        begun = time.monotonic_ns()
+        result = method(*arguments, **named)
+        ended = time.monotonic_ns()
+        if (what := about(arguments, result)) is not None:
+            marks.append((stage, what, begun, ended))
+        return result
+
+    setattr(owner, name, clocked)
+
+
+def only(numbers: Any) -> int | None:
+    """The one partition's."""
+    return next(iter(numbers), None)
+
+
+def train(config: str) -> None:
+    from springtide_client.records import HEADER, parse_header
+
+    from app.config import load_config
+    from app.training.state import TrainingState
+    from app.training.trainer import Trainer
+    from app.versions.segments import SegmentFiles
+    from app.versions.writer import LogWriter
+    from stream.source import Source
+
+    clock(Source, "decode", "decode", lambda _, columns: only(columns.end.values()))
+    clock(TrainingState, "learn", "learn", lambda arguments, _: only(arguments[1].positions.values()))
+    clock(TrainingState, "cut", "cut", lambda _, cut: only(p["offset"] for p in cut[0].positions.values()))
+    clock(LogWriter, "append", "append", lambda _, version: version.number)
+    clock(SegmentFiles, "write", "write", lambda arguments, _: parse_header(arguments[1][: HEADER.size]).number)
+    Trainer(load_config(config)).run()
+
+
+def serve(config: str) -> None:
+    from springtide_client.follower import Follower
+    from springtide_client.log_cursor import LogCursor
+    from springtide_client.view import View
+
+    from app.config import load_outline
+    from app.serving.server import serve
+
+    clock(LogCursor, "read", "read", lambda _, records: records[-1].number if records else None)
+    clock(View, "apply", "apply", lambda arguments, _: arguments[1].number)
+    clock(View, "prepare", "prepare", lambda arguments, _: arguments[0].version)
+    clock(Follower, "_serve", "serve", lambda arguments, _: arguments[1].version)
+    clock(View, "merged", "merge", lambda arguments, _: arguments[0].version)
+    outline = load_outline(config)
+    serve(outline.log.path, outline.serve, log=outline.log)
+
+
+if __name__ == "__main__":
+    kind, config, tape = sys.argv[1:]
+    {"train": train, "serve": serve}[kind](config)
+    Path(tape).write_text(json.dumps(marks))
