@@ -36,6 +36,7 @@ class Intake:
         self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)
         self._ends: dict[Partition, int] = {}  # as the intake before knew them
         self.upcoming: Batch | None = None  # taken from the batcher, not learned yet
+        self._is_slow = False  # whether batches are due before they are full
 
     def start(self, after: "Intake | None" = None) -> None:
         """Begin to read. An end that the intake before was given is kept."""
@@ -79,12 +80,20 @@ class Intake:
         waits = [POLL_SECONDS, seconds, *([until_batch] if until_batch is not None else [])]
         return max(0.0, min(waits))
 
-    def take(self) -> Batch | None:
-        """A batch that is due; at the end of the stream, what is left."""
+    def take(self, *, in_haste: bool = False) -> Batch | None:
+        """A batch that is due; at the end of the stream, what is left.
+
+        `in_haste`: a version is due, which what waits for more would miss. Where batches fill, that is worth no part of
+        one; where they are due because `max_wait_seconds` passed, it is.
+        """
         batch, self.upcoming = self.upcoming, None
         if batch is None:
             batch = self.batcher.take()
-        return self.batcher.flush() if batch is None and self.until_end and self.source.finished else batch
+        if batch is None and ((in_haste and self._is_slow) or (self.until_end and self.source.finished)):
+            batch = self.batcher.flush()
+        if batch is not None and len(batch) and self.batcher.max_wait_seconds < float("inf"):
+            self._is_slow = len(batch) < self.batch_size
+        return batch
 
     def look_ahead(self) -> Batch | None:
         """The batch that will be taken next, where it is full already."""

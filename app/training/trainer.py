@@ -158,7 +158,8 @@ class Trainer:
         else:
             until_commit = self._last_commit + self.config.log.publish_seconds - time.monotonic()
             self.intake.gather(until_commit if until_commit > 0 else POLL_SECONDS)
-        if has_room and (batch := self.intake.take()) is not None:
+        in_haste = time.monotonic() - self._last_commit >= self.config.log.publish_seconds
+        if has_room and (batch := self.intake.take(in_haste=in_haste)) is not None:
             self.learn(batch)  # one without samples moves positions too
         if self.asked and self.commit():
             self.persist(lambda: self.orders.execute())  # right after a cut: what it moves finds room

@@ -23,7 +23,7 @@ from stream.kafka import KafkaConfig
 from stream.kafka_admin import Admin
 from stream.kafka_library import kafka
 from tests.bench.click_logs import CATEGORICAL, DENSE, IDS_A_FEATURE, make_clicks
-from tests.bench.freshness_stages import STAGES, Probe, stages_of
+from tests.bench.freshness_stages import STAGES, Probe, rate_of, stages_of
 from tests.bench.harness import Case, argument_parser, fail, report
 
 TOPIC, FEATURE, RATE, DIM = "clicks", "c1", 10_000, 16
@@ -214,11 +214,9 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         world = World(folder, options.rate, stack)
         time.sleep(warm_seconds)
-        began = world.status()["samples_trained"], time.monotonic()
         probes = probe(world, number)
-        status = world.status()
-        learned = (status["samples_trained"] - began[0]) / (time.monotonic() - began[1])
         train, serve = world.tapes()
+    learned = rate_of(probes, train)
     if learned < 0.95 * options.rate:
         fail(f"only {learned:,.0f} of {options.rate:,} events a second were learned")
     waits = [(probe.seen - probe.begun) / 1e6 for probe in probes]

@@ -67,6 +67,14 @@ def stages_of(
     return stages
 
 
+def rate_of(probes: Sequence[Probe], train: Sequence[Sequence[Any]]) -> float:
+    """Events learned a second, from the first probe to the last."""
+    learned = _by_offset(train, "learn")
+    first, last = (bisect.bisect_right(learned.offsets, probe.offset) for probe in (probes[0], probes[-1]))
+    seconds = (learned.times[last][1] - learned.times[first][1]) / 1e9
+    return (learned.offsets[last] - learned.offsets[first]) / seconds
+
+
 class _ByOffset(NamedTuple):
     offsets: list[int]  # ascending; a mark covers what lies below its own
     times: list[tuple[int, int]]
