@@ -48,6 +48,7 @@ def merger_child(config: Config) -> ChildSpec:
     arguments = [str(log.path), "--parent", str(os.getpid())]
     arguments += ["--base-minutes", str(log.base_minutes), "--keep-bases", str(log.keep_bases)]
     arguments += ["--log-bytes", str(log.log_bytes), "--window-samples", str(config.train.window_samples)]
+    arguments += [] if log.onnx else ["--no-onnx"]
     return ChildSpec("merge", arguments, module="app.versions.merger")
 
 

@@ -15,6 +15,7 @@ from springtide_client.records import Record
 from springtide_client.tensors import Arrays
 
 from app.versions.base_writer import BaseImage, write_base
+from app.versions.onnx_maker import OnnxMaker
 from app.versions.overlay import Overlay
 from app.versions.texts import merge_texts
 
@@ -25,7 +26,13 @@ READ_BYTES = 16 << 20
 logger = logging.getLogger(__name__)
 
 
-def merge_base(directory: LogDirectory, *, window_samples: int, overlay_bytes: int = OVERLAY_BYTES) -> Path | None:
+def merge_base(
+    directory: LogDirectory,
+    *,
+    window_samples: int,
+    overlay_bytes: int = OVERLAY_BYTES,
+    onnx: OnnxMaker | None = None,
+) -> Path | None:
     """The next base, of the newest version that is known to be durable; None where there is no newer one."""
     base = directory.open_base()
     if base is None:
@@ -35,7 +42,7 @@ def merge_base(directory: LogDirectory, *, window_samples: int, overlay_bytes: i
         overlay.apply(record)
         if overlay.num_bytes >= overlay_bytes:
             break
-    return None if overlay.tip == base.tip else write_next(directory.path, base, overlay)
+    return None if overlay.tip == base.tip else write_next(directory.path, base, overlay, onnx)
 
 
 def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:
@@ -56,7 +63,7 @@ def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:
                     yield waiting.popleft()
 
 
-def write_next(log_path: Path, base: Base, overlay: Overlay) -> Path:
+def write_next(log_path: Path, base: Base, overlay: Overlay, onnx: OnnxMaker | None = None) -> Path:
     """The base that equals `base` with `overlay` applied. Marks and dead rows end here."""
     changes, meta, manifest = overlay.flat(), overlay.meta, base.manifest
     counted = count_rows(base.rows, changes, meta.horizons)
@@ -72,6 +79,7 @@ def write_next(log_path: Path, base: Base, overlay: Overlay) -> Path:
         blocks=(block for block, _ in merged_blocks(base.layer, changes, meta.horizons)),
         texts=merge_texts([*overlay.texts, *_texts_of(base)], counted[1]),
         program=base.model_path,
+        onnx=None if onnx is None else onnx.make(base, overlay.arrays),
     )
     return write_base(log_path, image)
 

@@ -13,6 +13,7 @@ from springtide_client.base import (
     DENSE,
     MANIFEST,
     MODEL,
+    ONNX,
     OPTIMIZER,
     ROWS,
     SKETCH,
@@ -53,6 +54,7 @@ class BaseImage:
     sketch: Array | None = None  # uint8 (B, 64); None where nothing was ever counted
     texts: Arrays | None = None  # `feature`, `id`, `offsets`, `bytes`, by (feature, id)
     program: bytes | Path | None = None  # the exported model, or the file that holds it
+    onnx: bytes | None = None  # the same for others, with this version's weights
 
 
 def write_base(log_path: Path, image: BaseImage) -> Path:
@@ -73,6 +75,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
         if image.texts is not None and len(image.texts["id"]):
             _write_arrays(draft / TEXTS, image.texts)
         _write_program(draft / MODEL, image.program)
+        _write_program(draft / ONNX, image.onnx)
         _write_manifest(draft, image)
         if path.exists() and not is_whole(path):
             path.rename(draft.with_name(f".tmp-retired-{path.name}-{time.time_ns()}"))

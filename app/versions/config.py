@@ -15,6 +15,7 @@ class LogConfig:
     durable_seconds: float = 1.0
     base_minutes: float = 10.0
     keep_bases: int = 2
+    onnx: bool = True  # whether bases that are merged hold model.onnx, where the extra is installed
     log_bytes: int = 20 << 30
     segment_bytes: int = 64 << 20
     queue_bytes: int = 64 << 20  # versions on their way to the disk; a full queue slows the stream

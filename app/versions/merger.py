@@ -14,9 +14,11 @@ from springtide_client.base import read_base_manifest
 from springtide_client.errors import LogError
 from springtide_client.log_directory import LogDirectory
 
+from app.models.export_onnx import is_possible
 from app.versions.base_merge import merge_base
 from app.versions.config import LogConfig
 from app.versions.disk_use import disk_bytes
+from app.versions.onnx_maker import OnnxMaker
 from app.versions.priority import yield_to_others
 from app.versions.retire import base_number, readable_bases, remove_drafts, retire
 from app.versions.segments import walk_segment
@@ -35,6 +37,7 @@ class Merger:
         self.config = config
         self.directory = LogDirectory(config.path)
         self._window_samples = window_samples
+        self._onnx = OnnxMaker() if config.onnx and is_possible() else None
         self._tried_at = 0.0
         self._tried_after = 0
 
@@ -78,7 +81,7 @@ class Merger:
         """Make the next base now and retire what it covers; None where no newer version is durable."""
         bases = self.directory.bases()
         self._tried_at, self._tried_after = time.time(), base_number(bases[-1]) if bases else 0
-        path = merge_base(self.directory, window_samples=self._window_samples)
+        path = merge_base(self.directory, window_samples=self._window_samples, onnx=self._onnx)
         if path is not None:
             logger.info("base written", extra={"base": path.name})
         retire(self.directory, self.config.keep_bases)
@@ -138,6 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     parser.add_argument("--log-bytes", type=int, default=LogConfig.log_bytes)
     parser.add_argument("--window-samples", type=int, default=WINDOW_SAMPLES)
+    parser.add_argument("--no-onnx", action="store_true", help="bases hold no model.onnx")
     parser.add_argument("--parent", type=int)
     parser.add_argument("--once", action="store_true", help="make one base now and end")
     options = parser.parse_args(arguments)
@@ -145,6 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
         path=options.log,
         base_minutes=options.base_minutes,
         keep_bases=options.keep_bases,
+        onnx=not options.no_onnx,
         log_bytes=options.log_bytes,
     )
     merger = Merger(config, window_samples=options.window_samples)

@@ -40,6 +40,7 @@ batch_size = 64
 max_wait_seconds = 0.05
 [log]
 publish_seconds = 0.1
+onnx = false
 [serve]
 port = {port}
 """

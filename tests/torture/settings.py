@@ -38,6 +38,7 @@ path = "{folder}/disk/log"
 publish_seconds = {publish}
 durable_seconds = 0.15
 base_minutes = {base_minutes}
+onnx = false
 [serve]
 port = {port}
 """

@@ -26,7 +26,7 @@ Row = tuple[float, int]  # value, last seen
 
 
 def config(path: Path, **changes: object) -> LogConfig:
-    return LogConfig(**{"path": path, "durable_seconds": 3600.0, **changes})
+    return LogConfig(**{"path": path, "durable_seconds": 3600.0, "onnx": False, **changes})
 
 
 def row_tensors(rows: dict[Key, Row], forgotten: list[Key] = []) -> Arrays:  # noqa: B006
