@@ -43,8 +43,9 @@ def position_lines(
 class StatusKeeper:
     """Writes the newest document every second from a thread of its own: a long step is no silence."""
 
-    def __init__(self, log_path: Path, epoch: int) -> None:
-        self._log_path, self._epoch = log_path, epoch
+    def __init__(self, log_path: Path, epoch: int, hitch: Callable[[], Mapping[str, Any]] = dict) -> None:
+        """`hitch`: what holds the newest document's speaker up by now; it goes over the document, from that thread."""
+        self._log_path, self._epoch, self._hitch = log_path, epoch, hitch
         self.document: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -68,13 +69,13 @@ class StatusKeeper:
 
     def _keep(self) -> None:
         while not self._stopping.wait(SECONDS):
-            self._write()
+            self._write(self._hitch())
 
-    def _write(self) -> None:
+    def _write(self, over: Mapping[str, Any] | None = None) -> None:
         with self._lock:
             self.document = {**self.document, "updated_ms": wall_ms()}
             try:
-                write_status(self._log_path, self._epoch, self.document)
+                write_status(self._log_path, self._epoch, {**self.document, **(over or {})})
             except OSError as error:
                 # a full disk must not end the learning: the log itself waits for room
                 logger.warning("the status cannot be written", extra={"reason": str(error)})

@@ -61,7 +61,7 @@ class Trainer:
         torch.set_num_threads(config.train.num_threads)
         self.log = LogWriter.open(config.log, schema=config.schema, take_over=take_over)
         try:
-            self.status = StatusKeeper(config.log.path, self.log.epoch)
+            self.status = StatusKeeper(config.log.path, self.log.epoch, self.hitch)
             self.status.say({"name": config.name, "trainer": "catching_up", "reason": "reading the log back"})
             self.rate = Rate()
             self.gate = Gate(config.gate, config.train.window_samples)
@@ -274,6 +274,11 @@ class Trainer:
                 self.source.tell_texts_again()  # it has let go of those of dead rows
             self.rate.mark(self.state.samples_trained)
             self.status.say(document_of(self))
+
+    def hitch(self) -> dict[str, str]:
+        """What a step waits for at the moment, for whoever asks beside it: it may be a while until the step says so."""
+        reason = self.state.learner.table.spill.waits_for() if hasattr(self, "state") else ""
+        return {"trainer": "waiting", "reason": reason} if reason else {}
 
     def close(self) -> dict[str, Any]:
         """Everything durable, everything closed; returns the final status."""

@@ -130,6 +130,9 @@ class HostTier:
             self._horizons.raise_to(horizons)
         self.spill.purge(horizons)
 
+    def waits_for(self) -> str:
+        return self.spill.waits_for()
+
     def purging(self) -> bool:
         return self.spill.purging()
 

@@ -61,6 +61,10 @@ class Spill(Protocol):
         """
         ...
 
+    def waits_for(self) -> str:
+        """Why somebody has been waiting for it for a while; empty where nobody has. For any thread, at once."""
+        ...
+
     def purging(self) -> bool:
         """Whether a purge is still under way."""
         ...

@@ -17,6 +17,7 @@ from embeddings.spill.purge import Purge
 from embeddings.spill.shelf import Database, Shelf
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+TOLD_SECONDS = 1.0  # a caller that has waited for so long is told of
 
 
 class Keeper:
@@ -30,6 +31,7 @@ class Keeper:
         self._child: SpillChild | None = None
         self._wanted = False  # a find waits for a process
         self._trouble = ""
+        self._callers: dict[int, float] = {}  # threads that wait -> since when
         self._pause, self._paused_until = FIRST_PAUSE, 0.0
         self._error: BaseException | None = None
         self._closing = False
@@ -44,11 +46,28 @@ class Keeper:
 
     def put(self, block: Block, num_new: int) -> None:
         """Into the queue, when there is room."""
-        with self._changed:
+        with self._changed, self.calling():
             if not self._changed.wait_for(lambda: self.shelf.has_room(block) or self._over(), self.patience_seconds):
                 raise self._failure("takes no rows", self._trouble or "its disk is too slow")
             self._raise_error()
             self.shelf.append(block, num_new)
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """This thread asks for something that may take long."""
+        me = threading.get_ident()
+        self._callers[me] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._callers[me]
+
+    def waits_for(self) -> str:
+        """Why a caller has been waiting for longer than a second; empty where none has. Waits for nothing itself."""
+        since = min(list(self._callers.values()), default=float("inf"))
+        if time.monotonic() - since < TOLD_SECONDS:
+            return ""
+        return str(self._failure("is waited for", self._trouble))
 
     @contextmanager
     def reading(self) -> Iterator[tuple[list[Block], list[Database]]]:

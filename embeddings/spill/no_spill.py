@@ -53,6 +53,9 @@ class NoSpill:
     def purge(self, horizons: dict[int, int]) -> None:
         """There is nothing to purge: marks go with their generation."""
 
+    def waits_for(self) -> str:
+        return ""
+
     def purging(self) -> bool:
         return False
 

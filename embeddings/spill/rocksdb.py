@@ -96,7 +96,8 @@ class RocksSpill:
                 may_be_U = database.keys.contains(mixed_U[missing])
                 asked = missing[may_be_U]
                 if len(asked):
-                    self._take_stored(database, mixed_U, asked, kinds_U, rows, deadline)
+                    with self._keeper.calling():
+                        self._take_stored(database, mixed_U, asked, kinds_U, rows, deadline)
                     found = kinds_U[asked] != ABSENT
                     num_asked, num_found = num_asked + len(asked), num_found + int(np.count_nonzero(found))
                     missing = np.concatenate([missing[~may_be_U], asked[~found]])
@@ -141,6 +142,9 @@ class RocksSpill:
 
     def purge(self, horizons: dict[int, int]) -> None:
         self._keeper.purge.raise_to(horizons)
+
+    def waits_for(self) -> str:
+        return self._keeper.waits_for()
 
     def purging(self) -> bool:
         return self._keeper.purge.active()

@@ -119,6 +119,9 @@ class DictSpill:
                 if row is not None and row[-1] < horizons.get(key[0], -1):
                     del generation[key]
 
+    def waits_for(self) -> str:
+        return ""
+
     def purging(self) -> bool:
         return False
 

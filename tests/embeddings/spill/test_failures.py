@@ -3,7 +3,10 @@
 import importlib.util
 import resource
 import shutil
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,29 @@ def test_a_full_disk_stops_writes_keeps_rows_and_goes_on_when_there_is_room(spil
     assert_found(spill, last)
     assert_found(spill, numbered(np.arange(1000 * num), DIM, WIDTH))
     assert spill.counters()["spill_starts"] == 1
+
+
+def test_who_waits_for_a_full_disk_is_told_of_long_before_patience_ends(spill: RocksSpill) -> None:
+    spill.write(numbered(np.arange(1000), DIM, WIDTH), 1000)
+    spill.drain()
+    limit_files(spill, 200_000)
+    assert spill.waits_for() == ""
+
+    def fill_until_closed() -> None:
+        with suppress(SpillError):
+            fill(spill, [0])
+
+    writer = threading.Thread(target=fill_until_closed, daemon=True)
+    writer.start()
+    deadline = spill._keeper.deadline()
+    while not (reason := spill.waits_for()) and time.monotonic() < deadline:
+        writer.join(0.02)
+    assert writer.is_alive()
+    assert "File too large" in reason
+    assert "raise the limit" in reason
+    spill.close()
+    writer.join()
+    assert spill.waits_for() == ""
 
 
 def test_a_process_killed_on_a_full_disk_loses_nothing_either(spill: RocksSpill) -> None:
