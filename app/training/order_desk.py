@@ -2,18 +2,21 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from springtide_client.errors import EncodeError
+from springtide_client.errors import EncodeError, LogError
+from springtide_client.records import StreamPosition
 
 from app.live_limits import nested, read_limits
 from app.training.state import TrainingState
 from app.versions.clerk import keys_of
 from app.versions.commands import Order, Orders, entry_of
 from app.versions.fault_points import reach
+from app.versions.forgettings import forgettings_of
+from embeddings.errors import SpillError
 from stream.positions import told_positions
 
 RollBack = Callable[[Order], dict[str, Any] | None]
@@ -61,10 +64,7 @@ class OrderDesk:
             if result is None:
                 return  # the state that this desk worked for is no more: another one takes in the rest
             logger.info("order executed", extra={"order": order.id, "kind": order.kind, **result})
-            at = self._state
-            positions = told_positions(at.positions)
-            at.note_order(entry_of(order, result, samples_trained=at.samples_trained, positions=positions))
-            self._told.append(order.id)
+            self._note(order, result)
             self._waiting.popleft()
             reach("after an order is executed")
 
@@ -76,6 +76,25 @@ class OrderDesk:
         except (ValueError, EncodeError) as error:
             return {"refused": str(error)}
 
+    def honour(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Executes again what versions said that are lost, and no file does any more; the next version tells it.
+
+        What was forgotten is hidden up to where that was.
+        """
+        for entry in entries:
+            order_id, kind = str(entry.get("id")), str(entry.get("kind"))
+            result = dict(entry.get("result") or {})
+            if "refused" in result or kind not in ("forget", "limits"):
+                logger.warning("an order is lost with its version", extra={"order": order_id, "kind": kind})
+                continue
+            order = Order(order_id, kind, {"keys": entry.get("keys"), "limits": result.get("limits")})
+            try:
+                self._note(order, self._handler(order)(order.body), entry.get("positions"))
+            except SpillError as error:
+                raise LogError(f"an order of a lost version cannot be executed again: {error}") from error
+            except (ValueError, EncodeError) as error:
+                logger.warning("an order is lost with its version", extra={"order": order_id, "reason": str(error)})
+
     def told(self, version: int) -> None:
         """This version carries what was executed since the one before."""
         for order_id in self._told:
@@ -85,6 +104,17 @@ class OrderDesk:
     def retire(self, durable: int) -> None:
         """Orders that durable versions carry are done with."""
         self._orders.retire(durable)
+
+    def _note(
+        self, order: Order, result: dict[str, Any], positions: Mapping[str, StreamPosition] | None = None
+    ) -> None:
+        at = self._state
+        entry = entry_of(
+            order, result, samples_trained=at.samples_trained, positions=positions or told_positions(at.positions)
+        )
+        at.note_order(entry)
+        at.hide(forgettings_of([entry], at.schema))
+        self._told.append(order.id)
 
     def _handler(self, order: Order) -> Callable[[dict[str, Any]], dict[str, Any]]:
         if order.kind == "forget":

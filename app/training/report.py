@@ -58,6 +58,11 @@ class StatusKeeper:
         if not self._thread.is_alive() and not self._stopping.is_set():
             self._thread.start()
 
+    def move_to(self, epoch: int) -> None:
+        """The same trainer goes on under another epoch."""
+        with self._lock:
+            self._epoch = epoch
+
     def close(self, document: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The last word; returns it."""
         self._stopping.set()

@@ -143,13 +143,17 @@ class TrainingState:
         self._orders.append(entry)
         self.changed = True
 
+    def hide(self, forgettings: Iterable[Forgetting]) -> None:
+        """Nothing of these is learned from records before them."""
+        self.hidden = ahead([*self.hidden, *forgettings], self.positions)
+
     def move_to(self, positions: Mapping[Partition, Position]) -> None:
         """Go on elsewhere in the stream, by somebody's wish: the next version says so. What was forgotten stays so."""
         for partition, position in positions.items():
             was = self.positions.get(partition)
             self.moved[str(partition)] = {"from": None if was is None else was.offset, "to": position.offset}
             self.positions[partition] = position
-        self.hidden = ahead([*self.hidden, *self.forgettings], self.positions)
+        self.hide(self.forgettings)
         self.changed = self.changed or bool(positions)
 
     def change_limits(self, limits: Mapping[Name, Any]) -> None:

@@ -14,6 +14,7 @@ from app.training.gate import Gate
 from app.training.generations import Generations
 from app.training.intake import POLL_SECONDS, Intake
 from app.training.log_start import start_state
+from app.training.mending import mend
 from app.training.order_desk import OrderDesk
 from app.training.rates import Rate
 from app.training.report import SECONDS, StatusKeeper, wall_ms
@@ -23,6 +24,7 @@ from app.training.start_elsewhere import StartElsewhere
 from app.training.state import TrainingState
 from app.training.status_document import document_of
 from app.training.stop_signals import StopSignals
+from app.versions.breaks import lost_orders, take_break
 from app.versions.fault_points import reach
 from app.versions.writer import LogWriter
 from embeddings.errors import SpillError
@@ -66,6 +68,7 @@ class Trainer:
             self.rate = Rate()
             self.gate = Gate(config.gate, config.train.window_samples)
             self.stand: Stand | None = None  # how far was learned of what the gate holds, while orders decide about it
+            self.damage = ""  # what somebody says of the log
             self.reason = ""  # why versions are put off
             self.spill_reason = ""  # why rows cannot leave memory, and learning waits
             self._last_commit = self._last_said = float("-inf")
@@ -87,6 +90,7 @@ class Trainer:
         self.orders = OrderDesk(
             config.log.path, self.log.epoch, self.state, roll_back=lambda order: roll_back_by_order(self, order)
         )
+        self.orders.honour(lost_orders(self.log.directory, self.state.executed_orders))
         self.generations = Generations(self.state.learner.table, self.log.directory, self.state.base_number)
         self.intake = self._intake()
         self.durable = DurablePositions(self.state.positions)
@@ -132,6 +136,8 @@ class Trainer:
                     else:
                         self.advance()
                     self.say()
+                    if self.damage:
+                        mend(self)
             return self.close()
         except BaseException as error:
             self._fail(error)
@@ -270,6 +276,7 @@ class Trainer:
         if now - self._last_said >= SECONDS:
             self._last_said = now
             self._report_durable()
+            self.damage = self.damage or take_break(self.config.log.path, self.log.epoch)
             if self.generations.look(self.log.last_number):
                 self.source.tell_texts_again()  # it has let go of those of dead rows
             self.rate.mark(self.state.samples_trained)

@@ -15,6 +15,7 @@ from springtide_client.records import Record
 from springtide_client.tensors import Arrays
 
 from app.versions.base_writer import BaseImage, write_base
+from app.versions.breaks import note_break
 from app.versions.onnx_maker import OnnxMaker
 from app.versions.overlay import Overlay
 from app.versions.texts import merge_texts
@@ -54,6 +55,7 @@ def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:
                 records = cursor.read(READ_BYTES)
             except (GapError, CorruptRecordError) as error:
                 logger.warning("the log breaks behind its newest base", extra={"reason": str(error)})
+                note_break(directory, str(error))
                 return
             if not records:
                 return

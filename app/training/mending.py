@@ -1,0 +1,34 @@
+"""A log that got damaged ahead of its newest base, mended under a new epoch while the trainer runs on.
+
+Nobody could follow any more, and no base be made: what is lost is learned again, as a restart would.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from app.versions.breaks import find_break
+from app.versions.writer import LogWriter
+
+if TYPE_CHECKING:
+    from app.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def mend(trainer: "Trainer") -> None:
+    """1. Look, for others may be wrong. 2. Take the next epoch, which seals what can be read. 3. Begin anew from there.
+
+    Between batches only.
+    """
+    said, trainer.damage = trainer.damage, ""
+    if not trainer.settle():
+        return
+    assert trainer.log.last is not None
+    if not (reason := find_break(trainer.log.directory, trainer.log.last)):
+        logger.warning("the log is said to be damaged, and is not", extra={"reason": said})
+        return
+    logger.error("the log is damaged, beginning again before that", extra={"reason": reason})
+    trainer.log.close()
+    trainer.log = LogWriter.open(trainer.config.log, schema=trainer.config.schema)
+    trainer.status.move_to(trainer.log.epoch)
+    trainer.load()
