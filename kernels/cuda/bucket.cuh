@@ -132,16 +132,19 @@ INLINE i64 empty_slot(const HeldBucket& held) {
 // mixed key, and where these tie the first. For a full bucket.
 INLINE i64 victim_slot(const Index& index, HeldBucket& held, i64 protect_from) {
   if (!held.has_scores)
+#pragma unroll
     for (i32 i = 0; i < SLOTS_A_LANE; i++) held.scores[i] = index.scores[held.first + i];
   held.has_scores = true;
   const i64 none = 0x7fffffffffffffffll;
   i64 lowest = none;
   bool may_go = false;
+#pragma unroll
   for (i32 i = 0; i < SLOTS_A_LANE; i++)
     if (tick_of(held.scores[i]) < protect_from) may_go = true, lowest = min_of(lowest, held.scores[i]);
   if (!ballot(may_go)) return NO_SLOT;
   lowest = lowest_of_warp(lowest);
   u32 ties = 0;
+#pragma unroll
   for (i32 i = 0; i < SLOTS_A_LANE; i++)
     if (held.scores[i] == lowest && tick_of(lowest) < protect_from) ties |= 1u << i;
   u32 lanes = ballot(ties);
@@ -166,6 +169,7 @@ INLINE void put_key(const Index& index, HeldBucket& held, i64 slot, u16 feature,
   if (i >= 0 && i < SLOTS_A_LANE) {
     u32 digest = digest_of(mixed);
     held.digests = (held.digests & ~(0xffu << 8 * i)) | digest << 8 * i;
+#pragma unroll
     for (i32 j = 0; j < SLOTS_A_LANE; j++)  // no register array is indexed by what is not a constant
       if (j == i) held.scores[j] = score;
     index.digests[slot] = (u8)digest;

@@ -107,6 +107,8 @@ class CupyDevice:
             function((num_blocks,), (self.threads,), tuple(arguments))
 
     def sort(self, keys_K: Array) -> tuple[Array, Array]:
+        if not len(keys_K):
+            return keys_K, self.empty(0, np.int64)
         with self._stream():  # DLPack orders the two libraries' streams: both are this one
             there = self._torch.utils.dlpack.from_dlpack(keys_K)
             values, order = self._torch.sort(there, stable=True)

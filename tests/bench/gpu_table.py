@@ -1,7 +1,8 @@
 """gpu.table: the CUDA twin's look-ups, inserts with eviction and training step, at the load of a full table.
 
 Beside it torch's index_select, which needs no hash, and published figures, which are named as such and scaled by
-bandwidth: HierarchicalKV on an A100, FBGEMM's static TBE on an H100. Needs an NVIDIA GPU; without one it says so.
+bandwidth: HierarchicalKV on an A100, FBGEMM's static TBE on an H100. What is timed is the replay of a CUDA graph: a tick is
+the same in all of a case. Needs an NVIDIA GPU; without one it says so.
 """
 
 # K keys of a call, C rows of the table, D dimension
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,20 +50,46 @@ class Size:
 FULL = Size(num_slots=1 << 26, num_keys=1 << 20, num_rows=16_800_000, step_dim=128, repeats=21, copy_bytes=1 << 32)
 QUICK = Size(num_slots=1 << 20, num_keys=1 << 17, num_rows=1 << 20, step_dim=128, repeats=3, copy_bytes=1 << 28)
 
-Clock = Callable[[Callable[[], object]], float]  # seconds of one call
+
+class Clock(Protocol):
+    """Times work on batches."""
+
+    def seconds(self, work: Callable[[Any], object], batches: Callable[[], Any], repeats: int) -> list[float]:
+        """Of one call each, after a warm-up, every call with a batch of its own: an array, a tuple of them, or None."""
+        ...
 
 
-def cuda_clock(work: Callable[[], object]) -> float:
-    """By events on the current stream; work that it waits for is done before."""
-    import torch
+class GraphClock:
+    """Work captured in a CUDA graph, timed by events: the kernels and the gaps between them, not Python's launches."""
 
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()  # type: ignore[no-untyped-call]
-    work()
-    end.record()  # type: ignore[no-untyped-call]
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1000
+    def seconds(self, work: Callable[[Any], object], batches: Callable[[], Any], repeats: int) -> list[float]:
+        import torch
+
+        work(batches())  # compiles, which a capture must not
+        torch.cuda.synchronize()
+        kept, graph = batches(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work(kept)
+        seconds = []
+        for turn in range(repeats + 1):
+            for to, source in zip(arrays_of(kept), arrays_of(batches()), strict=True):
+                to[...] = source
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            begin.record()  # type: ignore[no-untyped-call]
+            graph.replay()  # type: ignore[no-untyped-call]
+            end.record()  # type: ignore[no-untyped-call]
+            end.synchronize()
+            if turn:
+                seconds.append(float(begin.elapsed_time(end)) / 1000)
+        return seconds
+
+
+def arrays_of(batch: Any) -> tuple[Any, ...]:
+    """The arrays of a batch."""
+    if batch is None:
+        return ()
+    return batch if isinstance(batch, tuple) else (batch,)
 
 
 class Bench:
@@ -118,13 +145,8 @@ class Bench:
             fail("an inserted key is not where it was put")
 
     def rates(self, work: Callable[[Any], object], batches: Callable[[], Any], amount: float) -> list[float]:
-        """Amount a second of each repeat, each with a batch of its own, after one warm-up."""
-        work(batches())
-        rates = []
-        for _ in range(self.size.repeats):
-            batch = batches()
-            rates.append(amount / self.clock(lambda batch=batch: work(batch)))
-        return rates
+        """Amount a second of each repeat."""
+        return [amount / seconds for seconds in self.clock.seconds(work, batches, self.size.repeats)]
 
 
 def host(array: Any) -> Any:
@@ -271,7 +293,7 @@ def main() -> None:
         device = CupyDevice()
     except ValueError as error:
         sys.exit(f"gpu.table: {error}")
-    bench = Bench(device, cuda_clock, QUICK if options.quick else FULL)
+    bench = Bench(device, GraphClock(), QUICK if options.quick else FULL)
     cases = run(bench, (8, 64) if options.quick else (8, 32, 64), (0.5, 1.0))
     cases += [select_case(bench, 64, copy_rate(bench))]
     report("gpu.table", cases, packages=("torch", "cupy-cuda13x", "numpy"), out=options.out, quick=options.quick)
