@@ -10,13 +10,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from springtide_client.errors import EncodeError
-from springtide_client.keys import id_of, is_canonical_decimal
+from springtide_client.keys import id_of
 
 from app.serving.arrow_bodies import STATUS_NAMES as STATUS_NAMES
 from app.serving.arrow_bodies import read_id_column, write_stream
 from app.serving.problems import UNREADABLE, ApiError, bad_request, too_many_ids
-from kernels.cpu.hashing import hash_texts
-from kernels.cpu.id_lists import read_json_ids, read_msgpack_ids
+from kernels.cpu.id_lists import read_json_ids, read_msgpack_ids, read_text_ids
 from kernels.cpu.number_text import NUMBER_BYTES, SLACK_BYTES, write_rows, write_rows_holding_gil
 
 JSON = "application/json"
@@ -37,7 +36,7 @@ class Form:
 class Question(NamedTuple):
     """The ids asked for: as sent, and as the table knows them."""
 
-    sent: Sequence[Any] | npt.NDArray[np.int64]
+    sent: Any  # a list, an int64 array or an Arrow array
     ids_N: npt.NDArray[np.int64]
     max_staleness_ms: float | None = None
     text: tuple[str, msgspec.Raw] | None = None  # plain integers: the media type they came in, and their bytes there
@@ -96,9 +95,8 @@ def read_question(form: Form, body: bytes, max_ids: int) -> Question:
         _check_number(len(ids_N), max_ids)
         return Question(ids_N, ids_N)
     if form.name == ARROW:
-        ids = read_id_column(body, max_ids)
-        _check_number(len(ids), max_ids)
-        return Question(ids, ids if isinstance(ids, np.ndarray) else ids_of(ids))
+        column, ids = read_id_column(body, max_ids)
+        return Question(column, ids_of(column.to_pylist()) if ids is None else ids)
     question = _read_plain(form, body, max_ids) or _read_any(form, body, max_ids)
     if question.max_staleness_ms is not None and not question.max_staleness_ms >= 0:
         raise bad_request(
@@ -141,10 +139,10 @@ def ids_of(values: Sequence[Any]) -> npt.NDArray[np.int64]:
         except OverflowError:
             pass  # beyond int64: hashed as its decimal text, one by one
     ids_N = np.empty(len(values), dtype=np.int64)
-    places, texts = [], []  # hashed all at once, by compiled code: one may be as long as the body
+    places, texts = [], []  # read all at once, by compiled code: one may be as long as the body
     for index, value in enumerate(values):
         try:
-            if type(value) is str and not (len(value) <= 20 and is_canonical_decimal(value)):
+            if type(value) is str:
                 texts.append(value.encode())
                 places.append(index)
             else:
@@ -156,7 +154,10 @@ def ids_of(values: Sequence[Any]) -> npt.NDArray[np.int64]:
     if texts:
         offsets_N1 = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(text) for text in texts], out=offsets_N1[1:])
-        ids_N[places] = hash_texts(np.frombuffer(b"".join(texts) or b"\0", np.uint8), offsets_N1)
+        text_ids: npt.NDArray[np.int64] = read_text_ids(np.frombuffer(b"".join(texts) or b"\0", np.uint8), offsets_N1)
+        if len(texts) == len(values):
+            return text_ids
+        ids_N[places] = text_ids
     return ids_N
 
 
@@ -203,7 +204,7 @@ def _ids_as_sent(question: Question, media_type: str) -> Any:
     """What msgspec writes as the ids that came: their very bytes where they came in this form."""
     if question.text is not None and question.text[0] == media_type:
         return question.text[1]
-    return question.sent.tolist() if isinstance(question.sent, np.ndarray) else question.sent
+    return question.sent if isinstance(question.sent, list) else question.sent.tolist()
 
 
 def _split(part: str) -> tuple[str, bool]:

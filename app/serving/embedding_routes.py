@@ -61,8 +61,9 @@ async def neighbors(
     number = _number(view, feature)
     row_id, sent = read_id(id)
     found = await service.scans.run(lambda: find_neighbors(view, number, row_id, k=k, metric=metric))
+    _, status_1 = view.lookup(number, np.array([row_id], dtype=np.int64))
+    service.count_rows(status_1)
     if found is None:
-        _, status_1 = view.lookup(number, np.array([row_id], dtype=np.int64))
         raise _absent(view, feature, sent, STATUS_NAMES[status_1[0]], headers)
     document = {"feature": feature, "id": sent, "version": view.version, "metric": metric, "neighbors": found}
     return JsonAnswer(document, headers=headers)

@@ -1,10 +1,15 @@
-"""Lists of integers in JSON and MessagePack, read without a Python object each. Anything else is for a real parser."""
+"""Lists of ids read without a Python object each: integers in JSON and MessagePack, texts end to end.
+
+Anything else is for a real parser.
+"""
 
 # B bytes of a list, N ids
 from typing import Any
 
 import numpy as np
 from numba import njit
+
+from kernels.cpu.hashing import hash_texts
 
 NOT_PLAIN = -1  # something other than int64 numbers is in the list, or more of them than there is room for
 
@@ -99,6 +104,29 @@ def read_msgpack_ids(bytes_B: Any, ids_N: Any) -> Any:
         else:
             return NOT_PLAIN
     return np.int64(count) if at == end else NOT_PLAIN
+
+
+@njit(nogil=True, cache=True)
+def read_text_ids(text_B: Any, offsets_N1: Any) -> Any:
+    """The ids of UTF-8 texts that lie end to end: springtide_client.keys.id_of."""
+    ids_N = hash_texts(text_B, offsets_N1)
+    for n in range(len(ids_N)):
+        at, end = offsets_N1[n], offsets_N1[n + 1]
+        negative = at < end and text_B[at] == MINUS
+        first = at + np.int64(negative)
+        # one that begins with 0 is the 0 alone; the limit of digits keeps `number` from wrapping around
+        if not 0 < end - first <= 19 or (text_B[first] == ZERO and (end > first + 1 or negative)):
+            continue
+        number = np.uint64(0)
+        for at in range(first, end):
+            digit = np.uint64(text_B[at]) - np.uint64(ZERO)
+            if digit > np.uint64(9):
+                break
+            number = number * np.uint64(10) + digit
+        else:
+            if number <= np.uint64(2**63 - 1) + np.uint64(negative):
+                ids_N[n] = np.int64(np.uint64(0) - number) if negative else np.int64(number)
+    return ids_N
 
 
 @njit(nogil=True, cache=True)

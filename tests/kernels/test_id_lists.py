@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from springtide_client.keys import id_of
 
-from kernels.cpu.id_lists import NOT_PLAIN, read_json_ids, read_msgpack_ids
+from kernels.cpu.id_lists import NOT_PLAIN, read_json_ids, read_msgpack_ids, read_text_ids
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 SOME = [0, 1, -1, 31, -32, -33, 127, 128, -128, -129, 255, 256, 65_535, 65_536, -32_769, 2**31, 2**32, -(2**31) - 1]
@@ -68,3 +69,13 @@ def test_longer_msgpack_heads() -> None:
     assert read(read_msgpack_ids, b"\xdc\x00\x02\x05\xff") == [5, -1]
     for cut in (b"", b"\xdc", b"\xdc\x00", b"\xdd\x00\x00\x00", b"\x92\x01", b"\x91\xcd\x01", b"\x91\x01\x01"):
         assert read(read_msgpack_ids, cut) is None
+
+
+@given(st.lists(st.text("0123456789-+ a\u00e9", max_size=22) | st.text(max_size=40), max_size=20))
+@example(["0", "-0", "00", "-1", "-", "", "9223372036854775807", "9223372036854775808", "-9223372036854775808"])
+@example(["-9223372036854775809", "99999999999999999999", "09223372036854775807", "18446744073709551616", "1_0"])
+def test_texts_have_the_ids_that_the_client_gives_them(texts) -> None:
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)]).astype(np.int64)
+    found = read_text_ids(np.frombuffer(b"".join(encoded) or b"\0", np.uint8), offsets)
+    assert found.tolist() == [id_of(text)[0] for text in texts]

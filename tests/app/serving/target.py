@@ -40,7 +40,7 @@ class Target:
         world.log.write_status(orders=["forget", "limits", "rollback"])
         rows = {(USER, n): row for n, row in ROWS.items()} | {(ITEM, hash_text(b"a")): [1, 1, 1, 1]}
         number = world.log.publish(rows, texts=[(ITEM, "a")], forget=[(USER, 9)])
-        self.client = world.serve(max_ids=2_000, max_body_bytes=2**21)
+        self.client = world.serve(max_ids=10_000, max_body_bytes=2**21)
         world.served(self.client, number)
         self.path = world.log.path
         self.connections: list[Connection] = []

@@ -67,7 +67,7 @@ def test_a_body_that_is_cut_anywhere_is_refused_or_a_shorter_question(target, ki
         (ARROW, arrow_stream(pyarrow.table({"id": pyarrow.array([b"\xff"]).view(pyarrow.string())})), 400),
         (ARROW, arrow_stream(pyarrow.table({"key": [1]})), 400),
         (RAW, b"1234567", 400),
-        (RAW, bytes(8 * 2_001), 413),
+        (RAW, bytes(8 * 10_001), 413),
     ],
 )
 def test_a_body_that_lies_is_refused(target, kind, body, status):
