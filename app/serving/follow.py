@@ -1,7 +1,7 @@
 """The seam to the client: its follower over a log directory, and its views as the routes see them."""
 
 # K keys, D dimension
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features
 from springtide_client.follower import Applied, Follower
+from springtide_client.keys import INT64_MIN
+from springtide_client.layers import RowLayer
 from springtide_client.log_directory import LogDirectory
 from springtide_client.schema import Schema
 from springtide_client.view import View
 
 from app.serving.model_view import IdArray, RowArray, StatusArray
-from app.serving.scan import living_rows
 from app.serving.texts import TextTap
 from app.serving.versions import VersionEntry
 from kernels.cpu.layer_search import LayerSearch, LayerSearches
@@ -73,11 +74,12 @@ class ServedView:
         found = ((row_id, self._texts.find(self.inner.base, number, row_id)) for row_id in ids_K.tolist())
         return [row_id if text is None else text for row_id, text in found]
 
-    def scan(self, number: int) -> Iterator[tuple[IdArray, RowArray]]:
-        for rows in living_rows(self.inner):
-            places = np.flatnonzero(rows.feature == number)
-            if len(places):
-                yield rows.id[places], rows.value[places]
+    @property
+    def layers(self) -> Sequence[RowLayer]:
+        return self.inner.all_layers
+
+    def horizon_ms(self, number: int) -> int:
+        return self.inner.meta.horizons.get(str(number), INT64_MIN)
 
 
 @lru_cache(maxsize=1_024)

@@ -1,12 +1,13 @@
 """What the routes ask of a model at one version; app/serving/follow.py gives it by the client's View."""
 
 # K keys, D dimension, N samples, L labels, R rows
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features
+from springtide_client.layers import RowLayer
 from springtide_client.schema import Schema
 
 IdArray = npt.NDArray[np.int64]
@@ -52,5 +53,9 @@ class ModelView(Protocol):
     def names(self, number: int, ids_K: IdArray) -> list[int | str]:
         """The ids as people know them: the text where the id is a hash."""
 
-    def scan(self, number: int) -> Iterator[tuple[IdArray, RowArray]]:
-        """Every living row of the feature once, in chunks."""
+    @property
+    def layers(self) -> Sequence[RowLayer]:
+        """Rows of all features, the newest layer first: what it has of a key, row or mark, hides what lies below."""
+
+    def horizon_ms(self, number: int) -> int:
+        """Rows of the feature that were last seen before are dead."""

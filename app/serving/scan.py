@@ -11,8 +11,7 @@ from springtide_client.view import View
 
 def living_rows(view: View, *, with_values: bool = True) -> Iterator[RowLayer]:
     """The rows that a look-up of this view would find, each once."""
-    private = () if view.private is None else (view.private,)
-    stack = [layer for layer in (*view.layers, *private, view.base.rows) if len(layer)]
+    stack = list(view.all_layers)
     if not stack:
         return
     if not with_values:

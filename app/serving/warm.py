@@ -6,6 +6,7 @@ from springtide_client.search import Stack
 from springtide_client.seen import Seen
 
 from app.serving.bodies import FEW_NUMBERS, JSON, MSGPACK, Form, read_question, write_answer
+from app.serving.neighbors import nearness_of
 from kernels.cpu.layer_search import FEW_KEYS, LayerSearches
 
 
@@ -15,6 +16,7 @@ def warm_up() -> None:
     feature, ones_N = np.zeros(1, np.uint16), np.ones(1, np.int64)
     rows = sorted_layer(feature, ids_N[:1], np.zeros((1, 1), np.float32), ones_N, ones_N)
     search = LayerSearches()(Stack((rows, rows), 1, {}, {"0": 2}, Seen(1, np.zeros((1, 64), np.uint8)), 0))
+    nearness_of(rows, 0, 0, np.zeros(1, np.float32), "dot")
     for asked_N in (np.frombuffer(bytes(8), "<i8"), ids_N[:1], ids_N):
         search.packed(feature, asked_N)
     read_question(Form(MSGPACK), b"\x81\xa3ids\x91\x00", 1)

@@ -116,11 +116,15 @@ class View:
         _ = self.search
 
     @property
-    def _stack(self) -> Stack:
+    def all_layers(self) -> tuple[RowLayer, ...]:
+        """Changed rows and the base's, newest first, without empty ones."""
         private = () if self.private is None else (self.private,)
-        layers = tuple(layer for layer in (*self.layers, *private, self.base.rows) if len(layer))
+        return tuple(layer for layer in (*self.layers, *private, self.base.rows) if len(layer))
+
+    @property
+    def _stack(self) -> Stack:
         meta = self.meta
-        return Stack(layers, self.dim, meta.horizons, meta.admission, self.seen, meta.sketch_age)
+        return Stack(self.all_layers, self.dim, meta.horizons, meta.admission, self.seen, meta.sketch_age)
 
     def lookup(self, features_K: npt.NDArray[np.uint16], ids_K: Int64Array) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
         """Rows float32 (K, D), NaN where there is none, and status uint8 (K).
