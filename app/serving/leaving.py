@@ -49,19 +49,21 @@ class Leaving:
         """Whether answers are the last of their connections."""
         return self.manner is not None
 
-    def begin(self, manner: Manner) -> None:
-        """Leave in that manner; a hastier one may follow."""
+    def begin(self, manner: Manner, state: ServerState) -> None:
+        """Leave in that manner: from now on an answer is the last. A hastier manner may follow."""
+        for connection in list(cast(set[Leaver], state.connections)):
+            connection.prepare_to_leave()
         if self.manner is None or manner.answer_seconds < self.manner.answer_seconds:
             self.manner = manner
 
     async def drain(self, state: ServerState) -> None:
         """Return once no connection is left, or the manner's time is over; then answers are cut short."""
-        self.begin(AT_ONCE)
+        if self.manner is None:
+            self.begin(AT_ONCE, state)
         loop = asyncio.get_running_loop()
         began = loop.time()
+        await asyncio.sleep(LOOK_SECONDS)  # who was let in just now is among the connections then
         connections = cast(set[Leaver], state.connections)
-        for connection in list(connections):
-            connection.prepare_to_leave()
         while connections:
             assert self.manner is not None
             left = loop.time() - began

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import uvicorn
 
 from app.serving.api import build_api
+from app.serving.door import Door
 from app.serving.express_protocol import ExpressProtocol
 from app.serving.front import Front
 from app.serving.leaving import AT_ONCE, PATIENTLY, Leaving, Manner
@@ -22,8 +23,8 @@ from app.serving.service import Service
 from app.serving.warm import warm_up
 
 SWITCH_SECONDS = 0.0005
-# one that takes another's place asks nobody to wait for its first version, unless there is none after so long
-FIRST_VIEW_SECONDS = 30.0
+# while others answer, nobody is let in before there is a version, unless there is none after so long
+SUCCESSOR_SECONDS, TOGETHER_SECONDS = 30.0, 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ class Calls(NamedTuple):
 
     on_listening: Callable[[], object] = lambda: None
     until: threading.Event | None = None
-    is_successor: bool = False  # others answer meanwhile: nobody is let in before there is a version
+    door: Door | None = None  # where others take connections from the same listener
+    wait_seconds: float = 0.0  # so long nobody is let in before there is a version
     on_hangup: Callable[[], object] | None = None  # SIGHUP; absent: leave patiently, for others go on
 
 
@@ -54,21 +56,37 @@ def answer_requests(service: Service, listener: socket.socket, calls: Calls) -> 
         backlog=2048,
     )
     with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
-        runner.run(_run(_Server(settings, leaving), service, listener, calls))
+        runner.run(_run(_Server(settings, leaving, calls.door), service, listener, calls))
 
 
 class _Server(uvicorn.Server):
     """A uvicorn that leaves the signals to us (its own way is to die of them), and closes by our manner."""
 
-    def __init__(self, settings: uvicorn.Config, leaving: Leaving) -> None:
+    def __init__(self, settings: uvicorn.Config, leaving: Leaving, door: Door | None) -> None:
         super().__init__(settings)
         self.leaving = leaving
+        self._door = door
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._door is None or not sockets:
+            await super().startup(sockets)
+            return
+        state, connections = self.lifespan.state, self.server_state.connections
+        self._door.open(
+            sockets[0],
+            lambda: len(connections),
+            lambda: ExpressProtocol(config=self.config, server_state=self.server_state, app_state=state),
+        )
+        self.servers = []
+        self.started = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._door is not None:
+            self._door.close()
         for server in self.servers:
             server.close()
         for listener in sockets or []:
@@ -84,7 +102,7 @@ async def _run(server: _Server, service: Service, listener: socket.socket, calls
         service.replica.end_streams()
         if manner is AT_ONCE:
             service.snapshots.stop()
-        server.leaving.begin(manner)
+        server.leaving.begin(manner, server.server_state)
         server.should_exit = True
 
     if threading.current_thread() is threading.main_thread():
@@ -96,8 +114,7 @@ async def _run(server: _Server, service: Service, listener: socket.socket, calls
     watcher = asyncio.create_task(_watch(server, calls, leave))
     patience = asyncio.create_task(_be_patient(server, service.config.client_seconds))
     try:
-        if calls.is_successor:
-            await service.replica.wait_for_first(FIRST_VIEW_SECONDS)
+        await service.replica.wait_for_first(calls.wait_seconds)
         await server.serve([listener])
     finally:
         service.stop()

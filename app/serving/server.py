@@ -1,21 +1,23 @@
 """`springtide serve`: an address, and one process or several that answer there, until told to stop."""
 
-import importlib
 import logging
 import signal
 import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from springtide_client.base import MODEL
 from springtide_client.errors import SpringtideError
+from springtide_client.log_directory import LogDirectory
 
 from app.errors import UserError
 from app.serving.config import ServeConfig
-from app.serving.process import Calls, answer_requests, share_cores
+from app.serving.door import Crowd, Door
+from app.serving.process import SUCCESSOR_SECONDS, TOGETHER_SECONDS, Calls, answer_requests, share_cores
 from app.serving.service import Service
 from app.serving.tally import Place
 from app.serving.tokens import Tokens, load_tokens
@@ -90,20 +92,25 @@ def _serve_by_workers(
     on_listening: Callable[[], None],
     stopping: threading.Event,
 ) -> None:
+    crowd = Crowd()
+
     def answer(own: ServeConfig, place: Place, tell: Callable[[], None], is_successor: bool) -> None:
         share_cores(config.workers)
         service = Service(log, own, load_tokens(own), place=place)
         try:
-            answer_requests(service, listener, Calls(on_listening=tell, is_successor=is_successor))
+            wait_seconds = SUCCESSOR_SECONDS if is_successor else TOGETHER_SECONDS
+            door = Door(crowd, place.number)
+            answer_requests(service, listener, Calls(on_listening=tell, door=door, wait_seconds=wait_seconds))
         finally:
             service.close()
 
-    warm_up()  # here already, for all of them
-    importlib.import_module("springtide_client.model")
+    # here already, for all of them: a worker that is made later is there at once
+    warm_up()
+    _load_model(Path(log.path))
     rolling = threading.Event()
     events = {signal.SIGTERM: stopping, signal.SIGINT: stopping, signal.SIGHUP: rolling}
     with tempfile.TemporaryDirectory(prefix="springtide-tally-") as folder, _heard(events):
-        workers = Workers(answer, config, Path(folder))
+        workers = Workers(answer, config, Path(folder), on_end=crowd.leave)
         try:
             has_told = False
             while not stopping.wait(LOOK_SECONDS):
@@ -116,6 +123,16 @@ def _serve_by_workers(
                     on_listening()
         finally:
             workers.stop()
+
+
+def _load_model(log_path: Path) -> None:
+    """Import what loading a model imports, by loading one, where the log has one by now."""
+    from springtide_client.model import Model
+
+    for path in reversed(LogDirectory(log_path).bases()):
+        with suppress(SpringtideError, OSError):
+            Model.load(path / MODEL)
+            return
 
 
 @contextmanager

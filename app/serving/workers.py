@@ -66,8 +66,10 @@ class Workers:
         config: ServeConfig,
         tally_folder: Path,
         *,
+        on_end: Callable[[int], None] = lambda number: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._on_end = on_end
         self._answer = answer
         self._folder = CacheFolder(config.cache_path)
         # memory, and files without a name, are shared out; snapshots are shared
@@ -81,11 +83,6 @@ class Workers:
         self._due, self._pause = 0.0, FIRST_PAUSE_SECONDS
 
     @property
-    def pids(self) -> list[int]:
-        """Of those that answer, oldest first."""
-        return [worker.process.pid for worker in self._living if worker.listens]
-
-    @property
     def all_listen(self) -> bool:
         """Whether every worker answers, and none is being replaced."""
         return len(self._staying()) == len(self._living) == self._config.workers and all(
@@ -93,8 +90,9 @@ class Workers:
         )
 
     def roll(self) -> None:
-        """Restart every worker, one after the other, each when its successor answers."""
-        self._to_replace = self._staying()
+        """Restart every worker, one after the other, each when its successor answers; what was begun is done first."""
+        begun = self._to_replace
+        self._to_replace = begun + [worker for worker in self._staying() if worker not in begun]
         logger.info("restarting the workers one by one", extra={"workers": len(self._to_replace)})
 
     def look(self) -> None:
@@ -155,6 +153,7 @@ class Workers:
     def _bury(self, worker: Worker) -> None:
         self._living.remove(worker)
         worker.close()
+        self._on_end(worker.number)
         has_left = worker.leave_by is not None
         self._tally.end(worker.number, "replaced" if has_left else "died")
         self._folder.remove_drafts(worker.process.pid)

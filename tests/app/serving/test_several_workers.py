@@ -56,9 +56,10 @@ class Running:
         """The children."""
         return set(map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()))
 
-    def end(self, number: signal.Signals) -> int:
-        """The exit code."""
-        os.kill(self.pid, number)
+    def end(self, number: signal.Signals | None = None) -> int:
+        """The exit code, of that signal or of one that was sent."""
+        if number is not None:
+            os.kill(self.pid, number)
         _, status = os.waitpid(self.pid, 0)
         self.pid = 0
         return os.waitstatus_to_exitcode(status)
@@ -146,9 +147,21 @@ def test_workers_are_restarted_one_by_one_and_replaced_when_they_die_and_no_requ
     assert running.ask("/v1/embeddings/user_id/1").json()["vector"] == [5, 6, 7, 8]
     wait_until(lambda: running.metric("springtide_workers") == 2)
     last = running.workers()
-    with httpx.stream("GET", f"{running.url}/v1/log?after={version}") as answer:
-        assert answer.status_code == 200
-        assert running.end(signal.SIGTERM) == 0
+    host, port = running.url.removeprefix("http://").split(":")
+    body = b'{"instances":[{"user_id":1}]}'
+    head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection((host, int(port)), timeout=20) as slow:
+        slow.sendall(head + body[:-1])
+        wait_until(lambda: running.metric("springtide_in_flight") == 1)
+        with httpx.stream("GET", f"{running.url}/v1/log?after={version}") as answer:
+            assert answer.status_code == 200
+            os.kill(running.pid, signal.SIGTERM)
+            for _ in answer.iter_raw():  # until it ends
+                pass
+        slow.sendall(body[-1:])
+        told = b"".join(iter(lambda: slow.recv(65_536), b""))  # until it is closed
+        assert told.startswith(b"HTTP/1.1 200")
+    assert running.end() == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in last)
 
 
