@@ -1,8 +1,8 @@
 """gpu.table: the CUDA twin's look-ups, inserts with eviction and training step, at the load of a full table.
 
 Beside it torch's index_select, which needs no hash, and published figures, which are named as such and scaled by
-bandwidth: HierarchicalKV on an A100, FBGEMM's static TBE on an H100. What is timed is the replay of a CUDA graph: a tick is
-the same in all of a case. Needs an NVIDIA GPU; without one it says so.
+bandwidth: HierarchicalKV on an A100, FBGEMM's static TBE on an H100. What is timed is the replay of a CUDA graph: a
+tick is the same in all of a case. Needs an NVIDIA GPU; without one it says so.
 """
 
 # K keys of a call, C rows of the table, D dimension

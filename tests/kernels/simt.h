@@ -2,6 +2,9 @@
 // Warp calls and barriers wait for one another as on the device. What is undefined there (lanes that meet at different
 // calls, or left before one) is an error here. Lanes and blocks take their turns in an order that a seed shuffles.
 #pragma once
+#ifdef __APPLE__
+#define _XOPEN_SOURCE 700
+#endif
 #include <ucontext.h>
 
 #include <math.h>

@@ -17,6 +17,7 @@ from kernels.cuda.sources import Defines, kernels_of, source_of
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 GARBAGE = 0xAB  # fresh memory holds this
+FENCE, FENCE_BYTES = 0xC5, 128  # what stands before and behind an array
 HEADER = Path(__file__).parent / "simt.h"
 BUILT = Path(tempfile.gettempdir()) / f"springtide-simt-{os.getuid()}"
 
@@ -61,7 +62,12 @@ def call(functions: Any, kernel: str, arguments: Sequence[Any], *, num_blocks: i
 
 
 class DeviceArray(np.ndarray[Any, Any]):
-    """An array that a kernel may be given; others are the host's."""
+    """An array that a kernel may be given; others are the host's. What is cut from it stands between its fences."""
+
+    fences: tuple[Any, ...] = ()
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.fences = getattr(source, "fences", ())
 
 
 class SimtDevice:
@@ -78,9 +84,12 @@ class SimtDevice:
     def filled(self, shape: int | tuple[int, ...], dtype: Any, byte: int) -> Any:
         shape = (shape,) if isinstance(shape, int) else shape
         num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        bytes_ = np.full(num_bytes + 128, byte, np.uint8)
-        start = -bytes_.ctypes.data % 128  # as a GPU's allocator aligns
-        return bytes_[start : start + num_bytes].view(dtype).reshape(shape).view(DeviceArray)
+        bytes_ = np.full(num_bytes + 3 * FENCE_BYTES, FENCE, np.uint8)
+        start = -bytes_.ctypes.data % 128 + FENCE_BYTES  # aligned as a GPU's allocator aligns
+        bytes_[start : start + num_bytes] = byte
+        array = bytes_[start : start + num_bytes].view(dtype).reshape(shape).view(DeviceArray)
+        array.fences = (bytes_[:start], bytes_[start + num_bytes :])
+        return array
 
     def put(self, array: Any) -> Any:
         if isinstance(array, DeviceArray):
@@ -98,6 +107,8 @@ class SimtDevice:
         # all optimizers at once: ten compilations of one take longer than one of ten
         functions = library(family, tuple(pair for pair in defines if pair[0] != "ONLY"))
         call(functions, kernel, arguments, num_blocks=num_blocks, threads=self.threads, seed=self.seed)
+        fences = [fence for array in arguments for fence in getattr(array, "fences", ())]
+        assert all((fence == FENCE).all() for fence in fences), f"{kernel} wrote beside an array"
 
     def sort(self, keys_K: Any) -> tuple[Any, Any]:
         keys_K = np.asarray(keys_K)

@@ -50,6 +50,13 @@ def test_what_is_undefined_on_a_gpu_is_an_error(kernel: str, why: str) -> None:
         call(built("simt", SOURCE, KERNELS), kernel, arguments, num_blocks=1, threads=64, seed=1)
 
 
+def test_a_write_beside_an_array_is_found_out() -> None:
+    device = SimtDevice()
+    meta, slots = device.filled((4, 4), np.int64, 0), device.put(np.array([4]))
+    with pytest.raises(AssertionError, match="set_flags wrote beside an array"):
+        device.launch("records", "set_flags", 1, (meta, slots, np.int64(1), np.int64(7)))
+
+
 def test_arguments_of_other_sizes_and_arrays_of_the_host_are_refused() -> None:
     functions, out = built("simt", SOURCE, KERNELS), SimtDevice().empty(64, np.int32)
     for arguments in ((out,), (out, np.int32(1)), (np.zeros(64, np.int32), out)):
