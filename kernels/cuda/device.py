@@ -70,13 +70,13 @@ class CupyDevice:
                 f"torch {torch.__version__} sees none here; take the device 'cpu'"
             )
         self._cupy, self._torch = cupy, torch
-        self._module = cache(self._compile)
+        self._module, self._function = cache(self._compile), cache(self._find)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Array:
         shape = (shape,) if isinstance(shape, int) else shape
         num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         bytes_ = self._torch.empty(max(num_bytes, 1), dtype=self._torch.uint8, device="cuda")
-        memory = self._cupy.cuda.UnownedMemory(bytes_.data_ptr(), max(num_bytes, 1), bytes_)
+        memory = self._cupy.cuda.UnownedMemory(bytes_.data_ptr(), max(num_bytes, 1), bytes_, bytes_.get_device())
         return self._cupy.ndarray(shape, dtype, self._cupy.cuda.MemoryPointer(memory, 0))
 
     def filled(self, shape: int | tuple[int, ...], dtype: Any, byte: int) -> Array:
@@ -102,9 +102,8 @@ class CupyDevice:
     def launch(
         self, family: str, kernel: str, num_blocks: int, arguments: Sequence[Any], defines: Defines = ()
     ) -> None:
-        function = self._module(family, defines).get_function(kernel)
         with self._stream():
-            function((num_blocks,), (self.threads,), tuple(arguments))
+            self._function(family, kernel, defines)((num_blocks,), (self.threads,), tuple(arguments))
 
     def sort(self, keys_K: Array) -> tuple[Array, Array]:
         if not len(keys_K):
@@ -123,3 +122,6 @@ class CupyDevice:
 
     def _compile(self, family: str, defines: Defines) -> Any:
         return self._cupy.RawModule(code=source_of(family), options=options_of(defines), backend="nvrtc")
+
+    def _find(self, family: str, kernel: str, defines: Defines) -> Any:
+        return self._module(family, defines).get_function(kernel)
