@@ -16,7 +16,8 @@ import numpy.typing as npt
 from springtide_client.errors import SpringtideError
 from springtide_client.layers import empty_layer, sorted_layer
 from springtide_client.log_directory import LogDirectory
-from springtide_client.tensors import TensorShape, TensorWriter, layout_of
+from springtide_client.tensor_writer import TensorWriter
+from springtide_client.tensors import TensorShape, layout_of
 from springtide_client.view import View
 
 from app.serving.follow import ServedView

@@ -3,7 +3,8 @@
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,8 @@ from springtide_client.layers import RowLayer
 from springtide_client.log_directory import base_name
 from springtide_client.records import EPOCH_SHIFT, Tip, VersionMeta
 from springtide_client.schema import Schema
-from springtide_client.tensors import Array, Arrays, TensorShape, TensorWriter, shape_of
+from springtide_client.tensor_writer import TensorWriter
+from springtide_client.tensors import Array, Arrays, TensorShape, shape_of
 
 from app.versions.atomic_file import sync_folder
 from app.versions.fault_points import reach
@@ -67,7 +69,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        _write_rows(draft, image)
+        sums = _write_rows(draft, image)
         reach("amid a base")
         _write_arrays(draft / DENSE, image.dense)
         if image.sketch is not None:
@@ -76,7 +78,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
             _write_arrays(draft / TEXTS, image.texts)
         _write_program(draft / MODEL, image.program)
         _write_program(draft / ONNX, image.onnx)
-        _write_manifest(draft, image)
+        _write_manifest(draft, image, sums)
         if path.exists() and not is_whole(path):
             path.rename(draft.with_name(f".tmp-retired-{path.name}-{time.time_ns()}"))
         reach("before a base is renamed")
@@ -101,7 +103,8 @@ def is_whole(path: Path) -> bool:
         return False
 
 
-def _write_rows(draft: Path, image: BaseImage) -> None:
+def _write_rows(draft: Path, image: BaseImage) -> dict[str, FileSum]:
+    """The two files of the rows, and their checksums, so that they need not be read for them."""
     n, table = image.num_rows, image.table
     shapes = {
         "mixed": TensorShape(np.dtype("<u8"), (n,)),
@@ -111,26 +114,31 @@ def _write_rows(draft: Path, image: BaseImage) -> None:
         "count": TensorShape(np.dtype("<i8"), (n,)),
         "last_seen": TensorShape(np.dtype("<i8"), (n,)),
     }
-    rows = TensorWriter(draft / ROWS, shapes)
-    states = TensorWriter(draft / OPTIMIZER, {"state": TensorShape(np.dtype("<f4"), (n, table.state_width))})
+    state_shape = TensorShape(np.dtype("<f4"), (n, table.state_width))
+    with (
+        closing(TensorWriter(draft / ROWS, shapes)) as rows,
+        closing(TensorWriter(draft / OPTIMIZER, {"state": state_shape})) as states,
+    ):
+        _write_blocks(image, rows, states)
+    sums = ((ROWS, rows), (OPTIMIZER, states))
+    return {name: FileSum(file.num_bytes, file.crc32) for name, file in sums if file.crc32 is not None}
+
+
+def _write_blocks(image: BaseImage, rows: TensorWriter, states: TensorWriter) -> None:
     at, highest = 0, 0
-    try:
-        for block in image.blocks:
-            if not len(block):
-                continue
-            if block.state is None or (block.forgotten is not None and block.forgotten.any()):
-                raise ValueError("a base holds living rows with their optimizer states")
-            if int(block.mixed[0]) < highest or not bool((block.mixed[1:] >= block.mixed[:-1]).all()):
-                raise ValueError("the rows of a base come sorted by mixed key")
-            for name in COLUMNS:
-                rows.write(name, at, getattr(block, name))
-            states.write("state", at, block.state)
-            at, highest = at + len(block), int(block.mixed[-1])
-        if at != n:
-            raise ValueError(f"{at} rows came for a base of {n}")
-    finally:
-        rows.close()
-        states.close()
+    for block in image.blocks:
+        if not len(block):
+            continue
+        if block.state is None or (block.forgotten is not None and block.forgotten.any()):
+            raise ValueError("a base holds living rows with their optimizer states")
+        if int(block.mixed[0]) < highest or not bool((block.mixed[1:] >= block.mixed[:-1]).all()):
+            raise ValueError("the rows of a base come sorted by mixed key")
+        for name in COLUMNS:
+            rows.write(name, at, getattr(block, name))
+        states.write("state", at, block.state)
+        at, highest = at + len(block), int(block.mixed[-1])
+    if at != image.num_rows:
+        raise ValueError(f"{at} rows came for a base of {image.num_rows}")
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:
@@ -157,8 +165,11 @@ def _write_program(path: Path, program: bytes | Path | None) -> None:
         os.fsync(file.fileno())
 
 
-def _write_manifest(draft: Path, image: BaseImage) -> None:
-    files = {file.name: FileSum(file.stat().st_size, crc32_of_file(file)) for file in sorted(draft.iterdir())}
+def _write_manifest(draft: Path, image: BaseImage, sums: Mapping[str, FileSum]) -> None:
+    files = {
+        file.name: sums.get(file.name) or FileSum(file.stat().st_size, crc32_of_file(file))
+        for file in sorted(draft.iterdir())
+    }
     manifest = BaseManifest(
         number=image.tip.number,
         checksum=image.tip.checksum,

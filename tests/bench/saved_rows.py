@@ -104,16 +104,18 @@ class OurLog:
         self.table.close()
 
     def save(self, rows: RowSet) -> None:
-        """The next base, and the one before is gone."""
-        before, first = self.directory.bases(), self._number < self.log.first.number
+        """The next base."""
+        first = self._number < self.log.first.number
         self._number += 1
         tip = self.log.first if first else Tip(self._number, self._number)
-        path = write_base(self.directory.path, image_of(tip, rows.layer))
+        write_base(self.directory.path, image_of(tip, rows.layer))
         if first:
             self.log.begin(tip)
-        for old in before:
-            if old != path:
-                shutil.rmtree(old)
+
+    def retire(self) -> None:
+        """All bases but the newest are gone."""
+        for old in self.directory.bases()[:-1]:
+            shutil.rmtree(old)
 
     def load(self, ids_K: Any, at_K: Any) -> Any:
         base = Base.open(self.directory.bases()[-1])

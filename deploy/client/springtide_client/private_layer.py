@@ -11,7 +11,8 @@ import numpy as np
 
 from springtide_client.errors import LogError
 from springtide_client.layers import RowLayer, empty_layer, merge_layers
-from springtide_client.tensors import TensorShape, TensorWriter, map_tensors
+from springtide_client.tensor_writer import TensorWriter
+from springtide_client.tensors import TensorShape, map_tensors
 from springtide_client.view import View
 
 # rows of the largest layer that are merged at a time

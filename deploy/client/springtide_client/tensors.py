@@ -86,7 +86,7 @@ def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | N
     """The pieces whose concatenation is the file; the arrays among them are not copied unless they are strided."""
     plain: Arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     layout = layout_of({name: shape_of(array) for name, array in plain.items()}, metadata)
-    return [memoryview(layout.head), *(_bytes_of(plain[name]) for name in layout.begin)]
+    return [memoryview(layout.head), *(bytes_of(plain[name]) for name in layout.begin)]
 
 
 def decode_tensors(buffer: bytes | memoryview | mmap.mmap) -> tuple[Arrays, dict[str, str]]:
@@ -134,45 +134,6 @@ def expect_random_reads(array: Array) -> None:
         pages.madvise(mmap.MADV_WILLNEED)
 
 
-class TensorWriter:
-    """Writes a tensor file piece by piece, in any order, so that no tensor need ever be whole in memory."""
-
-    def __init__(
-        self, path: Path, tensors: Mapping[str, TensorShape], metadata: Mapping[str, str] | None = None
-    ) -> None:
-        self._tensors = dict(tensors)
-        self._layout = layout_of(tensors, metadata)
-        self._file = path.open("wb", buffering=0)
-        try:
-            self._write_at(0, self._layout.head)
-            os.ftruncate(self._file.fileno(), self._layout.num_bytes)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def write(self, name: str, first_row: int, rows: Array) -> None:
-        """Put rows at `first_row` of the tensor; ValueError where they do not fit its shape."""
-        dtype, shape = self._tensors[name]
-        if not shape:  # a single number is a row of itself
-            shape, rows = (1,), rows.reshape(1)
-        if rows.shape[1:] != shape[1:] or first_row + len(rows) > shape[0]:
-            raise ValueError(f"{rows.shape} at row {first_row} does not fit {name!r} of {shape}")
-        row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
-        self._write_at(self._layout.begin[name] + first_row * row_bytes, _bytes_of(np.asarray(rows, dtype, order="C")))
-
-    def close(self) -> None:
-        """Everything is on the disk when this returns; the file is closed in any case."""
-        try:
-            os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
-
-    def _write_at(self, offset: int, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        while len(view):
-            written = os.pwrite(self._file.fileno(), view, offset)
-            view, offset = view[written:], offset + written
-
-
-def _bytes_of(array: Array) -> memoryview:
+def bytes_of(array: Array) -> memoryview:
+    """The bytes of a contiguous array, not copied."""
     return array.reshape(-1).view(np.uint8).data

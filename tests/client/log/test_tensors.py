@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from springtide_client.errors import LogError
-from springtide_client.tensors import DTYPES, TensorWriter, decode_tensors, encode_tensors, map_tensors, shape_of
+from springtide_client.tensor_writer import TensorWriter
+from springtide_client.tensors import DTYPES, decode_tensors, encode_tensors, map_tensors, shape_of
 
 
 def joined(tensors: dict[str, np.ndarray]) -> bytes:
@@ -108,3 +110,24 @@ def test_a_mapped_file_may_be_unlinked(tmp_path) -> None:
     ids = map_tensors(path)["id"]
     path.unlink()
     np.testing.assert_array_equal(ids, np.arange(10))
+
+
+def test_the_checksum_of_a_file_written_in_order_is_known_without_reading_it(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    tensors = {"wide": random.random((3000, 100)), "flags": random.integers(0, 9, 3000).astype(np.uint8)}
+    shapes = {name: shape_of(array) for name, array in tensors.items()}
+    writer = TensorWriter(tmp_path / "x", shapes)
+    for start in (0, 1000):
+        assert writer.crc32 is None  # not all of it is there
+        for name, array in tensors.items():
+            writer.write(name, start, array[start : 1000 if start == 0 else 3000])
+    writer.close()
+    assert writer.crc32 == zlib.crc32((tmp_path / "x").read_bytes())
+    assert writer.num_bytes == (tmp_path / "x").stat().st_size
+    backwards = TensorWriter(tmp_path / "y", shapes)
+    for start in (1000, 0):
+        for name, array in tensors.items():
+            backwards.write(name, start, array[start : 1000 if start == 0 else 3000])
+    backwards.close()
+    assert backwards.crc32 is None
+    assert (tmp_path / "y").read_bytes() == (tmp_path / "x").read_bytes()
