@@ -104,18 +104,15 @@ class OurLog:
         self.table.close()
 
     def save(self, rows: RowSet) -> None:
-        """The next base."""
+        """The next base; the one before goes first, as the others' files do when they are opened to be written."""
+        for old in self.directory.bases():
+            shutil.rmtree(old)
         first = self._number < self.log.first.number
         self._number += 1
         tip = self.log.first if first else Tip(self._number, self._number)
         write_base(self.directory.path, image_of(tip, rows.layer))
         if first:
             self.log.begin(tip)
-
-    def retire(self) -> None:
-        """All bases but the newest are gone."""
-        for old in self.directory.bases()[:-1]:
-            shutil.rmtree(old)
 
     def load(self, ids_K: Any, at_K: Any) -> Any:
         base = Base.open(self.directory.bases()[-1])

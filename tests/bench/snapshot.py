@@ -53,13 +53,7 @@ def measure_images(
 ) -> tuple[list[Case], list[float]]:
     """A row for each peer; and our seconds."""
     num_bytes = rows.num_bytes
-
-    def our_rate() -> float:
-        rate = timed(partial(ours.save, rows), num_bytes)
-        ours.retire()
-        return rate
-
-    contenders: dict[str, Callable[[], float]] = {"ours": our_rate}
+    contenders = {"ours": partial(timed, partial(ours.save, rows), num_bytes)}
     contenders |= {name: partial(timed, partial(peer.save, rows), num_bytes) for name, peer in peers.items()}
     contenders |= tfra.contenders(num_bytes, "save_rows")
     contenders["raw"] = partial(timed, raw, num_bytes)
@@ -130,15 +124,6 @@ def measure_swaps(folder: Path, num_rows: int, seconds: float, repeats: int) -> 
     )
 
 
-def warm_memory(folder: Path, rows: RowSet) -> None:
-    """A virtual machine is given memory when it first touches it, ten times slower than later: all shall find it given."""
-    paths = [folder / f"warm{number}" for number in range(4)]
-    for path in paths:
-        rows.write_raw(path)
-    for path in paths:
-        path.unlink()
-
-
 def main() -> None:
     options = arguments(__doc__ or "")
     num_rows, seconds, repeats = (20_000, 0.5, 2) if options.quick else (1_000_000, 2.0, 5)
@@ -150,7 +135,6 @@ def main() -> None:
             check(ours, peers, rows)
             files = {"keys": saved(folder, "keys", rows.ids_N), "rows": saved(folder, "rows", rows.values_ND)}
             tfra.tell("prepare_files", **files, states=saved(folder, "states", rows.states_NS), folder=str(folder))
-            warm_memory(folder, rows)
 
             def raw() -> None:
                 rows.write_raw(folder / "raw")
