@@ -50,6 +50,16 @@ class Device(Protocol):
         ...
 
 
+class TorchStream:
+    """A stream as CUDA libraries hand it to each other; torch's own knows the protocol from 2.10 on."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
 class CupyDevice:
     """The GPU that torch has chosen; ValueError where there is none or CuPy is missing."""
 
@@ -71,6 +81,7 @@ class CupyDevice:
             )
         self._cupy, self._torch = cupy, torch
         self._module, self._function = cache(self._compile), cache(self._find)
+        self._stream_at = cache(lambda pointer: cupy.cuda.Stream.from_external(TorchStream(pointer)))
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Array:
         shape = (shape,) if isinstance(shape, int) else shape
@@ -117,8 +128,8 @@ class CupyDevice:
         return int(number_1.get(stream=self._stream())[0])
 
     def _stream(self) -> Any:
-        stream = self._torch.cuda.current_stream()
-        return self._cupy.cuda.Stream.from_external(stream)
+        """Torch's current one, as CuPy's; torch keeps its streams, so a pointer stands for one."""
+        return self._stream_at(self._torch.cuda.current_stream().cuda_stream)
 
     def _compile(self, family: str, defines: Defines) -> Any:
         return self._cupy.RawModule(code=source_of(family), options=options_of(defines), backend="nvrtc")
