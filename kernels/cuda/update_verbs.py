@@ -14,7 +14,7 @@ from kernels.cuda.row_verbs import NULL, defines_of
 from kernels.cuda.store import parts_of
 from kernels.spec import OPTIMIZERS, Step, Store
 
-LONG = 256  # occurrences of a key beyond which they are summed in parts: update.cu
+LONG = 256  # occurrences of a key beyond which they are summed in parts: gradients.cuh
 
 
 def num_lanes(dim: int) -> int:
