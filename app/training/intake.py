@@ -31,6 +31,7 @@ class Intake:
         hidden: Sequence[Forgetting] = (),
     ) -> None:
         self.until_end, self.batch_size = until_end, config.train.batch_size
+        self.hidden = list(hidden)
         group = config.source.group or f"springtide-{config.name}"
         self.source = Source(replace(config.source, group=group), config.schema, positions, forgettings=hidden)
         self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)

@@ -110,7 +110,7 @@ class OrderDesk:
     ) -> None:
         at = self._state
         entry = entry_of(
-            order, result, samples_trained=at.samples_trained, positions=positions or told_positions(at.positions)
+            order, result, samples_trained=at.samples_trained, positions=positions or told_positions(at.reached)
         )
         at.note_order(entry)
         at.hide(forgettings_of([entry], at.schema))

@@ -28,7 +28,7 @@ from app.training.version_arrays import (
     with_prefix,
     without_prefix,
 )
-from app.versions.forgettings import HIDDEN, ahead, from_json, to_json
+from app.versions.forgettings import FURTHEST, HIDDEN, ahead, from_json, further, furthest, to_json
 from stream.clock import EventClock
 from stream.columns import Batch, Partition
 from stream.hidden import Forgetting
@@ -54,6 +54,7 @@ class TrainingState:
         self.gate: dict[str, Any] = {}  # what the health gate has done: see app/training/rolling_back.py
         self.moved: dict[str, Any] = {}  # since the last cut, by hand: partition -> from and to which offset
         self.hidden: list[Forgetting] = []  # those that lie ahead in the stream, for it is read again
+        self.furthest: dict[Partition, Position] = {}  # how far it was ever learned, where that is further than now
         self.forgettings: list[Forgetting] = []  # when learning began: all that the log tells of
         self.changed = False  # since the last cut
         self._begun: Batch | None = None  # for it time has passed; its rows could not be looked up
@@ -110,7 +111,10 @@ class TrainingState:
         self.told_scores, table = self.scores.document(), self.learner.table
         sketch = table.sketch()
         self.hidden = ahead(self.hidden, self.positions)
+        if self.furthest and self.reached == self.positions:
+            self.furthest = {}
         by_hand = {"gate": self.gate, "moved": self.moved, HIDDEN: to_json(self.hidden)}
+        by_hand |= {FURTHEST: told_positions(self.furthest)}
         return VersionMeta(
             created_ms=created_ms,
             complete_until_ms=self.complete_until_ms,
@@ -143,16 +147,23 @@ class TrainingState:
         self._orders.append(entry)
         self.changed = True
 
+    @property
+    def reached(self) -> dict[Partition, Position]:
+        """How far the stream was ever learned: what lies before that is no news of anybody."""
+        return further(self.positions, self.furthest)
+
     def hide(self, forgettings: Iterable[Forgetting]) -> None:
         """Nothing of these is learned from records before them."""
         self.hidden = ahead([*self.hidden, *forgettings], self.positions)
 
     def move_to(self, positions: Mapping[Partition, Position]) -> None:
         """Go on elsewhere in the stream, by somebody's wish: the next version says so. What was forgotten stays so."""
+        reached = self.reached
         for partition, position in positions.items():
             was = self.positions.get(partition)
             self.moved[str(partition)] = {"from": None if was is None else was.offset, "to": position.offset}
             self.positions[partition] = position
+        self.furthest = further(self.positions, reached)
         self.hide(self.forgettings)
         self.changed = self.changed or bool(positions)
 
@@ -210,6 +221,7 @@ class TrainingState:
         self.learner.steps = self._cut_step = meta.step
         self.learner.refused_steps = int(meta.trainer.get("refused_steps", 0))
         self.positions = read_positions(meta.positions)
+        self.furthest = furthest(meta)
         self.hidden = ahead(from_json(meta.trainer.get(HIDDEN, ())), self.positions)
         watermarks = {Partition.parse(name): ms for name, ms in meta.trainer.get("watermarks", {}).items()}
         self.clock = EventClock(meta.event_clock_ms, watermarks, map(Partition.parse, meta.trainer.get("idle", ())))

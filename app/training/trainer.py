@@ -116,6 +116,13 @@ class Trainer:
         gc.collect()
         gc.freeze()
 
+    def read_anew(self) -> None:
+        """From where learning is: what was read ahead is dropped."""
+        before = self.intake
+        before.close()
+        self.intake = self._intake()
+        self.intake.start(after=before)
+
     @property
     def source(self) -> Source:
         """The stream as it is read."""
@@ -169,6 +176,8 @@ class Trainer:
             self.learn(batch)  # one without samples moves positions too
         if self.asked and self.commit():
             self.persist(lambda: self.orders.execute())  # right after a cut: what it moves finds room
+            if any(forgetting not in self.intake.hidden for forgetting in self.state.hidden):
+                self.read_anew()  # what waits was decoded with what is to be hidden
             self.source.tell_texts_again()  # of what was forgotten and comes again
         if self.due:
             self.commit()

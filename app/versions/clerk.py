@@ -15,9 +15,12 @@ from springtide_client.tensors import Arrays
 from app.errors import UserError
 from app.versions.commands import Order, Orders, entry_of
 from app.versions.config import LogConfig
+from app.versions.forgettings import HIDDEN, ahead, from_json, furthest, to_json
 from app.versions.resume import Resume
 from app.versions.rollback import ONCE, rollback_to
 from app.versions.writer import LogWriter
+from stream.hidden import Forgetting
+from stream.positions import read_positions, told_positions
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +80,8 @@ class Clerk:
         except (ValueError, EncodeError, UserError) as error:
             meta, arrays, result = self._meta, {}, {"refused": str(error)}
         trainer = {name: value for name, value in meta.trainer.items() if name not in ONCE}
-        at = self._meta
-        entry = entry_of(order, result, samples_trained=at.samples_trained, positions=at.positions)
+        positions = told_positions(furthest(self._meta))
+        entry = entry_of(order, result, samples_trained=self._meta.samples_trained, positions=positions)
         meta = msgspec.structs.replace(meta, created_ms=0, record_ms=[], orders=[entry], trainer=trainer)
         number = self.log.append(meta, arrays).number
         self._meta = msgspec.structs.replace(meta, restores=0)
@@ -91,7 +94,11 @@ class Clerk:
             "forgotten.feature": np.array([feature for feature, _ in keys], np.uint16),
             "forgotten.id": np.array([row_id for _, row_id in keys], np.int64),
         }
-        return self._meta, arrays, {"keys": len(keys)}
+        hidden = [*from_json(self._meta.trainer.get(HIDDEN, ())), Forgetting(tuple(keys), furthest(self._meta))]
+        trainer = {name: value for name, value in self._meta.trainer.items() if name != HIDDEN}
+        if hidden := ahead(hidden, read_positions(self._meta.positions)):
+            trainer[HIDDEN] = to_json(hidden)
+        return msgspec.structs.replace(self._meta, trainer=trainer), arrays, {"keys": len(keys)}
 
     def _roll_back(self, order: Order) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
         number = order.body.get("version")

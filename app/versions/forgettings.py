@@ -11,14 +11,15 @@ import numpy as np
 from springtide_client.errors import EncodeError
 from springtide_client.keys import id_of
 from springtide_client.layers import RowLayer, sorted_layer
-from springtide_client.records import StreamPosition
+from springtide_client.records import StreamPosition, VersionMeta
 from springtide_client.schema import Schema
 
 from stream.columns import Partition
 from stream.hidden import Forgetting
 from stream.positions import Position, read_positions, told_positions
 
-HIDDEN = "hidden"  # in a version's meta.trainer: the forgettings that lie ahead of its positions
+# in a version's meta.trainer: the forgettings that lie ahead of its positions, and how far the stream was ever learned
+HIDDEN, FURTHEST = "hidden", "furthest"
 
 Entry = Mapping[str, Any]
 Positions = Mapping[str, StreamPosition]
@@ -65,6 +66,21 @@ def ahead(forgettings: Iterable[Forgetting], positions: Mapping[Partition, Posit
         if forgetting not in found and forgetting.is_ahead(positions):
             found.append(forgetting)
     return found
+
+
+def further(one: Mapping[Partition, Position], other: Mapping[Partition, Position]) -> dict[Partition, Position]:
+    """The further of both in each partition; `one` says of which topic."""
+    found = dict(one)
+    for partition, at in other.items():
+        here = found.setdefault(partition, at)
+        if at.is_of_topic(here.topic_id) and at.offset > here.offset:
+            found[partition] = at
+    return found
+
+
+def furthest(meta: VersionMeta) -> dict[Partition, Position]:
+    """How far the stream was ever learned up to a version: what lies before that is no news of anybody."""
+    return further(read_positions(meta.positions), read_positions(meta.trainer.get(FURTHEST, {})))
 
 
 def to_json(forgettings: Sequence[Forgetting]) -> list[dict[str, Any]]:

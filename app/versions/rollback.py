@@ -19,11 +19,20 @@ from springtide_client.records import VersionMeta
 from springtide_client.schema import Schema
 from springtide_client.tensors import Array, Arrays
 
-from app.versions.forgettings import HIDDEN, ahead, forgettings_of, forgotten_keys, from_json, to_json
+from app.versions.forgettings import (
+    FURTHEST,
+    HIDDEN,
+    ahead,
+    forgettings_of,
+    forgotten_keys,
+    from_json,
+    furthest,
+    to_json,
+)
 from app.versions.index import LogIndex
 from app.versions.state_overlay import StateOverlay
 from app.versions.stretch import PART_BYTES, Part, Stretch, parts_of
-from stream.positions import read_positions
+from stream.positions import read_positions, told_positions
 
 ONCE = ("moved",)  # what a version's meta says of itself alone
 ROW_COLUMNS = ("feature", "id", "value", "state", "count", "last_seen")
@@ -77,6 +86,9 @@ def _meta(
     if "gate" in now.trainer:
         # how often the gate went back is counted on; what it did lately is gone back on
         trainer["gate"] = {**trainer.get("gate", {}), "rollbacks": now.trainer["gate"].get("rollbacks", 0)}
+    trainer.pop(FURTHEST, None)
+    if (reached := furthest(now)) != read_positions(then.positions):
+        trainer[FURTHEST] = told_positions(reached)
     told = [*then.trainer.get(HIDDEN, ()), *now.trainer.get(HIDDEN, ())]
     hidden = [*from_json(told), *forgettings_of(entries, schema, otherwise=now.positions)]
     if hidden := ahead(hidden, read_positions(then.positions)):

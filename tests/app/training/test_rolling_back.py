@@ -16,6 +16,7 @@ from app.serving.orders import put_order
 from app.training.rolling_back import HeldError
 from app.training.start_elsewhere import StartElsewhere
 from app.training.trainer import Trainer
+from app.versions.clerk import execute_waiting
 from app.versions.receipts import receipt_of
 from app.versions.segments import SegmentFiles
 from app.versions.status import read_status
@@ -128,6 +129,34 @@ def test_a_forgotten_id_does_not_come_back_from_records_that_are_read_again(room
     assert again.run()["samples_trained"] == 259 + 259
     assert room.counts()[5] == 2
     assert b"item 3" in texts_after(room, gone)
+
+
+def test_who_is_forgotten_while_old_records_are_read_again_does_not_come_back_from_them(room, trainer):
+    room.produce(111)
+    running = trainer()
+    goal = published(room, 111)
+    room.produce(333)
+    published(room, 444)
+    path = room.config.log.path
+    back = put_order(path, "rollback", {"version": goal})
+    order = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 6}]})
+    wait_until(lambda: (receipt_of(path, order) or ("", "")).state == "durable", "forgetting")
+    published(room, 444)
+    assert receipt_of(path, back).version < receipt_of(path, order).version
+    assert ever_known(room, 6, receipt_of(path, order).version) == []
+    wait_until(lambda: not running.state.changed, "a version")
+    assert not {"hidden", "furthest"} & records(room)[-1].meta.trainer.keys()
+    running.stop()
+    wait_until(lambda: (read_status(path) or {}).get("clean_end"), "the end")
+    # the same where no trainer runs
+    put_order(path, "rollback", {"version": goal})
+    put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 7}]})
+    assert execute_waiting(room.config.log, room.config.schema, window_samples=100) == 2
+    assert Trainer(room.config, until_end=True).run()["samples_trained"] == 444
+    assert room.counts() == expected_counts(444) | {6: None, 7: None}
+    room.produce(37)
+    assert Trainer(room.config, until_end=True).run()["samples_trained"] == 481
+    assert room.counts() == expected_counts(481) | {6: 1, 7: 1}
 
 
 def test_orders_after_a_rollback_are_executed_on_what_it_restored(room, trainer):
