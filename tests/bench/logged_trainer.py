@@ -40,6 +40,8 @@ threads = 2
 path = "{folder}/log"
 publish_seconds = 0.5
 base_minutes = {base_minutes}
+[gate]
+logloss_ratio = inf
 [serve]
 cache_path = "{folder}"
 """
