@@ -1,10 +1,9 @@
+import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -339,42 +338,43 @@ def test_a_taken_port_and_an_open_bind_are_told_in_one_line(world, tmp_path):
         serve(tmp_path, ServeConfig(host="192.0.2.1", port=0, insecure=True))
 
 
+def in_a_process(world, on_listening):
+    """A server in a child that has all imported by now; returns its process id."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            serve(world.log.path, ServeConfig(port=0), on_listening=on_listening)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_process_with_0_even_while_streams_are_open(world, number):
     world.log.start()
-    code = (
-        "import sys; from app.serving.config import ServeConfig; from app.serving.server import serve\n"
-        "serve(sys.argv[1], ServeConfig(port=0), on_listening=lambda url: print(url, flush=True))"
-    )
-    root = Path(__file__).parents[3]
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(world.log.path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": f"{root}:{root / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"},
-    )
-    with process, httpx.Client(base_url=process.stdout.readline().strip(), timeout=20) as client:
+    hears, tells = os.pipe()
+    pid = in_a_process(world, lambda url: os.write(tells, url.encode()))
+    with httpx.Client(base_url=os.read(hears, 100).decode(), timeout=20) as client:
         world.served(client, world.log.number)
         with client.stream("GET", f"/v1/log?after={world.log.number}") as answer:
             assert answer.status_code == 200
-            process.send_signal(number)
-            assert process.wait(timeout=20) == 0
+            os.kill(pid, number)
+            _, status = os.waitpid(pid, 0)
+    assert status == 0
+    os.close(hears)
+    os.close(tells)
 
 
 def test_a_servers_process_gives_the_event_loop_way_soon(world):
     world.log.start()
-    code = (
-        "import sys, gc; from app.serving.config import ServeConfig; from app.serving.server import serve\n"
-        "def told(url): print(sys.getswitchinterval() < 0.005, gc.get_freeze_count() > 0, flush=True); sys.exit(0)\n"
-        "serve(sys.argv[1], ServeConfig(port=0), on_listening=told)"
-    )
-    root = Path(__file__).parents[3]
-    environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(world.log.path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert done.stdout == "True True\n"
+    hears, tells = os.pipe()
+
+    def told(url):
+        os.write(tells, f"{sys.getswitchinterval() < 0.005} {gc.get_freeze_count() > 0}".encode())
+        os._exit(0)
+
+    os.waitpid(in_a_process(world, told), 0)
+    assert os.read(hears, 100) == b"True True"
+    os.close(hears)
+    os.close(tells)
