@@ -4,6 +4,8 @@ DLRM-small as in train.e2e, batch 4096, dim 16, Zipf 1.05, a version every 0.5 s
 """
 
 import os
+import signal
+import sys
 import tempfile
 from contextlib import ExitStack
 from functools import partial
@@ -143,6 +145,7 @@ def newest_base(trainer: LoggedTrainer) -> str:
 def main() -> None:
     options = arguments(__doc__ or "")
     num_samples, repeats = (8 * BATCH, 1) if options.quick else (80 * BATCH, 5)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # else stopped children would stay behind
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         broker = stack.enter_context(EmbeddedBroker(folder / "broker"))
