@@ -58,6 +58,7 @@ class TrainingState:
         self.forgettings: list[Forgetting] = []  # when learning began: all that the log tells of
         self.changed = False  # since the last cut
         self._begun: Batch | None = None  # for it time has passed; its rows could not be looked up
+        self._before: dict[str, Any] = {}  # the table's clocks before that: for whoever passes it once more
         self.told_scores = scores.document()  # by the newest version
         self._cut_step = 0
         self._record_ms: list[npt.NDArray[np.int64]] = []
@@ -68,10 +69,12 @@ class TrainingState:
         """1. Time passes in the table. 2. Score and learn. 3. Count. 4. Move positions and clocks.
 
         A batch may hold no sample. `upcoming`: the next batch, where it is known. SpillError while the spill takes no
-        rows: nothing is learned, and the same batch may come again.
+        rows: nothing is learned, and the same batch may come again. A version cut meanwhile has forgotten by rule what
+        the batch's time forgets; whoever goes on from it passes that time once, as here.
         """
         # batches without samples come as the stream was cut, and what is learned must not depend on that
         if len(batch) and batch is not self._begun:
+            self._before = self.learner.table.clock_state()
             self.learner.table.advance(self.clock.now_ms, self.samples_trained)
             self._begun = batch
         report = self.learner.step(batch, upcoming)
@@ -136,7 +139,7 @@ class TrainingState:
                 "idle": sorted(map(str, self.clock.idle)),
                 "loss": self.loss,
                 "refused_steps": self.learner.refused_steps,
-                "table": table.clock_state(),
+                "table": table.clock_state() if self._begun is None else self._before,
                 "limits": self.limits.document(),
                 **{name: value for name, value in by_hand.items() if value},
             },

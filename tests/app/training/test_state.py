@@ -11,6 +11,7 @@ from app.training.log_start import start_state
 from app.training.state import TrainingState, pick_times
 from app.versions.base_merge import merge_base
 from app.versions.writer import LogWriter
+from embeddings.errors import SpillError
 
 
 def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
@@ -99,6 +100,38 @@ def test_a_run_that_was_cut_short_goes_on_bitwise_as_if_it_had_not_been(tmp_path
     )
     end(state, log)
     end(whole, whole_log)
+
+
+def test_a_version_cut_while_the_spill_refuses_a_batch_goes_on_bitwise_too(tmp_path, monkeypatch):
+    config = make_config(tmp_path / "whole", "24KiB", POLICIES, LFU)
+    whole_log = LogWriter.open(config.log, schema=config.schema)
+    whole = start_state(config, whole_log)
+    learn(whole, whole_log, range(24))
+
+    config = make_config(tmp_path / "cut", "24KiB", POLICIES, LFU)
+    log = LogWriter.open(config.log, schema=config.schema)
+    state = start_state(config, log)
+    learn(state, log, range(16))
+    batch = make_batch(16)
+    with monkeypatch.context() as patched:
+        patched.setattr(state.learner.table, "lookup", refuse)
+        for _ in range(2):
+            with pytest.raises(SpillError):
+                state.learn(batch)
+            log.append(*state.cut(created_ms=1, complete_until_ms=1))
+    end(state, log)
+    log = LogWriter.open(config.log, schema=config.schema)
+    state = start_state(config, log)
+    learn(state, log, range(16, 24))
+    assert_same(snapshot(state), snapshot(whole))
+    ours, theirs = state.meta(0), whole.meta(0)
+    assert (ours.horizons, ours.sketch_age, ours.trainer) == (theirs.horizons, theirs.sketch_age, theirs.trainer)
+    end(state, log)
+    end(whole, whole_log)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise SpillError("the disk is full")
 
 
 def test_bases_take_over_what_was_spilled_and_no_row_changes(tmp_path):
