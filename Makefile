@@ -48,6 +48,7 @@ bench: setup
 torture: setup
 	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --kills 200 $(ARGS)
 	TORTURE_EXAMPLES=500 $(BIN)/python -m pytest tests/torture tests/e2e/test_orders_through_kills.py tests/e2e/test_forget_everywhere.py -q
+	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.mixed_load --seconds 600
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/test_contract.py -q
 
 # GPU_RUN="compute-sanitizer --tool racecheck" ARGS="-k index" watches the memory of the index's verbs
