@@ -60,9 +60,19 @@ class Snapshots:
                 os.utime(path)
                 return Made(path, _etag(path))
         assert isinstance(view, ServedView)
-        found = view.inner if view.version == version else view_at(self._directory, version)
+        if view.version == version:
+            with suppress(FileNotFoundError, SpringtideError):  # what it lies on was retired: a newer base leads there
+                return self._make(view.inner, rows=rows)
+        found = view_at(self._directory, version)
         if found is None:
             raise gone(version, None)
+        try:
+            return self._make(found, rows=rows)
+        except (FileNotFoundError, SpringtideError):
+            raise gone(version, None) from None
+
+    def _make(self, found: View, *, rows: str) -> Made:
+        version = found.version
         path = self._folder / f"snapshot-{version:020d}-{found.tip.checksum:016x}-{rows}.safetensors"
         draft = path.with_suffix(f".{os.getpid()}.tmp")  # workers share the folder
         try:

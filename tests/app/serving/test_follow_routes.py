@@ -1,17 +1,23 @@
 """What followers ask for: versions, the log, bases, snapshots, events."""
 
 import json
+import shutil
 import threading
 
 import msgspec
 import numpy as np
+import pytest
 from springtide_client.follower import Follower
 from springtide_client.http_log import HttpLog
 from springtide_client.keys import hash_text
+from springtide_client.log_directory import LogDirectory
 from springtide_client.records import decode_record
 from springtide_client.tensors import decode_tensors
 
-from app.serving.texts import decode_texts
+from app.serving.follow import ServedView
+from app.serving.problems import ApiError
+from app.serving.snapshot import Snapshots, view_at
+from app.serving.texts import TextTap, decode_texts
 
 USER, ITEM = 0, 1
 
@@ -173,6 +179,29 @@ def test_a_snapshot_is_the_model_at_one_version(world):
     assert without["dense.linear.bias"].tolist() == [0, 0]
     assert client.get(f"/v1/snapshot?version={new + 1}").status_code == 410
     assert client.get("/v1/snapshot?rows=some").status_code == 422
+
+
+def test_a_snapshot_outlives_the_base_of_its_view(world, tmp_path):
+    world.log.start()
+    old = world.log.path / f"base-{world.log.number:020d}"
+    number = world.log.publish({(USER, 1): [1, 2, 3, 4]}, texts=[(USER, "x")])
+    directory = LogDirectory(world.log.path)
+    view = ServedView(view_at(directory, number), TextTap(directory))
+
+    def content(name):
+        (tmp_path / name).mkdir()
+        made = Snapshots(world.log.path, tmp_path / name, max_bytes=1 << 30).get(view, number, rows="all")
+        tensors, _ = decode_tensors(made.path.read_bytes())
+        return {name: array.tolist() for name, array in tensors.items()}
+
+    before = content("before")
+    newer = world.log.write_base()
+    shutil.rmtree(old)
+    assert content("after") == before
+    shutil.rmtree(newer)
+    with pytest.raises(ApiError) as caught:
+        content("gone")
+    assert caught.value.status == 410
 
 
 def test_a_snapshot_names_the_texts_of_its_living_rows(world):
