@@ -1,30 +1,37 @@
-"""The wheel alone is enough, in a service whose own package is called `app`."""
+"""The wheel alone is enough, in a service whose own package is called `app`: the example that we ship, as it is."""
 
 import importlib.util
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 CLIENT = Path(__file__).parents[3] / "deploy" / "client"
-SERVICE = """
+SERVICE = Path(__file__).parents[3] / "deploy" / "examples" / "service"
+# runs the service as uvicorn's command does, and tells at the end what it has imported
+RUN = """
 import json, sys
-import app
-from springtide_client import HotModel
+import uvicorn
+import app.main
 
-with HotModel(sys.argv[1]) as model:
-    rows, status = model.lookup("user_id", [1, 2])
-    answers = model.predict([{"user_id": 1}])
-names = ("app", "springtide_client")
-strange = {"stream", "embeddings", "kernels", "numba", "rocksdbpy", "cupy", "kafka", "fastapi"}
+try:
+    uvicorn.Server(uvicorn.Config(app.main.service, port=int(sys.argv[1]), log_level="warning")).run()
+except KeyboardInterrupt:
+    pass
+strange = {"stream", "embeddings", "kernels", "numba", "rocksdbpy", "cupy", "kafka"}
 print(json.dumps({
-    "answers": answers, "status": status.tolist(), "version": model.version,
-    "files": {name: sys.modules[name].__file__ for name in names},
+    "files": {name: sys.modules[name].__file__ for name in ("app", "springtide_client")},
     "ours": sorted(strange & set(sys.modules)),
 }))
 """
@@ -49,26 +56,103 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "installed"
 
 
-def test_the_wheel_works_beside_a_package_called_app(installed: Path, make_log, tmp_path: Path) -> None:
-    log = make_log()
-    log.append({(0, 1): (np.ones(log.dim, np.float32), 1, 1)})
-    service = tmp_path / "service"
-    (service / "app").mkdir(parents=True)
-    (service / "app" / "__init__.py").write_text("")
-    (service / "main.py").write_text(SERVICE)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "main.py", str(log.path)],
-        cwd=service,
-        env=environment | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["files"]["app"].startswith(str(service))
+class Service:
+    """The example, running."""
+
+    def __init__(self, installed: Path, **environment: str) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.port = listener.getsockname()[1]
+        ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RUN, str(self.port)],
+            cwd=SERVICE,
+            env=ours | {"PYTHONPATH": f"{SERVICE}:{installed}", "OMP_NUM_THREADS": "1"} | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, path: str, body: object = None) -> tuple[int, object, str | None]:
+        """Status, document, the model's version."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
+        request.add_header("Content-Type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, json.loads(answer.read()), answer.headers["X-Model-Version"]
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                return refusal.code, json.loads(refusal.read()), None
+
+    def versions(self) -> dict[str, int]:
+        """By model; {} before it answers."""
+        assert self.process.poll() is None, self.process.stderr.read()
+        try:
+            return {name: model["version"] for name, model in self.ask("/models")[1].items()}
+        except OSError:
+            return {}
+
+    def end(self) -> dict[str, object]:
+        """What it told last."""
+        self.process.send_signal(signal.SIGINT)
+        said, complaint = self.process.communicate(timeout=20)
+        assert self.process.returncode == 0, complaint
+        return json.loads(said)
+
+
+@pytest.fixture
+def logs(make_log) -> dict[str, object]:
+    """Of two models: one loves item 1, the other item 2."""
+    found = {"clicks": make_log(), "orders": make_log()}
+    for seed, log in enumerate(found.values(), start=1):
+        log.now_ms = time.time_ns() // 1_000_000
+        append_love(log, seed)
+    return found
+
+
+def append_love(log, item: int) -> int:
+    """A version after which this item is worth most."""
+    weight = np.zeros((2, 18), np.float32)
+    weight[:, log.dim : 2 * log.dim] = 1.0
+    rows = {(1, other): (np.full(log.dim, 5.0 if other == item else -5.0, np.float32), 1, 1) for other in (1, 2)}
+    return log.append(rows, dense={"linear.weight": weight})
+
+
+@pytest.fixture
+def service(installed, logs) -> Iterator[Service]:
+    """Over both logs."""
+    running = Service(installed, CLICKS=str(logs["clicks"].path), ORDERS=str(logs["orders"].path))
+    yield running
+    if running.process.poll() is None:
+        running.process.kill()
+        running.process.communicate()
+
+
+def until(check) -> None:
+    deadline = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_two_models_live_side_by_side_in_a_service_whose_package_is_called_app(service, logs, installed) -> None:
+    items = [{"user_id": 1, "item_id": 1}, {"user_id": 1, "item_id": 2}]
+    until(service.versions)
+    assert service.ask("/rank/clicks", items) == (200, [0, 1], str(logs["clicks"].number))
+    assert service.ask("/rank/orders", items) == (200, [1, 0], str(logs["orders"].number))
+    number = append_love(logs["orders"], 1)
+    until(lambda: service.versions()["orders"] == number)
+    assert service.ask("/rank/orders", items) == (200, [0, 1], str(number))
+    assert service.ask("/rank/clicks", items)[2] == str(logs["clicks"].number)  # the other one stayed
+    assert service.ask("/rank/clicks", [{}, {"age": "old"}])[0] == 422
+    assert service.ask("/rank/nothing", [])[0] == 404
+    logs["clicks"].now_ms -= 120_000
+    logs["clicks"].append()
+    until(lambda: service.ask("/rank/clicks", items)[0] == 503)
+    assert service.ask("/rank/orders", items)[0] == 200
+
+    said = service.end()
+    assert said["files"]["app"].startswith(str(SERVICE))
     assert said["files"]["springtide_client"].startswith(str(installed))
     assert said["ours"] == []
-    assert said["status"] == [0, 1]
-    assert said["version"] == log.number
-    assert set(said["answers"][0]) == {"click", "order"}

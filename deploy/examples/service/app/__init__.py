@@ -1,0 +1,1 @@
+"""The service's own package: its name is nobody else's business."""
