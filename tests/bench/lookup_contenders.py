@@ -78,6 +78,10 @@ class Server:
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, path: str, body: bytes, media_type: str) -> bytes:
         """The answer of one request; waits while there is nothing to answer from."""
         deadline = time.monotonic() + 120
