@@ -13,6 +13,7 @@ from springtide_client.follower import Applied, Follower
 from springtide_client.keys import INT64_MIN
 from springtide_client.layers import RowLayer
 from springtide_client.log_directory import LogDirectory
+from springtide_client.records import Record
 from springtide_client.schema import Schema
 from springtide_client.view import View
 
@@ -100,8 +101,9 @@ class DirectoryFollowing:
         cache_path: Path | None,
         on_version: Callable[[VersionEntry, int, int], None],
         on_swap: Callable[[VersionEntry], None],
+        on_record: Callable[[Record], None] | None = None,
     ) -> None:
-        self._texts = TextTap(LogDirectory(log_path))
+        self._texts = TextTap(LogDirectory(log_path), on_record)
         self._follower = Follower(
             self._texts,
             cache_bytes=cache_bytes,

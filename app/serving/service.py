@@ -17,6 +17,7 @@ from app.serving.gate_metrics import declare_gate, show_gate
 from app.serving.guard import Guard
 from app.serving.metrics import Metrics
 from app.serving.problems import busy, too_many
+from app.serving.recent import RecentRecords
 from app.serving.replica import Replica, wall_ms
 from app.serving.scorer import Scorer
 from app.serving.snapshot import Snapshots
@@ -42,6 +43,7 @@ class Service:
         self.config = config
         self.guard = Guard(config, tokens)
         self.metrics = declare(Metrics())
+        self.recent = RecentRecords()
         self.folder = CacheFolder(config.cache_path)
         self.replica = Replica(
             lambda on_version, on_swap: DirectoryFollowing(
@@ -51,6 +53,7 @@ class Service:
                 cache_path=self.folder.path,
                 on_version=on_version,
                 on_swap=on_swap,
+                on_record=self.recent.add,
             ),
             poll_seconds=config.poll_seconds,
             metrics=self.metrics,

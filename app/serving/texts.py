@@ -16,8 +16,10 @@ from springtide_client.records import Record, Tip
 class TextTap:
     """A log whose records' texts are noted on their way to the follower, for views do not keep them."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, on_record: Callable[[Record], None] | None = None) -> None:
+        """`on_record` hears of each record too."""
         self._source = source
+        self._on_record = on_record
         self._lock = threading.Lock()
         self._texts: dict[tuple[int, int], str] = {}
         self._by_version: deque[tuple[int, list[tuple[int, int]]]] = deque()
@@ -59,6 +61,8 @@ class TextTap:
 
     def note(self, record: Record) -> None:
         """Keep the record's texts."""
+        if self._on_record is not None:
+            self._on_record(record)
         tensors = record.tensors()
         if "texts.id" not in tensors:
             return

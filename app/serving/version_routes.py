@@ -8,12 +8,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from springtide_client.base import read_base_manifest
 from springtide_client.errors import LogError
-from springtide_client.log_cursor import LogCursor
 from springtide_client.log_directory import LogDirectory, base_name
 from springtide_client.records import Record, Tip
 from starlette.responses import Response, StreamingResponse
 
 from app.serving.answers import with_etag
+from app.serving.log_reader import LogReader
 from app.serving.problems import gone
 from app.serving.service import Service
 from app.serving.versions import VersionEntry
@@ -83,26 +83,26 @@ async def log(request: Request, after: Annotated[int, Query(ge=0)]) -> Response:
     service.replica.take()
     service.enter_stream()
     try:
-        cursor, records = await asyncio.to_thread(_begin, service, after)
+        reader, records = await asyncio.to_thread(_begin, service, after)
     except BaseException:
         service.leave_stream()
         raise
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    frames = _frames(service, cursor, records)
+    frames = _frames(service, reader, records)
     return StreamingResponse(frames, media_type="application/octet-stream", headers=headers)
 
 
-def _begin(service: Service, after: int) -> tuple[LogCursor, list[Record]]:
-    """A cursor behind the version, and what it read first; ApiError 410 where the log does not go on from there."""
+def _begin(service: Service, after: int) -> tuple[LogReader, list[Record]]:
+    """A reader behind the version, and what it read first; ApiError 410 where the log does not go on from there."""
     directory = LogDirectory(service.log_path)
     tip = _tip(service, directory, after)
     if tip is None:
         raise gone(after, service.replica.versions.oldest)
-    cursor = directory.follow(tip)
+    reader = LogReader(directory, tip)
     try:
-        return cursor, cursor.read(BATCH_BYTES)
+        return reader, reader.read(tip, BATCH_BYTES)
     except LogError:
-        cursor.close()
+        reader.close()
         raise gone(after, service.replica.versions.oldest) from None
 
 
@@ -117,21 +117,27 @@ def _tip(service: Service, directory: LogDirectory, number: int) -> Tip | None:
         return None
 
 
-async def _frames(service: Service, cursor: LogCursor, records: list[Record]) -> AsyncIterator[bytes]:
-    replica = service.replica
+async def _frames(service: Service, reader: LogReader, records: list[Record]) -> AsyncIterator[bytes]:
+    """1. What the server's own follower has just read. 2. Where that is not what follows: the log."""
+    replica, tip = service.replica, reader.began
     try:
         while not replica.stopping:
             for record in records:
                 yield record.header
                 yield record.payload
-            if not records:
+            tip = records[-1].tip if records else tip
+            view = replica.view
+            is_newest = not records and (view is None or view.version <= tip.number)
+            if not (records := service.recent.after(tip, BATCH_BYTES)) and is_newest:
                 await replica.wait_for_change(LOOK_SECONDS)
-            try:
-                records = await asyncio.to_thread(cursor.read, BATCH_BYTES)
-            except LogError:
-                return  # what was sent is no longer part of the log: asking again tells the follower so
+                records = service.recent.after(tip, BATCH_BYTES)
+            if not records:
+                try:
+                    records = await asyncio.to_thread(reader.read, tip, BATCH_BYTES)
+                except LogError:
+                    return  # what was sent is no longer part of the log: asking again tells the follower so
     finally:
-        cursor.close()
+        reader.close()
         service.leave_stream()
 
 

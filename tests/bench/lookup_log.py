@@ -38,7 +38,7 @@ device_bytes = "512MiB"
 disk_path = "{folder}/spill"
 [model]
 name = "dlrm"
-options = {{ bottom = [512, 256], top = [512, 256] }}
+options = {{ bottom = {layers}, top = {layers} }}
 [train]
 batch_size = 1024
 threads = 1
@@ -54,10 +54,10 @@ def values_of(ids_N: npt.NDArray[np.int64], dim: int = DIM) -> npt.NDArray[np.fl
     return (bits_ND.astype(np.float32) - np.float32(2**23)) * np.float32(0.3 * 2.0**-23)
 
 
-def write_log(folder: Path, num_rows: int) -> Path:
+def write_log(folder: Path, num_rows: int, layers: str = "[512, 256]") -> Path:
     """The log's folder; its configuration lies beside it in `springtide.toml`, its base holds ids 0 to num_rows."""
     path = folder / "springtide.toml"
-    path.write_text(CONFIG.format(dim=DIM, folder=folder))
+    path.write_text(CONFIG.format(dim=DIM, folder=folder, layers=layers))
     config = load_config(path)
     with LogWriter.open(config.log, schema=config.schema) as log:
         write_base(config.log.path, _image(config, log, num_rows))
