@@ -127,7 +127,7 @@ async def _frames(service: Service, reader: LogReader, records: list[Record]) ->
                 yield record.payload
             tip = records[-1].tip if records else tip
             view = replica.view
-            is_newest = not records and (view is None or view.version <= tip.number)
+            is_newest = view is None or view.version <= tip.number
             if not (records := service.recent.after(tip, BATCH_BYTES)) and is_newest:
                 await replica.wait_for_change(LOOK_SECONDS)
                 records = service.recent.after(tip, BATCH_BYTES)
