@@ -1,69 +1,112 @@
-"""hot.swap: look-ups of 64 ids in a HotModel while versions of 2,000 rows take each other's place."""
+"""An inference process that looks rows up without a pause, while a process beside it writes versions and bases."""
 
-import os
-import statistics
+import json
+import select
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 from springtide_client import HotModel
+from springtide_client.log_directory import LogDirectory
+from springtide_client.records import VersionMeta
 
-from tests.bench.freshness import percentile
-from tests.bench.harness import Case, argument_parser, fail, report
-from tests.bench.lookup_log import FEATURE, write_log
+from app.config import load_config
+from app.versions.base_merge import merge_base
+from app.versions.writer import LogWriter
+from tests.bench.harness import fail
+from tests.bench.lookup_log import DIM, FEATURE, values_of, write_log
 
-NUM_IDS, NUM_ROWS, BASE_ROWS, PUBLISH_SECONDS = 64, 2_000, 1_000_000, 0.1
-NEEDED_MS = 5.0
-
-
-def measure(model: HotModel, seconds: float) -> tuple[list[float], list[float]]:
-    """The ms of calls during which the version changed, and of all others."""
-    random = np.random.default_rng(1)
-    swapping, others = [], []
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        ids_K, before = random.integers(0, BASE_ROWS, NUM_IDS), model.version
-        begun = time.perf_counter()
-        _, status_K = model.lookup(FEATURE, ids_K)
-        took = 1e3 * (time.perf_counter() - begun)
-        (others if model.version == before else swapping).append(took)
-        if status_K.any():
-            fail("a row of the base was not found")
-    return swapping, others
+VERSION_SECONDS, VERSIONS_A_BASE = 0.05, 20
+CALL_IDS = 64
 
 
-def main() -> None:
-    options = argument_parser(__doc__ or "").parse_args()
-    root = Path(__file__).parents[2]
-    environment = dict(os.environ) | {"PYTHONPATH": f"{root}:{root / 'deploy/client'}", "OMP_NUM_THREADS": "1"}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        path = write_log(folder, BASE_ROWS)
-        command = [sys.executable, str(root / "tests/bench/followers_log.py"), str(folder)]
-        log = subprocess.Popen(
-            [*command, str(PUBLISH_SECONDS), str(NUM_ROWS)], env=environment, stdout=subprocess.DEVNULL
-        )
-        stack.callback(log.wait)
-        stack.callback(log.kill)
-        model = stack.enter_context(HotModel(path))
-        first = model.version
-        while model.version < first + 10:
-            time.sleep(0.05)
-        swapping, others = measure(model, 5.0 if options.quick else 30.0)
-    if not swapping:
-        fail("no call met a swap")
-    worst = percentile(swapping, 0.99)
-    bound = {"5 ms": [1 / NEEDED_MS]}
-    case = Case("a call that meets a swap, p99", "1/ms", [1 / worst], bound, needed=1.0, contest=False)
-    report("hot.swap", [case], packages=("torch", "numpy"), out=options.out, quick=options.quick)
-    for name, found in (("meeting a swap", swapping), ("others", others)):
-        p50, p99 = statistics.median(found), percentile(found, 0.99)
-        print(f"{len(found):7} calls {name}: p50 {p50:.3f}, p99 {p99:.3f}, worst {max(found):.2f} ms")
+class Swaps:
+    """A HotModel over a log of `num_rows` rows; versions of a hundredth of them come while they are asked for."""
+
+    def __init__(self, folder: Path, num_rows: int) -> None:
+        folder.mkdir()
+        self.folder, self.num_rows = folder, num_rows
+        self.num_swaps = self.num_bases = 0
+        write_log(folder, num_rows)
+        command = [sys.executable, "-c", "from tests.bench.hot_swap import write; write()", str(folder), str(num_rows)]
+        self._writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._say("")  # it has begun its epoch
+        self.model = HotModel(folder / "log")
+
+    def __enter__(self) -> "Swaps":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.model.close()
+        assert self._writer.stdin is not None
+        self._writer.stdin.close()
+        self._writer.wait()
+
+    def run(self, seconds: float, *, moving: bool) -> float:
+        """One over the longest of the calls in so many seconds; fails where an answer is of no version."""
+        assert self._writer.stdin is not None
+        assert self._writer.stdout is not None
+        if moving:
+            self._writer.stdin.write(f"{seconds}\n")
+            self._writer.stdin.flush()
+        random = np.random.default_rng(0)
+        ids = [random.integers(0, self.num_rows, CALL_IDS) for _ in range(64)]
+        expected = [values_of(ids_K) for ids_K in ids]
+        longest, version, num_swaps, number = 0.0, self.model.version, 0, 0
+        end = time.perf_counter() + seconds
+        while (start := time.perf_counter()) < end:
+            rows_KD, status_K = self.model.lookup(FEATURE, ids[number % 64])
+            longest = max(longest, time.perf_counter() - start)
+            # every version adds a whole number to a row, the same to all of its numbers
+            added_KD = rows_KD - expected[number % 64]
+            if status_K.any() or np.abs(added_KD - added_KD[:, :1]).max() > 1e-3:
+                fail("a row of no version")
+            num_swaps += self.model.version != version
+            version, number = self.model.version, number + 1
+        if moving:
+            told = json.loads(self._writer.stdout.readline())
+            self.num_swaps, self.num_bases = self.num_swaps + num_swaps, self.num_bases + told["bases"]
+            if not num_swaps:
+                fail("no version came while rows were looked up")
+        return 1 / longest
+
+    def _say(self, line: str) -> None:
+        """What the writer says first."""
+        assert self._writer.stdout is not None
+        ready, _, _ = select.select([self._writer.stdout], [], [], 60.0)
+        if not ready or "ready" not in self._writer.stdout.readline():
+            fail(f"the writer of versions does not start{line}")
 
 
-if __name__ == "__main__":
-    main()
+def write() -> None:
+    """The other process: for each number of seconds on its standard input, versions and bases meanwhile."""
+    folder, num_rows = Path(sys.argv[1]), int(sys.argv[2])
+    config = load_config(folder / "springtide.toml")
+    random, number = np.random.default_rng(5), 0
+    feature = config.schema.number(FEATURE)
+    with LogWriter.open(config.log, schema=config.schema) as log:
+        mark = config.schema.fingerprint()
+        log.append(VersionMeta(fingerprint=mark), {})
+        print("ready", flush=True)
+        for line in sys.stdin:
+            end, bases = time.monotonic() + float(line) * 0.9, 0
+            while time.monotonic() < end:
+                number += 1
+                count = max(1, num_rows // 100)
+                ids_M = np.sort(random.choice(num_rows, count, replace=False))
+                arrays = {
+                    "rows.feature": np.full(count, feature, np.uint16),
+                    "rows.id": ids_M,
+                    "rows.value": values_of(ids_M, DIM) + np.float32(number % 8),
+                    "rows.state": np.zeros((count, 1), np.float32),
+                    "rows.count": np.ones(count, np.int64),
+                    "rows.last_seen": np.full(count, 1000),
+                }
+                log.hand_over(VersionMeta(samples_trained=number, fingerprint=mark), arrays)
+                if number % VERSIONS_A_BASE == 0:
+                    log.sync()
+                    bases += merge_base(LogDirectory(config.log.path), window_samples=100) is not None
+                time.sleep(VERSION_SECONDS)
+            print(json.dumps({"bases": bases}), flush=True)
