@@ -1,14 +1,17 @@
 """The command line: quick to start, one clear line and an exit code for every mistake."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from app.cli import COMMANDS
+from app.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[3]
 CONFIG = 'name = "tiny"\n[schema]\nlabel = "click"\ncategorical = ["user_id"]\n'
@@ -25,6 +28,17 @@ def springtide(folder: Path, *arguments: str, config: str | None = CONFIG) -> su
         text=True,
         timeout=120,
     )
+
+
+@contextmanager
+def logging_as_it_was() -> Iterator[None]:
+    """A command sets up the logging of its process, and here that is pytest's."""
+    loggers = [logging.root, *(found for found in logging.root.manager.loggerDict.values() if hasattr(found, "level"))]
+    levels, handlers = [logger.level for logger in loggers], logging.root.handlers[:]
+    yield
+    logging.root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -71,17 +85,32 @@ def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> N
     ],
 )
 def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(
-    tmp_path: Path, arguments: list[str], words: list[str]
+    tmp_path: Path,
+    arguments: list[str],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = CONFIG
     if arguments[:1] == ["demo"]:
         arguments = [*arguments, "--config", "springtide.toml"]
-        done = springtide(tmp_path, *arguments, config=CONFIG.replace("user_id", "passport"))
-    else:
-        done = springtide(tmp_path, *arguments)
+        config = CONFIG.replace("user_id", "passport")
+    Path("springtide.toml").write_text(config)
+    with logging_as_it_was():
+        assert main(arguments) == 2
+    said = capfd.readouterr().err
+    assert len(said.strip().splitlines()) == 1
+    for word in words:
+        assert word in said
+
+
+@pytest.mark.parametrize("arguments", [["trian"], ["train", "--untilend"], ["versions", "list"]])
+def test_a_process_ends_with_the_code_and_the_line_of_its_command(tmp_path: Path, arguments: list[str]) -> None:
+    done = springtide(tmp_path, *arguments)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-    for word in words:
-        assert word in done.stderr
+    assert done.stdout == ""
 
 
 def test_forget_puts_an_order_down_that_waits_for_a_trainer(tmp_path: Path) -> None:
