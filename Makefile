@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# files of tests at a time
+WORKERS ?= 2
 # what runs on a machine with a GPU: its own Python with torch's CUDA build, CuPy, Numba, pytest and Hypothesis; no network
 GPU_PYTHON ?= python3
 GPU_RUN ?=
@@ -27,8 +29,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	@$(BIN)/springtide demo $(ARGS)
 
+# half of the suite's time is spent waiting for processes and disks: two files at a time, each in its own order
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -97,13 +97,13 @@ def test_policies_hold_through_kills_as_in_an_undisturbed_run(workspace: Workspa
     config.write_text(settings(config.read_text()))
     clicks = clicks_of_an_hour()
     address = workspace.start_broker()
-    for start in range(0, 4_500, 1_500):
+    for start in range(0, 3_000, 1_500):
         workspace.produce([json.dumps(click).encode() for click in clicks[start : start + 1_500]])
         before = newest_samples(workspace)
         trainer = workspace.start("train")
         wait_until(lambda before=before: newest_samples(workspace) > before, what="learning")
         workspace.stop(trainer, by=signal.SIGKILL)
-    workspace.produce([json.dumps(click).encode() for click in clicks[4_500:]])
+    workspace.produce([json.dumps(click).encode() for click in clicks[3_000:]])
     status = workspace.train_until_end()
     assert status["samples_trained"] == NUM_CLICKS
 

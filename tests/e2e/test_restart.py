@@ -37,19 +37,19 @@ def test_stopped_and_started_again_the_counts_and_scores_go_on(workspace) -> Non
 
 
 def test_killed_in_the_middle_every_sample_still_counts_once(workspace) -> None:
-    values = make_clicks(40_000, seed=1)
+    values = make_clicks(30_000, seed=1)
     workspace.start_broker()
-    for start in range(0, 30_000, 10_000):
+    for start in range(0, 20_000, 10_000):
         workspace.produce(values[start : start + 10_000])
         before = newest_samples(workspace)
         trainer = workspace.start("train")
         wait_until(lambda before=before: newest_samples(workspace) > before, what="learning", seconds=60)
         workspace.stop(trainer, by=signal.SIGKILL)
-    workspace.produce(values[30_000:])
+    workspace.produce(values[20_000:])
 
     status = workspace.train_until_end()
 
-    assert status["samples_trained"] == 40_000
+    assert status["samples_trained"] == 30_000
     workspace.start("serve")
     wait_until(lambda: workspace.get("/readyz"), what="the server's readiness")
     expected = occurrences(values)
