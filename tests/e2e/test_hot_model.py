@@ -1,6 +1,7 @@
 """Inference processes follow the trainer: no call fails, versions only grow, and equal versions give equal numbers."""
 
 import json
+import os
 import urllib.request
 
 from springtide_client import HotModel
@@ -8,10 +9,11 @@ from springtide_client import HotModel
 from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import wait_until
 
-NUM_VERSIONS, NUM_CHANGES = 100, 50
+NUM_VERSIONS = 100 if "TORTURE_EXAMPLES" in os.environ else 40
+NUM_CHANGES = NUM_VERSIONS // 2
 
 
-def test_predictions_follow_100_versions_without_a_failed_call(workspace) -> None:
+def test_predictions_follow_dozens_of_versions_without_a_failed_call(workspace) -> None:
     workspace.start_broker()
     workspace.produce(make_clicks(2_000))
     workspace.start("train", "--no-merge")

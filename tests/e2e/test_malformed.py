@@ -1,13 +1,14 @@
 """A message that cannot be read is counted, kept and passed by; nothing else of its batch is lost."""
 
+import os
 from collections import Counter
 
 from tests.e2e.clicks import make_clicks, spoil
 
-NUM_MESSAGES, EVERY = 100_000, 100
+NUM_MESSAGES, EVERY = 100_000 if "TORTURE_EXAMPLES" in os.environ else 20_000, 100
 
 
-def test_of_100_000_messages_1_000_malformed_ones_reach_the_dead_letter_topic(workspace) -> None:
+def test_of_many_messages_the_malformed_one_in_a_hundred_reaches_the_dead_letter_topic(workspace) -> None:
     values = list(make_clicks(NUM_MESSAGES))
     expected: dict[int, str] = {}
     for number, offset in enumerate(range(EVERY // 2, NUM_MESSAGES, EVERY)):

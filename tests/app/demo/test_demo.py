@@ -32,32 +32,41 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_it_ends_by_itself_with_one_json_line_and_goes_on_from_there(tmp_path: Path) -> None:
-    statuses: list[dict[str, Any]] = []
-    for _ in range(2):
-        demo = start(tmp_path, "--seconds", "3")
-        out, err = demo.communicate(timeout=240)
-        assert demo.returncode == 0, err
-        assert "the dashboard: http://127.0.0.1:" in err
-        [line] = out.splitlines()
-        statuses.append(json.loads(line))
-    first, second = statuses
-    assert first["samples_trained"] > 0
-    assert 0.7 < first["simulator"]["best_auc"] < 0.9
-    assert second["samples_trained"] > first["samples_trained"]
-    assert second["epoch"] == first["epoch"] + 1
-    assert {path.name for path in (tmp_path / "var").iterdir()} == {"demo"}
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a demo has run, and another may go on."""
+    return tmp_path_factory.mktemp("demo")
 
 
-def test_ctrl_c_stops_it_within_5_seconds_and_its_last_version_is_durable(tmp_path: Path) -> None:
-    demo = start(tmp_path)
+@pytest.fixture(scope="module")
+def demo_that_ended(folder: Path) -> dict[str, Any]:
+    """What a demo of 3 seconds said last."""
+    demo = start(folder, "--seconds", "3")
+    out, err = demo.communicate(timeout=240)
+    assert demo.returncode == 0, err
+    assert "the dashboard: http://127.0.0.1:" in err
+    [line] = out.splitlines()
+    status: dict[str, Any] = json.loads(line)
+    return status
+
+
+def test_it_ends_by_itself_with_one_json_line(demo_that_ended: dict[str, Any]) -> None:
+    assert demo_that_ended["samples_trained"] > 0
+    assert 0.7 < demo_that_ended["simulator"]["best_auc"] < 0.9
+
+
+def test_it_goes_on_from_there_and_ctrl_c_stops_it_within_5_seconds_with_a_durable_last_version(
+    folder: Path, demo_that_ended: dict[str, Any]
+) -> None:
+    first = demo_that_ended
+    demo = start(folder)
     assert demo.stderr is not None
     for line in demo.stderr:
         if "the dashboard" in line:
             break
-    log = tmp_path / "var" / "demo" / "log"
+    log = folder / "var" / "demo" / "log"
     deadline = time.monotonic() + 60
-    while newest_status(log).get("samples_trained", 0) == 0:
+    while newest_status(log).get("samples_trained", 0) <= first["samples_trained"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     began = time.monotonic()
@@ -66,9 +75,11 @@ def test_ctrl_c_stops_it_within_5_seconds_and_its_last_version_is_durable(tmp_pa
     assert time.monotonic() - began < 5.0
     assert demo.returncode == 0, err
     status = newest_status(log)
+    assert status["epoch"] == first["epoch"] + 1
     assert status["clean_end"] is True
     assert status["durable_version"] == status["version"]
     assert not (log / "broker.json").exists()
+    assert {path.name for path in (folder / "var").iterdir()} == {"demo"}
 
 
 def newest_status(log: Path) -> dict[str, Any]:
