@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,11 +32,14 @@ def springtide(folder: Path, *arguments: str, config: str | None = CONFIG) -> su
 
 
 @contextmanager
-def logging_as_it_was() -> Iterator[None]:
-    """A command sets up the logging of its process, and here that is pytest's."""
+def process_as_it_was() -> Iterator[None]:
+    """A command sets up the logging and the signals of its process, and here that is pytest's."""
     loggers = [logging.root, *(found for found in logging.root.manager.loggerDict.values() if hasattr(found, "level"))]
     levels, handlers = [logger.level for logger in loggers], logging.root.handlers[:]
+    answers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
+    for number, answer in answers.items():
+        signal.signal(number, answer)
     logging.root.handlers[:] = handlers
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
@@ -97,7 +101,7 @@ def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(
         arguments = [*arguments, "--config", "springtide.toml"]
         config = CONFIG.replace("user_id", "passport")
     Path("springtide.toml").write_text(config)
-    with logging_as_it_was():
+    with process_as_it_was():
         assert main(arguments) == 2
     said = capfd.readouterr().err
     assert len(said.strip().splitlines()) == 1
