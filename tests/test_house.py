@@ -1,5 +1,6 @@
 """The house rules that no linter knows."""
 
+import ast
 import importlib.metadata
 import subprocess
 import sys
@@ -45,3 +46,23 @@ def test_the_readme_names_every_file() -> None:
     tree = readme[readme.index("## The files") :]
     code = [Path(name) for name in tracked if name.endswith(".py") and not name.startswith("tests/")]
     assert not [str(path) for path in code if path.name not in ("__init__.py",) and path.name not in tree]
+
+
+def test_benchmarks_import_each_other_by_their_full_names() -> None:
+    """So that they run as files and as modules; what `peers` holds runs in interpreters of its own."""
+    folder = ROOT / "tests" / "bench"
+    files = sorted(folder.glob("*.py"))
+    bare = [
+        f"{path.name}:{node.lineno} {name}"
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in imported_names(node)
+        if name.partition(".")[0] in {file.stem for file in files}
+    ]
+    assert not bare
+
+
+def imported_names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -61,7 +61,7 @@ class LogWriter:
         self._syncing = threading.Lock()
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=run, name=name, daemon=True)
+            threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
             for name, run in (("log-writer", self._write_all), ("log-syncer", self._sync_often))
         ]
         for thread in self._threads:
@@ -217,6 +217,14 @@ class LogWriter:
         if self.directory.overtaken(self.epoch):
             self._fail(OvertakenError(f"epoch {self.epoch + 1} is claimed: another trainer has taken over"))
         return self._error is not None
+
+    def _run(self, do: Callable[[], None]) -> None:
+        """A thread's life. Whatever ends it is told to who appends next: a queue that nobody empties must not wait."""
+        try:
+            do()
+        except Exception as error:
+            logger.exception("a thread of the log ended")
+            self._fail(LogError(f"the log cannot be written: {type(error).__name__}: {error}"))
 
     def _write_all(self) -> None:
         while True:

@@ -8,15 +8,11 @@ import socket
 import struct
 import sys
 import time
-from pathlib import Path
 
 import crc32c
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from click_logs import make_clicks
-
 from stream.kafka_library import kafka
+from tests.bench.click_logs import make_clicks
 
 TICK_SECONDS, NUM_BATCHES = 0.01, 100
 # of a record batch, version 2: https://kafka.apache.org/documentation/#recordbatch

@@ -11,8 +11,9 @@ STAGES = {
     "learn": "the batch scored and learned",
     "due": "waiting for the version to be due",
     "cut": "what changed is gathered",
-    "append": "encoded, queued",
+    "append": "handed over",
     "queue": "waiting for the thread that writes",
+    "encode": "named, its checksum computed",
     "write": "into the file",
     "follow": "seen, read and checked by the server",
     "apply": "merged into a view, its search made",
@@ -36,7 +37,7 @@ def stages_of(
 ) -> dict[str, list[float]]:
     """The ms of each stage, event by event."""
     decoded, learned, cut = (_by_offset(train, stage) for stage in ("decode", "learn", "cut"))
-    appended, written = _by_version(train, "append"), _by_version(train, "write")
+    appended, encoded, written = (_by_version(train, stage) for stage in ("append", "encode", "write"))
     applied, prepared, merged = (_by_version(serve, stage) for stage in ("apply", "prepare", "merge"))
     appends = sorted(appended.values())
     numbers = {times: number for number, times in appended.items()}
@@ -45,7 +46,8 @@ def stages_of(
         decode, learn, cutting = (_covering(marks, probe.offset) for marks in (decoded, learned, cut))
         append = appends[bisect.bisect_left(appends, (cutting[1], 0))]
         version = numbers[append]
-        write, apply, prepare = written[version], applied[version], prepared[version]
+        encode, write = encoded[version], written[version]
+        apply, prepare = applied[version], prepared[version]
         times = {
             "produce": decode[0] - probe.begun,
             "decode": decode[1] - decode[0],
@@ -54,7 +56,8 @@ def stages_of(
             "due": cutting[0] - learn[1],
             "cut": cutting[1] - cutting[0],
             "append": append[1] - cutting[1],
-            "queue": write[0] - append[1],
+            "queue": encode[0] - append[1],
+            "encode": write[0] - encode[0],
             "write": write[1] - write[0],
             "follow": apply[0] - write[1],
             "apply": apply[1] - apply[0],

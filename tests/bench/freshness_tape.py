@@ -36,12 +36,18 @@ def only(numbers: Any) -> int | None:
     return next(iter(numbers), None)
 
 
-def train(config: str) -> None:
+def number_of(piece: bytes) -> int:
+    """Of the version whose frame begins so."""
     from springtide_client.records import HEADER, parse_header
 
+    return parse_header(piece[: HEADER.size]).number
+
+
+def train(config: str) -> None:
     from app.config import load_config
     from app.training.state import TrainingState
     from app.training.trainer import Trainer
+    from app.versions.chain import Chain
     from app.versions.segments import SegmentFiles
     from app.versions.writer import LogWriter
     from stream.source import Source
@@ -49,8 +55,9 @@ def train(config: str) -> None:
     clock(Source, "decode", "decode", lambda _, columns: only(columns.end.values()))
     clock(TrainingState, "learn", "learn", lambda arguments, _: only(arguments[1].positions.values()))
     clock(TrainingState, "cut", "cut", lambda _, cut: only(p["offset"] for p in cut[0].positions.values()))
-    clock(LogWriter, "append", "append", lambda _, version: version.number)
-    clock(SegmentFiles, "write", "write", lambda arguments, _: parse_header(arguments[1][: HEADER.size]).number)
+    clock(LogWriter, "hand_over", "append", lambda _, number: int(number))
+    clock(Chain, "encode", "encode", lambda _, tip: int(tip.number))
+    clock(SegmentFiles, "write", "write", lambda arguments, _: number_of(b"".join(arguments[1][:1])))
     Trainer(load_config(config)).run()
 
 

@@ -133,6 +133,20 @@ def test_a_version_that_cannot_be_encoded_is_an_error_of_the_next(log) -> None:
             writer.sync()
 
 
+@pytest.mark.parametrize("thread", ["write", "sync"])
+def test_a_thread_of_the_log_that_ends_is_an_error_of_the_next_append(log, monkeypatch, thread: str) -> None:
+    with log.writer(durable_seconds=0.001) as writer:
+
+        def fail(*_: object) -> int:
+            raise TypeError("nobody thought of this")
+
+        monkeypatch.setattr(writer._segments, thread, fail)
+        put(writer, 1)
+        until(lambda: "TypeError" in writer.reason)
+        with pytest.raises(LogError, match="TypeError: nobody thought of this"):
+            put(writer, 2)
+
+
 @pytest.mark.parametrize("written", [0, 1, 47, 48, 300])
 def test_after_a_failed_append_the_version_stands_in_a_new_file(log, monkeypatch, written: int) -> None:
     with log.writer() as writer:
