@@ -9,6 +9,7 @@ WORKERS ?= 2
 GPU_PYTHON ?= python3
 GPU_RUN ?=
 GPU_PATH := PYTHONPATH=.:deploy/client$(if $(PYTHONPATH),:$(PYTHONPATH))
+GPU_TESTS := tests/app/models/test_pair_products.py
 GPU_RESULT ?= tests/bench/results/gpu_table.json
 
 .PHONY: setup demo run test check lint types imports bench torture test-gpu bench-gpu clean
@@ -56,7 +57,7 @@ torture: setup
 
 # GPU_RUN="compute-sanitizer --tool racecheck" ARGS="-k index" watches the memory of the index's verbs
 test-gpu:
-	$(GPU_PATH) $(GPU_RUN) $(GPU_PYTHON) -m pytest tests/kernels/test_cuda_*.py -m gpu -p no:cacheprovider $(ARGS)
+	$(GPU_PATH) $(GPU_RUN) $(GPU_PYTHON) -m pytest tests/kernels/test_cuda_*.py $(GPU_TESTS) -m gpu -p no:cacheprovider $(ARGS)
 
 bench-gpu: test-gpu
 	$(GPU_PATH) $(GPU_PYTHON) -m tests.bench.gpu_table --out $(GPU_RESULT) $(ARGS)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from app.models.calibrated import CalibratedModel, check_sizes, perceptron
 from app.models.interface import ModelSpec
+from app.models.pair_products import pair_products
 
 
 class DLRM(CalibratedModel):
@@ -49,9 +50,7 @@ class DLRM(CalibratedModel):
             vector_ND: Tensor = self.bottom(numbers_NX)
             parts.append(vector_ND.to(fields_NED.dtype))
             vectors_NVD = torch.cat([parts[-1].unsqueeze(1), fields_NED], dim=1)
-        products_NVV = torch.bmm(vectors_NVD, vectors_NVD.transpose(1, 2))
-        # gather: an index with two tensors is five times slower, mostly in its backward
-        pairs_NI = products_NVV.flatten(1).gather(1, self.pairs_I.expand(fields_NED.shape[0], -1))
+        pairs_NI = pair_products(vectors_NVD, self.pairs_I)
         scores_NL: Tensor = self.top(torch.cat([*parts, pairs_NI], dim=1)).float()
         if self.wide:
             pairs_N1 = pairs_NI.float().sum(dim=1, keepdim=True)

@@ -31,6 +31,10 @@ class Device(Protocol):
         """The array on the device: copied from the host, as it is where it is there; torch's without a copy."""
         ...
 
+    def tensor(self, array: Array) -> Any:
+        """The array as torch's, without a copy."""
+        ...
+
     def address(self, array: Array) -> int:
         """Where the array begins."""
         ...
@@ -106,6 +110,10 @@ class CupyDevice:
         there = self.empty(host.shape, host.dtype)
         there.set(host, self._stream())
         return there
+
+    def tensor(self, array: Array) -> Any:
+        with self._stream():  # else the two libraries' streams would wait for each other
+            return self._torch.from_dlpack(array)
 
     def address(self, array: Array) -> int:
         return int(array.data.ptr)

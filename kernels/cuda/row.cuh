@@ -1,6 +1,7 @@
 // A row of DIM numbers, float32 or bfloat16 (HALF), in the CPU twin's lanes: 1, 8, 16, 32 or 64 at once, four a thread.
 #pragma once
 #include "hash.cuh"
+#include "narrow.cuh"
 #include "warp.cuh"
 
 #define NUM_LANES (DIM == 1 ? 1 : DIM <= 8 ? 8 : DIM <= 16 ? 16 : DIM <= 32 ? 32 : 64)
@@ -28,16 +29,6 @@ INLINE Four four_of(float number) {
 #pragma unroll
   for (i32 j = 0; j < VECTOR; j++) four.at[j] = number;
   return four;
-}
-
-INLINE float widened(float number) { return number; }
-INLINE float widened(u16 bits) { return float_of_bits((u32)bits << 16); }
-
-// To the nearest, the even one of two; NaN stays NaN.
-INLINE void narrow(float number, float& to) { to = number; }
-INLINE void narrow(float number, u16& to) {
-  u32 bits = bits_of_float(number);
-  to = (u16)((number != number ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
 // Numbers d to d + 3 of a row, 0 beyond its end: in one load where rows are whole vectors.

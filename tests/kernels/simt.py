@@ -94,9 +94,15 @@ class SimtDevice:
     def put(self, array: Any) -> Any:
         if isinstance(array, DeviceArray):
             return array
+        array = np.asarray(array)
         there = self.empty(array.shape, array.dtype)
         there[...] = array
         return there
+
+    def tensor(self, array: Any) -> Any:
+        import torch
+
+        return torch.from_dlpack(array)
 
     def address(self, array: Any) -> int:
         return int(array.ctypes.data)
