@@ -69,7 +69,8 @@ def _array(tensor: Tensor) -> Tensor:
 
 
 def _tensor(pairs: Pairs, array: Any, dtype: torch.dtype) -> Tensor:
-    return pairs.tensor(array).view(dtype)
+    tensor: Tensor = pairs.tensor(array)
+    return tensor.view(dtype)
 
 
 @fused_products.register_fake

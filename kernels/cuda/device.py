@@ -113,7 +113,7 @@ class CupyDevice:
 
     def tensor(self, array: Array) -> Any:
         with self._stream():  # else the two libraries' streams would wait for each other
-            return self._torch.from_dlpack(array)
+            return self._torch.utils.dlpack.from_dlpack(array)
 
     def address(self, array: Array) -> int:
         return int(array.data.ptr)
