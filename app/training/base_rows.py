@@ -1,13 +1,16 @@
 """The log's base as the table sees it: where rows are found that have left memory."""
 
-# U unique keys
+# U unique keys, M some of them
 import numpy as np
 import numpy.typing as npt
 from springtide_client.base import Base
 from springtide_client.keys import mix_keys
+from springtide_client.page_requests import PageRequests
 
 from embeddings.source import FoundRows
 from kernels.cpu import image
+
+STEP_KEYS = 512  # their pages, up to seven each, must all stay until they are read: 14 MiB
 
 
 class BaseRows:
@@ -16,17 +19,44 @@ class BaseRows:
     def __init__(self, base: Base) -> None:
         self.base = base
         base.expect_finds()
+        self._requests = PageRequests()
 
     def find(self, features_U: npt.NDArray[np.uint16], ids_U: npt.NDArray[np.int64]) -> FoundRows:
-        rows, states = self.base.rows, self.base.states
-        rows_U = image.find_rows(rows.mixed, rows.feature, mix_keys(features_U, ids_U), features_U)
+        """1. The keys' places, page by page where they have to come from the disk. 2. The rows."""
         found = FoundRows(
-            rows_U >= 0,
-            np.zeros((len(ids_U), rows.value.shape[1]), np.float32),
-            np.zeros((len(ids_U), states.shape[1]), np.float32),
+            np.zeros(len(ids_U), np.bool_),
+            np.zeros((len(ids_U), self.base.rows.value.shape[1]), np.float32),
+            np.zeros((len(ids_U), self.base.states.shape[1]), np.float32),
             np.zeros(len(ids_U), np.int64),
             np.zeros(len(ids_U), np.int64),
         )
-        columns = rows.value, states, rows.count, rows.last_seen
-        image.copy_rows(*columns, rows_U, found.values, found.states, found.counts, found.last_seen)
+        mixed_U, before = mix_keys(features_U, ids_U), self._requests.disk_pages()
+        if self._requests.worthwhile:
+            for start in range(0, len(ids_U), STEP_KEYS):
+                part = slice(start, start + STEP_KEYS)
+                self._find(mixed_U[part], features_U[part], _part(found, part))
+        else:
+            self._find(mixed_U, features_U, found)
+        self._requests.learn(self._requests.disk_pages() - before, len(ids_U))
         return found
+
+    def _find(self, mixed_M: npt.NDArray[np.uint64], features_M: npt.NDArray[np.uint16], found: FoundRows) -> None:
+        rows, states, ask = self.base.rows, self.base.states, self._requests.ask
+        if self._requests.worthwhile and len(rows):
+            places_M = image.guesses(len(rows), mixed_M)
+            ask(rows.mixed, places_M)
+            places_M = image.nearer_places(rows.mixed, places_M, mixed_M)
+            ask(rows.mixed, places_M)
+            ask(rows.feature, places_M)
+        rows_M = image.find_rows(rows.mixed, rows.feature, mixed_M, features_M)
+        found.found[:] = rows_M >= 0
+        columns = rows.value, states, rows.count, rows.last_seen
+        for column in columns:
+            ask(column, rows_M[found.found])
+        image.copy_rows(*columns, rows_M, found.values, found.states, found.counts, found.last_seen)
+
+
+def _part(found: FoundRows, part: slice) -> FoundRows:
+    """Some of it, not copied."""
+    columns = found.found, found.values, found.states, found.counts, found.last_seen
+    return FoundRows(*(column[part] for column in columns))  # type: ignore[arg-type]

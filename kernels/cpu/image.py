@@ -28,6 +28,24 @@ def nearer(mixed_n: Any, place: Any, key: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
+def guesses(length: Any, mixed_K: Any) -> Any:
+    """Where find_rows looks first, int64."""
+    places_K = np.empty(len(mixed_K), np.int64)
+    for k in range(len(mixed_K)):
+        places_K[k] = guess(mixed_K[k], length)
+    return places_K
+
+
+@njit(nogil=True, cache=True)
+def nearer_places(mixed_n: Any, places_K: Any, mixed_K: Any) -> Any:
+    """Where it looks next, int64."""
+    nearer_K = np.empty(len(mixed_K), np.int64)
+    for k in range(len(mixed_K)):
+        nearer_K[k] = nearer(mixed_n, places_K[k], mixed_K[k])
+    return nearer_K
+
+
+@njit(nogil=True, cache=True)
 def first_not_below(mixed_n: Any, place: Any, key: Any) -> Any:
     """The first row whose mixed key is not below the key, in growing steps from a place."""
     length, step = len(mixed_n), 1
