@@ -4,13 +4,13 @@ Lists of multi_value features are pooled where their rows lie; every other row i
 """
 
 # N samples, C categorical, P multi_value, S sequence features, T longest sequence, D dimension, K keys, M elements
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from springtide_client.features import Features, Ragged
+from springtide_client.features import Features
 from springtide_client.inputs import ModelInputs
 from springtide_client.schema import Schema
 from torch import Tensor
@@ -29,24 +29,41 @@ def parts_of(schema: Schema, features: Features) -> list[Part]:
     return parts
 
 
-def assemble_tensors(schema: Schema, features: Features, tensors: Sequence[Tensor]) -> ModelInputs:
-    """The inputs of a batch from a tensor for each part; gradients flow back to every row."""
+def columns_of(schema: Schema, features: Features) -> dict[str, npt.NDArray[Any]]:
+    """What inputs are made of beside rows: numbers, lengths of sequences, and where each one's rows go."""
+    lengths_NS, longest = _lengths_of(schema, features)
+    columns: dict[str, npt.NDArray[Any]] = {"dense": features.dense_NF, "lengths": lengths_NS}
+    for s, ragged in enumerate(features.lists[len(schema.multi_value) :]):
+        starts_N = np.arange(len(ragged.offsets) - 1) * longest - ragged.offsets[:-1]
+        columns[f"places.{s}"] = np.repeat(starts_N, np.diff(ragged.offsets)) + np.arange(len(ragged.ids_M))
+    return columns
+
+
+def assemble_tensors(
+    schema: Schema, features: Features, tensors: Sequence[Tensor], columns: Mapping[str, Tensor] | None = None
+) -> ModelInputs:
+    """The inputs of a batch from a tensor for each part; gradients flow back to every row.
+
+    `columns`: those of `columns_of` as tensors where the rows are, if they are not on the host.
+    """
+    if columns is None:
+        columns = {name: torch.from_numpy(column) for name, column in columns_of(schema, features).items()}
     num_samples, num_categorical = features.categorical_NC.shape
     categorical_RD, num_pooled = tensors[0], len(schema.multi_value)
-    pooled, sequences = list(tensors[1 : 1 + num_pooled]), features.lists[num_pooled:]
-    dim = categorical_RD.shape[1]
-    lengths_NS = np.zeros((num_samples, len(sequences)), np.int64)
-    for s, ragged in enumerate(sequences):
-        lengths_NS[:, s] = np.diff(ragged.offsets)
-    longest = max(1, int(lengths_NS.max(initial=0)))
-    rows_of = zip(tensors[1 + num_pooled :], sequences, strict=True)
-    padded = [_pad(rows_MD, ragged, longest) for rows_MD, ragged in rows_of]
+    pooled, sequences = list(tensors[1 : 1 + num_pooled]), tensors[1 + num_pooled :]
+    dim, longest = categorical_RD.shape[1], _lengths_of(schema, features)[1]
+    padded = [
+        rows_MD.new_zeros(num_samples * longest, dim)
+        .index_copy(0, columns[f"places.{s}"], rows_MD)
+        .view(num_samples, longest, dim)
+        for s, rows_MD in enumerate(sequences)
+    ]
     return ModelInputs(
         categorical=categorical_RD.view(num_samples, num_categorical, dim),
         pooled=torch.stack(pooled, dim=1) if pooled else categorical_RD.new_zeros(num_samples, 0, dim),
         sequence=torch.stack(padded, dim=1) if padded else categorical_RD.new_zeros(num_samples, 0, longest, dim),
-        sequence_length=torch.from_numpy(lengths_NS),
-        dense=torch.from_numpy(features.dense_NF),
+        sequence_length=columns["lengths"],
+        dense=columns["dense"],
     )
 
 
@@ -57,11 +74,10 @@ def of_samples(features: Features, values_N: npt.NDArray[Any]) -> npt.NDArray[An
     return np.concatenate(parts)
 
 
-def _pad(rows_MD: Tensor, ragged: Ragged, longest: int) -> Tensor:
-    """The lists of each sample side by side, (N, T, D), zeros behind them."""
-    lengths_N = np.diff(ragged.offsets)
-    num_samples, dim = len(lengths_N), rows_MD.shape[1]
-    starts_M = np.repeat(np.arange(num_samples) * longest - ragged.offsets[:-1], lengths_N)
-    places_M = torch.from_numpy(starts_M + np.arange(len(ragged.ids_M)))
-    flat = rows_MD.new_zeros(num_samples * longest, dim).index_copy(0, places_M, rows_MD)
-    return flat.view(num_samples, longest, dim)
+def _lengths_of(schema: Schema, features: Features) -> tuple[npt.NDArray[np.int64], int]:
+    """How long each sample's sequences are, and to how many places they are padded."""
+    sequences = features.lists[len(schema.multi_value) :]
+    lengths_NS = np.zeros((len(features), len(sequences)), np.int64)
+    for s, ragged in enumerate(sequences):
+        lengths_NS[:, s] = np.diff(ragged.offsets)
+    return lengths_NS, max(1, int(lengths_NS.max(initial=0)))

@@ -9,12 +9,15 @@ from app.training.dense_optimizer import DenseOptimizer
 
 # splitting a smaller batch costs more than it saves, and waiting for a busy core costs a hundred times that
 SPLIT_SAMPLES = 1024
-DEVICES = ("auto", "cpu")
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How samples are learned. `bfloat16`: "auto" = where the processor has it and a batch is large enough to gain."""
+    """How samples are learned. `bfloat16`: "auto" = where the processor has it and a batch is large enough to gain.
+
+    `device`: "auto" = "cpu". `capture`: the dense step of full batches is a CUDA graph.
+    """
 
     device: str = "auto"
     batch_size: int = 4096
@@ -24,6 +27,7 @@ class TrainConfig:
     seed: int = 0
     threads: int = 0  # 0 = one a core, and one in all where batches are small: see num_threads
     bfloat16: str | bool = "auto"
+    capture: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -40,6 +44,8 @@ class TrainConfig:
             raise ValueError(f"[train] threads must be in 0..256, not {self.threads}")
         if self.bfloat16 not in ("auto", True, False):
             raise ValueError(f'[train] bfloat16 must be "auto", true or false, not {self.bfloat16!r}')
+        if self.capture and self.device != "cuda":
+            raise ValueError('[train] capture makes CUDA graphs: it wants device = "cuda"')
         DenseOptimizer.of(self.optimizer)
 
     @property

@@ -60,17 +60,20 @@ class Optimizer:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def step(self) -> None:
-        """Moves every parameter that has a gradient."""
+    def prepare(self) -> None:
+        """Makes the state that the first step would make."""
+
+    def step(self, refused: Tensor | None = None) -> None:
+        """Moves every parameter that has a gradient; none where `refused`, which the device alone may know, holds."""
         with torch.no_grad():
             by_type: dict[torch.dtype, list[Tensor]] = {}
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     by_type.setdefault(parameter.dtype, []).append(parameter)
             for moved in by_type.values():
-                self.move(moved, [parameter.grad for parameter in moved if parameter.grad is not None])
+                self.move(moved, [parameter.grad for parameter in moved if parameter.grad is not None], refused)
 
-    def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def move(self, parameters: list[Tensor], gradients: list[Tensor], refused: Tensor | None) -> None:
         """The rule, for parameters of one dtype."""
         raise NotImplementedError
 
@@ -82,8 +85,10 @@ class Descent(Optimizer):
         super().__init__(parameters)
         self.lr = lr
 
-    def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def move(self, parameters: list[Tensor], gradients: list[Tensor], refused: Tensor | None) -> None:
         for parameter, gradient in zip(parameters, gradients, strict=True):
+            if refused is not None:
+                gradient = torch.where(refused, 0.0, gradient)
             parameter.add_(gradient, alpha=-self.lr)
 
 
@@ -94,14 +99,17 @@ class Adam(Optimizer):
         super().__init__(parameters)
         self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
 
-    def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        states = [self.state.setdefault(parameter, {}) for parameter in parameters]
-        for parameter, state in zip(parameters, states, strict=True):
-            if not state:
-                state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                state["step"] = torch.zeros(())
+    def prepare(self) -> None:
+        for parameter in self.parameters:
+            self._state_of(parameter)
+
+    def move(self, parameters: list[Tensor], gradients: list[Tensor], refused: Tensor | None) -> None:
+        states = [self._state_of(parameter) for parameter in parameters]
         means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        found = None if refused is None else refused.to(torch.float32)
         torch._foreach_add_(steps, 1)
+        if found is not None:
+            torch._foreach_sub_(steps, [found] * len(steps))  # the kernel moves nothing then
         torch._fused_adam_(
             parameters,
             gradients,
@@ -116,7 +124,15 @@ class Adam(Optimizer):
             weight_decay=0.0,
             amsgrad=False,
             maximize=False,
+            found_inf=found,
         )
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        state = self.state.setdefault(parameter, {})
+        if not state:
+            state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            state["step"] = torch.zeros((), device=parameter.device)
+        return state
 
 
 def optimizer_arrays(optimizer: Optimizer, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
@@ -124,7 +140,7 @@ def optimizer_arrays(optimizer: Optimizer, model: nn.Module) -> dict[str, npt.ND
     arrays = {}
     for name, parameter in model.named_parameters():
         for quantity, value in optimizer.state.get(parameter, {}).items():
-            arrays[f"{name}.{quantity}"] = value.detach().numpy().copy()
+            arrays[f"{name}.{quantity}"] = value.detach().cpu().numpy().copy()
     return arrays
 
 
@@ -133,7 +149,7 @@ def restore_optimizer(optimizer: Optimizer, model: nn.Module, arrays: Mapping[st
     for name, parameter in model.named_parameters():
         prefix = f"{name}."
         state = {
-            key[len(prefix) :]: torch.from_numpy(np.array(value))
+            key[len(prefix) :]: torch.from_numpy(np.array(value)).to(parameter.device)
             for key, value in arrays.items()
             if key.startswith(prefix) and "." not in key[len(prefix) :]
         }

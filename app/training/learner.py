@@ -1,7 +1,7 @@
 """One step of learning: every sample is scored before it is learned from. Knows no stream, no log, no clock."""
 
 # N samples, L labels, K keys, D dimension
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +11,17 @@ import numpy.typing as npt
 import torch
 from springtide_client.inputs import lookup_keys
 from springtide_client.schema import Schema
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch import nn
 
-from app.models.interface import Model
-from app.training.assembly import assemble_tensors, of_samples, parts_of
+from app.training.assembly import assemble_tensors, columns_of, of_samples, parts_of
 from app.training.config import TrainConfig
 from app.training.dense_optimizer import DenseOptimizer, optimizer_arrays, restore_optimizer
+from app.training.dense_step import DenseStep, DeviceStep, HostStep, Outcome
+from app.training.device import TrainDevice, device_of
+from app.training.graphs import GraphedStep
+from app.training.staging import Staged, Staging
 from embeddings.errors import SpillError
+from embeddings.lookup import Lookup
 from embeddings.prefetch import Prefetch
 from embeddings.table import EmbeddingTable
 from stream.columns import Batch
@@ -54,6 +57,12 @@ class Keys:
     event_ms_K: npt.NDArray[np.int64]
     scores_K: npt.NDArray[np.float32] | None
     prefetch: Prefetch | None = None
+    staged: Staged | None = None  # its columns, on their way to the device
+
+    def drop(self) -> None:
+        """The batch is not learned from these."""
+        if self.staged is not None:
+            self.staged.release()
 
 
 class Learner:
@@ -70,15 +79,25 @@ class Learner:
         schema: Schema,
         *,
         score_field: str | None = None,
+        device: TrainDevice | None = None,
     ) -> None:
-        self.model, self.table, self.config, self.schema = model, table, config, schema
+        """`device`: in place of the one that the config names. ValueError where that is not to be had."""
+        self.device = device or device_of(config)
+        self.model, self.table, self.config, self.schema = model.to(self.device.device), table, config, schema
         self._score_column = None if score_field is None else schema.dense.index(score_field)
         self._upcoming: Keys | None = None
         self.optimizer = DenseOptimizer.of(config.optimizer).build(model)
-        self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and has_bfloat16())
+        self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and self.device.has_bfloat16)
+        self._staging = None if self.device.lane is None else Staging(self.device.lane)
+        self.dense_step: DenseStep = self._dense_step()
         self.refused_steps = 0  # of the dense net, for gradients that were not finite
         self.steps = 0
         model.train()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether reports come after their steps: to ask for one at once would wait for the device."""
+        return self._staging is not None
 
     def needs_cut(self, batch: Batch) -> bool:
         """Whether a version must be cut before this batch, whose evictions could overflow the table's side buffer."""
@@ -86,44 +105,81 @@ class Learner:
         return self.table.needs_cut(int(num_keys))
 
     def step(self, batch: Batch, upcoming: Batch | None = None) -> StepReport:
+        """`begin`, and its report."""
+        return self.begin(batch, upcoming)()
+
+    def begin(self, batch: Batch, upcoming: Batch | None = None) -> Callable[[], StepReport]:
         """1. Look up. 2. Score. 3. Gradients; they move the rows. 4. Statistics. 5. Move the dense net.
 
-        `upcoming`: the batch of the next step, if it is known: its rows come up from below while this one computes.
-        A SpillError comes from the look-up, before anything has moved: the same batch may be tried again.
+        `upcoming`: the batch of the next step, if it is known: its rows come up from below, and its columns travel,
+        while this one computes. A SpillError comes from the look-up, before anything has moved: the same batch may be
+        tried again. The call that is given waits for the report, where reports are late; it is to be made once.
         """
         if len(batch) == 0:
-            return StepReport(batch.labels_NL, batch.labels_NL, batch.weights_N, float("nan"))
+            nothing = StepReport(batch.labels_NL, batch.labels_NL, batch.weights_N, float("nan"))
+            return lambda: nothing
         keys, self._upcoming = self._upcoming, None
         if keys is None or keys.batch is not batch:
+            if keys is not None:
+                keys.drop()
             keys = self._keys_of(batch)
-        lookup = self.table.lookup(
-            keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
-        )
         try:
-            if upcoming is not None and len(upcoming):
-                keys = self._keys_of(upcoming)
-                with suppress(SpillError):  # the next look-up is told; this batch must not be looked up twice
-                    prefetch = self.table.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K)
-                    self._upcoming = replace(keys, prefetch=prefetch)
-            tensors = self.table.embed_parts(lookup, parts_of(self.schema, batch.features))
-            inputs = assemble_tensors(self.schema, batch.features, tensors)
-            if isinstance(self.model, Model):
-                self.model.observe_inputs(inputs.dense)
-            use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
-            with torch.autocast("cpu", torch.bfloat16, enabled=use_bfloat16):
-                logits_NL = self.model(*inputs)
-            logits_NL = logits_NL.float()
-
-            labels_NL, weights_N = torch.from_numpy(batch.labels_NL), torch.from_numpy(batch.weights_N)
-            loss, weight = weighted_loss(logits_NL, labels_NL, weights_N)
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            lookup = self.table.lookup(
+                keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
+            )
+            try:
+                if upcoming is not None and len(upcoming):
+                    self._upcoming = self._keys_of(upcoming)
+                    with suppress(SpillError):  # the next look-up is told; this batch must not be looked up twice
+                        self._upcoming = self._prefetched(self._upcoming)
+                outcome = self._move(batch, lookup, keys.staged)
+            finally:
+                lookup.release()
         finally:
-            lookup.release()
-        self._move_dense(logits_NL.detach(), labels_NL, weights_N)
+            keys.drop()
         self.steps += 1
-        mean_loss = float(loss.detach()) / weight if weight > 0 else float("nan")
-        return StepReport(logits_NL.detach().numpy(), batch.labels_NL, batch.weights_N, mean_loss)
+        return self._report_of(batch, outcome)
+
+    def _move(self, batch: Batch, lookup: Lookup, staged: Staged | None) -> Outcome:
+        """Rows and dense net, by a batch whose rows are held."""
+        tensors = self.table.embed_parts(lookup, parts_of(self.schema, batch.features))
+        if staged is None:
+            columns = None
+            labels_NL, weights_N = torch.from_numpy(batch.labels_NL), torch.from_numpy(batch.weights_N)
+        else:
+            tensors = tuple(tensor.to(self.device.device) for tensor in tensors)
+            columns = staged.tensors()
+            labels_NL, weights_N = columns["labels"], columns["weights"]
+        inputs = assemble_tensors(self.schema, batch.features, tensors, columns)
+        use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
+        return self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16)
+
+    def _report_of(self, batch: Batch, outcome: Outcome) -> Callable[[], StepReport]:
+        if self.device.lane is None:
+            report = self._report(batch, outcome.logits_NL.numpy(), *map(float, outcome[1:]))
+            return lambda: report
+        arrives = self.device.lane.fetch(torch.cat([part.reshape(-1).float() for part in outcome]))
+
+        def wait() -> StepReport:
+            *logits, loss, weight, refused = np.split(arrives(), [batch.labels_NL.size + n for n in range(3)])
+            return self._report(batch, logits[0].reshape(batch.labels_NL.shape), *map(float, (loss, weight, refused)))
+
+        return wait
+
+    def _report(
+        self, batch: Batch, logits_NL: npt.NDArray[np.float32], loss: float, weight: float, refused: float
+    ) -> StepReport:
+        self.refused_steps += int(refused)
+        return StepReport(logits_NL, batch.labels_NL, batch.weights_N, loss / weight if weight > 0 else float("nan"))
+
+    def _dense_step(self) -> DenseStep:
+        if self.device.lane is None:
+            return HostStep(self.model, self.optimizer)
+        step = DeviceStep(self.model, self.optimizer)
+        return GraphedStep(step, self.device.capture, self.config.batch_size) if self.device.capture else step
+
+    def _prefetched(self, keys: Keys) -> Keys:
+        return replace(keys, prefetch=self.table.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K))
 
     def _keys_of(self, batch: Batch) -> Keys:
         features_K, ids_K = lookup_keys(self.schema, batch.features)
@@ -132,23 +188,17 @@ class Learner:
         if self._score_column is not None:
             # a sample without a score counts as one of 0
             scores_K = of_samples(batch.features, np.nan_to_num(batch.features.dense_NF[:, self._score_column], nan=0))
-        return Keys(batch, features_K, ids_K, event_ms_K, scores_K)
-
-    def _move_dense(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        # one overflow would stay in the net for ever; the table refuses such gradients row by row
-        if not torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
-            self.refused_steps += 1
-            return
-        if isinstance(self.model, Model):
-            self.model.observe_labels(logits_NL, labels_NL, weights_N)
-        self.optimizer.step()
+        staged = None
+        if self._staging is not None:
+            beside = {"labels": batch.labels_NL, "weights": batch.weights_N}
+            staged = self._staging.stage(columns_of(self.schema, batch.features) | beside)
+        return Keys(batch, features_K, ids_K, event_ms_K, scores_K, staged=staged)
 
     # what a version carries
 
     def dense_arrays(self) -> Arrays:
         """All parameters and buffers by name, copied."""
-        return {name: value.detach().numpy().copy() for name, value in self.model.state_dict().items()}
+        return {name: value.detach().cpu().numpy().copy() for name, value in self.model.state_dict().items()}
 
     def optimizer_arrays(self) -> Arrays:
         """The dense optimizer's state by name, copied."""
@@ -161,21 +211,4 @@ class Learner:
         except RuntimeError as error:
             raise ValueError(f"the log holds another net than [model] describes: {error}") from None
         restore_optimizer(self.optimizer, self.model, optimizer)
-
-
-def weighted_loss(logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> tuple[Tensor, float]:
-    """The sum of the samples' losses times their weights, and the sum of the weights; masked labels (NaN) count not.
-
-    A sum, not a mean: how far a row moves must not depend on how many strangers share its batch.
-    """
-    masked_NL = torch.isnan(labels_NL)
-    weights_NL = torch.where(masked_NL, 0.0, weights_N[:, None])
-    labels_NL = torch.where(masked_NL, 0.0, labels_NL)
-    loss = binary_cross_entropy_with_logits(logits_NL, labels_NL, weights_NL, reduction="sum")
-    return loss, float(weights_NL.sum())
-
-
-def has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 in hardware; elsewhere it is slower than float32."""
-    capabilities = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()
-    return capabilities[1] or torch.cpu._is_amx_tile_supported()
+        self.dense_step = self._dense_step()  # what was captured knows the state from before

@@ -3,7 +3,7 @@
 What is not in here is not needed to go on exactly. Knows no Kafka and no files.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from springtide_client.schema import Schema
 
 from app.errors import UserError
 from app.live_limits import Name, table_limits
-from app.training.learner import Learner
+from app.training.learner import Learner, StepReport
 from app.training.limits import LiveLimits
 from app.training.scores import Scores
 from app.training.version_arrays import (
@@ -41,7 +41,9 @@ class TrainingState:
     """Learner, scores, stream positions, clocks and counts, and what of them has changed since the last cut."""
 
     def __init__(self, learner: Learner, scores: Scores, schema: Schema) -> None:
-        self.learner, self.scores, self.schema = learner, scores, schema
+        self.learner, self.schema = learner, schema
+        self._scores = scores
+        self._late: Callable[[], StepReport] | None = None  # the newest step's report, not counted yet
         self.limits = LiveLimits(learner.table.config, schema)
         self.executed_orders: dict[str, int] = {}  # when learning began: id -> version, of all that the log knows
         self.base_number = 0  # of the base that learning began with
@@ -49,7 +51,7 @@ class TrainingState:
         self.positions: dict[Partition, Position] = {}
         self.samples_trained = 0
         self.dead_letters: dict[str, int] = {}
-        self.loss: float | None = None
+        self._loss: float | None = None
         self.complete_until_ms = 0
         self.gate: dict[str, Any] = {}  # what the health gate has done: see app/training/rolling_back.py
         self.moved: dict[str, Any] = {}  # since the last cut, by hand: partition -> from and to which offset
@@ -77,12 +79,13 @@ class TrainingState:
             self._before = self.learner.table.clock_state()
             self.learner.table.advance(self.clock.now_ms, self.samples_trained)
             self._begun = batch
-        report = self.learner.step(batch, upcoming)
+        report = self.learner.begin(batch, upcoming)
         self._begun = None
-        self.scores.observe(report.logits_NL, report.labels_NL, report.weights_N)
+        self.settle()  # the report of the step before has come while this one was prepared
+        self._late = report
+        if not self.learner.is_late:
+            self.settle()
         self.samples_trained += len(batch)
-        if np.isfinite(report.loss):
-            self.loss = report.loss
         for letter in batch.dead:
             self.dead_letters[letter.reason] = self.dead_letters.get(letter.reason, 0) + 1
         if len(batch):
@@ -92,6 +95,27 @@ class TrainingState:
             self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
         self.clock.observe(batch.watermarks, limit_ms=limit_ms)
         self.changed = True
+
+    def settle(self) -> None:
+        """Count what the newest step saw, where its report comes late. Whoever asks for scores has this done."""
+        if (late := self._late) is not None:
+            self._late = None
+            report = late()
+            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N)
+            if np.isfinite(report.loss):
+                self._loss = report.loss
+
+    @property
+    def scores(self) -> Scores:
+        """Of every sample learned."""
+        self.settle()
+        return self._scores
+
+    @property
+    def loss(self) -> float | None:
+        """Of the newest batch that has one."""
+        self.settle()
+        return self._loss
 
     def cut(self, *, created_ms: int, complete_until_ms: int) -> tuple[VersionMeta, Arrays]:
         """What a version says: this instant, and every row, weight, score and text that moved since the last cut."""
@@ -245,7 +269,7 @@ class TrainingState:
                     f"{names} was changed live and does not go with the configuration now: {error}; "
                     f"restore what you changed, or give {names} another value there, which then counts"
                 ) from error
-        self.loss = meta.trainer.get("loss")
+        self._loss = meta.trainer.get("loss")
 
 
 def _kept(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:

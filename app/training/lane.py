@@ -1,0 +1,88 @@
+"""The way between the host and a GPU: pinned memory, a stream of its own for copies, events for who waits for whom."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Float32Array = npt.NDArray[np.float32]
+
+
+class Lane(Protocol):
+    """Bytes to a device and numbers back. A mark is something that work on a stream can be past."""
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        """Memory of the host that copies need not go around, uint8."""
+        ...
+
+    def there(self, num_bytes: int) -> Tensor:
+        """Memory of the device, uint8."""
+        ...
+
+    def mark(self) -> Any:
+        """Past once the device has done all that was asked of it so far."""
+        ...
+
+    def carry(self, here: Tensor, there: Tensor, after: Any) -> Any:
+        """Begins to copy, beside the work, once a mark is past; the mark of the copy's end."""
+        ...
+
+    def wait_there(self, mark: Any) -> None:
+        """Work asked for from now on begins when it is past. The host does not wait."""
+        ...
+
+    def wait_here(self, mark: Any) -> None:
+        """The host waits until it is past."""
+        ...
+
+    def fetch(self, numbers: Tensor) -> Callable[[], Float32Array]:
+        """Begins to copy float32 numbers to the host; the call that it gives waits for them alone."""
+        ...
+
+
+class CudaLane:
+    """Torch's current GPU: work is what is on the current stream, copies have a stream of their own."""
+
+    def __init__(self) -> None:
+        self._copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def there(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+
+    def mark(self) -> torch.cuda.Event:
+        return _recorded(torch.cuda.current_stream())
+
+    def carry(self, here: Tensor, there: Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
+        self._copies.wait_event(after)
+        with torch.cuda.stream(self._copies):
+            there.copy_(here, non_blocking=True)
+        return _recorded(self._copies)
+
+    def wait_there(self, mark: torch.cuda.Event) -> None:
+        torch.cuda.current_stream().wait_event(mark)
+
+    def wait_here(self, mark: torch.cuda.Event) -> None:
+        mark.synchronize()
+
+    def fetch(self, numbers: Tensor) -> Callable[[], Float32Array]:
+        here = torch.empty(numbers.shape, dtype=torch.float32, pin_memory=True)
+        here.copy_(numbers, non_blocking=True)
+        arrived = self.mark()
+
+        def wait() -> Float32Array:
+            arrived.synchronize()
+            return here.numpy().copy()  # pinned memory is for those who come after
+
+        return wait
+
+
+def _recorded(stream: Any) -> torch.cuda.Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
