@@ -100,6 +100,9 @@ def of_the_machine(config: "Config") -> Iterator[tuple[str, str]]:
         reason = error.strerror or error
         yield "note", f"port: {config.serve.host}:{config.serve.port}: {reason}; fine if that is our own server"
     if torch.cuda.is_available():
-        yield "note", f"GPU: {torch.cuda.get_device_name(0)} is here; this release trains on the CPU"
+        yield (
+            "note",
+            f'GPU: {torch.cuda.get_device_name(0)} is here; [train] device = "cuda" trains the dense net on it',
+        )
     else:
         yield "note", "GPU: none; everything runs on the CPU"

@@ -161,8 +161,9 @@ class Learner:
         arrives = self.device.lane.fetch(torch.cat([part.reshape(-1).float() for part in outcome]))
 
         def wait() -> StepReport:
-            *logits, loss, weight, refused = np.split(arrives(), [batch.labels_NL.size + n for n in range(3)])
-            return self._report(batch, logits[0].reshape(batch.labels_NL.shape), *map(float, (loss, weight, refused)))
+            numbers, num_logits = arrives(), batch.labels_NL.size
+            logits_NL = numbers[:num_logits].reshape(batch.labels_NL.shape)
+            return self._report(batch, logits_NL, *map(float, numbers[num_logits:]))
 
         return wait
 

@@ -14,6 +14,7 @@ from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.training.base_rows import BaseRows
 from app.training.defaults import with_defaults
+from app.training.device import device_of
 from app.training.learner import Learner
 from app.training.scores import Scores
 from app.training.state import TrainingState
@@ -48,8 +49,12 @@ def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> Tr
         program = export_model(model, spec) if base is None else b""
     except ValueError as error:
         raise UserError(f"[model] {error}") from error
+    try:
+        device = device_of(config.train)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     table = open_table(config, log.epoch, None if base is None else BaseRows(base), num_threads=num_threads)
-    learner = Learner(model, table, config.train, config.schema, score_field=config.score_field)
+    learner = Learner(model, table, config.train, config.schema, score_field=config.score_field, device=device)
     state = TrainingState(learner, Scores(config.schema.labels, config.train.window_samples), config.schema)
     if resume is None:
         write_first_base(config, log, state, program)
