@@ -15,6 +15,9 @@ from stream.raw_batches import Blob, raw_records, tap, tap_is_possible
 from stream.records import RawRecords
 
 CONNECT_SECONDS = 3.0
+# a fetch of what is known to be there is answered at once, whatever it may wait; but Tansu ends it with what it has when
+# its time is over, and looks through all batches behind the offset first: a lag would only grow
+BEHIND_WAIT_MS = 500
 # without the hook a fetch may have been sent this long before its answer is seen
 UNSEEN_SEND_SECONDS = 1.0
 
@@ -118,6 +121,7 @@ class Reader:
         if self.raw:
             tap(self.consumer)
         self.hooked = self._hook()
+        self._hook_requests()
         self.topic_partitions = {partition: kafka.TopicPartition(*partition) for partition in offsets}
         self.consumer.assign(list(self.topic_partitions.values()))
         for partition, offset in offsets.items():
@@ -180,3 +184,19 @@ class Reader:
 
         self.consumer._fetcher._handle_fetch_response = handle_and_look
         return True
+
+    def _hook_requests(self) -> None:
+        """Grant time to fetches of what is known to be there (see BEHIND_WAIT_MS)."""
+        fetcher = getattr(self.consumer, "_fetcher", None)
+        create = getattr(fetcher, "_create_fetch_requests", None)
+        if fetcher is None or create is None:
+            return
+
+        def create_patient() -> Any:
+            requests = create()
+            for request, fetch_offsets in requests.values():
+                if any(offset < self.ends.get(Partition(*told), (0,))[0] for told, offset in fetch_offsets.items()):
+                    request.max_wait_ms = max(self.config.fetch_wait_ms, BEHIND_WAIT_MS)
+            return requests
+
+        fetcher._create_fetch_requests = create_patient

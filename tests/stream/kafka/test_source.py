@@ -1,12 +1,15 @@
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 
 from stream import raw_batches
 from stream.columns import Partition
 from stream.errors import CorruptBatchError, StreamError, TopicResetError
+from stream.kafka import BEHIND_WAIT_MS, Reader
 from stream.kafka_admin import Admin
+from stream.kafka_producer import Producer
 from stream.positions import Position
 
 
@@ -285,3 +288,28 @@ def test_a_batch_that_stays_broken_ends_the_reading_after_what_comes_before(benc
     with pytest.raises(CorruptBatchError, match="checksum"):
         bench.until(lambda: source.poll(0.1))
     assert source.state == "failed"
+
+
+def test_a_fetch_may_take_its_time_where_more_is_known_to_be_there(bench):
+    bench.create()
+    with Producer(bench.kafka) as producer:
+        for n in range(40):
+            producer.send(bench.name, bench.click(n))
+            producer.flush()  # each its own batch: one fetch does not hold them all
+    reader = Reader(replace(bench.kafka, fetch_wait_ms=7, partition_fetch_bytes=300, fetch_bytes=300), {bench.partition: 0})
+    fetcher, asked = reader.consumer._fetcher, {}
+    create = fetcher._create_fetch_requests
+
+    def create_and_note():
+        requests = create()
+        for request, offsets in requests.values():
+            asked[next(iter(offsets.values()))] = request.max_wait_ms
+        return requests
+
+    fetcher._create_fetch_requests = create_and_note
+    fetched = []
+    bench.until(lambda: fetched.extend(reader.poll(0.05)) or 40 in asked)
+    reader.close()
+    assert sum(map(len, fetched)) == 40
+    within = {wait for offset, wait in asked.items() if 0 < offset < 40}
+    assert (within, asked[0], asked[40]) == ({BEHIND_WAIT_MS}, 7, 7)
