@@ -15,8 +15,8 @@ from stream.raw_batches import Blob, raw_records, tap, tap_is_possible
 from stream.records import RawRecords
 
 CONNECT_SECONDS = 3.0
-# a fetch of what is known to be there is answered at once, whatever it may wait; but Tansu ends it with what it has when
-# its time is over, and looks through all batches behind the offset first: a lag would only grow
+# a fetch of what is known to be there is answered at once, whatever it may wait; but Tansu ends it with what it has
+# when its time is over, and looks through all batches behind the offset first: a lag would only grow
 BEHIND_WAIT_MS = 500
 # without the hook a fetch may have been sent this long before its answer is seen
 UNSEEN_SEND_SECONDS = 1.0

@@ -296,7 +296,8 @@ def test_a_fetch_may_take_its_time_where_more_is_known_to_be_there(bench):
         for n in range(40):
             producer.send(bench.name, bench.click(n))
             producer.flush()  # each its own batch: one fetch does not hold them all
-    reader = Reader(replace(bench.kafka, fetch_wait_ms=7, partition_fetch_bytes=300, fetch_bytes=300), {bench.partition: 0})
+    small = replace(bench.kafka, fetch_wait_ms=7, partition_fetch_bytes=300, fetch_bytes=300)
+    reader = Reader(small, {bench.partition: 0})
     fetcher, asked = reader.consumer._fetcher, {}
     create = fetcher._create_fetch_requests
 
