@@ -11,6 +11,7 @@ GPU_RUN ?=
 GPU_PATH := PYTHONPATH=.:deploy/client$(if $(PYTHONPATH),:$(PYTHONPATH))
 GPU_TESTS := tests/app/models/test_pair_products.py tests/app/training/test_staging.py tests/app/training/test_device.py
 GPU_RESULT ?= tests/bench/results/gpu_table.json
+GPU_TRAIN_RESULT ?= tests/bench/results/gpu_train.json
 
 .PHONY: setup demo run test check lint types imports bench torture test-gpu bench-gpu clean
 
@@ -61,6 +62,7 @@ test-gpu:
 
 bench-gpu: test-gpu
 	$(GPU_PATH) $(GPU_PYTHON) -m tests.bench.gpu_table --out $(GPU_RESULT) $(ARGS)
+	$(GPU_PATH) $(GPU_PYTHON) -m tests.bench.gpu_train --out $(GPU_TRAIN_RESULT) $(ARGS)
 
 clean:
 	rm -rf $(VENV) var dist build

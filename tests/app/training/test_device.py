@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from drawn_clicks import SCHEMA, make_batch
-from late_lane import LateLane, device, play_again
 from springtide_client.inputs import ModelInputs
 
 from app.models.interface import ModelSpec
@@ -21,6 +20,7 @@ from app.training.scores import Scores
 from app.training.state import TrainingState
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
+from tests.app.training.late_lane import LateLane, device, play_again
 
 TABLE = TableConfig(dim=4, device_bytes="8MiB")
 BATCH_SIZE = 32

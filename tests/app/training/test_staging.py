@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from late_lane import LateLane
 
 from app.training.staging import ALIGNMENT, SMALLEST, Staging, places_of, read, write
+from tests.app.training.late_lane import LateLane
 
 DTYPES = st.sampled_from([np.float32, np.int64, np.uint16, np.uint8])
 ARRAYS = DTYPES.flatmap(lambda dtype: npst.arrays(dtype, npst.array_shapes(min_dims=1, max_dims=3, min_side=0)))
