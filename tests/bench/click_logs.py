@@ -3,10 +3,13 @@
 import json
 
 import numpy as np
+from springtide_client.schema import Schema
 
 CATEGORICAL = tuple(f"c{number}" for number in range(1, 27))
 DENSE = tuple(f"i{number}" for number in range(1, 14))
 IDS_A_FEATURE = 200_000
+SCHEMA = Schema(labels=("click",), categorical=CATEGORICAL, dense=DENSE)
+TOPIC = "clicks"
 
 
 def zipf_ids(random: np.random.Generator, shape: tuple[int, ...], *, exponent: float = 1.05) -> np.ndarray:

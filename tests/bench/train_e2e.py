@@ -12,7 +12,6 @@ from statistics import median
 
 import numpy as np
 import torch
-from springtide_client.schema import Schema
 
 from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
@@ -28,13 +27,12 @@ from stream.kafka_admin import Admin
 from stream.kafka_producer import Producer
 from stream.session import SourceConfig
 from stream.source import Source
-from tests.bench.click_logs import CATEGORICAL, DENSE, make_clicks
+from tests.bench.click_logs import CATEGORICAL, DENSE, SCHEMA, TOPIC, make_clicks
 from tests.bench.harness import Case, alternate, arguments, fail, report, timed
 from tests.bench.plain_loop import PlainLoop
 
-SCHEMA = Schema(labels=("click",), categorical=CATEGORICAL, dense=DENSE)
 MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
-DIM, TOPIC = 16, "clicks"
+DIM = 16
 SPEC = ModelSpec.of(SCHEMA, DIM)
 
 
