@@ -10,7 +10,7 @@ WORKERS ?= 2
 GPU_PYTHON ?= python3
 GPU_RUN ?=
 GPU_PATH := PYTHONPATH=.:deploy/client$(if $(PYTHONPATH),:$(PYTHONPATH))
-GPU_TESTS := tests/app/models/test_pair_products.py tests/app/training/test_staging.py tests/app/training/test_device.py
+GPU_TESTS := tests/app/models/test_pair_products.py tests/app/training/test_staging.py tests/app/training/test_device.py tests/embeddings
 GPU_RESULT ?= tests/bench/results/gpu_table.json
 GPU_TRAIN_RESULT ?= tests/bench/results/gpu_train.json
 

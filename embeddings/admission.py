@@ -11,7 +11,7 @@ from springtide_client.keys import SHARED_FEATURE
 from embeddings.config import Admission, FeaturePolicy
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from embeddings.sizes import num_bytes
-from kernels.spec import Sketch, Unique, Verbs
+from kernels.spec import Array, Sketch, Unique, Verbs
 
 UInt64Array = npt.NDArray[np.uint64]
 UInt8Array = npt.NDArray[np.uint8]
@@ -38,7 +38,7 @@ class AdmissionControl:
         self.sketch: Sketch | None = None
         self._default = settings.min_count
         self._min_counts = {f: policy.min_count for f, policy in features.items() if policy.min_count is not None}
-        self._touched: list[Int64Array] = []  # blocks since the last cut, with repetitions
+        self._touched: list[Array] = []  # blocks since the last cut, with repetitions
         self._begin()
 
     def __bool__(self) -> bool:
@@ -73,7 +73,8 @@ class AdmissionControl:
             return np.ones(len(features_N), np.bool_)
         if features_N.max() >= SHARED_FEATURE:
             raise ValueError(f"with admission features must be below {SHARED_FEATURE}, not {features_N.max()}")
-        seen_N = self.verbs.sketch_estimate(self.sketch, mixed_N, self.age).astype(np.int64) + occurrences_N
+        (estimates_N,) = self.verbs.fetch(self.verbs.sketch_estimate(self.sketch, mixed_N, self.age))
+        seen_N = estimates_N.astype(np.int64) + occurrences_N
         admitted_N: BoolArray = seen_N >= self.min_counts(features_N)
         return admitted_N
 
@@ -89,7 +90,7 @@ class AdmissionControl:
         """Which keys without a row are waiting to be admitted."""
         if self.sketch is None or not len(features_N):
             return np.zeros(len(features_N), np.bool_)
-        estimates_N = self.verbs.sketch_estimate(self.sketch, mixed_N, self.age)
+        (estimates_N,) = self.verbs.fetch(self.verbs.sketch_estimate(self.sketch, mixed_N, self.age))
         seen_N: BoolArray = (estimates_N > 0) & (self.min_counts(features_N) > 1)
         return seen_N
 
@@ -100,16 +101,18 @@ class AdmissionControl:
         """Every block, (B, 64); none where nothing is counted."""
         if self.sketch is None:
             return np.empty((0, BLOCK_BYTES), np.uint8)
-        blocks_B64: UInt8Array = self.verbs.sketch_read(self.sketch, np.arange(self.sketch.num_blocks))
+        all_of_them = self.verbs.xp.arange(self.sketch.num_blocks)
+        blocks_B64: UInt8Array = self.verbs.fetch(self.verbs.sketch_read(self.sketch, all_of_them))[0]
         return blocks_B64
 
     def cut(self) -> tuple[Int64Array, UInt8Array]:
         """The blocks that changed since the last cut, once each and ascending, and their bytes (B, 64)."""
         if self.sketch is None or not self._touched:
             return np.empty(0, np.int64), np.empty((0, BLOCK_BYTES), np.uint8)
-        blocks_B = np.unique(np.concatenate(self._touched))
+        there_B = self.verbs.xp.unique(self.verbs.xp.concatenate(self._touched))
         self._touched.clear()
-        return blocks_B, self.verbs.sketch_read(self.sketch, blocks_B)
+        blocks_B, bytes_B64 = self.verbs.fetch(there_B, self.verbs.sketch_read(self.sketch, there_B))
+        return blocks_B, bytes_B64
 
     def restore(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
         """Takes blocks of a version as its own; not to be told again."""
@@ -131,29 +134,41 @@ class AdmissionControl:
             self.sketch = self.verbs.new_sketch(num_bytes(self.settings.sketch_bytes))
 
 
-def share_rows(verbs: Verbs, unique: Unique, refused: Int64Array) -> tuple[Unique, BoolArray]:
-    """The batch with its refused keys, positions in U, replaced by the shared keys of their features, which come last;
+class Refused(NamedTuple):
+    """Keys of a batch that get no row of their own, on the host."""
+
+    positions_N: Int64Array  # in U
+    features_N: UInt16Array
+    occurrences_N: Int64Array
+    last_seen_N: Int64Array
+
+
+def share_rows(verbs: Verbs, unique: Unique, refused: Refused) -> tuple[Unique, BoolArray]:
+    """The batch with its refused keys replaced by the shared keys of their features, which come last;
 
     and which of the old unique keys were kept.
     """
     kept_U = np.ones(len(unique.ids_U), np.bool_)
-    kept_U[refused] = False
-    features_S, which = np.unique(unique.features_U[refused], return_inverse=True)
+    kept_U[refused.positions_N] = False
+    features_S, which = np.unique(refused.features_N, return_inverse=True)
     num_kept, num_shared = int(np.count_nonzero(kept_U)), len(features_S)
     now_U = np.empty(len(kept_U), np.int64)
     now_U[kept_U] = np.arange(num_kept)
-    now_U[refused] = num_kept + which
+    now_U[refused.positions_N] = num_kept + which
 
     occurrences_S, last_seen_S = np.zeros(num_shared, np.int64), np.zeros(num_shared, np.int64)
-    np.add.at(occurrences_S, which, unique.occurrences_U[refused])
-    np.maximum.at(last_seen_S, which, unique.last_seen_U[refused])
+    np.add.at(occurrences_S, which, refused.occurrences_N)
+    np.maximum.at(last_seen_S, which, refused.last_seen_N)
     shared_S, ids_S = (features_S + SHARED_FEATURE).astype(np.uint16), np.full(num_shared, SHARED_ID, np.int64)
+    kept, now, *added = verbs.put(np.flatnonzero(kept_U), now_U, shared_S, ids_S, occurrences_S, last_seen_S)
+    features, ids, occurrences, last_seen = added
+    join = verbs.xp.concatenate
     batch = Unique(
-        features_U=np.concatenate([unique.features_U[kept_U], shared_S]),
-        ids_U=np.concatenate([unique.ids_U[kept_U], ids_S]),
-        mixed_U=np.concatenate([unique.mixed_U[kept_U], verbs.mix_keys(shared_S, ids_S)]),
-        inverse_K=now_U[unique.inverse_K],
-        occurrences_U=np.concatenate([unique.occurrences_U[kept_U], occurrences_S]),
-        last_seen_U=np.concatenate([unique.last_seen_U[kept_U], last_seen_S]),
+        features_U=join([unique.features_U[kept], features]),
+        ids_U=join([unique.ids_U[kept], ids]),
+        mixed_U=join([unique.mixed_U[kept], verbs.mix_keys(features, ids)]),
+        inverse_K=now[unique.inverse_K],
+        occurrences_U=join([unique.occurrences_U[kept], occurrences]),
+        last_seen_U=join([unique.last_seen_U[kept], last_seen]),
     )
     return batch, kept_U

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from embeddings.rows import Float32Array, Int64Array
+from kernels.spec import Array, Verbs
 
 if TYPE_CHECKING:
     from embeddings.lookup import Lookup
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
     start: int
     stop: int
-    offsets_B1: Int64Array | None = None
+    offsets_B1: Array | None = None
     mode: str = "mean"
 
 
@@ -37,59 +37,66 @@ class _Embed(torch.autograd.Function):
         ctx.table, ctx.lookup, ctx.parts = table, lookup, parts
         pairs = [table.gather_part(lookup, part) for part in parts]
         ctx.winners = [winners for _, winners in pairs]
-        return tuple(torch.from_numpy(rows) for rows, _ in pairs)
+        return tuple(table.verbs.tensor_of(rows) for rows, _ in pairs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None, None, None]:
-        arrays = [grad.detach().to(torch.float32).contiguous().numpy() for grad in grads]
-        ctx.table.update(ctx.lookup, *spread(ctx.parts, arrays, ctx.winners))
+        verbs = ctx.table.verbs
+        with verbs.in_order():
+            arrays = [verbs.array_of(grad.detach().to(torch.float32).contiguous()) for grad in grads]
+            ctx.table.update(ctx.lookup, *spread(verbs, ctx.parts, arrays, ctx.winners))
         return None, None, None, None
 
 
 def embed(table: EmbeddingTable, lookup: Lookup, parts: Sequence[Part]) -> tuple[torch.Tensor, ...]:
     """A tensor for each part, (keys, D) or (bags, D) float32; all their gradients go into the table at once."""
     if not torch.is_grad_enabled():
-        return tuple(torch.from_numpy(table.gather_part(lookup, part)[0]) for part in parts)
+        return tuple(table.verbs.tensor_of(table.gather_part(lookup, part)[0]) for part in parts)
     anchor = torch.empty(0, requires_grad=True)  # so that the rows, which are no parameters, ask for a gradient
     tensors: tuple[torch.Tensor, ...] = _Embed.apply(anchor, table, lookup, parts)  # type: ignore[no-untyped-call]
     return tensors
 
 
 def spread(
-    parts: Sequence[Part], grads: Sequence[Float32Array], winners: Sequence[Int64Array | None]
-) -> tuple[Float32Array, Int64Array | None, Float32Array | None]:
+    verbs: Verbs, parts: Sequence[Part], grads: Sequence[Array], winners: Sequence[Array | None]
+) -> tuple[Array, Array | None, Array | None]:
     """Gradients of parts, which cover the lookup's keys in order, as `update` takes them:
 
     rows of gradients, which of them each key takes, and times what.
     """
     if len(parts) == 1 and parts[0].offsets_B1 is None:
         return grads[0], None, None
-    rows: list[Float32Array] = []
-    bags: list[Int64Array] = []
-    scales: list[Float32Array] = []
+    xp = verbs.xp
+    rows: list[Array] = []
+    bags: list[Array] = []
+    scales: list[Array] = []
     num_rows = 0
     for part, grads_BD, winners_BD in zip(parts, grads, winners, strict=True):
         num_keys = part.stop - part.start
-        scale_K = np.ones(num_keys, np.float32)
+        scale_K = xp.ones(num_keys, np.float32)
         if part.offsets_B1 is None:
-            bag_K = np.arange(num_keys)
+            bag_K = xp.arange(num_keys)
         elif winners_BD is not None:
-            grads_BD, bag_K = _to_winners(grads_BD, winners_BD, num_keys), np.arange(num_keys)
+            grads_BD, bag_K = _to_winners(xp, grads_BD, winners_BD, num_keys), xp.arange(num_keys)
         else:
-            lengths_B = np.diff(part.offsets_B1)
-            bag_K = np.repeat(np.arange(len(lengths_B)), lengths_B)
+            (offsets_B1,) = verbs.put(part.offsets_B1)
+            lengths_B = offsets_B1[1:] - offsets_B1[:-1]
+            if verbs.on_host:
+                bag_K = np.repeat(np.arange(len(lengths_B)), lengths_B)
+            else:  # which would wait for the lengths
+                bag_K = xp.searchsorted(offsets_B1[1:], xp.arange(num_keys), side="right")
             if part.mode == "mean":
-                scale_K = np.repeat(np.float32(1) / np.maximum(lengths_B, 1).astype(np.float32), lengths_B)
+                scale_K = (np.float32(1) / xp.maximum(lengths_B, 1).astype(np.float32))[bag_K]
         rows.append(grads_BD)
         bags.append(bag_K + num_rows)
         scales.append(scale_K)
         num_rows += len(grads_BD)
-    return np.concatenate(rows), np.concatenate(bags), np.concatenate(scales)
+    return xp.concatenate(rows), xp.concatenate(bags), xp.concatenate(scales)
 
 
-def _to_winners(grads_BD: Float32Array, winners_BD: Int64Array, num_keys: int) -> Float32Array:
+def _to_winners(xp: Any, grads_BD: Array, winners_BD: Array, num_keys: int) -> Array:
     """Each element of a bag's gradient to the key that gave it, counted within the part; -1: none did."""
-    grads_KD = np.zeros((num_keys, grads_BD.shape[1]), np.float32)
-    bags_M, columns_M = np.nonzero(winners_BD >= 0)
-    grads_KD[winners_BD[bags_M, columns_M], columns_M] = grads_BD[bags_M, columns_M]
-    return grads_KD
+    dim = grads_BD.shape[1]
+    grads_KD = xp.zeros((num_keys + 1, dim), np.float32)  # the last row takes what nobody gave
+    grads_KD[xp.where(winners_BD < 0, num_keys, winners_BD), xp.arange(dim)] = grads_BD
+    return grads_KD[:num_keys]

@@ -2,12 +2,14 @@
 
 # N rows
 import numpy as np
-from springtide_client.keys import mix_keys
 
 from embeddings.horizons import Horizons
 from embeddings.memory import Memory
 from embeddings.rows import BoolArray, Int64Array, Touched, UInt16Array
 from embeddings.side_buffer import SideBuffer
+from kernels.spec import NO_SLOT, Array
+
+LATE_PART = 4  # what the device has not yet cut to its length may be a quarter as long as the table
 
 
 class Changes:
@@ -15,27 +17,33 @@ class Changes:
 
     def __init__(self, memory: Memory, side: SideBuffer, horizons: Horizons) -> None:
         self.memory, self.side, self.horizons = memory, side, horizons
-        self._fresh: list[Int64Array] = []  # slots touched since the last cut; a reused slot may stand here twice
+        self.verbs = memory.verbs
+        self._fresh: list[Array] = []  # slots touched since the last cut; a reused slot may stand here twice
+        self._num_late = 0  # how long they are with NO_SLOT among them, where it is the device that knows
 
-    def touched(self, slots_N: Int64Array) -> None:
+    def touched(self, slots_N: Array) -> None:
         if len(slots_N):
             self._fresh.append(slots_N)
+            if not self.verbs.on_host:
+                self._num_late += len(slots_N)
+                if self._num_late > self.memory.store.num_slots // LATE_PART:
+                    self._renew(self.verbs.xp.unique(self._slots()))
 
     def cut(self) -> Touched:
         """All rows touched, all keys forgotten since the last cut; none that a rule has forgotten."""
         # in the order of slots, which is nearly that of mixed keys: quicker to read here, and to merge elsewhere
-        fresh_N = np.sort(self._slots())
-        self._fresh.clear()
-        verbs, store = self.memory.verbs, self.memory.store
+        verbs, store = self.verbs, self.memory.store
+        fresh_N = verbs.xp.sort(self._slots())
+        self._renew()
         slots_N = verbs.clear_touched(store, fresh_N)
         resident, _ = self.memory.read(slots_N, *verbs.keys_of(store, slots_N))
 
         def is_resident(features_M: UInt16Array, ids_M: Int64Array) -> BoolArray:
-            slots_M = self.memory.find(features_M, ids_M)
-            if len(slots_N) == 0:
+            slots_M, told_N = verbs.fetch(self.memory.find(features_M, ids_M), slots_N)
+            if len(told_N) == 0:
                 return np.zeros(len(slots_M), np.bool_)
-            at_M = np.minimum(np.searchsorted(slots_N, slots_M), len(slots_N) - 1)
-            here_M: BoolArray = slots_N[at_M] == slots_M
+            at_M = np.minimum(np.searchsorted(told_N, slots_M), len(told_N) - 1)
+            here_M: BoolArray = told_N[at_M] == slots_M
             return here_M
 
         touched = self.side.drain(resident, is_resident)
@@ -43,21 +51,25 @@ class Changes:
             return touched
         return touched.where(self.horizons.alive(touched.features, touched.last_seen))
 
-    def renumber(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+    def renumber(self, features_N: Array, ids_N: Array) -> None:
         """After rows got other slots: these keys are the touched ones (see `keys`)."""
-        self._fresh = [self.memory.verbs.find(self.memory.store, features_N, ids_N, mix_keys(features_N, ids_N))]
+        slots_N = self.memory.find(features_N, ids_N)
+        self._renew(slots_N[slots_N != NO_SLOT])  # some left because they found no room
 
-    def keys(self) -> tuple[UInt16Array, Int64Array]:
+    def keys(self) -> tuple[Array, Array]:
         """The touched keys in memory; some may not be touched."""
-        features_N, ids_N = self.memory.verbs.keys_of(self.memory.store, np.unique(self._slots()))
-        return features_N, ids_N
+        return self.verbs.keys_of(self.memory.store, self.verbs.xp.unique(self._slots()))
 
     def num_bytes(self) -> int:
-        return sum(slots_N.nbytes for slots_N in self._fresh) + self.side.num_bytes()
+        return sum(int(slots_N.nbytes) for slots_N in self._fresh) + self.side.num_bytes()
 
     def slots(self) -> set[int]:
         """Where touched rows may stand."""
-        return set(self._slots().tolist())
+        return set(self.verbs.fetch(self._slots())[0].tolist())
 
-    def _slots(self) -> Int64Array:
-        return np.concatenate(self._fresh) if self._fresh else np.empty(0, np.int64)
+    def _slots(self) -> Array:
+        slots_N = self.verbs.xp.concatenate(self._fresh) if self._fresh else self.verbs.xp.empty(0, np.int64)
+        return slots_N if self.verbs.on_host else slots_N[slots_N != NO_SLOT]
+
+    def _renew(self, *fresh: Array) -> None:
+        self._fresh, self._num_late = list(fresh), 0

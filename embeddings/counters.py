@@ -1,5 +1,10 @@
 """The counters of a table, since it was made."""
 
+from collections import Counter
+from typing import Any
+
+from kernels.spec import Verbs
+
 COUNTERS = (
     "keys",  # looked up, every occurrence
     "hits_device",  # unique keys of a look-up that had a row in memory
@@ -22,3 +27,25 @@ COUNTERS = (
     "regret",  # evicted or expired, then asked for again within 1,000 look-ups
     "cuts",
 )
+
+
+class Counts(Counter[str]):
+    """Numbers by name. Some of what is added may be known to the device only, until somebody asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._late: dict[str, Any] = {}
+
+    def add(self, name: str, number: Any) -> None:
+        """`number`: an integer, or an array of one on the device."""
+        if isinstance(number, int):
+            self[name] += number
+        else:
+            self._late[name] = self._late[name] + number if name in self._late else number
+
+    def arrive(self, verbs: Verbs) -> None:
+        """Fetches what the device knows."""
+        if self._late:
+            for name, number_1 in zip(list(self._late), verbs.fetch(*self._late.values()), strict=True):
+                self[name] += int(number_1[0])
+            self._late.clear()

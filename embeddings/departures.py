@@ -1,19 +1,18 @@
 """What becomes of rows that leave memory: dropped, spilled, kept for the next cut. And of those the spill refused."""
 
 # N rows
-from collections import Counter
 from contextlib import suppress
 from enum import StrEnum
 
 import numpy as np
-from springtide_client.keys import UInt64Array, mix_keys
 
+from embeddings.counters import Counts
 from embeddings.errors import SpillError
 from embeddings.horizons import Horizons
-from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from embeddings.rows import BoolArray, Int64Array, Rows
 from embeddings.side_buffer import SideBuffer
 from embeddings.spill.interface import Spill
-from kernels.spec import CHANGED, STORED, TOUCHED, Verbs
+from kernels.spec import CHANGED, STORED, TOUCHED, Array, Verbs
 
 REGRET_LOOKUPS = 1000  # a row asked for again within so many look-ups was missed
 MIN_GHOSTS, MAX_GHOSTS = 64, 1 << 22
@@ -36,7 +35,7 @@ class Departures:
         spill: Spill,
         side: SideBuffer,
         horizons: Horizons,
-        counters: Counter[str],
+        counters: Counts,
         num_slots: int,
         *,
         tracked: bool,
@@ -48,7 +47,7 @@ class Departures:
 
     def leave(self, rows: Rows, flags_N: Int64Array, reason: Reason, tick: int) -> None:
         """1. Remember who left. 2. Drop the dead. 3. Keep the touched for the cut. 4. Spill the changed."""
-        self.verbs.ghosts_add(self.ghosts, mix_keys(rows.features, rows.ids), tick)
+        self.verbs.ghosts_add(self.ghosts, self.verbs.mix_keys(rows.features, rows.ids), tick)
         self.counters["evicted"] += len(rows)
         self.counters[f"evicted_{reason}"] += len(rows)
         if self.horizons:
@@ -86,15 +85,16 @@ class Departures:
             self.spill.write(rows, num_new)
             self._stranded.pop(0)
 
-    def expire(self, features_N: UInt16Array, ids_N: Int64Array, tick: int) -> None:
+    def expire(self, features_N: Array, ids_N: Array, tick: int) -> None:
         """Rows that were swept away because they were dead."""
-        self.verbs.ghosts_add(self.ghosts, mix_keys(features_N, ids_N), tick)
+        self.verbs.ghosts_add(self.ghosts, self.verbs.mix_keys(features_N, ids_N), tick)
         self.counters["expired"] += len(ids_N)
 
-    def returned(self, mixed_N: UInt64Array, tick: int) -> None:
+    def returned(self, mixed_N: Array, tick: int) -> None:
         """Keys that were asked for and not in memory: some had left only just."""
         if len(mixed_N):
-            self.counters["regret"] += self.verbs.ghosts_count(self.ghosts, mixed_N, max(0, tick - REGRET_LOOKUPS))
+            since = max(0, tick - REGRET_LOOKUPS)
+            self.counters.add("regret", self.verbs.ghosts_count(self.ghosts, mixed_N, since))
 
     @property
     def num_stranded(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
+from kernels.spec import Array, Verbs
 
 NEVER = 0  # the horizon of a feature without a rule: event times begin there
 
@@ -38,9 +39,12 @@ class Horizons:
         alive_N: BoolArray = last_seen_N >= self._of_each(features_N)
         return alive_N
 
-    def touch(self, features_N: UInt16Array, last_seen_N: Int64Array) -> Int64Array:
-        """When rows touched at these times count as last seen: a touched row is alive."""
-        return np.maximum(last_seen_N, self._of_each(features_N)) if self else last_seen_N
+    def touch(self, verbs: Verbs, features_N: Array, last_seen_N: Array) -> Array:
+        """When rows touched at these times count as last seen: a touched row is alive. Arrays of the verbs' device."""
+        if not self:
+            return last_seen_N
+        (horizons_F1,) = verbs.put(np.append(self.by_feature_F, NEVER))  # the last one is of all features beyond
+        return verbs.xp.maximum(last_seen_N, horizons_F1[verbs.xp.minimum(features_N, len(self.by_feature_F))])
 
     def document(self) -> dict[int, int]:
         """The horizons that were ever raised."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from springtide_client.keys import SHARED_FEATURE
 
-from embeddings.rows import BoolArray, Int64Array
-from kernels.spec import Unique
+from kernels.spec import Array, Unique
 
 if TYPE_CHECKING:
     from embeddings.table import EmbeddingTable
@@ -22,7 +21,7 @@ class Lookup:
 
     __slots__ = ("_table", "erasures", "slots_U", "tick", "unique")
 
-    def __init__(self, table: EmbeddingTable, *, tick: int, erasures: int, unique: Unique, slots_U: Int64Array) -> None:
+    def __init__(self, table: EmbeddingTable, *, tick: int, erasures: int, unique: Unique, slots_U: Array) -> None:
         self._table: EmbeddingTable | None = table
         self.tick = tick  # of the table's clock: rows stamped with it or later are protected
         self.erasures = erasures
@@ -34,11 +33,9 @@ class Lookup:
         return len(self.unique.inverse_K)
 
     @property
-    def not_admitted_K(self) -> BoolArray:
+    def not_admitted_K(self) -> Array:
         """Which keys share a row because they were seen too seldom."""
-        shared_U = self.unique.features_U >= SHARED_FEATURE
-        not_admitted_K: BoolArray = shared_U[self.unique.inverse_K]
-        return not_admitted_K
+        return (self.unique.features_U >= SHARED_FEATURE)[self.unique.inverse_K]
 
     @property
     def released(self) -> bool:

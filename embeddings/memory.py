@@ -2,24 +2,37 @@
 
 # U unique keys, N some of them, V victims
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from embeddings.capacity import Capacity
 from embeddings.departures import Departures, Reason
 from embeddings.horizons import Horizons
 from embeddings.quotas import Quotas
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from kernels.spec import NO_SLOT, TOUCHED, Columns, Layout, Placed, Verbs
+from kernels.spec import NO_SLOT, TOUCHED, Array, Columns, Layout, Verbs
 
-UInt64Array = npt.NDArray[np.uint64]
 LEAVING_ROWS = 65536  # rows that must leave do so in steps of so many
 SMALL_BATCHES = 256
+NOTHING_NEW = np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int64)
+
+
+class Settled(NamedTuple):
+    """Where a batch's keys are; of those that are new, which hold no row yet, also what the host is told."""
+
+    slots_U: Array
+    new_N: Array  # positions in U
+    positions_N: Int64Array  # the same on the host
+    features_N: UInt16Array
+    ids_N: Int64Array
 
 
 class Memory:
-    """Slots of one store. Rows are handed to `departures` before their slots are written over."""
+    """Slots of one store, on its device. Rows are handed to `departures` before their slots are written over.
+
+    Arrays of U are the device's; what leaves crosses to the host in one copy.
+    """
 
     def __init__(
         self, verbs: Verbs, capacity: Capacity, layout: Layout, departures: Departures, quotas: Quotas
@@ -33,6 +46,7 @@ class Memory:
         self.erasures = 0  # a lookup that is older than the newest one looks where its rows are
         self.writes = 0  # placings, forgettings, bases: what was recalled before the newest one may be stale
         self._planned_overflow = capacity.num_overflow
+        self._num_in_overflow = 0  # at most: none, and nobody has to ask the device
         self._small_batches = 0  # in a row, which an overflow area as planned would have had room for
         self._held: set[int] = set()  # the ticks of lookups not yet released
         self._abandoned: deque[int] = deque()  # of those, the lookups that were dropped since
@@ -65,72 +79,80 @@ class Memory:
             return
         while self._abandoned:
             self._held.discard(self._abandoned.popleft())
-        slots_V = self.verbs.overflow(self.store, self._protect_from(self.clock + 1))
-        if len(slots_V):
-            self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), Reason.CAPACITY)
-            self.verbs.erase(self.store, slots_V)
-        self._shrink_overflow(len(slots_V))
+        num_used = 0
+        if self._num_in_overflow:
+            slots_V = self.verbs.overflow(self.store, self._protect_from(self.clock + 1))
+            num_used = len(slots_V)
+            if num_used:
+                self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), Reason.CAPACITY)
+                self.verbs.erase(self.store, slots_V)
+            self._num_in_overflow = self._num_in_overflow - num_used if self._held else 0
+        self._shrink_overflow(num_used)
         self.trim()
 
-    def place(self, features_U: UInt16Array, ids_U: Int64Array, mixed_U: UInt64Array) -> tuple[Int64Array, Int64Array]:
-        """A slot for every key, stamped now, and the positions of the new ones: they hold no row yet."""
-        placed = self._place(features_U, ids_U, mixed_U)
-        slots_U: Int64Array = placed.slots_U
-        new: list[Int64Array] = [placed.new_N]
-        while len(homeless := np.flatnonzero(slots_U == NO_SLOT)):
-            # sized for all keys of a batch in one bucket, beside those of lookups that are still held
-            self.store = self.verbs.grow_overflow(self.store, 2 * self.store.num_overflow + len(homeless))
-            placed = self._place(features_U[homeless], ids_U[homeless], mixed_U[homeless])
-            slots_U[homeless] = placed.slots_U
-            new.append(homeless[placed.new_N])
-        new_N = np.concatenate(new) if len(new) > 1 else new[0]
-        if len(new_N):
+    def place(self, features_U: Array, ids_U: Array, mixed_U: Array) -> Settled:
+        """A slot for every key, stamped now; the new ones hold no row yet."""
+        xp = self.verbs.xp
+        settled, num_crowded = self._place(features_U, ids_U, mixed_U)
+        if num_crowded:
+            slots_U, new = settled.slots_U, [settled]
+            while len(homeless := xp.flatnonzero(slots_U == NO_SLOT)):
+                # sized for all keys of a batch in one bucket, beside those of lookups that are still held
+                self.store = self.verbs.grow_overflow(self.store, 2 * self.store.num_overflow + len(homeless))
+                more, _ = self._place(features_U[homeless], ids_U[homeless], mixed_U[homeless])
+                slots_U[homeless] = more.slots_U
+                (homeless_N,) = self.verbs.fetch(homeless)
+                new.append(more._replace(new_N=homeless[more.new_N], positions_N=homeless_N[more.positions_N]))
+            new_N = xp.concatenate([part.new_N for part in new])
+            settled = Settled(slots_U, new_N, *(np.concatenate(column) for column in list(zip(*new, strict=True))[2:]))
+            num_overflowed = int(xp.count_nonzero(slots_U[new_N] >= self.store.num_slots))
+            self.num_overflowed += num_overflowed
+            self._num_in_overflow += num_overflowed
+        if len(settled.new_N):
             self.writes += 1
-            self.num_overflowed += int(np.count_nonzero(slots_U[new_N] >= self.store.num_slots))
-        return slots_U, new_N
+        return settled
 
-    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> Int64Array:
-        """The slots, NO_SLOT where the key is not in memory."""
-        slots_U: Int64Array = self.verbs.find(self.store, features_U, ids_U, self.verbs.mix_keys(features_U, ids_U))
-        return slots_U
+    def find(self, features_U: Array, ids_U: Array) -> Array:
+        """The slots, NO_SLOT where the key is not in memory; keys of the host or the device."""
+        features_U, ids_U = self.verbs.put(features_U, ids_U)
+        return self.verbs.find(self.store, features_U, ids_U, self.verbs.mix_keys(features_U, ids_U))
 
-    def erase(self, slots_N: Int64Array) -> None:
+    def erase(self, slots_N: Array) -> None:
         """The keys of these slots have no row here any more, and nothing is kept of it."""
         if self.quotas and len(slots_N):
-            self.quotas.left(self.verbs.keys_of(self.store, slots_N)[0])
+            self.quotas.left(self.verbs.fetch(self.verbs.keys_of(self.store, slots_N)[0])[0])
         self.verbs.erase(self.store, slots_N)
         self.num_rows -= len(slots_N)
         self.erasures += 1
 
-    def read(self, slots_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array) -> tuple[Rows, Int64Array]:
-        """Copies of rows, and their flags."""
+    def read(self, slots_N: Array, features_N: Array, ids_N: Array) -> tuple[Rows, Int64Array]:
+        """Copies of rows on the host, and their flags; the keys are those of the slots, on the device."""
         columns = self.verbs.read(self.store, slots_N)
-        return Rows(features_N, ids_N, *columns[:4]), columns.flags_N
+        *rows, flags_N = self.verbs.fetch(features_N, ids_N, *columns)
+        return Rows(*rows), flags_N
 
-    def write(self, slots_N: Int64Array, rows: Rows, flags_N: Int64Array) -> None:
-        """Rows into slots, with these flags."""
-        columns = Columns(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
-        self.verbs.scatter(self.store, slots_N, columns)
+    def write(self, slots_N: Array, rows: Rows, flags_N: Int64Array) -> None:
+        """Rows of the host into slots, with these flags."""
+        columns = self.verbs.put(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
+        self.verbs.scatter(self.store, slots_N, Columns(*columns))
 
-    def dead(self, slots_U: Int64Array, features_U: UInt16Array, horizons: Horizons) -> Int64Array:
+    def dead(self, slots_U: Array, features_U: Array, horizons: Horizons) -> Array:
         """The positions of keys whose rows in memory are forgotten by rule."""
         if not horizons:
-            return np.empty(0, np.int64)
-        dead_N: Int64Array = self.verbs.dead(self.store, slots_U, features_U, horizons.by_feature_F)
-        return dead_N
+            return self.verbs.xp.empty(0, np.int64)
+        return self.verbs.dead(self.store, slots_U, features_U, horizons.by_feature_F)
 
     def num_bytes(self) -> int:
         """Of rows, index, overflow area, and the marks of who left."""
         return self.store.num_bytes + self.departures.num_bytes()
 
-    def occupied(self) -> Int64Array:
+    def occupied(self) -> Array:
         """The slots that hold a row."""
-        slots_N: Int64Array = self.verbs.occupied(self.store, 0, self.store.num_slots + self.store.num_overflow)
-        return slots_N
+        return self.verbs.occupied(self.store, 0, self.store.num_slots + self.store.num_overflow)
 
     def features(self) -> UInt16Array:
-        """The features of all rows, one number a row."""
-        features_N: UInt16Array = self.verbs.keys_of(self.store, self.occupied())[0]
+        """The features of all rows on the host, one number a row."""
+        features_N: UInt16Array = self.verbs.fetch(self.verbs.keys_of(self.store, self.occupied())[0])[0]
         return features_N
 
     def sweep(self, start: int, stop: int, horizons: Horizons) -> None:
@@ -162,11 +184,13 @@ class Memory:
 
     def check(self, known_touched: set[int] | None) -> None:
         """AssertionError where index and rows contradict each other, or a touched slot is not among the known."""
-        slots_N = self.occupied()
-        features_N, ids_N = self.verbs.keys_of(self.store, slots_N)
-        assert np.array_equal(self.find(features_N, ids_N), slots_N), "a key is not found where it stands"
+        there_N = self.occupied()
+        keys = self.verbs.keys_of(self.store, there_N)
+        slots_N, found_N, features_N = self.verbs.fetch(there_N, self.find(*keys), keys[0])
+        assert np.array_equal(found_N, slots_N), "a key is not found where it stands"
         assert len(slots_N) == self.num_rows, f"{len(slots_N)} keys stand, {self.num_rows} are counted"
-        columns = self.verbs.read(self.store, slots_N)
+        assert np.count_nonzero(slots_N >= self.store.num_slots) <= self._num_in_overflow, "the overflow is miscounted"
+        columns = Columns(*self.verbs.fetch(*self.verbs.read(self.store, there_N)))
         touched = set(slots_N[(columns.flags_N & TOUCHED) != 0].tolist())
         assert known_touched is None or touched <= known_touched, (
             f"touched, and nobody knows: {touched - known_touched}"
@@ -189,27 +213,36 @@ class Memory:
     def _protect_from(self, otherwise: int) -> int:
         return min(self._held, default=otherwise)
 
-    def _place(self, features_U: UInt16Array, ids_U: Int64Array, mixed_U: UInt64Array) -> Placed:
+    def _place(self, features_U: Array, ids_U: Array, mixed_U: Array) -> tuple[Settled, int]:
+        """Also how many keys found no room in their bucket."""
         placed = self.verbs.find_or_insert(
             self.store, features_U, ids_U, mixed_U, self.clock, self._protect_from(self.clock)
         )
-        self.num_rows += len(placed.new_N)
-        if len(placed.new_N):
-            features_N = features_U[placed.new_N]
-            self.quotas.arrived(features_N)
-            self.present_features.update(np.flatnonzero(np.bincount(features_N)).tolist())
+        new_N, leaving, columns = placed.new_N, [], []
+        if not len(new_N):
+            return Settled(placed.slots_U, new_N, *NOTHING_NEW), placed.num_crowded
         if len(placed.victim_slots_V):
             # the victims are copied out before anything is written into their rows
-            self._leave(placed.victim_slots_V, placed.victim_features_V, placed.victim_ids_V, Reason.CAPACITY)
-        return placed
+            leaving = [placed.victim_features_V, placed.victim_ids_V]
+            columns = [*self.verbs.read(self.store, placed.victim_slots_V)]
+        new = new_N, features_U[new_N], ids_U[new_N]
+        positions_N, features_N, ids_N, *left = self.verbs.fetch(*new, *leaving, *columns)
+        self.num_rows += len(new_N)
+        self.quotas.arrived(features_N)
+        self.present_features.update(np.flatnonzero(np.bincount(features_N)).tolist())
+        if left:
+            self._see_off(Rows(*left[:-1]), left[-1], Reason.CAPACITY)
+        return Settled(placed.slots_U, new_N, positions_N, features_N, ids_N), placed.num_crowded
 
-    def _leave(self, slots_V: Int64Array, features_V: UInt16Array, ids_V: Int64Array, reason: Reason) -> None:
-        self.num_rows -= len(slots_V)
-        self.quotas.left(features_V)
-        rows, flags_V = self.read(slots_V, features_V, ids_V)
+    def _leave(self, slots_V: Array, features_V: Array, ids_V: Array, reason: Reason) -> None:
+        self._see_off(*self.read(slots_V, features_V, ids_V), reason)
+
+    def _see_off(self, rows: Rows, flags_V: Int64Array, reason: Reason) -> None:
+        self.num_rows -= len(rows)
+        self.quotas.left(rows.features)
         self.departures.leave(rows, flags_V, reason, self.clock)
 
-    def _leave_and_erase(self, slots_V: Int64Array, reason: Reason) -> None:
+    def _leave_and_erase(self, slots_V: Array, reason: Reason) -> None:
         if len(slots_V):
             self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), reason)
             self.verbs.erase(self.store, slots_V)

@@ -19,7 +19,7 @@ class Prefetch:
     features_K: UInt16Array
     ids_K: Int64Array
     event_ms_K: Int64Array
-    unique: Unique
+    unique: Unique  # on the device
     writes: int  # of the memory when the recall began
     positions_N: Int64Array  # in U, of the keys that were not in memory then
     recalled: "Future[Recalled] | None"  # None: all were

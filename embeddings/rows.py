@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kernels.spec import Array
+
 UInt16Array = npt.NDArray[np.uint16]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -100,12 +102,17 @@ class Touched:
         )
 
 
-def as_keys(
-    features_K: UInt16Array, ids_K: Int64Array, times_K: Int64Array
-) -> tuple[UInt16Array, Int64Array, Int64Array]:
-    """Contiguous arrays of the right types; ValueError where their lengths differ or they are no integers."""
+def as_keys(features_K: Array, ids_K: Array, times_K: Array) -> tuple[Array, Array, Array]:
+    """Contiguous arrays of the right types; ValueError where their lengths differ or they are no integers.
+
+    Arrays of a device are taken as they are, which is of these types: to look at their values would wait for it.
+    """
     if not features_K.shape == ids_K.shape == times_K.shape or ids_K.ndim != 1:
         raise ValueError(f"features {features_K.shape}, ids {ids_K.shape}, times {times_K.shape}: one length for all")
+    if not isinstance(ids_K, np.ndarray):
+        if (features_K.dtype, ids_K.dtype, times_K.dtype) != (np.uint16, np.int64, np.int64):
+            raise ValueError(f"on a device features are uint16, ids int64: not {features_K.dtype} and {ids_K.dtype}")
+        return features_K, ids_K, times_K
     if ids_K.dtype.kind not in "iu" or features_K.dtype.kind not in "iu":
         raise ValueError(f"features and ids must be integers, not {features_K.dtype} and {ids_K.dtype}")
     if features_K.dtype != np.uint16 and len(features_K) and not 0 <= features_K.min() <= features_K.max() < 2**16:

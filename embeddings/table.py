@@ -6,50 +6,55 @@ Knows no device and no file: devices are verbs (kernels/spec.py), files are a Sp
 # K keys of a batch, U unique keys, B rows of gradients, D dimension
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from embeddings import autograd
 from embeddings.autograd import Part
+from embeddings.in_order import in_order
 from embeddings.lookup import Lookup
 from embeddings.prefetch import Prefetch
-from embeddings.reading import UInt8Array, read_rows
-from embeddings.rows import Float32Array, Int64Array, UInt16Array, as_keys
+from embeddings.reading import read_rows
+from embeddings.rows import as_keys
 from embeddings.tiers import Tiers
-from kernels.spec import NO_SLOT
+from kernels.spec import NO_SLOT, Array
 
 SPLIT_KEYS = 4096  # fewer are not worth a second thread
 
 
 class EmbeddingTable(Tiers):
-    """Rows by (feature, id): looked up, gathered, and moved by their gradients, a batch at a time."""
+    """Rows by (feature, id): looked up, gathered, and moved by their gradients, a batch at a time.
 
+    Keys and gradients may be arrays of the host or of the table's device; what is gathered or found is the device's.
+    """
+
+    @in_order
     def advance(self, event_ms: int, num_samples: int) -> None:
         """Before a batch: event time, and samples learned so far. Moves horizons, ages counts, sweeps a little."""
         self.expiry.advance(event_ms)
         self.admission.advance(num_samples)
         self.disk_cap.advance(self.memory.present_features)
 
-    def prefetch(self, features_K: UInt16Array, ids_K: Int64Array, event_ms_K: Int64Array) -> Prefetch:
+    @in_order
+    def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Prefetch:
         """Begins to recall the next batch's rows from below; neither an access nor an admission.
 
         To be given to the next lookup, with the same three arrays.
         """
-        unique = self.verbs.unique(*as_keys(features_K, ids_K, event_ms_K))
+        unique = self.verbs.unique(*self.verbs.put(*as_keys(features_K, ids_K, event_ms_K)))
         slots_U = self.verbs.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
-        missing = np.flatnonzero(slots_U == NO_SLOT)
-        recalled = None
-        if len(missing):
-            recalled = self.below.recall_ahead(unique.features_U[missing], unique.ids_U[missing])
+        there = self.verbs.xp.flatnonzero(slots_U == NO_SLOT)
+        missing, *keys = self.verbs.fetch(there, unique.features_U[there], unique.ids_U[there])
+        recalled = self.below.recall_ahead(keys[0], keys[1]) if len(missing) else None
         return Prefetch(features_K, ids_K, event_ms_K, unique, self.memory.writes, missing, recalled)
 
+    @in_order
     def lookup(
         self,
-        features_K: UInt16Array,
-        ids_K: Int64Array,
-        event_ms_K: Int64Array,
+        features_K: Array,
+        ids_K: Array,
+        event_ms_K: Array,
         *,
-        scores_K: Float32Array | None = None,
+        scores_K: Array | None = None,
         prefetched: Prefetch | None = None,
     ) -> Lookup:
         """Every key's row, made resident and held there: 1. unique keys; 2. a slot for each; 3. recalled or created.
@@ -64,7 +69,7 @@ class EmbeddingTable(Tiers):
         tick = self.memory.hold()
         try:
             if prefetched is None:
-                unique, staged = self.verbs.unique(*as_keys(features_K, ids_K, event_ms_K)), None
+                unique, staged = self.verbs.unique(*self.verbs.put(*as_keys(features_K, ids_K, event_ms_K))), None
             else:
                 unique, staged = prefetched.unique, prefetched.staged(self.memory.writes)
                 self._counters["prefetched"] += len(prefetched.positions_N) if staged else 0
@@ -75,20 +80,18 @@ class EmbeddingTable(Tiers):
         self._counters["keys"] += len(ids_K)
         return Lookup(self, tick=tick, erasures=self.memory.erasures, unique=unique, slots_U=slots_U)
 
-    def gather(self, lookup: Lookup) -> Float32Array:
+    def gather(self, lookup: Lookup) -> Array:
         """The rows of a lookup's keys, (K, D), copied; NaN where the key was forgotten since."""
         return self.gather_part(lookup, Part(0, len(lookup)))[0]
 
-    def gather_part(self, lookup: Lookup, part: Part) -> tuple[Float32Array, Int64Array | None]:
+    @in_order
+    def gather_part(self, lookup: Lookup, part: Part) -> tuple[Array, Array | None]:
         """The rows of some keys, or of bags of them; for `max` also which key of the part gave each number, else -1."""
         slots_U, inverse_K = self._slots(lookup), lookup.unique.inverse_K[part.start : part.stop]
         if part.offsets_B1 is None:
-            out_KD = self.buffers.take(len(inverse_K), self.dim)
+            out_KD = self.buffers.take(len(inverse_K), self.dim) if self.verbs.on_host else None
             return self.verbs.gather(self.memory.store, slots_U, inverse_K, out_KD), None
-        pooled: tuple[Float32Array, Int64Array | None] = self.verbs.gather_pooled(
-            self.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode
-        )
-        return pooled
+        return self.verbs.gather_pooled(self.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode)
 
     def embed(self, lookup: Lookup) -> torch.Tensor:
         """The rows of a lookup's keys, (K, D); where gradients are on, its backward is `update`."""
@@ -101,12 +104,9 @@ class EmbeddingTable(Tiers):
             raise ValueError(f"parts {bounds} do not cover the {len(lookup)} keys of the lookup in order")
         return autograd.embed(self, lookup, parts)
 
+    @in_order
     def update(
-        self,
-        lookup: Lookup,
-        grads_BD: Float32Array,
-        bags_K: Int64Array | None = None,
-        scales_K: Float32Array | None = None,
+        self, lookup: Lookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
     ) -> None:
         """Sums the gradients of each key in the order of the batch, moves its row, and releases the lookup.
 
@@ -115,23 +115,24 @@ class EmbeddingTable(Tiers):
         """
         slots_U, unique = self._slots(lookup), lookup.unique
         order_K, offsets_U1 = self.verbs.group(unique.inverse_K, unique.occurrences_U)
-        last_seen_U = self.rules.touch(unique.features_U, unique.last_seen_U)
+        last_seen_U = self.rules.touch(self.verbs, unique.features_U, unique.last_seen_U)
         settings = last_seen_U, self.optimizer.step(self.lr, self.seed), self.config.eviction == "lfu"
 
-        def move(start: int, stop: int) -> tuple[Int64Array, int]:
+        def move(start: int, stop: int) -> tuple[Array, int]:
             return self.verbs.update(
                 self.memory.store, slots_U, order_K, offsets_U1, grads_BD, *settings, start, stop, bags_K, scales_K
             )
 
-        num_parts = self.config.num_threads if len(slots_U) >= SPLIT_KEYS else 1
+        num_parts = self.config.num_threads if self._pool is not None and len(slots_U) >= SPLIT_KEYS else 1
         bounds = [len(slots_U) * part // num_parts for part in range(num_parts + 1)]
         moving = self._pool.map if self._pool is not None and num_parts > 1 else map
         for fresh_N, num_refused in moving(move, bounds[:-1], bounds[1:]):
-            self._counters["refused_gradients"] += num_refused
+            self._counters.add("refused_gradients", num_refused)
             if self.tracked:
                 self.changes.touched(fresh_N)
         lookup.release()
 
+    @in_order
     def release(self, tick: int) -> None:
         """For lookups: their rows may leave from now on."""
         self.memory.release(tick)
@@ -140,18 +141,19 @@ class EmbeddingTable(Tiers):
         """For lookups nobody holds any more: their rows may leave with the next call."""
         self.memory.abandon(tick)
 
-    def find(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
+    @in_order
+    def find(self, features_K: Array, ids_K: Array) -> tuple[Array, Array]:
         """The rows, (K, D), NaN where there is none, and their status, (K); creates nothing.
 
         0 known, 1 unknown, 2 seen but not admitted, 3 forgotten.
         """
-        features_K, ids_K, times_K = as_keys(features_K, ids_K, ids_K)
-        unique = self.verbs.unique(features_K, ids_K, times_K)
+        features_K, ids_K = self.verbs.put(*as_keys(features_K, ids_K, ids_K)[:2])
+        unique = self.verbs.unique(features_K, ids_K, ids_K)
         return read_rows(self.verbs, self.memory, self.below, self.admission, self.rules, unique)
 
     # inside
 
-    def _slots(self, lookup: Lookup) -> Int64Array:
+    def _slots(self, lookup: Lookup) -> Array:
         """The slots of a held lookup; NO_SLOT for keys that were forgotten since."""
         if lookup.released:
             raise ValueError("this lookup has been released (it takes one update): look the keys up again")
@@ -159,6 +161,4 @@ class EmbeddingTable(Tiers):
             return lookup.slots_U
         unique = lookup.unique
         slots_U = self.verbs.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
-        slots_U[slots_U != lookup.slots_U] = NO_SLOT
-        held_U: Int64Array = slots_U
-        return held_U
+        return self.verbs.xp.where(slots_U == lookup.slots_U, slots_U, NO_SLOT)

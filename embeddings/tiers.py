@@ -1,7 +1,6 @@
 """What a table is made of, and what versions, orders and limits do to its rows, wherever they are."""
 
 # N rows, B blocks of the admission sketch
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,11 +15,12 @@ from embeddings.capacity import Capacity
 from embeddings.changes import Changes
 from embeddings.config import Admission, TableConfig, TableLimits
 from embeddings.contents import Contents
-from embeddings.counters import COUNTERS
+from embeddings.counters import COUNTERS, Counts
 from embeddings.departures import Departures
 from embeddings.disk_cap import DiskCap
 from embeddings.expiry import Expiry
 from embeddings.horizons import Horizons
+from embeddings.in_order import in_order
 from embeddings.memory import Memory
 from embeddings.optimizer import RowOptimizer
 from embeddings.quotas import Quotas
@@ -33,7 +33,7 @@ from embeddings.spill.host_tier import HostTier
 from embeddings.spill.interface import Spill
 from embeddings.spill.no_spill import NoSpill
 from kernels.backend import backend
-from kernels.spec import CHANGED, TOUCHED, Layout
+from kernels.spec import CHANGED, TOUCHED, Layout, Verbs
 
 
 class Tiers:
@@ -52,19 +52,21 @@ class Tiers:
         base: RowSource | None = None,
         capacity: Capacity | None = None,
         tracked: bool = True,
-        device: str = "cpu",
+        device: str | Verbs = "cpu",
         disk_beside: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`disk_beside`: the bytes that others take of `disk_bytes`; the spill keeps half of it in any case."""
+        """`device`: "cpu", "cuda" (the GPU that torch has chosen), or the verbs of one.
+
+        `disk_beside`: the bytes that others take of `disk_bytes`; the spill keeps half of it in any case.
+        """
         self.config, self.seed, self.dim, self.tracked = config, seed, config.dim, tracked
         self.optimizer = RowOptimizer.of(config.optimizer)
         self.lr = self.optimizer.lr
-        if device != "cpu":  # what the tables' own arrays are numpy's for
-            raise ValueError(f"no table lives on the device {device!r} yet: it must be 'cpu'")
         self.verbs = backend(device)
         self.layout = Layout(config.dim, self.optimizer.state_width(config.dim), config.dtype)
         capacity = capacity or Capacity.of_bytes(config, self.verbs, tracked=tracked)
-        self._counters: Counter[str] = Counter()
+        capacity = capacity.in_buckets_of(self.verbs.width)
+        self._counters = Counts()
         if base is not None and spill is None:
             raise ValueError("a table over a base needs a spill: evicted rows would be read from the base again")
         self.spill: Spill = spill or NoSpill(config.dim, self.layout.state_width)
@@ -93,7 +95,8 @@ class Tiers:
             seed=seed,
         )
         self.contents = Contents(self.memory, self.below, self.changes, self.rules, by_count=config.eviction == "lfu")
-        self._pool = ThreadPoolExecutor(config.num_threads) if config.num_threads > 1 else None
+        several = config.num_threads > 1 and self.verbs.on_host
+        self._pool = ThreadPoolExecutor(config.num_threads) if several else None
 
     # versions
 
@@ -102,11 +105,13 @@ class Tiers:
         num_leaving = num_keys + self.quotas.most_leaving(self.memory.store.num_slots)
         return self.tracked and not self.side.can_take(num_leaving)
 
+    @in_order
     def cut(self) -> Touched:
         """All rows touched, all keys forgotten since the last cut; the resident copy goes before the buffered one."""
         self._counters["cuts"] += 1
         return self.changes.cut()
 
+    @in_order
     def cut_sketch(self) -> tuple[Int64Array, UInt8Array]:
         """Blocks of the admission sketch that changed since the last one, and their bytes, (B, 64)."""
         return self.admission.cut()
@@ -115,11 +120,13 @@ class Tiers:
         """Whether ids are counted before they are admitted, in how many blocks, and the age of the counts."""
         return self.admission.facts()
 
+    @in_order
     def restore(self, touched: Touched) -> None:
         """Takes rows and forgettings of a version as this table's own: changed, but not to be told again."""
         self.contents.forget(touched.forgotten_features, touched.forgotten_ids)
         self.contents.write(touched, CHANGED)
 
+    @in_order
     def restore_sketch(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
         """Takes blocks of a version or a base as this table's own."""
         self.admission.restore(blocks_B, bytes_B64)
@@ -143,12 +150,14 @@ class Tiers:
         if self.rules.raise_to(horizons):
             self.spill.purge(self.rules.document())
 
+    @in_order
     def write(self, rows: Rows) -> None:
         """Rows from elsewhere replace what is here; the next cut tells them. ValueError where one is not finite."""
         if not (np.isfinite(rows.values).all() and np.isfinite(rows.states).all()):
             raise ValueError("rows to be written hold numbers that are not finite: leave those rows out")
         self.contents.write(Touched.of(rows), CHANGED | TOUCHED if self.tracked else CHANGED)
 
+    @in_order
     def forget(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         """These keys have no row any more, in any tier; the next cut tells it."""
         features_N, ids_N, _ = as_keys(features_N, ids_N, ids_N)
@@ -157,6 +166,7 @@ class Tiers:
             self.side.add_marks(features_N, ids_N)
         self._counters["forgotten"] += len(ids_N)
 
+    @in_order
     def export(self) -> Rows:
         """Every row in memory and in the spill, each key once; not those of the base."""
         return self.contents.export()
@@ -176,6 +186,7 @@ class Tiers:
     def set_lr(self, lr: float) -> None:
         self.lr = self.optimizer.with_lr(lr).lr
 
+    @in_order
     def set_limits(self, limits: TableLimits) -> None:
         """Takes effect now; nothing may be held while device_bytes changes. ValueError changes nothing."""
         # first what may be refused
@@ -196,8 +207,10 @@ class Tiers:
 
     # what others want to know
 
+    @in_order
     def counters(self) -> dict[str, int]:
         """Since the table was made, by name: COUNTERS, and those of the spill."""
+        self._counters.arrive(self.verbs)
         counters = dict.fromkeys(COUNTERS, 0) | dict(self._counters) | self.spill.counters()
         return counters | {"overflowed": self.memory.num_overflowed}
 
@@ -220,6 +233,7 @@ class Tiers:
         host = self.spill if isinstance(self.spill, HostTier) else None
         return host, self.spill if host is None else host.spill
 
+    @in_order
     def check_integrity(self) -> None:
         """AssertionError where the parts contradict each other."""
         self.memory.check(self.changes.slots() if self.tracked else None)

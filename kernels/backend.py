@@ -3,8 +3,10 @@
 from kernels.spec import Verbs
 
 
-def backend(device: str = "cpu") -> Verbs:
-    """The verbs of a device; ValueError where no twin knows it, or what it needs is not there."""
+def backend(device: str | Verbs = "cpu") -> Verbs:
+    """The verbs of a device; ValueError where no twin knows it, or what it needs is not there. Verbs are their own."""
+    if not isinstance(device, str):
+        return device
     if device == "cpu":
         from kernels.cpu.verbs import CpuVerbs
 
@@ -12,5 +14,5 @@ def backend(device: str = "cpu") -> Verbs:
     if device == "cuda":
         from kernels.cuda.verbs import CudaVerbs
 
-        return CudaVerbs()
+        return CudaVerbs(late=True)
     raise ValueError(f"no kernels for the device {device!r}: it must be 'cpu' or 'cuda'")

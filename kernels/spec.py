@@ -5,18 +5,20 @@ number. Slots from `num_slots` on are the overflow area: rows of keys that found
 """
 
 # K keys of a batch, repeated; U unique keys; N some of them; V victims; D dimension; S optimizer state width
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 Array = Any  # numpy.ndarray on the CPU, cupy.ndarray on CUDA
+HostArray = Any  # numpy.ndarray
 
 TOUCHED = 1  # flag: moved since the last cut
 CHANGED = 2  # flag: what lies below this tier would not give this value
 STORED = 4  # flag: the spill has a copy of this row, perhaps an older one
 
-WIDTH = 16  # slots of a bucket
 NO_SLOT = -1
 
 # the score word of a slot, int64: (priority << TICK_BITS) | tick. The tick is that of the last look-up that asked for
@@ -46,6 +48,7 @@ class Placed(NamedTuple):
     victim_slots_V: Array  # int64, the slots that lost their keys; their rows are intact until then
     victim_features_V: Array  # uint16
     victim_ids_V: Array  # int64
+    num_crowded: int  # keys whose bucket had no room: new in the overflow area, or without a slot
 
 
 class Columns(NamedTuple):
@@ -127,21 +130,56 @@ class Store:
         return self.layout.state_width
 
 
-def priority_of(scores_N: Any) -> Any:
+def priority_of(scores_N: Any, xp: Any = np) -> Any:
     """The priorities, int64, of a user's float32 scores, in their order; not a number is the lowest.
 
     Sign, exponent and the 15 highest bits of the mantissa.
     """
-    bits_N = (np.asarray(scores_N, np.float32) + np.float32(0)).view(np.int32)  # -0 becomes 0
-    ordered_N = np.where(bits_N < 0, bits_N ^ np.int32(0x7FFF_FFFF), bits_N).astype(np.int64) >> 8
-    return np.where(np.isnan(scores_N), np.int64(-(1 << (PRIORITY_BITS - 1))), ordered_N)
+    bits_N = (scores_N.astype(np.float32) + np.float32(0)).view(np.int32)  # -0 becomes 0
+    ordered_N = xp.where(bits_N < 0, bits_N ^ np.int32(0x7FFF_FFFF), bits_N).astype(np.int64) >> 8
+    return xp.where(xp.isnan(scores_N), np.int64(-(1 << (PRIORITY_BITS - 1))), ordered_N)
 
 
 class Verbs(Protocol):
-    """A device. Keys of a call are unique unless their axis is K; every verb is deterministic."""
+    """A device. Keys of a call are unique unless their axis is K; every verb is deterministic.
+
+    A number or a length that the host would have to wait for may be left on the device where a verb says so.
+    """
+
+    width: int  # slots of a bucket
+    on_host: bool  # whether its arrays are the host's
+
+    @property
+    def xp(self) -> Any:
+        """The module of its arrays, numpy or one like it; to be used within `in_order`."""
+        ...
+
+    def in_order(self) -> AbstractContextManager[object]:
+        """Within it, what the arrays' own module does comes after what was asked of the device before."""
+        ...
+
+    def put(self, *arrays: Any) -> tuple[Array, ...]:
+        """The host's arrays on the device, in one copy; those that are there already as they are."""
+        ...
+
+    def fetch(self, *arrays: Array) -> tuple[HostArray, ...]:
+        """The arrays on the host. Waits once, for everything asked of the device before."""
+        ...
+
+    def fetch_later(self, *arrays: Array) -> Callable[[], tuple[HostArray, ...]]:
+        """The same as they are now, begun now; the call that it gives waits for no more than that."""
+        ...
+
+    def array_of(self, tensor: Any) -> Array:
+        """A torch tensor as an array of the device: not copied where it is there, waited for where it is not."""
+        ...
+
+    def tensor_of(self, array: Array) -> Any:
+        """An array of the device as a torch tensor, not copied."""
+        ...
 
     def allocate(self, num_slots: int, num_overflow: int, layout: Layout) -> Store:
-        """An empty store; num_slots is a multiple of WIDTH."""
+        """An empty store; num_slots is a multiple of `width`."""
         ...
 
     def slot_bytes(self, layout: Layout) -> int:
@@ -159,7 +197,7 @@ class Verbs(Protocol):
     def crowded(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
         """The slots whose rows would find no room in a store of num_slots, ascending; overflow rows are not asked.
 
-        Of each bucket there, all but the WIDTH highest by score word and mixed key. Only for its slots start..stop,
+        Of each bucket there, all but the `width` highest by score word and mixed key. Only for its slots start..stop,
         whole buckets, where given: so a table may be emptied piece by piece.
         """
         ...
@@ -283,6 +321,7 @@ class Verbs(Protocol):
         count as its priority. Gives the slots that were not TOUCHED before, and how many rows kept value and state
         because the gradient, or its square, was not finite. NO_SLOT and keys without occurrences are passed over.
         Ranges may run in parallel: the result does not depend on how the keys are split.
+        Late: NO_SLOT may follow the slots, and the number may be an array of one.
         """
         ...
 
@@ -353,5 +392,8 @@ class Verbs(Protocol):
         ...
 
     def ghosts_count(self, ghosts: Ghosts, mixed_N: Array, since_tick: int) -> int:
-        """How many of the keys left at since_tick or later, as far as it is remembered; those are taken out."""
+        """How many of the keys left at since_tick or later, as far as it is remembered; those are taken out.
+
+        Late: the number may be an array of one.
+        """
         ...

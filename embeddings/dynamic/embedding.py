@@ -20,8 +20,9 @@ from embeddings.dynamic.arrow import of_arrow, rows_of, to_arrow
 from embeddings.dynamic.inputs import bags_of, ids_of, scores_of
 from embeddings.dynamic.module import TableModule
 from embeddings.dynamic.reading import FEATURE, features_of, predicted_rows
-from embeddings.rows import Float32Array, Int64Array, Rows
+from embeddings.rows import Rows
 from kernels.backend import backend
+from kernels.spec import Array, Verbs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +37,8 @@ class DynamicEmbedding(TableModule):
     value it would be created with, or, where it waits to be admitted, the row it shares; nothing is created then. The
     rows are no parameters, no torch optimizer knows of them: each forward's gradient is one step of its own. They stay
     on `device` in `dtype` whatever the module is moved or cast to; what it gives comes where the ids are, in the type
-    it was cast to. Threads take turns; a forked process is refused.
+    it was cast to: with `device="cuda"` and ids on the GPU nothing crosses. Threads take turns; a forked process is
+    refused.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class DynamicEmbedding(TableModule):
         eviction: str = "lru",
         admission: Mapping[str, Any] | None = None,
         spill: str | Path | None = None,
-        device: str | torch.device = "cpu",
+        device: str | torch.device | Verbs = "cpu",
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         init_scale: float = 0.01,
@@ -72,13 +74,15 @@ class DynamicEmbedding(TableModule):
             dtype=DTYPES[dtype],
             init_scale=init_scale,
         )
+        verbs = backend(str(device) if isinstance(device, torch.device) else device)
+        rows = (
+            Capacity.of_bytes(config, verbs, tracked=False) if isinstance(capacity, str) else Capacity.of_rows(capacity)
+        )
         super().__init__(
             config,
-            Capacity.of_bytes(config, backend(str(device)), tracked=False)
-            if isinstance(capacity, str)
-            else Capacity.of_rows(capacity),
+            rows.in_buckets_of(verbs.width),
             seed=seed,
-            device=str(device),
+            device=verbs,
             folder=None if spill is None else Path(spill),
             clock=clock,
         )
@@ -100,15 +104,15 @@ class DynamicEmbedding(TableModule):
         rows = rows_of(ids_N, values_ND.numpy(), emb.dim, emb.table.layout.state_width)
         while emb._write(rows) and capacity is None:
             # some buckets have more than their share of the ids
-            emb.capacity = Capacity.of_rows(2 * emb.capacity.num_slots)
+            emb.capacity = Capacity.of_rows(2 * emb.capacity.num_slots).in_buckets_of(emb.verbs.width)
             emb._begin()
         return emb
 
     @_disable_dynamo  # a compiled model leaves its graph here: the table is no tensors
     def forward(self, ids: torch.Tensor, scores: torch.Tensor | None = None) -> torch.Tensor:
         """ids: integers of any shape; rows (*ids.shape, dim). scores: with custom eviction, what each id is worth."""
-        ids_K = ids_of(ids)
-        rows_KD = self._rows(ids_K, scores_of(scores, ids, self.config.eviction), Part(0, len(ids_K)))
+        ids_K = ids_of(ids, self.verbs)
+        rows_KD = self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.verbs), Part(0, len(ids_K)))
         return self._placed(rows_KD, ids).reshape(*ids.shape, self.dim)
 
     @_disable_dynamo
@@ -123,27 +127,27 @@ class DynamicEmbedding(TableModule):
 
         As torch's EmbeddingBag: offsets begin with 0, the last bag goes to the end, an empty one gives zeros.
         """
-        ids_K = ids_of(ids)
+        ids_K = ids_of(ids, self.verbs)
         part = Part(0, len(ids_K), bags_of(ids, offsets, mode), mode)
-        return self._placed(self._rows(ids_K, scores_of(scores, ids, self.config.eviction), part), ids)
+        return self._placed(self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.verbs), part), ids)
 
     def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows, float32 (*ids.shape, dim), NaN where there is none, and status, uint8 ids.shape; creates nothing.
 
         0 known, 1 unknown, 2 not admitted, 3 forgotten.
         """
-        ids_K = ids_of(ids)
-        with self._guard:
-            rows_KD, status_K = self._open_table().find(features_of(ids_K), ids_K)
+        ids_K = ids_of(ids, self.verbs)
+        with self._guard, self.verbs.in_order():
+            rows_KD, status_K = self._open_table().find(features_of(self.verbs, ids_K), ids_K)
             self._count_reads(status_K)
-        rows, status = torch.from_numpy(rows_KD).to(ids.device), torch.from_numpy(status_K).to(ids.device)
+            rows, status = (self.verbs.tensor_of(array).to(ids.device) for array in (rows_KD, status_K))
         return rows.reshape(*ids.shape, self.dim), status.reshape(ids.shape)
 
     def forget(self, ids: torch.Tensor) -> None:
         """These ids have no row any more; one that returns is new."""
         ids_N = np.unique(ids_of(ids))
         with self._guard:
-            self._open_table().forget(features_of(ids_N), ids_N)
+            self._open_table().forget(np.full(len(ids_N), FEATURE, np.uint16), ids_N)
 
     def export(self, ids: torch.Tensor | None = None) -> pa.Table:
         """All rows by ascending id, spilled ones too, or those of some ids in their order; no shared row.
@@ -159,7 +163,7 @@ class DynamicEmbedding(TableModule):
             else:
                 ids_N = ids_of(ids)
                 ids_N = ids_N[np.sort(np.unique(ids_N, return_index=True)[1])]
-                rows = table.read(features_of(ids_N), ids_N)
+                rows = table.read(np.full(len(ids_N), FEATURE, np.uint16), ids_N)
         return to_arrow(rows)
 
     def import_arrow(self, table: pa.Table) -> int:
@@ -170,25 +174,26 @@ class DynamicEmbedding(TableModule):
         """
         return self._write(of_arrow(table, self.dim, self.table.layout.state_width))
 
-    def _rows(self, ids_K: Int64Array, scores_K: Float32Array | None, part: Part) -> torch.Tensor:
+    def _rows(self, ids_K: Array, scores_K: Array | None, part: Part) -> torch.Tensor:
         """The rows of a part of them all, with a gradient where it is asked for."""
         if self.training and torch.is_grad_enabled():
-            with self._guard:
+            with self._guard, self.verbs.in_order():
                 table, now_ms = self._open_table(), int(1000 * self.clock())
                 table.advance(now_ms, self.num_ids)
-                lookup = table.lookup(features_of(ids_K), ids_K, np.full(len(ids_K), now_ms), scores_K=scores_K)
+                times_K = self.verbs.xp.full(len(ids_K), now_ms, np.int64)
+                lookup = table.lookup(features_of(self.verbs, ids_K), ids_K, times_K, scores_K=scores_K)
                 self.num_ids += len(ids_K)
                 return table.embed_parts(lookup, [part])[0]
-        with self._guard:
+        with self._guard, self.verbs.in_order():
             rows_KD, status_K = predicted_rows(self._open_table(), ids_K)
             self._count_reads(status_K)
-        rows = torch.from_numpy(rows_KD)
+            rows: torch.Tensor = self.verbs.tensor_of(rows_KD)
         if part.offsets_B1 is None:
             return rows
         if len(part.offsets_B1) == 1:
             return rows.new_zeros(0, self.dim)
-        starts_B = torch.from_numpy(part.offsets_B1[:-1])
-        return nn.functional.embedding_bag(torch.arange(len(rows)), rows, starts_B, mode=part.mode)
+        starts_B = torch.from_numpy(part.offsets_B1[:-1]).to(rows.device)
+        return nn.functional.embedding_bag(torch.arange(len(rows), device=rows.device), rows, starts_B, mode=part.mode)
 
     def _placed(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         return rows.to(device=ids.device, dtype=self.output_dtype)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from embeddings.autograd import MODES
-from embeddings.rows import Float32Array, Int64Array
+from kernels.spec import Array, Verbs
 
 INT64_MAX = 2**63 - 1
 INTEGERS = (
@@ -22,19 +22,25 @@ INTEGERS = (
 )
 
 
-def ids_of(ids: Any) -> Int64Array:
-    """The ids of a tensor of any shape, one after the other."""
+def ids_of(ids: Any, verbs: Verbs | None = None) -> Array:
+    """The ids of a tensor of any shape, one after the other: on the host, or on the verbs' device.
+
+    Of uint64 the values are looked at, which waits where they are on a device.
+    """
     if not isinstance(ids, torch.Tensor):
         raise ValueError(f"ids must be a tensor of integers, not a {type(ids).__name__}: torch.tensor(ids)")
     if ids.dtype not in INTEGERS:
         raise ValueError(f"ids must be integers, not {ids.dtype}")
-    array: Any = _array(ids, "ids")
+    if verbs is not None and not verbs.on_host and ids.dtype is not torch.uint64:
+        return verbs.array_of(_dense(ids, "ids").to(torch.int64).reshape(-1).contiguous())
+    array: Any = _dense(ids, "ids").cpu().numpy()
     if array.dtype == np.uint64 and array.size and array.max() > INT64_MAX:
         raise ValueError(f"ids must fit into int64, and {array.max()} does not: view them as int64 or hash them")
-    return np.ascontiguousarray(array.reshape(-1), np.int64)
+    ids_K = np.ascontiguousarray(array.reshape(-1), np.int64)
+    return ids_K if verbs is None else verbs.put(ids_K)[0]
 
 
-def scores_of(scores: Any, ids: torch.Tensor, eviction: str) -> Float32Array | None:
+def scores_of(scores: Any, ids: torch.Tensor, eviction: str, verbs: Verbs) -> Array | None:
     """A score for every id, where there are any."""
     if scores is None:
         return None
@@ -43,11 +49,11 @@ def scores_of(scores: Any, ids: torch.Tensor, eviction: str) -> Float32Array | N
     if not isinstance(scores, torch.Tensor) or scores.shape != ids.shape or scores.dtype is torch.bool:
         given = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise ValueError(f"scores must be a tensor of numbers in the shape of ids, {tuple(ids.shape)}, not {given}")
-    return np.ascontiguousarray(_array(scores.to(torch.float32), "scores").reshape(-1))
+    return verbs.array_of(_dense(scores, "scores").to(torch.float32).reshape(-1).contiguous())
 
 
-def bags_of(ids: torch.Tensor, offsets: torch.Tensor | None, mode: str) -> Int64Array:
-    """Where each bag begins, and where the last one ends: rows of 2-D ids, or 1-D ids cut at offsets."""
+def bags_of(ids: torch.Tensor, offsets: torch.Tensor | None, mode: str) -> Array:
+    """Where each bag begins, and where the last one ends, on the host: rows of 2-D ids, or 1-D ids cut at offsets."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     if offsets is None:
@@ -65,7 +71,7 @@ def bags_of(ids: torch.Tensor, offsets: torch.Tensor | None, mode: str) -> Int64
     return offsets_B1
 
 
-def _array(tensor: torch.Tensor, name: str) -> Any:
+def _dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         raise ValueError(f"{name} must be a dense tensor with data, not {tensor.layout} on {tensor.device}")
-    return tensor.detach().cpu().numpy()
+    return tensor.detach()

@@ -18,9 +18,14 @@ from embeddings.dynamic.guard import Guard
 from embeddings.dynamic.state import check_state, fill, state_of
 from embeddings.dynamic.table import ModuleTable
 from embeddings.errors import OwnershipError
-from embeddings.reading import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, UInt8Array
+from embeddings.reading import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
+from kernels.backend import backend
+from kernels.spec import Array, Verbs
 
 READ = {KNOWN: "read_known", UNKNOWN: "read_unknown", NOT_ADMITTED: "read_not_admitted", FORGOTTEN: "read_forgotten"}
+
+
+NOT_COPIED = "table", "verbs", "_guard", "_late_reads"
 
 
 class TableModule(nn.Module):
@@ -34,12 +39,12 @@ class TableModule(nn.Module):
         capacity: Capacity,
         *,
         seed: int,
-        device: str,
+        device: Verbs,
         folder: Path | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        self.config, self.capacity, self.seed, self.device_name = config, capacity, seed, device
+        self.config, self.capacity, self.seed, self.verbs = config, capacity, seed, device
         self.folder, self.clock = folder, clock
         self.output_dtype = torch.float32  # until the module is cast
         self._guard = Guard()
@@ -56,7 +61,8 @@ class TableModule(nn.Module):
         and the ids read without learning, by their status.
         """
         with self._guard:
-            return self.table.counters() | {name: self._reads[name] for name in READ.values()}
+            reads = self._reads_so_far()
+            return self.table.counters() | {name: reads[name] for name in READ.values()}
 
     def __len__(self) -> int:
         """Rows in memory."""
@@ -104,13 +110,14 @@ class TableModule(nn.Module):
                 f"a DynamicEmbedding with a spill cannot be copied, {self.folder} is its alone: make another object "
                 "with another folder and load the state_dict"
             )
-        state = {name: value for name, value in self.__dict__.items() if name not in ("table", "_guard")}
-        return state | {"_extra_state": self.get_extra_state()}
+        state = {name: value for name, value in self.__dict__.items() if name not in NOT_COPIED}
+        return state | {"_extra_state": self.get_extra_state(), "_device": "cpu" if self.verbs.on_host else "cuda"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         extra_state = state.pop("_extra_state")
+        device = state.pop("_device")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._guard = Guard()
+        self._guard, self.verbs = Guard(), backend(device)
         self._begin()
         self.set_extra_state(extra_state)
 
@@ -129,11 +136,12 @@ class TableModule(nn.Module):
         """An empty table in place of the one there was."""
         self.num_ids = 0  # learned from: what the counts of admission age by
         self._reads: Counter[str] = Counter()
+        self._late_reads: Array | None = None
         self.table = ModuleTable(
             self.config,
             seed=self.seed,
             capacity=self.capacity,
-            device=self.device_name,
+            device=self.verbs,
             folder=self.folder,
             guard=self._guard,
         )
@@ -142,6 +150,16 @@ class TableModule(nn.Module):
         self.table.check_open()
         return self.table
 
-    def _count_reads(self, status_K: UInt8Array) -> None:
-        counts = np.bincount(status_K, minlength=len(READ)).tolist()
-        self._reads.update({name: counts[status] for status, name in READ.items()})
+    def _count_reads(self, status_K: Array) -> None:
+        if self.verbs.on_host:
+            counts = np.bincount(status_K, minlength=len(READ)).tolist()
+            self._reads.update({name: counts[status] for status, name in READ.items()})
+        else:  # told when somebody asks
+            late = (status_K[:, None] == self.verbs.xp.arange(len(READ))).sum(0)
+            self._late_reads = late if self._late_reads is None else self._late_reads + late
+
+    def _reads_so_far(self) -> Counter[str]:
+        if self._late_reads is not None:
+            counts, self._late_reads = self.verbs.fetch(self._late_reads)[0], None
+            self._reads.update({name: int(counts[status]) for status, name in READ.items()})
+        return self._reads

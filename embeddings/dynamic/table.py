@@ -10,20 +10,21 @@ from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
 from embeddings.dynamic.guard import Guard
 from embeddings.dynamic.spill_folder import SpillFolder
+from embeddings.in_order import in_order
 from embeddings.lookup import Lookup
 from embeddings.optimizer import RowOptimizer
-from embeddings.rows import Float32Array, Int64Array, Rows, UInt16Array
+from embeddings.rows import Int64Array, Rows, UInt16Array
 from embeddings.spill.interface import Spill
 from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
-from kernels.spec import NO_SLOT
+from kernels.spec import NO_SLOT, Array, Verbs
 
 
 class ModuleTable(EmbeddingTable):
     """What graphs call in a backward pass takes the lock itself; who calls anything else holds it."""
 
     def __init__(
-        self, config: TableConfig, *, seed: int, capacity: Capacity, device: str, folder: Path | None, guard: Guard
+        self, config: TableConfig, *, seed: int, capacity: Capacity, device: Verbs, folder: Path | None, guard: Guard
     ) -> None:
         self.guard, self.closed = guard, False
         owned = None if folder is None else SpillFolder(folder)
@@ -38,16 +39,12 @@ class ModuleTable(EmbeddingTable):
             raise
         self._let_go = weakref.finalize(self, _let_go, os.getpid(), spill, owned)
 
-    def gather_part(self, lookup: Lookup, part: Part) -> tuple[Float32Array, Int64Array | None]:
+    def gather_part(self, lookup: Lookup, part: Part) -> tuple[Array, Array | None]:
         with self.guard:
             return super().gather_part(lookup, part)
 
     def update(
-        self,
-        lookup: Lookup,
-        grads_BD: Float32Array,
-        bags_K: Int64Array | None = None,
-        scales_K: Float32Array | None = None,
+        self, lookup: Lookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
     ) -> None:
         with self.guard:
             self.check_open()
@@ -58,13 +55,14 @@ class ModuleTable(EmbeddingTable):
                 )
             super().update(lookup, grads_BD, bags_K, scales_K)
 
+    @in_order
     def read(self, features_N: UInt16Array, ids_N: Int64Array) -> Rows:
         """The rows of those of these unique keys that have one, in their order, from any tier; moves nothing."""
-        slots_N = self.memory.find(features_N, ids_N)
+        (slots_N,) = self.verbs.fetch(self.memory.find(features_N, ids_N))
         recalled = self.below.recall(features_N, ids_N).alive(self.rules)
         rows, found_N = recalled.rows, recalled.found_U
         here_N = slots_N != NO_SLOT
-        resident, _ = self.memory.read(slots_N[here_N], features_N[here_N], ids_N[here_N])
+        resident, _ = self.memory.read(*self.verbs.put(slots_N[here_N], features_N[here_N], ids_N[here_N]))
         alive_N = self.rules.alive(resident.features, resident.last_seen)
         for column, above in zip(rows.columns(), resident.columns(), strict=True):
             column[here_N] = above

@@ -20,7 +20,7 @@ from embeddings.horizons import Horizons
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.spill.block import Block
 from embeddings.spill.interface import ABSENT, ROW, Spill, SpilledRows
-from kernels.spec import NO_SLOT, WIDTH, Columns, Layout, Verbs
+from kernels.spec import NO_SLOT, Columns, Layout, Verbs
 
 COUNTS = "hits_host", "host_evicted", "host_spilled", "host_dropped"
 LENT, KEPT = -1, 0  # priorities
@@ -37,11 +37,12 @@ class HostTier:
         """At most about `num_rows` rows; ValueError below one bucket, or above a spill that keeps none."""
         if not spill.keeps_rows:
             raise ValueError("a host tier needs a spill below it: name a folder for it, or do without host_bytes")
-        if num_rows < WIDTH:
-            raise ValueError(f"a host tier holds at least {WIDTH} rows, not {num_rows}")
+        width = verbs.width
+        if num_rows < width:
+            raise ValueError(f"a host tier holds at least {width} rows, not {num_rows}")
         self.spill, self.verbs = spill, verbs
-        num_slots = num_rows // WIDTH * WIDTH
-        self._store = verbs.allocate(num_slots, max(WIDTH, num_slots // PART), layout)
+        num_slots = num_rows // width * width
+        self._store = verbs.allocate(num_slots, max(width, num_slots // PART), layout)
         self._lock = threading.Lock()  # of the store and of what is below it here
         self._descending: list[Block] = []  # victims that the spill has not yet taken
         self._num_rows = 0
@@ -54,8 +55,8 @@ class HostTier:
     @staticmethod
     def rows_of_bytes(num_bytes: int, layout: Layout, verbs: Verbs) -> int:
         """How many rows fit, everything counted."""
-        slot_bytes = verbs.slot_bytes(layout)
-        return max(0, (num_bytes - WIDTH * 2 * slot_bytes) * PART // (slot_bytes * (PART + 2)) // WIDTH * WIDTH)
+        slot_bytes, width = verbs.slot_bytes(layout), verbs.width
+        return max(0, (num_bytes - width * 2 * slot_bytes) * PART // (slot_bytes * (PART + 2)) // width * width)
 
     def write(self, rows: Rows, num_new: int) -> None:
         """1. What waits goes down. 2. These rows come in. 3. Their victims go down, or wait where the spill fails."""

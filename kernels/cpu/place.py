@@ -111,7 +111,7 @@ def find_or_insert(
     victim_slots_V = np.empty(num_missing, np.int64)
     victim_features_V = np.empty(num_missing, np.uint16)
     victim_ids_V = np.empty(num_missing, np.int64)
-    num_new, num_victims = 0, 0
+    num_new, num_victims, num_crowded = 0, 0, 0
     for m in range(min(AHEAD, num_missing)):
         prefetch_bucket(buckets, mixed_U[missing_M[m]], num_buckets)
     for m in range(num_missing):
@@ -130,7 +130,11 @@ def find_or_insert(
         if lane < W:
             put(buckets, bucket, lane, mixed, features_U[u], ids_U[u], tick)
             slots_U[u] = np.int64(bucket * W + lane)
-        elif overflow.num_free_1[0] > 0:
+            new_N[num_new] = u
+            num_new += 1
+            continue
+        num_crowded += 1
+        if overflow.num_free_1[0] > 0:
             overflow.num_free_1[0] -= 1
             row = overflow.free_O[overflow.num_free_1[0]]
             overflow.places_P[place_of(overflow, mixed, features_U[u], ids_U[u])] = row
@@ -138,14 +142,13 @@ def find_or_insert(
             overflow.scores_O[row], overflow.taken_O[row] = tick, 1
             buckets.words[bucket * WORDS_U + ELSEWHERE_AT_U] += ONE
             slots_U[u] = num_slots + row
-        else:
-            continue
-        new_N[num_new] = u
-        num_new += 1
+            new_N[num_new] = u
+            num_new += 1
     return (
         slots_U,
         new_N[:num_new],
         victim_slots_V[:num_victims],
         victim_features_V[:num_victims],
         victim_ids_V[:num_victims],
+        num_crowded,
     )

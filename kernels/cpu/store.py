@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.index import WORDS, Buckets
+from kernels.cpu.index import WIDTH, WORDS, Buckets
 from kernels.cpu.overflow import Overflow
 from kernels.cpu.pages import array_over, new_pages, resized
-from kernels.spec import WIDTH, Layout, Store
+from kernels.spec import Layout, Store
 
 Array = npt.NDArray[Any]
 RECORD_BYTES = 32

@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 from kernels.cpu import resize as resizing
 from kernels.cpu import store as stores
+from kernels.cpu.index import WIDTH
 from kernels.cpu.overflow import empty_overflow, grown_overflow
 from kernels.cpu.store import DTYPES, new_store, parts_of, refit
-from kernels.spec import WIDTH, Layout, Store
+from kernels.spec import Layout, Store
 
 Array = npt.NDArray[Any]
 

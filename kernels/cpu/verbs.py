@@ -10,6 +10,7 @@ from springtide_client.keys import mix64
 from kernels.cpu import hashing, rows
 from kernels.cpu import unique as uniques
 from kernels.cpu.gather import gather_of
+from kernels.cpu.host_arrays import HostArrays
 from kernels.cpu.index_verbs import IndexVerbs
 from kernels.cpu.optimizers import check_step, constants_of, corrections
 from kernels.cpu.pool import MODES, pool_of
@@ -23,7 +24,7 @@ Array = npt.NDArray[Any]
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
-class CpuVerbs(StoreVerbs, IndexVerbs, SketchVerbs):
+class CpuVerbs(HostArrays, StoreVerbs, IndexVerbs, SketchVerbs):
     """The verbs of kernels/spec.py, on numpy arrays. One thread at a time, `find` and `update` apart."""
 
     def __init__(self) -> None:

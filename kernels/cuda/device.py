@@ -3,21 +3,29 @@
 Memory is torch's, so that there is one allocator; work goes to torch's current stream, so that there is one order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 
+from kernels.cuda.grid import starts_of
 from kernels.cuda.sources import Defines, options_of, source_of
 
-Array = Any  # cupy.ndarray; numpy.ndarray where the tests' device stands in
+Array = Any  # cupy.ndarray; the tests' own where their device stands in
+ALIGNMENT = 256  # of arrays that travel in one block
 
 
 class Device(Protocol):
     """A GPU, or what the tests put in its place."""
 
     threads: int  # of a block
+    xp: Any  # the module of its arrays
+
+    def in_order(self) -> AbstractContextManager[object]:
+        """Within it, what that module does goes to the current stream."""
+        ...
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Array:
         """An array of any numbers."""
@@ -31,8 +39,20 @@ class Device(Protocol):
         """The array on the device: copied from the host, as it is where it is there; torch's without a copy."""
         ...
 
+    def put_all(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
+        """The same for several: the host's in one copy, which nobody waits for."""
+        ...
+
+    def fetch(self, arrays: Sequence[Array]) -> Callable[[], tuple[Any, ...]]:
+        """Begins to copy arrays to the host; the call that it gives waits for them."""
+        ...
+
+    def array_of(self, tensor: Any) -> Array:
+        """A torch tensor as an array here; copied where it lies elsewhere."""
+        ...
+
     def tensor(self, array: Array) -> Any:
-        """The array as torch's, without a copy."""
+        """An array as a torch tensor, not copied."""
         ...
 
     def address(self, array: Array) -> int:
@@ -49,8 +69,8 @@ class Device(Protocol):
         """The keys ascending, and where they stood, int64; equal ones in their order."""
         ...
 
-    def read(self, number_1: Array) -> int:
-        """A number that is known to the device only. Waits for all that was launched before it."""
+    def read(self, *numbers_1: Array) -> list[int]:
+        """Numbers that are known to the device only. Waits once, for all that was launched before."""
         ...
 
 
@@ -83,16 +103,19 @@ class CupyDevice:
                 "the device 'cuda' needs an NVIDIA GPU, its driver and a CUDA build of PyTorch: "
                 f"torch {torch.__version__} sees none here; take the device 'cpu'"
             )
-        self._cupy, self._torch = cupy, torch
+        self._cupy, self._torch, self.xp = cupy, torch, cupy
         self._module, self._function = cache(self._compile), cache(self._find)
         self._stream_at = cache(lambda pointer: cupy.cuda.Stream.from_external(TorchStream(pointer)))
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        with self._stream(), self._cupy.cuda.using_allocator(self._allocate):
+            yield
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Array:
         shape = (shape,) if isinstance(shape, int) else shape
         num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        bytes_ = self._torch.empty(max(num_bytes, 1), dtype=self._torch.uint8, device="cuda")
-        memory = self._cupy.cuda.UnownedMemory(bytes_.data_ptr(), max(num_bytes, 1), bytes_, bytes_.get_device())
-        return self._cupy.ndarray(shape, dtype, self._cupy.cuda.MemoryPointer(memory, 0))
+        return self._cupy.ndarray(shape, dtype, self._allocate(num_bytes))
 
     def filled(self, shape: int | tuple[int, ...], dtype: Any, byte: int) -> Array:
         array = self.empty(shape, dtype)
@@ -106,10 +129,51 @@ class CupyDevice:
         if isinstance(array, self._torch.Tensor):
             with self._stream():
                 return self._cupy.from_dlpack(array.detach())
-        host = np.ascontiguousarray(array)
-        there = self.empty(host.shape, host.dtype)
-        there.set(host, self._stream())
-        return there
+        return self.put_all((np.asarray(array),))[0]
+
+    def put_all(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
+        hosts = [np.ascontiguousarray(array) for array in arrays if isinstance(array, np.ndarray)]
+        if not hosts:
+            return tuple(map(self.put, arrays))
+        starts, num_bytes = starts_of((host.nbytes for host in hosts), ALIGNMENT)
+        block = self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True)
+        bytes_ = block.numpy()
+        for host, start in zip(hosts, starts, strict=True):
+            bytes_[start : start + host.nbytes] = host.reshape(-1).view(np.uint8)
+        # torch keeps the pinned block from other uses until the copy has been made
+        begin = self._memory_of(block.to("cuda", non_blocking=True))
+        there = iter(
+            self._cupy.ndarray(host.shape, host.dtype, begin + start) for host, start in zip(hosts, starts, strict=True)
+        )
+        return tuple(next(there) if isinstance(array, np.ndarray) else self.put(array) for array in arrays)
+
+    def fetch(self, arrays: Sequence[Array]) -> Callable[[], tuple[Any, ...]]:
+        starts, num_bytes = starts_of((array.nbytes for array in arrays), ALIGNMENT)
+        block = self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True)
+        with self.in_order():
+            for array, start in zip(arrays, starts, strict=True):
+                if array.nbytes:
+                    bytes_ = self._cupy.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                    there = self._torch.utils.dlpack.from_dlpack(bytes_)
+                    block[start : start + array.nbytes].copy_(there, non_blocking=True)
+        arrived: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        forms = [(array.shape, array.dtype, array.nbytes) for array in arrays]
+
+        def wait() -> tuple[Any, ...]:
+            arrived.synchronize()
+            here = block.numpy()
+            return tuple(
+                here[start : start + size].view(dtype).reshape(shape)
+                for (shape, dtype, size), start in zip(forms, starts, strict=True)
+            )
+
+        return wait
+
+    def array_of(self, tensor: Any) -> Array:
+        there = tensor.detach().to("cuda", non_blocking=True)
+        with self._stream():
+            return self._cupy.from_dlpack(there)
 
     def tensor(self, array: Array) -> Any:
         with self._stream():  # else the two libraries' streams would wait for each other
@@ -132,8 +196,17 @@ class CupyDevice:
             values, order = self._torch.sort(there, stable=True)
             return self._cupy.from_dlpack(values), self._cupy.from_dlpack(order)
 
-    def read(self, number_1: Array) -> int:
-        return int(number_1.get(stream=self._stream())[0])
+    def read(self, *numbers_1: Array) -> list[int]:
+        return [int(number_1[0]) for number_1 in self.fetch(numbers_1)()]
+
+    def _allocate(self, num_bytes: int) -> Any:
+        """Memory of torch's; CuPy's own allocations within `in_order` come from here too."""
+        return self._memory_of(self._torch.empty(max(num_bytes, 1), dtype=self._torch.uint8, device="cuda"))
+
+    def _memory_of(self, bytes_: Any) -> Any:
+        """Where a tensor's bytes begin, which live as long as that is held."""
+        memory = self._cupy.cuda.UnownedMemory(bytes_.data_ptr(), bytes_.numel(), bytes_, bytes_.get_device())
+        return self._cupy.cuda.MemoryPointer(memory, 0)
 
     def _stream(self) -> Any:
         """Torch's current one, as CuPy's; torch keeps its streams, so a pointer stands for one."""

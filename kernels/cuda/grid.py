@@ -1,4 +1,7 @@
-"""How many blocks a launch takes: arithmetic only."""
+"""How many blocks a launch takes, and where things begin in a block of memory: arithmetic only."""
+
+from collections.abc import Iterable
+from itertools import accumulate
 
 MOST_BLOCKS = 1 << 16  # of loops that step over the whole grid: more than any GPU runs at once
 MOST_CHUNKS = 4096  # every block of a compaction adds up the counts of those before it
@@ -17,3 +20,9 @@ def chunk_for(num: int, threads: int) -> int:
 def chunks_for(num: int, threads: int) -> int:
     """The blocks of that compaction; at least one."""
     return max(1, -(-num // chunk_for(num, threads)))
+
+
+def starts_of(sizes: Iterable[int], alignment: int) -> tuple[list[int], int]:
+    """Where things of so many bytes begin in one block, each at a multiple of `alignment`; the block's bytes."""
+    ends = list(accumulate((-(-size // alignment) * alignment for size in sizes), initial=0))
+    return ends[:-1], max(ends[-1], 1)

@@ -57,7 +57,12 @@ class IndexVerbs(Launcher):
         features_V, ids_V = device.empty(num, np.uint16), device.empty(num, np.int64)
         num_new_1 = self._listed("place", "new", num, (is_new_U,), (new_N,))
         num_victims_1 = self._listed("place", "victims", num, victims_U, (slots_V, features_V, ids_V))
-        return Placed(slots_U, *self._cut(num_new_1, new_N), *self._cut(num_victims_1, slots_V, features_V, ids_V))
+        if not self._exact:
+            return Placed(slots_U, new_N, slots_V, features_V, ids_V, num_crowded_1)
+        num_new, num_gone, num_crowded = device.read(num_new_1, num_victims_1, num_crowded_1)
+        return Placed(
+            slots_U, new_N[:num_new], slots_V[:num_gone], features_V[:num_gone], ids_V[:num_gone], num_crowded
+        )
 
     def set_priorities(self, store: Store, slots_N: Array, priorities_N: Array) -> None:
         slots_N = self._array("slots", slots_N, np.int64, -1)

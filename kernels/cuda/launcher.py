@@ -16,12 +16,12 @@ class Launcher:
 
     An answer whose length only the GPU knows is cut to it, which waits for the GPU. With `exact=False` nothing waits:
     such an answer has its longest length, -1 (or no key) from its end on, which every verb passes over; and a count
-    is an int64 array of one number.
+    is an int64 array of one number. `late=True` is that for what the specification says may come late.
     """
 
-    def __init__(self, device: Device | None = None, *, exact: bool = True) -> None:
+    def __init__(self, device: Device | None = None, *, exact: bool = True, late: bool = False) -> None:
         self._device = CupyDevice() if device is None else device
-        self._exact = exact
+        self._exact, self._late = exact, late or not exact
 
     def _launch(self, family: str, kernel: str, num_threads: int, *arguments: Any, defines: Defines = ()) -> None:
         """Launches a kernel whose threads step over the grid; nothing to do launches nothing."""
@@ -50,20 +50,17 @@ class Launcher:
         device.launch(family, f"list_{noun}", num_chunks, arguments, defines)
         return num_listed_1
 
-    def _list_of(self, num: int, dtype: Any) -> Array:
+    def _list_of(self, num: int, dtype: Any, *, may_be_late: bool = False) -> Array:
         """What a list is written to: as long as it may get, its end what every verb passes over."""
-        return self._device.empty(num, dtype) if self._exact else self._device.filled(num, dtype, 0xFF)
+        padded = self._late if may_be_late else not self._exact
+        return self._device.filled(num, dtype, 0xFF) if padded else self._device.empty(num, dtype)
 
     def _cut(self, num_1: Array, *lists: Array) -> tuple[Array, ...]:
         """The lists, as long as they are."""
         if not self._exact:
             return lists
-        num = self._device.read(num_1)
+        (num,) = self._device.read(num_1)
         return tuple(array[:num] for array in lists)
-
-    def _count(self, num_1: Array) -> Any:
-        """A count: a number, or where nothing waits an array of one."""
-        return self._device.read(num_1) if self._exact else num_1
 
     def _array(self, name: str, array: Any, dtype: Any, *shape: int) -> Array:
         """The argument on the device; ValueError where it is of another dtype or shape (-1: any length)."""

@@ -57,7 +57,7 @@ class StoreVerbs(Launcher):
     def reset_overflow(self, store: Store, num_overflow: int) -> Store:
         num, all_of_them = store.num_overflow, np.int64(1 << TICK_BITS)
         kept, slots_N = (*parts_of(store).keys, all_of_them), self._device.empty(num, np.int64)
-        if self._device.read(self._listed("sweeps", "overflow", num, kept, (slots_N,))):
+        if self._device.read(self._listed("sweeps", "overflow", num, kept, (slots_N,)))[0]:
             raise ValueError("rows stand in the overflow area: take them out first")
         if num_overflow == num:
             return store
@@ -76,7 +76,7 @@ class StoreVerbs(Launcher):
         _check(num_slots)
         device, old = self._device, parts_of(store).keys
         slots_N = device.empty(store.num_slots, np.int64)
-        if num_crowded := device.read(self._crowded(store, num_slots, 0, num_slots, slots_N)):
+        if num_crowded := device.read(self._crowded(store, num_slots, 0, num_slots, slots_N))[0]:
             raise ValueError(f"{num_crowded} rows would find no room in {num_slots} slots: take them out first")
         if num_slots == store.num_slots:
             return store

@@ -39,8 +39,8 @@ OPTIMIZER_NUMBERS = {name: number for number, name in enumerate(OPTIMIZERS)}  # 
 class UpdateVerbs(Launcher):
     """The update of kernels/spec.py."""
 
-    def __init__(self, device: Device | None = None, *, exact: bool = True) -> None:
-        super().__init__(device, exact=exact)
+    def __init__(self, device: Device | None = None, *, exact: bool = True, late: bool = False) -> None:
+        super().__init__(device, exact=exact, late=late)
         self._corrections_of_betas: dict[tuple[float, float], Array] = {}
 
     def update(
@@ -86,9 +86,12 @@ class UpdateVerbs(Launcher):
             *(fresh_U, num_refused_1),
             defines=defines,
         )
-        fresh_N = self._list_of(num, np.int64)
+        fresh_N = self._list_of(num, np.int64, may_be_late=True)
         num_fresh_1 = self._listed("update", "fresh", num, (fresh_U,), (fresh_N,), defines)
-        return self._cut(num_fresh_1, fresh_N)[0], self._count(num_refused_1)
+        if self._late:
+            return fresh_N, num_refused_1
+        num_fresh, num_refused = self._device.read(num_fresh_1, num_refused_1)
+        return fresh_N[:num_fresh], num_refused
 
     def _corrections(self, step: Step) -> Any:
         """Adam's bias corrections on the device: put there once for each pair of betas."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.backend import backend
-from kernels.spec import WIDTH, Layout, Store, Verbs
+from kernels.cpu.index import WIDTH
+from kernels.spec import Layout, Store, Verbs
 from tests.bench.streams import Int64Array, scattered_ids
 
 FILL = 3  # times as many keys as slots leave hardly a bucket with room: 16 slots, 48 keys on average

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kernels.cpu.index import WORDS
-from kernels.spec import NO_SLOT, WIDTH
+from kernels.cpu.index import WIDTH, WORDS
+from kernels.spec import NO_SLOT
 from tests.bench.child_process import saved
 from tests.bench.full_store import FullStore, fill_store
 from tests.bench.harness import Case, alternate, arguments, fail, report, timed

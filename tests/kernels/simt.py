@@ -1,4 +1,4 @@
-"""A device for the launchers of kernels/cuda that needs no GPU: their kernels as host C++, on numpy arrays."""
+"""A device for the launchers of kernels/cuda that needs no GPU: their kernels as host C++, on the host's memory."""
 
 import ctypes
 import hashlib
@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from kernels.cuda.sources import Defines, kernels_of, source_of
+from tests.kernels.device_array import FENCE, GARBAGE, ArrayModule, DeviceArray, waits
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-GARBAGE = 0xAB  # fresh memory holds this
-FENCE, FENCE_BYTES = 0xC5, 128  # what stands before and behind an array
 HEADER = Path(__file__).parent / "simt.h"
 BUILT = Path(tempfile.gettempdir()) / f"springtide-simt-{os.getuid()}"
 
@@ -61,19 +61,11 @@ def call(functions: Any, kernel: str, arguments: Sequence[Any], *, num_blocks: i
     assert failure is None, f"{kernel}: {failure.decode()}"
 
 
-class DeviceArray(np.ndarray[Any, Any]):
-    """An array that a kernel may be given; others are the host's. What is cut from it stands between its fences."""
-
-    fences: tuple[Any, ...] = ()
-
-    def __array_finalize__(self, source: Any) -> None:
-        self.fences = getattr(source, "fences", ())
-
-
 class SimtDevice:
     """Runs kernels at once; a seed shuffles the turns of their threads and blocks."""
 
     threads = 64
+    xp = ArrayModule()
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -82,30 +74,36 @@ class SimtDevice:
         return self.filled(shape, dtype, GARBAGE)
 
     def filled(self, shape: int | tuple[int, ...], dtype: Any, byte: int) -> Any:
-        shape = (shape,) if isinstance(shape, int) else shape
-        num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        bytes_ = np.full(num_bytes + 3 * FENCE_BYTES, FENCE, np.uint8)
-        start = -bytes_.ctypes.data % 128 + FENCE_BYTES  # aligned as a GPU's allocator aligns
-        bytes_[start : start + num_bytes] = byte
-        array = bytes_[start : start + num_bytes].view(dtype).reshape(shape).view(DeviceArray)
-        array.fences = (bytes_[:start], bytes_[start + num_bytes :])
-        return array
+        return DeviceArray.filled(shape, dtype, byte)
+
+    def in_order(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def put(self, array: Any) -> Any:
-        if isinstance(array, DeviceArray):
-            return array
-        array = np.asarray(array)
-        there = self.empty(array.shape, array.dtype)
-        there[...] = array
-        return there
+        return array if isinstance(array, DeviceArray) else DeviceArray.of(np.asarray(array))
+
+    def put_all(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(map(self.put, arrays))
+
+    def fetch(self, arrays: Sequence[Any]) -> Callable[[], tuple[Any, ...]]:
+        copies = [array.numbers.copy() for array in arrays]
+
+        def wait() -> tuple[Any, ...]:
+            waits[0] += 1
+            return tuple(copies)
+
+        return wait
+
+    def array_of(self, tensor: Any) -> Any:
+        return DeviceArray(tensor.detach().numpy())  # every tensor is taken for one of the device
 
     def tensor(self, array: Any) -> Any:
         import torch
 
-        return torch.from_dlpack(array)
+        return torch.from_numpy(array.numbers)
 
     def address(self, array: Any) -> int:
-        return int(array.ctypes.data)
+        return int(array.numbers.ctypes.data)
 
     def launch(
         self, family: str, kernel: str, num_blocks: int, arguments: Sequence[Any], defines: Defines = ()
@@ -117,19 +115,17 @@ class SimtDevice:
         assert all((fence == FENCE).all() for fence in fences), f"{kernel} wrote beside an array"
 
     def sort(self, keys_K: Any) -> tuple[Any, Any]:
-        keys_K = np.asarray(keys_K)
-        order = np.argsort(keys_K, kind="stable")
-        return self.put(keys_K[order]), self.put(order)
+        order = np.argsort(keys_K.numbers, kind="stable")
+        return self.put(keys_K.numbers[order]), self.put(order)
 
-    def read(self, number_1: Any) -> int:
-        return int(number_1[0])
+    def read(self, *numbers_1: Any) -> list[int]:
+        return [int(number_1[0]) for number_1 in self.fetch(numbers_1)()]
 
 
 def cell_of(argument: Any) -> Any:
     """Where the kernel finds an argument: a pointer, or a number of its type."""
-    if isinstance(argument, np.ndarray):
-        assert isinstance(argument, DeviceArray)
+    if isinstance(argument, DeviceArray):
         assert argument.flags.c_contiguous
-        return np.array([argument.ctypes.data], np.uint64)
+        return np.array([argument.numbers.ctypes.data], np.uint64)
     assert isinstance(argument, np.generic), f"a kernel takes arrays and numpy scalars, not {argument!r}"
     return np.array([argument])

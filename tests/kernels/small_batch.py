@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from kernels.backend import backend
-from kernels.spec import WIDTH, Layout, Step, state_width_of
+from kernels.cpu.index import WIDTH
+from kernels.spec import Layout, Step, state_width_of
 from tests.kernels.oracle import Key, Row
 
 VERBS = backend()

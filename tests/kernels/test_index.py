@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.backend import backend
-from kernels.spec import NO_SLOT, PRIORITY_BITS, TICK_BITS, WIDTH, Layout, priority_of
+from kernels.cpu.index import WIDTH
+from kernels.spec import NO_SLOT, PRIORITY_BITS, TICK_BITS, Layout, priority_of
 from tests.kernels.oracle import Index, Key, mixed
 
 VERBS = backend()

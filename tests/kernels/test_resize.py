@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.backend import backend
+from kernels.cpu.index import WIDTH
 from kernels.cpu.store import parts_of
-from kernels.spec import NO_SLOT, WIDTH, Columns, Layout, Store
+from kernels.spec import NO_SLOT, Columns, Layout, Store
 from tests.kernels.oracle import Index, Key
 
 VERBS = backend()

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from kernels.backend import backend
-from kernels.spec import WIDTH, Layout, Step
+from kernels.cpu.index import WIDTH
+from kernels.spec import Layout, Step
 from tests.kernels.small_batch import placed
 
 VERBS = backend()

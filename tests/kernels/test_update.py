@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.backend import backend
-from kernels.spec import OPTIMIZERS, TICK_BITS, TOUCHED, WIDTH, Layout, Step, state_width_of
+from kernels.cpu.index import WIDTH
+from kernels.spec import OPTIMIZERS, TICK_BITS, TOUCHED, Layout, Step, state_width_of
 from tests.kernels.oracle import Key
 from tests.kernels.small_batch import SmallBatch, placed
 

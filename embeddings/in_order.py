@@ -1,0 +1,28 @@
+"""What a table does to arrays of its device comes after what was asked of the device before: torch's current stream."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from kernels.spec import Verbs
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class HasVerbs(Protocol):
+    verbs: Verbs
+
+
+T = TypeVar("T", bound=HasVerbs)
+
+
+def in_order(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+    """The method, all of it on that stream."""
+
+    @wraps(method)
+    def ordered(self: T, /, *arguments: P.args, **named: P.kwargs) -> R:
+        with self.verbs.in_order():
+            return method(self, *arguments, **named)
+
+    return ordered

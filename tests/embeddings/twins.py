@@ -1,0 +1,18 @@
+"""The devices that a table's tests run on: the CPU, the CUDA twin as host C++, and a GPU where there is one."""
+
+import pytest
+
+from kernels.backend import backend
+from kernels.cuda.verbs import CudaVerbs
+from kernels.spec import Verbs
+from tests.kernels.cuda_twins import device_of, host
+
+__all__ = ["TWINS", "host", "verbs_of"]
+TWINS = ["cpu", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)]
+
+
+def verbs_of(name: str, seed: int = 0) -> Verbs:
+    """The verbs of this name; skips aloud where they cannot run."""
+    if name == "cpu":
+        return backend("cpu")
+    return CudaVerbs(device_of("gpu" if name == "gpu" else "host", seed), late=True)
