@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -29,7 +30,10 @@ from kernels.backend import backend
 from kernels.spec import Layout, state_width_of
 from tests.embeddings.flaky_spill import FlakySpill
 from tests.embeddings.model import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, arrays
+from tests.embeddings.twins import host, verbs_of
+from tests.kernels.cuda_twins import gpu_or_why_not
 from tests.kernels.oracle import Key, Row, nearest
+from tests.kernels.simt import COMPILER
 
 FEATURES = 3  # the second has a time to live, the third asks for admission and has a quota
 KEYS = st.tuples(st.integers(0, FEATURES - 1), st.integers(0, 40))
@@ -61,11 +65,15 @@ class DictBase:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """16 to 48 slots, a side buffer of 24 rows, perhaps 16 rows of a host tier, RocksDB below, a base below that."""
+    """1 to 3 buckets, a side buffer, perhaps a bucket of a host tier, RocksDB below, a base below that."""
+
+    twin = "cpu"
 
     @initialize(eviction=st.sampled_from(["lru", "lfu", "custom"]), kind=st.sampled_from(KINDS), host=st.booleans())
     def begin(self, eviction: str, kind: tuple[dict[str, Any], str], host: bool) -> None:
         optimizer, dtype = kind
+        self.verbs = verbs_of(self.twin, seed=1)
+        self.scale = self.verbs.width // backend("cpu").width  # keys of the device for one that is drawn
         self.host = host
         self.folder = Path(tempfile.mkdtemp(prefix="springtide-machine-"))
         self.epoch, self.samples, self.clock = 0, 0, 0
@@ -86,7 +94,7 @@ class TableMachine(RuleBasedStateMachine):
             admission={"sketch_bytes": 64 * SKETCH_BLOCKS, "halve_samples": HALVE_SAMPLES},
             features={
                 1: FeaturePolicy(ttl_seconds=TTL_MS / 1000),
-                2: FeaturePolicy(min_count=MIN_COUNT, quota_bytes=QUOTA_ROWS * 200),
+                2: FeaturePolicy(min_count=MIN_COUNT, quota_bytes=self.scale * QUOTA_ROWS * 200),
             },
         )
         self.start()
@@ -97,9 +105,11 @@ class TableMachine(RuleBasedStateMachine):
         below: Spill = self.spill
         if self.host:
             layout = Layout(DIM, self.width, self.config.dtype)
-            below = HostTier(self.spill, num_rows=16, layout=layout, verbs=backend("cpu"))
-        capacity = Capacity.of_rows(16 if self.epoch % 2 else 32, num_side=24)
-        self.table = EmbeddingTable(self.config, seed=SEED, spill=below, base=self.base, capacity=capacity)
+            below = HostTier(self.spill, num_rows=16 * self.scale, layout=layout, verbs=backend("cpu"))
+        capacity = Capacity.of_rows(self.scale * (16 if self.epoch % 2 else 32), num_side=24 * self.scale)
+        self.table = EmbeddingTable(
+            self.config, seed=SEED, spill=below, base=self.base, capacity=capacity, device=self.verbs
+        )
         self.table.quotas.slot_bytes = 200
 
     def teardown(self) -> None:
@@ -109,12 +119,17 @@ class TableMachine(RuleBasedStateMachine):
             assert list(self.folder.iterdir()) == []
             shutil.rmtree(self.folder)
 
+    def several(self, keys: list[Key]) -> list[Key]:
+        """As many for each key as fill a bucket of this device."""
+        return [(feature, self.scale * id_ + n) for feature, id_ in keys for n in range(self.scale)]
+
     def times(self, num: int) -> list[int]:
         self.clock += 1
         return [self.clock * 10 + k % 3 for k in range(num)]
 
     @rule(keys=BATCH, seed=st.integers(0, 3))
     def look_up(self, keys: list[Key], seed: int) -> None:
+        keys = self.several(keys)
         if self.table.needs_cut(len(keys)):
             self.cut()
         times = self.times(len(keys))
@@ -122,6 +137,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(keys=BATCH)
     def prefetch(self, keys: list[Key]) -> None:
+        keys = self.several(keys)
         times = self.times(len(keys))
         given = (*arrays(keys), np.array(times, np.int64))
         counters = self.table.counters()
@@ -155,8 +171,8 @@ class TableMachine(RuleBasedStateMachine):
             return
         taken = self.truth.look_up(keys, times)
         shared = [feature >= SHARED_FEATURE for feature, _ in taken]
-        np.testing.assert_array_equal(lookup.not_admitted_K, shared)
-        for key, row in zip(taken, self.table.gather(lookup), strict=True):
+        np.testing.assert_array_equal(host(lookup.not_admitted_K), shared)
+        for key, row in zip(taken, host(self.table.gather(lookup)), strict=True):
             np.testing.assert_array_equal(row, self.truth.rows[key].value)
         self.held.append((lookup, taken, times))
 
@@ -204,8 +220,9 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(keys=st.lists(KEYS, max_size=60))
     def find(self, keys: list[Key]) -> None:
+        keys = self.several(keys)
         try:
-            rows, status = self.table.find(*arrays(keys))
+            rows, status = map(host, self.table.find(*arrays(keys)))
         except SpillError:
             assert self.spill.broken
             return
@@ -224,11 +241,12 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.spill.broken)
     @rule(keys=st.lists(KEYS, max_size=5, unique=True))
     def forget(self, keys: list[Key]) -> None:
+        keys = self.several(keys)
         self.held.clear()
         self.table.memory.settle()
         self.table.forget(*arrays(keys))
         self.truth.forget(keys)
-        rows, status = self.table.find(*arrays(keys))
+        rows, status = map(host, self.table.find(*arrays(keys)))
         assert np.isnan(rows).all()
         assert (status == FORGOTTEN).all()
 
@@ -246,6 +264,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(keys=st.lists(KEYS, max_size=30, unique=True), seed=st.integers(0, 1000))
     def write(self, keys: list[Key], seed: int) -> None:
         """Rows from elsewhere."""
+        keys = self.several(keys)
         self.held.clear()
         if self.table.needs_cut(len(keys)):
             self.cut()
@@ -267,12 +286,12 @@ class TableMachine(RuleBasedStateMachine):
     @rule(num_buckets=st.integers(1, 3))
     def resize(self, num_buckets: int) -> None:
         self.held.clear()
-        if self.table.needs_cut(48):
+        if self.table.needs_cut(48 * self.scale):
             self.cut()
         touched = self.table.changes.keys()
-        self.table.memory.resize(16 * num_buckets, 16)
+        self.table.memory.resize(self.verbs.width * num_buckets, self.verbs.width)
         self.table.changes.renumber(*touched)
-        assert self.table.memory.store.num_slots == 16 * num_buckets
+        assert self.table.memory.store.num_slots == self.verbs.width * num_buckets
 
     @precondition(lambda self: not self.spill.broken)
     @rule()
@@ -348,7 +367,7 @@ class TableMachine(RuleBasedStateMachine):
         if self.table.memory.num_held == 0:
             assert self.table.rows_by_tier()["device"] <= self.table.memory.store.num_slots
             rows_F = self.table.quotas.rows_F
-            assert len(rows_F) < FEATURES or rows_F[2] <= QUOTA_ROWS
+            assert len(rows_F) < FEATURES or rows_F[2] <= self.scale * QUOTA_ROWS
 
 
 NOTHING = np.empty(0, np.int64)
@@ -356,3 +375,19 @@ EMPTY = Touched.of(Rows(NOTHING.astype(np.uint16), NOTHING, np.empty((0, DIM)), 
 
 TestTableMachine = TableMachine.TestCase
 TestTableMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+class EmulatedMachine(TableMachine):
+    """The same on the CUDA twin as host C++, which is slow: few and short."""
+
+    twin = "emulated"
+
+
+class GpuMachine(TableMachine):
+    twin = "gpu"
+
+
+TestEmulatedMachine = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")(EmulatedMachine.TestCase)
+TestEmulatedMachine.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
+TestGpuMachine = pytest.mark.gpu(pytest.mark.skipif(bool(gpu_or_why_not()), reason="no GPU")(GpuMachine.TestCase))
+TestGpuMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,128 @@
+"""DynamicEmbedding gives and learns the same on every device: rows, bags, status, what is exported and saved."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embeddings import DynamicEmbedding
+from kernels.spec import Verbs
+
+DIM, NUM_IDS = 6, 40
+
+
+def place_of(verbs: Verbs) -> torch.device:
+    """Where torch finds the arrays of this device."""
+    with verbs.in_order():
+        there: torch.Tensor = verbs.tensor_of(verbs.xp.zeros(1, np.float32))
+    return there.device
+
+
+def pair(verbs: Verbs, **settings: Any) -> tuple[DynamicEmbedding, DynamicEmbedding]:
+    """On the device and on the CPU, of as many rows: nothing is evicted, for what is differs with the bucket."""
+    settings = {"optimizer": {"name": "rowwise-adagrad", "lr": 0.5}, "clock": lambda: 1000.0} | settings
+    return DynamicEmbedding(DIM, 256, device=verbs, **settings), DynamicEmbedding(DIM, 256, **settings)
+
+
+def same(on_device: torch.Tensor, on_host: torch.Tensor) -> None:
+    torch.testing.assert_close(on_device.cpu(), on_host, rtol=0, atol=1e-6, equal_nan=True)
+
+
+def learn(pair: tuple[DynamicEmbedding, DynamicEmbedding], verbs: Verbs, num_batches: int = 3) -> None:
+    """Both from the same batches, some ids in several places; each row is compared where it is given."""
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(num_batches):
+        ids = torch.randint(0, NUM_IDS, (4, 5), generator=generator)
+        weight = torch.randn(4, 5, DIM, generator=generator)
+        rows = pair[0](ids.to(place_of(verbs))), pair[1](ids)
+        same(rows[0].detach(), rows[1].detach())
+        (rows[0] * weight.to(rows[0].device)).sum().backward()
+        (rows[1] * weight).sum().backward()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_and_steps_are_those_of_the_cpu(verbs: Verbs, name: str, dtype: torch.dtype) -> None:
+    both = pair(verbs, optimizer={"name": name, "lr": 0.1}, dtype=dtype)
+    learn(both, verbs)
+    both[0].table.check_integrity()
+    assert both[0].export() == both[1].export() or name == "adam"
+    assert both[0].counters() == both[1].counters()
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_and_their_gradients_are_those_of_the_cpu(verbs: Verbs, mode: str) -> None:
+    both, where = pair(verbs), place_of(verbs)
+    ids, offsets = torch.tensor([3, 1, 3, 7, 2, 2]), torch.tensor([0, 2, 2, 5])
+    for _ in range(2):
+        pooled = both[0].pool(ids.to(where), offsets.to(where), mode), both[1].pool(ids, offsets, mode)
+        same(pooled[0].detach(), pooled[1].detach())
+        for bags in pooled:
+            (bags * torch.arange(DIM, device=bags.device)).sum().backward()
+    same(both[0].lookup(ids.to(where))[0], both[1].lookup(ids)[0])
+    for emb in both:
+        emb.eval()
+    same(both[0].pool(ids.to(where), offsets.to(where), mode), both[1].pool(ids, offsets, mode))
+
+
+def test_reading_creates_nothing_and_says_what_is_known(verbs: Verbs) -> None:
+    both, where = pair(verbs, admission={"min_count": 3, "sketch_bytes": "64KiB"}), place_of(verbs)
+    learn(both, verbs)
+    for emb in both:
+        emb.forget(torch.tensor([1, 2, 3]))
+        emb.eval()
+    ids = torch.arange(NUM_IDS + 5).reshape(5, -1)
+    found = both[0].lookup(ids.to(where)), both[1].lookup(ids)
+    assert found[0][0].device == where
+    same(found[0][0], found[1][0])
+    assert found[0][1].cpu().tolist() == found[1][1].tolist()
+    same(both[0](ids.to(where)), both[1](ids))
+    same(both[0](ids), both[1](ids))  # ids of the host: rows go there
+    assert both[0].counters() == both[1].counters()
+    assert len(both[0]) == len(both[1])
+
+
+def test_a_spilled_row_comes_back_with_its_optimizer_state(verbs: Verbs, tmp_path: Path) -> None:
+    where = place_of(verbs)
+    settings: dict[str, Any] = {"optimizer": {"name": "adam", "lr": 0.1}, "clock": lambda: 1000.0}
+    small = DynamicEmbedding(DIM, 1, device=verbs, spill=tmp_path / "spill", **settings)
+    large = DynamicEmbedding(DIM, 4096, **settings)
+    ids = torch.arange(3 * verbs.width)
+    for start in (0, verbs.width, 2 * verbs.width, 0):
+        some = ids[start : start + verbs.width]
+        small(some.to(where)).square().sum().backward()
+        large(some).square().sum().backward()
+    assert small.counters()["recalled_from_spill"] > 0
+    same(small.lookup(ids.to(where))[0], large.lookup(ids)[0])
+    for name in ("ids", "count"):
+        assert small.export()[name] == large.export()[name]
+    small.close()
+
+
+def test_a_state_moves_between_devices(verbs: Verbs) -> None:
+    both = pair(verbs)
+    learn(both, verbs)
+    both[1].load_state_dict(both[0].state_dict())
+    assert both[0].export() == both[1].export()
+    both[0].load_state_dict(both[1].state_dict())
+    learn(both, verbs, 1)
+
+
+def test_scores_decide_who_leaves(verbs: Verbs) -> None:
+    emb, where = DynamicEmbedding(DIM, 1, device=verbs, eviction="custom"), place_of(verbs)
+    ids = torch.arange(verbs.width, device=where)
+    emb(ids, scores=(ids - 5).abs().float()).sum().backward()
+    emb(torch.tensor([-1], device=where), scores=torch.tensor([9.0], device=where)).sum().backward()
+    assert math.isnan(emb.lookup(torch.tensor(5, device=where))[0][0])
+    assert len(emb) == verbs.width
+
+
+def test_a_gradient_of_another_kind_and_layout_is_taken(verbs: Verbs) -> None:
+    both, where = pair(verbs), place_of(verbs)
+    for emb, ids in ((both[0], torch.arange(4, device=where)), (both[1], torch.arange(4))):
+        rows = emb(ids).to(torch.bfloat16)
+        (rows.T.contiguous() * 2).sum().backward()
+    same(both[0].lookup(torch.arange(4, device=where))[0], both[1].lookup(torch.arange(4))[0])
