@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from drawn_clicks import SCHEMA, make_batch
 from made_config import make_config
 from springtide_client.log_directory import LogDirectory
@@ -239,6 +242,15 @@ def test_a_table_without_room_is_a_users_mistake(tmp_path):
     with LogWriter.open(config.log, schema=SCHEMA) as log, pytest.raises(UserError, match=r"\[table\] device_bytes"):
         start_state(config, log)
     assert not list((tmp_path / "spill").iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_a_users_mistake(tmp_path):
+    config = make_config(tmp_path)
+    config = replace(config, train=replace(config.train, device="cuda"))
+    with LogWriter.open(config.log, schema=SCHEMA) as log, pytest.raises(UserError, match="needs an NVIDIA GPU"):
+        start_state(config, log)
+    assert not (tmp_path / "spill").exists()
 
 
 def test_a_host_tier_is_told_of_beside_the_others(tmp_path):
