@@ -102,7 +102,7 @@ def of_the_machine(config: "Config") -> Iterator[tuple[str, str]]:
     if torch.cuda.is_available():
         yield (
             "note",
-            f'GPU: {torch.cuda.get_device_name(0)} is here; [train] device = "cuda" trains the dense net on it',
+            f'GPU: {torch.cuda.get_device_name(0)} is here; [train] device = "cuda" trains on it',
         )
     else:
         yield "note", "GPU: none; everything runs on the CPU"

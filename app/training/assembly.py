@@ -30,10 +30,13 @@ def parts_of(schema: Schema, features: Features) -> list[Part]:
 
 
 def columns_of(schema: Schema, features: Features) -> dict[str, npt.NDArray[Any]]:
-    """What inputs are made of beside rows: numbers, lengths of sequences, and where each one's rows go."""
+    """What inputs are made of beside rows: numbers, where bags begin, lengths of sequences and where their rows go."""
     lengths_NS, longest = _lengths_of(schema, features)
     columns: dict[str, npt.NDArray[Any]] = {"dense": features.dense_NF, "lengths": lengths_NS}
-    for s, ragged in enumerate(features.lists[len(schema.multi_value) :]):
+    num_pooled = len(schema.multi_value)
+    # part 0 are the categorical ones
+    columns |= {f"offsets.{part}": ragged.offsets for part, ragged in enumerate(features.lists[:num_pooled], 1)}
+    for s, ragged in enumerate(features.lists[num_pooled:]):
         starts_N = np.arange(len(ragged.offsets) - 1) * longest - ragged.offsets[:-1]
         columns[f"places.{s}"] = np.repeat(starts_N, np.diff(ragged.offsets)) + np.arange(len(ragged.ids_M))
     return columns

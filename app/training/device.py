@@ -1,4 +1,4 @@
-"""Where the dense net is trained: on the host, or on a GPU with a lane to it and, where asked for, CUDA graphs."""
+"""Where rows and net are trained: on the host, or on a GPU with a lane to it and, where asked for, CUDA graphs."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,7 @@ import torch
 from app.training.config import TrainConfig
 from app.training.graphs import Capture, capture_on_gpu
 from app.training.lane import CudaLane, Lane
+from kernels.spec import Verbs
 
 
 class TrainDevice(NamedTuple):
@@ -15,6 +16,7 @@ class TrainDevice(NamedTuple):
     device: torch.device = torch.device("cpu")
     lane: Lane | None = None
     capture: Capture | None = None
+    table: str | Verbs = "cpu"  # where rows are trained
 
     @property
     def has_bfloat16(self) -> bool:
@@ -34,4 +36,4 @@ def device_of(config: TrainConfig) -> TrainDevice:
             '[train] device = "cuda" needs an NVIDIA GPU, its driver and a CUDA build of PyTorch: '
             f'torch {torch.__version__} sees none here; take device = "cpu"'
         )
-    return TrainDevice(torch.device("cuda"), CudaLane(), capture_on_gpu if config.capture else None)
+    return TrainDevice(torch.device("cuda"), CudaLane(), capture_on_gpu if config.capture else None, "cuda")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from springtide_client.inputs import lookup_keys
 from springtide_client.schema import Schema
-from torch import nn
+from torch import Tensor, nn
 
 from app.training.assembly import assemble_tensors, columns_of, of_samples, parts_of
 from app.training.config import TrainConfig
@@ -24,12 +24,14 @@ from embeddings.errors import SpillError
 from embeddings.lookup import Lookup
 from embeddings.prefetch import Prefetch
 from embeddings.table import EmbeddingTable
+from kernels.spec import Array
 from stream.columns import Batch
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 # below this many samples a cast costs more than it saves, and ids seen few times deserve every bit
 BFLOAT16_SAMPLES = 256
+KEYS = ("features_K", "ids_K", "event_ms_K", "scores_K")  # columns of the keys, where the table is not on the host
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,13 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Keys:
-    """What a batch asks of the table. The same arrays go into its prefetch and its look-up."""
+    """What a batch asks of the table: arrays where the table is. The same go into its prefetch and its look-up."""
 
     batch: Batch
-    features_K: npt.NDArray[np.uint16]
-    ids_K: npt.NDArray[np.int64]
-    event_ms_K: npt.NDArray[np.int64]
-    scores_K: npt.NDArray[np.float32] | None
+    features_K: Array
+    ids_K: Array
+    event_ms_K: Array
+    scores_K: Array | None
     prefetch: Prefetch | None = None
     staged: Staged | None = None  # its columns, on their way to the device
 
@@ -89,6 +91,7 @@ class Learner:
         self.optimizer = DenseOptimizer.of(config.optimizer).build(model)
         self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and self.device.has_bfloat16)
         self._staging = None if self.device.lane is None else Staging(self.device.lane)
+        self._keys_travel = self._staging is not None and not table.verbs.on_host
         self.dense_step: DenseStep = self._dense_step()
         self.refused_steps = 0  # of the dense net, for gradients that were not finite
         self.steps = 0
@@ -123,13 +126,15 @@ class Learner:
             if keys is not None:
                 keys.drop()
             keys = self._keys_of(batch)
+        if upcoming is not None and len(upcoming):
+            self._upcoming = self._keys_of(upcoming)
         try:
+            keys = self._at_table(keys)
             lookup = self.table.lookup(
                 keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
             )
             try:
-                if upcoming is not None and len(upcoming):
-                    self._upcoming = self._keys_of(upcoming)
+                if self._upcoming is not None:
                     with suppress(SpillError):  # the next look-up is told; this batch must not be looked up twice
                         self._upcoming = self._prefetched(self._upcoming)
                 outcome = self._move(batch, lookup, keys.staged)
@@ -142,17 +147,25 @@ class Learner:
 
     def _move(self, batch: Batch, lookup: Lookup, staged: Staged | None) -> Outcome:
         """Rows and dense net, by a batch whose rows are held."""
-        tensors = self.table.embed_parts(lookup, parts_of(self.schema, batch.features))
-        if staged is None:
-            columns = None
+        columns = None if staged is None else staged.tensors()
+        parts = parts_of(self.schema, batch.features)
+        if columns is not None and self._keys_travel:
+            parts = [
+                part if part.offsets_B1 is None else part._replace(offsets_B1=self._offsets(columns, number))
+                for number, part in enumerate(parts)
+            ]
+        tensors = self.table.embed_parts(lookup, parts)
+        if columns is None:
             labels_NL, weights_N = torch.from_numpy(batch.labels_NL), torch.from_numpy(batch.weights_N)
         else:
             tensors = tuple(tensor.to(self.device.device) for tensor in tensors)
-            columns = staged.tensors()
             labels_NL, weights_N = columns["labels"], columns["weights"]
         inputs = assemble_tensors(self.schema, batch.features, tensors, columns)
         use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
         return self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16)
+
+    def _offsets(self, columns: Mapping[str, Tensor], part: int) -> Array:
+        return self.table.verbs.array_of(columns[f"offsets.{part}"])
 
     def _report_of(self, batch: Batch, outcome: Outcome) -> Callable[[], StepReport]:
         if self.device.lane is None:
@@ -179,7 +192,15 @@ class Learner:
         step = DeviceStep(self.model, self.optimizer)
         return GraphedStep(step, self.device.capture, self.config.batch_size) if self.device.capture else step
 
+    def _at_table(self, keys: Keys) -> Keys:
+        """The keys as the table takes them without copying anything."""
+        if not self._keys_travel or keys.staged is None or not isinstance(keys.ids_K, np.ndarray):
+            return keys
+        tensors, array_of = keys.staged.tensors(), self.table.verbs.array_of
+        return replace(keys, **{name: array_of(tensors[name]) for name in KEYS if name in tensors})
+
     def _prefetched(self, keys: Keys) -> Keys:
+        keys = self._at_table(keys)
         return replace(keys, prefetch=self.table.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K))
 
     def _keys_of(self, batch: Batch) -> Keys:
@@ -191,8 +212,15 @@ class Learner:
             scores_K = of_samples(batch.features, np.nan_to_num(batch.features.dense_NF[:, self._score_column], nan=0))
         staged = None
         if self._staging is not None:
-            beside = {"labels": batch.labels_NL, "weights": batch.weights_N}
-            staged = self._staging.stage(columns_of(self.schema, batch.features) | beside)
+            columns = columns_of(self.schema, batch.features)
+            columns |= {"labels": batch.labels_NL, "weights": batch.weights_N}
+            if self._keys_travel:
+                columns |= {
+                    name: column
+                    for name, column in zip(KEYS, (features_K, ids_K, event_ms_K, scores_K), strict=True)
+                    if column is not None
+                }
+            staged = self._staging.stage(columns)
         return Keys(batch, features_K, ids_K, event_ms_K, scores_K, staged=staged)
 
     # what a version carries

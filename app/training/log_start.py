@@ -31,7 +31,7 @@ from embeddings.spill.interface import Spill
 from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
 from kernels.backend import backend
-from kernels.spec import Layout
+from kernels.spec import Layout, Verbs
 
 if TYPE_CHECKING:
     from app.config import Config
@@ -53,7 +53,8 @@ def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> Tr
         device = device_of(config.train)
     except ValueError as error:
         raise UserError(str(error)) from error
-    table = open_table(config, log.epoch, None if base is None else BaseRows(base), num_threads=num_threads)
+    rows = None if base is None else BaseRows(base)
+    table = open_table(config, log.epoch, rows, num_threads=num_threads, device=device.table)
     learner = Learner(model, table, config.train, config.schema, score_field=config.score_field, device=device)
     state = TrainingState(learner, Scores(config.schema.labels, config.train.window_samples), config.schema)
     if resume is None:
@@ -63,7 +64,9 @@ def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> Tr
     return state
 
 
-def open_table(config: "Config", epoch: int, base: RowSource | None, *, num_threads: int) -> EmbeddingTable:
+def open_table(
+    config: "Config", epoch: int, base: RowSource | None, *, num_threads: int, device: str | Verbs = "cpu"
+) -> EmbeddingTable:
     """An empty table over its lower tiers: rows in RAM where `host_bytes` asks for them, the disk, the base."""
     settings = replace(with_defaults(config.table), num_threads=max(config.table.num_threads, num_threads))
     width = RowOptimizer.of(settings.optimizer).state_width(settings.dim)
@@ -79,6 +82,7 @@ def open_table(config: "Config", epoch: int, base: RowSource | None, *, num_thre
             seed=config.train.seed,
             spill=spill,
             base=base,
+            device=device,
             disk_beside=partial(disk_bytes, config.log.path),
         )
     except ValueError as error:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from drawn_clicks import SCHEMA, make_batch
+from made_config import make_config
 from springtide_client.inputs import ModelInputs
 
 from app.models.interface import ModelSpec
@@ -16,18 +17,23 @@ from app.training.defaults import with_defaults
 from app.training.device import TrainDevice, device_of
 from app.training.graphs import MOST_GRAPHS, GraphedStep, bucket_of
 from app.training.learner import Learner, StepReport
+from app.training.log_start import start_state
 from app.training.scores import Scores
 from app.training.state import TrainingState
+from app.versions.writer import LogWriter
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
+from kernels.cuda.verbs import CudaVerbs
 from tests.app.training.late_lane import LateLane, device, play_again
+from tests.kernels.cuda_twins import device_of as device_of_tests
 
 TABLE = TableConfig(dim=4, device_bytes="8MiB")
 BATCH_SIZE = 32
 
 
 def learner_on(place: TrainDevice | None, *, name: str = "dlrm", optimizer: str = "adam") -> Learner:
-    table = EmbeddingTable(with_defaults(TABLE), seed=0, tracked=False)
+    rows_on = "cpu" if place is None else place.table
+    table = EmbeddingTable(with_defaults(TABLE), seed=0, tracked=False, device=rows_on)
     net = build_model(ModelConfig(name=name), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
     config = TrainConfig(batch_size=BATCH_SIZE, optimizer={"name": optimizer, "lr": 0.01})
     return Learner(net, table, config, SCHEMA, device=place)
@@ -69,6 +75,42 @@ def test_a_device_that_answers_late_learns_what_the_host_learns(batches, name, o
     lane = late.device.lane
     assert isinstance(lane, LateLane)
     assert lane.num_copies == sum(len(batch) > 0 for batch in batches)
+
+
+def test_rows_on_the_device_too_take_their_keys_from_the_same_copy() -> None:
+    """The table's kernels run as host C++: what they wait for is counted."""
+    emulated = CudaVerbs(device_of_tests("host"), late=True)
+    place = device(captures=True)._replace(table=emulated)
+    host, there = learner_on(None), learner_on(place)
+    for mine, other in zip(learned(there, BATCHES), learned(host, BATCHES), strict=True):
+        np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
+    assert_same(there, host, rtol=1e-4, atol=1e-5)
+    assert place.lane.num_copies == sum(len(batch) > 0 for batch in BATCHES)
+
+
+def test_a_log_begun_on_the_host_is_gone_on_with_on_a_device_and_back(tmp_path, monkeypatch) -> None:
+    states, evicted = {}, 0
+    for name, places in {"host": [None, None, None], "both": [None, True, None]}.items():
+        config = make_config(tmp_path / name, "48KiB")  # rows leave memory, and come back from below
+        for turn, there in enumerate(places):
+            emulated = CudaVerbs(device_of_tests("host"), late=True)
+            place = device(captures=True)._replace(table=emulated) if there else TrainDevice()
+            monkeypatch.setattr("app.training.log_start.device_of", lambda _, place=place: place)
+            log = LogWriter.open(config.log, schema=SCHEMA)
+            state = start_state(config, log)
+            for number in range(3 * turn, 3 * turn + 3):
+                state.learn(make_batch(number), upcoming=make_batch(number + 1))
+            log.append(*state.cut(created_ms=turn, complete_until_ms=turn))
+            features = np.repeat(np.arange(3, dtype=np.uint16), 2000)
+            rows, status = state.learner.table.find(features, np.tile(np.arange(2000), 3))
+            states[name] = state.base_arrays() | {"rows": rows, "status": status}
+            evicted += state.learner.table.counters()["evicted"] if there else 0
+            log.close()
+            state.learner.table.close()
+    assert evicted > 0
+    for name, array in states["host"].items():
+        np.testing.assert_allclose(states["both"][name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+    assert (states["host"]["status"] == 0).sum() > 300
 
 
 @pytest.mark.parametrize("batches", [BATCHES, BROKEN], ids=["finite", "overflow"])
