@@ -32,6 +32,7 @@ class Changes:
     def cut(self) -> Touched:
         """All rows touched, all keys forgotten since the last cut; none that a rule has forgotten."""
         # in the order of slots, which is nearly that of mixed keys: quicker to read here, and to merge elsewhere
+        self.memory.departures.land()
         verbs, store = self.verbs, self.memory.store
         fresh_N = verbs.xp.sort(self._slots())
         self._renew()

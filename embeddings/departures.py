@@ -1,6 +1,8 @@
 """What becomes of rows that leave memory: dropped, spilled, kept for the next cut. And of those the spill refused."""
 
 # N rows
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 
@@ -43,7 +45,22 @@ class Departures:
         self.verbs, self.spill, self.side, self.horizons, self.counters = verbs, spill, side, horizons, counters
         self._num_ghosts, self.tracked = num_ghosts(num_slots), tracked
         self.ghosts = verbs.new_ghosts(self._num_ghosts)
+        self._expected: deque[Callable[[], None]] = deque()
         self._stranded: list[tuple[Rows, int]] = []
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether rows that left are still on their way from the device."""
+        return bool(self._expected)
+
+    def expect(self, arrive: Callable[[], None]) -> None:
+        """Rows have left the device and are on their way; `arrive` waits for them and calls `leave`."""
+        self._expected.append(arrive)
+
+    def land(self) -> None:
+        """Takes in what was expected: before anybody looks at what lies below memory, or counts."""
+        while self._expected:
+            self._expected.popleft()()
 
     def leave(self, rows: Rows, flags_N: Int64Array, reason: Reason, tick: int) -> None:
         """1. Remember who left. 2. Drop the dead. 3. Keep the touched for the cut. 4. Spill the changed."""
@@ -80,6 +97,7 @@ class Departures:
 
     def settle(self) -> None:
         """Hands the spill what it could not take before; SpillError while it still cannot. The rows wait here."""
+        self.land()
         while self._stranded:
             rows, num_new = self._stranded[0]
             self.spill.write(rows, num_new)

@@ -2,7 +2,7 @@
 
 # U unique keys, N some of them, V victims
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,16 @@ class Settled(NamedTuple):
     ids_N: Int64Array
 
 
+class Foreseen(NamedTuple):
+    """The keys of a batch that had no row when it was looked at ahead of its turn, in the order of the batch."""
+
+    writes: int  # of the memory at that time
+    removals: int
+    positions_N: Int64Array  # in U
+    features_N: UInt16Array
+    ids_N: Int64Array
+
+
 class Memory:
     """Slots of one store, on its device. Rows are handed to `departures` before their slots are written over.
 
@@ -44,9 +54,11 @@ class Memory:
         self.num_overflowed = 0
         self.present_features: set[int] = set()  # that ever had a row here
         self.erasures = 0  # a lookup that is older than the newest one looks where its rows are
+        self.removals = 0  # of rows, by whatever: what was missing before the newest one may be missing with others
         self.writes = 0  # placings, forgettings, bases: what was recalled before the newest one may be stale
         self._planned_overflow = capacity.num_overflow
         self._num_in_overflow = 0  # at most: none, and nobody has to ask the device
+        self._is_settled = True
         self._small_batches = 0  # in a row, which an overflow area as planned would have had room for
         self._held: set[int] = set()  # the ticks of lookups not yet released
         self._abandoned: deque[int] = deque()  # of those, the lookups that were dropped since
@@ -54,6 +66,7 @@ class Memory:
     @property
     def num_held(self) -> int:
         """Lookups whose rows must stay."""
+        self.departures.land()
         self.settle()
         return len(self._held)
 
@@ -65,20 +78,27 @@ class Memory:
         return self.clock
 
     def release(self, tick: int) -> None:
-        """Lets go of a lookup's rows; those in the overflow area leave at once, as evictions do."""
+        """Lets go of a lookup's rows; those in the overflow area leave at once, as evictions do.
+
+        With the next look-up where it would take a wait for the device to know whether there are any.
+        """
         self._abandoned.append(tick)
-        self.settle()
+        self.settle(may_wait=False)
 
     def abandon(self, tick: int) -> None:
         """A release that takes place later; safe from any thread at any time."""
         self._abandoned.append(tick)
 
-    def settle(self) -> None:
+    def settle(self, *, may_wait: bool = True) -> None:
         """Makes good the releases that were only announced."""
-        if not self._abandoned:
-            return
+        if self._abandoned:
+            self._is_settled = False
         while self._abandoned:
             self._held.discard(self._abandoned.popleft())
+        if self._is_settled or (self.departures.is_expecting and not may_wait):
+            return
+        self._is_settled = True
+        self.departures.land()
         num_used = 0
         if self._num_in_overflow:
             slots_V = self.verbs.overflow(self.store, self._protect_from(self.clock + 1))
@@ -86,13 +106,19 @@ class Memory:
             if num_used:
                 self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), Reason.CAPACITY)
                 self.verbs.erase(self.store, slots_V)
+                self.removals += 1
             self._num_in_overflow = self._num_in_overflow - num_used if self._held else 0
         self._shrink_overflow(num_used)
         self.trim()
 
-    def place(self, features_U: Array, ids_U: Array, mixed_U: Array) -> Settled:
-        """A slot for every key, stamped now; the new ones hold no row yet."""
+    def place(self, features_U: Array, ids_U: Array, mixed_U: Array, foreseen: Foreseen | None = None) -> Settled:
+        """A slot for every key, stamped now; the new ones hold no row yet.
+
+        Where they were foreseen nobody waits for the device: what leaves for them comes with the next look-up.
+        """
         xp = self.verbs.xp
+        if foreseen is not None and self._is_true(foreseen):
+            return self._place_foreseen(features_U, ids_U, mixed_U, foreseen)
         settled, num_crowded = self._place(features_U, ids_U, mixed_U)
         if num_crowded:
             slots_U, new = settled.slots_U, [settled]
@@ -124,6 +150,7 @@ class Memory:
         self.verbs.erase(self.store, slots_N)
         self.num_rows -= len(slots_N)
         self.erasures += 1
+        self.removals += 1
 
     def read(self, slots_N: Array, features_N: Array, ids_N: Array) -> tuple[Rows, Int64Array]:
         """Copies of rows on the host, and their flags; the keys are those of the slots, on the device."""
@@ -181,9 +208,11 @@ class Memory:
         self.departures.resize(num_slots)
         self._planned_overflow = num_overflow
         self.erasures += 1
+        self.removals += 1
 
     def check(self, known_touched: set[int] | None) -> None:
         """AssertionError where index and rows contradict each other, or a touched slot is not among the known."""
+        self.departures.land()
         there_N = self.occupied()
         keys = self.verbs.keys_of(self.store, there_N)
         slots_N, found_N, features_N = self.verbs.fetch(there_N, self.find(*keys), keys[0])
@@ -227,23 +256,56 @@ class Memory:
             columns = [*self.verbs.read(self.store, placed.victim_slots_V)]
         new = new_N, features_U[new_N], ids_U[new_N]
         positions_N, features_N, ids_N, *left = self.verbs.fetch(*new, *leaving, *columns)
-        self.num_rows += len(new_N)
-        self.quotas.arrived(features_N)
-        self.present_features.update(np.flatnonzero(np.bincount(features_N)).tolist())
+        self._welcome(features_N)
         if left:
-            self._see_off(Rows(*left[:-1]), left[-1], Reason.CAPACITY)
+            self._see_off(Rows(*left[:-1]), left[-1], Reason.CAPACITY, self.clock)
         return Settled(placed.slots_U, new_N, positions_N, features_N, ids_N), placed.num_crowded
 
-    def _leave(self, slots_V: Array, features_V: Array, ids_V: Array, reason: Reason) -> None:
-        self._see_off(*self.read(slots_V, features_V, ids_V), reason)
+    def _is_true(self, foreseen: Foreseen) -> bool:
+        """Whether just these keys are new, and each finds a slot, be it in the overflow area."""
+        num_free = self.store.num_overflow - self._num_in_overflow
+        is_old = (self.writes, self.removals) != (foreseen.writes, foreseen.removals)
+        return not (self.verbs.on_host or is_old or len(foreseen.ids_N) > num_free)
 
-    def _see_off(self, rows: Rows, flags_V: Int64Array, reason: Reason) -> None:
+    def _place_foreseen(self, features_U: Array, ids_U: Array, mixed_U: Array, foreseen: Foreseen) -> Settled:
+        num_new, tick = len(foreseen.ids_N), self.clock
+        placed = self.verbs.find_or_insert(
+            self.store, features_U, ids_U, mixed_U, tick, self._protect_from(tick), num_new
+        )
+        if num_new:
+            columns = self.verbs.read(self.store, placed.victim_slots_V)
+            leaving = placed.victim_slots_V, placed.victim_features_V, placed.victim_ids_V
+            arrive = self.verbs.fetch_later(placed.num_crowded, *leaving, *columns)
+            self.departures.expect(lambda: self._land(tick, *arrive()))
+            self._welcome(foreseen.features_N)
+            self.writes += 1
+        return Settled(placed.slots_U, placed.new_N, foreseen.positions_N, foreseen.features_N, foreseen.ids_N)
+
+    def _land(self, tick: int, num_crowded_1: Int64Array, slots_V: Int64Array, *columns: Any) -> None:
+        """What left for keys that were foreseen has come to the host."""
+        self.num_overflowed += int(num_crowded_1[0])
+        self._num_in_overflow += int(num_crowded_1[0])
+        left_V = slots_V != NO_SLOT
+        if left_V.any():
+            *rows, flags_V = (column[left_V] for column in columns)
+            self._see_off(Rows(*rows), flags_V, Reason.CAPACITY, tick)
+
+    def _welcome(self, features_N: UInt16Array) -> None:
+        self.num_rows += len(features_N)
+        self.quotas.arrived(features_N)
+        self.present_features.update(np.flatnonzero(np.bincount(features_N)).tolist())
+
+    def _leave(self, slots_V: Array, features_V: Array, ids_V: Array, reason: Reason) -> None:
+        self._see_off(*self.read(slots_V, features_V, ids_V), reason, self.clock)
+
+    def _see_off(self, rows: Rows, flags_V: Int64Array, reason: Reason, tick: int) -> None:
         self.num_rows -= len(rows)
         self.quotas.left(rows.features)
-        self.departures.leave(rows, flags_V, reason, self.clock)
+        self.departures.leave(rows, flags_V, reason, tick)
 
     def _leave_and_erase(self, slots_V: Array, reason: Reason) -> None:
         if len(slots_V):
             self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), reason)
             self.verbs.erase(self.store, slots_V)
             self.erasures += 1
+            self.removals += 1

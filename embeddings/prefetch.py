@@ -8,6 +8,7 @@ import numpy as np
 
 from embeddings.below import Recalled
 from embeddings.errors import SpillError
+from embeddings.memory import Foreseen
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from kernels.spec import Unique
 
@@ -20,8 +21,7 @@ class Prefetch:
     ids_K: Int64Array
     event_ms_K: Int64Array
     unique: Unique  # on the device
-    writes: int  # of the memory when the recall began
-    positions_N: Int64Array  # in U, of the keys that were not in memory then
+    missing: Foreseen  # the keys that were not in memory when the recall began
     recalled: "Future[Recalled] | None"  # None: all were
 
     def is_of(self, features_K: UInt16Array, ids_K: Int64Array, event_ms_K: Int64Array) -> bool:
@@ -32,9 +32,9 @@ class Prefetch:
         if self.recalled is None:
             return None
         # a failure is not raised again here, for its traceback would hold on to every frame and lookup of the caller's
-        if isinstance(self.recalled.exception(), SpillError) or writes != self.writes:
+        if isinstance(self.recalled.exception(), SpillError) or writes != self.missing.writes:
             return None  # the look-up asks again, and is told
-        return Staged.of(self.positions_N, self.recalled.result(), len(self.unique.ids_U))
+        return Staged.of(self.missing.positions_N, self.recalled.result(), len(self.unique.ids_U))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from embeddings.config import TableConfig
 from embeddings.counters import Counts
 from embeddings.departures import Departures
 from embeddings.horizons import Horizons
-from embeddings.memory import Memory, Settled
+from embeddings.memory import Foreseen, Memory, Settled
 from embeddings.prefetch import Staged
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from kernels.spec import NO_SLOT, STORED, Array, Unique, Verbs, priority_of
@@ -35,12 +35,15 @@ class Residence:
     config: TableConfig
     seed: int
 
-    def settle(self, unique: Unique, staged: Staged | None, scores_K: Array | None) -> tuple[Unique, Array]:
+    def settle(
+        self, unique: Unique, staged: Staged | None, foreseen: Foreseen | None, scores_K: Array | None
+    ) -> tuple[Unique, Array]:
         """The batch, refused keys replaced by shared ones, and its slots. The memory holds a tick."""
         counted = admitted_N = None
         if self.admission:
             unique, staged, counted, admitted_N = self._admit(unique, staged)
-        settled = self.memory.place(unique.features_U, unique.ids_U, unique.mixed_U)
+            foreseen = None  # the keys are others
+        settled = self.memory.place(unique.features_U, unique.ids_U, unique.mixed_U, foreseen)
         slots_U = settled.slots_U
         if len(settled.new_N) or self.horizons:
             try:

@@ -12,6 +12,7 @@ from embeddings import autograd
 from embeddings.autograd import Part
 from embeddings.in_order import in_order
 from embeddings.lookup import Lookup
+from embeddings.memory import Foreseen
 from embeddings.prefetch import Prefetch
 from embeddings.reading import read_rows
 from embeddings.rows import as_keys
@@ -43,9 +44,10 @@ class EmbeddingTable(Tiers):
         unique = self.verbs.unique(*self.verbs.put(*as_keys(features_K, ids_K, event_ms_K)))
         slots_U = self.verbs.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
         there = self.verbs.xp.flatnonzero(slots_U == NO_SLOT)
-        missing, *keys = self.verbs.fetch(there, unique.features_U[there], unique.ids_U[there])
-        recalled = self.below.recall_ahead(keys[0], keys[1]) if len(missing) else None
-        return Prefetch(features_K, ids_K, event_ms_K, unique, self.memory.writes, missing, recalled)
+        told = self.verbs.fetch(there, unique.features_U[there], unique.ids_U[there])
+        missing = Foreseen(self.memory.writes, self.memory.removals, *told)
+        recalled = self.below.recall_ahead(missing.features_N, missing.ids_N) if len(missing.ids_N) else None
+        return Prefetch(features_K, ids_K, event_ms_K, unique, missing, recalled)
 
     @in_order
     def lookup(
@@ -70,10 +72,12 @@ class EmbeddingTable(Tiers):
         try:
             if prefetched is None:
                 unique, staged = self.verbs.unique(*self.verbs.put(*as_keys(features_K, ids_K, event_ms_K))), None
+                foreseen = None
             else:
                 unique, staged = prefetched.unique, prefetched.staged(self.memory.writes)
-                self._counters["prefetched"] += len(prefetched.positions_N) if staged else 0
-            unique, slots_U = self.residence.settle(unique, staged, scores_K)
+                foreseen = prefetched.missing
+                self._counters["prefetched"] += len(foreseen.ids_N) if staged else 0
+            unique, slots_U = self.residence.settle(unique, staged, foreseen, scores_K)
         except BaseException:
             self.memory.release(tick)
             raise

@@ -102,6 +102,7 @@ class Tiers:
 
     def needs_cut(self, num_keys: int) -> bool:
         """Whether a batch of so many keys may have to wait for a cut: a batch begins only when this is false."""
+        self.departures.land()
         num_leaving = num_keys + self.quotas.most_leaving(self.memory.store.num_slots)
         return self.tracked and not self.side.can_take(num_leaving)
 
@@ -189,6 +190,7 @@ class Tiers:
     @in_order
     def set_limits(self, limits: TableLimits) -> None:
         """Takes effect now; nothing may be held while device_bytes changes. ValueError changes nothing."""
+        self.departures.land()
         # first what may be refused
         lr = self.lr if limits.lr is None else self.optimizer.with_lr(limits.lr).lr
         if limits.device_bytes is not None:
@@ -210,12 +212,14 @@ class Tiers:
     @in_order
     def counters(self) -> dict[str, int]:
         """Since the table was made, by name: COUNTERS, and those of the spill."""
+        self.departures.land()
         self._counters.arrive(self.verbs)
         counters = dict.fromkeys(COUNTERS, 0) | dict(self._counters) | self.spill.counters()
         return counters | {"overflowed": self.memory.num_overflowed}
 
     def rows_by_tier(self) -> dict[str, int]:
         """`device`, `disk`, and `host` where there is such a tier."""
+        self.departures.land()
         host, disk = self._tiers_below()
         return {"device": self.memory.num_rows, "disk": disk.num_rows()} | (
             {} if host is None else {"host": host.num_host_rows()}

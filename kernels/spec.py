@@ -231,7 +231,14 @@ class Verbs(Protocol):
         ...
 
     def find_or_insert(
-        self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array, tick: int, protect_from: int
+        self,
+        store: Store,
+        features_U: Array,
+        ids_U: Array,
+        mixed_U: Array,
+        tick: int,
+        protect_from: int,
+        num_new: int | None = None,
     ) -> Placed:
         """A slot for every key. Those found take the tick and keep their priority; those inserted get priority 0.
 
@@ -239,6 +246,8 @@ class Verbs(Protocol):
         key where words tie); where all its slots are protected, the key goes to the overflow area. All keys present
         are found, and so protected, before the first is inserted, if tick >= protect_from. ValueError unless the tick
         has TICK_BITS.
+        `num_new`: how many have no row, from who knows it, and knows that each will find a slot. Then the rest is late:
+        NO_SLOT may follow the victims, whose keys mean nothing there, and num_crowded may be an array of one.
         """
         ...
 

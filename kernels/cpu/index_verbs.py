@@ -23,7 +23,14 @@ class IndexVerbs:
         return cast(Array, index.find(p.buckets, p.overflow, features_U, ids_U, mixed_U))
 
     def find_or_insert(
-        self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array, tick: int, protect_from: int
+        self,
+        store: Store,
+        features_U: Array,
+        ids_U: Array,
+        mixed_U: Array,
+        tick: int,
+        protect_from: int,
+        num_new: int | None = None,
     ) -> Placed:
         if not 0 <= tick <= TICK_MASK:
             raise ValueError(f"tick must have 40 bits, not {tick}")

@@ -23,7 +23,14 @@ class IndexVerbs(Launcher):
         return slots_U
 
     def find_or_insert(
-        self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array, tick: int, protect_from: int
+        self,
+        store: Store,
+        features_U: Array,
+        ids_U: Array,
+        mixed_U: Array,
+        tick: int,
+        protect_from: int,
+        num_new: int | None = None,
     ) -> Placed:
         """1. Find, and protect. 2. Sort the others by bucket. 3. Settle the buckets. 4. Overflow. 5. Lists."""
         if not 0 <= tick < 1 << TICK_BITS:
@@ -53,12 +60,16 @@ class IndexVerbs(Launcher):
             scratch[1:],
         )
         self._launch("place", "place_elsewhere", min(num, 1), *keys, *arguments)
-        new_N, slots_V = self._list_of(num, np.int64), self._list_of(num, np.int64)
+        is_known = num_new is not None
+        new_N, slots_V = self._list_of(num, np.int64), self._list_of(num, np.int64, may_be_late=is_known)
         features_V, ids_V = device.empty(num, np.uint16), device.empty(num, np.int64)
         num_new_1 = self._listed("place", "new", num, (is_new_U,), (new_N,))
         num_victims_1 = self._listed("place", "victims", num, victims_U, (slots_V, features_V, ids_V))
         if not self._exact:
             return Placed(slots_U, new_N, slots_V, features_V, ids_V, num_crowded_1)
+        if self._late and num_new is not None:
+            at_most = slice(num_new)
+            return Placed(slots_U, new_N[at_most], slots_V[at_most], features_V[at_most], ids_V[at_most], num_crowded_1)
         num_new, num_gone, num_crowded = device.read(num_new_1, num_victims_1, num_crowded_1)
         return Placed(
             slots_U, new_N[:num_new], slots_V[:num_gone], features_V[:num_gone], ids_V[:num_gone], num_crowded
