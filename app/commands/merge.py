@@ -10,6 +10,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from app.process_tuning import tune_process
+
+    tune_process()
     from app.config import load_config
     from app.stopping import stop_on_signals
     from app.versions.merger import Merger

@@ -15,6 +15,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     from app.config import load_outline
     from app.errors import UserError
+    from app.process_tuning import tune_process
+
+    tune_process()
     from app.serving.server import serve
 
     outline = load_outline(arguments.config)

@@ -28,9 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from app.process_tuning import tune_process
     from app.stopping import leave_on_signals
 
     leave_on_signals()  # before the long imports; the trainer has handlers of its own once it runs
+    tune_process()
     from app.config import load_config, load_outline
     from app.training.start_elsewhere import StartElsewhere
 

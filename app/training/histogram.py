@@ -66,4 +66,5 @@ def pair_auc(positive_B: Float64Array, negative_B: Float64Array) -> float | None
     if positives <= 0 or negatives <= 0:
         return None
     below_B = np.cumsum(negative_B) - 0.5 * negative_B
-    return float(positive_B @ below_B) / (positives * negatives)
+    # not a product of BLAS: its other threads would spin for 20 ms after, on a core that the batch wants
+    return float((positive_B * below_B).sum()) / (positives * negatives)

@@ -15,6 +15,7 @@ from springtide_client.errors import LogError
 from springtide_client.log_directory import LogDirectory
 
 from app.models.export_onnx import is_possible
+from app.process_tuning import tune_process
 from app.versions.base_merge import merge_base
 from app.versions.config import LogConfig
 from app.versions.disk_use import disk_bytes
@@ -172,6 +173,7 @@ def _watch(parent: int, stopping: threading.Event) -> None:
 
 
 if __name__ == "__main__":
+    tune_process()
     yield_to_others()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     sys.exit(main())

@@ -15,6 +15,7 @@ from springtide_client.records import HEADER, RecordHeader, parse_header
 from app.versions.atomic_file import FULL, sync_folder
 
 PIECE_BYTES = 1 << 20
+CACHED_BYTES = 64 << 20  # the newest, for followers; pages of older ones are taken again by what is written next
 
 
 def walk_segment(path: Path, limit: int | None = None, *, verify_after: int = -1) -> Iterator[tuple[RecordHeader, int]]:
@@ -62,7 +63,8 @@ class SegmentFiles:
         self._size = 0
         self._descriptor: int | None = None
         self._torn = False
-        self._lock = threading.Lock()  # around the descriptor, never around a write or an fsync
+        self._former: list[tuple[int, int]] = []  # descriptors and sizes of files of which pages may be cached
+        self._lock = threading.Lock()  # around the descriptors, never around a write or an fsync
 
     def write(self, frame: bytes | Sequence[bytes | memoryview]) -> None:
         """Append a record, maybe in pieces. After an OSError the next one, which may be the same, goes to a new file.
@@ -96,20 +98,38 @@ class SegmentFiles:
         """
         with self._lock:
             descriptor = None if self._descriptor is None else os.dup(self._descriptor)
+            size = self._size
         if descriptor is not None:
             try:
                 os.fsync(descriptor)
+                self._uncache(descriptor, size)
             except OSError as error:
                 raise LogError(f"fsync of the log failed: {error.strerror}") from None
             finally:
                 os.close(descriptor)
 
-    def close(self) -> None:
-        """Give the file back, without syncing it."""
+    def _uncache(self, descriptor: int, size: int) -> None:
+        """Let go of the pages of what is older than the newest `CACHED_BYTES`, of which so much is synced."""
+        _let_go(descriptor, size - CACHED_BYTES)
         with self._lock:
+            former, self._former = self._former, []
+            for older, older_size in reversed(former):
+                _let_go(older, older_size + size - CACHED_BYTES)
+                if size < CACHED_BYTES:
+                    self._former.insert(0, (older, older_size))
+                else:
+                    os.close(older)
+                size += older_size
+
+    def close(self) -> None:
+        """Give the files back, without syncing them."""
+        with self._lock:
+            descriptors = [older for older, _ in self._former]
             if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
+                descriptors.append(self._descriptor)
+            self._descriptor, self._former = None, []
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _roll(self) -> None:
         """1. fsync the present file. 2. Make the next one. 3. fsync the folder. Only then a record may go there."""
@@ -119,7 +139,13 @@ class SegmentFiles:
             descriptor = os.open(self._log_path / segment_name(self._epoch, self._count), flags, 0o644)
             self._count += 1
             sync_folder(self._log_path)
-            self.close()
             with self._lock:
-                self._descriptor = descriptor
-            self._size, self._torn = 0, False
+                if self._descriptor is not None:
+                    self._former.append((self._descriptor, self._size))
+                self._descriptor, self._size = descriptor, 0
+            self._torn = False
+
+
+def _let_go(descriptor: int, num_bytes: int) -> None:
+    if num_bytes > 0:
+        os.posix_fadvise(descriptor, 0, num_bytes, os.POSIX_FADV_DONTNEED)

@@ -1,6 +1,7 @@
 """Appends versions to the log: one thread encodes and writes, another makes durable."""
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -28,6 +29,7 @@ Version = Tip
 
 RETRIES = 3  # of an append that fails for another reason than a full disk
 RETRY_SECONDS = 0.5
+NICE = 10  # of the writing threads: the learning one goes before them where cores are few
 STUCK_SECONDS = 60.0  # a queue of which nothing is written for so long has failed
 
 logger = logging.getLogger(__name__)
@@ -227,6 +229,7 @@ class LogWriter:
             self._fail(LogError(f"the log cannot be written: {type(error).__name__}: {error}"))
 
     def _write_all(self) -> None:
+        yield_to_learning()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._stopping.is_set())
@@ -269,6 +272,7 @@ class LogWriter:
         return False
 
     def _sync_often(self) -> None:
+        yield_to_learning()
         while not self._stopping.wait(self.config.durable_seconds):
             self._log_bytes = disk_bytes(self.config.path)
             self._sync()
@@ -286,3 +290,8 @@ class LogWriter:
             reach("after an fsync before the look")
             if not self._is_overtaken():
                 self._durable = published
+
+
+def yield_to_learning() -> None:
+    """Linux takes a thread's niceness for its own."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from app.process_tuning import keep_memory, tune_process
+
 PEERS = Path(os.environ.get("SPRINGTIDE_BENCH_PEERS", "~/.cache/springtide-bench")).expanduser()
 
 
@@ -41,6 +43,14 @@ class Case:
         if self.needed is not None:
             apart = not self.contest or min(self.ours) > max(best)
             self.ahead = self.ratio >= (self.needed if apart else max(self.needed, 1.10))
+
+
+def as_the_trainer() -> None:
+    """Go on in a process as `springtide train` sets it up: OpenMP heeds its environment only when torch is imported."""
+    if "GOMP_SPINCOUNT" not in os.environ:
+        tune_process()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    keep_memory()
 
 
 def arguments(description: str) -> argparse.Namespace:

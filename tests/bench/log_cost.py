@@ -15,7 +15,7 @@ from statistics import median
 from app.config import load_config
 from stream.broker import EmbeddedBroker
 from tests.bench.click_logs import make_clicks
-from tests.bench.harness import Case, alternate, arguments, fail, report, timed
+from tests.bench.harness import Case, alternate, arguments, as_the_trainer, fail, report, timed
 from tests.bench.logged_trainer import BATCH, LoggedTrainer, UnloggedTrainer, version_count, write_config
 from tests.bench.paused_child import PausedChild, free_port
 from tests.bench.served_rows import check_rows, check_served
@@ -144,6 +144,7 @@ def newest_base(trainer: LoggedTrainer) -> str:
 
 def main() -> None:
     options = arguments(__doc__ or "")
+    as_the_trainer()
     num_samples, repeats = (8 * BATCH, 1) if options.quick else (80 * BATCH, 5)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # else stopped children would stay behind
     with ExitStack() as stack:

@@ -28,7 +28,7 @@ from stream.kafka_producer import Producer
 from stream.session import SourceConfig
 from stream.source import Source
 from tests.bench.click_logs import CATEGORICAL, DENSE, SCHEMA, TOPIC, make_clicks
-from tests.bench.harness import Case, alternate, arguments, fail, report, timed
+from tests.bench.harness import Case, alternate, arguments, as_the_trainer, fail, report, timed
 from tests.bench.plain_loop import PlainLoop
 
 MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
@@ -140,6 +140,7 @@ def measure(log: Path, address: str, num_samples: int, dtype: str, batch_size: i
 
 def main() -> None:
     options = arguments(__doc__ or "")
+    as_the_trainer()
     settings = [("bf16", 4096)] if options.quick else [("bf16", 4096), ("fp32", 4096), ("bf16", 1024)]
     repeats, batches = (2, 4) if options.quick else (5, 16)
     torch.set_num_threads(2)

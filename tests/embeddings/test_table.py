@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from springtide_client.keys import mix_keys
 
 from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
@@ -44,6 +45,17 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     for table in tables:
         table.check_integrity()
         table.close()
+
+
+def test_a_cut_stands_in_the_order_in_which_followers_search(verbs: Verbs) -> None:
+    table = EmbeddingTable(TableConfig(device_bytes="1MiB"), seed=0, device=verbs)
+    ids = np.random.default_rng(0).integers(0, 2**62, 300)
+    table.update(look_up(table, ids), np.ones((len(ids), 16), np.float32))
+    cut = table.cut()
+    mixed = mix_keys(cut.features, cut.ids)
+    assert len(cut) == 300
+    assert (mixed[1:] > mixed[:-1]).all()
+    np.testing.assert_array_equal(cut.values, verbs.fetch(table.find(cut.features, cut.ids)[0])[0])
 
 
 def test_a_lookup_takes_one_update(verbs: Verbs) -> None:

@@ -15,6 +15,7 @@ FENCE, FENCE_BYTES = 0xC5, 128  # what stands before and behind an array
 SAME = frozenset(  # of numpy, as CuPy has them
     [
         "arange",
+        "argsort",
         "concatenate",
         "count_nonzero",
         "empty",

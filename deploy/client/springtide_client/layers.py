@@ -1,7 +1,7 @@
 """Rows sorted by mixed key: one layer of a view, or a whole base. Immutable; a newer layer hides what lies below."""
 
 # K keys asked for, n rows of a layer, D dimension, S width of the optimizer state
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -94,6 +94,10 @@ class RowLayer:
             None if self.state is None else self.state[rows],
         )
 
+    def copied(self) -> "RowLayer":
+        """The same rows in memory of their own."""
+        return self.take(np.arange(len(self)))
+
     def without_state(self) -> "RowLayer":
         """The same rows as followers need them."""
         fields = (self.mixed, self.feature, self.id, self.value, self.count, self.last_seen, self.forgotten)
@@ -140,6 +144,8 @@ def sorted_layer(
 ) -> RowLayer:
     """A layer of rows in any order, each key once."""
     layer = RowLayer(mix_keys(feature, id), feature, id, value, count, last_seen, None, state)
+    if (layer.mixed[1:] > layer.mixed[:-1]).all():  # as a trainer writes them, unless some had left its memory
+        return layer
     return layer.take(_order(layer.mixed, layer.feature))
 
 
@@ -161,17 +167,18 @@ def record_layer(tensors: Arrays, dim: int, state_width: int | None = None) -> R
         tensors["rows.last_seen"],
         None if state_width is None else tensors["rows.state"],
     )
+    if 2 * rows.num_bytes < sum(array.nbytes for array in tensors.values()):
+        rows = rows.copied()  # else a few rows would keep all that the record says of the dense net
     return merge_layers(layer, rows)
 
 
-def merge_layers(older: RowLayer, newer: RowLayer) -> RowLayer:
-    """One layer that answers like `newer` over `older`. Marks stay: they still hide what lies below."""
-    if not len(older):
-        return newer
-    if not len(newer):
-        return older
-    both = _concatenate(newer, older)
-    return both.take(_order(both.mixed, both.feature, once=True))
+def merge_layers(*oldest_first: RowLayer) -> RowLayer:
+    """One layer that answers like the last over all before it. Marks stay: they still hide what lies below."""
+    newest_first = [layer for layer in reversed(oldest_first) if len(layer)]
+    if len(newest_first) < 2:
+        return newest_first[0] if newest_first else oldest_first[0]
+    all_rows = _concatenate(newest_first)
+    return all_rows.take(_order(all_rows.mixed, all_rows.feature, once=True))
 
 
 def push_layer(layers: tuple[RowLayer, ...], newer: RowLayer) -> tuple[RowLayer, ...]:
@@ -186,10 +193,7 @@ def push_layer(layers: tuple[RowLayer, ...], newer: RowLayer) -> tuple[RowLayer,
 
 def flatten_layers(layers: Iterable[RowLayer], dim: int, state_width: int | None = None) -> RowLayer:
     """One layer that answers like all of them, oldest first."""
-    flat = empty_layer(dim, state_width)
-    for layer in reversed(tuple(layers)):
-        flat = merge_layers(layer, flat)
-    return flat
+    return merge_layers(empty_layer(dim, state_width), *layers)
 
 
 def _marks(feature: UInt16Array, id: Int64Array, dim: int, state_width: int | None) -> RowLayer:
@@ -199,20 +203,21 @@ def _marks(feature: UInt16Array, id: Int64Array, dim: int, state_width: int | No
     return replace(marks, forgotten=np.ones(len(marks), np.bool_))
 
 
-def _concatenate(first: RowLayer, second: RowLayer) -> RowLayer:
+def _concatenate(layers: Sequence[RowLayer]) -> RowLayer:
     forgotten = state = None
-    if first.forgotten is not None or second.forgotten is not None:
-        masks = [np.zeros(len(x), np.bool_) if x.forgotten is None else x.forgotten for x in (first, second)]
+    if any(layer.forgotten is not None for layer in layers):
+        masks = [np.zeros(len(x), np.bool_) if x.forgotten is None else x.forgotten for x in layers]
         forgotten = np.concatenate(masks)
-    if first.state is not None and second.state is not None:
-        state = np.concatenate([first.state, second.state])
+    states = [layer.state for layer in layers if layer.state is not None]
+    if len(states) == len(layers):
+        state = np.concatenate(states)
     return RowLayer(
-        np.concatenate([first.mixed, second.mixed]),
-        np.concatenate([first.feature, second.feature]),
-        np.concatenate([first.id, second.id]),
-        np.concatenate([first.value, second.value]),
-        np.concatenate([first.count, second.count]),
-        np.concatenate([first.last_seen, second.last_seen]),
+        np.concatenate([layer.mixed for layer in layers]),
+        np.concatenate([layer.feature for layer in layers]),
+        np.concatenate([layer.id for layer in layers]),
+        np.concatenate([layer.value for layer in layers]),
+        np.concatenate([layer.count for layer in layers]),
+        np.concatenate([layer.last_seen for layer in layers]),
         forgotten,
         state,
     )
@@ -220,7 +225,7 @@ def _concatenate(first: RowLayer, second: RowLayer) -> RowLayer:
 
 def _order(mixed: UInt64Array, feature: UInt16Array, *, once: bool = False) -> Indices:
     """The order by (mixed key, feature); with `once` only the first of equal keys."""
-    order = np.argsort(mixed, kind="stable")  # two sorted runs merge in linear time
+    order = np.argsort(mixed, kind="stable")  # sorted runs merge in linear time
     equal = mixed[order[1:]] == mixed[order[:-1]]
     if not equal.any():
         return order

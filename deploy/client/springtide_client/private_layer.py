@@ -96,10 +96,7 @@ def chunks(layers: Sequence[RowLayer]) -> Iterator[list[RowLayer]]:
 
 def merge_all(layers: Sequence[RowLayer]) -> RowLayer:
     """One layer that answers like all of them, newest first."""
-    merged = layers[-1]
-    for newer in reversed(layers[:-1]):
-        merged = merge_layers(merged, newer)
-    return merged
+    return merge_layers(*reversed(layers))
 
 
 def without_values(layer: RowLayer) -> RowLayer:

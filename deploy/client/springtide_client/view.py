@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 STATUS_NAMES = ("known", "unknown", "not_admitted", "forgotten")
 
-# a layer is at least so many times as long as the one above it: few layers to search, few rows moved
-LAYER_RATIO = 4
+# so many layers are searched before any are merged; then a layer is at least so many times as long as the one above it
+FEW_LAYERS, LAYER_RATIO = 4, 4
 
 
 @dataclass(frozen=True)
@@ -213,14 +213,12 @@ class View:
         """The same version in few layers: apart from `apply`, so that no version waits for it to be served."""
         seen = self.seen.merged()
         layers = list(reversed(self.layers))  # oldest first: a stack
-        start = len(layers)
+        start = len(layers) if len(layers) > FEW_LAYERS else 0
         while start > 1 and len(layers[start - 2]) < LAYER_RATIO * sum(len(layer) for layer in layers[start - 1 :]):
             start -= 1
-        if start > len(layers) - 1:
+        if start == 0 or start > len(layers) - 1:
             return self if seen is self.seen else replace(self, seen=seen)
-        top = layers[-1]
-        for older in reversed(layers[start - 1 : -1]):
-            top = merge_layers(older, top)
+        top = merge_layers(*layers[start - 1 :])
         return replace(self, layers=(top, *reversed(layers[: start - 1])), seen=seen)
 
 

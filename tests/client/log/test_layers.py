@@ -115,6 +115,33 @@ def test_merging_with_nothing_copies_nothing() -> None:
     assert merge_layers(empty_layer(DIM), layer) is layer
 
 
+@given(st.lists(rows_of_a_record, min_size=1, max_size=6))
+def test_layers_merged_at_once_answer_like_updates(history: list[Rows]) -> None:
+    expected: Rows = {}
+    for rows in history:
+        expected |= rows
+    merged = merge_layers(*(record_layer(tensors_of(rows), DIM, state_width=1) for rows in history))
+    assert answers(merged) == expected
+    assert len(merged) == len(expected)
+
+
+def test_rows_that_come_in_order_are_not_copied_unless_little_else_would_be_kept_for_them() -> None:
+    tensors = tensors_of({(0, 1): 1.0, (0, 7): 2.0, (2, 1): 3.0})
+    ordered = record_layer(tensors, DIM)
+    tensors |= {
+        "rows.feature": ordered.feature,
+        "rows.id": ordered.id,
+        "rows.value": ordered.value,
+        "rows.count": ordered.count,
+        "rows.last_seen": ordered.last_seen,
+    }
+    assert record_layer(tensors, DIM).value is ordered.value
+    tensors["dense.weight"] = np.zeros(1000, np.float32)
+    few = record_layer(tensors, DIM)
+    assert not np.shares_memory(few.value, ordered.value)
+    np.testing.assert_array_equal(few.value, ordered.value)
+
+
 @pytest.mark.parametrize("num_keys", [0, 1, 1000])
 def test_many_random_keys_are_found_and_others_are_not(num_keys: int) -> None:
     random = np.random.default_rng(3)
