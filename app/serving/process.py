@@ -23,6 +23,7 @@ from app.serving.service import Service
 from app.serving.warm import warm_up
 
 SWITCH_SECONDS = 0.0005
+SETTLE_SECONDS = 0.02
 # while others answer, nobody is let in before there is a version, unless there is none after so long
 SUCCESSOR_SECONDS, TOGETHER_SECONDS = 30.0, 5.0
 
@@ -105,7 +106,8 @@ async def _run(server: _Server, service: Service, listener: socket.socket, calls
         server.leaving.begin(manner, server.server_state)
         server.should_exit = True
 
-    if threading.current_thread() is threading.main_thread():
+    owns_process = threading.current_thread() is threading.main_thread()
+    if owns_process:
         claim_process()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, leave, AT_ONCE)
@@ -113,12 +115,13 @@ async def _run(server: _Server, service: Service, listener: socket.socket, calls
     service.start()
     watcher = asyncio.create_task(_watch(server, calls, leave))
     patience = asyncio.create_task(_be_patient(server, service.config.client_seconds))
+    claim = asyncio.create_task(_claim_again(service)) if owns_process else None
     try:
         await service.replica.wait_for_first(calls.wait_seconds)
         await server.serve([listener])
     finally:
         service.stop()
-        for task in (watcher, patience):
+        for task in filter(None, (watcher, patience, claim)):
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
@@ -131,6 +134,16 @@ def claim_process() -> None:
     # what lives by now lives to the end: the collector need not walk it while somebody waits
     gc.collect()
     gc.freeze()
+
+
+async def _claim_again(service: Service) -> None:
+    """Torch comes with the first view: a quarter of a million objects that the collector would walk every few seconds.
+
+    Once only: of the objects of later models those that are replaced must be collected.
+    """
+    while service.replica.view is None and not service.replica.stopping:
+        await asyncio.sleep(SETTLE_SECONDS)
+    claim_process()
 
 
 def share_cores(num_processes: int) -> None:

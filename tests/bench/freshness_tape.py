@@ -43,10 +43,16 @@ def number_of(piece: bytes) -> int:
     return parse_header(piece[: HEADER.size]).number
 
 
+def run_command(*words: str) -> None:
+    """As `springtide` does, with what it sets for its process."""
+    from app.cli import main
+
+    if code := main(words):
+        sys.exit(code)
+
+
 def train(config: str) -> None:
-    from app.config import load_config
     from app.training.state import TrainingState
-    from app.training.trainer import Trainer
     from app.versions.chain import Chain
     from app.versions.segments import SegmentFiles
     from app.versions.writer import LogWriter
@@ -58,7 +64,7 @@ def train(config: str) -> None:
     clock(LogWriter, "hand_over", "append", lambda _, number: int(number))
     clock(Chain, "encode", "encode", lambda _, tip: int(tip.number))
     clock(SegmentFiles, "write", "write", lambda arguments, _: number_of(b"".join(arguments[1][:1])))
-    Trainer(load_config(config)).run()
+    run_command("train", "--no-merge", "--config", config)
 
 
 def serve(config: str) -> None:
@@ -66,16 +72,12 @@ def serve(config: str) -> None:
     from springtide_client.log_cursor import LogCursor
     from springtide_client.view import View
 
-    from app.config import load_outline
-    from app.serving.server import serve
-
     clock(LogCursor, "read", "read", lambda _, records: records[-1].number if records else None)
     clock(View, "apply", "apply", lambda arguments, _: arguments[1].number)
     clock(View, "prepare", "prepare", lambda arguments, _: arguments[0].version)
     clock(Follower, "_serve", "serve", lambda arguments, _: arguments[1].version)
     clock(View, "merged", "merge", lambda arguments, _: arguments[0].version)
-    outline = load_outline(config)
-    serve(outline.log.path, outline.serve, log=outline.log)
+    run_command("serve", "--config", config)
 
 
 if __name__ == "__main__":

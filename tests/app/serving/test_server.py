@@ -378,3 +378,28 @@ def test_a_servers_process_gives_the_event_loop_way_soon(world):
     assert os.read(hears, 100) == b"True True"
     os.close(hears)
     os.close(tells)
+
+
+def test_what_the_first_view_brings_is_no_work_for_the_collector(world):
+    hears, tells = os.pipe()
+
+    def told(url):
+        frozen = gc.get_freeze_count()
+        os.write(tells, b"listens ")
+
+        def wait():
+            try:
+                wait_until(lambda: gc.get_freeze_count() > frozen)
+                os.write(tells, b"frozen")
+            finally:
+                os._exit(0)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    pid = in_a_process(world, told)
+    os.close(tells)
+    assert os.read(hears, 100) == b"listens "
+    world.log.start()
+    assert os.read(hears, 100) == b"frozen"
+    os.waitpid(pid, 0)
+    os.close(hears)
