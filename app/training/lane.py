@@ -1,6 +1,7 @@
 """The way between the host and a GPU: pinned memory, a stream of its own for copies, events for who waits for whom."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,16 +39,25 @@ class Lane(Protocol):
         """The host waits until it is past."""
         ...
 
+    def beside(self, mark: Any) -> AbstractContextManager[object]:
+        """What is asked for within begins when the mark is past, beside what was asked for since.
+
+        Work asked for afterwards comes after both. What was made within may be used there until the next such block
+        has got its mark, no longer: the memory is that of a stream of its own.
+        """
+        ...
+
     def fetch(self, numbers: Tensor) -> Callable[[], Float32Array]:
         """Begins to copy float32 numbers to the host; the call that it gives waits for them alone."""
         ...
 
 
 class CudaLane:
-    """Torch's current GPU: work is what is on the current stream, copies have a stream of their own."""
+    """Torch's current GPU: work is what is on the current stream, copies and lookahead have streams of their own."""
 
     def __init__(self) -> None:
         self._copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._ahead = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -69,6 +79,13 @@ class CudaLane:
 
     def wait_here(self, mark: torch.cuda.Event) -> None:
         mark.synchronize()
+
+    @contextmanager
+    def beside(self, mark: torch.cuda.Event) -> Iterator[None]:
+        self._ahead.wait_event(mark)
+        with torch.cuda.stream(self._ahead):
+            yield
+        torch.cuda.current_stream().wait_event(_recorded(self._ahead))
 
     def fetch(self, numbers: Tensor) -> Callable[[], Float32Array]:
         here = torch.empty(numbers.shape, dtype=torch.float32, pin_memory=True)

@@ -134,10 +134,14 @@ class Learner:
                 keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
             )
             try:
-                if self._upcoming is not None:
-                    with suppress(SpillError):  # the next look-up is told; this batch must not be looked up twice
-                        self._upcoming = self._prefetched(self._upcoming)
-                outcome = self._move(batch, lookup, keys.staged)
+                if self.device.lane is None:
+                    self._look_ahead()
+                    outcome = self._move(batch, lookup, keys.staged)
+                else:  # which would wait for all that the step asks for: on a stream of its own, beside the step
+                    placed = self.device.lane.mark()
+                    outcome = self._move(batch, lookup, keys.staged)
+                    with self.device.lane.beside(placed):
+                        self._look_ahead()
             finally:
                 lookup.release()
         finally:
@@ -199,9 +203,16 @@ class Learner:
         tensors, array_of = keys.staged.tensors(), self.table.verbs.array_of
         return replace(keys, **{name: array_of(tensors[name]) for name in KEYS if name in tensors})
 
-    def _prefetched(self, keys: Keys) -> Keys:
-        keys = self._at_table(keys)
-        return replace(keys, prefetch=self.table.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K))
+    def _look_ahead(self) -> None:
+        """The next batch's rows come up. A failure is told by its look-up: this batch must not be looked up twice.
+
+        This one's look-up is still held: what it lies on is not given to a stream that does not wait for it.
+        """
+        if self._upcoming is not None:
+            self._upcoming = keys = self._at_table(self._upcoming)
+            with suppress(SpillError):
+                prefetch = self.table.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K)
+                self._upcoming = replace(keys, prefetch=prefetch)
 
     def _keys_of(self, batch: Batch) -> Keys:
         features_K, ids_K = lookup_keys(self.schema, batch.features)

@@ -1,6 +1,7 @@
 """Stand-ins for a GPU: a lane whose copies happen at the first or at the last moment allowed, and a graph's replay."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,8 @@ class LateLane:
     """Host memory at both ends. `at_once`: copies happen when they are asked for, else when somebody waits for them."""
 
     def __init__(self, *, at_once: bool) -> None:
-        self.at_once = at_once
-        self.num_copies = self.num_allocated = 0
+        self.at_once, self.is_beside = at_once, False
+        self.num_copies = self.num_allocated = self.num_ahead = 0
         self.fetched: list[str] = []  # "asked" and "waited", in their order
 
     def pinned(self, num_bytes: int) -> Tensor:
@@ -53,6 +54,15 @@ class LateLane:
         mark.pass_by()
 
     wait_here = wait_there
+
+    @contextmanager
+    def beside(self, mark: Mark) -> Iterator[None]:
+        assert mark.work is None
+        assert not self.is_beside
+        self.num_ahead += 1
+        self.is_beside = True
+        yield
+        self.is_beside = False
 
     def fetch(self, numbers: Tensor) -> Callable[[], Any]:
         copied = numbers.clone()
