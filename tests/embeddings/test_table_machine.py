@@ -69,8 +69,13 @@ class TableMachine(RuleBasedStateMachine):
 
     twin = "cpu"
 
-    @initialize(eviction=st.sampled_from(["lru", "lfu", "custom"]), kind=st.sampled_from(KINDS), host=st.booleans())
-    def begin(self, eviction: str, kind: tuple[dict[str, Any], str], host: bool) -> None:
+    @initialize(
+        eviction=st.sampled_from(["lru", "lfu", "custom"]),
+        kind=st.sampled_from(KINDS),
+        host=st.booleans(),
+        admits=st.booleans(),
+    )
+    def begin(self, eviction: str, kind: tuple[dict[str, Any], str], host: bool, admits: bool) -> None:
         optimizer, dtype = kind
         self.verbs = verbs_of(self.twin, seed=1)
         self.scale = self.verbs.width // backend("cpu").width  # keys of the device for one that is drawn
@@ -79,7 +84,7 @@ class TableMachine(RuleBasedStateMachine):
         self.epoch, self.samples, self.clock = 0, 0, 0
         step = RowOptimizer.of(optimizer).step(optimizer["lr"], SEED)
         self.width = state_width_of(step.name, DIM)
-        self.truth = DictTable(step, dtype, {2: MIN_COUNT})
+        self.truth = DictTable(step, dtype, {2: MIN_COUNT} if admits else {})
         self.log: list[tuple[Touched, Any]] = []  # what was cut since the mapped base
         self.base, self.base_sketch = DictBase({}, self.width), (np.empty(0, np.int64), np.empty((0, 64), np.uint8))
         self.next_base: tuple[DictBase, int, int] | None = None  # with its generation and place in the log
@@ -94,7 +99,7 @@ class TableMachine(RuleBasedStateMachine):
             admission={"sketch_bytes": 64 * SKETCH_BLOCKS, "halve_samples": HALVE_SAMPLES},
             features={
                 1: FeaturePolicy(ttl_seconds=TTL_MS / 1000),
-                2: FeaturePolicy(min_count=MIN_COUNT, quota_bytes=self.scale * QUOTA_ROWS * 200),
+                2: FeaturePolicy(min_count=MIN_COUNT if admits else None, quota_bytes=self.scale * QUOTA_ROWS * 200),
             },
         )
         self.start()
@@ -157,6 +162,21 @@ class TableMachine(RuleBasedStateMachine):
         if self.table.needs_cut(len(keys)):
             self.cut()
         self.take(keys, times, given, prefetched, seed)
+
+    @rule(batches=st.lists(BATCH, min_size=2, max_size=4), seed=st.integers(0, 1000))
+    def learn_with_lookahead(self, batches: list[list[Key]], seed: int) -> None:
+        """As a learner does: the next batch is prefetched while this one's rows are held."""
+        self.ahead = None
+        for batch, following in zip(batches, [*batches[1:], None], strict=True):
+            num_held = len(self.held)
+            if self.ahead is None:
+                self.look_up(batch, seed % 4)
+            else:
+                self.look_up_what_was_prefetched(seed % 4)
+            if following is not None:
+                self.prefetch(following)
+            if len(self.held) > num_held:
+                self.update(num_held, seed)
 
     def take(self, keys: list[Key], times: list[int], given: Any, prefetched: Any, seed: int) -> None:
         scores = None
@@ -374,7 +394,7 @@ NOTHING = np.empty(0, np.int64)
 EMPTY = Touched.of(Rows(NOTHING.astype(np.uint16), NOTHING, np.empty((0, DIM)), np.empty((0, 0)), NOTHING, NOTHING))
 
 TestTableMachine = TableMachine.TestCase
-TestTableMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTableMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 class EmulatedMachine(TableMachine):
@@ -388,6 +408,6 @@ class GpuMachine(TableMachine):
 
 
 TestEmulatedMachine = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")(EmulatedMachine.TestCase)
-TestEmulatedMachine.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
+TestEmulatedMachine.settings = settings(max_examples=16, stateful_step_count=20, deadline=None)
 TestGpuMachine = pytest.mark.gpu(pytest.mark.skipif(bool(gpu_or_why_not()), reason="no GPU")(GpuMachine.TestCase))
 TestGpuMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
