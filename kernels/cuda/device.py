@@ -127,8 +127,7 @@ class CupyDevice:
         if isinstance(array, self._cupy.ndarray):
             return array
         if isinstance(array, self._torch.Tensor):
-            with self._stream():
-                return self._cupy.from_dlpack(array.detach())
+            return self.array_of(array)
         return self.put_all((np.asarray(array),))[0]
 
     def put_all(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
