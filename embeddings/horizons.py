@@ -44,7 +44,8 @@ class Horizons:
         if not self:
             return last_seen_N
         (horizons_F1,) = verbs.put(np.append(self.by_feature_F, NEVER))  # the last one is of all features beyond
-        return verbs.xp.maximum(last_seen_N, horizons_F1[verbs.xp.minimum(features_N.astype(np.int32), len(self.by_feature_F))])
+        features_N = verbs.xp.minimum(features_N.astype(np.int32), len(self.by_feature_F))
+        return verbs.xp.maximum(last_seen_N, horizons_F1[features_N])
 
     def document(self) -> dict[int, int]:
         """The horizons that were ever raised."""

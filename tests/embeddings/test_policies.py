@@ -139,6 +139,13 @@ def test_a_late_click_on_an_old_row_keeps_it_alive(verbs: Verbs) -> None:
     assert table.cut().last_seen.tolist() == [50_000, 40_000]
 
 
+def test_the_highest_feature_may_have_a_time_to_live(verbs: Verbs) -> None:
+    table = make(device=verbs, features={65535: FeaturePolicy(ttl_seconds=10)})
+    table.advance(60_000, 0)
+    learn(table, [1], feature=65535, at_ms=1_000)
+    assert table.cut().last_seen.tolist() == [50_000]
+
+
 def test_dead_rows_are_swept_out_of_memory(verbs: Verbs) -> None:
     table = make(Capacity.of_rows(1024), device=verbs, features={0: FeaturePolicy(ttl_seconds=10)})
     learn(table, range(300), at_ms=1_000)
