@@ -16,9 +16,8 @@ from stream.records import RawRecords
 
 CONNECT_SECONDS = 3.0
 # Tansu ends a fetch with what it has when its time is over, and looks through all batches behind the offset first, some
-# 2 µs each: who is far behind must grant it time, or the lag only grows. Near the end nobody must: a fetch that finds
-# nothing waits to the end of its time, and what an answer calls the end may be readable a moment later
-MS_PER_RECORD_BEHIND, LONGEST_WAIT_MS = 0.005, 500
+# 2 µs each: who is far behind must grant it time, or the lag only grows. Near the end it cost 30 ms of freshness
+FAR_BEHIND_RECORDS, MS_PER_RECORD_BEHIND, LONGEST_WAIT_MS = 10_000, 0.005, 500
 # without the hook a fetch may have been sent this long before its answer is seen
 UNSEEN_SEND_SECONDS = 1.0
 
@@ -187,7 +186,7 @@ class Reader:
         return True
 
     def _hook_requests(self) -> None:
-        """Grant time to fetches from far behind (see MS_PER_RECORD_BEHIND)."""
+        """Grant time to fetches from far behind (see FAR_BEHIND_RECORDS)."""
         fetcher = getattr(self.consumer, "_fetcher", None)
         create = getattr(fetcher, "_create_fetch_requests", None)
         if fetcher is None or create is None:
@@ -197,8 +196,9 @@ class Reader:
             requests = create()
             for request, fetch_offsets in requests.values():
                 behind = [self.ends.get(Partition(*told), (0,))[0] - at for told, at in fetch_offsets.items()]
-                wait_ms = min(LONGEST_WAIT_MS, int(MS_PER_RECORD_BEHIND * max(behind, default=0)))
-                request.max_wait_ms = max(self.config.fetch_wait_ms, wait_ms)
+                if (furthest := max(behind, default=0)) >= FAR_BEHIND_RECORDS:
+                    wait_ms = min(LONGEST_WAIT_MS, int(MS_PER_RECORD_BEHIND * furthest))
+                    request.max_wait_ms = max(self.config.fetch_wait_ms, wait_ms)
             return requests
 
         fetcher._create_fetch_requests = create_patient
