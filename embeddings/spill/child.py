@@ -3,7 +3,6 @@
 import json
 import mmap
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -18,13 +17,10 @@ import numpy as np
 
 from embeddings.errors import SpillError
 from embeddings.spill.block import UInt8Array
-from embeddings.spill.lane import KEY_BYTES, ROW, LaneShape, Setting
+from embeddings.spill.lane import KEY_BYTES, LaneShape, Setting
 
 FIND_LANES = 4
-END_MS = 5000  # for workers that die amid a read; later the databases tell that they are held
 MAX_LANE_KEYS, MIN_LANE_KEYS, LANE_BYTES = 4096, 64, 4 << 20
-# what is freed goes back to the system, not to the next call: the workers would keep twice as much
-MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
 ROOT = str(Path(__file__).resolve().parents[2])
 
 # a fork (a data loader's worker, say) amid a start would keep the start's pipes open: the start would wait for its end
@@ -82,12 +78,6 @@ class Lane:
         start = self.shape.records_at
         return self._memory[start : start + self.shape.record_bytes * num]
 
-    def rows(self, kinds_N: UInt8Array) -> UInt8Array:
-        """The records of those that are rows, one after another."""
-        records = self.records(len(kinds_N))
-        is_row_N = kinds_N == ROW
-        return records if is_row_N.all() else records.reshape(len(kinds_N), -1)[is_row_N].reshape(-1)
-
     def close(self) -> None:
         self._connection.close()
 
@@ -108,7 +98,6 @@ class SpillChild:
         num_keys = max(MIN_LANE_KEYS, min(MAX_LANE_KEYS, LANE_BYTES // record_bytes))
         shape = LaneShape(num_keys, record_bytes)
         num_lanes = 1 + FIND_LANES
-        self._ended, held = os.pipe()  # at its end once every process has ended: until then they hold the databases
         memory = os.memfd_create("springtide-spill", os.MFD_CLOEXEC)  # no name that could be left behind
         pairs = []
         try:
@@ -121,19 +110,15 @@ class SpillChild:
                 [sys.executable, "-P", "-m", "embeddings.spill.process", setting.dumps()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[memory, held, *theirs],
-                env=os.environ
-                | MALLOC
-                | {"PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))},
+                pass_fds=[memory, *theirs],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))},
             )
         except OSError as error:
-            os.close(self._ended)
             for ours, _ in pairs:
                 ours.close()
             raise FailedError(False, f"its process cannot be started: {error}") from None
         finally:
             os.close(memory)
-            os.close(held)
             for _, their in pairs:
                 their.close()  # else its end would never be seen
         lanes = [
@@ -166,17 +151,11 @@ class SpillChild:
         self.process.kill()
 
     def close(self) -> None:
-        """Ends it at once and waits for its end, and that of its workers."""
+        """Ends it at once and waits for its end."""
         self.kill()
         self.process.wait()
         self.keeper.close()
         with self._changed:
-            if self._closed:
-                return
             self._closed = True
             for lane in self._free:  # the others when they are given back
                 lane.close()
-        ended = select.poll()
-        ended.register(self._ended)
-        ended.poll(END_MS)
-        os.close(self._ended)

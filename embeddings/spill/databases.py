@@ -5,6 +5,7 @@ an empty value is a mark.
 """
 
 import os
+import shutil
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -15,18 +16,18 @@ from embeddings.spill.lane import KEY_BYTES, DamageError
 
 Pairs = list[tuple[bytes, bytes]]
 
-# of a part: a small buffer is in the cache while it is sorted into; merged by fours, it costs no more compaction
-WRITE_BUFFER_BYTES, MAX_WRITE_BUFFERS, MERGED_WRITE_BUFFERS = 2 << 20, 6, 4
-CACHE_MB = 1
+# a small buffer is in the cache while it is sorted into; merged by fours into one file, it costs no more compaction
+WRITE_BUFFER_BYTES, MAX_WRITE_BUFFERS, MERGED_WRITE_BUFFERS = 8 << 20, 8, 4
+CACHE_MB = 64
 PROBE_BYTES = 4 << 20
 NEVER = -(2**63)
 
 
 class Databases:
-    """One part of each, `<folder>/<number>/<part>`; they open when they are first used."""
+    """`<folder>/<number>`; each opens when it is first used."""
 
-    def __init__(self, folder: Path, record_bytes: int, rocksdb: Any, part: str) -> None:
-        self.folder, self.record_bytes, self._rocksdb, self.part = folder, record_bytes, rocksdb, part
+    def __init__(self, folder: Path, record_bytes: int, rocksdb: Any) -> None:
+        self.folder, self.record_bytes, self._rocksdb = folder, record_bytes, rocksdb
         self._open: dict[int, Any] = {}
         self._failed: set[int] = set()  # a write failed since it was opened
 
@@ -37,17 +38,17 @@ class Databases:
             raise DamageError(f"{len(values)} answers to {len(keys)} keys")
         return values
 
-    def write(self, number: int, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    def write(self, number: int, keys: Sequence[bytes], values: Sequence[bytes], *, may_create: bool) -> None:
         """One batch. A database that refuses writes after a failure opens again once the disk takes bytes."""
         try:
-            self._write(number, keys, values)
+            self._write(number, keys, values, may_create)
         except Exception:
             if number not in self._open or number not in self._failed:
                 self._failed.add(number)
                 raise
             self._probe(number)  # raises while there is no room; until then the old handle goes on reading
             self.close(number)
-            self._write(number, keys, values)
+            self._write(number, keys, values, may_create)
         self._failed.discard(number)
 
     def scan(self, number: int, after: bytes, num: int) -> Pairs:
@@ -61,17 +62,21 @@ class Databases:
                 raise DamageError(f"a record of {len(value)} bytes where {self.record_bytes} are due")
         return pairs
 
-    def move(self, pairs: Pairs, target: int, horizons: Mapping[int, int]) -> Pairs:
+    def move(self, pairs: Pairs, target: int, horizons: Mapping[int, int], *, may_create: bool) -> Pairs:
         """Entries that are alive into the target, unless it has newer ones; those keys with what it has then.
 
         Done again after it was cut short, it tells the same keys.
         """
         alive = [(key, value) for key, value in pairs if last_seen(key, value) >= horizons.get(feature(key), NEVER)]
-        there = self.get(target, [key for key, _ in alive])
+        there = self.get(target, [key for key, _ in alive], may_create=may_create)
         missing = [pair for pair, value in zip(alive, there, strict=True) if value is None]
         if missing:
-            self.write(target, [key for key, _ in missing], [value for _, value in missing])
+            self.write(target, [key for key, _ in missing], [value for _, value in missing], may_create=may_create)
         return [(key, old if new is None else new) for (key, old), new in zip(alive, there, strict=True)]
+
+    def destroy(self, number: int) -> None:
+        self.close(number)
+        shutil.rmtree(self.path(number), ignore_errors=True)
 
     def close(self, number: int) -> None:
         database = self._open.pop(number, None)
@@ -80,7 +85,7 @@ class Databases:
             database.close()
 
     def path(self, number: int) -> Path:
-        return path_of(self.folder, number) / self.part
+        return self.folder / f"{number:06d}"
 
     def _database(self, number: int, may_create: bool) -> Any:
         """Raises rather than beginning anew where a database should be."""
@@ -91,8 +96,8 @@ class Databases:
             self._open[number] = self._rocksdb.open(str(path), self._options())
         return self._open[number]
 
-    def _write(self, number: int, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        database = self._database(number, False)
+    def _write(self, number: int, keys: Sequence[bytes], values: Sequence[bytes], may_create: bool) -> None:
+        database = self._database(number, may_create)
         batch = self._rocksdb.WriteBatch()  # a batch written is spent
         deque(map(batch.add, keys, values), maxlen=0)
         database.write(batch)
@@ -109,17 +114,12 @@ class Databases:
         options = self._rocksdb.Option()
         options.create_if_missing(True)
         options.optimize_for_point_lookup(CACHE_MB)
-        options.set_allow_mmap_reads(False)  # a block is one read; mapped, it is a fault for each of its two pages
+        options.set_allow_mmap_reads(True)
         options.set_write_buffer_size(WRITE_BUFFER_BYTES)
         options.set_max_write_buffer_number(MAX_WRITE_BUFFERS)
         options.set_min_write_buffer_number_to_merge(MERGED_WRITE_BUFFERS)
         options.set_max_background_jobs(2)
         return options
-
-
-def path_of(folder: Path, number: int) -> Path:
-    """Of a database, all its parts."""
-    return folder / f"{number:06d}"
 
 
 def feature(key: bytes) -> int:

@@ -20,7 +20,7 @@ class DamageError(Exception):
 
 @dataclass(frozen=True)
 class LaneShape:
-    """A lane's part of the shared memory: keys, kinds, then records, each at its key's place."""
+    """A lane's part of the shared memory: keys, kinds, then the records of rows one after another."""
 
     num_keys: int
     record_bytes: int
@@ -61,43 +61,39 @@ class ChildLane:
     """The child's side: a socket, and keys and values as bytes in its part of the memory."""
 
     def __init__(self, connection: socket.socket, memory: mmap.mmap, index: int, shape: LaneShape) -> None:
-        self.connection, self.index, self.shape = connection, index, shape
+        self.connection, self.shape = connection, shape
         self._memory, self._start = memory, index * shape.num_bytes
 
-    def first_byte(self, at: int) -> int:
-        """Of a key."""
-        return self._memory[self._start + KEY_BYTES * at]
-
-    def keys(self, num: int, start: int = 0) -> list[bytes]:
-        keys = self._read(KEY_BYTES * start, KEY_BYTES * num)
+    def keys(self, num: int) -> list[bytes]:
+        keys = self._read(0, KEY_BYTES * num)
         return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
 
-    def records(self, num: int, start: int = 0) -> list[bytes]:
+    def records(self, num: int) -> list[bytes]:
         width = self.shape.record_bytes
-        records = self._read(self.shape.records_at + width * start, width * num)
+        records = self._read(self.shape.records_at, width * num)
         return [records[at : at + width] for at in range(0, len(records), width)]
 
     def put_keys(self, keys: Sequence[bytes]) -> None:
         self._write(0, b"".join(keys))
 
-    def put_values(self, values: Sequence[bytes | None], start: int = 0) -> None:
-        """The kinds of values, and rows where they are one. DamageError for one of a wrong size."""
+    def put_values(self, values: Sequence[bytes | None], kinds_at: int = 0, records_at: int = 0) -> int:
+        """The kinds of values and the rows among them; how many rows. DamageError for one of a wrong size."""
         width = self.shape.record_bytes
         try:
             only_rows = set(map(len, values)) <= {width}  # type: ignore[arg-type]
         except TypeError:  # None has no length
             only_rows = False
         if only_rows:
-            kinds = bytes([ROW]) * len(values)
+            kinds, num_rows = bytes([ROW]) * len(values), len(values)
         else:
             lengths = [-1 if value is None else len(value) for value in values]
             if strange := set(lengths) - {-1, 0, width}:
                 raise DamageError(f"a record of {strange.pop()} bytes where {width} are due")
             kinds = bytes(ROW if length > 0 else MARK if length == 0 else ABSENT for length in lengths)
-            nothing = bytes(width)
-            values = [value or nothing for value in values]
-        self._write(self.shape.kinds_at + start, kinds)
-        self._write(self.shape.records_at + width * start, b"".join(values))  # type: ignore[arg-type]
+            num_rows = kinds.count(ROW)
+        self._write(self.shape.kinds_at + kinds_at, kinds)
+        self._write(self.shape.records_at + width * records_at, b"".join(filter(None, values)))
+        return num_rows
 
     def _read(self, at: int, num_bytes: int) -> bytes:
         return self._memory[self._start + at : self._start + at + num_bytes]

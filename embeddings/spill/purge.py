@@ -99,7 +99,7 @@ class Purge:
                 move.generation.movable = False
                 self._end()
                 return
-            self._note_moved(target, keeper.keys(alive), keeper.kinds(alive), keeper.rows)
+            self._note_moved(target, keeper.keys(alive), keeper.kinds(alive), keeper.records)
             self.counts["spill_purged"] += seen - alive
         with self.shelf.changed:
             move.after = last or ""
@@ -119,7 +119,7 @@ class Purge:
             self._told = child, dict(horizons)
 
     def _note_moved(
-        self, target: Database, keys: UInt8Array, kinds_N: UInt8Array, rows: Callable[[UInt8Array], UInt8Array]
+        self, target: Database, keys: UInt8Array, kinds_N: UInt8Array, records: Callable[[int], UInt8Array]
     ) -> None:
         if not len(kinds_N):
             return
@@ -129,7 +129,7 @@ class Purge:
         row_N = kinds_N == ROW
         num_rows = int(np.count_nonzero(row_N))
         target.num_marks += len(kinds_N) - num_rows
-        target.ages.add(features_N[row_N], self.form.last_seen(rows(kinds_N), mixed_N[row_N]))
+        target.ages.add(features_N[row_N], self.form.last_seen(records(num_rows), mixed_N[row_N]))
 
     def _end(self) -> None:
         with self.shelf.changed:

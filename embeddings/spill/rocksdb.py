@@ -203,10 +203,10 @@ class RocksSpill:
                 with child.find_lane(deadline) as lane:
                     part = part[: child.num_keys]
                     self._form.pack_keys(mixed_U[part], rows.features[part], lane.keys(len(part)))
-                    lane.call("find", database.number, len(part), deadline=deadline)
+                    (num_rows,) = lane.call("find", database.number, len(part), deadline=deadline)
                     kinds = kinds_U[part] = lane.kinds(len(part))
                     found = part[kinds == ROW]
-                    self._form.unpack(lane.rows(kinds), mixed_U[found], rows, found)
+                    self._form.unpack(lane.records(num_rows), mixed_U[found], rows, found)
                 start += len(part)
             except ChildLostError:
                 pass  # another one is asked
@@ -232,7 +232,7 @@ class RocksSpill:
                     rows = Rows.empty(num, self._form.dim, self._form.state_width)
                     rows.features[:], rows.ids[:] = features_N, unmix_keys(mixed_N, features_N)
                     at_N = np.flatnonzero(kinds_N == ROW)
-                    self._form.unpack(lane.rows(kinds_N), mixed_N[at_N], rows, at_N)
+                    self._form.unpack(lane.records(len(at_N)), mixed_N[at_N], rows, at_N)
                 parts.append((mixed_N, kinds_N, rows))
                 deadline = self._keeper.deadline()
             except ChildLostError:

@@ -5,7 +5,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from stream.broker import EmbeddedBroker
 from stream.kafka import KafkaConfig
 from stream.kafka_admin import Admin
 from stream.kafka_producer import Producer
-from tests.embeddings.spill.spilled import limit_files
 from tests.torture.clicks import message
 from tests.torture.judge import Judge
 from tests.torture.settings import TOPIC, write_config
@@ -147,13 +146,16 @@ def test_a_spill_that_takes_no_rows_pauses_learning_within_the_batch(room: Room)
     keeper.patience_seconds = 0.2
     keeper.shelf.queue_bytes = 1 << 12
     until(lambda: keeper._child is not None and spill.counters()["spill_written"], "a first write")
-    limit_files(spill, 1 << 14)
+    limit: Callable[[int], None] = lambda size: resource.prlimit(  # noqa: E731
+        keeper._child.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)
+    )
+    limit(1 << 14)
     room.produce(3_000)
     until(lambda: room.says("waiting", "raise the limit"), "the reason")
     stuck = room.num_samples
     until(lambda: read_status(room.config.log.path)["samples_trained"] == stuck, "the news of it")
     assert room.num_samples == stuck
-    limit_files(spill, resource.RLIM_INFINITY)
+    limit(resource.RLIM_INFINITY)
     room.learn_all()
     assert room.num_samples > stuck
     room.end()
@@ -165,7 +167,7 @@ def test_asked_to_stop_a_trainer_that_waits_for_its_spill_stops(room: Room) -> N
     keeper.patience_seconds = 0.2
     keeper.shelf.queue_bytes = 1 << 12
     until(lambda: keeper._child is not None and spill.counters()["spill_written"], "a first write")
-    limit_files(spill, 1 << 14)
+    resource.prlimit(keeper._child.process.pid, resource.RLIMIT_FSIZE, (1 << 14, resource.RLIM_INFINITY))
     room.produce(3_000)
     until(lambda: room.says("waiting", "raise the limit"), "the reason")
     room.stop()

@@ -1,12 +1,8 @@
 """Rows for the tests of spills, and what they have to be again."""
 
 # N rows
-import os
-import resource
-import select
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,33 +59,11 @@ def await_start(spill: RocksSpill) -> None:
 
 
 def kill(spill: RocksSpill) -> None:
-    """The processes by killing the first, and waits for their end."""
-    watched = [os.pidfd_open(process) for process in processes(spill)]
+    """The process, and waits for its end."""
     child = spill._keeper._child
     assert child is not None
     child.process.kill()
     child.process.wait()
-    for descriptor in watched:
-        select.select([descriptor], [], [], 10)
-        os.close(descriptor)
-
-
-def limit_files(spill: RocksSpill, num_bytes: int) -> None:
-    """No file of its processes may become larger: what a full disk does, as far as a process can be told."""
-    for process in processes(spill):
-        resource.prlimit(process, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
-
-
-def processes(spill: RocksSpill) -> list[int]:
-    """The router's number, then its workers'."""
-    child = spill._keeper._child
-    assert child is not None
-    router = child.process.pid
-    try:
-        workers = Path(f"/proc/{router}/task/{router}/children").read_text()
-    except FileNotFoundError:  # it has ended
-        return []
-    return [router, *map(int, workers.split())]
 
 
 class DictSpill:

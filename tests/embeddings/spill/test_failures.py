@@ -15,8 +15,7 @@ import pytest
 
 from embeddings.errors import SpillError
 from embeddings.spill.rocksdb import RocksSpill
-from embeddings.spill.worker import part_of
-from tests.embeddings.spill.spilled import assert_found, await_start, find, impatient, kill, limit_files, numbered
+from tests.embeddings.spill.spilled import assert_found, await_start, find, impatient, kill, numbered
 
 DIM, WIDTH = 16, 1
 FOREVER = resource.RLIM_INFINITY
@@ -27,6 +26,13 @@ def spill(tmp_path: Path) -> Iterator[RocksSpill]:
     made = RocksSpill(tmp_path / "spill", dim=DIM, state_width=WIDTH, queue_bytes=1 << 20)
     yield made
     made.close()
+
+
+def limit_files(spill: RocksSpill, num_bytes: int) -> None:
+    """No file of the process may become larger: what a full disk does, as far as a process can be told."""
+    child = spill._keeper._child
+    assert child is not None
+    resource.prlimit(child.process.pid, resource.RLIMIT_FSIZE, (num_bytes, FOREVER))
 
 
 def fill(spill: RocksSpill, written: list[int]) -> None:
@@ -113,8 +119,7 @@ def test_a_database_that_another_holds_is_told_and_taken_when_free(spill: RocksS
 
     options = rocksdbpy.Option()
     options.create_if_missing(True)
-    (spill.folder / "000000").mkdir()
-    other = rocksdbpy.open(str(spill.folder / "000000" / "1"), options)
+    other = rocksdbpy.open(str(spill.folder / "000000"), options)
     rows = numbered(np.arange(100), DIM, WIDTH)
     spill.write(rows, 100)
     await_start(spill)
@@ -140,7 +145,7 @@ def inject(spill: RocksSpill, key: bytes, value: bytes) -> None:
 
     spill.drain()
     kill(spill)
-    database = rocksdbpy.open(str(spill.folder / "000000" / str(part_of(key))), rocksdbpy.Option())
+    database = rocksdbpy.open(str(spill.folder / "000000"), rocksdbpy.Option())
     database.set(key, value)
     database.close()
 
@@ -182,7 +187,7 @@ def test_a_corrupt_file_is_told(spill: RocksSpill) -> None:
         kill(spill)
         assert_found(spill, rows.take(np.arange(10)))
     kill(spill)
-    tables = sorted((spill.folder / "000000").glob("*/*.sst"))
+    tables = sorted((spill.folder / "000000").glob("*.sst"))
     assert tables
     for table in tables:
         data = bytearray(table.read_bytes())

@@ -18,8 +18,7 @@ from embeddings.errors import SpillError
 from embeddings.rows import Rows
 from embeddings.spill.interface import ABSENT
 from embeddings.spill.rocksdb import RocksSpill
-from embeddings.spill.worker import NUM_PARTS, last_key, part_of
-from tests.embeddings.spill.spilled import assert_found, find, impatient, kill, numbered, processes
+from tests.embeddings.spill.spilled import assert_found, find, impatient, kill, numbered
 
 DIM, WIDTH = 4, 9
 ROOT = Path(__file__).parents[3]
@@ -188,56 +187,3 @@ def test_it_starts_without_numpy_torch_and_numba() -> None:
         [sys.executable, "-c", code], capture_output=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
     assert json.loads(done.stdout) == []
-
-
-@pytest.mark.parametrize("which", range(1, 1 + NUM_PARTS))
-def test_a_worker_that_dies_alone_loses_nothing(spill: RocksSpill, which: int) -> None:
-    rows = numbered(np.arange(5000), DIM, WIDTH)
-    spill.write(rows, 5000)
-    spill.drain()
-    os.kill(processes(spill)[which], signal.SIGKILL)
-    newer = numbered(np.arange(2500), DIM, WIDTH, version=1)
-    spill.write(newer, 0)
-    assert_found(spill, newer)
-    spill.drain()
-    assert_found(spill, newer)
-    assert_found(spill, rows.take(np.arange(2500, 5000)))
-    assert spill.counters()["spill_starts"] == 2
-
-
-def test_a_worker_that_says_nothing_is_killed_with_the_rest(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(1000), DIM, WIDTH)
-    spill.write(rows, 1000)
-    spill.drain()
-    started = processes(spill)
-    watched = [os.pidfd_open(process) for process in started]
-    os.kill(started[2], signal.SIGSTOP)
-    with impatient(spill), pytest.raises(SpillError, match="does not answer"):
-        find(spill, rows)
-    assert_found(spill, rows)
-    for descriptor in watched:
-        assert select.select([descriptor], [], [], 10)[0], "an old process lives beside its successor"
-        os.close(descriptor)
-
-
-def test_single_rows_of_every_part_are_kept_and_purged_alike(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(40), DIM, WIDTH)
-    for one in range(40):
-        spill.write(rows.take(np.array([one])), 1)
-        assert_found(spill, rows.take(np.array([one])))
-    spill.drain()
-    assert_found(spill, rows)
-    spill.purge({0: 20})
-    spill.drain()
-    assert_found(spill, rows.take(np.arange(20, 40)))
-    assert sorted(spill.read_all().ids.tolist()) == list(range(20, 40))
-
-
-def test_the_parts_share_the_keys_in_their_order() -> None:
-    keys = sorted([*(last_key(part) for part in range(NUM_PARTS)), b"\0" * 10, b"\x40" + b"\0" * 9, b"\xff" * 10])
-    parts = [part_of(key) for key in keys]
-    assert parts == sorted(parts)
-    assert set(parts) == set(range(NUM_PARTS))
-    for part in range(NUM_PARTS - 1):
-        following = (int.from_bytes(last_key(part), "big") + 1).to_bytes(10, "big")
-        assert (part_of(last_key(part)), part_of(following)) == (part, part + 1)
