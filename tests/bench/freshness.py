@@ -54,6 +54,7 @@ threads = 1
 [log]
 path = "{folder}/log"
 publish_seconds = 0.05
+log_bytes = "40GiB"  # 9 MB a version, and no merger
 [serve]
 port = {port}
 """
