@@ -18,6 +18,8 @@ from stream.topic_cap import TopicCap
 MAX_BYTES = 256 << 20
 LOOK_EVERY = 5_000  # messages
 ROLL_SECONDS = 5.0
+# the embedded broker looks through all the batches that it holds at each fetch, so they had better be few
+LINGER_MS = 50
 
 
 class TopicRoom:

@@ -10,14 +10,12 @@ from typing import Any
 
 from stream.columns import Partition
 from stream.errors import BrokerAbsentError, CorruptBatchError, OutOfRangeError, StreamError, WaitingError
+from stream.fetch_wait import FetchWait
 from stream.kafka_library import kafka, quiet
 from stream.raw_batches import Blob, raw_records, tap, tap_is_possible
 from stream.records import RawRecords
 
 CONNECT_SECONDS = 3.0
-# Tansu ends a fetch with what it has when its time is over, and looks through all batches behind the offset first, some
-# 2 µs each: who is far behind must grant it time, or the lag only grows. Near the end it cost 30 ms of freshness
-FAR_BEHIND_RECORDS, MS_PER_RECORD_BEHIND, LONGEST_WAIT_MS = 10_000, 0.005, 500
 # without the hook a fetch may have been sent this long before its answer is seen
 UNSEEN_SEND_SECONDS = 1.0
 
@@ -117,6 +115,8 @@ class Reader:
             )
         except kafka.errors.KafkaError as error:
             raise explain(error, config) from None
+        self._wait = FetchWait(config.fetch_wait_ms)
+        self._answered_bytes: int | None = None  # of the last answer, until the next fetch
         self.raw = raw and tap_is_possible(self.consumer)
         if self.raw:
             tap(self.consumer)
@@ -174,8 +174,10 @@ class Reader:
             return False
 
         def handle_and_look(node_id: Any, fetch_offsets: Any, send_time: float, response: Any) -> None:
+            self._answered_bytes = 0
             for topic in response.responses:
                 for told in topic.partitions:
+                    self._answered_bytes += len(told.records or b"")
                     # what is readable ends before the first open transaction
                     end = told.last_stable_offset if told.last_stable_offset >= 0 else told.high_watermark
                     if told.error_code == 0 and end >= 0:
@@ -186,7 +188,7 @@ class Reader:
         return True
 
     def _hook_requests(self) -> None:
-        """Grant time to fetches from far behind (see FAR_BEHIND_RECORDS)."""
+        """Grant each fetch the time that the answers before it ask for."""
         fetcher = getattr(self.consumer, "_fetcher", None)
         create = getattr(fetcher, "_create_fetch_requests", None)
         if fetcher is None or create is None:
@@ -195,10 +197,13 @@ class Reader:
         def create_patient() -> Any:
             requests = create()
             for request, fetch_offsets in requests.values():
-                behind = [self.ends.get(Partition(*told), (0,))[0] - at for told, at in fetch_offsets.items()]
-                if (furthest := max(behind, default=0)) >= FAR_BEHIND_RECORDS:
-                    wait_ms = min(LONGEST_WAIT_MS, int(MS_PER_RECORD_BEHIND * furthest))
-                    request.max_wait_ms = max(self.config.fetch_wait_ms, wait_ms)
+                if self._answered_bytes is not None:
+                    ends = {told: self.ends.get(Partition(*told), (0,))[0] for told in fetch_offsets}
+                    behind = any(at < ends[told] for told, at in fetch_offsets.items())
+                    small = self._answered_bytes < self.config.partition_fetch_bytes // 2
+                    self._wait.answered(cut_short=behind and small)
+                    self._answered_bytes = None
+                request.max_wait_ms = self._wait.ms
             return requests
 
         fetcher._create_fetch_requests = create_patient

@@ -9,7 +9,7 @@ from app.errors import UserError
 from app.pace import Pace
 from app.replay.progress import Progress
 from app.replay.rows import Row, RowFile
-from app.topic_room import TopicRoom
+from app.topic_room import LINGER_MS, TopicRoom
 from stream.kafka_admin import Admin
 from stream.kafka_producer import Producer
 from stream.source_config import SourceConfig
@@ -55,7 +55,7 @@ class Replay:
         connection = self._source.connection()
         num_partitions = self._make_topic()
         progress = self._progress or Progress()
-        with Producer(connection) as producer:
+        with Producer(connection, linger_ms=LINGER_MS) as producer:
             room = TopicRoom(self._source, self._log_path) if self.config.loop else None
             pace = Pace(self.config.rate)
             for row in self._rows():

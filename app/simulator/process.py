@@ -11,7 +11,7 @@ from app.pace import Pace
 from app.simulator.best_auc import BestAuc
 from app.simulator.config import SimulatorConfig
 from app.simulator.simulator import Simulator
-from app.topic_room import TopicRoom
+from app.topic_room import LINGER_MS, TopicRoom
 from stream.kafka_admin import Admin
 from stream.kafka_producer import Producer
 from stream.source_config import SourceConfig
@@ -39,7 +39,7 @@ def simulate(
     pace = Pace(config.rate)
     published = -PUBLISH_SECONDS
     num_sent = 0
-    with Producer(connection) as producer:
+    with Producer(connection, linger_ms=LINGER_MS) as producer:
         room = TopicRoom(source, log_path)
         while not stopping.is_set() and (limit is None or num_sent < limit):
             pace.wait(num_sent, stopping)

@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 import time
+from itertools import cycle
 
 import crc32c
 
@@ -63,29 +64,45 @@ def error_of(answer: bytes, topic: str) -> int:
     return int(code)
 
 
+class BatchSender:
+    """Sends ready record batches into partition 0 and waits for each answer; no thread, no queue."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._topic, self._number = topic, 0
+        self._connection = socket.create_connection((host, int(port)))
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> "BatchSender":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def send(self, batch: bytearray) -> None:
+        stamp(batch, time.time_ns() // 1_000_000)
+        self._connection.sendall(request_of(self._topic, batch, self._number))
+        self._number += 1
+        (size,) = struct.unpack(">i", receive(self._connection, 4))
+        if code := error_of(receive(self._connection, size), self._topic):
+            sys.exit(f"the broker refused a batch: error {code}")
+
+
 def main() -> None:
     address, topic, rate = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    host, _, port = address.rpartition(":")
     a_tick = int(rate * TICK_SECONDS)
     clicks = make_clicks(a_tick * NUM_BATCHES, seed=1)
     clicks += [flipped(click) for click in clicks]  # a stream that can be learned by heart would move no row
     random.Random(0).shuffle(clicks)
-    batches = [build_batch(clicks[start : start + a_tick]) for start in range(0, len(clicks), a_tick)]
-    with socket.create_connection((host, int(port))) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        number, due = 0, time.monotonic()
-        while True:
-            batch = batches[number % len(batches)]
-            stamp(batch, time.time_ns() // 1_000_000)
-            connection.sendall(request_of(topic, batch, number))
-            (size,) = struct.unpack(">i", receive(connection, 4))
-            if code := error_of(receive(connection, size), topic):
-                sys.exit(f"the broker refused a batch: error {code}")
-            if number == 0:
-                print("sending", flush=True)
-            number += 1
+    batches = cycle([build_batch(clicks[start : start + a_tick]) for start in range(0, len(clicks), a_tick)])
+    with BatchSender(address, topic) as sender:
+        sender.send(next(batches))
+        print("sending", flush=True)
+        due = time.monotonic()
+        for batch in batches:
             due += TICK_SECONDS
             time.sleep(max(0.0, due - time.monotonic()))
+            sender.send(batch)
 
 
 if __name__ == "__main__":

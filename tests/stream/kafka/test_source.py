@@ -7,10 +7,12 @@ import pytest
 from stream import raw_batches
 from stream.columns import Partition
 from stream.errors import CorruptBatchError, StreamError, TopicResetError
+from stream.fetch_wait import FetchWait
 from stream.kafka import Reader
 from stream.kafka_admin import Admin
 from stream.kafka_producer import Producer
 from stream.positions import Position
+from tests.bench.freshness_load import BatchSender, build_batch
 
 
 def test_records_come_once_and_in_the_order_of_their_offsets(bench):
@@ -290,23 +292,21 @@ def test_a_batch_that_stays_broken_ends_the_reading_after_what_comes_before(benc
     assert source.state == "failed"
 
 
-def test_a_fetch_from_far_behind_may_take_its_time(bench, monkeypatch):
-    monkeypatch.setattr("stream.kafka.FAR_BEHIND_RECORDS", 20)
-    monkeypatch.setattr("stream.kafka.MS_PER_RECORD_BEHIND", 1.0)
+def test_a_fetch_that_was_cut_short_is_granted_more_time(bench):
     bench.create()
     with Producer(bench.kafka) as producer:
         for n in range(40):
             producer.send(bench.name, bench.click(n))
-            producer.flush()  # each its own batch: one fetch does not hold them all
-    small = replace(bench.kafka, fetch_wait_ms=7, partition_fetch_bytes=300, fetch_bytes=300)
-    reader = Reader(small, {bench.partition: 0})
+            producer.flush()  # each its own batch
+    # one byte: each answer holds a single batch, as if the broker's time had been over then
+    reader = Reader(replace(bench.kafka, fetch_wait_ms=7, fetch_bytes=1), {bench.partition: 0})
     fetcher, asked = reader.consumer._fetcher, {}
     create = fetcher._create_fetch_requests
 
     def create_and_note():
         requests = create()
         for request, offsets in requests.values():
-            asked[next(iter(offsets.values()))] = request.max_wait_ms
+            asked.setdefault(next(iter(offsets.values())), request.max_wait_ms)
         return requests
 
     fetcher._create_fetch_requests = create_and_note
@@ -314,6 +314,43 @@ def test_a_fetch_from_far_behind_may_take_its_time(bench, monkeypatch):
     bench.until(lambda: fetched.extend(reader.poll(0.05)) or 40 in asked)
     reader.close()
     assert sum(map(len, fetched)) == 40
-    assert len(asked) > 5
-    # before the first answer nobody knows how far it is
-    assert asked == {0: 7} | {offset: 40 - offset if offset <= 20 else 7 for offset in asked if offset}
+    assert [asked[offset] for offset in range(8)] == [7, 14, 28, 56, 112, 224, 448, 500]
+    assert asked[39] == 500  # the longest
+    assert asked[40] == 485  # the answer before reached the end
+
+
+def test_a_full_answer_from_far_behind_asks_for_no_more_time():
+    wait = FetchWait(5)
+    for _ in range(10):
+        wait.answered(cut_short=False)
+    assert wait.ms == 5
+
+
+def test_the_wait_comes_down_again():
+    wait = FetchWait(5)
+    for _ in range(20):
+        wait.answered(cut_short=True)
+    assert wait.ms == 500
+    for _ in range(200):
+        wait.answered(cut_short=False)
+    assert wait.ms == 5
+
+
+def test_a_wait_of_none_can_grow():
+    wait = FetchWait(0)
+    wait.answered(cut_short=True)
+    assert wait.ms == 2
+
+
+def test_many_small_batches_do_not_starve_who_reads_the_newest(bench):
+    bench.create()
+    number = 6_000  # Tansu looks through them for 3 ms, each time
+    batch = build_batch([bench.click(0)])
+    with BatchSender(bench.kafka.bootstrap_servers, bench.name) as sender:
+        for _ in range(number):
+            sender.send(batch)
+    reader = Reader(replace(bench.kafka, fetch_wait_ms=1), {bench.partition: number - 1})
+    fetched = []
+    bench.until(lambda: fetched.extend(reader.poll(0.05)) or fetched)
+    reader.close()
+    assert [len(records) for records in fetched] == [1]
