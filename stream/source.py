@@ -6,15 +6,14 @@ Waits for brokers and topics that are absent, notices topics made anew, holds a 
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy.typing as npt
 from springtide_client.schema import Schema
 
 from stream.caught_up import CaughtUp
+from stream.column_queue import ColumnQueue
 from stream.columns import Columns, Partition
 from stream.decode import Decoder
 from stream.errors import CorruptBatchError, StreamError, WaitingError
@@ -67,10 +66,8 @@ class Source:
             schema, max_message_bytes=config.max_message_bytes, max_future_seconds=config.max_future_seconds
         )
         self._session = Session(config, dict(positions or {}), self)
-        self._changed = threading.Condition()
-        self._queue: deque[tuple[Columns, int]] = deque()
-        self._queued_bytes = 0
-        self._error: BaseException | None = None
+        self._queue = ColumnQueue(config.queue_bytes)
+        self._marks = threading.Lock()
         self._handed: dict[Partition, Position] = dict(positions or {})
         self._caught_up = CaughtUp()
         self._handed_up = CaughtUp()
@@ -98,20 +95,11 @@ class Source:
         Raises the StreamError that stopped the reading, once everything before it has been handed out.
         """
         self.start()
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._ended, timeout_seconds)
-            if not self._queue and self._error is not None:
-                raise self._error
-            handed: list[Columns] = []
-            num_bytes = 0
-            while self._queue and num_bytes < POLL_BYTES:
-                columns, size = self._queue.popleft()
-                num_bytes += size
-                handed.append(columns)
+        handed = self._queue.take(POLL_BYTES, timeout_seconds)
+        with self._marks:
+            for columns in handed:
                 for partition, offset in columns.end.items():
                     self._handed[partition] = Position(columns.topic_ids.get(partition, ""), offset)
-            self._queued_bytes -= num_bytes
-            self._changed.notify_all()
         return handed
 
     @property
@@ -122,7 +110,7 @@ class Source:
     @property
     def queued_bytes(self) -> int:
         """Bytes of the columns that wait to be handed out."""
-        return self._queued_bytes
+        return self._queue.num_bytes
 
     @property
     def waiting_seconds(self) -> float:
@@ -133,12 +121,12 @@ class Source:
     @property
     def caught_up_ms(self) -> int | None:
         """The wall time at which everything then readable has been handed out; None before the first."""
-        with self._changed:
+        with self._marks:
             return self._handed_up.passed_ms(self._stands(self._handed))
 
     def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:
         """The wall time at which everything then readable lies before these positions; None before the first."""
-        with self._changed:
+        with self._marks:
             return self._caught_up.passed_ms(self._stands(learned))
 
     def end_offsets(self) -> dict[Partition, int]:
@@ -148,7 +136,7 @@ class Source:
     @property
     def catching_up(self) -> bool:
         """Whether records are known that have not been handed out."""
-        with self._changed:
+        with self._marks:
             return any(
                 end > (self._handed[partition].offset if partition in self._handed else 0)
                 for partition, end in self._session.ends.items()
@@ -188,8 +176,7 @@ class Source:
     def close(self) -> None:
         """Stop reading; what is queued is dropped."""
         self._closing.set()
-        with self._changed:
-            self._changed.notify_all()
+        self._queue.end()
         if self._thread is not None:
             self._thread.join(10.0)
         self.state = "closed"
@@ -203,14 +190,7 @@ class Source:
 
     def deliver(self, columns: Columns) -> None:
         """Queue columns; waits while the queue holds its limit of bytes."""
-        size = columns_bytes(columns)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: not self._queue or self._queued_bytes + size <= self.config.queue_bytes or self.closing
-            )
-            self._queue.append((columns, size))
-            self._queued_bytes += size
-            self._changed.notify_all()
+        self._queue.put(columns)
 
     def decode(self, raw: RawRecords, topic_id: str) -> Columns:
         """The records as columns that name their topic's id."""
@@ -225,7 +205,7 @@ class Source:
 
     def mark(self, wall_ms: int, ends: Mapping[Partition, Position]) -> None:
         """The partitions ended there at that time."""
-        with self._changed:
+        with self._marks:
             self._caught_up.mark(wall_ms, ends)
             self._handed_up.mark(wall_ms, ends)
 
@@ -248,10 +228,6 @@ class Source:
             if position.topic_id == began.topic_id:
                 stands[partition] = position
         return stands
-
-    @property
-    def _ended(self) -> bool:
-        return self._error is not None or self.closing or self.state == "finished"
 
     def _run(self) -> None:
         """Sessions, one after another, until closed or finished; what waiting cannot mend is left to poll()."""
@@ -279,9 +255,8 @@ class Source:
                 return
             else:
                 break
-        with self._changed:
-            self.state = "closed" if self.closing else "finished"
-            self._changed.notify_all()
+        self.state = "closed" if self.closing else "finished"
+        self._queue.end()
 
     def _wait(self, error: WaitingError, seconds: float) -> None:
         if self.state != "waiting" or self.reason != str(error):
@@ -294,22 +269,5 @@ class Source:
     def _fail(self, error: BaseException) -> None:
         if not isinstance(error, StreamError):
             logger.exception("the source's thread ended", exc_info=error)
-        with self._changed:
-            self.state, self.reason, self._error = "failed", str(error), error
-            self._changed.notify_all()
-
-
-def columns_bytes(columns: Columns) -> int:
-    """What columns hold of memory, nearly."""
-    features = columns.features
-    arrays: list[npt.NDArray[Any]] = [
-        features.categorical_NC,
-        features.dense_NF,
-        columns.labels_NL,
-        columns.weights_N,
-        columns.event_ms_N,
-    ]
-    arrays += [columns.record_ms_N, columns.partition_N, columns.offset_N]
-    arrays += [array for ragged in features.lists for array in (ragged.ids_M, ragged.offsets)]
-    dead = sum(len(letter.value or b"") + len(letter.key or b"") + 200 for letter in columns.dead)
-    return sum(array.nbytes for array in arrays) + dead + 80 * len(columns.texts.texts) + 1000
+        self.state, self.reason = "failed", str(error)
+        self._queue.end(error)
