@@ -3,15 +3,17 @@
 # U unique keys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from embeddings.arrivals import Arrivals
 from embeddings.departures import Departures
 from embeddings.horizons import Horizons
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.source import RowSource
 from embeddings.spill.interface import ABSENT, MARK, ROW, Spill
+from kernels.spec import Verbs
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Recalled:
     found_U: BoolArray
     forgotten_U: BoolArray  # by key or by rule
     from_spill_U: BoolArray
+    arrivals: Arrivals | None = None  # the same rows where they are on their way to the device, the dead ones too
 
     def alive(self, horizons: Horizons) -> "Recalled":
         """The same under rules: what they forget is not found."""
@@ -33,16 +36,21 @@ class Recalled:
             self.found_U & ~dead_U,
             self.forgotten_U | dead_U,
             self.from_spill_U & ~dead_U,
+            self.arrivals,
         )
 
     def take(self, chosen: Int64Array) -> "Recalled":
         """What is known of the keys at these positions."""
-        return Recalled(self.rows.take(chosen), *(column[chosen] for column in self._columns()))
+        if len(chosen) == len(self.found_U) and np.array_equal(chosen, np.arange(len(chosen))):
+            return self
+        found_N, forgotten_N, from_spill_N = (column[chosen] for column in self._columns())
+        return Recalled(self.rows.take(chosen), found_N, forgotten_N, from_spill_N)
 
     @staticmethod
     def concatenate(parts: Sequence["Recalled"]) -> "Recalled":
         columns = zip(*(part._columns() for part in parts), strict=True)
-        return Recalled(Rows.concatenate([part.rows for part in parts]), *map(np.concatenate, columns))
+        found_N, forgotten_N, from_spill_N = map(np.concatenate, columns)
+        return Recalled(Rows.concatenate([part.rows for part in parts]), found_N, forgotten_N, from_spill_N)
 
     def _columns(self) -> tuple[BoolArray, ...]:
         return (self.found_U, self.forgotten_U, self.from_spill_U)
@@ -61,16 +69,23 @@ class Below:
         return _recall(self.spill, self.base, features_U, ids_U)
 
     def recall_ahead(self, features_U: UInt16Array, ids_U: Int64Array) -> Future[Recalled]:
-        """The same while the caller computes."""
+        """The same while the caller computes; the rows go on to the device."""
         self.departures.settle()
         if self._ahead is None:
             self._ahead = ThreadPoolExecutor(1, thread_name_prefix="recall")
-        return self._ahead.submit(_recall, self.spill, self.base, features_U, ids_U)
+        return self._ahead.submit(_raise, self.departures.verbs, self.spill, self.base, features_U, ids_U)
 
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.shutdown()
         self.spill.close()
+
+
+def _raise(verbs: Verbs, spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U: Int64Array) -> Recalled:
+    recalled = _recall(spill, base, features_U, ids_U)
+    if verbs.on_host or not recalled.found_U.any():
+        return recalled
+    return replace(recalled, arrivals=Arrivals.of(verbs, recalled.rows, recalled.found_U, recalled.from_spill_U))
 
 
 def _recall(spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U: Int64Array) -> Recalled:

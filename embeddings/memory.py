@@ -1,41 +1,21 @@
 """The resident tier: which keys have a slot, which of them must stay, and what leaves when room is needed."""
 
 # U unique keys, N some of them, V victims
-from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from embeddings.capacity import Capacity
 from embeddings.departures import Departures, Reason
+from embeddings.holds import Holds
 from embeddings.horizons import Horizons
 from embeddings.quotas import Quotas
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from kernels.spec import NO_SLOT, TOUCHED, Array, Columns, Layout, Verbs
+from embeddings.settled import NOTHING_NEW, Foreseen, Settled
+from kernels.spec import NO_SLOT, Array, Columns, Layout, Verbs
 
 LEAVING_ROWS = 65536  # rows that must leave do so in steps of so many
 SMALL_BATCHES = 256
-NOTHING_NEW = np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int64)
-
-
-class Settled(NamedTuple):
-    """Where a batch's keys are; of those that are new, which hold no row yet, also what the host is told."""
-
-    slots_U: Array
-    new_N: Array  # positions in U
-    positions_N: Int64Array  # the same on the host
-    features_N: UInt16Array
-    ids_N: Int64Array
-
-
-class Foreseen(NamedTuple):
-    """The keys of a batch that had no row when it was looked at ahead of its turn, in the order of the batch."""
-
-    writes: int  # of the memory at that time
-    removals: int
-    positions_N: Int64Array  # in U
-    features_N: UInt16Array
-    ids_N: Int64Array
 
 
 class Memory:
@@ -49,7 +29,7 @@ class Memory:
     ) -> None:
         self.verbs, self.departures, self.quotas = verbs, departures, quotas
         self.store = verbs.allocate(capacity.num_slots, capacity.num_overflow, layout)
-        self.clock = 0  # one tick a lookup: the rows it takes are stamped with it
+        self.holds = Holds()
         self.num_rows = 0
         self.num_overflowed = 0
         self.present_features: set[int] = set()  # that ever had a row here
@@ -57,57 +37,51 @@ class Memory:
         self.removals = 0  # of rows, by whatever: what was missing before the newest one may be missing with others
         self.writes = 0  # placings, forgettings, bases: what was recalled before the newest one may be stale
         self._planned_overflow = capacity.num_overflow
-        self._num_in_overflow = 0  # at most: none, and nobody has to ask the device
+        self.most_in_overflow = 0  # none, and nobody has to ask the device
         self._is_settled = True
         self._small_batches = 0  # in a row, which an overflow area as planned would have had room for
-        self._held: set[int] = set()  # the ticks of lookups not yet released
-        self._abandoned: deque[int] = deque()  # of those, the lookups that were dropped since
 
     @property
     def num_held(self) -> int:
         """Lookups whose rows must stay."""
         self.departures.land()
         self.settle()
-        return len(self._held)
+        return len(self.holds)
 
     def hold(self) -> int:
         """A new tick of the clock: rows stamped with it stay until it is released."""
         self.settle()
-        self.clock += 1
-        self._held.add(self.clock)
-        return self.clock
+        return self.holds.hold()
 
     def release(self, tick: int) -> None:
         """Lets go of a lookup's rows; those in the overflow area leave at once, as evictions do.
 
         With the next look-up where it would take a wait for the device to know whether there are any.
         """
-        self._abandoned.append(tick)
+        self.holds.abandon(tick)
         self.settle(may_wait=False)
 
     def abandon(self, tick: int) -> None:
         """A release that takes place later; safe from any thread at any time."""
-        self._abandoned.append(tick)
+        self.holds.abandon(tick)
 
     def settle(self, *, may_wait: bool = True) -> None:
         """Makes good the releases that were only announced."""
-        if self._abandoned:
+        if self.holds.settle():
             self._is_settled = False
-        while self._abandoned:
-            self._held.discard(self._abandoned.popleft())
         if self._is_settled or (self.departures.is_expecting and not may_wait):
             return
         self._is_settled = True
         self.departures.land()
         num_used = 0
-        if self._num_in_overflow:
-            slots_V = self.verbs.overflow(self.store, self._protect_from(self.clock + 1))
+        if self.most_in_overflow:
+            slots_V = self.verbs.overflow(self.store, self.holds.protect_now())
             num_used = len(slots_V)
             if num_used:
                 self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), Reason.CAPACITY)
                 self.verbs.erase(self.store, slots_V)
                 self.removals += 1
-            self._num_in_overflow = self._num_in_overflow - num_used if self._held else 0
+            self.most_in_overflow = self.most_in_overflow - num_used if self.holds else 0
         self._shrink_overflow(num_used)
         self.trim()
 
@@ -133,7 +107,7 @@ class Memory:
             settled = Settled(slots_U, new_N, *(np.concatenate(column) for column in list(zip(*new, strict=True))[2:]))
             num_overflowed = int(xp.count_nonzero(slots_U[new_N] >= self.store.num_slots))
             self.num_overflowed += num_overflowed
-            self._num_in_overflow += num_overflowed
+            self.most_in_overflow += num_overflowed
         if len(settled.new_N):
             self.writes += 1
         return settled
@@ -187,13 +161,13 @@ class Memory:
         if self.num_held == 0 and horizons:
             slots_N = self.verbs.expired(self.store, start, stop, horizons.by_feature_F)
             if len(slots_N):
-                self.departures.expire(*self.verbs.keys_of(self.store, slots_N), self.clock)
+                self.departures.expire(*self.verbs.keys_of(self.store, slots_N), self.holds.clock)
                 self.erase(slots_N)
 
     def trim(self) -> None:
         """The coldest rows of features over their quota leave, as far as nobody holds them."""
         for feature, excess in self.quotas.excess(self.store.num_slots).items():
-            slots_N = self.verbs.lowest(self.store, feature, excess, self._protect_from(self.clock + 1))
+            slots_N = self.verbs.lowest(self.store, feature, excess, self.holds.protect_now())
             self._leave_and_erase(slots_N, Reason.QUOTA)
 
     def resize(self, num_slots: int, num_overflow: int) -> None:
@@ -210,42 +184,18 @@ class Memory:
         self.erasures += 1
         self.removals += 1
 
-    def check(self, known_touched: set[int] | None) -> None:
-        """AssertionError where index and rows contradict each other, or a touched slot is not among the known."""
-        self.departures.land()
-        there_N = self.occupied()
-        keys = self.verbs.keys_of(self.store, there_N)
-        slots_N, found_N, features_N = self.verbs.fetch(there_N, self.find(*keys), keys[0])
-        assert np.array_equal(found_N, slots_N), "a key is not found where it stands"
-        assert len(slots_N) == self.num_rows, f"{len(slots_N)} keys stand, {self.num_rows} are counted"
-        assert np.count_nonzero(slots_N >= self.store.num_slots) <= self._num_in_overflow, "the overflow is miscounted"
-        columns = Columns(*self.verbs.fetch(*self.verbs.read(self.store, there_N)))
-        touched = set(slots_N[(columns.flags_N & TOUCHED) != 0].tolist())
-        assert known_touched is None or touched <= known_touched, (
-            f"touched, and nobody knows: {touched - known_touched}"
-        )
-        assert np.isfinite(columns.values_ND).all(), "a row is not finite"
-        assert np.isfinite(columns.states_NS).all(), "an optimizer state is not finite"
-        assert (columns.counts_N >= 0).all(), "a row was seen less than never"
-        if self.quotas:
-            counted_F = np.bincount(features_N, minlength=len(self.quotas.rows_F))
-            assert np.array_equal(counted_F, self.quotas.rows_F), "rows by feature are miscounted"
-
     def _shrink_overflow(self, num_used: int) -> None:
         """What one large batch needed is given back once many others did without."""
         if self.store.num_overflow > self._planned_overflow:
             self._small_batches = self._small_batches + 1 if num_used <= self._planned_overflow else 0
-            if self._small_batches >= SMALL_BATCHES and not self._held:
+            if self._small_batches >= SMALL_BATCHES and not self.holds:
                 self.store = self.verbs.reset_overflow(self.store, self._planned_overflow)
                 self._small_batches = 0
-
-    def _protect_from(self, otherwise: int) -> int:
-        return min(self._held, default=otherwise)
 
     def _place(self, features_U: Array, ids_U: Array, mixed_U: Array) -> tuple[Settled, int]:
         """Also how many keys found no room in their bucket."""
         placed = self.verbs.find_or_insert(
-            self.store, features_U, ids_U, mixed_U, self.clock, self._protect_from(self.clock)
+            self.store, features_U, ids_U, mixed_U, self.holds.clock, self.holds.protect_from(self.holds.clock)
         )
         new_N, leaving, columns = placed.new_N, [], []
         if not len(new_N):
@@ -258,19 +208,19 @@ class Memory:
         positions_N, features_N, ids_N, *left = self.verbs.fetch(*new, *leaving, *columns)
         self._welcome(features_N)
         if left:
-            self._see_off(Rows(*left[:-1]), left[-1], Reason.CAPACITY, self.clock)
+            self._see_off(Rows(*left[:-1]), left[-1], Reason.CAPACITY, self.holds.clock)
         return Settled(placed.slots_U, new_N, positions_N, features_N, ids_N), placed.num_crowded
 
     def _is_true(self, foreseen: Foreseen) -> bool:
         """Whether just these keys are new, and each finds a slot, be it in the overflow area."""
-        num_free = self.store.num_overflow - self._num_in_overflow
+        num_free = self.store.num_overflow - self.most_in_overflow
         is_old = (self.writes, self.removals) != (foreseen.writes, foreseen.removals)
         return not (self.verbs.on_host or is_old or len(foreseen.ids_N) > num_free)
 
     def _place_foreseen(self, features_U: Array, ids_U: Array, mixed_U: Array, foreseen: Foreseen) -> Settled:
-        num_new, tick = len(foreseen.ids_N), self.clock
+        num_new, tick = len(foreseen.ids_N), self.holds.clock
         placed = self.verbs.find_or_insert(
-            self.store, features_U, ids_U, mixed_U, tick, self._protect_from(tick), num_new
+            self.store, features_U, ids_U, mixed_U, tick, self.holds.protect_from(tick), num_new
         )
         if num_new:
             columns = self.verbs.read(self.store, placed.victim_slots_V)
@@ -284,7 +234,7 @@ class Memory:
     def _land(self, tick: int, num_crowded_1: Int64Array, slots_V: Int64Array, *columns: Any) -> None:
         """What left for keys that were foreseen has come to the host."""
         self.num_overflowed += int(num_crowded_1[0])
-        self._num_in_overflow += int(num_crowded_1[0])
+        self.most_in_overflow += int(num_crowded_1[0])
         left_V = slots_V != NO_SLOT
         if left_V.any():
             *rows, flags_V = (column[left_V] for column in columns)
@@ -296,7 +246,7 @@ class Memory:
         self.present_features.update(np.flatnonzero(np.bincount(features_N)).tolist())
 
     def _leave(self, slots_V: Array, features_V: Array, ids_V: Array, reason: Reason) -> None:
-        self._see_off(*self.read(slots_V, features_V, ids_V), reason, self.clock)
+        self._see_off(*self.read(slots_V, features_V, ids_V), reason, self.holds.clock)
 
     def _see_off(self, rows: Rows, flags_V: Int64Array, reason: Reason, tick: int) -> None:
         self.num_rows -= len(rows)

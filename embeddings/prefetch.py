@@ -8,8 +8,8 @@ import numpy as np
 
 from embeddings.below import Recalled
 from embeddings.errors import SpillError
-from embeddings.memory import Foreseen
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
+from embeddings.settled import Foreseen
 from kernels.spec import Unique
 
 

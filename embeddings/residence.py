@@ -7,15 +7,17 @@ import numpy as np
 from springtide_client.keys import UInt64Array
 
 from embeddings.admission import AdmissionControl, Refused, share_rows
+from embeddings.arrivals import flags_of
 from embeddings.below import Below, Recalled
 from embeddings.config import TableConfig
 from embeddings.counters import Counts
 from embeddings.departures import Departures
 from embeddings.horizons import Horizons
-from embeddings.memory import Foreseen, Memory, Settled
+from embeddings.memory import Memory
 from embeddings.prefetch import Staged
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
-from kernels.spec import NO_SLOT, STORED, Array, Unique, Verbs, priority_of
+from embeddings.settled import Foreseen, Settled
+from kernels.spec import NO_SLOT, Array, Columns, Unique, Verbs, priority_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +97,12 @@ class Residence:
         recalled = self._recall(settled.positions_N, settled.features_N, settled.ids_N, staged).alive(self.horizons)
         found_N, first = recalled.found_U, new_N
         if found_N.any():
-            found, others = self.verbs.put(np.flatnonzero(found_N), np.flatnonzero(~found_N))
-            rows = recalled.rows if found_N.all() else recalled.rows.take(found_N)
-            slots_N, first = slots_U[new_N[found]], new_N[others]
-            # not CHANGED: it is what lies below
-            self.memory.write(slots_N, rows, np.where(recalled.from_spill_U[found_N], STORED, 0))
+            slots_F, columns = self._risen(recalled, slots_U[new_N])
+            self.verbs.scatter(self.memory.store, slots_F, columns)
             if self.config.eviction == "lfu":
-                self.verbs.set_priorities(self.memory.store, slots_N, rows.counts)
+                self.verbs.set_priorities(self.memory.store, slots_F, columns.counts_N)
+            (others,) = self.verbs.put(np.flatnonzero(~found_N))
+            first = new_N[others]
         if len(dead):
             first = self.verbs.xp.concatenate([first, dead])
         if len(first):
@@ -110,7 +111,23 @@ class Residence:
             if len(dead):
                 self.verbs.set_priorities(self.memory.store, slots_U[dead], self.verbs.xp.zeros(len(dead), np.int64))
         self._count(recalled, len(first), len(dead))
-        self.departures.returned(unique.mixed_U[new_N], self.memory.clock)
+        self.departures.returned(unique.mixed_U[new_N], self.memory.holds.clock)
+
+    def _risen(self, recalled: Recalled, slots_N: Array) -> tuple[Array, Columns]:
+        """The rows that were found, on the device, and their slots; NO_SLOT where one has died meanwhile."""
+        found_N, rows = recalled.found_U, recalled.rows
+        if recalled.arrivals is None:
+            found = np.flatnonzero(found_N)
+            rows = rows if len(found) == len(rows) else rows.take(found)
+            known = rows.counts, rows.last_seen, flags_of(recalled.from_spill_U[found])
+            positions, *put = self.verbs.put(found, rows.values, rows.states, *known)
+            return slots_N[positions], Columns(*put)
+        positions, columns = recalled.arrivals.take()
+        slots_F, dead_F = slots_N[positions], ~found_N[recalled.arrivals.positions_F]
+        if dead_F.any():
+            (dead,) = self.verbs.put(np.flatnonzero(dead_F))
+            slots_F[dead] = NO_SLOT
+        return slots_F, columns
 
     def _dead(self, unique: Unique, slots_U: Array, new_N: Array) -> Array:
         if not self.horizons:

@@ -12,10 +12,10 @@ from embeddings import autograd
 from embeddings.autograd import Part
 from embeddings.in_order import in_order
 from embeddings.lookup import Lookup
-from embeddings.memory import Foreseen
 from embeddings.prefetch import Prefetch
 from embeddings.reading import read_rows
 from embeddings.rows import as_keys
+from embeddings.settled import Foreseen
 from embeddings.tiers import Tiers
 from kernels.spec import NO_SLOT, Array
 

@@ -21,6 +21,7 @@ from embeddings.disk_cap import DiskCap
 from embeddings.expiry import Expiry
 from embeddings.horizons import Horizons
 from embeddings.in_order import in_order
+from embeddings.integrity import check
 from embeddings.memory import Memory
 from embeddings.optimizer import RowOptimizer
 from embeddings.quotas import Quotas
@@ -240,7 +241,7 @@ class Tiers:
     @in_order
     def check_integrity(self) -> None:
         """AssertionError where the parts contradict each other."""
-        self.memory.check(self.changes.slots() if self.tracked else None)
+        check(self.memory, self.changes.slots() if self.tracked else None)
 
     def close(self) -> None:
         if self._pool is not None:

@@ -162,12 +162,22 @@ class Verbs(Protocol):
         """The host's arrays on the device, in one copy; those that are there already as they are."""
         ...
 
+    def put_ahead(self, *arrays: HostArray) -> Callable[[], tuple[Array, ...]]:
+        """The host's arrays on their way to the device, in one copy beside what is asked of it. From any thread.
+
+        The call that it gives waits for nothing: what is asked of the device after it finds them there.
+        """
+        ...
+
     def fetch(self, *arrays: Array) -> tuple[HostArray, ...]:
         """The arrays on the host. Waits once, for everything asked of the device before."""
         ...
 
     def fetch_later(self, *arrays: Array) -> Callable[[], tuple[HostArray, ...]]:
-        """The same as they are now, begun now; the call that it gives waits for no more than that."""
+        """Arrays that nobody writes to any more, copied beside what is asked of the device from now on.
+
+        The call that it gives waits for that copy alone.
+        """
         ...
 
     def array_of(self, tensor: Any) -> Array:

@@ -89,6 +89,8 @@ class HostTier:
             descending = list(self._descending)
             self._counts["hits_host"] += len(columns.flags_N)
         kinds_U[here_U] = ROW
+        if here_U.all():
+            return SpilledRows(kinds_U, Rows(features_U, ids_U, *columns[:4]))
         layout = self._store.layout
         rows = Rows.empty_of(features_U, ids_U, layout.dim, layout.state_width)
         _put(rows, here_U, columns[:4])

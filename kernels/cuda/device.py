@@ -43,8 +43,19 @@ class Device(Protocol):
         """The same for several: the host's in one copy, which nobody waits for."""
         ...
 
+    def put_ahead(self, arrays: Sequence[Any]) -> Callable[[], tuple[Array, ...]]:
+        """The host's in one copy, beside the work; work asked for after the call that it gives comes after the copy.
+
+        From any thread.
+        """
+        ...
+
     def fetch(self, arrays: Sequence[Array]) -> Callable[[], tuple[Any, ...]]:
         """Begins to copy arrays to the host; the call that it gives waits for them."""
+        ...
+
+    def fetch_beside(self, arrays: Sequence[Array]) -> Callable[[], tuple[Any, ...]]:
+        """The same beside the work asked for from now on, which writes to none of them."""
         ...
 
     def array_of(self, tensor: Any) -> Array:
@@ -106,6 +117,8 @@ class CupyDevice:
         self._cupy, self._torch, self.xp = cupy, torch, cupy
         self._module, self._function = cache(self._compile), cache(self._find)
         self._stream_at = cache(lambda pointer: cupy.cuda.Stream.from_external(TorchStream(pointer)))
+        # of copies that the work does not wait for: one engine of the GPU has each way
+        self._up, self._down = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def in_order(self) -> Iterator[None]:
@@ -134,17 +147,21 @@ class CupyDevice:
         hosts = [np.ascontiguousarray(array) for array in arrays if isinstance(array, np.ndarray)]
         if not hosts:
             return tuple(map(self.put, arrays))
-        starts, num_bytes = starts_of((host.nbytes for host in hosts), ALIGNMENT)
-        block = self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True)
-        bytes_ = block.numpy()
-        for host, start in zip(hosts, starts, strict=True):
-            bytes_[start : start + host.nbytes] = host.reshape(-1).view(np.uint8)
-        # torch keeps the pinned block from other uses until the copy has been made
-        begin = self._memory_of(block.to("cuda", non_blocking=True))
-        there = iter(
-            self._cupy.ndarray(host.shape, host.dtype, begin + start) for host, start in zip(hosts, starts, strict=True)
-        )
+        there = iter(self._copied(hosts)[0])
         return tuple(next(there) if isinstance(array, np.ndarray) else self.put(array) for array in arrays)
+
+    def put_ahead(self, arrays: Sequence[Any]) -> Callable[[], tuple[Array, ...]]:
+        with self._torch.cuda.stream(self._up):
+            there, block = self._copied([np.ascontiguousarray(array) for array in arrays])
+            arrived = self._recorded()
+
+        def taken() -> tuple[Array, ...]:
+            stream = self._torch.cuda.current_stream()
+            stream.wait_event(arrived)
+            block.record_stream(stream)  # else the next copy up could overwrite what is still being read
+            return tuple(there)
+
+        return taken
 
     def fetch(self, arrays: Sequence[Array]) -> Callable[[], tuple[Any, ...]]:
         starts, num_bytes = starts_of((array.nbytes for array in arrays), ALIGNMENT)
@@ -155,8 +172,7 @@ class CupyDevice:
                     bytes_ = self._cupy.ascontiguousarray(array).reshape(-1).view(np.uint8)
                     there = self._torch.utils.dlpack.from_dlpack(bytes_)
                     block[start : start + array.nbytes].copy_(there, non_blocking=True)
-        arrived: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
+        arrived = self._recorded()
         forms = [(array.shape, array.dtype, array.nbytes) for array in arrays]
 
         def wait() -> tuple[Any, ...]:
@@ -166,6 +182,19 @@ class CupyDevice:
                 here[start : start + size].view(dtype).reshape(shape)
                 for (shape, dtype, size), start in zip(forms, starts, strict=True)
             )
+
+        return wait
+
+    def fetch_beside(self, arrays: Sequence[Array]) -> Callable[[], tuple[Any, ...]]:
+        self._down.wait_event(self._recorded())
+        with self._torch.cuda.stream(self._down):
+            arrive = self.fetch(arrays)
+        kept = [*arrays]  # whose memory is the current stream's: not its to give away before they were copied
+
+        def wait() -> tuple[Any, ...]:
+            here = arrive()
+            kept.clear()
+            return here
 
         return wait
 
@@ -197,6 +226,24 @@ class CupyDevice:
 
     def read(self, *numbers_1: Array) -> list[int]:
         return [int(number_1[0]) for number_1 in self.fetch(numbers_1)()]
+
+    def _copied(self, hosts: Sequence[Any]) -> tuple[list[Array], Any]:
+        """Arrays of the host on the device, in one copy on the current stream; and the tensor that they lie in."""
+        starts, num_bytes = starts_of((host.nbytes for host in hosts), ALIGNMENT)
+        block = self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True)
+        bytes_ = block.numpy()
+        for host, start in zip(hosts, starts, strict=True):
+            bytes_[start : start + host.nbytes] = host.reshape(-1).view(np.uint8)
+        # torch keeps the pinned block from other uses until the copy has been made
+        there = block.to("cuda", non_blocking=True)
+        begin = self._memory_of(there)
+        return [self._cupy.ndarray(h.shape, h.dtype, begin + at) for h, at in zip(hosts, starts, strict=True)], there
+
+    def _recorded(self) -> Any:
+        """An event that is past once the current stream has done all that was asked of it so far."""
+        event: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     def _allocate(self, num_bytes: int) -> Any:
         """Memory of torch's; CuPy's own allocations within `in_order` come from here too."""

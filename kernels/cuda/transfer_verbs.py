@@ -25,11 +25,14 @@ class TransferVerbs(Launcher):
     def put(self, *arrays: Any) -> tuple[Array, ...]:
         return self._device.put_all(arrays)
 
+    def put_ahead(self, *arrays: Any) -> Callable[[], tuple[Array, ...]]:
+        return self._device.put_ahead(arrays)
+
     def fetch(self, *arrays: Array) -> tuple[Any, ...]:
         return self._device.fetch(arrays)()
 
     def fetch_later(self, *arrays: Array) -> Callable[[], tuple[Any, ...]]:
-        return self._device.fetch(arrays)
+        return self._device.fetch_beside(arrays)
 
     def array_of(self, tensor: Any) -> Array:
         return self._device.array_of(tensor)

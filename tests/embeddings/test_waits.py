@@ -8,8 +8,12 @@ import pytest
 
 from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
+from embeddings.spill.host_tier import HostTier
+from embeddings.spill.interface import Spill
 from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
+from kernels.backend import backend
+from kernels.spec import Layout
 from tests.embeddings.twins import host, verbs_of
 from tests.kernels.device_array import waits
 from tests.kernels.simt import COMPILER
@@ -18,11 +22,13 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="neither g++ nor clang+
 DIM = 4
 
 
-def made(folder: Path, num_rows: int = 1) -> EmbeddingTable:
-    spill = RocksSpill(folder, dim=DIM, state_width=1)
-    return EmbeddingTable(
-        TableConfig(dim=DIM), seed=0, spill=spill, capacity=Capacity.of_rows(num_rows), device=verbs_of("emulated")
-    )
+def made(folder: Path, num_rows: int = 1, *, host_rows: int = 0, seed: int = 0) -> EmbeddingTable:
+    """`host_rows`: of a tier between the device and the disk. An odd seed: copies beside the work come late."""
+    spill: Spill = RocksSpill(folder, dim=DIM, state_width=1)
+    if host_rows:
+        spill = HostTier(spill, num_rows=host_rows, layout=Layout(DIM, 1), verbs=backend("cpu"))
+    verbs, capacity = verbs_of("emulated", seed), Capacity.of_rows(num_rows)
+    return EmbeddingTable(TableConfig(dim=DIM), seed=0, spill=spill, capacity=capacity, device=verbs)
 
 
 def keys_of(ids: Any) -> tuple[Any, Any, Any]:
@@ -59,9 +65,13 @@ def test_new_keys_and_the_rows_that_leave_for_them_cross_in_one_copy(tmp_path: P
     table.close()
 
 
-def test_with_lookahead_no_step_waits_and_every_row_is_what_it_would_be_without(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("host_rows", "seed"), [(0, 0), (160, 1)])
+def test_with_lookahead_no_step_waits_and_every_row_is_what_it_would_be_without(
+    tmp_path: Path, host_rows: int, seed: int
+) -> None:
     """As a learner asks: the next batch is prefetched while this one's rows are held."""
-    ahead, plain = made(tmp_path / "ahead", 256), EmbeddingTable(TableConfig(dim=DIM), seed=0, device="cpu")
+    ahead = made(tmp_path / "ahead", 256, host_rows=host_rows, seed=seed)
+    plain = EmbeddingTable(TableConfig(dim=DIM), seed=0)
     rng = np.random.default_rng(1)
     batches = [keys_of(rng.integers(0, 600, 60)) for _ in range(20)]
     foreseen = None
@@ -81,7 +91,34 @@ def test_with_lookahead_no_step_waits_and_every_row_is_what_it_would_be_without(
         ahead.cut()
     assert ahead.counters()["evicted"] > 100
     assert ahead.counters()["recalled_from_spill"] > 100
+    if host_rows:
+        assert ahead.counters()["hits_host"] > 50
+        assert ahead.counters()["host_spilled"] > 50
+        assert isinstance(ahead.spill, HostTier)
+        ahead.spill.check_integrity()
     ahead.close()
+
+
+def test_rows_on_their_way_up_that_die_meanwhile_are_not_installed(tmp_path: Path) -> None:
+    """Recalled and carried to the device while the batch before is learned; then a rule forgets half of them."""
+    table, num = made(tmp_path / "spill", seed=1), 20
+    zeros = np.zeros(num, np.uint16)
+    ids = np.arange(num)
+    table.update(table.lookup(zeros, ids, np.where(ids < 10, 1_000, 9_000)), np.ones((num, DIM), np.float32))
+    table.update(table.lookup(*keys_of(range(100, 100 + table.verbs.width))), np.ones((128, DIM), np.float32))
+    table.cut()
+    keys = zeros, ids, np.full(num, 9_000)
+    prefetched = table.prefetch(*keys)
+    assert prefetched.recalled is not None
+    assert prefetched.recalled.result().arrivals is not None
+    table.raise_horizons({0: 5_000})
+    lookup = table.lookup(*keys, prefetched=prefetched)
+    table.update(lookup, np.zeros((num, DIM), np.float32))
+    told = table.cut()
+    counts = dict(zip(told.ids.tolist(), told.counts.tolist(), strict=True))
+    assert counts == {id_: 1 if id_ < 10 else 2 for id_ in range(num)}
+    table.check_integrity()
+    table.close()
 
 
 def test_a_bucket_overfull_of_foreseen_keys_is_emptied_with_the_next_batch(tmp_path: Path) -> None:

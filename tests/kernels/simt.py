@@ -69,6 +69,7 @@ class SimtDevice:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
+        self.copies_early = seed % 2 == 0  # those beside the work: as early as they may come, or as late
         self.num_launches = 0
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
@@ -86,12 +87,28 @@ class SimtDevice:
     def put_all(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(map(self.put, arrays))
 
+    def put_ahead(self, arrays: Sequence[Any]) -> Callable[[], tuple[Any, ...]]:
+        pinned = [np.array(array) for array in arrays]  # they may change once this returns
+        there = self.put_all(pinned) if self.copies_early else None
+        return lambda: self.put_all(pinned) if there is None else there
+
     def fetch(self, arrays: Sequence[Any]) -> Callable[[], tuple[Any, ...]]:
         copies, begun = [array.numbers.copy() for array in arrays], self.num_launches
 
         def wait() -> tuple[Any, ...]:
             waits[0] += begun == self.num_launches  # else the copy was made while other work went on
             return tuple(copies)
+
+        return wait
+
+    def fetch_beside(self, arrays: Sequence[Any]) -> Callable[[], tuple[Any, ...]]:
+        arrive, kept = self.fetch(arrays), [*arrays]
+
+        def wait() -> tuple[Any, ...]:
+            early, late = arrive(), [array.numbers.copy() for array in kept]
+            for one, other in zip(early, late, strict=True):
+                assert one.tobytes() == other.tobytes(), "an array was written to while it was on its way to the host"
+            return early
 
         return wait
 
