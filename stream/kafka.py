@@ -18,6 +18,8 @@ from stream.records import RawRecords
 CONNECT_SECONDS = 3.0
 # without the hook a fetch may have been sent this long before its answer is seen
 UNSEEN_SEND_SECONDS = 1.0
+# an answer that comes so long after poll() was called has been waited for
+WAITED_SECONDS = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,8 @@ class Reader:
             raise explain(error, config) from None
         self._wait = FetchWait(config.fetch_wait_ms)
         self._answered_bytes: int | None = None  # of the last answer, until the next fetch
+        self._asked: Mapping[Any, int] = {}  # the offsets of the last fetch
+        self._polling_since = time.monotonic()
         self.raw = raw and tap_is_possible(self.consumer)
         if self.raw:
             tap(self.consumer)
@@ -129,7 +133,7 @@ class Reader:
 
     def poll(self, timeout_seconds: float) -> list[RawRecords]:
         """What has arrived, within the time; in the order of offsets within a partition."""
-        called = time.monotonic()
+        self._polling_since = called = time.monotonic()
         try:
             polled = self.consumer.poll(timeout_ms=int(timeout_seconds * 1000))
         except (kafka.errors.KafkaError, ValueError) as error:
@@ -174,6 +178,9 @@ class Reader:
             return False
 
         def handle_and_look(node_id: Any, fetch_offsets: Any, send_time: float, response: Any) -> None:
+            now = time.monotonic()
+            if now - self._polling_since > WAITED_SECONDS:  # else it may have lain there since long before
+                self._wait.was_late((now - send_time) * 1000 - self._wait.ms)
             self._answered_bytes = 0
             for topic in response.responses:
                 for told in topic.partitions:
@@ -198,11 +205,13 @@ class Reader:
             requests = create()
             for request, fetch_offsets in requests.values():
                 if self._answered_bytes is not None:
+                    brought = sum(at - self._asked.get(told, at) for told, at in fetch_offsets.items())
                     ends = {told: self.ends.get(Partition(*told), (0,))[0] for told in fetch_offsets}
-                    behind = any(at < ends[told] for told, at in fetch_offsets.items())
-                    small = self._answered_bytes < self.config.partition_fetch_bytes // 2
-                    self._wait.answered(cut_short=behind and small)
+                    behind = sum(max(0, ends[told] - at) for told, at in fetch_offsets.items())
+                    is_full = self._answered_bytes >= self.config.partition_fetch_bytes // 2
+                    self._wait.answered(brought, behind, is_full=is_full)
                     self._answered_bytes = None
+                self._asked = dict(fetch_offsets)
                 request.max_wait_ms = self._wait.ms
             return requests
 

