@@ -8,11 +8,11 @@ import numpy as np
 
 from stream.columns import Partition
 from stream.errors import BrokerAbsentError, OutOfRangeError
+from stream.holes import cut
 from stream.kafka import KafkaConfig, Reader
 from stream.kafka_admin import Admin
 from stream.positions import Position
 from stream.records import RawRecords
-from stream.session import cut
 
 SILENT_SECONDS = 10.0
 POLL_SECONDS = 0.1

@@ -11,6 +11,7 @@ from typing import Any
 from stream.columns import Partition
 from stream.errors import BrokerAbsentError, CorruptBatchError, OutOfRangeError, StreamError, WaitingError
 from stream.fetch_wait import FetchWait
+from stream.holes import Holes
 from stream.kafka_library import kafka, quiet
 from stream.raw_batches import Blob, raw_records, tap, tap_is_possible
 from stream.records import RawRecords
@@ -94,8 +95,13 @@ def explain(error: BaseException, config: KafkaConfig) -> StreamError:
 class Reader:
     """Reads given partitions from given offsets on, as raw records."""
 
-    def __init__(self, config: KafkaConfig, offsets: Mapping[Partition, int], *, raw: bool = True) -> None:
-        """`raw` False, or a kafka-python without the names the tap needs: plain polls, slower but equal."""
+    def __init__(
+        self, config: KafkaConfig, offsets: Mapping[Partition, int], *, raw: bool = True, whole: bool = False
+    ) -> None:
+        """`raw` False, or a kafka-python without the names the tap needs: plain polls, slower but equal.
+
+        `whole`: the broker is one whose offsets have no holes but for a moment (see holes.py).
+        """
         quiet()
         self.config = config
         # where each partition ends, and the monotonic time at which the fetch that told it was sent
@@ -118,6 +124,7 @@ class Reader:
         except kafka.errors.KafkaError as error:
             raise explain(error, config) from None
         self._wait = FetchWait(config.fetch_wait_ms)
+        self._holes = Holes(offsets) if whole else None
         self._answered_bytes: int | None = None  # of the last answer, until the next fetch
         self._asked: Mapping[Any, int] = {}  # the offsets of the last fetch
         self._polling_since = time.monotonic()
@@ -143,11 +150,18 @@ class Reader:
                 if (end := self.consumer.highwater(topic_partition)) is not None:
                     self.ends[partition] = (end, called - UNSEEN_SEND_SECONDS)
         if self.raw:
-            return [blob.raw for blobs in polled.values() for blob in blobs if isinstance(blob, Blob)]
-        return [
-            raw_records(Partition(*topic_partition), records, self.consumer.position(topic_partition))
-            for topic_partition, records in polled.items()
-        ]
+            raws = [blob.raw for blobs in polled.values() for blob in blobs if isinstance(blob, Blob)]
+        else:
+            raws = [
+                raw_records(Partition(*topic_partition), records, self.consumer.position(topic_partition))
+                for topic_partition, records in polled.items()
+            ]
+        if self._holes is None:
+            return raws
+        raws, again = self._holes.cut(raws)
+        for partition, offset in again.items():
+            self.consumer.seek(self.topic_partitions[partition], offset)  # what is being fetched is dropped with it
+        return raws
 
     def pause(self, partitions: Iterable[Partition]) -> None:
         """Fetch from these, and only these, no further; the others go on."""

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from stream.errors import (
     TopicResetError,
     WaitingError,
 )
+from stream.holes import cut
 from stream.kafka import Reader
 from stream.kafka_admin import Admin, Topic, probe
 from stream.merge import TimeMerge
@@ -76,7 +76,8 @@ class Session:
             self._settle(admin, topic)
             if self.began.keys() != set(topic.partitions) or any(b.topic_id != topic.id for b in self.began.values()):
                 self.began = dict(self.positions)
-            reader = Reader(kafka, {partition: self.positions[partition].offset for partition in topic.partitions})
+            offsets = {partition: self.positions[partition].offset for partition in topic.partitions}
+            reader = Reader(kafka, offsets, whole=self.config.embedded)
             try:
                 self._looked = self._progressed = time.monotonic()
                 self.owner.is_reading()
@@ -222,20 +223,3 @@ class Session:
         for columns in self.merge.take(()):
             self.owner.deliver(columns)
         return True
-
-
-def cut(raw: RawRecords, stop: int) -> RawRecords:
-    """The records before an offset."""
-    if raw.end <= stop:
-        return raw
-    n = int(np.searchsorted(raw.offset_N, stop))
-    return replace(
-        raw,
-        value_start_N=raw.value_start_N[:n],
-        value_length_N=raw.value_length_N[:n],
-        key_start_N=raw.key_start_N[:n],
-        key_length_N=raw.key_length_N[:n],
-        record_ms_N=raw.record_ms_N[:n],
-        offset_N=raw.offset_N[:n],
-        end=stop,
-    )

@@ -7,6 +7,7 @@ import pytest
 from stream import raw_batches
 from stream.columns import Partition
 from stream.errors import CorruptBatchError, StreamError, TopicResetError
+from stream.holes import Holes
 from stream.kafka import Reader
 from stream.kafka_admin import Admin
 from stream.kafka_producer import Producer
@@ -330,3 +331,16 @@ def test_many_small_batches_do_not_starve_who_reads_the_newest(bench):
     bench.until(lambda: fetched.extend(reader.poll(0.05)) or fetched)
     reader.close()
     assert [len(records) for records in fetched] == [1]
+
+
+def test_from_a_hole_on_is_fetched_again(bench, monkeypatch):
+    bench.create()
+    bench.produce([bench.click(n) for n in range(30)])
+    holes = [7]
+    monkeypatch.setattr(Holes, "_first", lambda *_: holes.pop() if holes else None)
+    reader = Reader(bench.kafka, {bench.partition: 0}, whole=True)
+    fetched = []
+    bench.until(lambda: fetched.extend(reader.poll(0.05)) or sum(map(len, fetched)) >= 30)
+    reader.close()
+    assert [offset for records in fetched for offset in records.offset_N] == list(range(30))
+    assert fetched[0].end == 7
