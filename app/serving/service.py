@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ class Service:
         self.snapshots = Snapshots(log_path, self.folder.path, max_bytes=config.snapshot_bytes)
         self.snapshot_work = Work("snapshot", num_threads=1, max_waiting=8)
         self.num_in_flight = self.num_streams = 0
+        self._publishing = threading.Lock()
         self._started = time.monotonic()
         self._sampler: asyncio.Task[None] | None = None
 
@@ -127,7 +129,11 @@ class Service:
         return gate if isinstance(gate, dict) else {}
 
     def publish(self) -> Numbers:
-        """Tell the other workers what this one has counted."""
+        """Tell the other workers what this one has counted; what was told earlier never overtakes it."""
+        with self._publishing:
+            return self._publish()
+
+    def _publish(self) -> Numbers:
         view, now_ms, metrics = self.replica.view, wall_ms(), self.metrics
         fresh = self.replica.freshness.percentiles(now_ms=now_ms) or {}
         until_ms = 0 if view is None else view.complete_until_ms

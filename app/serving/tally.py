@@ -3,7 +3,9 @@
 A sum never falls: a worker's counters stay when it is gone.
 """
 
+import logging
 import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +16,8 @@ Labels = tuple[tuple[str, str], ...]
 Values = dict[str, list[tuple[Labels, float]]]
 
 ENDED = "ended.json"
+
+logger = logging.getLogger(__name__)
 
 
 class Numbers(msgspec.Struct):
@@ -32,14 +36,22 @@ class Ended(msgspec.Struct):
 
 
 class Tally:
-    """A folder with a file a worker. Workers have numbers that are never used again."""
+    """A folder with a file a worker. Workers have numbers that are never used again; any thread of one may publish."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._is_well = True  # what was told last was written
 
     def publish(self, worker: int, numbers: Numbers) -> None:
-        """Replace a worker's numbers."""
-        self._replace(f"worker-{worker}.json", msgspec.json.encode(numbers))
+        """Replace a worker's numbers; where the disk has no room, the others tell of it as it was."""
+        try:
+            self._replace(f"worker-{worker}.json", msgspec.json.encode(numbers))
+        except OSError as error:
+            if self._is_well:
+                logger.warning("the other workers cannot be told now", extra={"error": str(error)})
+            self._is_well = False
+        else:
+            self._is_well = True
 
     def read(self) -> list[Numbers]:
         """Of each living worker that has published, and of the ended ones together."""
@@ -55,7 +67,10 @@ class Tally:
         return [*(numbers for worker, numbers in found.items() if worker not in ended.workers), ended.numbers]
 
     def end(self, worker: int, how: str) -> None:
-        """A worker is gone: keep what it counted, in one place with the others. For one process alone."""
+        """A worker is gone: keep what it counted, in one place with the others. For one process alone.
+
+        OSError where the disk has no room: then nothing has changed, and it may be said again.
+        """
         path = self._folder / f"worker-{worker}.json"
         ended = self._ended()
         try:
@@ -74,7 +89,8 @@ class Tally:
             return Ended([], Numbers())
 
     def _replace(self, name: str, content: bytes) -> None:
-        draft = self._folder / f".{name}.{os.getpid()}"
+        # two threads of a process may be at it at once: one is asked, one tells every second
+        draft = self._folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
         draft.write_bytes(content)
         draft.rename(self._folder / name)
 

@@ -79,6 +79,7 @@ class Workers:
         self._clock = clock
         self._living: list[Worker] = []
         self._to_replace: list[Worker] = []
+        self._untold: list[tuple[int, str]] = []  # ends that the tally has not heard of: the disk was full
         self._num_started = 0
         self._due, self._pause = 0.0, FIRST_PAUSE_SECONDS
 
@@ -99,6 +100,7 @@ class Workers:
         """1. Mourn the dead. 2. Start whoever is missing. 3. Ask one to leave whose successor answers."""
         for worker in [worker for worker in self._living if not worker.process.alive]:
             self._bury(worker)
+        self._tell_ends()
         is_rolling = bool(self._to_replace) and not any(worker.leave_by for worker in self._living)
         missing = self._config.workers + is_rolling - len(self._staying())
         while missing > 0 and self._clock() >= self._due:
@@ -150,12 +152,18 @@ class Workers:
         self._living.append(Worker(number, process, hears, self._clock()))
         self._num_started += 1
 
+    def _tell_ends(self) -> None:
+        with suppress(OSError):  # counts can wait for a disk with room, workers cannot
+            while self._untold:
+                self._tally.end(*self._untold[0])
+                self._untold.pop(0)
+
     def _bury(self, worker: Worker) -> None:
         self._living.remove(worker)
         worker.close()
         self._on_end(worker.number)
         has_left = worker.leave_by is not None
-        self._tally.end(worker.number, "replaced" if has_left else "died")
+        self._untold.append((worker.number, "replaced" if has_left else "died"))
         self._folder.remove_drafts(worker.process.pid)
         if worker in self._to_replace:
             self._to_replace.remove(worker)

@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 from app.serving.metrics import Metrics
 from app.serving.tally import Tally
 
@@ -50,3 +52,23 @@ def test_the_counts_of_a_worker_that_is_gone_stay_and_its_gauges_do_not(tmp_path
     lines = text_of(other, tally)
     assert {'answers_total{route="/x"} 8', "version 6", "streams 2", "waits_seconds_count 2"} <= set(lines)
     assert 'springtide_workers_ended_total{how="died"} 2' in lines
+
+
+def test_a_worker_may_be_asked_while_it_tells(tmp_path):
+    tally = Tally(tmp_path)
+    told = worker(version=4, answers=3, seconds=0.001).numbers()
+    with ThreadPoolExecutor(4) as threads:
+        # a probe and the word that is due every second, and another worker that adds up meanwhile
+        asked = [threads.submit(act) for _ in range(200) for act in (lambda: tally.publish(0, told), tally.read)]
+    assert all(call.exception() is None for call in asked)
+    assert [path.name for path in tmp_path.iterdir()] == ["worker-0.json"]
+
+
+def test_a_disk_without_room_costs_numbers_and_nothing_else(tmp_path):
+    folder = tmp_path / "tally"
+    tally = Tally(folder)  # it cannot be written to: it is not there
+    tally.publish(0, worker(version=4, answers=3, seconds=0.001).numbers())
+    assert tally.read()[-1].counters == {}
+    folder.mkdir()
+    tally.publish(0, worker(version=4, answers=3, seconds=0.001).numbers())
+    assert len(tally.read()) == 2

@@ -103,3 +103,18 @@ def test_one_that_does_not_leave_is_killed(tmp_path):
     look_until(workers, lambda: first[0] not in pids(workers))
     clock.now = 0.0
     workers.stop(20)
+
+
+def test_a_full_disk_ends_no_server(kept):
+    workers, clock, _, tally = kept
+    look_until(workers, lambda: workers.all_listen)
+    first, second = pids(workers)
+    tally.rename(tally.with_name("elsewhere"))  # nothing can be written down
+    os.kill(first, signal.SIGKILL)
+    look_until(workers, lambda: len(workers._living) == 1)
+    clock.now = workers._due
+    look_until(workers, lambda: workers.all_listen)
+    assert second in pids(workers)
+    tally.with_name("elsewhere").rename(tally)
+    workers.look()
+    assert (tally / "ended.json").read_text().count('"died"') == 1
