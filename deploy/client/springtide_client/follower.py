@@ -92,6 +92,7 @@ class Follower:
         self._next: View | None = None  # rebuilt from a base
         self._cursors: dict[Tip, Cursor] = {}  # by what was last taken from them: of the served view, and of `_next`
         self._passed: deque[Applied] = deque(maxlen=MAX_PASSED)  # by `_next`, and not yet served
+        self._broken_by: SpringtideError | None = None
         self._tried: tuple[int, Tip] | None = None  # (base, tip) that a restart led nowhere from
         self._error: SpringtideError | OSError | ValueError | None = None
         self._rebase_at = 0.0
@@ -169,7 +170,7 @@ class Follower:
             before = self._view
             try:
                 self._advance()
-                self._error, self._retry_seconds = None, RETRY_SECONDS
+                self._error, self._retry_seconds = self._waits_behind(), RETRY_SECONDS
             except (SpringtideError, OSError, ValueError) as error:
                 self._note(error)
             return self._view is not None and (before is None or before.version != self._view.version)
@@ -227,10 +228,11 @@ class Follower:
         """The served view has no successor here. Restart, unless that led back to this very place before."""
         assert self._view is not None
         base_path = self._source.newest_base()
-        if base_path is None or self._tried == (base_number(base_path), self._view.tip):
+        tried = None if base_path is None else (base_number(base_path), self._view.tip)
+        if tried is not None and self._tried == tried:
             raise error
         logger.warning("the log's chain broke, starting again from a base", extra={"reason": str(error)})
-        self._tried = (base_number(base_path), self._view.tip)
+        self._tried, self._broken_by = tried, error
         self._is_broken, self._next = True, None
         self.num_restarts += 1
 
@@ -300,6 +302,17 @@ class Follower:
                 _tell(listener, view, applied, now_ms)
         for callback in self._callbacks:
             _tell(callback, view)
+
+    def _waits_behind(self) -> LogError | None:
+        """Why what is served stays: the log has no base, or has not got so far yet, after its chain broke."""
+        view, rebuilt = self._view, self._next
+        if view is None or not self._is_broken or (rebuilt is not None and rebuilt.version >= view.version):
+            return None
+        where = "has no base" if rebuilt is None else f"stands at version {rebuilt.version}"
+        return LogError(
+            f"{self._broken_by}; the log {where}, and {view.version} is served until it has passed that: restart to "
+            "serve a log that was made anew from its beginning"
+        )
 
     def _note(self, error: SpringtideError | OSError | ValueError) -> None:
         if str(error) != str(self._error):

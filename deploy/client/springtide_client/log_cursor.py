@@ -7,7 +7,7 @@ from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.records import HEADER, Record, RecordHeader, Tip, parse_header
 
 if TYPE_CHECKING:
-    from springtide_client.log_directory import Listing, LogDirectory
+    from springtide_client.log_directory import Listing, LogDirectory, Ruling
 
 READ_BYTES = 64 << 20  # a read hands out about so much at most
 
@@ -29,6 +29,7 @@ class LogCursor:
         self._directory = directory
         self._place = _Place(after, None, 0)
         self._open: tuple[str, int] | None = None  # name and descriptor
+        self._ruling: Ruling | None = None  # what ruled when this was read last
 
     @property
     def tip(self) -> Tip | None:
@@ -38,15 +39,21 @@ class LogCursor:
     def read(self, limit_bytes: int = READ_BYTES) -> list[Record]:
         """The next records, about `limit_bytes` of them; none at the end, or while a new epoch is starting.
 
-        Raises GapError where what follows does not fit onto the last version, and CorruptRecordError at damaged bytes
-        behind which nothing stands; good records before either are handed out first.
+        Raises GapError where what follows does not fit onto the last version, or the folder holds another log by now,
+        and CorruptRecordError at damaged bytes behind which nothing stands; good records before either are handed out
+        first.
         """
         # 1. list first: a file that has a successor in the listing is complete when it is read
         listing = self._directory.look()
+        if self._ruling is not None and not listing.claimed:
+            raise GapError(f"the log's folder {self._directory.path} is empty or gone")
         if not listing.settled:
             return []
-        manifest = self._directory.manifest(listing)
-        assert manifest is not None
+        ruling = self._directory.ruling(listing)
+        assert ruling is not None
+        if self._ruling is not None and self._ruling.is_other(ruling):
+            raise GapError(f"the log in {self._directory.path} was made anew")
+        self._ruling, manifest = ruling, ruling.manifest
         files = self._directory.files(listing, manifest)
         # 2. read
         records: list[Record] = []

@@ -45,6 +45,18 @@ class LogManifest(msgspec.Struct, kw_only=True):
         return Schema.from_json(msgspec.json.encode(self.schema))
 
 
+class Ruling(NamedTuple):
+    """The manifest that rules, and when it was written."""
+
+    manifest: LogManifest
+    written_ns: int
+
+    def is_other(self, later: "Ruling") -> bool:
+        """Whether what is seen later cannot be of the same log."""
+        is_same_epoch = later.manifest.epoch == self.manifest.epoch
+        return later.manifest.epoch < self.manifest.epoch or (is_same_epoch and later.written_ns != self.written_ns)
+
+
 class Listing(NamedTuple):
     """The names in a log's folder at one instant."""
 
@@ -80,7 +92,7 @@ class LogDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._manifests: dict[int, LogManifest] = {}  # a manifest never changes
+        self._ruling: Ruling | None = None  # a manifest never changes, unless the log is made anew
 
     def look(self) -> Listing:
         """What is there; an empty listing where the folder is missing."""
@@ -103,11 +115,20 @@ class LogDirectory:
 
     def manifest(self, listing: Listing | None = None) -> LogManifest | None:
         """The newest manifest, also while a higher epoch is claimed; None in a log without one."""
-        epoch = (listing or self.look()).sealed_by
-        if epoch and epoch not in self._manifests:
-            path = self.path / manifest_name(epoch)
-            self._manifests = {epoch: decode_checked(path.read_bytes(), LogManifest, str(path))}
-        return self._manifests.get(epoch)
+        ruling = self.ruling(listing or self.look())
+        return None if ruling is None else ruling.manifest
+
+    def ruling(self, listing: Listing) -> "Ruling | None":
+        """The newest manifest, and what tells it from one that was written in its place."""
+        epoch, known = listing.sealed_by, self._ruling
+        if not epoch:
+            return None
+        path = self.path / manifest_name(epoch)
+        written_ns = path.stat().st_mtime_ns
+        if known is None or (known.manifest.epoch, known.written_ns) != (epoch, written_ns):
+            known = Ruling(decode_checked(path.read_bytes(), LogManifest, str(path)), written_ns)
+            self._ruling = known
+        return known
 
     def overtaken(self, epoch: int) -> bool:
         """Whether an epoch above this one is claimed. Claims are made one after the other and never removed."""

@@ -1,8 +1,10 @@
 """A follower keeps up, repairs itself, tells of every version, and never takes a served view away."""
 
+import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -26,6 +28,13 @@ def settle(follower: Follower, number: int, *, seconds: float = 20.0) -> None:
         if follower.view is not None and follower.view.version == number:
             return
     raise AssertionError(f"{number} is not served: {follower.view and follower.view.version}, {follower.error}")
+
+
+def poll_until(follower: Follower, check: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not check():
+        assert time.monotonic() < deadline, follower.error
+        follower.poll()
 
 
 def first_value(follower: Follower, key: tuple[int, int]) -> float:
@@ -160,6 +169,30 @@ def test_a_view_from_a_branch_that_does_not_count_is_served_until_the_log_has_pa
         assert follower.view.version == lost
     settle(follower, log.append({(0, 2): row(log, 3)}))
     assert first_value(follower, (0, 1)) == 1.0
+
+
+def test_a_log_that_was_made_anew_is_told_of_and_served_once_it_has_passed_what_is(follow, make_log) -> None:
+    old, new = make_log(), make_log()
+    for seed in (1, 2, 3):
+        served = old.append({(0, 1): row(old, seed)})
+    follower = follow(old)
+    settle(follower, served)
+    old.path.rename(old.path.with_name("away"))
+    poll_until(follower, lambda: "empty or gone" in str(follower.error))
+    follower.poll()
+    assert "empty or gone" in str(follower.error)
+    new.append({(0, 1): row(new, 8)})
+    os.utime(new.path / "manifest-0000000001.json", ns=(1, 1))
+    new.path.rename(old.path)
+    new.path = old.path
+    poll_until(follower, lambda: "the log stands at version" in str(follower.error))
+    assert follower.view.version == served
+    assert first_value(follower, (0, 1)) == 3.0
+    for seed in (9, 10, 11):
+        number = new.append({(0, 1): row(new, seed)})
+    settle(follower, number)
+    assert first_value(follower, (0, 1)) == 11.0
+    assert follower.error is None
 
 
 def test_a_base_without_a_model_is_an_error_that_says_so(follow, make_log) -> None:
