@@ -82,6 +82,7 @@ class Follower:
         self._layer_bytes = cache_bytes // 2
         self._private = PrivateLayers(cache_dir, max_bytes=disk_bytes)
         self._stopping = threading.Event()
+        self._is_abandoned = False
         self._wait = wait if wait is not None else self._stopping.wait
         self._clock_ms = clock_ms
         self._make_search = make_search
@@ -139,6 +140,10 @@ class Follower:
     def stop(self) -> None:
         """Ask the thread to end, without waiting for it."""
         self._stopping.set()
+
+    def abandon(self) -> None:
+        """`stop` for a finalizer: it takes no lock, for the collector may run in any thread, at any place."""
+        self._is_abandoned = True
 
     def close(self) -> None:
         """Stop following; the last view stays usable."""
@@ -231,7 +236,7 @@ class Follower:
         tried = None if base_path is None else (base_number(base_path), self._view.tip)
         if tried is not None and self._tried == tried:
             raise error
-        logger.warning("the log's chain broke, starting again from a base", extra={"reason": str(error)})
+        logger.warning("the log's chain broke, starting again from a base: %s", error)
         self._tried, self._broken_by = tried, error
         self._is_broken, self._next = True, None
         self.num_restarts += 1
@@ -316,13 +321,13 @@ class Follower:
 
     def _note(self, error: SpringtideError | OSError | ValueError) -> None:
         if str(error) != str(self._error):
-            logger.warning("the log cannot be followed now", extra={"reason": str(error)})
+            logger.warning("the log cannot be followed now: %s", error)
         self._error = error
         self._retry_at = time.monotonic() + self._retry_seconds
         self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and not self._is_abandoned:
             try:
                 self.poll()
             except Exception as error:

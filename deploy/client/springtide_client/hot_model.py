@@ -1,6 +1,9 @@
 """A model that stays hot: predictions and look-ups in this process, always from the newest version of a log."""
 
 # N instances, L labels, K ids
+import os
+import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide_client.encode import encode_instances
-from springtide_client.errors import NoModelError, StaleModelError
+from springtide_client.errors import LogError, NoModelError, StaleModelError
 from springtide_client.follower import Follower
 from springtide_client.http_log import HttpLog
 from springtide_client.inputs import FloatArray
@@ -20,6 +23,7 @@ from springtide_client.sizes import parse_bytes
 from springtide_client.view import View
 
 WAIT_SECONDS = 30.0
+ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")
 
 
 class HotModel:
@@ -52,8 +56,10 @@ class HotModel:
         memory_bytes, disk_bytes = parse_bytes(cache_bytes), parse_bytes(cache_disk_bytes)
         self._http: HttpLog | None = None
         source: HttpLog | LogDirectory
-        if self._where.startswith(("http://", "https://")):
+        if self._where.lower().startswith(("http://", "https://")):
             source = self._http = HttpLog(self._where, token=token, cache_dir=cache_path, disk_bytes=disk_bytes)
+        elif ADDRESS.fullmatch(self._where) and not Path(url_or_directory).exists():
+            raise ValueError(f"{self._where!r} is no folder: give a server as http://{self._where}")
         else:
             source = LogDirectory(Path(url_or_directory))
         self._follower = Follower(
@@ -63,13 +69,15 @@ class HotModel:
             disk_bytes=disk_bytes,
             wait=None if self._http is None else self._http.wait,
         )
+        self._pid = os.getpid()
+        # a model that is dropped without a word is followed no longer
+        weakref.finalize(self, self._follower.abandon).atexit = False
         self._follower.start()
         if self._follower.wait_for_view(wait_seconds) is None:
-            reason = self._follower.error
+            reason = self._follower.error or self._what_is_missing()
             self.close()
             mend = "start a trainer (springtide run, springtide train) on it, or give more wait_seconds"
-            why = f": {reason}" if reason is not None else ""
-            raise NoModelError(f"no model from {self._where} within {wait_seconds:g} s{why}; {mend}")
+            raise NoModelError(f"no model from {self._where} within {wait_seconds:g} s: {reason}; {mend}")
 
     def predict(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
         """A probability for every label of each instance, `[{"click": 0.12}, ...]`.
@@ -109,6 +117,8 @@ class HotModel:
     @property
     def error(self) -> Exception | None:
         """Why no newer version arrives; None while they do."""
+        if os.getpid() != self._pid:
+            return LogError("this process was forked after the model was made: make a HotModel of its own here")
         return self._follower.error
 
     def on_swap(self, callback: Callable[[int], None]) -> None:
@@ -117,6 +127,8 @@ class HotModel:
 
     def close(self) -> None:
         """Stop following. Calls still answer, from the last version."""
+        if os.getpid() != self._pid:
+            return  # threads, connections and folder are those of the process that made the model
         self._follower.stop()
         if self._http is not None:
             self._http.stop()
@@ -130,6 +142,16 @@ class HotModel:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def _what_is_missing(self) -> str:
+        path = Path(self._where)
+        if self._http is not None:
+            return "the server has no version yet, or its base is on the way still"
+        if not path.is_dir():
+            return "there is no such folder"
+        if LogDirectory(path).newest_base() is None:
+            return "the folder holds no log with a version"
+        return "the model is being loaded still"
+
     @property
     def _view(self) -> View:
         view = self._follower.view
@@ -139,7 +161,7 @@ class HotModel:
     def _fresh_view(self) -> View:
         limit = self._max_staleness_seconds
         if limit is not None and (staleness := self.staleness_seconds) > limit:
-            reason = self._follower.error
+            reason = self.error
             why = str(reason) if reason is not None else "see the trainer's state in /v1/status"
             raise StaleModelError(f"the model is {staleness:.3g} s old, {limit:g} s are allowed: {why}")
         return self._view

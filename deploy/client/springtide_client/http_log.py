@@ -2,9 +2,11 @@
 
 import http.client
 import logging
+import os
 import shutil
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 
 from springtide_client.base_cache import BaseCache
@@ -42,6 +44,8 @@ class HttpLog:
         self._own_folder = None if cache_dir is not None else Path(tempfile.mkdtemp(prefix="springtide-"))
         folder = cache_dir or self._own_folder
         assert folder is not None
+        # also where nobody closes this: when it is forgotten, and at the process's end
+        self._let_go = weakref.finalize(self, _remove, self._own_folder, os.getpid())
         self._bases = BaseCache(self._server, folder, max_bytes=disk_bytes)
         self._news = threading.Event()
         self._arrived: Path | None = None
@@ -64,7 +68,7 @@ class HttpLog:
             self.newest_base()
         except (SpringtideError, OSError, ValueError) as error:
             if not self._server.is_closed:
-                logger.warning("a newer base could not be fetched", extra={"reason": str(error)})
+                logger.warning("a newer base could not be fetched: %s", error)
 
     def follow(self, after: Tip | None) -> "RecordStream":
         """The records behind a version as they arrive; waits until the server's newest is among them."""
@@ -90,8 +94,12 @@ class HttpLog:
         self.stop()
         if self._fetching is not None:
             self._fetching.join(timeout=CLOSE_SECONDS)
-        if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+        self._let_go()
+
+
+def _remove(folder: Path | None, pid: int) -> None:
+    if folder is not None and os.getpid() == pid:  # a forked child has none of its own
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class RecordStream:

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -132,9 +133,45 @@ def test_a_closed_model_still_answers(open_model, make_log) -> None:
     assert len(model.predict(INSTANCES)) == 2
 
 
+def test_a_dropped_model_is_followed_no_longer_and_leaves_nothing(open_model, make_log, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    log = make_log()
+    before = set(threading.enumerate())
+    model = open_model(log)
+    servers = set(threading.enumerate()) - before
+    dropped = HotModel(model._where, token=TOKEN)
+    own = set(threading.enumerate()) - before - servers
+    assert own
+    folders = set((tmp_path / "temporary").iterdir())
+    del dropped
+    deadline = time.monotonic() + 20
+    while any(thread.is_alive() for thread in own if thread.name.startswith("springtide")):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert len(set((tmp_path / "temporary").iterdir())) == len(folders) // 2  # over HTTP a folder each
+
+
+def test_a_forked_process_is_told_that_nothing_follows_there(open_model, make_log) -> None:
+    model = open_model(make_log())
+    assert model.error is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        assert "make a HotModel of its own here" in str(model.error)
+        model.close()  # what the parent follows with is not ended here
+    assert model.error is None
+    wait_for_version(model, model.version)
+
+
 def test_no_model_is_an_error_that_says_what_to_do(tmp_path) -> None:
     with pytest.raises(NoModelError, match=r"nothing.*within 0\.05 s.*start a trainer"):
         HotModel(tmp_path / "nothing", wait_seconds=0.05)
+    with pytest.raises(NoModelError, match="there is no such folder"):
+        HotModel(tmp_path / "nothing", wait_seconds=0.05)
+    with pytest.raises(NoModelError, match="holds no log with a version"):
+        HotModel(tmp_path, wait_seconds=0.05)
+    with pytest.raises(ValueError, match="http://localhost:8000"):
+        HotModel("localhost:8000")
     with pytest.raises(NoModelError, match="cannot be reached"):
         HotModel("http://127.0.0.1:9", wait_seconds=0.2)
 

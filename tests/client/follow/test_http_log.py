@@ -1,6 +1,8 @@
 """Over HTTP a follower has what the directory has, through cut downloads, broken streams, damage and retirement."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -235,6 +237,22 @@ def test_an_unreachable_server_is_an_error_that_names_it() -> None:
     assert folder.exists()
     source.close()
     assert not folder.exists()
+
+
+def test_a_process_that_closes_nothing_leaves_no_folder(tmp_path) -> None:
+    code = """if True:
+        import os, tempfile
+        from springtide_client.http_log import HttpLog
+        log = HttpLog("http://127.0.0.1:9")
+        assert os.listdir(tempfile.gettempdir())
+        if os.fork() == 0:
+            raise SystemExit  # a child has no folder to remove
+        os.wait()
+        assert os.listdir(tempfile.gettempdir())
+        """
+    environment = {"PYTHONPATH": "deploy/client", "TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host?x=1"])
