@@ -59,9 +59,9 @@ def _read(kafka: KafkaConfig, bounds: Mapping[Partition, tuple[int, int]]) -> It
             for raw in raws:
                 raw = _from(cut(raw, bounds[raw.partition][1]), places[raw.partition])
                 places[raw.partition] = max(places[raw.partition], raw.end)
-                heard = time.monotonic()
                 if len(raw):
                     yield raw
+                heard = time.monotonic()  # what the reader of these took its time for is no silence of the broker
             if time.monotonic() - heard > SILENT_SECONDS:
                 raise BrokerAbsentError(f"the broker at {kafka.bootstrap_servers} sends nothing of {behind[0]}")
     finally:
