@@ -87,9 +87,9 @@ class Faults:
         status = read_status(self.stage.log) or {}
         self.stage.kill_all()
         taste = draw.choice(TASTES)
-        before = self._num_bytes()
-        Wreck(self.stage.recorder, self.stage.folder / "record", taste, draw).make()
-        self.num_bytes_lost += before - self._num_bytes()
+        wreck = Wreck(self.stage.recorder, self.stage.folder / "record", taste, draw)
+        self.num_bytes_lost += wreck.num_bytes_lost("seg-*")
+        wreck.make()
         self.judge.promised = max(self.judge.promised, status.get("durable_version") or 0)
         return f"power lost {point or 'at any moment'}, {taste}"
 
@@ -227,6 +227,3 @@ class Faults:
             self.stage.produce(64)
             also()
             time.sleep(0.05)
-
-    def _num_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self.stage.log.glob("seg-*"))

@@ -102,6 +102,16 @@ class Wreck:
             for name, inner in entries.items()
         }
 
+    def num_bytes_lost(self, pattern: str) -> int:
+        """What files of such a name will lose. One that was unlinked and comes back gains nothing: it was not lost."""
+        lost = 0
+        for path in self._root.rglob(pattern):
+            kept: KeptFile | Tree | None = self.tree
+            for name in path.relative_to(self._root).parts:
+                kept = kept.get(name) if isinstance(kept, dict) else None
+            lost += max(0, path.stat().st_size - (kept.size if isinstance(kept, KeptFile) else 0))
+        return lost
+
     def make(self) -> None:
         """The folder as planned, all of it on the disk; nobody may be at work in it."""
         trash = self._folder / "trash"
