@@ -26,6 +26,7 @@ class DeadLetters:
         self._kafka = kafka
         self._producer: Producer | None = None
         self._unconfirmed: list[DeadLetter] = []
+        self.unconfirmed_bytes = 0  # what the letters hold that no broker has acknowledged yet
 
     def send(self, letters: Sequence[DeadLetter]) -> None:
         """Count and send; never fails and waits for nobody: flush() does."""
@@ -33,17 +34,13 @@ class DeadLetters:
             return
         self.counts.update(letter.reason for letter in letters)
         self._unconfirmed += letters
+        self.unconfirmed_bytes += sum(map(letter_bytes, letters))
         if self._producer is not None:
             try:
                 for letter in letters:
                     self._send(self._producer, letter)
             except StreamError:
                 self._drop_producer()
-
-    @property
-    def unconfirmed_bytes(self) -> int:
-        """What the letters hold that no broker has acknowledged yet."""
-        return sum(len(letter.value or b"") + len(letter.key or b"") + LETTER_BYTES for letter in self._unconfirmed)
 
     def flush(self, seconds: float = 30.0) -> None:
         """Return once the broker has acknowledged every letter; the last StreamError when the time is over."""
@@ -72,7 +69,7 @@ class DeadLetters:
             for letter in self._unconfirmed:
                 self._send(self._producer, letter)
         self._producer.flush(seconds)
-        self._unconfirmed = []
+        self._unconfirmed, self.unconfirmed_bytes = [], 0
 
     def _send(self, producer: Producer, letter: DeadLetter) -> None:
         headers = {
@@ -94,3 +91,8 @@ class DeadLetters:
         if self._producer is not None:
             self._producer.close(0.2)
             self._producer = None
+
+
+def letter_bytes(letter: DeadLetter) -> int:
+    """What a letter takes of memory, nearly."""
+    return len(letter.value or b"") + len(letter.key or b"") + LETTER_BYTES

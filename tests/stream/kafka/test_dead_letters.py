@@ -1,7 +1,7 @@
 import pytest
 
 from stream.columns import DeadLetter
-from stream.dead_letters import DeadLetters
+from stream.dead_letters import LETTER_BYTES, DeadLetters
 from stream.errors import ProduceError, StreamError
 from stream.kafka import Reader
 from stream.kafka_admin import Admin
@@ -29,7 +29,9 @@ def read_back(bench, topic, number):
 def test_letters_arrive_with_their_bytes_and_what_is_wrong(bench):
     dead = DeadLetters(lambda: bench.kafka, bench.name + ".dead")
     dead.send([*letters(bench, 3), DeadLetter(bench.partition, 3, "empty", "", None, None, 5)])
+    assert dead.unconfirmed_bytes == 4 * LETTER_BYTES + 9
     dead.flush()
+    assert dead.unconfirmed_bytes == 0
     dead.send(letters(bench, 1, "too_large"))
     dead.flush()
     dead.close()
@@ -118,3 +120,18 @@ def test_the_true_end_is_told_where_the_last_batch_holds_many_records(bench):
         assert admin.end_offsets(topic) == dict.fromkeys(topic.partitions, 0)
         bench.produce([b"x"] * 777)
         assert admin.end_offsets(topic) == {topic.partitions[0]: 777, topic.partitions[1]: 0}
+
+
+def test_how_much_waits_is_known_without_looking_at_every_letter(bench):
+    class Value(bytes):
+        looks = 0
+
+        def __len__(self) -> int:
+            Value.looks += 1
+            return super().__len__()
+
+    dead = DeadLetters(lambda: bench.kafka, bench.name + ".dead")
+    for number in range(200):
+        dead.send([DeadLetter(bench.partition, number, "gate", "", b"k", Value(b"1234567"), 5)])
+        assert dead.unconfirmed_bytes == (number + 1) * (LETTER_BYTES + 8)
+    assert Value.looks <= 400
