@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from springtide_client.base import Base, read_base_manifest
+from springtide_client.base import Base, BaseManifest, read_base_manifest
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.log_directory import LogDirectory, base_name
 from springtide_client.records import EPOCH_SHIFT, HEADER, Record, RecordHeader, Tip, VersionMeta, version_name
@@ -132,18 +132,21 @@ class LogIndex:
                 raise UserError(f"version {name}: the log holds only {len(self.numbers)} versions; {self._range()}")
             return self.numbers[number - 1]
         if number not in self._by_number and number not in self.bases:
-            raise UserError(f"version {name} is not in the log: {self._range()}; `springtide versions list` shows them")
+            asked = version_name(number) if number >= 1 << EPOCH_SHIFT else name
+            raise UserError(
+                f"version {asked} is not in the log: {self._range()}; `springtide versions list` shows them"
+            )
         return number
 
     def tip(self, number: int) -> Tip:
         """The place in the log that a version is."""
         entry = self.find(number)
-        return entry.tip if entry else read_base_manifest(self.directory.path / base_name(number)).tip
+        return entry.tip if entry else self._manifest_of(number).tip
 
     def meta(self, number: int) -> VersionMeta:
         """What the version says of the world."""
         entry = self.find(number)
-        return entry.read_head().meta if entry else read_base_manifest(self.directory.path / base_name(number)).meta
+        return entry.read_head().meta if entry else self._manifest_of(number).meta
 
     def between(self, after: int, last: int) -> list[Entry]:
         """The records behind a version up to another."""
@@ -163,6 +166,13 @@ class LogIndex:
             raise damaged
         oldest = f"the oldest that can is {version_name(self.bases[0])}" if self.bases else "there is no base"
         raise UserError(f"version {version_name(number)} can no longer be built, its base is retired: {oldest}")
+
+    def _manifest_of(self, number: int) -> BaseManifest:
+        name = base_name(number)
+        try:
+            return read_base_manifest(self.directory.path / name)
+        except FileNotFoundError:
+            raise LogError(f"{name} was retired while it was read: run the command again") from None
 
     def _range(self) -> str:
         return f"it goes from {version_name(self.numbers[0])} to {version_name(self.numbers[-1])}"

@@ -97,8 +97,12 @@ def _in_log(directory: LogDirectory, order_id: str) -> tuple[int, dict[str, Any]
                 return place.number, entry
         if meta.created_ms < born_ms - SLACK_MS:
             return None
-    for number in index.bases:
-        for entry in read_base_manifest(directory.path / base_name(number)).meta.orders:
+    for number in reversed(index.bases):
+        try:
+            orders = read_base_manifest(directory.path / base_name(number)).meta.orders
+        except (FileNotFoundError, LogError):  # retired meanwhile, or damaged: the others tell it too
+            continue
+        for entry in orders:
             if entry.get("id") == order_id:
                 return 0, entry
     return None

@@ -1,5 +1,7 @@
 """Orders executed where no trainer runs, and their receipts."""
 
+import shutil
+
 import pytest
 from random_log import RandomLog
 from small_log import SCHEMA, config, put
@@ -106,6 +108,12 @@ def test_a_receipt_outlives_the_segments_in_the_bases(log):
             path.unlink()
     receipt = receipt_of(log.path, order)
     assert (receipt.state, receipt.version, receipt.document()["version"]) == ("durable", 0, None)
+    newest = log.directory.newest_base()
+    assert newest is not None
+    oldest = next(path for path in log.directory.bases() if path != newest)
+    shutil.rmtree(oldest)  # by a merger, that instant: its name is still in the listing
+    oldest.mkdir()
+    assert receipt_of(log.path, order) == receipt
 
 
 def test_nothing_is_known_of_an_order_that_was_never_put_down(log):

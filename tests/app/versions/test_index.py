@@ -1,8 +1,11 @@
 """Versions are found by the names that people give them."""
 
+import shutil
+
 import pytest
 from random_log import RandomLog
 from small_log import SmallLog, put
+from springtide_client.errors import LogError
 
 from app.errors import UserError
 from app.versions.index import LogIndex
@@ -27,6 +30,7 @@ def test_a_version_has_many_names(log: SmallLog) -> None:
         ("-4", "holds only 4 versions"),
         ("1.9", "from 1.0 to 1.3"),
         ("2.1", "is not in the log"),
+        (str((2 << 32) + 1), "version 2.1 is not in the log"),
         ("newest", "write latest"),
         ("0", "write latest"),
         ("1.", "write latest"),
@@ -62,6 +66,15 @@ def test_versions_of_all_epochs_and_bases_without_records_are_known(log: SmallLo
     assert index.base_before(last.number).tip == base.tip
     assert index.base_before(base.tip.number - 1).tip.number == 1 << 32
     assert [entry.number for entry in index.between(base.tip.number, last.number)][-1] == last.number
+
+
+def test_a_base_that_is_retired_meanwhile_is_an_error_of_the_log(log: SmallLog) -> None:
+    with log.writer():
+        index = LogIndex(log.directory)
+    shutil.rmtree(log.directory.bases()[0])
+    for look in (index.tip, index.meta):
+        with pytest.raises(LogError, match="base-00000000004294967296 was retired"):
+            look(1 << 32)
 
 
 def test_a_head_tells_meta_and_shapes_without_the_tensors(log: SmallLog) -> None:
