@@ -5,17 +5,20 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.log_directory import segment_name
 from springtide_client.records import HEADER, RecordHeader, parse_header
+from springtide_client.tensor_writer import begin_write_back
 
 from app.versions.atomic_file import FULL, sync_folder
 
 PIECE_BYTES = 1 << 20
 CACHED_BYTES = 64 << 20  # the newest, for followers; pages of older ones are taken again by what is written next
+WRITE_BACK_BYTES = 1 << 20  # fewer are not worth a request to the disk of their own
 
 
 def walk_segment(path: Path, limit: int | None = None, *, verify_after: int = -1) -> Iterator[tuple[RecordHeader, int]]:
@@ -52,6 +55,32 @@ def _crc(file: BinaryIO, length: int) -> int:
     return crc
 
 
+@dataclass(eq=False)
+class SegmentFile:
+    """A file of ours; sizes in bytes from its start."""
+
+    descriptor: int
+    size: int = 0  # of whole records
+    synced: int = 0
+    begun: int = 0  # for so much the disk was asked to begin
+    let_go: int = 0  # of which the pages may be taken for other things
+
+    def begin_write_back(self) -> None:
+        """The disk may begin, so that whoever syncs, and who waits for that, has less to wait for."""
+        if self.size - self.begun >= WRITE_BACK_BYTES:
+            begin_write_back(self.descriptor, self.begun, self.size - self.begun)
+            self.begun = self.size
+
+    def let_go_of(self, num_bytes: int) -> int:
+        """The oldest pages, as far as they are synced. Returns of how many bytes."""
+        until = min(self.let_go + num_bytes, self.synced)
+        if until <= self.let_go:
+            return 0
+        os.posix_fadvise(self.descriptor, 0, until, os.POSIX_FADV_DONTNEED)
+        num_bytes, self.let_go = until - self.let_go, until
+        return num_bytes
+
+
 class SegmentFiles:
     """An epoch's own segments. `write` belongs to one thread; `sync` may be called by another."""
 
@@ -60,10 +89,9 @@ class SegmentFiles:
         self._epoch = epoch
         self._segment_bytes = segment_bytes
         self._count = 0
-        self._size = 0
-        self._descriptor: int | None = None
+        self._file: SegmentFile | None = None
         self._torn = False
-        self._former: list[tuple[int, int]] = []  # descriptors and sizes of files of which pages may be cached
+        self._former: list[SegmentFile] = []  # oldest first: of which pages may be cached
         self._lock = threading.Lock()  # around the descriptors, never around a write or an fsync
 
     def write(self, frame: bytes | Sequence[bytes | memoryview]) -> None:
@@ -73,15 +101,16 @@ class SegmentFiles:
         """
         pieces = [memoryview(piece) for piece in ([frame] if isinstance(frame, bytes) else frame)]
         num_bytes = sum(map(len, pieces))
-        if self._descriptor is None or self._torn or self._size + num_bytes > self._segment_bytes:
+        if self._file is None or self._torn or self._file.size + num_bytes > self._segment_bytes:
             self._roll()
-        assert self._descriptor is not None
+        assert self._file is not None
+        self._make_room(num_bytes)
         self._torn, untouched = True, True  # until it is whole
         for piece in pieces:
             view = piece
             while len(view):
                 try:
-                    written = os.write(self._descriptor, view)
+                    written = os.write(self._file.descriptor, view)
                 except OSError as error:
                     self._torn = not untouched or error.errno not in FULL
                     raise
@@ -89,7 +118,12 @@ class SegmentFiles:
                     raise OSError(errno.EIO, "nothing was written")
                 view, untouched = view[written:], False
         self._torn = False
-        self._size += num_bytes
+        self._file.size += num_bytes
+
+    def begin_write_back(self) -> None:
+        """What was written may go to the disk from now on; whoever wrote it calls this, and waits for nothing."""
+        if self._file is not None:
+            self._file.begin_write_back()
 
     def sync(self) -> None:
         """What was written before the call is on the disk when it returns.
@@ -97,55 +131,54 @@ class SegmentFiles:
         Raises LogError, after which nobody knows what is on the disk: a later fsync would say yes and not mean it.
         """
         with self._lock:
-            descriptor = None if self._descriptor is None else os.dup(self._descriptor)
-            size = self._size
-        if descriptor is not None:
-            try:
-                os.fsync(descriptor)
-                self._uncache(descriptor, size)
-            except OSError as error:
-                raise LogError(f"fsync of the log failed: {error.strerror}") from None
-            finally:
-                os.close(descriptor)
+            file = self._file
+            if file is None:
+                return
+            descriptor, size = os.dup(file.descriptor), file.size
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise LogError(f"fsync of the log failed: {error.strerror}") from None
+        finally:
+            os.close(descriptor)
+        file.synced = max(file.synced, size)
 
-    def _uncache(self, descriptor: int, size: int) -> None:
-        """Let go of the pages of what is older than the newest `CACHED_BYTES`, of which so much is synced."""
-        _let_go(descriptor, size - CACHED_BYTES)
+    def _make_room(self, num_bytes: int) -> None:
+        """Pages beyond the newest `CACHED_BYTES` are let go of right before as many are written.
+
+        Not sooner, nor many more at a time: a virtual machine gives free pages back to its host, and has to ask for
+        them again.
+        """
+        assert self._file is not None
+        over = sum(file.size - file.let_go for file in (*self._former, self._file)) + num_bytes - CACHED_BYTES
+        over = min(over, 2 * num_bytes)
+        for file in (*self._former, self._file):
+            if over > 0:
+                over -= file.let_go_of(over)
+        done = [file for file in self._former if file.let_go == file.size]
         with self._lock:
-            former, self._former = self._former, []
-            for older, older_size in reversed(former):
-                _let_go(older, older_size + size - CACHED_BYTES)
-                if size < CACHED_BYTES:
-                    self._former.insert(0, (older, older_size))
-                else:
-                    os.close(older)
-                size += older_size
+            self._former = [file for file in self._former if file not in done]
+        for file in done:
+            os.close(file.descriptor)
 
     def close(self) -> None:
         """Give the files back, without syncing them."""
         with self._lock:
-            descriptors = [older for older, _ in self._former]
-            if self._descriptor is not None:
-                descriptors.append(self._descriptor)
-            self._descriptor, self._former = None, []
-        for descriptor in descriptors:
-            os.close(descriptor)
+            files = [*self._former, *([] if self._file is None else [self._file])]
+            self._file, self._former = None, []
+        for file in files:
+            os.close(file.descriptor)
 
     def _roll(self) -> None:
         """1. fsync the present file. 2. Make the next one. 3. fsync the folder. Only then a record may go there."""
         self.sync()
-        if self._size or self._torn or self._descriptor is None:
+        if self._file is None or self._file.size or self._torn:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             descriptor = os.open(self._log_path / segment_name(self._epoch, self._count), flags, 0o644)
             self._count += 1
             sync_folder(self._log_path)
             with self._lock:
-                if self._descriptor is not None:
-                    self._former.append((self._descriptor, self._size))
-                self._descriptor, self._size = descriptor, 0
+                if self._file is not None:
+                    self._former.append(self._file)
+                self._file = SegmentFile(descriptor)
             self._torn = False
-
-
-def _let_go(descriptor: int, num_bytes: int) -> None:
-    if num_bytes > 0:
-        os.posix_fadvise(descriptor, 0, num_bytes, os.POSIX_FADV_DONTNEED)

@@ -1,7 +1,6 @@
 """Appends versions to the log: one thread encodes and writes, another makes durable."""
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from app.versions.disk_use import disk_bytes
 from app.versions.epochs import Epoch, start_epoch
 from app.versions.errors import OvertakenError
 from app.versions.fault_points import reach
+from app.versions.priority import yield_to_learning
 from app.versions.segments import SegmentFiles
 from app.versions.trainer_lock import WAIT_SECONDS
 
@@ -29,7 +29,6 @@ Version = Tip
 
 RETRIES = 3  # of an append that fails for another reason than a full disk
 RETRY_SECONDS = 0.5
-NICE = 10  # of the writing threads: the learning one goes before them where cores are few
 STUCK_SECONDS = 60.0  # a queue of which nothing is written for so long has failed
 
 logger = logging.getLogger(__name__)
@@ -248,6 +247,7 @@ class LogWriter:
                 self._queued_bytes -= pending.num_bytes
                 self._published = tip
                 self._changed.notify_all()
+            self._segments.begin_write_back()
 
     def _write(self, frame: Sequence[bytes | memoryview]) -> bool:
         """Whether the frame is in a file. A full disk is waited for; other failures are tried again a few times."""
@@ -290,8 +290,3 @@ class LogWriter:
             reach("after an fsync before the look")
             if not self._is_overtaken():
                 self._durable = published
-
-
-def yield_to_learning() -> None:
-    """Linux takes a thread's niceness for its own."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -75,7 +75,7 @@ class TensorWriter:
             self._pool = ThreadPoolExecutor(1, "checksums")
         crc = self._pool.submit(zlib.crc32, data, self._crcs[name])
         self._write_at(offset, data)
-        _begin_write_back(self._file.fileno(), offset, len(data))
+        begin_write_back(self._file.fileno(), offset, len(data))
         self._crcs[name] = crc.result()
 
     def close(self) -> None:
@@ -94,8 +94,8 @@ class TensorWriter:
             view, offset = view[written:], offset + written
 
 
-def _begin_write_back(descriptor: int, offset: int, num_bytes: int) -> None:
-    """The disk may begin with these bytes, so that the fsync at the end has less to wait for."""
+def begin_write_back(descriptor: int, offset: int, num_bytes: int) -> None:
+    """The disk may begin with these bytes, so that a later fsync has less to wait for."""
     if _sync_file_range is not None:
         _sync_file_range(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), SYNC_FILE_RANGE_WRITE)
 
