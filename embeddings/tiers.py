@@ -133,6 +133,14 @@ class Tiers:
         """Takes blocks of a version or a base as this table's own."""
         self.admission.restore(blocks_B, bytes_B64)
 
+    @property
+    def num_removals(self) -> int:
+        """Moves whenever rows leave, or change places, other than for a look-up.
+
+        Who prefetches beside the device's work comes after what did that.
+        """
+        return self.memory.removals
+
     def clock_state(self) -> dict[str, Any]:
         """What moves with the stream and is no row: for a version, as JSON."""
         return {"sketch_age": self.admission.age, "event_ms": self.expiry.event_ms, "sweep": self.expiry.cursor}

@@ -138,8 +138,10 @@ class Learner:
                     self._look_ahead()
                     outcome = self._move(batch, lookup, keys.staged)
                 else:  # which would wait for all that the step asks for: on a stream of its own, beside the step
-                    placed = self.device.lane.mark()
+                    placed, num_removals = self.device.lane.mark(), self.table.num_removals
                     outcome = self._move(batch, lookup, keys.staged)
+                    if self.table.num_removals != num_removals:  # rows left with the update: ahead is after that too
+                        placed = self.device.lane.mark()
                     with self.device.lane.beside(placed):
                         self._look_ahead()
             finally:

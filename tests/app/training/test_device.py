@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,10 +23,10 @@ from app.training.log_start import start_state
 from app.training.scores import Scores
 from app.training.state import TrainingState
 from app.versions.writer import LogWriter
-from embeddings.config import TableConfig
+from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.table import EmbeddingTable
 from kernels.cuda.verbs import CudaVerbs
-from tests.app.training.late_lane import LateLane, device, play_again
+from tests.app.training.late_lane import LateLane, Mark, device, play_again
 from tests.kernels.cuda_twins import device_of as device_of_tests
 
 TABLE = TableConfig(dim=4, device_bytes="8MiB")
@@ -86,6 +88,40 @@ def test_rows_on_the_device_too_take_their_keys_from_the_same_copy() -> None:
         np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
     assert_same(there, host, rtol=1e-4, atol=1e-5)
     assert place.lane.num_copies == sum(len(batch) > 0 for batch in BATCHES)
+
+
+class WatchfulLane(LateLane):
+    """What is asked for beside the work must not overtake rows that left: `watched` moves when some do."""
+
+    def __init__(self) -> None:
+        super().__init__(at_once=False)
+        self.watched = lambda: 0
+
+    def mark(self) -> Mark:
+        mark = super().mark()
+        mark.watched = self.watched()
+        return mark
+
+    @contextmanager
+    def beside(self, mark):
+        assert mark.watched == self.watched(), "rows left after the mark: lookahead could still find them"
+        with super().beside(mark):
+            yield
+
+
+def test_lookahead_comes_after_rows_that_left_with_the_update() -> None:
+    emulated, lane = CudaVerbs(device_of_tests("host"), late=True), WatchfulLane()
+    place = TrainDevice(torch.device("cpu"), lane, None, emulated)
+    # fewer rows than a batch brings: some leave with each update
+    policies = {feature: FeaturePolicy(quota_bytes=4 * 200) for feature in range(3)}
+    settings = with_defaults(replace(TABLE, features=policies, device_bytes="128KiB"))
+    table = EmbeddingTable(settings, seed=0, tracked=False, device=emulated)
+    lane.watched = lambda: table.num_removals
+    net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
+    learner = Learner(net, table, TrainConfig(batch_size=BATCH_SIZE), SCHEMA, device=place)
+    learned(learner, BATCHES[:3])
+    assert table.counters()["evicted_quota"] > 0
+    assert lane.num_ahead > 1
 
 
 def test_a_log_begun_on_the_host_is_gone_on_with_on_a_device_and_back(tmp_path, monkeypatch) -> None:
