@@ -1,6 +1,7 @@
 """The bodies of POST /v1/embeddings: JSON, MessagePack, Arrow and raw bytes, read and written."""
 
 # N ids of a request, D dimension
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,7 @@ from springtide_client.keys import id_of
 
 from app.serving.arrow_bodies import STATUS_NAMES as STATUS_NAMES
 from app.serving.arrow_bodies import read_id_column, write_stream
+from app.serving.demand import check_milliseconds
 from app.serving.problems import UNREADABLE, ApiError, bad_request, too_many_ids
 from kernels.cpu.id_lists import read_json_ids, read_msgpack_ids, read_text_ids
 from kernels.cpu.number_text import NUMBER_BYTES, SLACK_BYTES, write_rows, write_rows_holding_gil
@@ -60,6 +62,7 @@ PLAIN: dict[str, tuple[Callable[[bytes], PlainBody], Callable[..., int]]] = {
     JSON: (msgspec.json.Decoder(PlainBody).decode, read_json_ids),
     MSGPACK: (msgspec.msgpack.Decoder(PlainBody).decode, read_msgpack_ids),
 }
+WEIGHT = re.compile(r";\s*[qQ]=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*(?:;|$)")
 STATUS_TEXTS = tuple(f'"{name}"'.encode() for name in STATUS_NAMES)
 # up to here other threads wait: they would be given the GIL for longer than the writing takes
 FEW_NUMBERS = 16_384
@@ -76,14 +79,19 @@ def read_form(content_type: str) -> Form:
 
 @lru_cache(maxsize=256)
 def answer_form(accept: str, asked: Form) -> Form:
-    """The first form that an Accept header names, the question's own where it leaves the choice; 406 otherwise."""
-    for part in accept.split(","):
+    """Of the forms that an Accept header names the one it weighs most, the first among equals; 406 where it is none.
+
+    Where it leaves the choice, the question's own.
+    """
+    for part in sorted(accept.split(","), key=_weight, reverse=True):
         name, half = _split(part)
+        if not _weight(part):
+            break
         if name in ("", "*/*", "application/*"):
             return asked
         if name in FORMATS:
             return Form(name, half)
-    raise ApiError(406, "not_acceptable", f"no answer of type {accept} is made here", f"accept {', '.join(FORMATS)}")
+    raise ApiError(406, "not_acceptable", f"no answer of type {accept[:80]} is made here", f"accept {', '.join(FORMATS)}")
 
 
 def read_question(form: Form, body: bytes, max_ids: int) -> Question:
@@ -98,10 +106,7 @@ def read_question(form: Form, body: bytes, max_ids: int) -> Question:
         column, ids = read_id_column(body, max_ids)
         return Question(column, ids_of(column.to_pylist()) if ids is None else ids)
     question = _read_plain(form, body, max_ids) or _read_any(form, body, max_ids)
-    if question.max_staleness_ms is not None and not question.max_staleness_ms >= 0:
-        raise bad_request(
-            f"max_staleness_ms: {question.max_staleness_ms} is no duration", "send milliseconds, 0 or more"
-        )
+    check_milliseconds(question.max_staleness_ms)
     return question
 
 
@@ -209,7 +214,13 @@ def _ids_as_sent(question: Question, media_type: str) -> Any:
 
 def _split(part: str) -> tuple[str, bool]:
     name, *parameters = part.strip().lower().split(";")
-    return name.strip(), any(parameter.replace(" ", "") == "dtype=float16" for parameter in parameters)
+    return name.strip(), any(parameter.replace(" ", "").replace('"', "") == "dtype=float16" for parameter in parameters)
+
+
+def _weight(part: str) -> float:
+    """The `q` of a media range: 1 where it is none."""
+    match = WEIGHT.search(part)
+    return 1.0 if match is None else float(match[1])
 
 
 def _check_number(number: int, max_ids: int) -> None:

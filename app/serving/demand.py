@@ -29,11 +29,20 @@ class Demand:
         return Demand(max_staleness_ms, self.min_version)
 
 
+def check_milliseconds(max_staleness_ms: float | None) -> float | None:
+    """What a body demands; ApiError 400 where it is no duration, which no model would ever satisfy."""
+    if max_staleness_ms is not None and not max_staleness_ms >= 0:
+        raise bad_request(f"max_staleness_ms: {max_staleness_ms} is no duration", "send milliseconds, 0 or more")
+    return max_staleness_ms
+
+
 def read_demand(headers: Mapping[str, str]) -> Demand:
     """From lower-case header names; ApiError 400 where a value is no number."""
     staleness, version = headers.get(MAX_STALENESS), headers.get(MIN_VERSION)
     if staleness is None and version is None:
         return Demand()
+    # the parser leaves the blanks behind a value, which are none of it (RFC 9110, 5.5)
+    staleness, version = staleness and staleness.rstrip(" \t"), version and version.rstrip(" \t")
     if staleness is not None and not MILLISECONDS.fullmatch(staleness):
         raise bad_request(f"{MAX_STALENESS}: {staleness[:40]!r} is no duration", "send milliseconds, for example 500")
     if version is not None and not NUMBER.fullmatch(version):

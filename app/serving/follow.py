@@ -128,6 +128,10 @@ class DirectoryFollowing:
         return wrapped
 
     @property
+    def has_begun(self) -> bool:
+        return self._texts.has_base
+
+    @property
     def error(self) -> Exception | None:
         return self._follower.error
 

@@ -15,7 +15,7 @@ from app.serving.express import ROUTE, Express
 from app.serving.guard import UNLIMITED_PATHS
 from app.serving.leaving import Leaving
 from app.serving.lookups import Manner, feature_number, header_texts, is_short, look_up
-from app.serving.problems import REFUSED, ApiError, bad_request, defect, too_large
+from app.serving.problems import REFUSED, ApiError, bad_request, compressed, defect, too_large
 from app.serving.service import Service
 
 EMBEDDINGS = "/v1/embeddings/"
@@ -117,6 +117,9 @@ class Front:
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._service.config.max_body_bytes:
             raise too_large(self._service.config.max_body_bytes)
+        encoding = headers.get("content-encoding")
+        if encoding is not None and encoding.strip().lower() != "identity" and scope["method"] not in ("GET", "HEAD"):
+            raise compressed(encoding)
         if scope["method"] == "POST" and path.startswith(EMBEDDINGS):
             scope["springtide.route"] = ROUTE
             await self._embeddings(path[len(EMBEDDINGS) :], headers, scope, receive, send)

@@ -11,6 +11,7 @@ from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema
 
+from app.serving.demand import check_milliseconds
 from app.serving.problems import UNREADABLE, ApiError, bad_request, invalid
 
 EXAMPLE = 'send {"instances": [{...}]} or {"context": {...}, "candidates": [{...}]}'
@@ -57,7 +58,7 @@ def read_predict(body: bytes, max_instances: int) -> tuple[Instances, float | No
         if not isinstance(instance, dict):
             details = {"index": index, "field": None}
             raise ApiError(422, "wrong_type", f"instance {index} is no JSON object", EXAMPLE, details=details)
-    return Instances(given, question.context or {}), question.max_staleness_ms
+    return Instances(given, question.context or {}), check_milliseconds(question.max_staleness_ms)
 
 
 def encode(schema: Schema, instances: Instances) -> Features:

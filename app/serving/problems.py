@@ -78,6 +78,12 @@ def too_large(max_bytes: int) -> ApiError:
     return ApiError(413, "too_large", f"the body is longer than {max_bytes} bytes", "send it in several requests")
 
 
+def compressed(encoding: str) -> ApiError:
+    """415: bytes that would be taken for others."""
+    message = f"a body with Content-Encoding {encoding[:40]} is not understood here"
+    return ApiError(415, "unsupported_media_type", message, "send it as it is, without Content-Encoding")
+
+
 def defect() -> ApiError:
     """500: this should not have happened."""
     return ApiError(500, "internal", "this server has a defect", "its log says more")

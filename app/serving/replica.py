@@ -19,6 +19,7 @@ from app.serving.versions import VersionEntry, VersionIndex
 
 FIRST_LOOK_SECONDS = 0.01
 WAITING = "the log has no version yet: start a trainer on it"
+LOADING = "the first version is being loaded"
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,10 @@ class Following(Protocol):
     @property
     def view(self) -> ModelView | None:
         """The newest view."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a version was found."""
 
     @property
     def error(self) -> Exception | None:
@@ -82,7 +87,9 @@ class Replica:
         error = self._following.error
         if error is not None:
             return str(error) or type(error).__name__
-        return self._defect or (WAITING if self.view is None else "")
+        if self.view is not None or self._defect:
+            return self._defect
+        return LOADING if self._following.has_begun else WAITING
 
     @property
     def stopping(self) -> bool:

@@ -20,6 +20,7 @@ class TextTap:
         """`on_record` hears of each record too."""
         self._source = source
         self._on_record = on_record
+        self.has_base = False  # when it was last looked for
         self._lock = threading.Lock()
         self._texts: dict[tuple[int, int], str] = {}
         self._by_version: deque[tuple[int, list[tuple[int, int]]]] = deque()
@@ -27,7 +28,9 @@ class TextTap:
 
     def newest_base(self) -> Path | None:
         """The source's."""
-        return self._source.newest_base()
+        found = self._source.newest_base()
+        self.has_base = found is not None
+        return found
 
     def arrived_base(self) -> Path | None:
         """The source's."""

@@ -41,6 +41,8 @@ class Tokens:
         granted = self._granted(token) if token else None
         if granted is None:
             hint = f"send the header Authorization: Bearer <token> with a token of scope {scope}"
+            if not any(scope in scopes for _, scopes in self._scopes):
+                hint = f"no token has it here: put {scope}=SECRET into tokens_file or {ENVIRONMENT_NAME}, start again"
             raise ApiError(
                 401,
                 "unauthorized",

@@ -115,6 +115,11 @@ def test_the_forms_are_chosen_by_the_headers():
     assert answer_form("", Form(MSGPACK)) == Form(MSGPACK)
     assert answer_form("*/*", Form(RAW)) == Form(RAW)
     assert answer_form("text/html, application/octet-stream; dtype=float16", Form(JSON)) == Form(RAW, True)
+    assert answer_form("application/msgpack;q=0.2, application/json;q=0.9", Form(RAW)) == Form(JSON)
+    assert answer_form("application/json;q=0, application/msgpack", Form(JSON)) == Form(MSGPACK)
+    assert answer_form('application/octet-stream; q=0.5; dtype="float16", text/html', Form(JSON)) == Form(RAW, True)
+    with pytest.raises(ApiError, match="no answer of type"):
+        answer_form("application/json;q=0.0", Form(JSON))
     with pytest.raises(ApiError) as caught:
         read_form("text/csv")
     assert caught.value.status == 415

@@ -1,6 +1,7 @@
 """Requests that mean harm, over sockets: a clear refusal that says what to do, never a 5xx, never a wrong row."""
 
 import contextlib
+import gzip
 
 import msgspec
 import numpy as np
@@ -164,6 +165,23 @@ def test_a_demand_that_is_no_number_is_refused(target, value):
             continue  # every version is beyond it
         told(target.ask(get("/v1/embeddings/user_id/1", f"{name}: {value}")), 400, 503)
         told(target.ask(request(BODIES[RAW], extra=[f"{name}: {value}"])), 400, 503)
+
+
+def test_a_demand_means_the_same_wherever_it_stands(target):
+    assert target.ask(get("/v1/embeddings/user_id/1", "X-Springtide-Max-Staleness-Ms: 1e9 \t"))[0] == 200
+    for path, body in (("/v1/embeddings/user_id", b'{"ids":[1],'), ("/v1/predict", b'{"instances":[{}],')):
+        body += b'"max_staleness_ms":'
+        told(target.ask(request(body + b"-1}", kind=JSON, path=path)), 400)
+        assert target.ask(request(body + b"1e9}", kind=JSON, path=path))[0] == 200
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_compressed_body_is_not_taken_for_ids(target, kind):
+    body = gzip.compress(BODIES[kind])
+    body += bytes(-len(body) % 8)  # as raw ids it would be read
+    for path in ("/v1/embeddings/user_id", "/v1/predict"):
+        told(target.ask(request(body, kind=kind, path=path, extra=["Content-Encoding: gzip"])), 415)
+    assert target.ask(request(BODIES[kind], kind=kind, extra=["Content-Encoding: identity"]))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ def test_without_tokens_loopback_is_open_except_for_admin():
     tokens.check(None, "read")
     tokens.check(None, "predict")
     assert refusal(tokens, None, "admin") == 401
+    with pytest.raises(ApiError) as caught:
+        tokens.check("Bearer SECRET-of-another", "admin")
+    assert "put admin=SECRET into tokens_file" in caught.value.hint
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "model.example"])
