@@ -29,7 +29,7 @@ REFUSALS = {
     500: "A defect of the server.",
     501: "The trainer of this log does not execute such orders.",
     503: "Not ready, too busy, or not as fresh as demanded: Retry-After says when to ask again.",
-    507: "The snapshot is larger than the server may keep.",
+    507: "The snapshot is larger than the server may keep, or its disk is full.",
 }
 Headers = dict[str, tuple[Shape, str]]
 BLOB: Shape = {"type": "string", "format": "binary"}

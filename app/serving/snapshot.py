@@ -76,10 +76,18 @@ class Snapshots:
         path = self._folder / f"snapshot-{version:020d}-{found.tip.checksum:016x}-{rows}.safetensors"
         draft = path.with_suffix(f".{os.getpid()}.tmp")  # workers share the folder
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)  # whoever cleans up may have taken it
             self._write(found, draft, with_rows=rows == "all")
             draft.rename(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            message = f"the snapshot cannot be written to {self._folder}: {error.strerror}"
+            hint = "ask with rows=none, make room there, or set another [serve] cache_path"
+            raise ApiError(507, "snapshot_disk", message, hint) from None
         finally:
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
         return Made(path, _etag(path))
 
     def _write(self, view: View, draft: Path, *, with_rows: bool) -> None:

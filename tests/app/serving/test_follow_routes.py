@@ -243,6 +243,13 @@ def test_snapshots_on_disk_are_capped(world, tmp_path):
     small = world.serve(snapshot_bytes=100)
     world.served(small, number)
     assert small.get("/v1/snapshot").status_code == 507
+    shutil.rmtree(cache)  # whatever cleans up old files
+    assert len(client.get("/v1/snapshot").content) == sizes[-1]
+    shutil.rmtree(cache)
+    cache.touch()  # nothing can be written there
+    answer = client.get("/v1/snapshot")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "snapshot_disk")
+    assert "cache_path" in answer.json()["error"]["hint"]
 
 
 def test_events_tell_every_new_version(world):
