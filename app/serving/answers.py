@@ -2,14 +2,14 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import anyio.to_thread
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.serving.problems import ApiError
@@ -40,6 +40,24 @@ def matches(header: str | None, etag: str) -> bool:
     if header is None:
         return False
     return header.strip() == "*" or etag in [part.strip().removeprefix("W/") for part in header.split(",")]
+
+
+class StreamAnswer(StreamingResponse):
+    """An answer without an end of its own; `on_end` is called when it is over.
+
+    (An asker who left before the first piece was asked for ends no generator: one that has not begun has no end.)
+    """
+
+    def __init__(self, pieces: AsyncIterator[bytes], media_type: str, on_end: Callable[[], object]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(pieces, headers=headers, media_type=media_type)
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
 
 
 class FileAnswer(Response):

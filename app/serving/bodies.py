@@ -91,7 +91,9 @@ def answer_form(accept: str, asked: Form) -> Form:
             return asked
         if name in FORMATS:
             return Form(name, half)
-    raise ApiError(406, "not_acceptable", f"no answer of type {accept[:80]} is made here", f"accept {', '.join(FORMATS)}")
+    raise ApiError(
+        406, "not_acceptable", f"no answer of type {accept[:80]} is made here", f"accept {', '.join(FORMATS)}"
+    )
 
 
 def read_question(form: Form, body: bytes, max_ids: int) -> Question:

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from app.serving.answers import JsonAnswer
+from app.serving.answers import JsonAnswer, StreamAnswer
 from app.serving.service import Service
 
 router = APIRouter(tags=["Operation"])
@@ -53,12 +53,11 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/v1/events")
-async def events(request: Request) -> StreamingResponse:
+async def events(request: Request) -> StreamAnswer:
     """Server-sent events: each version that becomes servable, with its scores, and what the health gate does"""
     service: Service = request.app.state.service
     service.enter_stream()
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(service), media_type="text/event-stream", headers=headers)
+    return StreamAnswer(_events(service), "text/event-stream", service.leave_stream)
 
 
 async def _events(service: Service) -> AsyncIterator[bytes]:
@@ -66,28 +65,25 @@ async def _events(service: Service) -> AsyncIterator[bytes]:
     sent = -1
     spoken = time.monotonic()
     gate = await asyncio.to_thread(service.gate)
-    try:
-        yield b"retry: 1000\n\n"
-        while not replica.stopping:
-            view = replica.view
-            if view is not None and view.version != sent:
-                sent = view.version
-                entry = replica.versions.find(sent)
-                document: dict[str, Any] = {"version": sent} if entry is None else entry.document()
-                yield _event("version", sent, document)
-                if document.get("scores"):
-                    yield _event("scores", sent, {"version": sent, **document["scores"]})
-                spoken = time.monotonic()
-            elif (now := await asyncio.to_thread(service.gate)) != gate:
-                gate = now
-                yield _event("gate", sent, now)
-                spoken = time.monotonic()
-            elif time.monotonic() - spoken >= PING_SECONDS:
-                yield b": ping\n\n"
-                spoken = time.monotonic()
-            await replica.wait_for_change(LOOK_SECONDS)
-    finally:
-        service.leave_stream()
+    yield b"retry: 1000\n\n"
+    while not replica.stopping:
+        view = replica.view
+        if view is not None and view.version != sent:
+            sent = view.version
+            entry = replica.versions.find(sent)
+            document: dict[str, Any] = {"version": sent} if entry is None else entry.document()
+            yield _event("version", sent, document)
+            if document.get("scores"):
+                yield _event("scores", sent, {"version": sent, **document["scores"]})
+            spoken = time.monotonic()
+        elif (now := await asyncio.to_thread(service.gate)) != gate:
+            gate = now
+            yield _event("gate", sent, now)
+            spoken = time.monotonic()
+        elif time.monotonic() - spoken >= PING_SECONDS:
+            yield b": ping\n\n"
+            spoken = time.monotonic()
+        await replica.wait_for_change(LOOK_SECONDS)
 
 
 def _event(name: str, version: int, document: dict[str, Any]) -> bytes:

@@ -10,9 +10,9 @@ from springtide_client.base import read_base_manifest
 from springtide_client.errors import LogError
 from springtide_client.log_directory import LogDirectory, base_name
 from springtide_client.records import Record, Tip
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from app.serving.answers import with_etag
+from app.serving.answers import StreamAnswer, with_etag
 from app.serving.log_reader import LogReader
 from app.serving.problems import gone
 from app.serving.service import Service
@@ -22,8 +22,9 @@ router = APIRouter(tags=["The model"])
 
 MAX_WAIT_SECONDS = 60.0
 BATCH_BYTES = 4 << 20
-# the log is looked at again after so long even if nothing was served meanwhile
-LOOK_SECONDS = 5.0
+PAUSE_SECONDS = 0.02
+# the log, and whether a waiting asker is still there, is looked at so often even if nothing was served meanwhile
+LOOK_SECONDS = 2.0
 
 
 @router.get("/v1/versions")
@@ -65,7 +66,9 @@ async def latest(
             left = deadline - time.monotonic()
             if left <= 0 or replica.stopping:
                 return Response(status_code=204)
-            await replica.wait_for_change(left)
+            await replica.wait_for_change(min(left, LOOK_SECONDS))
+            if await request.is_disconnected():
+                return Response(status_code=499)  # for the counters: nobody reads it
     finally:
         service.leave_stream()
 
@@ -87,9 +90,12 @@ async def log(request: Request, after: Annotated[int, Query(ge=0)]) -> Response:
     except BaseException:
         service.leave_stream()
         raise
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    frames = _frames(service, reader, records)
-    return StreamingResponse(frames, media_type="application/octet-stream", headers=headers)
+
+    def end() -> None:
+        reader.close()
+        service.leave_stream()
+
+    return StreamAnswer(_frames(service, reader, records), "application/octet-stream", end)
 
 
 def _begin(service: Service, after: int) -> tuple[LogReader, list[Record]]:
@@ -120,25 +126,23 @@ def _tip(service: Service, directory: LogDirectory, number: int) -> Tip | None:
 async def _frames(service: Service, reader: LogReader, records: list[Record]) -> AsyncIterator[bytes]:
     """1. What the server's own follower has just read. 2. Where that is not what follows: the log."""
     replica, tip = service.replica, reader.began
-    try:
-        while not replica.stopping:
-            for record in records:
-                yield record.header
-                yield record.payload
-            tip = records[-1].tip if records else tip
-            view = replica.view
-            is_newest = view is None or view.version <= tip.number
-            if not (records := service.recent.after(tip, BATCH_BYTES)) and is_newest:
-                await replica.wait_for_change(LOOK_SECONDS)
-                records = service.recent.after(tip, BATCH_BYTES)
-            if not records:
-                try:
-                    records = await asyncio.to_thread(reader.read, tip, BATCH_BYTES)
-                except LogError:
-                    return  # what was sent is no longer part of the log: asking again tells the follower so
-    finally:
-        reader.close()
-        service.leave_stream()
+    while not replica.stopping:
+        for record in records:
+            yield record.header
+            yield record.payload
+        tip = records[-1].tip if records else tip
+        view = replica.view
+        is_newest = view is None or view.version <= tip.number
+        if not (records := service.recent.after(tip, BATCH_BYTES)) and is_newest:
+            await replica.wait_for_change(LOOK_SECONDS)
+            records = service.recent.after(tip, BATCH_BYTES)
+        if not records:
+            try:
+                records = await asyncio.to_thread(reader.read, tip, BATCH_BYTES)
+            except LogError:
+                return  # what was sent is no longer part of the log: asking again tells the follower so
+            if not records and not is_newest:
+                await asyncio.sleep(PAUSE_SECONDS)  # a new epoch begins just now: then nothing can be read
 
 
 def _manifest(request: Request, service: Service, number: int) -> Response:

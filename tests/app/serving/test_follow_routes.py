@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import threading
 
 import msgspec
@@ -273,6 +274,19 @@ def test_events_tell_every_new_version(world):
         name, document = next_event()
         assert (name, document["version"]) == ("version", number)
         assert next_event() == ("scores", {"version": number, "whole": {"auc": 0.5}})
+
+
+def test_who_leaves_at_any_moment_leaves_no_stream_behind(world):
+    world.log.start()
+    client = world.serve()
+    world.served(client, world.log.number)
+    address = (client.base_url.host, client.base_url.port)
+    after = f"after={world.log.number}"
+    for count in range(120):
+        path = ("/v1/events", f"/v1/log?{after}", f"/v1/versions/latest?{after}&wait_seconds=60")[count % 3]
+        with socket.create_connection(address) as asker:
+            asker.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    wait_until(lambda: "springtide_streams 0" in client.get("/metrics").text)
 
 
 def test_streams_are_limited_and_end_with_the_server(world):
