@@ -1,10 +1,12 @@
 """Rules that move with event time: the horizons of features with a time to live, and the sweep of dead rows."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from embeddings.config import FeaturePolicy
 from embeddings.horizons import Horizons
 from embeddings.memory import Memory
+from kernels.spec import NO_SLOT
 
 SWEEP_PARTS, MAX_SWEEP_SLOTS = 64, 65536  # a call sweeps a part of the slots, and never so many that a batch feels it
 
@@ -16,6 +18,7 @@ class Expiry:
         self.memory, self.horizons = memory, horizons
         self.cursor = 0  # the slot where the next part of the sweep begins
         self.event_ms = 0
+        self._asked: tuple[int, int, Callable[[], tuple[Any, ...]]] | None = None  # slots, and which of them were dead
         self._ttl_ms = {f: _ms(policy.ttl_seconds) for f, policy in features.items() if policy.ttl_seconds is not None}
 
     def set_ttl(self, ttl_seconds: Mapping[int, float | None]) -> None:
@@ -34,7 +37,18 @@ class Expiry:
             num_slots = self.memory.store.num_slots
             start = self.cursor if self.cursor < num_slots else 0
             self.cursor = start + min(-(-num_slots // SWEEP_PARTS), MAX_SWEEP_SLOTS)
-            self.memory.sweep(start, min(self.cursor, num_slots), self.horizons)
+            if self.memory.num_held == 0:
+                self._sweep(start, self.cursor)
+
+    def _sweep(self, start: int, stop: int) -> None:
+        """Dead rows leave. On a device those of the call before: by now it is known whether there were any."""
+        if self.memory.verbs.on_host:
+            self.memory.remove(self.memory.expired(start, stop, self.horizons))
+            return
+        expired = self.memory.expired(start, stop, self.horizons)
+        before, self._asked = self._asked, (start, stop, self.memory.verbs.fetch_later(expired))
+        if before is not None and (before[2]()[0] != NO_SLOT).any():  # some may have come to life since
+            self.memory.remove(self.memory.expired(*before[:2], self.horizons))
 
 
 def _ms(seconds: float) -> int:

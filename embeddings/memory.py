@@ -138,7 +138,7 @@ class Memory:
         self.verbs.scatter(self.store, slots_N, Columns(*columns))
 
     def dead(self, slots_U: Array, features_U: Array, horizons: Horizons) -> Array:
-        """The positions of keys whose rows in memory are forgotten by rule."""
+        """The positions of keys whose rows in memory are forgotten by rule; on a device -1 among them."""
         if not horizons:
             return self.verbs.xp.empty(0, np.int64)
         return self.verbs.dead(self.store, slots_U, features_U, horizons.by_feature_F)
@@ -156,13 +156,17 @@ class Memory:
         features_N: UInt16Array = self.verbs.fetch(self.verbs.keys_of(self.store, self.occupied())[0])[0]
         return features_N
 
-    def sweep(self, start: int, stop: int, horizons: Horizons) -> None:
-        """Removes the dead rows of slots start..stop, unless somebody holds rows."""
-        if self.num_held == 0 and horizons:
-            slots_N = self.verbs.expired(self.store, start, stop, horizons.by_feature_F)
-            if len(slots_N):
-                self.departures.expire(*self.verbs.keys_of(self.store, slots_N), self.holds.clock)
-                self.erase(slots_N)
+    def expired(self, start: int, stop: int, horizons: Horizons) -> Array:
+        """Those of the slots start..stop whose rows are forgotten by rule; on a device NO_SLOT among them."""
+        return self.verbs.expired(self.store, start, min(stop, self.store.num_slots), horizons.by_feature_F)
+
+    def remove(self, slots_N: Array) -> None:
+        """Rows that are forgotten by rule leave; nothing is kept of them."""
+        if not self.verbs.on_host:
+            slots_N = slots_N[slots_N != NO_SLOT]
+        if len(slots_N):
+            self.departures.expire(*self.verbs.keys_of(self.store, slots_N), self.holds.clock)
+            self.erase(slots_N)
 
     def trim(self) -> None:
         """The coldest rows of features over their quota leave, as far as nobody holds them."""

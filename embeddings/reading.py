@@ -25,6 +25,8 @@ def read_rows(
     features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
     slots_U = verbs.find(memory.store, features_U, ids_U, mixed_U)
     dead = memory.dead(slots_U, features_U, horizons)
+    if len(dead) and not verbs.on_host:
+        dead = dead[dead >= 0]
     missing = xp.flatnonzero(slots_U == NO_SLOT)
     if len(missing) == len(dead) == 0:
         return verbs.gather(memory.store, slots_U, unique.inverse_K), xp.zeros(len(unique.inverse_K), np.uint8)

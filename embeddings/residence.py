@@ -78,7 +78,7 @@ class Residence:
         )
         recalled = self._recall(missing, features_M, ids_M, staged)
         staged = Staged.of(missing, recalled, len(ids_U))
-        rowless = np.sort(np.concatenate([missing[~recalled.alive(self.horizons).found_U], dead]))
+        rowless = np.sort(np.concatenate([missing[~recalled.alive(self.horizons).found_U], dead[dead >= 0]]))
         (at,) = self.verbs.put(rowless)
         features_N, mixed_N, occurrences_N, last_seen_N = self.verbs.fetch(
             features_U[at], mixed_U[at], unique.occurrences_U[at], unique.last_seen_U[at]
@@ -103,15 +103,27 @@ class Residence:
                 self.verbs.set_priorities(self.memory.store, slots_F, columns.counts_N)
             (others,) = self.verbs.put(np.flatnonzero(~found_N))
             first = new_N[others]
-        if len(dead):
-            first = self.verbs.xp.concatenate([first, dead])
         if len(first):
-            slots_N, features_N, ids_N = slots_U[first], unique.features_U[first], unique.ids_U[first]
-            self.verbs.create(self.memory.store, slots_N, features_N, ids_N, self.seed, self.config.init_scale)
-            if len(dead):
-                self.verbs.set_priorities(self.memory.store, slots_U[dead], self.verbs.xp.zeros(len(dead), np.int64))
-        self._count(recalled, len(first), len(dead))
+            self._create(unique, slots_U[first], first)
+        self._count(recalled, len(first))
+        if len(dead):
+            self._begin_anew(unique, slots_U, dead)
         self.departures.returned(unique.mixed_U[new_N], self.memory.holds.clock)
+
+    def _create(self, unique: Unique, slots_N: Array, positions_N: Array) -> None:
+        keys_N = unique.features_U[positions_N], unique.ids_U[positions_N]
+        self.verbs.create(self.memory.store, slots_N, *keys_N, self.seed, self.config.init_scale)
+
+    def _begin_anew(self, unique: Unique, slots_U: Array, dead: Array) -> None:
+        """Rows in memory that are dead take first values. How many they are the device may tell later."""
+        xp, slots_N, num = self.verbs.xp, slots_U[dead], len(dead)
+        if not self.verbs.on_host:
+            slots_N = xp.where(dead < 0, NO_SLOT, slots_N)
+            num = xp.count_nonzero(dead >= 0).reshape(1)
+        self._create(unique, slots_N, dead)
+        self.verbs.set_priorities(self.memory.store, slots_N, xp.zeros(len(dead), np.int64))
+        for name, number in (("created", num), ("expired", num), ("hits_device", -num)):
+            self.counters.add(name, number)
 
     def _risen(self, recalled: Recalled, slots_N: Array) -> tuple[Array, Columns]:
         """The rows that were found, on the device, and their slots; NO_SLOT where one has died meanwhile."""
@@ -150,10 +162,8 @@ class Residence:
         place_N[late] = len(staged.recalled.found_U) + np.arange(len(late))
         return Recalled.concatenate([staged.recalled, rest]).take(place_N)
 
-    def _count(self, recalled: Recalled, num_first: int, num_dead: int) -> None:
+    def _count(self, recalled: Recalled, num_first: int) -> None:
         num_spill = int(np.count_nonzero(recalled.from_spill_U))
         self.counters["recalled_from_spill"] += num_spill
         self.counters["recalled_from_base"] += int(np.count_nonzero(recalled.found_U)) - num_spill
         self.counters["created"] += num_first
-        self.counters["expired"] += num_dead
-        self.counters["hits_device"] -= num_dead

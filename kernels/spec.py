@@ -355,7 +355,7 @@ class Verbs(Protocol):
     def dead(self, store: Store, slots_N: Array, features_N: Array, horizons_F: Array) -> Array:
         """The positions in N of the rows last seen before the horizon of their feature.
 
-        NO_SLOT never, and never a feature from len(horizons_F) on.
+        NO_SLOT never, and never a feature from len(horizons_F) on. Late: -1 may follow the positions.
         """
         ...
 
@@ -364,7 +364,7 @@ class Verbs(Protocol):
         ...
 
     def expired(self, store: Store, start: int, stop: int, horizons_F: Array) -> Array:
-        """The occupied slots in start..stop whose rows are dead, ascending."""
+        """The occupied slots in start..stop whose rows are dead, ascending. Late: NO_SLOT may follow them."""
         ...
 
     def lowest(self, store: Store, feature: int, num: int, protect_from: int) -> Array:

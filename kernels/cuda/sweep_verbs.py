@@ -20,8 +20,9 @@ class SweepVerbs(Launcher):
         features_N = self._array("features", features_N, np.uint16, num)
         horizons_F = self._array("horizons", horizons_F, np.int64, -1)
         kept = (parts_of(store).meta, slots_N, features_N, horizons_F, np.int64(len(horizons_F)))
-        positions_M = self._list_of(num, np.int64)
-        return self._cut(self._listed("sweeps", "dead", num, kept, (positions_M,)), positions_M)[0]
+        positions_M = self._list_of(num, np.int64, may_be_late=True)
+        num_1 = self._listed("sweeps", "dead", num, kept, (positions_M,))
+        return positions_M if self._late else self._cut(num_1, positions_M)[0]
 
     def occupied(self, store: Store, start: int, stop: int) -> Array:
         num = max(0, stop - start)
@@ -31,9 +32,10 @@ class SweepVerbs(Launcher):
 
     def expired(self, store: Store, start: int, stop: int, horizons_F: Array) -> Array:
         horizons_F, num, p = self._array("horizons", horizons_F, np.int64, -1), max(0, stop - start), parts_of(store)
-        slots_N = self._list_of(num, np.int64)
+        slots_N = self._list_of(num, np.int64, may_be_late=True)
         kept = (*p.keys, p.meta, horizons_F, np.int64(len(horizons_F)), np.int64(start))
-        return self._cut(self._listed("sweeps", "expired", num, kept, (slots_N,)), slots_N)[0]
+        num_1 = self._listed("sweeps", "expired", num, kept, (slots_N,))
+        return slots_N if self._late else self._cut(num_1, slots_N)[0]
 
     def overflow(self, store: Store, protect_from: int) -> Array:
         slots_N, num = self._list_of(store.num_overflow, np.int64), store.num_overflow

@@ -99,6 +99,25 @@ def test_with_lookahead_no_step_waits_and_every_row_is_what_it_would_be_without(
     ahead.close()
 
 
+def test_a_time_to_live_costs_no_wait_where_nothing_died(tmp_path: Path) -> None:
+    """And rows that died are begun anew without one; that they left is found out with the next sweep."""
+    table, keys = made(tmp_path / "spill", 256), keys_of(range(20))
+    table.raise_horizons({0: 0})
+    step(table, keys)
+    for at_ms in (0, 50):
+        table.raise_horizons({0: at_ms})
+        before = waits[0]
+        table.advance(at_ms, 0)
+        assert waits[0] == before
+        prefetched = table.prefetch(*keys)
+        assert step(table, keys, prefetched=prefetched) == [0, 0, 0]
+        assert table.counters()["expired"] == (20 if at_ms else 0)
+    told = table.cut()
+    assert (told.counts.tolist(), told.last_seen.tolist()) == ([1] * 20, [50] * 20)
+    table.check_integrity()
+    table.close()
+
+
 def test_rows_on_their_way_up_that_die_meanwhile_are_not_installed(tmp_path: Path) -> None:
     """Recalled and carried to the device while the batch before is learned; then a rule forgets half of them."""
     table, num = made(tmp_path / "spill", seed=1), 20
