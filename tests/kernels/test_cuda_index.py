@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from springtide_client.keys import mix_keys
 
 from kernels.cuda.index_verbs import IndexVerbs
 from kernels.cuda.store import WIDTH, new_keys, new_overflow, new_rows, parts_of, store_of
@@ -123,6 +124,46 @@ def test_batches_made_to_collide_equal_the_oracle(name: str, steps: list[Any], n
             for key in keys[::2]:
                 twins.oracle.erase(key)
         twins.check(keys)
+
+
+def keys_of_one_bucket(num: int, num_buckets: int, seed: int) -> list[Key]:
+    """Different keys whose bucket is the last of so many."""
+    rng, keys = np.random.default_rng(seed), set[Key]()
+    while len(keys) < num:
+        features = rng.integers(0, 4, 4 * num_buckets * num).astype(np.uint16)
+        ids = rng.integers(-(2**63), 2**63 - 1, len(features))
+        there = (mix_keys(features, ids) >> np.uint64(32)) * np.uint64(num_buckets) >> np.uint64(32) == num_buckets - 1
+        keys.update(zip(features[there].tolist(), ids[there].tolist(), strict=True))
+    return sorted(keys)[:num]
+
+
+CROWDS = st.tuples(
+    st.integers(1, 40),  # by which the number of keys is divided
+    st.integers(0, 2),  # look-ups still held, whose rows must stay
+    st.booleans(),  # whether keys of the batch before are asked for again, beside new ones
+)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@settings(max_examples=8)
+@given(crowds=st.lists(CROWDS, min_size=2, max_size=4), num_buckets=st.sampled_from([1, 7]), seed=st.integers(0, 99))
+def test_batches_of_one_bucket_full_of_protected_keys_equal_the_oracle(
+    name: str, crowds: list[tuple[int, int, bool]], num_buckets: int, seed: int
+) -> None:
+    most = 12_000 if name == "gpu" else 400
+    twins = Twins(device_of(name, seed), num_buckets * WIDTH, most // 3)
+    keys, before = keys_of_one_bucket(most, num_buckets, seed), list[Key]()
+    rng = np.random.default_rng(seed)
+    for tick, (part, num_held, again) in enumerate(crowds, 5):
+        batch = [keys[i] for i in rng.choice(most, most // part, replace=False)]
+        batch = list(dict.fromkeys([*before[::2], *batch] if again else batch))
+        twins.place(batch, tick, tick - num_held)
+        before = batch
+        overflowing = list(twins.oracle.overflow)[::2]  # room for the next ones
+        twins.verbs.erase(twins.store, twins.put(twins.find(overflowing)))
+        for key in overflowing:
+            twins.oracle.erase(key)
+    twins.check(keys)
 
 
 @pytest.mark.parametrize("name", DEVICES)
