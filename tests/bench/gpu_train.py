@@ -29,6 +29,7 @@ from app.training.graphs import GraphedStep, capture_on_gpu
 from app.training.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
+from kernels.spec import Verbs
 from stream.columns import Batch, Partition
 from tests.bench.click_logs import CATEGORICAL, DENSE, SCHEMA, TOPIC, zipf_ids
 from tests.bench.harness import Case, arguments, describe_case, fail, report, timed
@@ -86,7 +87,7 @@ class Machine:
     """Where it is measured: the tests have one without a GPU."""
 
     device: TrainDevice
-    table_device: str
+    table_device: str | Verbs
     capture: Any
     wait: Callable[[], None]  # for all that was asked of the device
 

