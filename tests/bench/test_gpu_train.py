@@ -46,7 +46,7 @@ def test_what_learns_otherwise_than_the_host_prints_no_rate(monkeypatch: pytest.
 
 
 def test_the_whole_of_it_runs_on_stand_ins_for_cupy_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The lane's streams, events and blocks, captured graphs, the table's device. Graphs that are played learn nothing."""
+    """Streams, events and blocks of the lane, captured graphs, the device of the table. Played graphs learn nothing."""
     install(monkeypatch)
     monkeypatch.setattr(CupyDevice, "threads", 32)
     monkeypatch.setattr(torch, "compile", lambda model: model)
