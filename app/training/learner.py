@@ -29,8 +29,8 @@ from stream.columns import Batch
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-# below this many samples a cast costs more than it saves, and ids seen few times deserve every bit
-BFLOAT16_SAMPLES = 256
+# below this many samples a cast saves nothing to speak of, and ids seen few times deserve every bit
+BFLOAT16_SAMPLES = 64
 KEYS = ("features_K", "ids_K", "event_ms_K", "scores_K")  # columns of the keys, where the table is not on the host
 
 
