@@ -58,12 +58,20 @@ class Replica:
     """Follows the log from the moment it exists; `view` is None until a first version is servable."""
 
     def __init__(
-        self, follow: Follow, *, poll_seconds: float, metrics: Metrics, clock_ms: Callable[[], int] = wall_ms
+        self,
+        follow: Follow,
+        *,
+        poll_seconds: float,
+        metrics: Metrics,
+        clock_ms: Callable[[], int] = wall_ms,
+        wait: Callable[[float], object] | None = None,
     ) -> None:
+        """`wait(seconds)` returns once there may be news."""
         self._poll_seconds = poll_seconds
         self._metrics = metrics
         self._clock_ms = clock_ms
         self._stopping = threading.Event()
+        self._wait = wait if wait is not None else self._stopping.wait
         self._streams_end = False
         self._has_looked = False
         self._thread = threading.Thread(target=self._run, name="springtide-replica", daemon=True)
@@ -201,7 +209,10 @@ class Replica:
                 if not self._defect:
                     logger.exception("following failed")
                 self._defect = f"{type(error).__name__}: {error}"
-            self._stopping.wait(self._poll_seconds if not self._defect else 1.0)
+            if self._defect:
+                self._stopping.wait(1.0)
+            else:
+                self._wait(self._poll_seconds)
         self._following.close()
 
     def _heard(self, entry: VersionEntry, servable_ms: int, num_bytes: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from springtide_client.directory_news import DirectoryNews
 
 from app.serving.bodies import STATUS_NAMES
 from app.serving.cache_folder import CacheFolder
@@ -58,6 +59,7 @@ class Service:
             ),
             poll_seconds=config.poll_seconds,
             metrics=self.metrics,
+            wait=DirectoryNews(log_path).wait,
         )
         self.trainer = TrainerStatus(log_path)
         self.history = History(self.status)

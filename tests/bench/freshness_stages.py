@@ -15,7 +15,8 @@ STAGES = {
     "queue": "waiting for the thread that writes",
     "encode": "named, its checksum computed",
     "write": "into the file",
-    "follow": "seen, read and checked by the server",
+    "look": "waiting for the server to look",
+    "follow": "read and checked by the server",
     "apply": "merged into a view, its search made",
     "swap": "the view takes the place of the other",
     "poll": "seen by who asks",
@@ -39,6 +40,7 @@ def stages_of(
     decoded, learned, cut = (_by_offset(train, stage) for stage in ("decode", "learn", "cut"))
     appended, encoded, written = (_by_version(train, stage) for stage in ("append", "encode", "write"))
     applied, prepared, merged = (_by_version(serve, stage) for stage in ("apply", "prepare", "merge"))
+    reads = sorted((number, times) for number, times in _by_version(serve, "read").items())
     appends = sorted(appended.values())
     numbers = {times: number for number, times in appended.items()}
     stages: dict[str, list[float]] = {name: [] for name in STAGES}
@@ -48,6 +50,7 @@ def stages_of(
         version = numbers[append]
         encode, write = encoded[version], written[version]
         apply, prepare = applied[version], prepared[version]
+        looked = max(write[1], reads[bisect.bisect_left(reads, (version, (0, 0)))][1][0])
         times = {
             "produce": decode[0] - probe.begun,
             "decode": decode[1] - decode[0],
@@ -59,7 +62,8 @@ def stages_of(
             "queue": encode[0] - append[1],
             "encode": write[0] - encode[0],
             "write": write[1] - write[0],
-            "follow": apply[0] - write[1],
+            "look": looked - write[1],
+            "follow": apply[0] - looked,
             "apply": apply[1] - apply[0],
             "swap": prepare[1] - apply[1],
             "poll": probe.seen - prepare[1],

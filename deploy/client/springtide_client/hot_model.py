@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from springtide_client.directory_news import DirectoryNews
 from springtide_client.encode import encode_instances
 from springtide_client.errors import LogError, NoModelError, StaleModelError
 from springtide_client.follower import Follower
@@ -67,7 +68,7 @@ class HotModel:
             cache_bytes=memory_bytes,
             cache_dir=cache_path,
             disk_bytes=disk_bytes,
-            wait=None if self._http is None else self._http.wait,
+            wait=DirectoryNews(self._where).wait if self._http is None else self._http.wait,
         )
         self._pid = os.getpid()
         # a model that is dropped without a word is followed no longer
