@@ -36,7 +36,7 @@ class ServeConfig:
     access_log_share: float = 0.0  # of the requests that are logged: 0.01 is every hundredth
     predict_batch_rows: int = 1_024  # instances of several requests that are scored in one call of the model
     predict_wait_ms: float = 0.0  # how long a request waits for others on purpose; what waits anyway goes together
-    poll_seconds: float = 0.005  # how often the log is looked at: 22 µs each time
+    poll_seconds: float = 0.005  # how often the log is looked at, without news of it: 22 µs
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
