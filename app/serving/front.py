@@ -12,13 +12,15 @@ from app.serving.access_log import AccessLog
 from app.serving.bodies import RAW, read_question
 from app.serving.demand import MAX_STALENESS, MIN_VERSION
 from app.serving.express import ROUTE, Express
-from app.serving.guard import UNLIMITED_PATHS
+from app.serving.guard import FREE_PATHS, UNLIMITED_PATHS
 from app.serving.leaving import Leaving
 from app.serving.lookups import Manner, feature_number, header_texts, is_short, look_up
 from app.serving.problems import REFUSED, ApiError, bad_request, compressed, defect, too_large
 from app.serving.service import Service
 
 EMBEDDINGS = "/v1/embeddings/"
+# what monitors and people look at by HEAD
+PROBED = FREE_PATHS | {"/metrics", "/v1/status"}
 # a longer body is read by a thread
 INLINE_BYTES = 65_536
 SINGLE = (
@@ -123,6 +125,11 @@ class Front:
         if scope["method"] == "POST" and path.startswith(EMBEDDINGS):
             scope["springtide.route"] = ROUTE
             await self._embeddings(path[len(EMBEDDINGS) :], headers, scope, receive, send)
+            return
+        if scope["method"] == "HEAD" and path in PROBED:
+            asked = {**scope, "method": "GET"}  # the connection knows that it sends no body
+            await self._inner(asked, self._limited(receive), send)
+            scope.update({name: asked[name] for name in ("route", "springtide.refusal") if name in asked})
             return
         await self._inner(scope, self._limited(receive), send)
 

@@ -34,6 +34,10 @@ def test_the_server_starts_before_the_log_and_catches_up_by_itself(world):
     assert answer.headers["retry-after"] == "1"
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/v1/status").json()["trainer"] == "stopped"
+    head = client.head("/readyz")  # as monitors ask
+    assert (head.status_code, head.headers["retry-after"], head.content) == (503, "1", b"")
+    assert [client.head(path).status_code for path in ("/", "/healthz", "/metrics", "/v1/status")] == [200] * 4
+    assert client.head("/v1/events").status_code == 405
     assert client.get("/v1/embeddings/user_id/1").status_code == 503
     assert client.post("/v1/embeddings/user_id", json={"ids": [1]}).status_code == 503
     assert client.get("/v1/bases/latest").status_code == 503
@@ -332,6 +336,9 @@ def test_a_taken_port_and_an_open_bind_are_told_in_one_line(world, tmp_path):
     client = world.serve()
     with pytest.raises(ServeError, match="port"):
         serve(tmp_path, ServeConfig(port=client.base_url.port))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"\[serve\] cache_path = .*cannot be used"):
+        serve(tmp_path, ServeConfig(port=0, cache_path=str(tmp_path / "file")))
     with pytest.raises(UserError, match="tokens_file"):
         serve(tmp_path, ServeConfig(host="0.0.0.0", port=0))
     with pytest.raises(ServeError, match="cannot listen"):
