@@ -153,7 +153,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def describe_commit() -> str:
-    """The commit's short hash, with "+dirty" where the tree differs from it."""
+    """The commit's short hash, with "+dirty" where the tree differs from it; in a copy without git what it is told."""
     try:
         git = ["git", "-C", str(Path(__file__).parent)]
         commit = subprocess.run(
@@ -161,7 +161,7 @@ def describe_commit() -> str:
         ).stdout
         dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("SPRINGTIDE_COMMIT", "unknown")
     return commit.strip() + ("+dirty" if dirty.strip() else "")
 
 

@@ -15,7 +15,7 @@ from embeddings.source import FoundRows
 from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
 from kernels.spec import Verbs
-from tests.embeddings.twins import host
+from tests.embeddings.twins import host, is_emulated
 
 DIM = 4
 BUCKET = Capacity.of_rows(1)  # rounded up to one
@@ -240,7 +240,7 @@ def test_a_prefetch_never_brings_back_what_was_forgotten_meanwhile(tmp_path: Pat
 
 
 def test_a_table_grows_and_shrinks_under_load(tmp_path: Path, verbs: Verbs) -> None:
-    part = 1 if verbs.on_host else 16  # the emulated twin has threads for slots: a sixteenth of everything
+    part = 16 if is_emulated(verbs) else 1
     bytes_of = {"4MiB": 4 * 2**20 // part, "512KiB": 2**19 // part, "2MiB": 2**21 // part, "1MiB": 2**20 // part}
     spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1)
     table = make(None, spill, device=verbs, device_bytes=bytes_of["1MiB"])
@@ -248,7 +248,7 @@ def test_a_table_grows_and_shrinks_under_load(tmp_path: Path, verbs: Verbs) -> N
     rng = np.random.default_rng(0)
     learned = np.zeros(30_000 // part, np.int64)
     for size in bytes_of.values():
-        for _ in range(4 if verbs.on_host else 2):
+        for _ in range(2 if is_emulated(verbs) else 4):
             ids = rng.integers(0, len(learned), 3000 // part)
             learn(table, ids)
             learned += np.bincount(ids, minlength=len(learned))
@@ -353,7 +353,7 @@ def test_sweeps_and_quotas_do_not_void_a_prefetch(tmp_path: Path, verbs: Verbs) 
 
 
 def test_a_shrunk_table_gives_back_what_a_large_batch_needed(tmp_path: Path, verbs: Verbs) -> None:
-    num_bytes = 2**22 if verbs.on_host else 2**17
+    num_bytes = 2**17 if is_emulated(verbs) else 2**22
     spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1)
     table = make(None, spill, device=verbs, device_bytes=num_bytes)
     learn(table, range(num_bytes // 40))

@@ -6,8 +6,9 @@ from kernels.backend import backend
 from kernels.cuda.verbs import CudaVerbs
 from kernels.spec import Verbs
 from tests.kernels.cuda_twins import device_of, host
+from tests.kernels.simt import SimtDevice
 
-__all__ = ["TWINS", "host", "verbs_of"]
+__all__ = ["TWINS", "host", "is_emulated", "verbs_of"]
 TWINS = ["cpu", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
@@ -16,3 +17,8 @@ def verbs_of(name: str, seed: int = 0) -> Verbs:
     if name == "cpu":
         return backend("cpu")
     return CudaVerbs(device_of("gpu" if name == "gpu" else "host", seed), late=True)
+
+
+def is_emulated(verbs: Verbs) -> bool:
+    """Whether these are the slow ones, a fiber for each thread: for them a test is smaller."""
+    return isinstance(getattr(verbs, "_device", None), SimtDevice)

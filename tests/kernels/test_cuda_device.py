@@ -55,7 +55,7 @@ def test_a_table_with_lookahead_over_a_host_tier_runs_on_it(device: CupyDevice) 
     verbs, one = CudaVerbs(device, late=True), Capacity.of_rows(1)
     there = EmbeddingTable(TableConfig(dim=DIM), seed=0, spill=below, capacity=one, device=verbs)
     here, rng, foreseen = EmbeddingTable(TableConfig(dim=DIM), seed=0), np.random.default_rng(0), None
-    batches = [(np.zeros(60, np.uint16), rng.integers(0, 300, 60), np.zeros(60, np.int64)) for _ in range(6)]
+    batches = [(np.zeros(60, np.uint16), rng.integers(0, 300, 60), np.zeros(60, np.int64)) for _ in range(4)]
     for keys, following in zip(batches, [*batches[1:], None], strict=True):
         lookup, other = there.lookup(*keys, prefetched=foreseen), here.lookup(*keys)
         foreseen = None if following is None else there.prefetch(*following)
