@@ -23,7 +23,10 @@ class Forked:
     """A child process that does one thing and ends."""
 
     def __init__(self, task: Callable[[], None]) -> None:
-        """Begin; the child ends with its parent, and hears nothing of the parent's terminal."""
+        """Begin; the child ends with its parent, and hears nothing of the parent's terminal.
+
+        OSError where the system has no process left.
+        """
         self.exit: int | None = None  # negative: of that signal
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
@@ -33,7 +36,11 @@ class Forked:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, OURS)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries that sleep: see above
-            self.pid = os.fork()
+            try:
+                self.pid = os.fork()
+            except OSError:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                raise
         if self.pid == 0:
             _live(task, parent, before)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

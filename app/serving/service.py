@@ -1,6 +1,7 @@
 """Everything one server process holds, passed to every route."""
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -32,6 +33,8 @@ from app.simulator.told import read_best_auc
 from app.versions.config import LogConfig
 
 SAMPLE_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 class Service:
@@ -197,7 +200,10 @@ class Service:
 
     async def _sample(self) -> None:
         while True:
-            await asyncio.to_thread(self._take_sample)
+            try:
+                await asyncio.to_thread(self._take_sample)
+            except Exception:
+                logger.exception("a sample failed")  # one second is missing, not all that follow
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def _take_sample(self) -> None:

@@ -104,7 +104,12 @@ class Workers:
         is_rolling = bool(self._to_replace) and not any(worker.leave_by for worker in self._living)
         missing = self._config.workers + is_rolling - len(self._staying())
         while missing > 0 and self._clock() >= self._due:
-            self._start()
+            try:
+                self._start()
+            except OSError as error:  # no process or file left for now: those that live go on
+                self._due = self._clock() + LONGEST_PAUSE_SECONDS
+                extra = {"error": str(error), "again_in_seconds": LONGEST_PAUSE_SECONDS}
+                logger.warning("a worker cannot be started now", extra=extra)
             missing -= 1
         staying = self._staying()
         if is_rolling and len(staying) > self._config.workers and all(worker.listens for worker in staying):
@@ -147,8 +152,13 @@ class Workers:
                 worker.close()
             self._answer(self._config, Place(number, self._tally), tell, is_successor)
 
-        process = Forked(answer)
-        os.close(answers)
+        try:
+            process = Forked(answer)
+        except OSError:
+            os.close(hears)
+            raise
+        finally:
+            os.close(answers)
         self._living.append(Worker(number, process, hears, self._clock()))
         self._num_started += 1
 

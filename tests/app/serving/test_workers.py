@@ -105,6 +105,29 @@ def test_one_that_does_not_leave_is_killed(tmp_path):
     workers.stop(20)
 
 
+def test_a_system_without_processes_left_ends_no_server(kept, monkeypatch):
+    workers, clock, _, _ = kept
+    look_until(workers, lambda: workers.all_listen)
+    first, second = pids(workers)
+    os.kill(first, signal.SIGKILL)
+    look_until(workers, lambda: len(workers._living) == 1)
+    num_files = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fork", refuse)
+        clock.now = workers._due
+        workers.look()
+        assert workers._due > clock.now
+    assert len(os.listdir("/proc/self/fd")) == num_files
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # it can still be told to stop
+    clock.now = workers._due
+    look_until(workers, lambda: workers.all_listen)
+    assert second in pids(workers)
+
+
+def refuse():
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
 def test_a_full_disk_ends_no_server(kept):
     workers, clock, _, tally = kept
     look_until(workers, lambda: workers.all_listen)
