@@ -30,17 +30,27 @@ class Pending:
 class Batcher:
     """Gathers columns until a batch is full or its oldest sample has waited long enough.
 
+    From `min_batch_size` rows on (absent: a whole batch) a batch is given to whoever asks, unless it may wait for ever.
     Rows leave in the order in which they came, so with max_wait_seconds = inf the batches of a stream are the same
     however it was cut into columns. Columns without rows (dead letters, gaps) leave as soon as no row is before them.
     """
 
-    def __init__(self, batch_size: int, max_wait_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        batch_size: int,
+        max_wait_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        min_batch_size: int | None = None,
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         if not max_wait_seconds >= 0:
             raise ValueError(f"max_wait_seconds must be at least 0, not {max_wait_seconds}")
         self.batch_size = batch_size
         self.max_wait_seconds = max_wait_seconds
+        is_eager = min_batch_size is not None and max_wait_seconds < float("inf")
+        self._enough_rows = min(min_batch_size or 1, batch_size) if is_eager else batch_size
         self.num_rows = 0  # waiting
         self._clock = clock
         self._pending: deque[Pending] = deque()
@@ -62,8 +72,8 @@ class Batcher:
         """The next batch, or None while it is still worth waiting."""
         if not self._pending:
             return None
-        if self.num_rows >= self.batch_size:
-            return self._build(self.batch_size)
+        if self.num_rows >= self._enough_rows:
+            return self._build(min(self.num_rows, self.batch_size))
         if self._pending[0].num_rows == 0:
             return self._build(0)
         if self._clock() - self._pending[0].arrived >= self.max_wait_seconds:
@@ -78,7 +88,7 @@ class Batcher:
         """How long take() will go on saying None if nothing is added; None = for ever."""
         if not self._pending:
             return None
-        if self.num_rows >= self.batch_size or self._pending[0].num_rows == 0:
+        if self.num_rows >= self._enough_rows or self._pending[0].num_rows == 0:
             return 0.0
         due = self._pending[0].arrived + self.max_wait_seconds
         return None if due == float("inf") else max(due - self._clock(), 0.0)

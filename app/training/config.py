@@ -21,6 +21,7 @@ class TrainConfig:
 
     device: str = "auto"
     batch_size: int = 4096
+    min_batch_size: int = 0  # so many are learned as soon as the learner has nothing else to do; 0: whole batches only
     max_wait_seconds: float = 0.2
     optimizer: Mapping[str, Any] = field(default_factory=lambda: {"name": "adam", "lr": 0.001})
     window_samples: int = 20_000
@@ -34,6 +35,10 @@ class TrainConfig:
             raise ValueError(f"[train] device must be one of {', '.join(DEVICES)}, not {self.device!r}")
         if self.batch_size < 1:
             raise ValueError(f"[train] batch_size must be at least 1, not {self.batch_size}")
+        if not 0 <= self.min_batch_size <= self.batch_size:
+            raise ValueError(
+                f"[train] min_batch_size must be in 0..{self.batch_size} (batch_size), not {self.min_batch_size}"
+            )
         if not self.max_wait_seconds >= 0:
             raise ValueError(f"[train] max_wait_seconds must be at least 0, not {self.max_wait_seconds}")
         if self.window_samples < 1:

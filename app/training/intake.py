@@ -34,7 +34,9 @@ class Intake:
         self.hidden = list(hidden)
         group = config.source.group or f"springtide-{config.name}"
         self.source = Source(replace(config.source, group=group), config.schema, positions, forgettings=hidden)
-        self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)
+        self.batcher = Batcher(
+            config.train.batch_size, config.train.max_wait_seconds, min_batch_size=config.train.min_batch_size or None
+        )
         self._ends: dict[Partition, int] = {}  # as the intake before knew them
         self.upcoming: Batch | None = None  # taken from the batcher, not learned yet
         self._is_slow = False  # whether batches are due before they are full

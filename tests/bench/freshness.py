@@ -1,6 +1,7 @@
 """freshness: an event is produced to Kafka, and the served row polled until it has changed; what each stage costs.
 
-DLRM-small (bottom 512-256-16, top 512-256-1), 26 categorical and 13 dense features, dim 16, at 10,000 events/s.
+DLRM-small (bottom 512-256-16, top 512-256-1), 26 categorical and 13 dense features, dim 16, at 10,000 events/s. What
+waits is learned as soon as the learner is free (`min_batch_size = 1`): `max_wait_seconds` bounds the wait from above.
 """
 
 import json
@@ -49,6 +50,7 @@ name = "dlrm"
 options = {{ bottom = [512, 256], top = [512, 256] }}
 [train]
 batch_size = 512
+min_batch_size = 1
 max_wait_seconds = 0.02
 threads = 1
 [log]

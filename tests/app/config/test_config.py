@@ -182,6 +182,7 @@ def test_several_labels_are_several_tasks(tmp_path: Path) -> None:
         (('["user_id", "item_id"]', "[]"), ["at least one feature"]),
         (("[schema]", "[sorce]\n[schema]"), ["sorce", "did you mean source?"]),
         (("[schema]", "[train]\nbatchsize = 3\n[schema]"), ["[train]", "did you mean batch_size?"]),
+        (("[schema]", "[train]\nmin_batch_size = 4097\n[schema]"), ["[train] min_batch_size", "0..4096", "4097"]),
         (("[schema]", '[model]\nname = "dlmr"\n[schema]'), ["dlmr", "dlrm"]),
         (("[schema]", '[table]\ndevice_bytes = "1Gb2"\n[schema]'), ["device_bytes", "1Gb2"]),
         (("[schema]", '[source]\nlog_path = "x"\n[schema]'), ["unknown key 'log_path'"]),

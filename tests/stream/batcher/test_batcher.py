@@ -217,3 +217,20 @@ def test_slices_of_columns_join_to_the_whole():
     assert [letter.offset for letter in first.dead] == [8]
     assert [letter.offset for letter in second.dead] == [12]
     assert first.offset_N.tolist() + second.offset_N.tolist() == [6, 7, 9, 10]
+
+
+def test_from_enough_rows_on_a_batch_is_given_at_once():
+    batcher = Batcher(4, 10.0, clock=lambda: 0.0, min_batch_size=2)
+    batcher.add(columns_of(A, "r", 0))
+    assert (batcher.take(), batcher.seconds_until_due()) == (None, 10.0)
+    batcher.add(columns_of(A, "rr", 1))
+    assert batcher.seconds_until_due() == 0.0
+    assert rows(batcher.take()) == [0, 2, 4]
+    batcher.add(columns_of(A, "rrrrrr", 3))
+    assert [len(batch) for batch in drain(batcher)] == [4, 2]
+
+
+def test_batches_that_may_wait_for_ever_are_whole_whatever_is_enough():
+    batcher = Batcher(4, float("inf"), min_batch_size=1)
+    batcher.add(columns_of(A, "rrr", 0))
+    assert (batcher.take(), batcher.seconds_until_due()) == (None, None)
