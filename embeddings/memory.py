@@ -12,7 +12,7 @@ from embeddings.horizons import Horizons
 from embeddings.quotas import Quotas
 from embeddings.rows import Int64Array, Rows, UInt16Array
 from embeddings.settled import NOTHING_NEW, Foreseen, Settled
-from kernels.spec import NO_SLOT, Array, Columns, Layout, Verbs
+from kernels.spec import NO_SLOT, Array, Columns, Layout, Spread, Verbs, at_once
 
 LEAVING_ROWS = 65536  # rows that must leave do so in steps of so many
 SMALL_BATCHES = 256
@@ -126,9 +126,11 @@ class Memory:
         self.erasures += 1
         self.removals += 1
 
-    def read(self, slots_N: Array, features_N: Array, ids_N: Array) -> tuple[Rows, Int64Array]:
+    def read(
+        self, slots_N: Array, features_N: Array, ids_N: Array, spread: Spread = at_once
+    ) -> tuple[Rows, Int64Array]:
         """Copies of rows on the host, and their flags; the keys are those of the slots, on the device."""
-        columns = self.verbs.read(self.store, slots_N)
+        columns = self.verbs.read(self.store, slots_N, spread)
         *rows, flags_N = self.verbs.fetch(features_N, ids_N, *columns)
         return Rows(*rows), flags_N
 

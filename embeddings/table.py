@@ -19,8 +19,6 @@ from embeddings.settled import Foreseen
 from embeddings.tiers import Tiers
 from kernels.spec import NO_SLOT, Array
 
-SPLIT_KEYS = 4096  # fewer are not worth a second thread
-
 
 class EmbeddingTable(Tiers):
     """Rows by (feature, id): looked up, gathered, and moved by their gradients, a batch at a time.
@@ -127,10 +125,7 @@ class EmbeddingTable(Tiers):
                 self.memory.store, slots_U, order_K, offsets_U1, grads_BD, *settings, start, stop, bags_K, scales_K
             )
 
-        num_parts = self.config.num_threads if self._pool is not None and len(slots_U) >= SPLIT_KEYS else 1
-        bounds = [len(slots_U) * part // num_parts for part in range(num_parts + 1)]
-        moving = self._pool.map if self._pool is not None and num_parts > 1 else map
-        for fresh_N, num_refused in moving(move, bounds[:-1], bounds[1:]):
+        for fresh_N, num_refused in self.workers.map(move, len(slots_U)):
             self._counters.add("refused_gradients", num_refused)
             if self.tracked:
                 self.changes.touched(fresh_N)

@@ -2,7 +2,6 @@
 
 # N rows, B blocks of the admission sketch
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +32,7 @@ from embeddings.source import RowSource
 from embeddings.spill.host_tier import HostTier
 from embeddings.spill.interface import Spill
 from embeddings.spill.no_spill import NoSpill
+from embeddings.workers import Workers
 from kernels.backend import backend
 from kernels.spec import CHANGED, TOUCHED, Layout, Verbs
 
@@ -96,8 +96,7 @@ class Tiers:
             seed=seed,
         )
         self.contents = Contents(self.memory, self.below, self.changes, self.rules, by_count=config.eviction == "lfu")
-        several = config.num_threads > 1 and self.verbs.on_host
-        self._pool = ThreadPoolExecutor(config.num_threads) if several else None
+        self.workers = Workers(config.num_threads if self.verbs.on_host else 1)
 
     # versions
 
@@ -111,7 +110,7 @@ class Tiers:
     def cut(self) -> Touched:
         """All rows touched, all keys forgotten since the last cut; the resident copy goes before the buffered one."""
         self._counters["cuts"] += 1
-        return self.changes.cut()
+        return self.changes.cut(self.workers.spread)
 
     @in_order
     def cut_sketch(self) -> tuple[Int64Array, UInt8Array]:
@@ -252,6 +251,5 @@ class Tiers:
         check(self.memory, self.changes.slots() if self.tracked else None)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+        self.workers.close()
         self.below.close()

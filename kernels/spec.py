@@ -29,6 +29,15 @@ PRIORITY_BITS = 24  # signed
 SKETCH_BLOCK_BYTES = 64
 
 
+# does work(start, stop) for parts of 0..num, at the same time or one after the other
+Spread = Callable[[Callable[[int, int], None], int], None]
+
+
+def at_once(work: Callable[[int, int], None], num: int) -> None:
+    """A Spread: all of it, here."""
+    work(0, num)
+
+
 class Unique(NamedTuple):
     """The unique keys of a batch in the order in which they first occur."""
 
@@ -290,8 +299,8 @@ class Verbs(Protocol):
         """
         ...
 
-    def read(self, store: Store, slots_N: Array) -> Columns:
-        """The rows with all their columns, copied."""
+    def read(self, store: Store, slots_N: Array, spread: Spread = at_once) -> Columns:
+        """The rows with all their columns, copied; on the CPU by those who share the work."""
         ...
 
     def scatter(self, store: Store, slots_N: Array, columns: Columns) -> None:

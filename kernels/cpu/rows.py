@@ -27,18 +27,28 @@ def copy_row(source: Any, at: Any, to: Any, to_at: Any, width: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def read(values_CD: Any, meta: Any, scalars: Any, states_CS: Any, slots_N: Any, state_width: Any) -> Any:
-    num, dim, own = len(slots_N), values_CD.shape[1], states_CS.shape[1]
-    values_ND, states_NS = np.empty((num, dim), np.float32), np.empty((num, state_width), np.float32)
-    counts_N, last_seen_N = np.empty(num, np.int64), np.empty(num, np.int64)
-    flags_N = np.empty(num, np.int64)
+def read(
+    values_CD: Any,
+    meta: Any,
+    scalars: Any,
+    states_CS: Any,
+    slots_N: Any,
+    start: Any,
+    stop: Any,
+    values_ND: Any,
+    states_NS: Any,
+    counts_N: Any,
+    last_seen_N: Any,
+    flags_N: Any,
+) -> None:
+    dim, own, state_width = values_CD.shape[1], states_CS.shape[1], states_NS.shape[1]
     # flattened once: to do so for each row costs two atomic operations
     values, values_out, records = values_CD.reshape(-1), values_ND.reshape(-1), meta.reshape(-1)
     states, states_out = states_CS.reshape(-1), states_NS.reshape(-1)
     width, own_width, whole_width = np.uint64(dim), np.uint64(own), np.uint64(state_width)
     line = 64 // values_CD.itemsize
-    for n in range(num):
-        if n + AHEAD < num:
+    for n in range(start, stop):
+        if n + AHEAD < stop:
             ahead = np.uint64(slots_N[n + AHEAD])
             prefetch(records, ahead * U4)
             for d in range(0, dim, line):
@@ -51,7 +61,6 @@ def read(values_CD: Any, meta: Any, scalars: Any, states_CS: Any, slots_N: Any, 
         if own < state_width:
             states_NS[n, own] = scalars[slot, SCALAR]
         counts_N[n], last_seen_N[n], flags_N[n] = meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS]
-    return values_ND, states_NS, counts_N, last_seen_N, flags_N
 
 
 @njit(nogil=True, cache=True)

@@ -18,7 +18,7 @@ from kernels.cpu.sketch_verbs import SketchVerbs
 from kernels.cpu.store import parts_of
 from kernels.cpu.store_verbs import StoreVerbs
 from kernels.cpu.update import Batch, Keys, Rows, update_of
-from kernels.spec import Columns, Step, Store, Unique
+from kernels.spec import Columns, Spread, Step, Store, Unique, at_once
 
 Array = npt.NDArray[Any]
 MASK = 0xFFFF_FFFF_FFFF_FFFF
@@ -73,9 +73,16 @@ class CpuVerbs(HostArrays, StoreVerbs, IndexVerbs, SketchVerbs):
         )
         return out_BD, winners_BD if mode == "max" else None
 
-    def read(self, store: Store, slots_N: Array) -> Columns:
-        p = parts_of(store)
-        return Columns(*rows.read(p.values_CD, p.meta, p.scalars, p.states_CS, slots_N, store.state_width))
+    def read(self, store: Store, slots_N: Array, spread: Spread = at_once) -> Columns:
+        p, num = parts_of(store), len(slots_N)
+        values_ND, states_NS = np.empty((num, store.dim), np.float32), np.empty((num, store.state_width), np.float32)
+        columns = Columns(values_ND, states_NS, *(np.empty(num, np.int64) for _ in range(3)))
+
+        def copy(start: int, stop: int) -> None:
+            rows.read(p.values_CD, p.meta, p.scalars, p.states_CS, slots_N, start, stop, *columns)
+
+        spread(copy, num)
+        return columns
 
     def scatter(self, store: Store, slots_N: Array, columns: Columns) -> None:
         p = parts_of(store)

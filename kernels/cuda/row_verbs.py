@@ -8,7 +8,7 @@ from kernels.cuda.key_verbs import first_value_constants
 from kernels.cuda.launcher import Launcher
 from kernels.cuda.sources import Defines
 from kernels.cuda.store import parts_of
-from kernels.spec import Columns, Store
+from kernels.spec import Columns, Spread, Store, at_once
 
 MODES = ("sum", "mean", "max")  # numbered as in rows.cu
 NULL = np.uint64(0)  # a pointer to nothing
@@ -55,7 +55,8 @@ class RowVerbs(Launcher):
         self._launch("rows", "pool", num * vectors_of(store.dim), *arguments, defines=defines_of(store))
         return out_BD, winners_BD
 
-    def read(self, store: Store, slots_N: Array) -> Columns:
+    def read(self, store: Store, slots_N: Array, spread: Spread = at_once) -> Columns:
+        del spread  # the device shares work by itself
         slots_N = self._array("slots", slots_N, np.int64, -1)
         device, p, num = self._device, parts_of(store), len(slots_N)
         values_ND = device.empty((num, store.dim), np.float32)
