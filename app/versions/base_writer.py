@@ -133,8 +133,7 @@ def _write_blocks(image: BaseImage, rows: TensorWriter, states: TensorWriter) ->
             raise ValueError("a base holds living rows with their optimizer states")
         if int(block.mixed[0]) < highest or not bool((block.mixed[1:] >= block.mixed[:-1]).all()):
             raise ValueError("the rows of a base come sorted by mixed key")
-        for name in COLUMNS:
-            rows.write(name, at, getattr(block, name))
+        rows.write_block(at, {name: getattr(block, name) for name in COLUMNS})
         states.write("state", at, block.state)
         at, highest = at + len(block), int(block.mixed[-1])
     if at != image.num_rows:

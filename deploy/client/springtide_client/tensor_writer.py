@@ -3,7 +3,7 @@
 import ctypes
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ from springtide_client.checksums import joined_crc32
 from springtide_client.tensors import Array, TensorShape, bytes_of, layout_of
 
 SYNC_FILE_RANGE_WRITE = 2
-SPLIT_BYTES = 1 << 20  # smaller pieces are not worth a second thread
+SPLIT_BYTES = 1 << 20  # fewer are not worth a second thread
+WRITE_BACK_BYTES = 1 << 18  # nor smaller pieces a request to the disk of their own
+
+Piece = tuple[str, int, memoryview]  # of a tensor, at an offset of the file
 
 
 class TensorWriter:
@@ -57,6 +60,24 @@ class TensorWriter:
 
     def write(self, name: str, first_row: int, rows: Array) -> None:
         """Put rows at `first_row` of the tensor; ValueError where they do not fit its shape."""
+        self.write_block(first_row, {name: rows})
+
+    def write_block(self, first_row: int, tensors: Mapping[str, Array]) -> None:
+        """`write` for several tensors: while they are written, and the disk begins, a thread checksums all of them."""
+        pieces = [self._piece(name, first_row, rows) for name, rows in tensors.items()]
+        if sum(len(data) for _, _, data in pieces) < SPLIT_BYTES:
+            self._add_checksums(pieces)
+            self._write_pieces(pieces)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "checksums")
+        checksums = self._pool.submit(self._add_checksums, pieces)
+        try:
+            self._write_pieces(pieces)
+        finally:
+            checksums.result()
+
+    def _piece(self, name: str, first_row: int, rows: Array) -> Piece:
         dtype, shape = self._tensors[name]
         if not shape:  # a single number is a row of itself
             shape, rows = (1,), rows.reshape(1)
@@ -67,16 +88,17 @@ class TensorWriter:
         offset = self._layout.begin[name] + first_row * row_bytes
         self._in_order = self._in_order and offset == self._ends[name]
         self._ends[name] = offset + len(data)
-        if len(data) < SPLIT_BYTES:
+        return name, offset, data
+
+    def _add_checksums(self, pieces: Sequence[Piece]) -> None:
+        for name, _, data in pieces:
             self._crcs[name] = zlib.crc32(data, self._crcs[name])
+
+    def _write_pieces(self, pieces: Sequence[Piece]) -> None:
+        for _, offset, data in pieces:
             self._write_at(offset, data)
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "checksums")
-        crc = self._pool.submit(zlib.crc32, data, self._crcs[name])
-        self._write_at(offset, data)
-        begin_write_back(self._file.fileno(), offset, len(data))
-        self._crcs[name] = crc.result()
+            if len(data) >= WRITE_BACK_BYTES:
+                begin_write_back(self._file.fileno(), offset, len(data))
 
     def close(self) -> None:
         """Everything is on the disk when this returns; the file is closed in any case."""
