@@ -7,7 +7,9 @@ Knows no log and no stream.
 
 # N samples
 import logging
+import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -74,11 +76,13 @@ class Gate:
         self.last: Verdict | None = None  # the newest, also when it is over
         self._good: deque[Good] = deque()
         self._judged_step = -1
+        self._norm = -1, 0.0  # of the net after so many steps
 
     def begin(self, number: int, learner: Learner, num_samples: int) -> None:
         """Learning goes on from this version, which counts as good; nothing is held."""
         self.held, self.gave_up = None, False
-        self._good = deque([Good(number, num_samples, norm_of(learner))])
+        self._norm = learner.steps, norm_of(learner)
+        self._good = deque([Good(number, num_samples, self._norm[1])])
         self._judged_step = learner.steps
 
     def judge(self, learner: Learner, scores: Scores, num_samples: int) -> Verdict | None:
@@ -95,7 +99,8 @@ class Gate:
         """What was judged is published as this version."""
         if learner.steps != self._judged_step:
             self._judged_step = learner.steps
-            self._good.append(Good(number, num_samples, norm_of(learner)))
+            step, norm = self._norm
+            self._good.append(Good(number, num_samples, norm if step == learner.steps else norm_of(learner)))
             while len(self._good) > 1 and self._good[1].samples <= num_samples - self._num_new:
                 self._good.popleft()
 
@@ -112,9 +117,15 @@ class Gate:
 
     def _judge(self, learner: Learner, scores: Scores, num_samples: int) -> Verdict | None:
         newest, oldest = self._good[-1], self._good[0]
-        if bad := not_finite(learner):
-            return Verdict("not_finite", f"{bad} of the dense net has numbers that are not finite", newest.number)
         norm, limit = norm_of(learner), self.config.norm_ratio * max(oldest.norm, SMALL_NORM)
+        self._norm = learner.steps, norm
+        # where the norm is finite so is every parameter
+        passed = learner.model.named_parameters(remove_duplicate=False) if math.isfinite(norm) else ()
+        suspects = learner.model.state_dict()
+        for name, _ in passed:
+            suspects.pop(name, None)
+        if bad := not_finite(suspects):
+            return Verdict("not_finite", f"{bad} of the dense net has numbers that are not finite", newest.number)
         if norm > limit:
             detail = f"the dense net's norm went from {oldest.norm:.4g} to {norm:.4g}, norm_ratio is "
             return Verdict("norm", f"{detail}{self.config.norm_ratio:g}", newest.number)
@@ -159,9 +170,9 @@ def norm_of(learner: Learner) -> float:
     return float(torch.nn.utils.get_total_norm(parameters)) if parameters else 0.0
 
 
-def not_finite(learner: Learner) -> str:
-    """The first parameter or statistic of the dense net that holds NaN or an infinity; empty where none does."""
-    for name, value in learner.model.state_dict().items():
+def not_finite(named: Mapping[str, torch.Tensor]) -> str:
+    """The first of the parameters or statistics that holds NaN or an infinity; empty where none does."""
+    for name, value in named.items():
         # a sum reads all of it once, and is finite wherever all of it is, unless it overflows
         if value.is_floating_point() and not (torch.isfinite(value.sum()) or bool(torch.isfinite(value).all())):
             return str(name)

@@ -65,6 +65,7 @@ def pair_auc(positive_B: Float64Array, negative_B: Float64Array) -> float | None
     positives, negatives = float(positive_B.sum()), float(negative_B.sum())
     if positives <= 0 or negatives <= 0:
         return None
-    below_B = np.cumsum(negative_B) - 0.5 * negative_B
-    # not a product of BLAS: its other threads would spin for 20 ms after, on a core that the batch wants
-    return float((positive_B * below_B).sum()) / (positives * negatives)
+    # not products of BLAS: its other threads would spin for 20 ms after, on a core that the batch wants
+    below = np.einsum("i,i->", positive_B, np.cumsum(negative_B), optimize=False)
+    ties = np.einsum("i,i->", positive_B, negative_B, optimize=False)
+    return float(below - 0.5 * ties) / (positives * negatives)

@@ -41,22 +41,29 @@ def position_lines(
 
 
 class StatusKeeper:
-    """Writes the newest document every second from a thread of its own: a long step is no silence."""
+    """Writes the newest document every second from a thread of its own: a long step is no silence.
+
+    Nor is a slow disk a long step: whoever speaks writes nothing but the first word and the last.
+    """
 
     def __init__(self, log_path: Path, epoch: int, hitch: Callable[[], Mapping[str, Any]] = dict) -> None:
         """`hitch`: what holds the newest document's speaker up by now; it goes over the document, from that thread."""
         self._log_path, self._epoch, self._hitch = log_path, epoch, hitch
         self.document: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._told = threading.Event()
+        self._stopping = False
         self._thread = threading.Thread(target=self._keep, name="status", daemon=True)
 
     def say(self, document: dict[str, Any]) -> None:
-        """Write it now, and again until the next one."""
+        """It is written now, and again until the next one."""
         self.document = document
-        self._write()
-        if not self._thread.is_alive() and not self._stopping.is_set():
-            self._thread.start()
+        if self._thread.is_alive():
+            self._told.set()
+        else:
+            self._write()
+            if not self._stopping:
+                self._thread.start()
 
     def move_to(self, epoch: int) -> None:
         """The same trainer goes on under another epoch."""
@@ -65,22 +72,26 @@ class StatusKeeper:
 
     def close(self, document: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The last word; returns it."""
-        self._stopping.set()
+        self._stopping = True
+        self._told.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.document = document()
+        self.document = document() | {"updated_ms": wall_ms()}
         self._write()
         return self.document
 
     def _keep(self) -> None:
-        while not self._stopping.wait(SECONDS):
-            self._write(self._hitch())
+        while True:
+            is_news = self._told.wait(SECONDS)
+            if self._stopping:
+                return
+            self._told.clear()
+            self._write({} if is_news else self._hitch())
 
     def _write(self, over: Mapping[str, Any] | None = None) -> None:
         with self._lock:
-            self.document = {**self.document, "updated_ms": wall_ms()}
             try:
-                write_status(self._log_path, self._epoch, {**self.document, **(over or {})})
+                write_status(self._log_path, self._epoch, {**self.document, "updated_ms": wall_ms(), **(over or {})})
             except OSError as error:
                 # a full disk must not end the learning: the log itself waits for room
                 logger.warning("the status cannot be written", extra={"reason": str(error)})
