@@ -16,6 +16,7 @@ from app.serving.metrics import Metrics
 from app.serving.model_view import ModelView
 from app.serving.problems import ApiError, not_ready
 from app.serving.versions import VersionEntry, VersionIndex
+from app.versions.priority import take_short_slices
 
 FIRST_LOOK_SECONDS = 0.01
 WAITING = "the log has no version yet: start a trainer on it"
@@ -200,6 +201,7 @@ class Replica:
             return
 
     def _run(self) -> None:
+        take_short_slices()  # a trainer on the same cores must not wait for it, nor who asks for an answer
         while not self._stopping.is_set():
             try:
                 self._following.poll()

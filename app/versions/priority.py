@@ -24,7 +24,7 @@ def yield_to_others() -> None:
     of its own makes that nice too. To be called before it starts threads.
     """
     os.nice(LOWEST)
-    _take_short_slices(LOWEST)
+    take_short_slices()
     if os.getsid(0) == os.getpid():
         with suppress(OSError):
             AUTOGROUP.write_text(str(LOWEST))
@@ -33,17 +33,23 @@ def yield_to_others() -> None:
 def yield_to_learning() -> None:
     """From now on this thread works in the gaps that the learning threads leave, as long as there are any.
 
-    Linux takes a thread's niceness for its own. A thread that works keeps its core for a slice, some ms, whoever wakes
-    up there meanwhile: of two threads of a step one would wait for it, and the other for that one. So slices are short.
+    Linux takes a thread's niceness for its own. One that is nicer already stays so: to be less nice is not for all.
     """
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BESIDE)
-    _take_short_slices(BESIDE)
+    thread = threading.get_native_id()
+    if os.getpriority(os.PRIO_PROCESS, thread) < BESIDE:
+        os.setpriority(os.PRIO_PROCESS, thread, BESIDE)
+    take_short_slices()
 
 
-def _take_short_slices(nice: int) -> None:
-    """Of this thread and those it starts; before Linux 6.12, and elsewhere, slices are what they are."""
+def take_short_slices() -> None:
+    """From now on this thread, and those it starts, give way at once to who wakes up on the same core.
+
+    Else a thread keeps its core for a slice, some ms: of two threads of a step one would wait for it, and the other for
+    that one. Before Linux 6.12, and elsewhere, slices are what they are.
+    """
     libc: Any = ctypes.CDLL(None)
     number = SCHED_SETATTR.get(platform.machine())
     if hasattr(libc, "syscall") and platform.system() == "Linux" and number is not None:
+        nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         attributes = ATTRIBUTES.pack(ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, SHORT_SLICE_NS, 0, 0)
         libc.syscall(number, 0, attributes, 0)
