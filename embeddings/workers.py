@@ -1,7 +1,8 @@
 """The threads that share the work of a table's verbs."""
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import pairwise
 from typing import TypeVar
 
 R = TypeVar("R")
@@ -10,18 +11,23 @@ SPLIT_KEYS = 4096  # fewer are not worth a second thread
 
 
 class Workers:
-    """So many threads; with one the work is done by whoever asks for it."""
+    """So many threads, of which whoever asks for the work is one: it need not be woken, nor wait for all others."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
+        self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None
 
-    def map(self, work: Callable[[int, int], R], num: int) -> Iterable[R]:
+    def map(self, work: Callable[[int, int], R], num: int) -> list[R]:
         """What work(start, stop) gives for parts of 0..num, in their order."""
         if self._pool is None or num < SPLIT_KEYS:
             return [work(0, num)]
-        bounds = [num * part // self._num_threads for part in range(self._num_threads + 1)]
-        return self._pool.map(work, bounds[:-1], bounds[1:])
+        (_, end), *others = pairwise(num * part // self._num_threads for part in range(self._num_threads + 1))
+        futures = [self._pool.submit(work, start, stop) for start, stop in others]
+        try:
+            first = work(0, end)
+        finally:
+            wait(futures)  # nobody works on when this is left, whatever happened here
+        return [first, *(future.result() for future in futures)]
 
     def spread(self, work: Callable[[int, int], None], num: int) -> None:
         """work(start, stop) for parts of 0..num is done when this returns."""
