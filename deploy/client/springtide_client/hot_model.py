@@ -99,6 +99,8 @@ class HotModel:
         no id feature.
         """
         view = self._fresh_view()
+        if feature not in view.schema.features:
+            raise KeyError(f"there is no id feature {feature!r}, there are {', '.join(view.schema.features)}")
         number = view.schema.number(feature)
         ids_K, shape = as_ids(ids)
         rows_KD, status_K = view.lookup(np.full(len(ids_K), number, np.uint16), ids_K)

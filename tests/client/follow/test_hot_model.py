@@ -102,7 +102,7 @@ def test_a_bad_instance_is_named(open_model, make_log) -> None:
         model.predict([{}, {"age": "old"}])
     assert (caught.value.index, caught.value.field) == (1, "age")
     assert model.predict([]) == []
-    with pytest.raises(KeyError, match="age"):
+    with pytest.raises(KeyError, match="no id feature 'age', there are user_id, item_id"):
         model.lookup("age", [1])
 
 
