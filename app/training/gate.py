@@ -9,7 +9,7 @@ Knows no log and no stream.
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,8 +67,12 @@ class Good(NamedTuple):
 class Gate:
     """Judges what learning has made of the model since the last version that passed."""
 
-    def __init__(self, config: GateConfig, window_samples: int) -> None:
+    def __init__(
+        self, config: GateConfig, window_samples: int, *, look_back: Callable[[int], int | None] = lambda samples: None
+    ) -> None:
+        """`look_back`: the newest version of at most so many samples, where none since `begin` has so few."""
         self.config = config
+        self._look_back = look_back
         self._num_new = max(1, min(config.logloss_samples, window_samples // 2))
         self.held: Verdict | None = None
         self.gave_up = False  # going back is for an order to decide
@@ -96,8 +100,10 @@ class Gate:
         return self.held
 
     def passed(self, number: int, learner: Learner, num_samples: int) -> None:
-        """What was judged is published as this version."""
-        if learner.steps != self._judged_step:
+        """What was judged is published as this version; where nothing was learned, what was good still is."""
+        if learner.steps == self._judged_step:
+            self._good[-1] = self._good[-1]._replace(number=number)
+        else:
             self._judged_step = learner.steps
             step, norm = self._norm
             self._good.append(Good(number, num_samples, norm if step == learner.steps else norm_of(learner)))
@@ -129,15 +135,18 @@ class Gate:
         if norm > limit:
             detail = f"the dense net's norm went from {oldest.norm:.4g} to {norm:.4g}, norm_ratio is "
             return Verdict("norm", f"{detail}{self.config.norm_ratio:g}", newest.number)
-        before = [good for good in self._good if good.samples <= num_samples - self._num_new]
-        earlier = (before or [oldest])[-1].number
         if (share := scores.unscored(self._num_new)) > MOST_UNSCORED:
             detail = f"the net gave {share:.0%} of the last {self._num_new:,} samples a score that is not finite"
-            return Verdict("not_finite", detail, earlier)
+            return Verdict("not_finite", detail, self._before(num_samples - self._num_new))
         for number, label in enumerate(scores.labels):
             if detail := self._collapse(*scores.window_losses(number)):
-                return Verdict("logloss", f"{label}: {detail}", earlier)
+                return Verdict("logloss", f"{label}: {detail}", self._before(num_samples - self._num_new))
         return None
+
+    def _before(self, num_samples: int) -> int:
+        """The newest good version of at most so many samples, else the oldest that is known."""
+        before = [good.number for good in self._good if good.samples <= num_samples]
+        return before[-1] if before else self._look_back(num_samples) or self._good[0].number
 
     def _collapse(self, losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any, Any]") -> str:
         """How the newest losses stand out from those before them; empty where they do not."""

@@ -12,6 +12,7 @@ from springtide_client.records import EPOCH_SHIFT, version_name
 
 from app.errors import UserError
 from app.training.gate import Verdict
+from app.training.good_versions import reachable
 from app.training.intake import POLL_SECONDS
 from app.training.order_desk import PutOffError
 from app.training.skipping import REASON, Stand, send_skipped
@@ -80,9 +81,10 @@ def roll_back_by_order(trainer: "Trainer", order: Order) -> dict[str, Any] | Non
 def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
     """Throws away what the gate holds back; True also where it is worth another try. False: an order must decide."""
     state, stand = trainer.state, Stand.of(trainer.state)
+    good = reachable(trainer.log.directory, verdict.good)
     is_again = stand.samples - state.gate.get("since", -(1 << 62)) < trainer.config.gate.logloss_samples
     try:
-        rollback = prepare(trainer, verdict.good)
+        rollback = prepare(trainer, good)
         in_a_row = stand.samples - rollback.meta.samples_trained + (state.gate.get("in_a_row", 0) if is_again else 0)
         if in_a_row > trainer.config.gate.max_skipped:
             logger.error("the gate passes nothing over any more", extra={"samples": in_a_row})
@@ -91,7 +93,9 @@ def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
     except PutOffError:
         return True
     except (UserError, SpringtideError) as error:
-        logger.warning("the gate cannot roll back", extra={"reason": str(error), "version": verdict.good})
+        if reachable(trainer.log.directory, good) != good:
+            return True  # its base was retired this moment
+        logger.warning("the gate cannot roll back", extra={"reason": str(error), "version": good})
         return isinstance(error, StreamError) and not trainer.signals.wait(RETRY_SECONDS)
     gate = {
         "rollbacks": state.gate.get("rollbacks", 0) + 1,
@@ -99,7 +103,7 @@ def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
         "since": rollback.meta.samples_trained,
         "reason": verdict.reason,
         "detail": verdict.detail,
-        "version": verdict.good,
+        "version": good,
         **told,
     }
     meta = msgspec.structs.replace(rollback.meta, trainer={**rollback.meta.trainer, "gate": gate})

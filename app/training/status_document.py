@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from springtide_client.records import version_name
 
 from app.training.gate import Verdict
+from app.training.good_versions import reachable
 from app.training.report import CATCHING_UP_MS, position_lines, wall_ms
 from embeddings.sizes import num_bytes
 
@@ -53,7 +54,7 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
 def condition_of(trainer: "Trainer") -> tuple[str, str]:
     """The trainer's state and why."""
     if (held := trainer.gate.held) is not None:
-        return "waiting", f"the health gate holds the model back: {held.detail}; {mend_of(held)}"
+        return "waiting", f"the health gate holds the model back: {held.detail}; {mend_of(trainer, held)}"
     if trainer.log.is_full:
         share, half = trainer.config.log.log_bytes, num_bytes(trainer.config.table.disk_bytes) // 2
         limit = "[log] log_bytes" if share < half else "half of [table] disk_bytes"
@@ -69,9 +70,10 @@ def condition_of(trainer: "Trainer") -> tuple[str, str]:
     return "running", ""
 
 
-def mend_of(held: Verdict) -> str:
+def mend_of(trainer: "Trainer", held: Verdict) -> str:
     """What can be done."""
-    back = f"`springtide versions rollback {version_name(held.good)} --skip` passes its samples over"
+    good = version_name(reachable(trainer.log.directory, held.good))
+    back = f"`springtide versions rollback {good} --skip` passes its samples over"
     return f"{back}, [gate] says what is too much"
 
 

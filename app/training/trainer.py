@@ -12,6 +12,7 @@ from springtide_client.errors import LogError, SpringtideError
 from app.training.durable_positions import DurablePositions
 from app.training.gate import Gate
 from app.training.generations import Generations
+from app.training.good_versions import newest_before
 from app.training.intake import POLL_SECONDS, Intake
 from app.training.log_start import start_state
 from app.training.mending import mend
@@ -66,7 +67,11 @@ class Trainer:
             self.status = StatusKeeper(config.log.path, self.log.epoch, self.hitch)
             self.status.say({"name": config.name, "trainer": "catching_up", "reason": "reading the log back"})
             self.rate = Rate()
-            self.gate = Gate(config.gate, config.train.window_samples)
+            self.gate = Gate(
+                config.gate,
+                config.train.window_samples,
+                look_back=lambda samples: newest_before(self.log.directory, samples),
+            )
             self.stand: Stand | None = None  # how far was learned of what the gate holds, while orders decide about it
             self.damage = ""  # what somebody says of the log
             self.reason = ""  # why versions are put off

@@ -114,6 +114,31 @@ def test_a_collapse_names_a_version_from_before_it_began():
     assert "click" in verdict.detail
 
 
+def test_a_version_without_learning_is_as_good_as_the_one_before_it():
+    model = Model()
+    model.learn(10)
+    for _ in range(3):
+        assert model.judge() is None
+    with torch.no_grad():
+        model.net.weight[0, 0] = float("nan")
+    model.learn(10)
+    assert model.judge().good == model.number
+
+
+def test_where_a_collapse_began_before_the_start_the_log_is_asked():
+    model = Model(logloss_samples=400)
+    for _ in range(20):
+        model.learn(100, wrong=0.05)
+        assert model.judge() is None
+    model.learn(100, wrong=0.9)
+    asked = []
+    model.gate = Gate(model.gate.config, 2000, look_back=lambda samples: asked.append(samples) or 7)
+    model.gate.begin(model.number, model.learner, model.samples)
+    while (verdict := model.judge()) is None:
+        model.learn(100, wrong=0.9)
+    assert (verdict.good, asked) == (7, [model.samples - 400])
+
+
 def test_a_finite_net_that_scores_nobody_is_held_back_to_before_it_began():
     model = Model(logloss_samples=400)
     for _ in range(10):

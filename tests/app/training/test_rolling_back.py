@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from springtide_client.log_directory import LogDirectory
-from springtide_client.records import version_name
+from springtide_client.records import EPOCH_SHIFT, version_name
 from trainer_room import run_in_thread, wait_until
 
 from app.errors import UserError
@@ -16,8 +16,10 @@ from app.serving.orders import put_order
 from app.training.rolling_back import HeldError
 from app.training.start_elsewhere import StartElsewhere
 from app.training.trainer import Trainer
+from app.versions.base_merge import merge_base
 from app.versions.clerk import execute_waiting
 from app.versions.receipts import receipt_of
+from app.versions.retire import retire
 from app.versions.segments import SegmentFiles
 from app.versions.status import read_status
 from stream.columns import Partition
@@ -352,6 +354,43 @@ def test_a_collapse_of_logloss_goes_back_to_before_it_began(room):
     offsets = [int(letter["offset"]) for letter in room.letters()]
     assert sum(4000 <= offset < 4600 for offset in offsets) > len(offsets) / 2
     assert version_name(records(room)[-1].number).startswith("2.")
+
+
+def test_after_a_restart_a_collapse_still_goes_back_to_before_it_began(room):
+    room.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n', train="window_samples = 2000\n")
+    room.produce(1500)
+    Trainer(room.config, until_end=True).run()
+    room.produce(8, label=lambda number: 1 - int(number % 37 % 3 == 0))
+    assert Trainer(room.config, until_end=True).run()["gate"]["trips"] == 0
+    room.produce(300, label=lambda number: 1 - int(number % 37 % 3 == 0))
+    status = Trainer(room.config, until_end=True).run()
+    assert status["gate"]["rollbacks"] >= 1
+    back = next(record for record in records(room) if record.meta.restores)
+    assert back.meta.samples_trained <= 1500
+
+
+def test_where_the_good_versions_base_is_retired_the_gate_goes_back_as_far_as_the_log_reaches(room):
+    room.configure('[gate]\naction = "rollback"\n')
+    room.produce(320)
+    Trainer(room.config, until_end=True).run()
+    room.produce(320)
+    trainer = Trainer(room.config, until_end=True)
+    break_at(trainer, 320 + 128, HARMS["norm"])
+    judge = trainer.gate.judge
+
+    def judge_late(*arguments):
+        if judge(*arguments) is not None and trainer.gate.held.good != 1:
+            assert trainer.settle()
+            assert merge_base(trainer.log.directory, window_samples=100)
+            retire(trainer.log.directory, 1)
+            trainer.gate.held = trainer.gate.held._replace(good=1)  # of which nothing is left
+        return trainer.gate.held
+
+    trainer.gate.judge = judge_late
+    status = trainer.run()
+    assert status["gate"]["rollbacks"] == 1
+    (back,) = [record for record in records(room) if record.meta.restores]
+    assert [back.meta.restores] == LogDirectory(room.config.log.path).look().bases
 
 
 def test_too_much_passed_over_in_a_row_ends_in_an_alert(room):
