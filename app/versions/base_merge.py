@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from springtide_client.base import Base
-from springtide_client.errors import CorruptRecordError, GapError
+from springtide_client.errors import CorruptRecordError, GapError, LogError
 from springtide_client.layers import RowLayer, empty_layer, merge_layers, sorted_layer
 from springtide_client.log_directory import LogDirectory
 from springtide_client.records import Record
@@ -18,6 +18,7 @@ from app.versions.base_writer import BaseImage, write_base
 from app.versions.breaks import note_break
 from app.versions.onnx_maker import OnnxMaker
 from app.versions.overlay import Overlay
+from app.versions.retire import base_number, bury
 from app.versions.texts import merge_texts
 
 CHUNK_ROWS = 65_536
@@ -35,7 +36,7 @@ def merge_base(
     onnx: OnnxMaker | None = None,
 ) -> Path | None:
     """The next base, of the newest version that is known to be durable; None where there is no newer one."""
-    base = directory.open_base()
+    base, damaged = sound_base(directory)
     if base is None:
         return None
     overlay = Overlay(base, window_samples=window_samples)
@@ -43,7 +44,37 @@ def merge_base(
         overlay.apply(record)
         if overlay.num_bytes >= overlay_bytes:
             break
-    return None if overlay.tip == base.tip else write_next(directory.path, base, overlay, onnx)
+    if overlay.tip == base.tip:
+        return None
+    numbers = {base_number(path): path for path in damaged}
+    if (same := numbers.pop(overlay.tip.number, None)) is not None:
+        bury(same)
+    made = write_next(directory.path, base, overlay, onnx)
+    for number, path in numbers.items():
+        if number < overlay.tip.number:  # else the log does not lead there, and it may be the last to know
+            bury(path)
+    return made
+
+
+def sound_base(directory: LogDirectory) -> tuple[Base | None, list[Path]]:
+    """The newest base of which every byte is as it was written, and those passed over; LogError where none is.
+
+    What a merge carries on gets a new checksum: a damaged row would be a good one from then on.
+    """
+    damaged: list[Path] = []
+    first: LogError | None = None
+    for path in reversed(directory.bases()):
+        try:
+            base = Base.open(path)
+            base.verify()
+            return base, damaged
+        except (LogError, OSError) as error:
+            logger.error("a base is damaged, an older one is merged", extra={"base": path.name, "reason": str(error)})
+            first = first or LogError(str(error))
+            damaged.append(path)
+    if first is not None:
+        raise first
+    return None, []
 
 
 def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:

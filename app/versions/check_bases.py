@@ -42,10 +42,10 @@ class BaseCheck:
             try:
                 manifest = read_base_manifest(path)
             except FileNotFoundError:
-                self._add(name, "it is missing", number)
+                self._add(name, "it is missing", number, opens=False)
                 continue
             except LogError as error:
-                self._add(name, str(error).removeprefix(f"{path / MANIFEST} "), number)
+                self._add(name, str(error).removeprefix(f"{path / MANIFEST} "), number, opens=False)
                 continue
             if not has_checksum((path / MANIFEST).read_bytes()):
                 self._add(name, "the checksum at its end is damaged", number)
@@ -83,11 +83,11 @@ class BaseCheck:
                 size = (folder / name).stat().st_size
                 if size != expected.bytes:
                     what = f"it has {size:,} bytes, its manifest says {expected.bytes:,}"
-                    self._add(place, what, manifest.number, min(size, expected.bytes))
+                    self._add(place, what, manifest.number, min(size, expected.bytes), opens=False)
                 elif crc32_of_file(folder / name) != expected.crc32:
                     self._add(place, "it does not match its checksum", manifest.number)
             except FileNotFoundError:
-                self._add(place, "it is missing", manifest.number)
+                self._add(place, "it is missing", manifest.number, opens=False)
         for path in sorted(folder.iterdir()):
             if path.name not in manifest.files and path.name != MANIFEST:
                 self._findings.add_wrong(f"{folder.name}/{path.name}", None, "it has no owner", REMOVE)
@@ -139,16 +139,20 @@ class BaseCheck:
                     self._add(place, f"text {start + k:,} is not that of its id {row_id}", base.tip.number)
                     return
 
-    def _add(self, file: str, what: str, number: int, offset: int | None = None) -> None:
+    def _add(self, file: str, what: str, number: int, offset: int | None = None, *, opens: bool = True) -> None:
+        """`opens`: whether a follower sees nothing of it."""
         older = [base for base in self._numbers if base < number]
         newer = [base for base in self._numbers if base > number]
         name = base_name(number)
         if newer:
             reader = f"followers begin at base {version_name(newer[-1])} and do not look at it: remove {name}"
         elif older:
+            begin = f"they begin at base {version_name(older[-1])}"
             reader = (
-                f"followers that begin now take it: remove {name}, and they begin at base {version_name(older[-1])}"
-            )
+                f"followers that begin now take it: remove {name}, and {begin}"
+                if opens
+                else f"followers that begin now pass it over, {begin}: remove {name}"
+            ) + "; the next merge does"
         else:
             reader = "it is the only base: restore it from a copy, or begin a new log"
         self._findings.add_wrong(file, offset, what, reader)

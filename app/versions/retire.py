@@ -29,11 +29,7 @@ def retire(directory: LogDirectory, keep_bases: int) -> list[str]:
         return []
     gone = [path.name for path in directory.bases() if base_number(path) < base_number(kept[0])]
     for name in gone:
-        # renamed first: a base is seen whole or not at all
-        grave = directory.path / f".tmp-retired-{name}-{os.getpid()}"
-        with contextlib.suppress(FileNotFoundError):
-            (directory.path / name).rename(grave)
-            shutil.rmtree(grave, ignore_errors=True)
+        bury(directory.path / name)
     reach("amid retiring")
     for name in covered_segments(directory, listing, manifest, base_number(kept[0])):
         (directory.path / name).unlink(missing_ok=True)
@@ -41,6 +37,14 @@ def retire(directory: LogDirectory, keep_bases: int) -> list[str]:
     if gone:
         logger.info("retired", extra={"names": gone})
     return gone
+
+
+def bury(base_path: Path) -> None:
+    """A base is seen whole or not at all: it is renamed first."""
+    grave = base_path.with_name(f".tmp-retired-{base_path.name}-{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        base_path.rename(grave)
+        shutil.rmtree(grave, ignore_errors=True)
 
 
 def readable_bases(directory: LogDirectory) -> list[Path]:

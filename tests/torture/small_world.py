@@ -94,7 +94,7 @@ class SmallWorld:
 
     def start(self) -> None:
         """A trainer; where one lives already, it is replaced and haunts."""
-        before = self.promised
+        self.sealed = before = self.promised  # also for a crash before the next one is there
         if self.writer is not None:
             self.zombies.append(self.writer)
         self.writer = None

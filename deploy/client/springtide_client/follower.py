@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -246,7 +247,7 @@ class Follower:
         served = self._view
         if served is None or self._is_broken:
             base_path = self._source.newest_base()
-            return None if base_path is None else View.open(base_path, served, self._make_search)
+            return None if base_path is None else self._open_at_or_before(base_path, served)
         num_changed = sum(map(len, served.layers)) + (0 if served.private is None else len(served.private))
         is_heavy = num_changed >= REBASE_ROWS or 2 * served.num_bytes > self._layer_bytes
         if not is_heavy or time.monotonic() < self._rebase_at:
@@ -259,6 +260,18 @@ class Follower:
         if base_number(base_path) > served.version and not is_stuck:
             return None  # what leads to it comes as records, each of which is told of
         return View.open(base_path, served, self._make_search)
+
+    def _open_at_or_before(self, base_path: Path, served: View | None) -> View:
+        """A view of this base, or where it is damaged of the newest older one that is not: the log leads on from any."""
+        try:
+            return View.open(base_path, served, self._make_search)
+        except LogError as error:
+            for older in self._source.older_bases(base_path):
+                with suppress(LogError):
+                    view = View.open(older, served, self._make_search)
+                    logger.warning("beginning at an older base: %s", error)
+                    return view
+            raise
 
     def _rebuild(self, view: View) -> None:
         """Advance the view that begins at a base; once it has passed the served one, it takes its place."""

@@ -22,6 +22,9 @@ class Source(Protocol):
     def newest_base(self) -> Path | None:
         """The folder of the newest base, complete, or None before the first."""
 
+    def older_bases(self, than: Path) -> list[Path]:
+        """What there is before a base, newest first, should that one be damaged."""
+
     def arrived_base(self) -> Path | None:
         """The newest base that can be had at once. Asking again may give a newer one."""
 

@@ -346,6 +346,28 @@ def test_damage_behind_the_base_is_not_merged(log, flip: int) -> None:
         assert merge(log) is None
 
 
+def test_a_bit_that_flipped_in_a_base_is_not_carried_into_the_next(log) -> None:
+    with log.writer() as writer:
+        for value in (1, 2):
+            put(writer, value)
+            settle(writer)
+            merge(log)
+        damaged = log.directory.newest_base()
+        assert damaged is not None
+        rows = damaged / "rows.safetensors"
+        data = bytearray(rows.read_bytes())
+        data[-1] ^= 1
+        rows.write_bytes(data)
+        put(writer, 3)
+        settle(writer)
+        base = merge(log)
+    assert base is not None
+    base.verify()
+    assert rows_of(base.layer) == {(0, value): (float(value), 100) for value in (1, 2, 3)}
+    assert damaged not in log.directory.bases()  # nobody begins at it any more
+    assert len(log.directory.bases()) == 3
+
+
 def blocks(**counts: int) -> dict[str, np.ndarray]:
     """Blocks of a sketch, each full of one number."""
     numbers = np.array([int(name[1:]) for name in counts], np.int64)
