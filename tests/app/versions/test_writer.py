@@ -310,6 +310,18 @@ def test_another_schema_is_refused(log) -> None:
         LogWriter.open(config(log.path), schema=Schema(labels=("order",), dense=("age",)))
 
 
+def test_an_epoch_whose_claim_somebody_removed_is_not_taken_again(log) -> None:
+    with log.writer() as writer:
+        tip = put(writer, 1)
+    (log.path / "epoch-0000000001.claim").unlink()
+    assert log.tips()[-1] == tip
+    with log.writer() as writer:
+        assert writer.epoch == 2
+        later = put(writer, 2)
+        writer.sync()
+        assert log.tips() == [tip, later]
+
+
 def test_a_log_without_its_bases_is_refused(log) -> None:
     with log.writer() as writer:
         put(writer, 1)
