@@ -57,24 +57,21 @@ def merge_base(
 
 
 def sound_base(directory: LogDirectory) -> tuple[Base | None, list[Path]]:
-    """The newest base of which every byte is as it was written, and those passed over; LogError where none is.
+    """The newest base of which every byte is as it was written, and those passed over; LogError where none opens.
 
-    What a merge carries on gets a new checksum: a damaged row would be a good one from then on.
+    What a merge carries on gets a new checksum: a damaged row would be a good one from then on. Where all are damaged,
+    there is nothing better than the newest that opens: without a next base the log would only grow.
     """
     damaged: list[Path] = []
-    first: LogError | None = None
     for path in reversed(directory.bases()):
         try:
             base = Base.open(path)
             base.verify()
             return base, damaged
         except (LogError, OSError) as error:
-            logger.error("a base is damaged, an older one is merged", extra={"base": path.name, "reason": str(error)})
-            first = first or LogError(str(error))
+            logger.error("a base is damaged", extra={"base": path.name, "reason": str(error)})
             damaged.append(path)
-    if first is not None:
-        raise first
-    return None, []
+    return directory.open_base(), []
 
 
 def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:

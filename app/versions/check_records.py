@@ -162,7 +162,11 @@ class RecordCheck:
             wrong = f"version {version} does not follow version {tip}: records are missing or exchanged"
             wrong += self._missing_before(name) if not offset else ""
         if wrong:
-            self.findings.add_wrong(name, offset, wrong, self.consequence(header.number))
+            # what is missing before the newest base is missed by nobody who begins there
+            newest = self.bases[-1] if self.bases else None
+            is_bridged = newest is not None and newest.number < header.number and newest.checksum == header.parent
+            number = newest.number if newest is not None and is_bridged else header.number
+            self.findings.add_wrong(name, offset, wrong, self.consequence(number))
         base = self._unmet.pop(header.number, None)
         if base is not None and base != header.tip:
             what = f"version {version} is not the one that a base or the seal is made of"

@@ -368,6 +368,15 @@ def test_a_bit_that_flipped_in_a_base_is_not_carried_into_the_next(log) -> None:
     assert len(log.directory.bases()) == 3
 
 
+def test_where_no_base_is_sound_the_log_does_not_grow_for_ever(log) -> None:
+    with log.writer() as writer:
+        put(writer, 1)
+        settle(writer)
+        for path in log.directory.bases():
+            (path / "model.pt2").write_bytes(b"PROGRAM")
+        assert merge(log) is not None
+
+
 def blocks(**counts: int) -> dict[str, np.ndarray]:
     """Blocks of a sketch, each full of one number."""
     numbers = np.array([int(name[1:]) for name in counts], np.int64)

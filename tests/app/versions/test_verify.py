@@ -164,6 +164,19 @@ def test_a_missing_segment_is_found(path: Path, number: int) -> None:
         assert f"{file.name} is not there" in wrong[0].what
 
 
+def test_what_is_missing_before_the_newest_base_is_missed_by_nobody_who_begins_there(path: Path) -> None:
+    for file in segments(path):
+        file.unlink()
+    log = SmallLog(path)
+    with log.writer() as writer:
+        tip = put(writer, 9)
+        writer.sync()
+    assert log.tips() == [tip]
+    wrong = look(path).wrong
+    assert wrong
+    assert all("followers begin at base" in str(finding) for finding in wrong)
+
+
 @pytest.mark.parametrize("name", [claim_name(1), claim_name(2), manifest_name(2), f"{base_name(1 << 32)}/{ROWS}"])
 def test_a_missing_file_is_found(path: Path, name: str) -> None:
     (path / name).unlink()
