@@ -32,6 +32,10 @@ class TextTap:
         self.has_base = found is not None
         return found
 
+    def older_bases(self, than: Path) -> list[Path]:
+        """The source's."""
+        return self._source.older_bases(than)
+
     def arrived_base(self) -> Path | None:
         """The source's."""
         return self._source.arrived_base()

@@ -262,7 +262,7 @@ class Follower:
         return View.open(base_path, served, self._make_search)
 
     def _open_at_or_before(self, base_path: Path, served: View | None) -> View:
-        """A view of this base, or where it is damaged of the newest older one that is not: the log leads on from any."""
+        """A view of this base, or where that is damaged of the newest older one: the log leads on from any."""
         try:
             return View.open(base_path, served, self._make_search)
         except LogError as error:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from springtide_client.log_directory import LogDirectory
-from springtide_client.records import EPOCH_SHIFT, version_name
+from springtide_client.records import version_name
 from trainer_room import run_in_thread, wait_until
 
 from app.errors import UserError
@@ -352,7 +352,7 @@ def test_a_collapse_of_logloss_goes_back_to_before_it_began(room):
     assert status["samples_trained"] == 5600 - skipped
     assert good["scores"]["window"]["logloss"] < 0.5
     offsets = [int(letter["offset"]) for letter in room.letters()]
-    assert sum(4000 <= offset < 4600 for offset in offsets) > len(offsets) / 2
+    assert sum(4000 <= offset < 4600 for offset in offsets) >= 300  # and what lies before, back to a version
     assert version_name(records(room)[-1].number).startswith("2.")
 
 
