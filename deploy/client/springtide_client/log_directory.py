@@ -111,8 +111,8 @@ class LogDirectory:
                 claims.append(int(match[1]))
             elif match := _NAMES["manifest"].fullmatch(name):
                 manifests.append(int(match[1]))
-        # whoever has a manifest or a segment had claimed: a claim that somebody removed must not be taken again
-        return Listing(max(*claims, *manifests, *segments), max(manifests), bases, segments)
+        # whoever has a manifest had claimed: a claim that somebody removed must not be taken again
+        return Listing(max(*claims, *manifests), max(manifests), bases, segments)
 
     def manifest(self, listing: Listing | None = None) -> LogManifest | None:
         """The newest manifest, also while a higher epoch is claimed; None in a log without one."""
