@@ -58,7 +58,8 @@ def condition_of(trainer: "Trainer") -> tuple[str, str]:
     if trainer.log.is_full:
         share, half = trainer.config.log.log_bytes, num_bytes(trainer.config.table.disk_bytes) // 2
         limit = "[log] log_bytes" if share < half else "half of [table] disk_bytes"
-        return "waiting", f"the log takes {limit}: raise it, or begin a new log"
+        mend = "the merger makes room (`springtide merge`, where none runs), or raise it"
+        return "waiting", f"the log takes {limit}: {mend}"
     if trainer.source.state == "waiting":
         return "waiting", trainer.source.reason
     if reason := trainer.spill_reason or trainer.reason or trainer.log.reason:
