@@ -85,7 +85,9 @@ class Merger:
         path = merge_base(self.directory, window_samples=self._window_samples, onnx=self._onnx)
         if path is not None:
             logger.info("base written", extra={"base": path.name})
-        retire(self.directory, self.config.keep_bases)
+        # over the cap the stream waits for room, and would wait for ever for a second base of nothing new
+        is_full = disk_bytes(self.config.path) > self.config.log_bytes
+        retire(self.directory, 1 if is_full else self.config.keep_bases)
         return path
 
     def run(self, stopping: threading.Event) -> None:

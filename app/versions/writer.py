@@ -52,7 +52,7 @@ class LogWriter:
         self._chain = Chain(self.epoch, self.past)
         self._count = 0
         self._published = self._durable = self.past
-        self._segments = SegmentFiles(config.path, epoch.number, config.segment_bytes)
+        self._segments = SegmentFiles(config.path, epoch.number, min(config.segment_bytes, config.log_bytes // 8))
         self._queue: deque[Pending] = deque()
         self._queued_bytes = 0
         self._error: Exception | None = None

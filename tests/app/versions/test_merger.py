@@ -17,6 +17,7 @@ from springtide_client.layers import RowLayer
 from springtide_client.records import Tip, VersionMeta
 
 from app.versions.base_merge import merge_base
+from app.versions.disk_use import disk_bytes
 from app.versions.merger import Merger
 from app.versions.retire import retire
 from app.versions.writer import LogWriter
@@ -375,6 +376,17 @@ def test_where_no_base_is_sound_the_log_does_not_grow_for_ever(log) -> None:
         for path in log.directory.bases():
             (path / "model.pt2").write_bytes(b"PROGRAM")
         assert merge(log) is not None
+
+
+def test_a_full_log_gets_room_from_a_single_merge_also_with_large_segments(log) -> None:
+    cap = 64 << 10
+    with log.writer(log_bytes=cap) as writer:
+        for value in range(8):
+            writer.append(VersionMeta(trainer={"padding": "x" * (10 << 10)}), row_tensors({(0, value): (1.0, 1)}))
+        settle(writer)
+        assert disk_bytes(log.path) > cap
+        Merger(config(log.path, log_bytes=cap), window_samples=WINDOW).merge()
+        assert disk_bytes(log.path) < cap
 
 
 def blocks(**counts: int) -> dict[str, np.ndarray]:
