@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 from kernels.cpu.lanes import ask, load, num_lanes, store, zeros
+from kernels.cpu.variants import variant
 
 AHEAD = 24  # rows asked for before their turn
 
@@ -18,7 +19,6 @@ def gather_of(dim: int) -> Any:
     num = num_lanes(dim)
     num_pieces, even, width, lanes = -(-dim // num), dim % num == 0, np.uint64(dim), np.uint64(num)
 
-    @njit(nogil=True, cache=True)
     def gather(values: Any, slots_U: Any, inverse_K: Any, out: Any) -> None:
         blank = zeros(num)
         num_keys = len(inverse_K)
@@ -37,4 +37,4 @@ def gather_of(dim: int) -> Any:
                     row = load(blank, values, np.uint64(slot) * width + d, rest)
                 store(out, np.uint64(k) * width + d, rest, row)
 
-    return gather
+    return njit(nogil=True, cache=True)(variant(gather, dim))

@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 
 from kernels.cpu.gather import AHEAD
 from kernels.cpu.lanes import ask, call, load, num_lanes, place, splat, store, zeros
+from kernels.cpu.variants import variant
 
 MODES = ("sum", "mean", "max")
 NO_KEY = np.int64(-1)
@@ -43,7 +44,6 @@ def pool_of(dim: int, mode: str) -> Any:
     num_pieces, even, width, lanes = -(-dim // num), dim % num == 0, np.uint64(dim), np.uint64(num)
     is_mean, is_max = mode == "mean", mode == "max"
 
-    @njit(nogil=True, cache=True)
     def pool(values: Any, slots_U: Any, inverse_K: Any, offsets_B1: Any, out: Any, winners: Any) -> None:
         blank = zeros(num)
         num_keys = len(inverse_K)
@@ -77,4 +77,4 @@ def pool_of(dim: int, mode: str) -> Any:
                     pooled = pooled / np.float32(num_rows)
                 store(out, to, rest, pooled)
 
-    return pool
+    return njit(nogil=True, cache=True)(variant(pool, dim, mode))

@@ -18,6 +18,7 @@ from kernels.cpu.optimizers import NUM_CORRECTIONS, adagrad, adam, correction, f
 from kernels.cpu.rounding import bits_of, store_rounded
 from kernels.cpu.rows import CHANGED, FLAGS, LAST_SEEN, SCALAR, TOUCHED
 from kernels.cpu.scores import with_priority
+from kernels.cpu.variants import variant
 
 AHEAD = 16  # rows asked for before their turn
 U0, U1, U2, U4, U8 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(4), np.uint64(8)
@@ -114,7 +115,6 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
     divisor = np.float32(dim)
     is_keyed = is_half or count_priority
 
-    @njit(nogil=True, cache=True)
     def update(
         rows: Any, keys: Any, batch: Any, c: Any, corrections: Any, mixed_seed: Any, start: Any, stop: Any
     ) -> Any:
@@ -224,4 +224,4 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
                 set_priority(words, scores_O, num_slots, slot, count)
         return fresh_N[:num_fresh], num_refused
 
-    return update
+    return njit(nogil=True, cache=True)(variant(update, dim, name, is_half, count_priority))

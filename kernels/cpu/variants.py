@@ -1,0 +1,17 @@
+"""Names for functions that differ only in what they close over.
+
+Numba names what it compiles, and the environment that holds its constants, by qualified name, argument types and a
+number that counts compilations of one process. Two variants cached by two processes may so have one name: the second
+to be loaded uses the first one's environment, and fails.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def variant(function: Function, *values: object) -> Function:
+    """The function under a name of its own; `values`: all that tell it from the others that its maker makes."""
+    function.__qualname__ = "_".join([function.__qualname__, *map(str, values)])
+    return function
