@@ -1,4 +1,4 @@
-"""An inference process that looks rows up without a pause, while a process beside it writes versions and bases."""
+"""An inference process that looks rows up without a pause, while one beside it writes versions, and a third bases."""
 
 import json
 import select
@@ -14,6 +14,7 @@ from springtide_client.records import VersionMeta
 
 from app.config import load_config
 from app.versions.base_merge import merge_base
+from app.versions.priority import yield_to_others
 from app.versions.writer import LogWriter
 from tests.bench.harness import fail
 from tests.bench.lookup_log import DIM, FEATURE, values_of, write_log
@@ -86,12 +87,19 @@ def write() -> None:
     config = load_config(folder / "springtide.toml")
     random, number = np.random.default_rng(5), 0
     feature = config.schema.number(FEATURE)
-    with LogWriter.open(config.log, schema=config.schema) as log:
+    command = [sys.executable, "-c", "from tests.bench.hot_swap import merge; merge()", str(folder)]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as merger,
+        LogWriter.open(config.log, schema=config.schema) as log,
+    ):
+        assert merger.stdin is not None
+        assert merger.stdout is not None
         mark = config.schema.fingerprint()
         log.append(VersionMeta(fingerprint=mark), {})
         print("ready", flush=True)
         for line in sys.stdin:
-            end, bases = time.monotonic() + float(line) * 0.9, 0
+            end, asked = time.monotonic() + float(line) * 0.9, 0
             while time.monotonic() < end:
                 number += 1
                 count = max(1, num_rows // 100)
@@ -107,6 +115,16 @@ def write() -> None:
                 log.hand_over(VersionMeta(samples_trained=number, fingerprint=mark), arrays)
                 if number % VERSIONS_A_BASE == 0:
                     log.sync()
-                    bases += merge_base(LogDirectory(config.log.path), window_samples=100) is not None
+                    print("merge", file=merger.stdin, flush=True)
+                    asked += 1
                 time.sleep(VERSION_SECONDS)
-            print(json.dumps({"bases": bases}), flush=True)
+            print(json.dumps({"bases": sum(int(merger.stdout.readline()) for _ in range(asked))}), flush=True)
+        merger.stdin.close()
+
+
+def merge() -> None:
+    """The merger, as `springtide merge` is: a base for each line of its standard input, in nobody's way."""
+    directory = LogDirectory(Path(sys.argv[1]) / "log")
+    yield_to_others()
+    for _ in sys.stdin:
+        print(int(merge_base(directory, window_samples=100) is not None), flush=True)

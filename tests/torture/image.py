@@ -51,7 +51,10 @@ class LogImage:
                 found.append(f"{name} differs")
         if self.sketch.strip(b"\0") != other.sketch.strip(b"\0"):
             found.append("the sketch differs")
-        return found + [f"{n}: {a} and {b}" for n, a, b in facts(self.meta, other.meta) if a != b]
+        told = facts(self.meta, other.meta)
+        if self.offset != other.offset:  # malformed records right behind the last sample, read by one of them alone
+            told = [fact for fact in told if fact[0] != "dead_letters"]
+        return found + [f"{n}: {a} and {b}" for n, a, b in told if a != b]
 
 
 def same(one: Any, other: Any) -> bool:
