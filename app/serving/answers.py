@@ -90,6 +90,7 @@ class FileAnswer(Response):
                 headers["content-range"] = f"bytes {start}-{end - 1}/{self._bytes}"
             elif status == 416:
                 headers["content-range"] = f"bytes */{self._bytes}"
+                del headers["content-type"], headers["cache-control"]  # there is no content
             elif status == 304:
                 del headers["content-length"]
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -21,7 +21,6 @@ REFUSALS = {
     410: "That version or file is no longer, or not yet, in the log.",
     413: "The body, or the number of ids or instances, is beyond the limit.",
     415: "The body is of a type that is not read here.",
-    416: "The range begins beyond the end.",
     421: "A server without tokens answers to local names only.",
     422: "Understood, but not possible; `index` names the element that is at fault.",
     429: "More requests at once than the server takes on: Retry-After says when to ask again.",
@@ -60,7 +59,8 @@ class Operation:
 
 ABOUT_ROW = ("X-Springtide-Version",)
 NOT_MODIFIED = {304: "It is still the one that If-None-Match names."}
-FILE = Operation({RAW: BLOB}, (404, 410, 416, 503), headers=RANGES, tells=("ETag",), others=NOT_MODIFIED)
+NO_PART = NOT_MODIFIED | {416: "The range begins beyond the end; Content-Range tells where that is."}
+FILE = Operation({RAW: BLOB}, (404, 410, 503), headers=RANGES, tells=("ETag",), others=NO_PART)
 ROW = Operation({JSON: ref("Row")}, (400, 404, 422, 503), headers=DEMANDS, tells=ABOUT_ROW, absent="AbsentRow")
 ORDER_REFUSALS = (400, 413, 422, 501, 503)
 
@@ -98,13 +98,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/v1/log"): Operation({RAW: BLOB}, (410, 422, 503)),
     ("get", "/v1/bases/latest"): Operation({JSON: ref("Base")}, (503,), headers=ETAGS, others=NOT_MODIFIED),
     ("get", "/v1/bases/{v}/files/{name}"): Operation(
-        {RAW: BLOB, JSON: ref("Base")}, (404, 410, 416, 422, 503), headers=RANGES, others=NOT_MODIFIED, tells=("ETag",)
+        {RAW: BLOB, JSON: ref("Base")}, (404, 410, 422, 503), headers=RANGES, others=NO_PART, tells=("ETag",)
     ),
     ("get", "/v1/snapshot"): Operation(
         {RAW: BLOB},
-        (410, 416, 422, 503, 507),
+        (410, 422, 503, 507),
         headers=RANGES,
-        others=NOT_MODIFIED,
+        others=NO_PART,
         tells=("ETag", "X-Springtide-Version"),
     ),
     ("get", "/v1/status"): Operation({JSON: ref("Status")}, (422,)),

@@ -63,6 +63,7 @@ def test_a_range_of_another_file_gets_the_whole_new_one(path):
 def test_a_range_beyond_the_end_is_not_satisfiable(path, wanted):
     status, headers, body = ask(path, range=wanted)
     assert (status, body, headers["content-range"]) == (416, b"", "bytes */4096")
+    assert not headers.keys() & {"content-type", "cache-control"}
 
 
 def test_head_and_if_none_match_send_no_body(path):
