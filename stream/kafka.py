@@ -126,7 +126,7 @@ class Reader:
         self._wait = FetchWait(config.fetch_wait_ms)
         self._holes = Holes(offsets) if whole else None
         self._answered_bytes: int | None = None  # of the last answer, until the next fetch
-        self._asked: Mapping[Any, int] = {}  # the offsets of the last fetch
+        self._asked: dict[Any, int] = {}  # by partition, the offset of its last fetch
         self._polling_since = time.monotonic()
         self.raw = raw and tap_is_possible(self.consumer)
         if self.raw:
@@ -225,7 +225,7 @@ class Reader:
                     is_full = self._answered_bytes >= self.config.partition_fetch_bytes // 2
                     self._wait.answered(brought, behind, is_full=is_full)
                     self._answered_bytes = None
-                self._asked = dict(fetch_offsets)
+                self._asked.update(fetch_offsets)
                 request.max_wait_ms = self._wait.ms
             return requests
 

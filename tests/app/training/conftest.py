@@ -5,6 +5,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from trainer_room import room
+from trainer_room import room, trainer
 
-__all__ = ["room"]
+__all__ = ["room", "trainer"]

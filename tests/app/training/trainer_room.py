@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,33 @@ def wait_until(check, what: str) -> None:
             return
         pause.wait(0.01)
     raise AssertionError(f"{what} did not happen")
+
+
+def records(room):
+    return list(LogDirectory(room.config.log.path).records(None))
+
+
+def published(room, samples: int) -> int:
+    """The newest version, once it is one of so many samples."""
+    wait_until(lambda: (found := records(room)) and found[-1].meta.samples_trained == samples, f"{samples} samples")
+    return records(room)[-1].number
+
+
+def expected_counts(num: int) -> dict[int, int]:
+    return dict(Counter(number % 37 for number in range(num)))
+
+
+@pytest.fixture
+def trainer(room):
+    """A trainer that runs beside the test."""
+    running = []
+
+    def start(**options) -> Trainer:
+        trainer = Trainer(room.config, **options)
+        running.append((trainer, *run_in_thread(trainer)))
+        return trainer
+
+    yield start
+    for trainer, thread, _ in running:
+        trainer.stop()
+        thread.join(30)
