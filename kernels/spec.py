@@ -104,7 +104,7 @@ def state_width_of(name: str, dim: int) -> int:
 
 @dataclass
 class Sketch:
-    """Counters by mixed key, in blocks of 64 bytes: springtide_client.sketch says how they are laid out."""
+    """Counters by mixed key, in blocks of 64 bytes: springtide_client.rows.sketch says how they are laid out."""
 
     num_blocks: int
     arrays: Any  # the backend's own
@@ -238,7 +238,7 @@ class Verbs(Protocol):
         ...
 
     def first_values(self, features_U: Array, ids_U: Array, dim: int, seed: int, scale: float) -> Array:
-        """The first rows, float32 (U, dim): springtide_client.first_values."""
+        """The first rows, float32 (U, dim): springtide_client.rows.initial_values."""
         ...
 
     def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Unique:
@@ -400,7 +400,7 @@ class Verbs(Protocol):
         ...
 
     def sketch_estimate(self, sketch: Sketch, mixed_U: Array, age: int) -> Array:
-        """The estimates, int64, at this age: springtide_client.sketch.estimates. Moves nothing."""
+        """The estimates, int64, at this age: springtide_client.rows.sketch.estimates. Moves nothing."""
         ...
 
     def sketch_read(self, sketch: Sketch, blocks_N: Array) -> Array:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from springtide_client.records import StreamPosition
+from springtide_client.format.records import StreamPosition
 
 from stream.columns import Partition
 

@@ -65,7 +65,7 @@ def read_keys(outline: "Outline", given: list[str], file: Path | None) -> list[d
 
 def print_whereabouts(outline: "Outline", receipt: "Receipt") -> None:
     """Where the first of the ids still lie on the disk, and until when."""
-    from springtide_client.records import version_name
+    from springtide_client.format.records import version_name
 
     from app.versions.receipts import whereabouts_of
 

@@ -65,7 +65,7 @@ def wait_for(log_path: Any, order_id: str, seconds: float) -> None:
 
 def print_result(receipt: "Receipt") -> int:
     """One line; the exit code."""
-    from springtide_client.records import version_name
+    from springtide_client.format.records import version_name
 
     result = dict((receipt.entry or {}).get("result") or {})
     where = f"version {version_name(receipt.version)}" if receipt.version else "a version older than the log tells of"

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(outline: "Outline", arguments: argparse.Namespace) -> int:
-    from springtide_client.log_directory import LogDirectory
+    from springtide_client.log.directory import LogDirectory
 
     from app.commands.words import print_json
     from app.errors import UserError
@@ -40,7 +40,7 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
 
 def document_of(difference: "Difference") -> dict[str, Any]:
     """The difference as JSON has it."""
-    from springtide_client.records import version_name
+    from springtide_client.format.records import version_name
 
     older, newer = difference.metas
     names = ("from", "to")
@@ -84,7 +84,7 @@ def document_of(difference: "Difference") -> dict[str, Any]:
 
 def print_difference(difference: "Difference") -> None:
     """The difference for people."""
-    from springtide_client.records import version_name
+    from springtide_client.format.records import version_name
 
     from app.commands.words import size_of, time_of
     from app.versions.findings import plural

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(outline: "Outline", arguments: argparse.Namespace) -> int:
-    from springtide_client.log_directory import LogDirectory
-    from springtide_client.records import version_name
+    from springtide_client.format.records import version_name
+    from springtide_client.log.directory import LogDirectory
 
     from app.commands.words import size_of
     from app.errors import UserError

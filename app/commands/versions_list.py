@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(outline: "Outline", arguments: argparse.Namespace) -> int:
-    from springtide_client.log_directory import LogDirectory
-    from springtide_client.records import version_name
+    from springtide_client.format.records import version_name
+    from springtide_client.log.directory import LogDirectory
 
     from app.commands.words import print_json, size_of, time_of
     from app.errors import UserError
@@ -55,7 +55,7 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
 
 def describe(index: "LogIndex", number: int) -> dict[str, Any]:
     """A version's line; what only its record knows is None where that is retired."""
-    from springtide_client.records import version_name
+    from springtide_client.format.records import version_name
 
     entry = index.find(number)
     head = entry.read_head() if entry else None

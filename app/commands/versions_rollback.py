@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(outline: "Outline", arguments: argparse.Namespace) -> int:
-    from springtide_client.log_directory import LogDirectory
+    from springtide_client.log.directory import LogDirectory
 
     from app.commands.ordering import give_order, print_result
     from app.config import load_config

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(outline: "Outline", arguments: argparse.Namespace) -> int:
-    from springtide_client.log_directory import LogDirectory
+    from springtide_client.log.directory import LogDirectory
 
     from app.errors import UserError
     from app.versions.index import LogIndex
@@ -40,7 +40,7 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
 def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
     """What a version's record, or where that is retired its base, says beside its tensors."""
     import msgspec
-    from springtide_client.records import version_name
+    from springtide_client.format.records import version_name
 
     from app.commands.words import print_json
 
@@ -67,7 +67,7 @@ def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
 
 def print_version(document: dict[str, Any]) -> None:
     """The same for people; the whole of it is the JSON."""
-    from springtide_client.records import version_name
+    from springtide_client.format.records import version_name
 
     from app.commands.words import size_of, time_of
 
@@ -144,7 +144,7 @@ def show_key(outline: "Outline", index: "LogIndex", arguments: argparse.Namespac
 
 def print_history(outline: "Outline", key: str, history: "History", holdings: "list[Holding]") -> None:
     """A line for each event, then where the row is on the disk."""
-    from springtide_client.records import version_name
+    from springtide_client.format.records import version_name
 
     from app.commands.words import figure, time_of
     from app.versions.findings import plural
@@ -180,7 +180,7 @@ def print_history(outline: "Outline", key: str, history: "History", holdings: "l
 
 def print_history_json(outline: "Outline", key: str, history: "History", holdings: "list[Holding]") -> None:
     """The same for other programs."""
-    from springtide_client.records import version_name
+    from springtide_client.format.records import version_name
 
     from app.commands.words import print_json
 

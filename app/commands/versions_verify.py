@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(outline: "Outline", arguments: argparse.Namespace) -> int:
-    from springtide_client.log_directory import LogDirectory
+    from springtide_client.log.directory import LogDirectory
 
     from app.commands.words import print_json
     from app.versions.findings import plural

@@ -1,7 +1,7 @@
 """Inputs of the right shape for trying a model out and for tracing it."""
 
 import torch
-from springtide_client.inputs import ModelInputs
+from springtide_client.model.inputs import ModelInputs
 
 from app.models.interface import ModelSpec
 

@@ -14,7 +14,7 @@ from app.models.interface import ModelSpec
 def export_model(model: nn.Module, spec: ModelSpec) -> bytes:
     """The archive of torch.export, for any number of samples and any longest sequence, without sample inputs.
 
-    Its forward takes the arguments of springtide_client.inputs.ModelInputs and gives float32 logits [N, L]; its
+    Its forward takes the arguments of springtide_client.model.inputs.ModelInputs and gives float32 logits [N, L]; its
     parameters and buffers keep the model's names. ValueError where the model cannot be traced.
     """
     samples, longest = Dim("samples"), Dim("longest")

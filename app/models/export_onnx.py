@@ -1,6 +1,6 @@
 """An exported program as ONNX, for inference outside Python: `python -m app.models.export_onnx model.pt2 model.onnx`.
 
-Wants the extra `onnx`. Inputs and meaning are those of springtide_client.inputs.ModelInputs; the output is `logits`.
+Wants the extra `onnx`. Inputs and meaning are those of springtide_client.model.inputs.ModelInputs; the output is `logits`.
 """
 
 import importlib.util
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from springtide_client.errors import LogError
-from springtide_client.inputs import ModelInputs
-from springtide_client.model_archive import check_archive
+from springtide_client.model.archive_check import check_archive
+from springtide_client.model.inputs import ModelInputs
 
 PACKAGES = ("onnx", "onnxscript")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Query, Request
 from springtide_client.keys import INT64_MAX
-from springtide_client.log_directory import LogDirectory
+from springtide_client.log.directory import LogDirectory
 from starlette.responses import Response
 
 from app.serving.answers import FileAnswer, matches

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features
-from springtide_client.follower import Applied, Follower
+from springtide_client.follow.follower import Applied, Follower
+from springtide_client.format.records import Record
 from springtide_client.keys import INT64_MIN
-from springtide_client.layers import RowLayer
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Record
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import View
+from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
-from springtide_client.view import View
 
 from app.serving.model_view import IdArray, RowArray, StatusArray
 from app.serving.texts import TextTap

@@ -2,8 +2,8 @@
 
 import threading
 
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Record, Tip
+from springtide_client.format.records import Record, Tip
+from springtide_client.log.directory import LogDirectory
 
 
 class LogReader:

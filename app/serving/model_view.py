@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features
-from springtide_client.layers import RowLayer
+from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
 
 IdArray = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.layers import RowLayer
+from springtide_client.rows.layers import RowLayer
 
 from app.serving.model_view import IdArray, ModelView, RowArray
 from kernels.cpu.nearest import COSINE, DOT, EUCLIDEAN, measure_nearness

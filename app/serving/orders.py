@@ -11,10 +11,10 @@ import msgspec
 from springtide_client.errors import EncodeError
 from springtide_client.keys import INT64_MAX, id_of
 from springtide_client.schema import Schema
+from springtide_client.system.files import sync_folder
 
 from app.live_limits import EXAMPLE, nested, read_limits
 from app.serving.problems import ApiError, bad_request, invalid
-from app.versions.atomic_file import sync_folder
 
 
 def check_support(kind: str, status: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 
-from springtide_client.records import Record, Tip
+from springtide_client.format.records import Record, Tip
 
 MAX_BYTES = 32 << 20
 

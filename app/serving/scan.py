@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 from springtide_client.keys import SHARED_FEATURE
-from springtide_client.layers import RowLayer
-from springtide_client.private_layer import chunks, merge_all, without_values
-from springtide_client.view import View
+from springtide_client.model.view import View
+from springtide_client.rows.disk_layer import chunks, merge_all, without_values
+from springtide_client.rows.layers import RowLayer
 
 
 def living_rows(view: View, *, with_values: bool = True) -> Iterator[RowLayer]:

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from springtide_client.base import MODEL
 from springtide_client.errors import SpringtideError
-from springtide_client.log_directory import LogDirectory
+from springtide_client.log.base import MODEL
+from springtide_client.log.directory import LogDirectory
 
 from app.errors import UserError
 from app.serving.config import ServeConfig
@@ -127,7 +127,7 @@ def _serve_by_workers(
 
 def _load_model(log_path: Path) -> None:
     """Import what loading a model imports, by loading one, where the log has one by now."""
-    from springtide_client.model import Model
+    from springtide_client.model.exported_model import Model
 
     for path in reversed(LogDirectory(log_path).bases()):
         with suppress(SpringtideError, OSError):

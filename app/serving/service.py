@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.directory_news import DirectoryNews
+from springtide_client.log.directory_watcher import DirectoryNews
 
 from app.serving.bodies import STATUS_NAMES
 from app.serving.cache_folder import CacheFolder

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from springtide_client.errors import SpringtideError
-from springtide_client.layers import empty_layer, sorted_layer
-from springtide_client.log_directory import LogDirectory
-from springtide_client.tensor_writer import TensorWriter
-from springtide_client.tensors import TensorShape, layout_of
-from springtide_client.view import View
+from springtide_client.format.tensor_writer import TensorWriter
+from springtide_client.format.tensors import TensorShape, layout_of
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import View
+from springtide_client.rows.layers import empty_layer, sorted_layer
 
 from app.serving.follow import ServedView
 from app.serving.model_view import ModelView

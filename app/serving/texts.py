@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.base import Base
-from springtide_client.follower import Cursor, Source
-from springtide_client.records import Record, Tip
+from springtide_client.follow.follower import Cursor, Source
+from springtide_client.format.records import Record, Tip
+from springtide_client.log.base import Base
 
 
 class TextTap:

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from springtide_client.base import read_base_manifest
 from springtide_client.errors import LogError
-from springtide_client.log_directory import LogDirectory, base_name
-from springtide_client.records import Record, Tip
+from springtide_client.format.records import Record, Tip
+from springtide_client.log.base import read_base_manifest
+from springtide_client.log.directory import LogDirectory, base_name
 from starlette.responses import Response
 
 from app.serving.answers import StreamAnswer, with_etag

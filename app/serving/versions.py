@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from springtide_client.records import EPOCH_SHIFT, Tip, version_name
+from springtide_client.format.records import EPOCH_SHIFT, Tip, version_name
 
 MAX_VERSIONS = 100_000
 

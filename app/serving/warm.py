@@ -1,9 +1,9 @@
 """Everything compiled that look-ups call is called once before the first asker comes: loading it takes a while."""
 
 import numpy as np
-from springtide_client.layers import sorted_layer
-from springtide_client.search import Stack
-from springtide_client.seen import Seen
+from springtide_client.rows.admission_counts import Seen
+from springtide_client.rows.layers import sorted_layer
+from springtide_client.rows.search import Stack
 
 from app.serving.bodies import FEW_NUMBERS, JSON, MSGPACK, Form, read_question, write_answer
 from app.serving.neighbors import nearness_of

@@ -1,4 +1,4 @@
-"""From a look-up to a model's inputs, differentiable: the twin of springtide_client.inputs.assemble over the table.
+"""From a look-up to a model's inputs, differentiable: the twin of springtide_client.model.inputs.assemble over the table.
 
 Lists of multi_value features are pooled where their rows lie; every other row is handed out as it is.
 """
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from springtide_client.features import Features
-from springtide_client.inputs import ModelInputs
+from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
 from torch import Tensor
 

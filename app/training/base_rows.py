@@ -3,9 +3,9 @@
 # U unique keys, M some of them
 import numpy as np
 import numpy.typing as npt
-from springtide_client.base import Base
 from springtide_client.keys import mix_keys
-from springtide_client.page_requests import PageRequests
+from springtide_client.log.base import Base
+from springtide_client.log.readahead import PageRequests
 
 from embeddings.source import FoundRows
 from kernels.cpu import image

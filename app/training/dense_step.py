@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-from springtide_client.inputs import ModelInputs
+from springtide_client.model.inputs import ModelInputs
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 

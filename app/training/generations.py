@@ -6,9 +6,9 @@ One closed generation at a time waits for its base; the next one closes at the f
 import logging
 from typing import Protocol
 
-from springtide_client.base import Base
 from springtide_client.errors import LogError
-from springtide_client.log_directory import LogDirectory
+from springtide_client.log.base import Base
+from springtide_client.log.directory import LogDirectory
 
 from app.training.base_rows import BaseRows
 from app.versions.fault_points import reach

@@ -3,7 +3,7 @@
 import logging
 
 from springtide_client.errors import LogError
-from springtide_client.log_directory import LogDirectory
+from springtide_client.log.directory import LogDirectory
 
 from app.errors import UserError
 from app.versions.index import LogIndex

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from springtide_client.inputs import ModelInputs
+from springtide_client.model.inputs import ModelInputs
 from torch import Tensor
 
 from app.training.dense_step import NUM_KINDS, DeviceStep, Outcome, named, send_back

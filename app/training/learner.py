@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from springtide_client.inputs import lookup_keys
+from springtide_client.model.inputs import lookup_keys
 from springtide_client.schema import Schema
 from torch import Tensor, nn
 

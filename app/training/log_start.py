@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from springtide_client.base import BaseManifest, ModelName, TableShape
+from springtide_client.log.base import BaseManifest, ModelName, TableShape
 
 from app.errors import UserError
 from app.models.export import export_model

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from springtide_client.errors import EncodeError, LogError
-from springtide_client.records import StreamPosition
+from springtide_client.format.records import StreamPosition
 
 from app.live_limits import nested, read_limits
 from app.training.state import TrainingState

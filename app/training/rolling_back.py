@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from springtide_client.errors import LogError, SpringtideError
-from springtide_client.records import EPOCH_SHIFT, version_name
+from springtide_client.format.records import EPOCH_SHIFT, version_name
 
 from app.errors import UserError
 from app.training.gate import Verdict

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from springtide_client.base import Base
 from springtide_client.features import Texts
-from springtide_client.records import Record, VersionMeta
+from springtide_client.format.records import Record, VersionMeta
+from springtide_client.log.base import Base
 from springtide_client.schema import Schema
 
 from app.errors import UserError

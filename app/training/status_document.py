@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-from springtide_client.records import version_name
+from springtide_client.format.records import version_name
 
 from app.training.gate import Verdict
 from app.training.good_versions import reachable

@@ -7,12 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from springtide_client.base import Base
 from springtide_client.errors import CorruptRecordError, GapError, LogError
-from springtide_client.layers import RowLayer, empty_layer, merge_layers, sorted_layer
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Record
-from springtide_client.tensors import Arrays
+from springtide_client.format.records import Record
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import Base
+from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.layers import RowLayer, empty_layer, merge_layers, sorted_layer
 
 from app.versions.base_writer import BaseImage, write_base
 from app.versions.breaks import note_break

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from springtide_client.base import (
+from springtide_client.errors import LogError
+from springtide_client.format.checksummed_json import encode_checked
+from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta
+from springtide_client.format.tensor_writer import TensorWriter
+from springtide_client.format.tensors import Array, Arrays, TensorShape, shape_of
+from springtide_client.log.base import (
     DENSE,
     MANIFEST,
     MODEL,
@@ -26,16 +31,11 @@ from springtide_client.base import (
     crc32_of_file,
     read_base_manifest,
 )
-from springtide_client.checked_json import encode_checked
-from springtide_client.errors import LogError
-from springtide_client.layers import RowLayer
-from springtide_client.log_directory import base_name
-from springtide_client.records import EPOCH_SHIFT, Tip, VersionMeta
+from springtide_client.log.directory import base_name
+from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
-from springtide_client.tensor_writer import TensorWriter
-from springtide_client.tensors import Array, Arrays, TensorShape, shape_of
+from springtide_client.system.files import sync_folder
 
-from app.versions.atomic_file import sync_folder
 from app.versions.fault_points import reach
 
 COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen")

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 from springtide_client.errors import LogError
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import HEADER, Tip
+from springtide_client.format.records import HEADER, Tip
+from springtide_client.log.directory import LogDirectory
+from springtide_client.system.files import write_atomically
 
-from app.versions.atomic_file import write_atomically
 from app.versions.index import Entry
 from app.versions.segments import walk_segment
 

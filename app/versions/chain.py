@@ -3,8 +3,8 @@
 import threading
 from dataclasses import dataclass, field
 
-from springtide_client.records import Tip, VersionMeta, encode_pieces
-from springtide_client.tensors import Arrays
+from springtide_client.format.records import Tip, VersionMeta, encode_pieces
+from springtide_client.format.tensors import Arrays
 
 
 @dataclass(eq=False)

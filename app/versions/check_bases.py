@@ -3,7 +3,11 @@
 # n rows of a chunk
 
 import numpy as np
-from springtide_client.base import (
+from springtide_client.errors import LogError
+from springtide_client.format.records import version_name
+from springtide_client.format.tensors import Arrays
+from springtide_client.keys import SHARED_FEATURE, hash_text, mix_keys
+from springtide_client.log.base import (
     MANIFEST,
     OPTIMIZER,
     ROWS,
@@ -13,12 +17,8 @@ from springtide_client.base import (
     crc32_of_file,
     read_base_manifest,
 )
-from springtide_client.errors import LogError
-from springtide_client.keys import SHARED_FEATURE, hash_text, mix_keys
-from springtide_client.layers import horizon_of
-from springtide_client.log_directory import base_name
-from springtide_client.records import version_name
-from springtide_client.tensors import Arrays
+from springtide_client.log.directory import base_name
+from springtide_client.rows.layers import horizon_of
 
 from app.versions.findings import Findings, plural
 from app.versions.folder import REMOVE, Folder, has_checksum

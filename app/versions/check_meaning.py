@@ -1,11 +1,11 @@
 """What a version says, against the version before it and against itself."""
 
 import numpy as np
-from springtide_client.base import TableShape
+from springtide_client.format.records import Record, VersionMeta, version_name
+from springtide_client.format.tensors import Array, Arrays
 from springtide_client.keys import SHARED_FEATURE, mix_keys
-from springtide_client.log_directory import LogManifest
-from springtide_client.records import Record, VersionMeta, version_name
-from springtide_client.tensors import Array, Arrays
+from springtide_client.log.base import TableShape
+from springtide_client.log.directory import LogManifest
 
 from app.versions.findings import Findings
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from springtide_client.base import BaseManifest
 from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.log_directory import LogManifest, segment_name
-from springtide_client.records import HEADER, Record, RecordHeader, Tip, parse_header, version_name
+from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header, version_name
+from springtide_client.log.base import BaseManifest
+from springtide_client.log.directory import LogManifest, segment_name
 
 from app.versions.check_meaning import Meaning
 from app.versions.findings import Findings, plural

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-from springtide_client.base import DENSE, OPTIMIZER, ROWS, SKETCH, TEXTS, Base
-from springtide_client.layers import RowLayer, merge_layers
-from springtide_client.private_layer import chunks
-from springtide_client.records import version_name
-from springtide_client.tensors import Array, Arrays
+from springtide_client.format.records import version_name
+from springtide_client.format.tensors import Array, Arrays
+from springtide_client.log.base import DENSE, OPTIMIZER, ROWS, SKETCH, TEXTS, Base
+from springtide_client.rows.disk_layer import chunks
+from springtide_client.rows.layers import RowLayer, merge_layers
 
 from app.versions.difference import feature_name
 from app.versions.findings import Findings, plural

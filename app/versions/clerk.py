@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import numpy as np
 from springtide_client.errors import EncodeError, LogError
+from springtide_client.format.records import VersionMeta
+from springtide_client.format.tensors import Arrays
 from springtide_client.keys import id_of
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import VersionMeta
+from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
-from springtide_client.tensors import Arrays
 
 from app.errors import UserError
 from app.versions.commands import Order, Orders, entry_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from springtide_client.records import StreamPosition
+from springtide_client.format.records import StreamPosition
 
 from app.versions.fault_points import reach
 

@@ -10,12 +10,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from springtide_client.base import Base
+from springtide_client.format.records import VersionMeta
+from springtide_client.format.tensors import Array
 from springtide_client.keys import SHARED_FEATURE
-from springtide_client.layers import BoolArray, Float32Array, Int64Array, RowLayer, UInt16Array, empty_layer, horizon_of
-from springtide_client.records import VersionMeta
+from springtide_client.log.base import Base
+from springtide_client.rows.layers import (
+    BoolArray,
+    Float32Array,
+    Int64Array,
+    RowLayer,
+    UInt16Array,
+    empty_layer,
+    horizon_of,
+)
 from springtide_client.schema import Schema
-from springtide_client.tensors import Array
 
 from app.versions.index import LogIndex
 from app.versions.stretch import PART_BYTES, Part, Stretch, parts_of

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from springtide_client.checked_json import encode_checked
 from springtide_client.errors import LogError
-from springtide_client.log_directory import (
+from springtide_client.format.checksummed_json import encode_checked
+from springtide_client.format.records import Tip
+from springtide_client.log.directory import (
     LogDirectory,
     LogManifest,
     SealedFile,
     claim_name,
     manifest_name,
 )
-from springtide_client.records import Tip
 from springtide_client.schema import Schema
+from springtide_client.system.files import make_folder, sync_folder, write_atomically
 
-from app.versions.atomic_file import make_folder, sync_folder, write_atomically
 from app.versions.errors import OtherSchemaError, OvertakenError
 from app.versions.fault_points import reach
 from app.versions.segments import walk_segment

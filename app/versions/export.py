@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from springtide_client.errors import LogError
+from springtide_client.system.files import sync_folder
 
 from app.errors import UserError
-from app.versions.atomic_file import sync_folder
 from app.versions.export_rows import write_arrow, write_parquet
 from app.versions.export_torch import write_torch
 from app.versions.image import Image
@@ -115,8 +115,8 @@ def _reason(error: OSError) -> str:
 def _write_snapshot(index: LogIndex, config: ExportConfig, draft: Path) -> int:
     import threading
 
-    from springtide_client.private_layer import PrivateLayers
-    from springtide_client.view import View
+    from springtide_client.model.view import View
+    from springtide_client.rows.disk_layer import PrivateLayers
 
     from app.serving.snapshot import Snapshot
     from app.versions.stretch import PART_BYTES, Stretch

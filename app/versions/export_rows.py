@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
-from springtide_client.layers import RowLayer
-from springtide_client.records import version_name
+from springtide_client.format.records import version_name
+from springtide_client.rows.layers import RowLayer
 
 from app.versions.difference import feature_name
 from app.versions.image import Image

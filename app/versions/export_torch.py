@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.layers import RowLayer
+from springtide_client.rows.layers import RowLayer
 
 from app.versions.export_rows import description
 from app.versions.image import Image

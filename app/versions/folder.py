@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from springtide_client.checked_json import decode_checked
 from springtide_client.errors import LogError
-from springtide_client.log_directory import Listing, LogDirectory, LogManifest, claim_name, manifest_name
+from springtide_client.format.checksummed_json import decode_checked
+from springtide_client.log.directory import Listing, LogDirectory, LogManifest, claim_name, manifest_name
 
 from app.versions.findings import Findings, plural
 

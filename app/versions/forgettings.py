@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 from springtide_client.errors import EncodeError
+from springtide_client.format.records import StreamPosition, VersionMeta
 from springtide_client.keys import id_of
-from springtide_client.layers import RowLayer, sorted_layer
-from springtide_client.records import StreamPosition, VersionMeta
+from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
 from stream.columns import Partition

@@ -4,12 +4,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
-from springtide_client.base import Base
 from springtide_client.errors import LogError
-from springtide_client.layers import Float32Array
-from springtide_client.log_directory import base_name
-from springtide_client.records import Record, VersionMeta
-from springtide_client.tensors import Arrays
+from springtide_client.format.records import Record, VersionMeta
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import Base
+from springtide_client.log.directory import base_name
+from springtide_client.rows.layers import Float32Array
 
 from app.versions.index import LogIndex
 from app.versions.stretch import Stretch

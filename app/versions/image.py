@@ -4,11 +4,11 @@
 from collections.abc import Iterator
 
 import numpy as np
-from springtide_client.base import Base
+from springtide_client.format.records import VersionMeta
 from springtide_client.keys import SHARED_FEATURE
-from springtide_client.layers import RowLayer, merge_layers
-from springtide_client.private_layer import chunks
-from springtide_client.records import VersionMeta
+from springtide_client.log.base import Base
+from springtide_client.rows.disk_layer import chunks
+from springtide_client.rows.layers import RowLayer, merge_layers
 
 from app.versions.index import LogIndex
 from app.versions.stretch import PART_BYTES, Stretch, parts_of

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from springtide_client.base import Base, BaseManifest, read_base_manifest
 from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.log_directory import LogDirectory, base_name
-from springtide_client.records import EPOCH_SHIFT, HEADER, Record, RecordHeader, Tip, VersionMeta, version_name
+from springtide_client.format.records import EPOCH_SHIFT, HEADER, Record, RecordHeader, Tip, VersionMeta, version_name
+from springtide_client.log.base import Base, BaseManifest, read_base_manifest
+from springtide_client.log.directory import LogDirectory, base_name
 
 from app.errors import UserError
 from app.versions.segments import walk_segment

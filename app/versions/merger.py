@@ -10,9 +10,9 @@ import threading
 import time
 from pathlib import Path
 
-from springtide_client.base import read_base_manifest
 from springtide_client.errors import LogError
-from springtide_client.log_directory import LogDirectory
+from springtide_client.log.base import read_base_manifest
+from springtide_client.log.directory import LogDirectory
 
 from app.models.export_onnx import is_possible
 from app.process_tuning import tune_process

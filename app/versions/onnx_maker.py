@@ -6,9 +6,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from springtide_client.base import MODEL, ONNX, Base
 from springtide_client.errors import LogError
-from springtide_client.tensors import Arrays
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import MODEL, ONNX, Base
 
 from app.versions.onnx_weights import with_weights
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from springtide_client.errors import LogError
-from springtide_client.tensors import Array
+from springtide_client.format.tensors import Array
 
 # field numbers: ModelProto.graph, GraphProto.initializer, TensorProto.name and .raw_data
 GRAPH, INITIALIZER, NAME, RAW_DATA = 7, 5, 8, 9

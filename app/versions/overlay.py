@@ -1,10 +1,10 @@
 """What a run of versions changes in a base, in memory: the merger's and the tests' idea of replaying."""
 
 import numpy as np
-from springtide_client.base import Base
-from springtide_client.layers import RowLayer, flatten_layers, push_layer, record_layer
-from springtide_client.records import Record
-from springtide_client.tensors import Arrays
+from springtide_client.format.records import Record
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import Base
+from springtide_client.rows.layers import RowLayer, flatten_layers, push_layer, record_layer
 
 from app.versions.state_overlay import StateOverlay
 from app.versions.texts import record_texts

@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from springtide_client.base import read_base_manifest
 from springtide_client.errors import EncodeError, LogError
+from springtide_client.format.records import version_name
 from springtide_client.keys import id_of
-from springtide_client.log_directory import LogDirectory, base_name
-from springtide_client.records import version_name
+from springtide_client.log.base import read_base_manifest
+from springtide_client.log.directory import LogDirectory, base_name
 from springtide_client.schema import Schema
 
 from app.errors import UserError

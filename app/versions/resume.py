@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from springtide_client.base import Base
 from springtide_client.errors import LogError
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Record, Tip, VersionMeta
+from springtide_client.format.records import Record, Tip, VersionMeta
+from springtide_client.log.base import Base
+from springtide_client.log.directory import LogDirectory
 
 from app.versions.fault_points import reach
 

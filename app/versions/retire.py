@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from springtide_client.log_directory import Listing, LogDirectory, LogManifest
+from springtide_client.log.directory import Listing, LogDirectory, LogManifest
 
 from app.versions.base_writer import is_whole
 from app.versions.fault_points import reach

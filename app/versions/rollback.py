@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from springtide_client.base import Base
-from springtide_client.layers import RowLayer, flatten_layers
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import VersionMeta
+from springtide_client.format.records import VersionMeta
+from springtide_client.format.tensors import Array, Arrays
+from springtide_client.log.base import Base
+from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.layers import RowLayer, flatten_layers
 from springtide_client.schema import Schema
-from springtide_client.tensors import Array, Arrays
 
 from app.versions.forgettings import (
     FURTHEST,

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.log_directory import segment_name
-from springtide_client.records import HEADER, RecordHeader, parse_header
-from springtide_client.tensor_writer import begin_write_back
-
-from app.versions.atomic_file import FULL, sync_folder
+from springtide_client.format.records import HEADER, RecordHeader, parse_header
+from springtide_client.format.tensor_writer import begin_write_back
+from springtide_client.log.directory import segment_name
+from springtide_client.system.files import FULL, sync_folder
 
 PIECE_BYTES = 1 << 20
 CACHED_BYTES = 64 << 20  # the newest, for followers; pages of older ones are taken again by what is written next

@@ -4,9 +4,9 @@ from copy import deepcopy
 
 import msgspec
 import numpy as np
-from springtide_client.base import Base
-from springtide_client.records import Record, Tip, VersionMeta
-from springtide_client.tensors import Array, Arrays
+from springtide_client.format.records import Record, Tip, VersionMeta
+from springtide_client.format.tensors import Array, Arrays
+from springtide_client.log.base import Base
 
 from app.training.scores import Scores
 

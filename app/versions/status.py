@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
-from app.versions.atomic_file import FULL, write_atomically
+from springtide_client.system.files import FULL, write_atomically
 
 _NAME = re.compile(r"status-(\d{10})\.json")
 

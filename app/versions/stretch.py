@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 from springtide_client.errors import LogError
-from springtide_client.layers import RowLayer, flatten_layers, push_layer, record_layer
-from springtide_client.records import Record, version_name
-from springtide_client.tensors import Arrays
+from springtide_client.format.records import Record, version_name
+from springtide_client.format.tensors import Arrays
+from springtide_client.rows.layers import RowLayer, flatten_layers, push_layer, record_layer
 
 from app.versions.index import Entry, LogIndex
 

@@ -3,10 +3,10 @@
 # K keys asked for
 import numpy as np
 import numpy.typing as npt
-from springtide_client.base import Base
+from springtide_client.format.tensors import Arrays
 from springtide_client.keys import MISSING_ID
-from springtide_client.layers import Int64Array, UInt16Array, empty_layer
-from springtide_client.tensors import Arrays
+from springtide_client.log.base import Base
+from springtide_client.rows.layers import Int64Array, UInt16Array, empty_layer
 
 from app.versions.stretch import Stretch
 from app.versions.texts import merge_texts, record_texts

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.layers import RowLayer
-from springtide_client.tensors import Arrays
+from springtide_client.format.tensors import Arrays
+from springtide_client.rows.layers import RowLayer
 
 Int64Array = npt.NDArray[np.int64]
 

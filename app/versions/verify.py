@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from springtide_client.base import Base
 from springtide_client.errors import LogError
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import version_name
+from springtide_client.format.records import version_name
+from springtide_client.log.base import Base
+from springtide_client.log.directory import LogDirectory
 
 from app.errors import UserError
 from app.versions.check_bases import BaseCheck

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from springtide_client.base import ROWS, TEXTS, read_base_manifest
 from springtide_client.errors import LogError
+from springtide_client.format.tensors import Arrays, decode_tensors, map_tensors
 from springtide_client.keys import mix_keys
-from springtide_client.log_directory import Listing, LogDirectory, base_name
-from springtide_client.tensors import Arrays, decode_tensors, map_tensors
+from springtide_client.log.base import ROWS, TEXTS, read_base_manifest
+from springtide_client.log.directory import Listing, LogDirectory, base_name
 
 from app.versions.config import LogConfig
 from app.versions.segments import walk_segment

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 from springtide_client.errors import LogError
-from springtide_client.log_directory import LogDirectory, LogManifest
-from springtide_client.records import EPOCH_SHIFT, Tip, VersionMeta, version_name
+from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta, version_name
+from springtide_client.format.tensors import Array
+from springtide_client.log.directory import LogDirectory, LogManifest
 from springtide_client.schema import Schema
-from springtide_client.tensors import Array
+from springtide_client.system.files import FULL
 
-from app.versions.atomic_file import FULL
 from app.versions.chain import Chain, Pending
 from app.versions.config import LogConfig
 from app.versions.disk_use import disk_bytes

@@ -1,4 +1,4 @@
-"""A view's search, compiled: the same answers as springtide_client.search.NumpySearch."""
+"""A view's search, compiled: the same answers as springtide_client.rows.search.NumpySearch."""
 
 # K keys, D dimension, F features, L layers, n rows of a layer
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from springtide_client.keys import Int64Array
-from springtide_client.layers import Float32Array, RowLayer, UInt16Array
-from springtide_client.search import Stack, UInt8Array
+from springtide_client.rows.layers import Float32Array, RowLayer, UInt16Array
+from springtide_client.rows.search import Stack, UInt8Array
 
 from kernels.cpu.view_search import (
     NUM_COLUMNS,

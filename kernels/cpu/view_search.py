@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from springtide_client.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
-from springtide_client.sketch import BLOCK_BYTES, COUNTERS_AT, NUM_COUNTERS
+from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
+from springtide_client.rows.sketch import BLOCK_BYTES, COUNTERS_AT, NUM_COUNTERS
 
 from kernels.cpu.addresses import (
     copy_bytes,
@@ -217,7 +217,7 @@ def block_of(numbers_address: Any, length: Any, block: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def estimate(address: Any, mixed: Any, age: Any) -> Any:
-    """springtide_client.sketch's estimate in one block."""
+    """springtide_client.rows.sketch's estimate in one block."""
     least = np.int64(255)
     for i in range(4):
         byte = (mixed >> np.uint64(8 * i)) & np.uint64(255)

@@ -1,4 +1,4 @@
-// Keys without rows: how often they were asked for, and when they left. springtide_client.sketch has the layout.
+// Keys without rows: how often they were asked for, and when they left. springtide_client.rows.sketch has the layout.
 #include "compact.cuh"
 #include "hash.cuh"
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from springtide_client.records import HEADER
+from springtide_client.format.records import HEADER
 
 from app.config import load_config
 from app.training.log_start import start_state

@@ -38,7 +38,7 @@ def only(numbers: Any) -> int | None:
 
 def number_of(piece: bytes) -> int:
     """Of the version whose frame begins so."""
-    from springtide_client.records import HEADER, parse_header
+    from springtide_client.format.records import HEADER, parse_header
 
     return parse_header(piece[: HEADER.size]).number
 
@@ -68,9 +68,9 @@ def train(config: str) -> None:
 
 
 def serve(config: str) -> None:
-    from springtide_client.follower import Follower
-    from springtide_client.log_cursor import LogCursor
-    from springtide_client.view import View
+    from springtide_client.follow.follower import Follower
+    from springtide_client.log.cursor import LogCursor
+    from springtide_client.model.view import View
 
     clock(LogCursor, "read", "read", lambda _, records: records[-1].number if records else None)
     clock(View, "apply", "apply", lambda arguments, _: arguments[1].number)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 from springtide_client import HotModel
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import VersionMeta
+from springtide_client.format.records import VersionMeta
+from springtide_client.log.directory import LogDirectory
 
 from app.config import load_config
 from app.versions.base_merge import merge_base

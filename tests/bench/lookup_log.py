@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.base import ModelName, TableShape
 from springtide_client.keys import mix_keys
-from springtide_client.layers import RowLayer, sorted_layer
+from springtide_client.log.base import ModelName, TableShape
+from springtide_client.rows.layers import RowLayer, sorted_layer
 
 from app.config import Config, load_config
 from app.models.export import export_model

@@ -14,9 +14,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from springtide_client.base import OPTIMIZER, ROWS, Base
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Record, Tip
+from springtide_client.format.records import Record, Tip
+from springtide_client.log.base import OPTIMIZER, ROWS, Base
+from springtide_client.log.directory import LogDirectory
 
 from app.config import load_config
 from app.training.base_rows import BaseRows

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from springtide_client.base import Base, ModelName, TableShape
-from springtide_client.layers import RowLayer, sorted_layer
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Tip, VersionMeta
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.log.base import Base, ModelName, TableShape
+from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
 from app.training.base_rows import BaseRows

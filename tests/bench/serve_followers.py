@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from springtide_client.records import HEADER, parse_header
+from springtide_client.format.records import HEADER, parse_header
 
 from tests.bench.freshness import percentile
 from tests.bench.harness import Case, argument_parser, fail, report

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from springtide_client.layers import RowLayer, sorted_layer
-from springtide_client.log_directory import LogDirectory
-from springtide_client.view import View
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import View
+from springtide_client.rows.layers import RowLayer, sorted_layer
 
 from app.serving.follow import ServedView
 from app.serving.neighbors import find_neighbors

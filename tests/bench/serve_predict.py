@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from springtide_client.encode import encode_instances
-from springtide_client.log_directory import LogDirectory
-from springtide_client.view import View
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import View
 
 from tests.bench.harness import Case, alternate, arguments, fail, report
 from tests.bench.loads import Load, Wrk, post

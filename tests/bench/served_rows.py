@@ -7,8 +7,8 @@ import urllib.request
 from typing import Any
 
 import numpy as np
-from springtide_client.follower import Follower
-from springtide_client.log_directory import LogDirectory
+from springtide_client.follow.follower import Follower
+from springtide_client.log.directory import LogDirectory
 
 from tests.bench.click_logs import CATEGORICAL, IDS_A_FEATURE
 from tests.bench.harness import fail

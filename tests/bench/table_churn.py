@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from springtide_client.first_values import first_values
+from springtide_client.rows.initial_values import first_values
 
 from embeddings.capacity import Capacity
 from embeddings.config import FeaturePolicy, TableConfig

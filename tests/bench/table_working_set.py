@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from springtide_client.base import ModelName, TableShape
-from springtide_client.layers import RowLayer
-from springtide_client.records import Tip, VersionMeta
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.log.base import ModelName, TableShape
+from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
 
 from app.versions.base_writer import BaseImage, write_base

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.base import Base
+from springtide_client.log.base import Base
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from app.models.interface import ModelSpec

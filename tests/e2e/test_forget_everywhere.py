@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from springtide_client import HotModel
-from springtide_client.base import Base
-from springtide_client.log_directory import LogDirectory
+from springtide_client.log.base import Base
+from springtide_client.log.directory import LogDirectory
 
 from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import Workspace, wait_until

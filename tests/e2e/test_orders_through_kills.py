@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 
 import pytest
-from springtide_client.log_directory import LogDirectory
+from springtide_client.log.directory import LogDirectory
 
 from app.serving.orders import put_order
 from app.versions.fault_points import VARIABLE

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 from springtide_client.keys import SHARED_FEATURE, id_of
-from springtide_client.log_directory import LogDirectory
-from springtide_client.view import FORGOTTEN, UNKNOWN, View
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
 
 from tests.e2e.clicks import make_click
 from tests.e2e.workspace import Workspace, wait_until

@@ -5,8 +5,8 @@ import math
 from typing import Any
 
 import numpy as np
-from springtide_client.first_values import first_values
 from springtide_client.keys import mix64
+from springtide_client.rows.initial_values import first_values
 
 from kernels.spec import Step
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from springtide_client.first_values import first_values
 from springtide_client.keys import INT64_MAX, INT64_MIN, hash_text, mix_keys
+from springtide_client.rows.initial_values import first_values
 
 from kernels.backend import backend
 from tests.kernels.cuda_twins import gpu_or_why_not

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from springtide_client.sketch import estimates
+from springtide_client.rows.sketch import estimates
 
 from kernels.backend import backend
 from tests.kernels.oracle import Sketch

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from springtide_client.keys import GOLDEN, MASK, mix_keys
-from springtide_client.layers import RowLayer, record_layer, sorted_layer
-from springtide_client.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, NumpySearch, Stack
-from springtide_client.seen import Seen, SketchLayer
+from springtide_client.rows.admission_counts import Seen, SketchLayer
+from springtide_client.rows.layers import RowLayer, record_layer, sorted_layer
+from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, NumpySearch, Stack
 
 from kernels.cpu.layer_search import FEW_KEYS, LayerSearches
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from springtide_client.encode import encode_instances
-from springtide_client.follower import Applied, Follower
+from springtide_client.follow.follower import Applied, Follower
 from springtide_client.keys import id_of
-from springtide_client.log_directory import LogDirectory
-from springtide_client.view import View
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import View
 
 NUM_VIEWS = 300
 PATIENCE_SECONDS = 10.0

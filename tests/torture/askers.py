@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow
 from springtide_client import HotModel
 from springtide_client.errors import SpringtideError
-from springtide_client.tensors import decode_tensors
+from springtide_client.format.tensors import decode_tensors
 
 from tests.torture.answer_judge import AnswerJudge
 from tests.torture.clicks import NUM_ITEMS, NUM_USERS, make_click

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from springtide_client.errors import CorruptRecordError
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.tensors import Arrays
 from springtide_client.keys import id_of
-from springtide_client.layers import merge_layers
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Tip, VersionMeta
-from springtide_client.tensors import Arrays
+from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.layers import merge_layers
 
 from app.versions.overlay import Overlay
 from tests.torture.clicks import NUM_ITEMS

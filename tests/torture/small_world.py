@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from springtide_client.base import Base
 from springtide_client.errors import CorruptRecordError, GapError
-from springtide_client.layers import RowLayer, merge_layers, record_layer
-from springtide_client.log_cursor import LogCursor
-from springtide_client.records import Record, Tip, VersionMeta, encode_record
+from springtide_client.format.records import Record, Tip, VersionMeta, encode_record
+from springtide_client.log.base import Base
+from springtide_client.log.cursor import LogCursor
+from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
 
 from app.serving.orders import put_order
 from app.versions.base_merge import merge_base

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from springtide_client.follower import Follower
-from springtide_client.log_directory import LogDirectory
+from springtide_client.follow.follower import Follower
+from springtide_client.log.directory import LogDirectory
 
 from app.serving.orders import put_order
 from stream.kafka import KafkaConfig

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import numpy as np
-from springtide_client.base import ModelName, TableShape
-from springtide_client.records import Tip, VersionMeta
-from springtide_client.tensors import Arrays
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import ModelName, TableShape
 
 from app.versions.base_merge import merge_base
 from app.versions.base_writer import BaseImage, write_base
 from app.versions.config import LogConfig
 from app.versions.retire import retire
 from app.versions.writer import LogWriter
-from tests.client.follow.conftest import DIM, TOY_SCHEMA, export_toy, save
+from tests.client.conftest import DIM, TOY_SCHEMA, export_toy, save
 
 NUM_KEYS = 50
 KEYS = np.zeros(NUM_KEYS, np.uint16), np.arange(NUM_KEYS)

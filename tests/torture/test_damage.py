@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.follower import Follower
-from springtide_client.log_directory import LogDirectory
+from springtide_client.follow.follower import Follower
+from springtide_client.log.directory import LogDirectory
 
 from tests.torture.stage import until
 from tests.torture.stamped_log import KEYS, StampedLog

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from springtide_client.log_directory import LogDirectory
+from springtide_client.log.directory import LogDirectory
 
 from app.versions.status import read_status
 from tests.torture.faults import Faults

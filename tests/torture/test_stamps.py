@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from springtide_client.encode import encode_instances
 from springtide_client.features import Features
-from springtide_client.follower import Follower
-from springtide_client.log_directory import LogDirectory
+from springtide_client.follow.follower import Follower
+from springtide_client.log.directory import LogDirectory
 
-from tests.client.follow.conftest import TOY_SCHEMA
+from tests.client.conftest import TOY_SCHEMA
 from tests.torture.stage import until
 from tests.torture.stamped_log import KEYS, StampedLog, stamp_of
 

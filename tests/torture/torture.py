@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from springtide_client.log_directory import LogDirectory
+from springtide_client.log.directory import LogDirectory
 
 from tests.torture.arrivals import check_follower, check_server
 from tests.torture.faults import Fault, Faults

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from springtide_client.directory_news import DirectoryNews
 from springtide_client.encode import encode_instances
 from springtide_client.errors import LogError, NoModelError, StaleModelError
-from springtide_client.follower import Follower
-from springtide_client.http_log import HttpLog
-from springtide_client.inputs import FloatArray
+from springtide_client.follow.follower import Follower
+from springtide_client.http.http_log import HttpLog
 from springtide_client.keys import Int64Array, id_of
-from springtide_client.log_directory import LogDirectory
-from springtide_client.sizes import parse_bytes
-from springtide_client.view import View
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.directory_watcher import DirectoryNews
+from springtide_client.model.inputs import FloatArray
+from springtide_client.model.view import View
+from springtide_client.system.sizes import parse_bytes
 
 WAIT_SECONDS = 30.0
 ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")

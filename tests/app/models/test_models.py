@@ -3,8 +3,8 @@ import io
 import numpy as np
 import pytest
 import torch
-from springtide_client.inputs import ModelInputs
-from springtide_client.model import Model as ServedModel
+from springtide_client.model.exported_model import Model as ServedModel
+from springtide_client.model.inputs import ModelInputs
 from torch import nn
 
 from app.models.calibration import Calibration

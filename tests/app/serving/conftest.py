@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from springtide_client.format.records import VersionMeta, encode_record
+from springtide_client.format.tensors import encode_tensors
 from springtide_client.keys import hash_text, mix_keys
-from springtide_client.records import VersionMeta, encode_record
 from springtide_client.schema import Schema
-from springtide_client.tensors import encode_tensors
 
 from app.serving.config import ServeConfig
 from app.serving.server import serve

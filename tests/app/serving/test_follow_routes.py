@@ -8,12 +8,12 @@ import threading
 import msgspec
 import numpy as np
 import pytest
-from springtide_client.follower import Follower
-from springtide_client.http_log import HttpLog
+from springtide_client.follow.follower import Follower
+from springtide_client.format.records import decode_record
+from springtide_client.format.tensors import decode_tensors
+from springtide_client.http.http_log import HttpLog
 from springtide_client.keys import hash_text
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import decode_record
-from springtide_client.tensors import decode_tensors
+from springtide_client.log.directory import LogDirectory
 
 from app.serving.follow import ServedView
 from app.serving.problems import ApiError

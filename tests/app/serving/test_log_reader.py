@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 from springtide_client.errors import LogError
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Record, Tip
+from springtide_client.format.records import Record, Tip
+from springtide_client.log.directory import LogDirectory
 
 from app.serving.log_reader import LogReader
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from springtide_client.keys import INT64_MIN
-from springtide_client.layers import RowLayer, sorted_layer
+from springtide_client.rows.layers import RowLayer, sorted_layer
 
 from app.serving import neighbors
 from app.serving.neighbors import find_neighbors

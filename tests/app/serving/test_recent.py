@@ -1,6 +1,6 @@
 """Records kept for those who follow: chained by parents, bounded in bytes."""
 
-from springtide_client.records import Record, Tip
+from springtide_client.format.records import Record, Tip
 
 from app.serving.recent import RecentRecords
 

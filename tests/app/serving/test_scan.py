@@ -1,7 +1,7 @@
 import numpy as np
 from springtide_client.keys import SHARED_FEATURE
-from springtide_client.log_directory import LogDirectory
-from springtide_client.view import View
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import View
 
 from app.serving.scan import count_rows, living_rows
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.base import Base, ModelName, TableShape
+from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.keys import mix_keys
-from springtide_client.layers import RowLayer
-from springtide_client.records import Tip, VersionMeta
+from springtide_client.log.base import Base, ModelName, TableShape
+from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
 
 from app.training.base_rows import STEP_KEYS, BaseRows

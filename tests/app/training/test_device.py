@@ -10,7 +10,7 @@ import pytest
 import torch
 from drawn_clicks import SCHEMA, make_batch
 from made_config import make_config
-from springtide_client.inputs import ModelInputs
+from springtide_client.model.inputs import ModelInputs
 
 from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model

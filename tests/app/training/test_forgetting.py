@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from drawn_clicks import make_batch
 from made_config import make_config
-from springtide_client.log_directory import LogDirectory
-from springtide_client.view import KNOWN, View
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import KNOWN, View
 
 from app.serving.orders import put_order
 from app.training.generations import Generations

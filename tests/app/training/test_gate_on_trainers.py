@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 import torch
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import version_name
+from springtide_client.format.records import version_name
+from springtide_client.log.directory import LogDirectory
 from trainer_room import expected_counts, published, records, run_in_thread, wait_until
 
 from app.serving.orders import put_order

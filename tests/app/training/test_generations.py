@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.base import ModelName, TableShape
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Tip, VersionMeta
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.log.base import ModelName, TableShape
+from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 
 from app.training.base_rows import BaseRows

@@ -5,7 +5,7 @@ import pytest
 import torch
 from drawn_clicks import SCHEMA, make_batch
 from springtide_client.features import Features, Ragged
-from springtide_client.inputs import ModelInputs, assemble, lookup_keys
+from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
 from springtide_client.schema import Schema
 
 from app.models.interface import ModelSpec

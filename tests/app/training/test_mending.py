@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
-from springtide_client.follower import Follower
-from springtide_client.log_directory import LogDirectory
+from springtide_client.follow.follower import Follower
+from springtide_client.log.directory import LogDirectory
 from trainer_room import run_in_thread, wait_until
 
 from app.serving.orders import put_order

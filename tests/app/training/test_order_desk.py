@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from drawn_clicks import SCHEMA, make_batch
 from made_config import make_config
-from springtide_client.log_directory import LogDirectory
+from springtide_client.log.directory import LogDirectory
 
 from app.serving.orders import put_order
 from app.training.log_start import start_state

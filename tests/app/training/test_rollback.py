@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from drawn_clicks import PARTITION, make_batch
 from made_config import make_config
-from springtide_client.view import KNOWN, UNKNOWN
+from springtide_client.model.view import KNOWN, UNKNOWN
 
 from app.training.log_start import start_state
 from app.training.state import TrainingState

@@ -5,8 +5,8 @@ import pytest
 import torch
 from drawn_clicks import SCHEMA, make_batch
 from made_config import make_config
-from springtide_client.log_directory import LogDirectory
-from springtide_client.view import FORGOTTEN, UNKNOWN, View
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
 
 from app.errors import UserError
 from app.training.generations import Generations

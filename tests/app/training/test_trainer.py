@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from springtide_client.log_directory import LogDirectory
+from springtide_client.log.directory import LogDirectory
 from trainer_room import WAIT_SECONDS, run_in_thread, wait_until
 
 from app.training.state import TrainingState

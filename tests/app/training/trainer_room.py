@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from springtide_client.log_directory import LogDirectory
-from springtide_client.view import View
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import View
 
 from app.config import load_config
 from app.training.trainer import Trainer

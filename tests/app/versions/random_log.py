@@ -3,9 +3,9 @@
 import random
 
 from small_log import SCHEMA, Key, Row, SmallLog, row_tensors
-from springtide_client.base import Base
-from springtide_client.records import VersionMeta
-from springtide_client.tensors import Arrays
+from springtide_client.format.records import VersionMeta
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import Base
 
 from app.versions.base_merge import merge_base
 from app.versions.writer import LogWriter

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from springtide_client.base import ModelName, TableShape
-from springtide_client.layers import RowLayer
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Tip, VersionMeta
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import ModelName, TableShape
+from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
-from springtide_client.tensors import Arrays
 
 from app.versions.base_writer import BaseImage, write_base
 from app.versions.config import LogConfig

@@ -8,9 +8,9 @@ import pytest
 from random_log import RandomLog, World
 from small_log import SmallLog, put, row_tensors
 from springtide_client.errors import LogError
+from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_text
-from springtide_client.log_directory import base_name
-from springtide_client.records import VersionMeta
+from springtide_client.log.directory import base_name
 
 from app.errors import UserError
 from app.versions.difference import RowCounts, compare

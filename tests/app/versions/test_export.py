@@ -13,10 +13,10 @@ import torch
 from pyarrow import parquet
 from random_log import RandomLog
 from small_log import DIM, SCHEMA, TABLE, SmallLog, config
-from springtide_client.base import ModelName
 from springtide_client.errors import LogError
+from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_text
-from springtide_client.records import VersionMeta
+from springtide_client.log.base import ModelName
 
 from app.errors import UserError
 from app.models.export import export_model

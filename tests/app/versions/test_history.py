@@ -1,7 +1,7 @@
 """The life of one row."""
 
 from small_log import SmallLog, put, row_tensors
-from springtide_client.records import VersionMeta
+from springtide_client.format.records import VersionMeta
 
 from app.versions.base_merge import merge_base
 from app.versions.history import CREATED, EXPIRED, FORGOTTEN, IN_BASE, WRITTEN, history_of

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_log import DIM, SmallLog, config, put, row_tensors, rows_of, until
-from springtide_client.base import Base
+from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.keys import SHARED_FEATURE
-from springtide_client.layers import RowLayer
-from springtide_client.records import Tip, VersionMeta
+from springtide_client.log.base import Base
+from springtide_client.rows.layers import RowLayer
 
 from app.versions.base_merge import merge_base
 from app.versions.disk_use import disk_bytes

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from small_log import DIM, SCHEMA, TABLE, SmallLog, config
-from springtide_client.base import ONNX, Base, ModelName
 from springtide_client.errors import LogError
-from springtide_client.inputs import ModelInputs
-from springtide_client.model import Model
-from springtide_client.records import VersionMeta
-from springtide_client.view import dense_of
+from springtide_client.format.records import VersionMeta
+from springtide_client.log.base import ONNX, Base, ModelName
+from springtide_client.model.exported_model import Model
+from springtide_client.model.inputs import ModelInputs
+from springtide_client.model.view import dense_of
 
 from app.models.export import export_model
 from app.models.export_onnx import is_possible

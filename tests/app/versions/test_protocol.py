@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from small_log import SmallLog, row_tensors, rows_of, until
-from springtide_client.base import Base
 from springtide_client.errors import CorruptRecordError, GapError
-from springtide_client.layers import RowLayer, merge_layers, record_layer
-from springtide_client.log_cursor import LogCursor
-from springtide_client.log_directory import segment_name
-from springtide_client.records import Tip, VersionMeta, encode_record
+from springtide_client.format.records import Tip, VersionMeta, encode_record
+from springtide_client.log.base import Base
+from springtide_client.log.cursor import LogCursor
+from springtide_client.log.directory import segment_name
+from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
 
 import app.versions.epochs
 from app.versions.base_merge import merge_base

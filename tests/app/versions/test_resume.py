@@ -5,8 +5,8 @@ import os
 import pytest
 from small_log import put, row_tensors, rows_of
 from springtide_client.errors import LogError
-from springtide_client.layers import flatten_layers, record_layer
-from springtide_client.records import VersionMeta
+from springtide_client.format.records import VersionMeta
+from springtide_client.rows.layers import flatten_layers, record_layer
 
 from app.versions.base_merge import merge_base
 from app.versions.resume import Resume

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from random_log import RandomLog
 from small_log import DIM, SmallLog, rows_of
-from springtide_client.layers import flatten_layers, merge_layers, record_layer
+from springtide_client.rows.layers import flatten_layers, merge_layers, record_layer
 
 from app.errors import UserError
 from app.versions.rollback import rollback_to

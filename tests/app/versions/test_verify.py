@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from random_log import RandomLog
 from small_log import SCHEMA, SmallLog, put, row_tensors
-from springtide_client.base import MANIFEST, ROWS, read_base_manifest
-from springtide_client.checked_json import encode_checked
+from springtide_client.format.checksummed_json import encode_checked
+from springtide_client.format.records import VersionMeta, encode_record
+from springtide_client.format.tensors import map_tensors
 from springtide_client.keys import hash_text
-from springtide_client.log_directory import LogDirectory, base_name, claim_name, manifest_name, segment_name
-from springtide_client.records import VersionMeta, encode_record
-from springtide_client.tensors import map_tensors
+from springtide_client.log.base import MANIFEST, ROWS, read_base_manifest
+from springtide_client.log.directory import LogDirectory, base_name, claim_name, manifest_name, segment_name
 
 from app.errors import UserError
 from app.versions.base_writer import crc32_of_file

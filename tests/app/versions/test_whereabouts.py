@@ -2,9 +2,9 @@
 
 import numpy as np
 from small_log import SmallLog, config, put, row_tensors
+from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_text
-from springtide_client.log_directory import base_name
-from springtide_client.records import VersionMeta
+from springtide_client.log.directory import base_name
 
 from app.versions.base_merge import merge_base
 from app.versions.retire import retire

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from small_log import SCHEMA, SmallLog, config, put, until
 from springtide_client.errors import LogError
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Tip, VersionMeta
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 
 from app.versions.errors import LogBusyError, OvertakenError

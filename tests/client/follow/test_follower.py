@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from springtide_client.encode import encode_instances
 from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.follower import Follower
-from springtide_client.log_directory import LogDirectory
+from springtide_client.follow.follower import Follower
+from springtide_client.log.directory import LogDirectory
 
 INSTANCES = [{"user_id": 1, "item_id": 2, "genres": [1, 2], "last_items": [2]}]
 
@@ -206,7 +206,7 @@ def test_a_base_without_a_model_is_an_error_that_says_so(follow, make_log) -> No
 
 
 def test_old_layers_are_let_go_for_a_newer_base(follow, make_log, monkeypatch) -> None:
-    monkeypatch.setattr("springtide_client.follower.REBASE_ROWS", 100)
+    monkeypatch.setattr("springtide_client.follow.follower.REBASE_ROWS", 100)
     log = make_log()
     follower = follow(log)
     settle(follower, log.append({(0, i): row(log, i) for i in range(150)}, [(0, 151)]))
@@ -240,8 +240,8 @@ def test_memory_stays_below_the_cap(follow, make_log, tmp_path) -> None:
 
 
 def test_at_the_limits_of_memory_and_disk_the_version_waits_for_a_newer_base(follow, make_log, monkeypatch) -> None:
-    monkeypatch.setattr("springtide_client.follower.REBASE_SECONDS", 0.0)
-    monkeypatch.setattr("springtide_client.follower.RETRY_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("springtide_client.follow.follower.REBASE_SECONDS", 0.0)
+    monkeypatch.setattr("springtide_client.follow.follower.RETRY_SECONDS_MAX", 0.0)
     log = make_log()
     follower = follow(log, cache_bytes=32 << 10, disk_bytes=8 << 10)
     settle(follower, log.number)

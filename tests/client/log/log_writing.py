@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-from springtide_client.checked_json import encode_checked
-from springtide_client.log_directory import LogManifest, SealedFile, claim_name, manifest_name, segment_name
-from springtide_client.records import Tip, VersionMeta, encode_record
+from springtide_client.format.checksummed_json import encode_checked
+from springtide_client.format.records import Tip, VersionMeta, encode_record
+from springtide_client.log.directory import LogManifest, SealedFile, claim_name, manifest_name, segment_name
 
 
 class LogOnDisk:

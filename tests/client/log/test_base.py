@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.base import MANIFEST, Base, ModelName, TableShape
 from springtide_client.errors import LogError
-from springtide_client.layers import RowLayer, sorted_layer
-from springtide_client.log_directory import LogDirectory
-from springtide_client.records import Tip, VersionMeta
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.log.base import MANIFEST, Base, ModelName, TableShape
+from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
 from app.versions.base_writer import BaseImage, write_base

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from springtide_client.first_values import first_values
 from springtide_client.keys import SHARED_FEATURE
+from springtide_client.rows.initial_values import first_values
 from torch import nn
 
 from embeddings import DynamicEmbedding

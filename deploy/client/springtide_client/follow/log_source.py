@@ -1,0 +1,37 @@
+"""A log as followers read it, whatever carries it: `LogDirectory` and `HttpLog` are sources."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from springtide_client.format.records import Record, Tip
+
+
+class Cursor(Protocol):
+    """A place in a log that moves."""
+
+    def read(self) -> Sequence[Record]:
+        """Some of the records that follow, none at the current end; GapError, CorruptRecordError."""
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """Where bases and records come from."""
+
+    def newest_base(self) -> Path | None:
+        """The folder of the newest base, complete, or None before the first."""
+
+    def older_bases(self, than: Path) -> list[Path]:
+        """What there is before a base, newest first, should that one be damaged."""
+
+    def arrived_base(self) -> Path | None:
+        """The newest base that can be had at once. Asking again may give a newer one."""
+
+    def follow(self, after: Tip | None) -> Cursor:
+        """A cursor behind a version."""
+
+
+def base_number(base_path: Path) -> int:
+    """The version that a base's folder equals, from its name."""
+    return int(base_path.name.removeprefix("base-"))

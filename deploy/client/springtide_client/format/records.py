@@ -1,0 +1,189 @@
+"""A version as bytes: a CRC-framed record that names its parent. What is sent over HTTP is this frame, unchanged.
+
+Little endian: magic (8), payload length u64, epoch u64, number u64, parent checksum u64, crc32(payload) u32,
+crc32(the 44 header bytes before) u32, payload. A record's checksum is crc32(payload) << 32 | crc32(header).
+"""
+
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
+
+from springtide_client.errors import CorruptRecordError, LogError
+from springtide_client.format.tensors import Array, Arrays, decode_tensors, encode_tensors
+
+MAGIC = b"SPRTIDE1"
+HEADER = struct.Struct("<8sQQQQII")
+EPOCH_SHIFT = 32  # number = epoch * 2**32 + count: never used twice, whatever the disk lost
+
+
+class StreamPosition(TypedDict):
+    """The next offset to read of a partition; another topic id means another topic."""
+
+    topic_id: str
+    offset: int
+
+
+class VersionMeta(msgspec.Struct, kw_only=True):
+    """What a version says of the world beside its tensors."""
+
+    created_ms: int = 0
+    complete_until_ms: int = 0
+    samples_trained: int = 0
+    step: int = 0
+    positions: dict[str, StreamPosition] = {}
+    event_clock_ms: int = 0
+    horizons: dict[str, int] = {}  # feature number -> ms: of this feature, rows last seen before are dead
+    admission: dict[str, int] = {}  # feature number -> occurrences before an id gets a row of its own, where above 1
+    sketch_blocks: int = 0  # of the sketch that counts ids without a row; another number than before: it began anew
+    sketch_age: int = 0  # how often the sketch's counts have been halved
+    fingerprint: str = ""
+    scores: dict[str, Any] = {}
+    dead_letters: dict[str, int] = {}
+    record_ms: list[int] = []
+    orders: list[dict[str, Any]] = []  # executed in this version; in a base, all that may still lie in commands/
+    trainer: dict[str, Any] = {}
+    # a rollback: `dense.*` and `state.*` are whole, as that version's; nothing of them counts that an earlier one told
+    restores: int = 0
+    # the newest number that its writer knew to be durable when this was written, having looked for a higher epoch
+    durable: int = 0
+
+
+class Tip(msgspec.Struct, frozen=True, order=True):
+    """A place in the log: everything up to this version, this very one."""
+
+    number: int
+    checksum: int
+
+    def __str__(self) -> str:
+        return version_name(self.number)
+
+
+def version_name(number: int) -> str:
+    """How people see a number: "epoch.count"."""
+    return f"{number >> EPOCH_SHIFT}.{number & ((1 << EPOCH_SHIFT) - 1)}"
+
+
+class RecordHeader(NamedTuple):
+    """The first 48 bytes of a record, checked."""
+
+    length: int
+    epoch: int
+    number: int
+    parent: int
+    payload_crc: int
+    header_crc: int
+
+    @property
+    def checksum(self) -> int:
+        return self.payload_crc << 32 | self.header_crc
+
+    @property
+    def tip(self) -> Tip:
+        return Tip(self.number, self.checksum)
+
+
+def parse_header(header: bytes | memoryview) -> RecordHeader:
+    """The header of a record; CorruptRecordError where its own checksum does not fit."""
+    magic, length, epoch, number, parent, payload_crc, header_crc = HEADER.unpack(header)
+    if magic != MAGIC or zlib.crc32(header[:-4]) != header_crc:
+        raise CorruptRecordError("a record's header does not match its checksum")
+    return RecordHeader(length, epoch, number, parent, payload_crc, header_crc)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One version as it stands in the log. `payload` is verified."""
+
+    epoch: int
+    number: int
+    parent: int
+    checksum: int
+    payload: bytes
+
+    @staticmethod
+    def of(header: RecordHeader, payload: bytes) -> "Record":
+        """Verifies the payload; CorruptRecordError where it does not match."""
+        if zlib.crc32(payload) != header.payload_crc:
+            raise CorruptRecordError(f"version {version_name(header.number)} does not match its checksum")
+        return Record(header.epoch, header.number, header.parent, header.checksum, payload)
+
+    @property
+    def tip(self) -> Tip:
+        return Tip(self.number, self.checksum)
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of the frame."""
+        return HEADER.size + len(self.payload)
+
+    @property
+    def header(self) -> bytes:
+        """The 48 bytes before the payload, as they were written: header + payload is the frame."""
+        return _pack_header(len(self.payload), self.epoch, self.number, self.parent, self.checksum >> 32)[0]
+
+    def frame(self) -> bytes:
+        """The record as it was written."""
+        return self.header + self.payload
+
+    @cached_property
+    def meta(self) -> VersionMeta:
+        """What the version says of the world."""
+        try:
+            return msgspec.json.decode(self._decoded[1]["version"], type=VersionMeta)
+        except (KeyError, msgspec.MsgspecError) as error:
+            raise LogError(f"version {self.tip} has no readable meta: {error!r}") from None
+
+    def tensors(self) -> Arrays:
+        """Read-only arrays over the payload, nothing copied."""
+        return self._decoded[0]
+
+    @cached_property
+    def _decoded(self) -> tuple[Arrays, dict[str, str]]:
+        return decode_tensors(self.payload)
+
+
+def encode_record(
+    epoch: int, number: int, parent: int, meta: VersionMeta, tensors: Mapping[str, Array]
+) -> tuple[bytes, int]:
+    """The frame and its checksum; the arrays are copied."""
+    pieces, checksum = encode_pieces(epoch, number, parent, meta, tensors)
+    return b"".join(pieces), checksum
+
+
+def encode_pieces(
+    epoch: int, number: int, parent: int, meta: VersionMeta, tensors: Mapping[str, Array]
+) -> tuple[list[bytes | memoryview], int]:
+    """The pieces whose concatenation is the frame, and its checksum; the arrays are among them, not copied."""
+    pieces = encode_tensors(tensors, {"version": msgspec.json.encode(meta).decode()})
+    crc, length = 0, 0
+    for piece in pieces:
+        crc, length = zlib.crc32(piece, crc), length + len(piece)
+    header, checksum = _pack_header(length, epoch, number, parent, crc)
+    return [header, *pieces], checksum
+
+
+def decode_record(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tuple[Record, int] | None:
+    """The record at `offset` and where it ends; None while bytes are missing; CorruptRecordError.
+
+    The payload is copied out, so that its arrays are aligned and the buffer may go.
+    """
+    view = memoryview(buffer)
+    start = offset + HEADER.size
+    if start > len(view):
+        return None
+    header = parse_header(bytes(view[offset:start]))
+    end = start + header.length
+    if end > len(view):
+        return None
+    return Record.of(header, bytes(view[start:end])), end
+
+
+def _pack_header(length: int, epoch: int, number: int, parent: int, payload_crc: int) -> tuple[bytes, int]:
+    header = HEADER.pack(MAGIC, length, epoch, number, parent, payload_crc, 0)[:-4]
+    header_crc = zlib.crc32(header)
+    return header + header_crc.to_bytes(4, "little"), payload_crc << 32 | header_crc

@@ -1,0 +1,125 @@
+"""Tensor files written piece by piece; the layout is that of tensors.py."""
+
+import ctypes
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from springtide_client.format.checksums import joined_crc32
+from springtide_client.format.tensors import Array, TensorShape, bytes_of, layout_of
+
+SYNC_FILE_RANGE_WRITE = 2
+SPLIT_BYTES = 1 << 20  # fewer are not worth a second thread
+WRITE_BACK_BYTES = 1 << 18  # nor smaller pieces a request to the disk of their own
+
+Piece = tuple[str, int, memoryview]  # of a tensor, at an offset of the file
+
+
+class TensorWriter:
+    """Writes a tensor file piece by piece, in any order, so that no tensor need ever be whole in memory.
+
+    Where every tensor's pieces came in the order of its rows, `crc32` is that of the file: it need not be read again.
+    """
+
+    def __init__(
+        self, path: Path, tensors: Mapping[str, TensorShape], metadata: Mapping[str, str] | None = None
+    ) -> None:
+        self._tensors = dict(tensors)
+        self._layout = layout_of(tensors, metadata)
+        self._crcs = dict.fromkeys(self._layout.begin, 0)
+        self._ends = dict(self._layout.begin)  # up to where each tensor is written without a gap
+        self._in_order = True
+        self._file = path.open("wb", buffering=0)
+        self._pool: ThreadPoolExecutor | None = None
+        try:
+            self._write_at(0, self._layout.head)
+            os.ftruncate(self._file.fileno(), self._layout.num_bytes)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole file."""
+        return self._layout.num_bytes
+
+    @property
+    def crc32(self) -> int | None:
+        """Of the whole file; None where pieces are missing or came out of order."""
+        sizes = {name: tensor.num_bytes for name, tensor in self._tensors.items()}
+        begin = self._layout.begin
+        if not self._in_order or any(self._ends[name] != begin[name] + sizes[name] for name in begin):
+            return None
+        head = zlib.crc32(self._layout.head), len(self._layout.head)
+        return joined_crc32([head, *((self._crcs[name], sizes[name]) for name in begin)])
+
+    def write(self, name: str, first_row: int, rows: Array) -> None:
+        """Put rows at `first_row` of the tensor; ValueError where they do not fit its shape."""
+        self.write_block(first_row, {name: rows})
+
+    def write_block(self, first_row: int, tensors: Mapping[str, Array]) -> None:
+        """`write` for several tensors: while they are written, and the disk begins, a thread checksums all of them."""
+        pieces = [self._piece(name, first_row, rows) for name, rows in tensors.items()]
+        if sum(len(data) for _, _, data in pieces) < SPLIT_BYTES:
+            self._add_checksums(pieces)
+            self._write_pieces(pieces)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "checksums")
+        checksums = self._pool.submit(self._add_checksums, pieces)
+        try:
+            self._write_pieces(pieces)
+        finally:
+            checksums.result()
+
+    def _piece(self, name: str, first_row: int, rows: Array) -> Piece:
+        dtype, shape = self._tensors[name]
+        if not shape:  # a single number is a row of itself
+            shape, rows = (1,), rows.reshape(1)
+        if rows.shape[1:] != shape[1:] or first_row + len(rows) > shape[0]:
+            raise ValueError(f"{rows.shape} at row {first_row} does not fit {name!r} of {shape}")
+        row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        data = bytes_of(np.asarray(rows, dtype, order="C"))
+        offset = self._layout.begin[name] + first_row * row_bytes
+        self._in_order = self._in_order and offset == self._ends[name]
+        self._ends[name] = offset + len(data)
+        return name, offset, data
+
+    def _add_checksums(self, pieces: Sequence[Piece]) -> None:
+        for name, _, data in pieces:
+            self._crcs[name] = zlib.crc32(data, self._crcs[name])
+
+    def _write_pieces(self, pieces: Sequence[Piece]) -> None:
+        for _, offset, data in pieces:
+            self._write_at(offset, data)
+            if len(data) >= WRITE_BACK_BYTES:
+                begin_write_back(self._file.fileno(), offset, len(data))
+
+    def close(self) -> None:
+        """Everything is on the disk when this returns; the file is closed in any case."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        try:
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+
+    def _write_at(self, offset: int, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while len(view):
+            written = os.pwrite(self._file.fileno(), view, offset)
+            view, offset = view[written:], offset + written
+
+
+def begin_write_back(descriptor: int, offset: int, num_bytes: int) -> None:
+    """The disk may begin with these bytes, so that a later fsync has less to wait for."""
+    if _sync_file_range is not None:
+        _sync_file_range(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), SYNC_FILE_RANGE_WRITE)
+
+
+_sync_file_range: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux's; elsewhere there is none

@@ -1,0 +1,68 @@
+"""Records: a frame says whether it is whole, true, and whose child it is."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from springtide_client.errors import CorruptRecordError
+from springtide_client.format.records import HEADER, Tip, VersionMeta, decode_record, encode_record, version_name
+
+META = VersionMeta(
+    created_ms=5,
+    positions={"clicks/0": {"topic_id": "t", "offset": 17}},
+    horizons={"3": 99},
+    scores={"whole": {"auc": None}},
+    orders=[{"id": "a", "kind": "forget"}],
+)
+TENSORS = {"rows.id": np.arange(5, dtype=np.int64), "rows.value": np.ones((5, 3), np.float32)}
+
+
+def frame() -> bytes:
+    return encode_record(2, (2 << 32) + 7, 12345, META, TENSORS)[0]
+
+
+def test_a_record_comes_back_whole() -> None:
+    data, checksum = encode_record(2, (2 << 32) + 7, 12345, META, TENSORS)
+    record, end = decode_record(b"x" * 3 + data, 3)
+    assert end == 3 + len(data)
+    assert (record.epoch, record.number, record.parent, record.checksum) == (2, (2 << 32) + 7, 12345, checksum)
+    assert record.meta == META
+    np.testing.assert_array_equal(record.tensors()["rows.value"], TENSORS["rows.value"])
+    assert record.num_bytes == len(data)
+
+
+def test_a_record_is_sent_on_unchanged() -> None:
+    record, _ = decode_record(frame())
+    assert record.frame() == frame()
+    assert len(record.header) == HEADER.size
+
+
+@given(st.integers(0, len(frame()) - 1))
+def test_a_cut_record_is_incomplete(cut: int) -> None:
+    assert decode_record(frame()[:cut]) is None
+
+
+@given(st.integers(0, len(frame()) * 8 - 1))
+def test_any_flipped_bit_is_noticed(bit: int) -> None:
+    data = bytearray(frame())
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptRecordError):
+        decode_record(data)
+
+
+def test_the_checksum_depends_on_the_parent_and_on_the_payload() -> None:
+    checksums = {
+        encode_record(1, 1 << 32, parent, VersionMeta(step=step), {})[1] for parent in (0, 1) for step in (0, 1)
+    }
+    assert len(checksums) == 4
+
+
+def test_the_arrays_of_a_record_are_aligned_wherever_it_stood() -> None:
+    for shift in range(8):
+        record, _ = decode_record(b"x" * shift + frame(), shift)
+        assert all(array.flags.aligned for array in record.tensors().values())
+
+
+def test_versions_are_named_by_epoch_and_count() -> None:
+    assert version_name((3 << 32) + 41) == "3.41"
+    assert str(Tip(3 << 32, 0)) == "3.0"

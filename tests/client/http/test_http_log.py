@@ -1,0 +1,276 @@
+"""Over HTTP a follower has what the directory has, through cut downloads, broken streams, damage and retirement."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from springtide_client.errors import LogError
+from springtide_client.follow.follower import Follower
+from springtide_client.http.http_log import HttpLog
+from toy_server import TOKEN, ToyServer
+
+
+def row(log, seed: int):
+    return np.full(log.dim, seed, np.float32), seed, 1000 + seed
+
+
+def wait_until(check: Callable[[], object], *, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def follows(follower: Follower, number: int) -> Callable[[], bool]:
+    return lambda: follower.view is not None and follower.view.version == number
+
+
+@pytest.fixture
+def serve(make_log):
+    """A log and its server."""
+    servers: list[ToyServer] = []
+
+    def start() -> ToyServer:
+        servers.append(ToyServer(make_log()))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        if not server.is_closed:
+            server.close()
+
+
+@pytest.fixture
+def follow(tmp_path):
+    """Followers of a server, in their own threads, closed at the end."""
+    made: list[tuple[Follower, HttpLog]] = []
+
+    def start(server: ToyServer, *, token: str = TOKEN, cache_dir=tmp_path / "cache") -> Follower:
+        source = HttpLog(server.url, token=token, cache_dir=cache_dir)
+        follower = Follower(source, wait=source.wait)
+        made.append((follower, source))
+        follower.start()
+        return follower
+
+    yield start
+    for follower, source in made:
+        follower.stop()
+        source.close()
+        follower.close()
+
+
+def test_versions_arrive_as_they_are_written(serve, follow) -> None:
+    server = serve()
+    log = server.log
+    log.append({(0, 1): row(log, 1)})
+    log.write_base()
+    first = log.append({(0, 2): row(log, 2)})
+    follower = follow(server)
+    wait_until(lambda: follower.view is not None)
+    assert follower.view.version == first  # the first view is the newest there was
+    for seed in range(3, 30):
+        log.append({(0, seed): row(log, seed)}, [(0, seed - 1)])
+    wait_until(follows(follower, log.number))
+    assert follower.view.row_info(0, 29)["count"] == 29
+    assert follower.view.row_info(0, 28)["status"] == "forgotten"
+    assert follower.view.row_info(0, 1)["count"] == 1
+    assert follower.num_restarts == 0
+    assert len([path for path, _ in server.requests if path.startswith("/v1/log")]) == 1
+
+
+def test_a_cut_download_is_resumed_where_it_broke(serve, follow) -> None:
+    server = serve()
+    log = server.log
+    log.append({(0, i): row(log, i) for i in range(200)})
+    log.write_base()
+    server.cut_files_at = 3000
+    follower = follow(server)
+    wait_until(follows(follower, log.number))
+    ranges = [asked for path, asked in server.requests if path.endswith("rows.safetensors")]
+    assert ranges == [None, "bytes=3000-"]
+    assert follower.view.row_info(0, 199)["count"] == 199
+
+
+def test_a_fetched_base_is_not_fetched_again(serve, follow, tmp_path) -> None:
+    server = serve()
+    server.log.append()
+    wait_until(follows(follow(server), server.log.number))
+    wait_until(follows(follow(server), server.log.number))
+    assert len([path for path, _ in server.requests if path.endswith("rows.safetensors")]) == 1
+    server.log.write_base()
+    wait_until(follows(follow(server), server.log.number))
+    assert len(list((tmp_path / "cache").iterdir())) == 1  # the newest alone
+
+
+def test_only_files_that_answer_are_fetched(serve, follow, tmp_path) -> None:
+    server = serve()
+    log = server.log
+    log.append({(0, 1): row(log, 1)}, seen={(0, 2): 1})
+    log.write_base()
+    follower = follow(server)
+    wait_until(follows(follower, log.number))
+    asked = {path.rpartition("/")[2] for path, _ in server.requests if "/files/" in path}
+    assert asked == {"manifest.json", "rows.safetensors", "dense.safetensors", "sketch.safetensors", "model.pt2"}
+    assert follower.view.row_info(0, 1)["count"] == 1
+    with pytest.raises(OSError, match=r"optimizer\.safetensors"):
+        _ = follower.view.base.states
+
+
+def test_a_base_beyond_the_limit_on_disk_is_refused_with_the_bytes_it_needs(serve, tmp_path) -> None:
+    source = HttpLog(serve().url, token=TOKEN, cache_dir=tmp_path / "cache", disk_bytes=1000)
+    with pytest.raises(LogError, match=r"would hold [\d,]+ bytes, 1,000 are allowed: give more cache_disk_bytes"):
+        source.newest_base()
+    source.close()
+
+
+def test_versions_go_on_while_a_newer_base_is_fetched(serve, follow, monkeypatch) -> None:
+    monkeypatch.setattr("springtide_client.follow.follower.REBASE_ROWS", 1)
+    monkeypatch.setattr("springtide_client.follow.follower.REBASE_SECONDS", 0.0)
+    server = serve()
+    log = server.log
+    log.append({(0, 1): row(log, 1)})
+    follower = follow(server)
+    wait_until(follows(follower, log.number))
+    server.held = "rows.safetensors"
+    log.write_base()
+    wait_until(lambda: len([path for path, _ in server.requests if path.endswith("rows.safetensors")]) == 2)
+    for seed in range(2, 5):
+        wait_until(follows(follower, log.append({(0, seed): row(log, seed)})))
+    assert follower.view.base.manifest.number < log.newest_base["number"]
+    server.released.set()
+    wait_until(lambda: follower.view.base.manifest.number == log.newest_base["number"])
+    assert follower.view.row_info(0, 4)["count"] == 4
+    wait_until(lambda: sum(thread.name == "springtide-log" for thread in threading.enumerate()) == 1)
+
+
+@pytest.mark.parametrize("held", ["/v1/bases/latest", "rows.safetensors", "/v1/versions/latest", "/v1/log"])
+def test_closing_waits_for_no_answer(serve, held) -> None:
+    server = serve()
+    server.held = held
+    source = HttpLog(server.url, token=TOKEN)
+    follower = Follower(source, wait=source.wait)
+    follower.start()
+    wait_until(lambda: any(held in path for path, _ in server.requests))
+    follower.stop()
+    source.stop()
+    follower.close()
+    assert not follower._thread.is_alive()
+    source.close()
+    assert not source._own_folder.exists()
+
+
+def test_a_damaged_partial_download_is_thrown_away(serve, follow, tmp_path) -> None:
+    server = serve()
+    log = server.log
+    log.append({(0, i): row(log, i) for i in range(200)})
+    base = log.write_base()
+    server.cut_files_at = 3000
+    whole = (base / "rows.safetensors").read_bytes()
+    (base / "rows.safetensors").write_bytes(b"\0" * 100 + whole[100:])
+    follower = follow(server)
+    wait_until(lambda: list((tmp_path / "cache").glob("*/*/rows.safetensors.part")))
+    (base / "rows.safetensors").write_bytes(whole)
+    wait_until(follows(follower, log.number))
+
+
+def test_a_record_damaged_on_its_way_is_asked_for_again(serve, follow) -> None:
+    server = serve()
+    log = server.log
+    log.append({(0, 1): row(log, 1)})
+    follower = follow(server)
+    wait_until(follows(follower, log.number))
+    server.flip_next_record = True
+    log.append({(0, 1): row(log, 2)})
+    wait_until(follows(follower, log.number))
+    wait_until(lambda: follower.error is None)
+    assert not server.flip_next_record
+
+
+def test_a_retired_place_starts_again_from_the_newest_base(serve, follow) -> None:
+    server = serve()
+    log = server.log
+    log.append({(0, 1): row(log, 1)})
+    follower = follow(server)
+    wait_until(follows(follower, log.number))
+    old_base = server.directory.newest_base()
+    server.close()
+    for seed in range(2, 5):
+        log.append({(0, 1): row(log, seed)})
+    log.write_base()
+    for file in old_base.iterdir():
+        file.unlink()
+    old_base.rmdir()
+    log.segment.unlink()
+    log.start_epoch()
+    log.append({(0, 2): row(log, 9)})
+    wait_until(lambda: follower.error is not None)
+    assert follower.view.row_info(0, 1)["count"] == 1  # the old view answers meanwhile
+
+    again = ToyServer(log)
+    try:
+        follower._source._server._port = int(again.url.rpartition(":")[2])
+        wait_until(follows(follower, log.number))
+        assert follower.view.row_info(0, 1)["count"] == 4
+        assert follower.num_restarts == 1
+    finally:
+        again.close()
+
+
+def test_a_wrong_token_is_an_error_with_the_servers_hint(serve, follow) -> None:
+    server = serve()
+    follower = follow(server, token="guess")
+    wait_until(lambda: follower.error is not None)
+    assert isinstance(follower.error, LogError)
+    assert "the token is missing or wrong (send Authorization" in str(follower.error)
+
+
+def test_an_unreachable_server_is_an_error_that_names_it() -> None:
+    source = HttpLog("http://127.0.0.1:9")
+    with pytest.raises(LogError, match=r"http://127\.0\.0\.1:9 cannot be reached"):
+        source.newest_base()
+    folder = source._own_folder
+    assert folder.exists()
+    source.close()
+    assert not folder.exists()
+
+
+def test_a_process_that_closes_nothing_leaves_no_folder(tmp_path) -> None:
+    code = """if True:
+        import os, tempfile
+        from springtide_client.http.http_log import HttpLog
+        log = HttpLog("http://127.0.0.1:9")
+        assert os.listdir(tempfile.gettempdir())
+        if os.fork() == 0:
+            raise SystemExit  # a child has no folder to remove
+        os.wait()
+        assert os.listdir(tempfile.gettempdir())
+        """
+    environment = {"PYTHONPATH": "deploy/client", "TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host?x=1"])
+def test_a_text_that_is_no_server_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="no server"):
+        HttpLog(url)
+
+
+def test_closing_leaves_no_thread_and_no_connection(serve, follow) -> None:
+    server = serve()
+    server.log.append()
+    source = HttpLog(server.url, token=TOKEN)
+    follower = Follower(source, wait=source.wait)
+    follower.start()
+    wait_until(follows(follower, server.log.number))
+    before = os.listdir("/proc/self/fd")
+    follower.stop()
+    source.close()
+    follower.close()
+    assert not follower._thread.is_alive()
+    assert len(os.listdir("/proc/self/fd")) < len(before)

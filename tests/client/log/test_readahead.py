@@ -1,0 +1,78 @@
+"""Asking for pages changes no byte, and nothing fails where the kernel will not be asked."""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from springtide_client.format.tensors import Array, encode_tensors, expect_random_reads, map_tensors
+from springtide_client.log import readahead
+from springtide_client.log.readahead import PageRequests
+
+ROWS_N = np.array([0, 511, 512, 70_000, 99_999, 99_999])
+
+
+@pytest.fixture
+def column(tmp_path: Path) -> Array:
+    """100,000 numbers in a mapped file."""
+    path = tmp_path / "tensors"
+    path.write_bytes(b"".join(encode_tensors({"column": np.arange(100_000)})))
+    return map_tensors(path)["column"]
+
+
+def test_pages_that_were_asked_for_hold_what_the_file_holds(column: Array) -> None:
+    expect_random_reads(column)
+    requests = PageRequests()
+    requests.learn(1, 1)
+    requests.ask(column, ROWS_N)
+    assert np.array_equal(column[ROWS_N], ROWS_N)
+    assert requests.worthwhile == (requests._call is not None)
+
+
+def test_ranges_cover_the_rows_and_no_page_twice(column: Array) -> None:
+    requests, asked = PageRequests(), []
+
+    def call(address: int, num: int) -> int:
+        asked.extend((ctypes.c_uint64 * (2 * num)).from_address(address))
+        return 0
+
+    requests._call = call
+    requests.learn(1, 1)
+    requests.ask(column, np.arange(0, 100_000, 4096))  # every eighth page
+    starts, lengths = asked[::2], asked[1::2]
+    addresses = column.ctypes.data + 8 * np.arange(0, 100_000, 4096)
+    assert all(length == 4096 for length in lengths)
+    assert starts == (addresses // 4096 * 4096).tolist()
+    asked.clear()
+    requests.ask(column, np.arange(1000, 2000))
+    (start, length) = asked
+    assert start <= column.ctypes.data + 8000
+    assert start + length >= column.ctypes.data + 16_000
+    assert length <= 4 * 4096
+
+
+def test_who_reads_from_memory_asks_for_nothing(column: Array) -> None:
+    requests = PageRequests()
+    requests._call = refuse
+    assert not requests.worthwhile
+    requests.ask(column, ROWS_N)
+    requests.learn(1, 100)
+    requests.ask(column, ROWS_N)
+    assert not requests.worthwhile
+
+
+@pytest.mark.parametrize("make", [lambda pid: None, lambda pid: refuse])
+def test_a_kernel_that_cannot_be_asked_is_asked_no_more(
+    column: Array, monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
+) -> None:
+    monkeypatch.setattr(page_requests, "_process_madvise", make)
+    requests = PageRequests()
+    requests.learn(1, 1)
+    requests.ask(column, ROWS_N)
+    assert not requests.worthwhile
+
+
+def refuse(address: int, num: int) -> int:
+    """What `call` answers where the kernel has no such call."""
+    return -1

@@ -1,0 +1,202 @@
+"""HotModel as its users meet it: a folder or a URL in, dictionaries and arrays out, errors that say what to do."""
+
+import math
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from springtide_client import EncodeError, HotModel, NoModelError, StaleModel
+from springtide_client.encode import encode_instances
+from springtide_client.hot_model import as_ids
+from springtide_client.keys import id_of
+from springtide_client.model.view import View
+from springtide_client.system.sizes import parse_bytes
+from toy_server import TOKEN, ToyServer
+
+INSTANCES = [
+    {"user_id": 1, "item_id": "shoe", "genres": [1, 2], "last_items": ["shoe", 4], "age": "3.5", "unknown": {}},
+    {},
+]
+
+
+def row(log, seed: int):
+    return np.random.default_rng(seed).normal(size=log.dim).astype(np.float32), seed, 1000 + seed
+
+
+def wait_for_version(model: HotModel, number: int) -> None:
+    deadline = time.monotonic() + 20
+    while model.version != number:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture(params=["directory", "http"])
+def open_model(request, tmp_path):
+    """Opens a log's HotModel by folder or by URL."""
+    opened: list = []
+
+    def start(log, **options) -> HotModel:
+        if request.param == "http":
+            server = ToyServer(log)
+            opened.append(server)
+            where, options = server.url, {"token": TOKEN} | options
+        else:
+            where = log.path
+        opened.append(HotModel(where, **options))
+        return opened[-1]
+
+    yield start
+    for one in reversed(opened):
+        one.close()
+
+
+def test_predictions_and_rows_follow_the_log(open_model, make_log) -> None:
+    log = make_log()
+    shoe = id_of("shoe")[0]
+    log.append({(0, 1): row(log, 1), (1, shoe): row(log, 2)})
+    model = open_model(log)
+    swaps: list[int] = []
+    model.on_swap(swaps.append)
+    assert model.version == log.number
+    before = model.predict(INSTANCES)
+    assert [set(answer) for answer in before] == [{"click", "order"}] * 2
+    assert all(isinstance(value, float) and 0 < value < 1 for answer in before for value in answer.values())
+
+    number = log.append({(0, 1): row(log, 3)}, [(1, shoe)])
+    wait_for_version(model, number)
+    assert swaps == [number]
+    after = model.predict(INSTANCES)
+    assert after[0] != before[0]
+    assert after[1] == before[1]  # its ids are not those that moved
+    rows, status = model.lookup("user_id", [[1, 2]])
+    assert rows.shape == (1, 2, log.dim)
+    assert status.tolist() == [[0, 1]]
+    np.testing.assert_array_equal(rows[0, 0], log.rows[0, 1][0])
+    assert np.isnan(rows[0, 1]).all()
+    # a shared feature reads its owner's rows; texts are ids
+    assert model.lookup("last_items", ["shoe", "boot"])[1].tolist() == [3, 1]
+
+
+def test_equal_versions_give_equal_numbers_bit_by_bit(open_model, make_log) -> None:
+    log = make_log()
+    for seed in range(5):
+        log.append({(0, seed): row(log, seed), (1, seed): row(log, seed + 9)})
+    log.write_base()
+    log.append({(0, 1): row(log, 50)})
+    model = open_model(log)
+    view = View.open(log.path / f"base-{log.newest_base['number']:020d}")
+    from springtide_client.log.directory import LogDirectory
+
+    for record in LogDirectory(log.path).records(view.tip):
+        view = view.apply(record)
+    expected = view.predict(encode_instances(log.schema, INSTANCES))
+    assert [list(answer.values()) for answer in model.predict(INSTANCES)] == expected.tolist()
+
+
+def test_a_bad_instance_is_named(open_model, make_log) -> None:
+    model = open_model(make_log())
+    with pytest.raises(EncodeError) as caught:
+        model.predict([{}, {"age": "old"}])
+    assert (caught.value.index, caught.value.field) == (1, "age")
+    assert model.predict([]) == []
+    with pytest.raises(KeyError, match="no id feature 'age', there are user_id, item_id"):
+        model.lookup("age", [1])
+
+
+def test_a_stale_model_is_refused_where_freshness_is_demanded(open_model, make_log) -> None:
+    log = make_log()
+    log.now_ms = time.time_ns() // 1_000_000 - 50_000
+    log.append()
+    model = open_model(log, max_staleness_seconds=30.0)
+    assert 49 < model.staleness_seconds < 60
+    with pytest.raises(StaleModel, match=r"s old, 30 s are allowed"):
+        model.predict(INSTANCES)
+    with pytest.raises(StaleModel):
+        model.lookup("user_id", [1])
+    log.now_ms += 49_900
+    wait_for_version(model, log.append())
+    assert len(model.predict(INSTANCES)) == 2
+    wait_for_version(model, log.append(complete_until_ms=0))
+    assert model.staleness_seconds == math.inf
+
+
+def test_a_closed_model_still_answers(open_model, make_log) -> None:
+    log = make_log()
+    number = log.append({(0, 1): row(log, 1)})
+    model = open_model(log)
+    model.close()
+    log.append({(0, 1): row(log, 2)})
+    assert model.version == number
+    assert len(model.predict(INSTANCES)) == 2
+
+
+def test_a_dropped_model_is_followed_no_longer_and_leaves_nothing(open_model, make_log, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    log = make_log()
+    before = set(threading.enumerate())
+    model = open_model(log)
+    servers = set(threading.enumerate()) - before
+    dropped = HotModel(model._where, token=TOKEN)
+    own = set(threading.enumerate()) - before - servers
+    assert own
+    folders = set((tmp_path / "temporary").iterdir())
+    del dropped
+    deadline = time.monotonic() + 20
+    while any(thread.is_alive() for thread in own if thread.name.startswith("springtide")):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert len(set((tmp_path / "temporary").iterdir())) == len(folders) // 2  # over HTTP a folder each
+
+
+def test_a_forked_process_is_told_that_nothing_follows_there(open_model, make_log) -> None:
+    model = open_model(make_log())
+    assert model.error is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        assert "make a HotModel of its own here" in str(model.error)
+        model.close()  # what the parent follows with is not ended here
+    assert model.error is None
+    wait_for_version(model, model.version)
+
+
+def test_no_model_is_an_error_that_says_what_to_do(tmp_path) -> None:
+    with pytest.raises(NoModelError, match=r"nothing.*within 0\.05 s.*start a trainer"):
+        HotModel(tmp_path / "nothing", wait_seconds=0.05)
+    with pytest.raises(NoModelError, match="there is no such folder"):
+        HotModel(tmp_path / "nothing", wait_seconds=0.05)
+    with pytest.raises(NoModelError, match="holds no log with a version"):
+        HotModel(tmp_path, wait_seconds=0.05)
+    with pytest.raises(ValueError, match="http://localhost:8000"):
+        HotModel("localhost:8000")
+    with pytest.raises(NoModelError, match="cannot be reached"):
+        HotModel("http://127.0.0.1:9", wait_seconds=0.2)
+
+
+@pytest.mark.parametrize("options", [{"max_staleness_seconds": -1}, {"cache_bytes": "much"}, {"cache_bytes": 0}])
+def test_senseless_settings_are_refused(tmp_path, options) -> None:
+    with pytest.raises(ValueError, match=r"-1|much|0"):
+        HotModel(tmp_path, **options)
+
+
+def test_ids_keep_their_shape_and_mean_what_records_mean() -> None:
+    ids, shape = as_ids(np.arange(6, dtype=np.int32).reshape(2, 3))
+    assert (ids.tolist(), ids.dtype, shape) == ([0, 1, 2, 3, 4, 5], np.int64, (2, 3))
+    ids, shape = as_ids([1, "1", "shoe", 1.0, 2**64 - 1])
+    assert ids.tolist() == [1, 1, id_of("shoe")[0], 1, id_of(2**64 - 1)[0]]
+    assert as_ids(7)[1] == ()
+    assert as_ids(np.array(["7", "shoe"]))[0].tolist() == [7, id_of("shoe")[0]]
+    assert as_ids(np.array([2**64 - 1], np.uint64))[0].tolist() == [id_of(2**64 - 1)[0]]
+    assert as_ids([])[0].tolist() == []
+
+
+def test_sizes_take_units() -> None:
+    assert [parse_bytes(size) for size in (7, "7", "1KiB", "1 kB", "1.5GiB")] == [7, 7, 1024, 1000, 3 << 29]
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, springtide_client; from springtide_client import HotModel; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": "deploy/client"}).returncode == 0
