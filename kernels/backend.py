@@ -8,11 +8,11 @@ def backend(device: str | Verbs = "cpu") -> Verbs:
     if not isinstance(device, str):
         return device
     if device == "cpu":
-        from kernels.cpu.verbs import CpuVerbs
+        from kernels.cpu.ops import CpuVerbs
 
         return CpuVerbs()
     if device == "cuda":
-        from kernels.cuda.verbs import CudaVerbs
+        from kernels.cuda.ops import CudaVerbs
 
         return CudaVerbs(late=True)
     raise ValueError(f"no kernels for the device {device!r}: it must be 'cpu' or 'cuda'")

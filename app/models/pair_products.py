@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cuda.pairs import MOST_VECTORS, Pairs, num_pairs_of
+from kernels.cuda.launchers.dot_interaction import MOST_VECTORS, Pairs, num_pairs_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from app.serving.arrow_heads import DICTIONARY_BATCH, read_heads
 from app.serving.problems import bad_request, invalid, too_many_ids
-from kernels.cpu.id_lists import read_text_ids
+from kernels.cpu.serving.parse_ids import read_text_ids
 
 HINT = "send an uncompressed stream with a column id of int64 or string"
 STATUS_NAMES = ("known", "unknown", "not_admitted", "forgotten")

@@ -17,8 +17,8 @@ from app.serving.arrow_bodies import STATUS_NAMES as STATUS_NAMES
 from app.serving.arrow_bodies import read_id_column, write_stream
 from app.serving.demand import check_milliseconds
 from app.serving.problems import UNREADABLE, ApiError, bad_request, too_many_ids
-from kernels.cpu.id_lists import read_json_ids, read_msgpack_ids, read_text_ids
-from kernels.cpu.number_text import NUMBER_BYTES, SLACK_BYTES, write_rows, write_rows_holding_gil
+from kernels.cpu.serving.float_to_json import NUMBER_BYTES, SLACK_BYTES, write_rows, write_rows_holding_gil
+from kernels.cpu.serving.parse_ids import read_json_ids, read_msgpack_ids, read_text_ids
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"

@@ -20,7 +20,7 @@ from springtide_client.schema import Schema
 from app.serving.model_view import IdArray, RowArray, StatusArray
 from app.serving.texts import TextTap
 from app.serving.versions import VersionEntry
-from kernels.cpu.layer_search import LayerSearch, LayerSearches
+from kernels.cpu.serving.layer_search import LayerSearch, LayerSearches
 
 # of a version's meta, what only the next trainer reads
 PRIVATE_FACTS = ("trainer", "record_ms", "created_ms")

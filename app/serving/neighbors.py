@@ -10,7 +10,7 @@ import numpy.typing as npt
 from springtide_client.rows.layers import RowLayer
 
 from app.serving.model_view import IdArray, ModelView, RowArray
-from kernels.cpu.nearest import COSINE, DOT, EUCLIDEAN, measure_nearness
+from kernels.cpu.serving.nearest_neighbors import COSINE, DOT, EUCLIDEAN, measure_nearness
 
 METRICS = {"cosine": COSINE, "dot": DOT, "euclidean": EUCLIDEAN}
 CHUNK_ROWS = 65_536

@@ -7,7 +7,7 @@ from springtide_client.rows.search import Stack
 
 from app.serving.bodies import FEW_NUMBERS, JSON, MSGPACK, Form, read_question, write_answer
 from app.serving.neighbors import nearness_of
-from kernels.cpu.layer_search import FEW_KEYS, LayerSearches
+from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearches
 
 
 def warm_up() -> None:

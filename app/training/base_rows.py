@@ -8,7 +8,7 @@ from springtide_client.log.base import Base
 from springtide_client.log.readahead import PageRequests
 
 from embeddings.source import FoundRows
-from kernels.cpu import image
+from kernels.cpu.rows import base_file_rows
 
 STEP_KEYS = 512  # their pages, up to seven each, must all stay until they are read: 14 MiB
 
@@ -43,17 +43,17 @@ class BaseRows:
     def _find(self, mixed_M: npt.NDArray[np.uint64], features_M: npt.NDArray[np.uint16], found: FoundRows) -> None:
         rows, states, ask = self.base.rows, self.base.states, self._requests.ask
         if self._requests.worthwhile and len(rows):
-            places_M = image.guesses(len(rows), mixed_M)
+            places_M = base_file_rows.guesses(len(rows), mixed_M)
             ask(rows.mixed, places_M)
-            places_M = image.nearer_places(rows.mixed, places_M, mixed_M)
+            places_M = base_file_rows.nearer_places(rows.mixed, places_M, mixed_M)
             ask(rows.mixed, places_M)
             ask(rows.feature, places_M)
-        rows_M = image.find_rows(rows.mixed, rows.feature, mixed_M, features_M)
+        rows_M = base_file_rows.find_rows(rows.mixed, rows.feature, mixed_M, features_M)
         found.found[:] = rows_M >= 0
         columns = rows.value, states, rows.count, rows.last_seen
         for column in columns:
             ask(column, rows_M[found.found])
-        image.copy_rows(*columns, rows_M, found.values, found.states, found.counts, found.last_seen)
+        base_file_rows.copy_rows(*columns, rows_M, found.values, found.states, found.counts, found.last_seen)
 
 
 def _part(found: FoundRows, part: slice) -> FoundRows:

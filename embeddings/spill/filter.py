@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embeddings.rows import BoolArray
-from kernels.cpu import key_filter
+from kernels.cpu.admission import bloom_filter
 
 UInt64Array = npt.NDArray[np.uint64]
 LINE = 64
@@ -31,21 +31,21 @@ class KeyFilter:
             if self._room <= 0:
                 self._grow()
             now, mixed_N = mixed_N[: self._room], mixed_N[self._room :]
-            self._room -= int(key_filter.add(self._parts[-1], now))
+            self._room -= int(bloom_filter.add(self._parts[-1], now))
 
     def contains(self, mixed_N: UInt64Array) -> BoolArray:
         """False: certainly not added."""
         maybe_N = np.zeros(len(mixed_N), np.bool_)
         for words in reversed(self._parts):
-            maybe_N |= key_filter.contains(words, mixed_N)
+            maybe_N |= bloom_filter.contains(words, mixed_N)
         return maybe_N
 
     def num_bytes(self) -> int:
         return sum(words.nbytes for words in self._parts)
 
     def _grow(self) -> None:
-        num_blocks = -(-self._next_keys // key_filter.KEYS_A_BLOCK)
-        num_words = num_blocks * key_filter.BLOCK_WORDS
+        num_blocks = -(-self._next_keys // bloom_filter.KEYS_A_BLOCK)
+        num_words = num_blocks * bloom_filter.BLOCK_WORDS
         raw = np.zeros(num_words + LINE // 8, np.uint64)
         start = -raw.ctypes.data % LINE // 8
         self._parts = (*self._parts, raw[start : start + num_words])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from kernels.cpu.store import num_own_states
+from kernels.cpu.store.store import num_own_states
 from kernels.cuda.device import Array, Device
 from kernels.spec import Layout, Store
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.bits import trailing_zeros
 from kernels.cpu.hashing import TEXT_SEED, mix64
+from kernels.cpu.intrinsics.instructions import trailing_zeros
 from stream.scanner.compiled import compiled, inlined
 from stream.scanner.words import byte_at, load_word, partial_word
 

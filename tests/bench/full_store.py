@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.backend import backend
-from kernels.cpu.index import WIDTH
+from kernels.cpu.index.buckets import WIDTH
 from kernels.spec import Layout, Store, Verbs
 from tests.bench.streams import Int64Array, scattered_ids
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from kernels.cuda.device import CupyDevice, Device
+from kernels.cuda.ops import CudaVerbs
 from kernels.cuda.store import KEY_BYTES, WIDTH
-from kernels.cuda.verbs import CudaVerbs
 from kernels.spec import Layout, Step, Store, state_width_of
 from tests.bench.harness import Case, arguments, describe_case, fail, report
 

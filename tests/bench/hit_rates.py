@@ -18,7 +18,7 @@ from embeddings.rows import Rows
 from embeddings.spill.interface import ABSENT, ROW, SpilledRows
 from embeddings.spill.no_spill import NoSpill
 from embeddings.table import EmbeddingTable
-from kernels.cpu.index import WIDTH
+from kernels.cpu.index.buckets import WIDTH
 from tests.bench.exact_caches import exact_hits, numbered
 from tests.bench.streams import zipf_ranks
 

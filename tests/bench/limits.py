@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.cpu.bits import prefetch
+from kernels.cpu.intrinsics.instructions import prefetch
 from tests.bench.slices import Slices
 
 WORDS = 8  # of a line

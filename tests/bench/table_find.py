@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kernels.cpu.index import WIDTH, WORDS
+from kernels.cpu.index.buckets import WIDTH, WORDS
 from kernels.spec import NO_SLOT
 from tests.bench.child_process import saved
 from tests.bench.full_store import FullStore, fill_store

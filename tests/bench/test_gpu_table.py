@@ -10,9 +10,9 @@ import pytest
 from kernels.cuda.device import CupyDevice
 from tests.bench import gpu_table
 from tests.bench.gpu_table import Bench, Size, run
-from tests.kernels.cuda_twins import device_of
-from tests.kernels.fake_gpu import install
-from tests.kernels.simt import SimtDevice
+from tests.support.gpu_emulation.emulated_ops import device_of
+from tests.support.gpu_emulation.fake_gpu import install
+from tests.support.gpu_emulation.simt import SimtDevice
 
 TINY = Size(
     dims=(6,),

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from kernels.cuda.verbs import CudaVerbs
+from kernels.cuda.ops import CudaVerbs
 from tests.app.training.late_lane import LateLane
 from tests.bench import gpu_tiers
 from tests.bench.gpu_tiers import Bench, Size, run
-from tests.kernels.cuda_twins import device_of
+from tests.support.gpu_emulation.emulated_ops import device_of
 
 TINY = Size(
     churn_dim=6,

@@ -10,11 +10,11 @@ from app.training.device import TrainDevice
 from app.training.graphs import capture_on_gpu
 from app.training.lane import CudaLane
 from kernels.cuda.device import CupyDevice
-from kernels.cuda.verbs import CudaVerbs
+from kernels.cuda.ops import CudaVerbs
 from tests.app.training.late_lane import LateLane, play_again
 from tests.bench import gpu_train
 from tests.bench.gpu_train import STEPS, Bench, Machine, Size
-from tests.kernels.fake_gpu import install
+from tests.support.gpu_emulation.fake_gpu import install
 
 TINY = Size(dims=(4,), batch_sizes=(16,), num_batches=3, repeats=1, kafka_samples=48, table_bytes="8MiB")
 

@@ -18,7 +18,7 @@ from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
 from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
-from kernels.cpu.index import WIDTH
+from kernels.cpu.index.buckets import WIDTH
 from tests.bench.peers.serving import timed
 from tests.bench.streams import zipf_ranks
 

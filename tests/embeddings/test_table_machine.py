@@ -31,9 +31,9 @@ from kernels.spec import Layout, state_width_of
 from tests.embeddings.flaky_spill import FlakySpill
 from tests.embeddings.model import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, arrays
 from tests.embeddings.twins import host, verbs_of
-from tests.kernels.cuda_twins import gpu_or_why_not
 from tests.kernels.oracle import Key, Row, nearest
-from tests.kernels.simt import COMPILER
+from tests.support.gpu_emulation.emulated_ops import gpu_or_why_not
+from tests.support.gpu_emulation.simt import COMPILER
 
 FEATURES = 3  # the second has a time to live, the third asks for admission and has a quota
 KEYS = st.tuples(st.integers(0, FEATURES - 1), st.integers(0, 40))

@@ -15,8 +15,8 @@ from embeddings.table import EmbeddingTable
 from kernels.backend import backend
 from kernels.spec import Layout
 from tests.embeddings.twins import host, verbs_of
-from tests.kernels.device_array import waits
-from tests.kernels.simt import COMPILER
+from tests.support.gpu_emulation.device_array import waits
+from tests.support.gpu_emulation.simt import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="neither g++ nor clang++ is installed")
 DIM = 4

@@ -3,10 +3,10 @@
 import pytest
 
 from kernels.backend import backend
-from kernels.cuda.verbs import CudaVerbs
+from kernels.cuda.ops import CudaVerbs
 from kernels.spec import Verbs
-from tests.kernels.cuda_twins import device_of, host
-from tests.kernels.simt import SimtDevice
+from tests.support.gpu_emulation.emulated_ops import device_of, host
+from tests.support.gpu_emulation.simt import SimtDevice
 
 __all__ = ["TWINS", "host", "is_emulated", "verbs_of"]
 TWINS = ["cpu", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kernels.backend import backend
-from kernels.cpu.index import WIDTH
+from kernels.cpu.index.buckets import WIDTH
 from kernels.spec import Layout, Step, state_width_of
 from tests.kernels.oracle import Key, Row
 

@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
-from kernels.cpu.verbs import CpuVerbs
-from kernels.cuda.verbs import CudaVerbs
+from kernels.cpu.ops import CpuVerbs
+from kernels.cuda.ops import CudaVerbs
 from kernels.spec import Verbs
 
 

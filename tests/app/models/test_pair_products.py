@@ -12,8 +12,8 @@ from app.models.dlrm import DLRM
 from app.models.example_inputs import example_inputs
 from app.models.export import export_model
 from app.models.interface import ModelSpec
-from kernels.cuda.pairs import Pairs
-from tests.kernels.cuda_twins import device_of
+from kernels.cuda.launchers.dot_interaction import Pairs
+from tests.support.gpu_emulation.emulated_ops import device_of
 
 SPEC = ModelSpec(num_categorical=4, num_pooled=1, num_sequence=0, num_dense=3, num_labels=1, dim=8)
 

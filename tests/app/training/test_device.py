@@ -25,9 +25,9 @@ from app.training.state import TrainingState
 from app.versions.writer import LogWriter
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.table import EmbeddingTable
-from kernels.cuda.verbs import CudaVerbs
+from kernels.cuda.ops import CudaVerbs
 from tests.app.training.late_lane import LateLane, Mark, device, play_again
-from tests.kernels.cuda_twins import device_of as device_of_tests
+from tests.support.gpu_emulation.emulated_ops import device_of as device_of_tests
 
 TABLE = TableConfig(dim=4, device_bytes="8MiB")
 BATCH_SIZE = 32

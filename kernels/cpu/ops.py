@@ -1,0 +1,163 @@
+"""The verbs on the CPU: checks dtypes and shapes, and calls the kernels."""
+
+# K keys of a batch, U unique keys, N some of them, D dimension, S optimizer state width, O overflow rows
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.keys import mix64
+
+from kernels.cpu import hashing
+from kernels.cpu.admission.sketch_ops import SketchVerbs
+from kernels.cpu.index import unique as uniques
+from kernels.cpu.index.index_ops import IndexVerbs
+from kernels.cpu.rows import rows
+from kernels.cpu.rows.gather import gather_of
+from kernels.cpu.rows.optimizers import check_step, constants_of, corrections
+from kernels.cpu.rows.pooled_gather import MODES, pool_of
+from kernels.cpu.rows.update import Batch, Keys, Rows, update_of
+from kernels.cpu.store.host_arrays import HostArrays
+from kernels.cpu.store.store import parts_of
+from kernels.cpu.store.store_ops import StoreVerbs
+from kernels.spec import Columns, Spread, Step, Store, Unique, at_once
+
+Array = npt.NDArray[Any]
+MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class CpuVerbs(HostArrays, StoreVerbs, IndexVerbs, SketchVerbs):
+    """The verbs of kernels/spec.py, on numpy arrays. One thread at a time, `find` and `update` apart."""
+
+    def __init__(self) -> None:
+        # scratch that is kept: fresh memory costs more in page faults than the work on it
+        self._places: Array = np.empty(0, np.uint32)
+        self._entries: Array = np.empty(0, np.uint64)
+
+    def mix_keys(self, features_U: Array, ids_U: Array) -> Array:
+        return cast(Array, hashing.mix_keys(features_U, ids_U))
+
+    def hash_texts(self, bytes_T: Array, offsets_N1: Array) -> Array:
+        return cast(Array, hashing.hash_texts(bytes_T, offsets_N1))
+
+    def first_values(self, features_U: Array, ids_U: Array, dim: int, seed: int, scale: float) -> Array:
+        return cast(Array, hashing.first_values(features_U, ids_U, dim, *_first_value_constants(seed, scale)))
+
+    def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Unique:
+        num_places = 1 << max(4, (2 * len(ids_K)).bit_length())
+        if len(self._places) < num_places:
+            self._places = np.empty(num_places, np.uint32)
+            self._entries = np.empty(4 * num_places, np.uint64)
+        return Unique(*uniques.unique(features_K, ids_K, event_ms_K, self._places[:num_places], self._entries))
+
+    def gather(self, store: Store, slots_U: Array, inverse_K: Array, out: Array | None = None) -> Array:
+        shape = (len(inverse_K), store.dim)
+        out_KD = np.empty(shape, np.float32) if out is None else out
+        if out_KD.dtype != np.float32 or out_KD.shape != shape or not out_KD.flags.c_contiguous:
+            raise ValueError(f"out {out_KD.dtype} {out_KD.shape} for contiguous float32 {shape}")
+        values_CD = parts_of(store).values_CD
+        gather_of(store.dim)(values_CD.reshape(-1), slots_U, inverse_K, out_KD.reshape(-1))
+        return out_KD
+
+    def gather_pooled(
+        self, store: Store, slots_U: Array, inverse_K: Array, offsets_B1: Array, mode: str
+    ) -> tuple[Array, Array | None]:
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        ends = (0, len(inverse_K))
+        if not len(offsets_B1) or (offsets_B1[0], offsets_B1[-1]) != ends or (np.diff(offsets_B1) < 0).any():
+            raise ValueError(f"offsets must go from 0 to the number of keys, {len(inverse_K)}, never back")
+        out_BD = np.empty((len(offsets_B1) - 1, store.dim), np.float32)
+        winners_BD = np.empty(out_BD.shape if mode == "max" else (0, 0), np.int64)
+        values_CD = parts_of(store).values_CD
+        pool_of(store.dim, mode)(
+            values_CD.reshape(-1), slots_U, inverse_K, offsets_B1, out_BD.reshape(-1), winners_BD.reshape(-1)
+        )
+        return out_BD, winners_BD if mode == "max" else None
+
+    def read(self, store: Store, slots_N: Array, spread: Spread = at_once) -> Columns:
+        p, num = parts_of(store), len(slots_N)
+        values_ND, states_NS = np.empty((num, store.dim), np.float32), np.empty((num, store.state_width), np.float32)
+        columns = Columns(values_ND, states_NS, *(np.empty(num, np.int64) for _ in range(3)))
+
+        def copy(start: int, stop: int) -> None:
+            rows.read(p.values_CD, p.meta, p.scalars, p.states_CS, slots_N, start, stop, *columns)
+
+        spread(copy, num)
+        return columns
+
+    def scatter(self, store: Store, slots_N: Array, columns: Columns) -> None:
+        p = parts_of(store)
+        if columns.values_ND.shape != (len(slots_N), store.dim):
+            raise ValueError(f"values of shape {columns.values_ND.shape} for {len(slots_N)} rows of {store.dim}")
+        if columns.states_NS.shape != (len(slots_N), store.state_width):
+            raise ValueError(
+                f"states of shape {columns.states_NS.shape} for {len(slots_N)} rows with {store.state_width}"
+            )
+        values_ND = np.ascontiguousarray(columns.values_ND, np.float32)
+        states_NS = np.ascontiguousarray(columns.states_NS, np.float32)
+        rows.scatter(p.values_CD, p.meta, p.scalars, p.states_CS, slots_N, values_ND, states_NS, *columns[2:])
+
+    def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:
+        p = parts_of(store)
+        constants = _first_value_constants(seed, scale)
+        rows.create(p.values_CD, p.meta, p.states_CS, slots_N, features_N, ids_N, *constants)
+
+    def group(self, inverse_K: Array, occurrences_U: Array) -> tuple[Array, Array]:
+        order_K, offsets_U1 = uniques.group(inverse_K, occurrences_U)
+        return order_K, offsets_U1
+
+    def update(
+        self,
+        store: Store,
+        slots_U: Array,
+        order_K: Array,
+        offsets_U1: Array,
+        grads_BD: Array,
+        last_seen_U: Array,
+        step: Step,
+        count_priority: bool,
+        start: int,
+        stop: int,
+        bags_K: Array | None = None,
+        scales_K: Array | None = None,
+    ) -> tuple[Array, int]:
+        check_step(store, step)
+        num_gradients = len(order_K) if bags_K is None else len(grads_BD)
+        if grads_BD.dtype != np.float32 or grads_BD.shape != (num_gradients, store.dim):
+            raise ValueError(f"gradients {grads_BD.dtype} {grads_BD.shape} for float32 {(num_gradients, store.dim)}")
+        p = parts_of(store)
+        fresh_N, num_refused = update_of(store.dim, step.name, p.values_CD.dtype != np.float32, count_priority)(
+            Rows(*(array.reshape(-1) for array in (p.values_CD, p.meta, p.scalars, p.states_CS))),
+            Keys(p.buckets, p.overflow, np.uint64(store.num_slots)),
+            Batch(
+                slots_U,
+                order_K,
+                offsets_U1,
+                last_seen_U,
+                np.ascontiguousarray(grads_BD).reshape(-1),
+                _of_length(bags_K, len(order_K), np.int64),
+                _of_length(scales_K, len(order_K), np.float32),
+            ),
+            constants_of(step),
+            corrections(step.name, step.beta1, step.beta2),
+            np.uint64(mix64(step.seed & MASK)),
+            start,
+            stop,
+        )
+        return fresh_N, int(num_refused)
+
+    def clear_touched(self, store: Store, slots_N: Array) -> Array:
+        return cast(Array, rows.clear_touched(parts_of(store).meta, slots_N))
+
+    def set_flags(self, store: Store, slots_N: Array, flags: int) -> None:
+        rows.set_flags(parts_of(store).meta, slots_N, flags)
+
+
+def _of_length(array: Array | None, num: int, dtype: Any) -> Array | None:
+    if array is not None and array.shape != (num,):
+        raise ValueError(f"shape {array.shape} for {num} occurrences")
+    return None if array is None else np.ascontiguousarray(array, dtype)
+
+
+def _first_value_constants(seed: int, scale: float) -> tuple[np.uint64, np.float32]:
+    return np.uint64(mix64(seed & MASK)), np.float32(scale * 2.0**-23)

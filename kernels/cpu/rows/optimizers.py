@@ -1,0 +1,109 @@
+"""What an optimizer does to up to 64 numbers of a row: kernels/spec.py's formulas, each operation in float32."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from kernels.cpu.intrinsics.simd import load, magnitude, root, signed, store, zero_where_at_most
+from kernels.spec import OPTIMIZERS, Step, Store, state_width_of
+
+NUM_CORRECTIONS = 4096  # steps of Adam whose bias corrections are looked up
+
+
+class Constants(NamedTuple):
+    """A step's settings as the kernels take them: float32, what can be computed ahead computed in float64."""
+
+    lr: Any
+    eps: Any
+    keep: Any  # of the row, after weight decay
+    clip_norm: Any
+    beta1: Any
+    rest1: Any  # 1 - beta1
+    beta2: Any
+    rest2: Any
+    l1: Any
+    l2: Any
+    beta: Any
+    per_lr: Any  # 1 / lr
+    exact_beta1: Any  # float64
+    exact_beta2: Any
+
+
+def check_step(store: Store, step: Step) -> None:
+    """ValueError where the optimizer is none, or another than the store was made for."""
+    if step.name not in OPTIMIZERS:
+        raise ValueError(f"optimizer name must be one of {', '.join(OPTIMIZERS)}, not {step.name!r}")
+    if state_width_of(step.name, store.dim) != store.state_width:
+        raise ValueError(f"{step.name} at dim {store.dim} has no state of width {store.state_width}")
+    if step.name == "ftrl" and not step.lr > 0:
+        raise ValueError(f"ftrl divides by lr: it must be positive, not {step.lr}")
+
+
+def constants_of(step: Step) -> Constants:
+    return Constants(
+        np.float32(step.lr),
+        np.float32(step.eps),
+        np.float32(1 - step.lr * step.weight_decay),
+        np.float32(step.clip_norm),
+        np.float32(step.beta1),
+        np.float32(1 - step.beta1),
+        np.float32(step.beta2),
+        np.float32(1 - step.beta2),
+        np.float32(step.l1),
+        np.float32(step.l2),
+        np.float32(step.beta),
+        np.float32(1 / step.lr if step.lr else 0),
+        float(step.beta1),
+        float(step.beta2),
+    )
+
+
+@njit(nogil=True, cache=True)
+def correction(beta: Any, num_steps: Any) -> Any:
+    """1 / (1 - beta ** num_steps), in float64, rounded."""
+    return np.float32(1.0 / (1.0 - beta**num_steps))
+
+
+@njit(nogil=True, cache=True)
+def _corrections(beta1: Any, beta2: Any, num: Any) -> Any:
+    table = np.empty(2 * num, np.float32)
+    for t in range(num):
+        table[2 * t], table[2 * t + 1] = correction(beta1, t + 1.0), correction(beta2, t + 1.0)
+    return table
+
+
+@cache
+def corrections(name: str, beta1: float, beta2: float) -> Any:
+    """Adam's bias corrections of its first steps, two a step; for others nothing."""
+    return _corrections(beta1, beta2, NUM_CORRECTIONS if name == "adam" else 0)
+
+
+@njit(nogil=True, cache=True)
+def adagrad(row: Any, g: Any, states: Any, at: Any, rest: Any, c: Any) -> Any:
+    s = load(g, states, at, rest) + g * g
+    store(states, at, rest, s)
+    return row - g * c.lr / (root(s) + c.eps)
+
+
+@njit(nogil=True, cache=True)
+def adam(row: Any, g: Any, states: Any, at: Any, width: Any, rest: Any, c: Any, rate: Any, correction2: Any) -> Any:
+    m = load(g, states, at, rest) * c.beta1 + g * c.rest1
+    v = load(g, states, at + width, rest) * c.beta2 + g * g * c.rest2
+    store(states, at, rest, m)
+    store(states, at + width, rest, v)
+    return row - m * rate / (root(v * correction2) + c.eps)
+
+
+@njit(nogil=True, cache=True)
+def ftrl(row: Any, g: Any, states: Any, at: Any, width: Any, rest: Any, c: Any, is_new: Any) -> Any:
+    z, n = load(g, states, at, rest), load(g, states, at + width, rest)
+    if is_new:
+        z = np.float32(0) - row * (c.beta * c.per_lr + c.l2) - signed(c.l1, row)
+    more = n + g * g
+    z = z + g - (root(more) - root(n)) * c.per_lr * row
+    store(states, at, rest, z)
+    store(states, at + width, rest, more)
+    moved = (signed(c.l1, z) - z) / ((root(more) + c.beta) * c.per_lr + c.l2)
+    return zero_where_at_most(magnitude(z), c.l1, moved)

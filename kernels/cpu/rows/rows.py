@@ -1,0 +1,139 @@
+"""Rows in and out of a store, with all their columns; how they lie there is in store.py."""
+
+# N some rows, D dimension, S state width
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from kernels.cpu.hashing import first_value_row, mix_key
+from kernels.cpu.intrinsics.instructions import prefetch
+from kernels.cpu.intrinsics.simd import load, store, zeros
+
+COUNT, LAST_SEEN, FLAGS, SCALAR = 0, 1, 2, 6  # SCALAR counts in float32
+TOUCHED, CHANGED = 1, 2
+AHEAD = 12  # rows asked for before their turn
+LANES = 16
+LANES_U, U4 = np.uint64(LANES), np.uint64(4)
+
+
+@njit(nogil=True, cache=True)
+def copy_row(source: Any, at: Any, to: Any, to_at: Any, width: Any) -> None:
+    """`width` numbers, float32 or bfloat16 on either side."""
+    blank = zeros(LANES)
+    for d in range(np.uint64(0), width, LANES_U):
+        rest = min(LANES_U, width - np.uint64(d))
+        store(to, to_at + np.uint64(d), rest, load(blank, source, at + np.uint64(d), rest))
+
+
+@njit(nogil=True, cache=True)
+def read(
+    values_CD: Any,
+    meta: Any,
+    scalars: Any,
+    states_CS: Any,
+    slots_N: Any,
+    start: Any,
+    stop: Any,
+    values_ND: Any,
+    states_NS: Any,
+    counts_N: Any,
+    last_seen_N: Any,
+    flags_N: Any,
+) -> None:
+    dim, own, state_width = values_CD.shape[1], states_CS.shape[1], states_NS.shape[1]
+    # flattened once: to do so for each row costs two atomic operations
+    values, values_out, records = values_CD.reshape(-1), values_ND.reshape(-1), meta.reshape(-1)
+    states, states_out = states_CS.reshape(-1), states_NS.reshape(-1)
+    width, own_width, whole_width = np.uint64(dim), np.uint64(own), np.uint64(state_width)
+    line = 64 // values_CD.itemsize
+    for n in range(start, stop):
+        if n + AHEAD < stop:
+            ahead = np.uint64(slots_N[n + AHEAD])
+            prefetch(records, ahead * U4)
+            for d in range(0, dim, line):
+                prefetch(values, ahead * width + np.uint64(d))
+            for s in range(0, own, 16):
+                prefetch(states, ahead * own_width + np.uint64(s))
+        slot, to = np.uint64(slots_N[n]), np.uint64(n)
+        copy_row(values, slot * width, values_out, to * width, width)
+        copy_row(states, slot * own_width, states_out, to * whole_width, own_width)
+        if own < state_width:
+            states_NS[n, own] = scalars[slot, SCALAR]
+        counts_N[n], last_seen_N[n], flags_N[n] = meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS]
+
+
+@njit(nogil=True, cache=True)
+def scatter(
+    values_CD: Any,
+    meta: Any,
+    scalars: Any,
+    states_CS: Any,
+    slots_N: Any,
+    values_ND: Any,
+    states_NS: Any,
+    counts_N: Any,
+    last_seen_N: Any,
+    flags_N: Any,
+) -> None:
+    values, values_in = values_CD.reshape(-1), values_ND.reshape(-1)
+    states, states_in = states_CS.reshape(-1), states_NS.reshape(-1)
+    width, own, state_width = (
+        np.uint64(values_CD.shape[1]),
+        np.uint64(states_CS.shape[1]),
+        np.uint64(states_NS.shape[1]),
+    )
+    for n in range(len(slots_N)):
+        slot, source = np.uint64(slots_N[n]), np.uint64(n)
+        copy_row(values_in, source * width, values, slot * width, width)
+        copy_row(states_in, source * state_width, states, slot * own, own)
+        scalars[slot, SCALAR] = states_NS[source, own] if own < state_width else np.float32(0)
+        meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS] = counts_N[n], last_seen_N[n], flags_N[n]
+
+
+@njit(nogil=True, cache=True)
+def create(
+    values_CD: Any,
+    meta: Any,
+    states_CS: Any,
+    slots_N: Any,
+    features_N: Any,
+    ids_N: Any,
+    mixed_seed: Any,
+    factor: Any,
+) -> None:
+    values, width = values_CD.reshape(-1), np.uint64(values_CD.shape[1])
+    is_float = values_CD.itemsize == 4
+    row_D = np.empty(values_CD.shape[1], np.float32)
+    for n in range(len(slots_N)):
+        slot = np.uint64(slots_N[n])
+        if is_float:
+            first_value_row(values_CD[slot], mix_key(features_N[n], ids_N[n]), mixed_seed, factor)
+        else:
+            first_value_row(row_D, mix_key(features_N[n], ids_N[n]), mixed_seed, factor)
+            copy_row(row_D, np.uint64(0), values, slot * width, width)
+        for s in range(states_CS.shape[1]):
+            states_CS[slot, s] = 0
+        meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS], meta[slot, 3] = 0, 0, CHANGED, 0
+
+
+@njit(nogil=True, cache=True)
+def clear_touched(meta: Any, slots_N: Any) -> Any:
+    touched_M = np.empty(len(slots_N), np.int64)
+    num = 0
+    records = meta.reshape(-1)
+    for n in range(len(slots_N)):
+        if n + AHEAD < len(slots_N):
+            prefetch(records, np.uint64(slots_N[n + AHEAD]) * U4)
+        slot = np.uint64(slots_N[n])
+        if meta[slot, FLAGS] & TOUCHED:
+            meta[slot, FLAGS] &= ~TOUCHED
+            touched_M[num] = slot
+            num += 1
+    return touched_M[:num]
+
+
+@njit(nogil=True, cache=True)
+def set_flags(meta: Any, slots_N: Any, flags: Any) -> None:
+    for n in range(len(slots_N)):
+        meta[slots_N[n], FLAGS] = flags

@@ -1,0 +1,227 @@
+"""The update: gradients summed by key, one optimizer step a row; compiled for each dimension, optimizer and dtype.
+
+The dimension is a constant, so that a row of up to 64 numbers is a few registers and no loop.
+"""
+
+# K keys of the batch, U unique ones, B rows of gradients, N some rows, D dimension
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from kernels.cpu.hashing import mix_key
+from kernels.cpu.index.buckets import FEATURE_AT_U, FEATURES_U, ID_AT_U, SCORE_AT_U, WORDS_U, W
+from kernels.cpu.index.eviction_score import with_priority
+from kernels.cpu.intrinsics.instructions import prefetch
+from kernels.cpu.intrinsics.simd import ask, load, num_lanes, store, total, zeros
+from kernels.cpu.intrinsics.specialize import variant
+from kernels.cpu.rows.optimizers import NUM_CORRECTIONS, adagrad, adam, correction, ftrl
+from kernels.cpu.rows.rows import CHANGED, FLAGS, LAST_SEEN, SCALAR, TOUCHED
+from kernels.cpu.rows.stochastic_rounding import bits_of, store_rounded
+
+AHEAD = 16  # rows asked for before their turn
+U0, U1, U2, U4, U8 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(4), np.uint64(8)
+AHEAD_U = np.uint64(AHEAD)
+LAST_SEEN_U, FLAGS_U, SCALAR_U = np.uint64(LAST_SEEN), np.uint64(FLAGS), np.uint64(SCALAR)
+
+
+class Rows(NamedTuple):
+    """The arrays of rows, ravelled."""
+
+    values: Any
+    meta: Any
+    scalars: Any
+    states: Any
+
+
+class Keys(NamedTuple):
+    """Where the keys and scores of rows are."""
+
+    buckets: Any
+    overflow: Any
+    num_slots: Any
+
+
+class Batch(NamedTuple):
+    """What is learned: occurrences by key, and gradients, ravelled; bags_K and scales_K may be None."""
+
+    slots_U: Any
+    order_K: Any
+    offsets_U1: Any
+    last_seen_U: Any
+    grads: Any
+    bags_K: Any
+    scales_K: Any
+
+
+@njit(nogil=True, cache=True)
+def mixed_of(words: Any, features: Any, features_O: Any, ids_O: Any, num_slots: Any, slot: Any) -> Any:
+    """The mixed key that stands in a slot."""
+    if slot < num_slots:
+        bucket, lane = slot // W, slot % W
+        feature = features[bucket * FEATURES_U + FEATURE_AT_U + lane]
+        return mix_key(feature, np.int64(words[bucket * WORDS_U + ID_AT_U + lane]))
+    return mix_key(features_O[slot - num_slots], ids_O[slot - num_slots])
+
+
+@njit(nogil=True, cache=True)
+def set_priority(words: Any, scores_O: Any, num_slots: Any, slot: Any, priority: Any) -> None:
+    if slot < num_slots:
+        at = (slot // W) * WORDS_U + SCORE_AT_U + slot % W
+        words[at] = np.uint64(with_priority(words[at], priority))
+    else:
+        scores_O[slot - num_slots] = with_priority(scores_O[slot - num_slots], priority)
+
+
+@njit(nogil=True, cache=True)
+def source_of(order_K: Any, bags_K: Any, k: Any) -> Any:
+    """The row of the gradients that the k-th occurrence in the order of keys takes."""
+    if bags_K is None:
+        return np.uint64(order_K[k])
+    return np.uint64(bags_K[np.uint64(order_K[k])])
+
+
+@njit(nogil=True, cache=True)
+def scaled(g: Any, order_K: Any, scales_K: Any, k: Any) -> Any:
+    if scales_K is None:
+        return g
+    return g * scales_K[np.uint64(order_K[k])]
+
+
+@njit(nogil=True, cache=True)
+def gradient(
+    blank: Any, grads: Any, order_K: Any, bags_K: Any, scales_K: Any, k: Any, width: Any, d: Any, rest: Any
+) -> Any:
+    """Numbers d and on of that occurrence's gradient; asks for one that comes some turns later."""
+    if k + AHEAD_U < np.uint64(len(order_K)):
+        ahead = source_of(order_K, bags_K, k + AHEAD_U) * width + d
+        ask(blank, grads, ahead)
+    at = source_of(order_K, bags_K, k) * width + d
+    return scaled(load(blank, grads, at, rest), order_K, scales_K, k)
+
+
+@cache
+def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
+    """The update for these: see kernels/spec.py."""
+    num = num_lanes(dim)
+    num_pieces, even, width, lanes = -(-dim // num), dim % num == 0, np.uint64(dim), np.uint64(num)
+    is_rowwise, is_adagrad, is_adam = name == "rowwise-adagrad", name == "adagrad", name == "adam"
+    is_ftrl, is_plain = name == "ftrl", name in ("sgd", "rowwise-adagrad")
+    in_record = is_adagrad and dim == 1
+    state_width = np.uint64(8 if in_record else {"adagrad": dim, "adam": 2 * dim, "ftrl": 2 * dim}.get(name, 0))
+    state_at = np.uint64(SCALAR if in_record else 0)
+    num_state_pieces = -(-int(state_width) // num)
+    divisor = np.float32(dim)
+    is_keyed = is_half or count_priority
+
+    def update(
+        rows: Any, keys: Any, batch: Any, c: Any, corrections: Any, mixed_seed: Any, start: Any, stop: Any
+    ) -> Any:
+        blank = zeros(num)
+        # arrays are taken out of their tuples once: each time costs two atomic operations
+        values, meta, scalars = rows.values, rows.meta, rows.scalars
+        states = scalars if in_record else rows.states
+        words, features, num_slots = keys.buckets.words, keys.buckets.features, keys.num_slots
+        features_O, ids_O, scores_O = keys.overflow.features_O, keys.overflow.ids_O, keys.overflow.scores_O
+        slots_U, order_K, offsets_U1, last_seen_U = batch.slots_U, batch.order_K, batch.offsets_U1, batch.last_seen_U
+        grads, bags_K, scales_K = batch.grads, batch.bags_K, batch.scales_K
+        fresh_N = np.empty(stop - start, np.int64)
+        num_fresh, num_refused = 0, 0
+        sum_D = np.empty(num_pieces * num, np.float32)
+        for u in range(start, stop):
+            if u + AHEAD < stop and slots_U[u + AHEAD] >= 0:
+                ahead = np.uint64(slots_U[u + AHEAD])
+                prefetch(meta, ahead * U4)
+                for piece in range(num_pieces):
+                    ask(blank, values, ahead * width + np.uint64(piece) * lanes)
+                for piece in range(num_state_pieces):
+                    ask(blank, states, ahead * state_width + np.uint64(piece) * lanes)
+                if is_keyed and ahead < num_slots:
+                    base, lane = (ahead // W) * WORDS_U, ahead % W
+                    if is_half:
+                        prefetch(words, base)
+                        prefetch(words, base + ID_AT_U + lane)
+                    if count_priority:
+                        prefetch(words, base + SCORE_AT_U + lane)
+            if slots_U[u] < 0 or offsets_U1[u] == offsets_U1[u + 1]:
+                continue
+            slot = np.uint64(slots_U[u])
+            about, scalar = slot * U4, slot * U8 + SCALAR_U
+            first, last = np.uint64(offsets_U1[u]), np.uint64(offsets_U1[u + 1])
+            lane_squares = blank
+            for piece in range(num_pieces):
+                d = np.uint64(piece) * lanes
+                rest = lanes if even else min(lanes, width - d)
+                g = gradient(blank, grads, order_K, bags_K, scales_K, first, width, d, rest)
+                for k in range(first + U1, last):
+                    g = g + gradient(blank, grads, order_K, bags_K, scales_K, np.uint64(k), width, d, rest)
+                store(sum_D, d, lanes, g)
+                lane_squares = lane_squares + g * g
+            squares = total(lane_squares)
+            count = meta[about] + np.int64(last - first)
+            if np.isfinite(squares):
+                factor = np.float32(1)
+                if c.clip_norm > 0 and np.sqrt(squares) > c.clip_norm:
+                    factor = c.clip_norm / np.sqrt(squares)
+                    lane_squares = blank
+                    for piece in range(num_pieces):
+                        g = load(blank, sum_D, np.uint64(piece) * lanes, lanes) * factor
+                        lane_squares = lane_squares + g * g
+                    squares = total(lane_squares)
+                bits = U0
+                if is_half:
+                    mixed = mixed_of(words, features, features_O, ids_O, num_slots, slot)
+                    bits = bits_of(mixed, mixed_seed, np.uint64(count))
+                rate, correction2, is_new = c.lr, np.float32(1), False
+                if is_rowwise:
+                    scalars[scalar] += squares / divisor
+                    rate = c.lr / (np.sqrt(scalars[scalar]) + c.eps)
+                if is_adam:
+                    t = scalars[scalar] + np.float32(1)
+                    scalars[scalar] = t
+                    if t >= 1 and t <= NUM_CORRECTIONS:
+                        rate = c.lr * corrections[np.uint64(t) * U2 - U2]
+                        correction2 = corrections[np.uint64(t) * U2 - U1]
+                    else:
+                        rate = c.lr * correction(c.exact_beta1, np.float64(t))
+                        correction2 = correction(c.exact_beta2, np.float64(t))
+                if is_ftrl:
+                    lane_squares = blank
+                    for piece in range(num_pieces):
+                        d = np.uint64(piece) * lanes
+                        rest = lanes if even else min(lanes, width - d)
+                        lane_squares = lane_squares + load(blank, states, slot * state_width + width + d, rest)
+                    is_new = total(lane_squares) == 0
+                for piece in range(num_pieces):
+                    d = np.uint64(piece) * lanes
+                    rest = lanes if even else min(lanes, width - d)
+                    at, state = slot * width + d, slot * state_width + state_at + d
+                    g = load(blank, sum_D, d, lanes) * factor
+                    row = load(blank, values, at, rest) * c.keep
+                    if is_plain:
+                        row = row - g * rate
+                    if is_adagrad:
+                        row = adagrad(row, g, states, state, rest, c)
+                    if is_adam:
+                        row = adam(row, g, states, state, width, rest, c, rate, correction2)
+                    if is_ftrl:
+                        row = ftrl(row, g, states, state, width, rest, c, is_new)
+                    if is_half:
+                        store_rounded(values, at, rest, row, d, bits)
+                    else:
+                        store(values, at, rest, row)
+            else:
+                num_refused += 1
+            meta[about] = count
+            meta[about + LAST_SEEN_U] = max(meta[about + LAST_SEEN_U], last_seen_U[u])
+            flags = meta[about + FLAGS_U]
+            if flags & TOUCHED == 0:
+                fresh_N[num_fresh] = np.int64(slot)
+                num_fresh += 1
+            meta[about + FLAGS_U] = flags | TOUCHED | CHANGED
+            if count_priority:
+                set_priority(words, scores_O, num_slots, slot, count)
+        return fresh_N[:num_fresh], num_refused
+
+    return njit(nogil=True, cache=True)(variant(update, dim, name, is_half, count_priority))

@@ -1,0 +1,124 @@
+"""A view's search, compiled: the same answers as springtide_client.rows.search.NumpySearch."""
+
+# K keys, D dimension, F features, L layers, n rows of a layer
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.keys import Int64Array
+from springtide_client.rows.layers import Float32Array, RowLayer, UInt16Array
+from springtide_client.rows.search import Stack, UInt8Array
+
+from kernels.cpu.serving.view_search import (
+    NUM_COLUMNS,
+    NUM_SKETCH_COLUMNS,
+    fill_filter,
+    mark_seen,
+    search_holding_gil,
+    search_layers,
+)
+
+# up to here other threads wait: they would be given the GIL for longer than the search takes
+FEW_KEYS = 1_024
+# a larger layer has no filter: two bytes a row, in memory that nobody counts
+FILTER_ROWS = 2**20
+BITS_PER_ROW = 8
+NO_HORIZON = np.iinfo(np.int64).min
+
+
+class LayerSearch:
+    """Finds rows in one stack; keeps its arrays alive, for the kernels know them by address."""
+
+    def __init__(self, stack: Stack, layers: list["KnownLayer"]) -> None:
+        self._stack, self._layers = stack, layers
+        self.dim = stack.dim
+        self._layers_LC = np.array([known.line for known in layers], np.int64).reshape(-1, NUM_COLUMNS)
+        self._horizons_F = by_feature(stack.horizons, NO_HORIZON)
+        self._admits_F = by_feature(dict.fromkeys(stack.admission, 1), 0)
+        seen = stack.seen
+        lines = [(len(layer.block), address(layer.block), address(layer.bytes)) for layer in seen.layers]
+        self._sketch_LC = np.array(lines, np.int64).reshape(-1, NUM_SKETCH_COLUMNS)
+        self._sketch_base = 0 if seen.base is None else address(seen.base)
+
+    def __call__(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
+        """Rows float32 (K, D), NaN where there is none, and status uint8 (K). One feature may stand for all."""
+        packed = self.packed(features_K, np.ascontiguousarray(ids_K))
+        num_bytes = 4 * self.dim * len(ids_K)
+        return packed[:num_bytes].view(np.float32).reshape(len(ids_K), self.dim), packed[num_bytes:]
+
+    def packed(self, features_K: UInt16Array, ids_K: Int64Array) -> UInt8Array:
+        """The same in one array of bytes: K rows of D float32, then K status bytes. The ids are contiguous."""
+        num_keys = len(ids_K)
+        if len(features_K) != num_keys and len(features_K) != 1:
+            raise ValueError(f"{len(features_K)} features for {num_keys} ids")
+        out = np.empty(num_keys * (4 * self.dim + 1), np.uint8)
+        search = search_holding_gil if num_keys <= FEW_KEYS else search_layers
+        num_unknown = search(self._layers_LC, self._horizons_F, features_K, ids_K, self.dim, out)
+        if num_unknown and len(self._admits_F):
+            seen = self._stack.seen
+            mark_seen(
+                self._sketch_LC,
+                self._sketch_base,
+                seen.num_blocks,
+                self._stack.sketch_age,
+                self._admits_F,
+                features_K,
+                ids_K,
+                out[num_keys * 4 * self.dim :],
+            )
+        return out
+
+
+@dataclass(frozen=True)
+class KnownLayer:
+    """A layer as the kernels know it."""
+
+    rows: RowLayer
+    filter: npt.NDArray[np.uint64] | None
+    line: tuple[int, ...]
+
+    @staticmethod
+    def of(rows: RowLayer, *, filtered: bool) -> "KnownLayer":
+        """Its addresses, and a filter that says of most keys that the layer has not got them."""
+        filter = None
+        if filtered and len(rows) <= FILTER_ROWS:
+            num_words = max(1, 1 << (len(rows) * BITS_PER_ROW - 1).bit_length() >> 6)
+            filter = np.zeros(num_words, np.uint64)
+            fill_filter(rows.mixed, filter)
+        columns = (rows.mixed, rows.feature, rows.value, rows.last_seen)
+        if not all(array.flags.c_contiguous for array in columns):
+            raise ValueError("the arrays of a layer must be contiguous")
+        marks = 0 if rows.forgotten is None else address(rows.forgotten)
+        filter_line = (0, 0) if filter is None else (address(filter), 64 * len(filter) - 1)
+        return KnownLayer(rows, filter, (len(rows), *(address(array) for array in columns), marks, *filter_line))
+
+
+class LayerSearches:
+    """Makes the searches of one follower's views: a layer that stays is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, KnownLayer] = {}  # by the identity of their rows, which they keep alive
+
+    def __call__(self, stack: Stack) -> LayerSearch:
+        before, known = self._known, {}
+        for number, rows in enumerate(stack.layers):
+            is_last = number == len(stack.layers) - 1
+            known[id(rows)] = before.get(id(rows)) or KnownLayer.of(rows, filtered=not is_last)
+        self._known = known
+        return LayerSearch(stack, list(known.values()))
+
+
+def by_feature(numbers: Mapping[str, int], otherwise: int) -> Int64Array:
+    """An array by feature number, long enough for those that have one."""
+    array_F = np.full(max((int(feature) for feature in numbers), default=-1) + 1, otherwise, np.int64)
+    for feature, number in numbers.items():
+        array_F[int(feature)] = number
+    return array_F
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Where its first element stands."""
+    start: int = array.__array_interface__["data"][0]
+    return start

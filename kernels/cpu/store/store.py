@@ -1,0 +1,112 @@
+"""The arrays behind a store, and how they are allocated.
+
+A row's values are contiguous. What else is known of it is one record of four words, two records a cache line: count,
+last-seen, flags, and one float32 of optimizer state; a state that is wider has an array of its own for the rest.
+"""
+
+# C slots and overflow rows, D dimension, S what of the optimizer state is not in the record
+import math
+import mmap
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.cpu.index.buckets import WIDTH, WORDS, Buckets
+from kernels.cpu.index.overflow import Overflow
+from kernels.cpu.store.huge_pages import array_over, new_pages, resized
+from kernels.spec import Layout, Store
+
+Array = npt.NDArray[Any]
+RECORD_BYTES = 32
+DTYPES = {"float32": np.float32, "bfloat16": np.uint16}  # numpy has no bfloat16: the upper halves of float32
+
+
+class Pages(NamedTuple):
+    """The maps that a store's arrays stand on."""
+
+    words: mmap.mmap
+    values: mmap.mmap
+    meta: mmap.mmap
+    states: mmap.mmap
+
+
+class Parts(NamedTuple):
+    """The arrays of a store; scalars is meta as float32."""
+
+    buckets: Buckets
+    overflow: Overflow
+    values_CD: Array
+    meta: Array
+    scalars: Array
+    states_CS: Array
+    pages: Pages
+
+
+def parts_of(store: Store) -> Parts:
+    """The arrays of a store that `CpuVerbs` allocated."""
+    return cast(Parts, store.arrays)
+
+
+def num_own_states(layout: Layout) -> int:
+    """How many numbers of a row's state have an array of their own: what is one more than whole rows is not there."""
+    odd = layout.state_width % 2 if layout.dim == 1 else int(layout.state_width % layout.dim == 1)
+    return layout.state_width - odd
+
+
+def slot_bytes(layout: Layout) -> int:
+    """Everything counted."""
+    value_bytes = np.dtype(DTYPES[layout.dtype]).itemsize * layout.dim
+    return WORDS * 8 // WIDTH + value_bytes + RECORD_BYTES + 4 * num_own_states(layout)
+
+
+def new_store(num_slots: int, layout: Layout, overflow: Overflow) -> Store:
+    """A store of zeros with this overflow area."""
+    pages = Pages(*map(new_pages, _sizes(num_slots, len(overflow.ids_O), layout)))
+    store = Store(num_slots, 0, layout, (), 0)
+    _stand(store, num_slots, overflow, pages)
+    return store
+
+
+def refit(store: Store, num_slots: int, overflow: Overflow) -> None:
+    """The same bytes with so many slots and this overflow area, zeros where they are longer; moves no row.
+
+    Where there is no memory the store stays as it was and the error is raised.
+    """
+    old_num_slots, old_overflow, pages = store.num_slots, parts_of(store).overflow, list(parts_of(store).pages)
+    sizes = _sizes(num_slots, len(overflow.ids_O), store.layout)
+    store.arrays = ()  # maps that arrays stand on cannot move
+    try:
+        for i, num_bytes in enumerate(sizes):
+            pages[i] = resized(pages[i], num_bytes)
+    finally:
+        if any(len(page) < num_bytes for page, num_bytes in zip(pages, sizes, strict=True)):
+            num_slots, overflow = old_num_slots, old_overflow
+        _stand(store, num_slots, overflow, Pages(*pages))
+
+
+def _stand(store: Store, num_slots: int, overflow: Overflow, pages: Pages) -> None:
+    """Gives a store its arrays over these maps."""
+    forms = _forms(num_slots, len(overflow.ids_O), store.layout)
+    arrays = (array_over(page, shape, dtype) for page, (shape, dtype) in zip(pages, forms, strict=True))
+    words, values_CD, meta, states_CS = arrays
+    buckets = Buckets(words, words.view(np.uint16), words.view(np.uint8))
+    store.num_slots, store.num_overflow = num_slots, len(overflow.ids_O)
+    store.arrays = Parts(buckets, overflow, values_CD, meta, meta.view(np.float32), states_CS, pages)
+    store.num_bytes = sum(array.nbytes for array in (words, *overflow, values_CD, meta, states_CS))
+
+
+def _forms(num_slots: int, num_overflow: int, layout: Layout) -> list[tuple[tuple[int, ...], Any]]:
+    """Shapes and dtypes of the arrays, in the order of Pages."""
+    num_rows = num_slots + num_overflow
+    return [
+        ((num_slots // WIDTH * WORDS,), np.uint64),
+        ((num_rows, layout.dim), DTYPES[layout.dtype]),
+        ((num_rows, RECORD_BYTES // 8), np.int64),
+        ((num_rows, num_own_states(layout)), np.float32),
+    ]
+
+
+def _sizes(num_slots: int, num_overflow: int, layout: Layout) -> list[int]:
+    forms = _forms(num_slots, num_overflow, layout)
+    return [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms]

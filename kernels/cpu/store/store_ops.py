@@ -1,0 +1,67 @@
+"""The verbs that make a store and change its size."""
+
+# N some slots
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.cpu.index import resize as resizing
+from kernels.cpu.index.buckets import WIDTH
+from kernels.cpu.index.overflow import empty_overflow, grown_overflow
+from kernels.cpu.store import store as stores
+from kernels.cpu.store.store import DTYPES, new_store, parts_of, refit
+from kernels.spec import Layout, Store
+
+Array = npt.NDArray[Any]
+
+
+class StoreVerbs:
+    """The part of kernels/spec.py on stores as wholes."""
+
+    def allocate(self, num_slots: int, num_overflow: int, layout: Layout) -> Store:
+        _check(num_slots)
+        if layout.dim < 1 or layout.state_width < 0:
+            raise ValueError(f"a row has at least one value, and its state no negative width: not {layout}")
+        if layout.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {sorted(DTYPES)}, not {layout.dtype!r}")
+        return new_store(num_slots, layout, empty_overflow(num_overflow))
+
+    def slot_bytes(self, layout: Layout) -> int:
+        return stores.slot_bytes(layout)
+
+    def grow_overflow(self, store: Store, num_overflow: int) -> Store:
+        refit(store, store.num_slots, grown_overflow(parts_of(store).overflow, num_overflow))
+        return store
+
+    def reset_overflow(self, store: Store, num_overflow: int) -> Store:
+        overflow = parts_of(store).overflow
+        if overflow.num_free_1[0] != len(overflow.ids_O):
+            raise ValueError("rows stand in the overflow area: take them out first")
+        if num_overflow != store.num_overflow:
+            refit(store, store.num_slots, empty_overflow(num_overflow))
+        return store
+
+    def crowded(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
+        _check(num_slots)
+        stop = num_slots if stop is None else min(stop, num_slots)
+        if start % WIDTH or stop % WIDTH:
+            raise ValueError(f"slots {start}..{stop} are no whole buckets of {WIDTH}")
+        sizes = (np.uint64(store.num_slots // WIDTH), np.uint64(num_slots // WIDTH), start // WIDTH, stop // WIDTH)
+        buckets = parts_of(store).buckets
+        slots_N = np.empty(resizing.crowded(buckets, *sizes, np.empty(0, np.int64)), np.int64)
+        resizing.crowded(buckets, *sizes, slots_N)
+        slots_N.sort()
+        return slots_N
+
+    def resize(self, store: Store, num_slots: int) -> Store:
+        if num_crowded := len(self.crowded(store, num_slots)):
+            raise ValueError(f"{num_crowded} rows would find no room in {num_slots} slots: take them out first")
+        if num_slots != store.num_slots:
+            resizing.resize(store, num_slots)
+        return store
+
+
+def _check(num_slots: int) -> None:
+    if num_slots % WIDTH or num_slots < WIDTH or num_slots // WIDTH >= 2**32:
+        raise ValueError(f"num_slots must be a multiple of {WIDTH} in {WIDTH}..2**36, not {num_slots}")

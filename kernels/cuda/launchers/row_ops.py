@@ -1,0 +1,112 @@
+"""The verbs that move rows in and out of a store."""
+
+# K keys of a batch, U unique keys, B bags, N some rows, D dimension, S optimizer state width
+import numpy as np
+
+from kernels.cuda.device import Array
+from kernels.cuda.launchers.key_ops import first_value_constants
+from kernels.cuda.launchers.launcher import Launcher
+from kernels.cuda.sources import Defines
+from kernels.cuda.store import parts_of
+from kernels.spec import Columns, Spread, Store, at_once
+
+MODES = ("sum", "mean", "max")  # numbered as in rows.cu
+NULL = np.uint64(0)  # a pointer to nothing
+
+
+def defines_of(store: Store) -> Defines:
+    """What the kernels of rows are compiled for."""
+    return ("DIM", store.dim), ("HALF", int(store.layout.dtype != "float32"))
+
+
+def vectors_of(dim: int) -> int:
+    """Threads a row takes in a copy: four numbers each."""
+    return -(-dim // 4)
+
+
+class RowVerbs(Launcher):
+    """The rows' part of kernels/spec.py."""
+
+    def gather(self, store: Store, slots_U: Array, inverse_K: Array, out: Array | None = None) -> Array:
+        slots_U = self._array("slots", slots_U, np.int64, -1)
+        inverse_K = self._array("inverse", inverse_K, np.int64, -1)
+        num = len(inverse_K)
+        out_KD = self._device.empty((num, store.dim), np.float32) if out is None else out
+        self._rows("out", out_KD, num, store.dim)
+        self._gather(store, slots_U, inverse_K, num, out_KD)
+        return out_KD
+
+    def gather_pooled(
+        self, store: Store, slots_U: Array, inverse_K: Array, offsets_B1: Array, mode: str
+    ) -> tuple[Array, Array | None]:
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        slots_U = self._array("slots", slots_U, np.int64, -1)
+        inverse_K = self._array("inverse", inverse_K, np.int64, -1)
+        offsets_B1 = self._array("offsets", offsets_B1, np.int64, -1)
+        if not len(offsets_B1):
+            raise ValueError(f"offsets must go from 0 to the number of keys, {len(inverse_K)}: there are none")
+        num, is_max = len(offsets_B1) - 1, mode == "max"
+        out_BD = self._device.empty((num, store.dim), np.float32)
+        winners_BD = self._device.empty((num, store.dim), np.int64) if is_max else None
+        batch = (slots_U, inverse_K, offsets_B1, np.int64(num), np.int32(MODES.index(mode)))
+        winners = NULL if winners_BD is None else winners_BD
+        arguments = (parts_of(store).values_CD, *batch, out_BD, winners)
+        self._launch("rows", "pool", num * vectors_of(store.dim), *arguments, defines=defines_of(store))
+        return out_BD, winners_BD
+
+    def read(self, store: Store, slots_N: Array, spread: Spread = at_once) -> Columns:
+        del spread  # the device shares work by itself
+        slots_N = self._array("slots", slots_N, np.int64, -1)
+        device, p, num = self._device, parts_of(store), len(slots_N)
+        values_ND = device.empty((num, store.dim), np.float32)
+        self._gather(store, slots_N, NULL, num, values_ND)
+        width = store.state_width
+        states_NS = device.empty((num, width), np.float32)
+        own, sizes = np.int64(p.states_CS.shape[1]), (np.int64(num), np.int64(width))
+        self._launch("records", "read_states", num * width, p.meta, p.states_CS, own, slots_N, *sizes, states_NS)
+        counts_N, last_seen_N, flags_N = (device.empty(num, np.int64) for _ in range(3))
+        known = (counts_N, last_seen_N, flags_N)
+        self._launch("records", "read_records", num, p.meta, slots_N, np.int64(num), *known)
+        return Columns(values_ND, states_NS, *known)
+
+    def scatter(self, store: Store, slots_N: Array, columns: Columns) -> None:
+        slots_N = self._array("slots", slots_N, np.int64, -1)
+        p, num, width = parts_of(store), len(slots_N), store.state_width
+        values_ND = self._rows("values", columns.values_ND, num, store.dim)
+        states_NS = self._array("states", columns.states_NS, np.float32, num, width)
+        known = [self._array(n, a, np.int64, num) for n, a in zip(columns._fields[2:], columns[2:], strict=True)]
+        threads, defines = num * vectors_of(store.dim), defines_of(store)
+        self._launch("rows", "scatter", threads, p.values_CD, slots_N, np.int64(num), values_ND, defines=defines)
+        own, sizes = np.int64(p.states_CS.shape[1]), (np.int64(num), np.int64(width))
+        self._launch("records", "scatter_states", num * width, p.meta, p.states_CS, own, slots_N, *sizes, states_NS)
+        self._launch("records", "scatter_records", num, p.meta, slots_N, np.int64(num), *known)
+
+    def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:
+        slots_N = self._array("slots", slots_N, np.int64, -1)
+        p, num = parts_of(store), len(slots_N)
+        features_N, ids_N = (
+            self._array(name, array, dtype, num)
+            for name, array, dtype in (("features", features_N, np.uint16), ("ids", ids_N, np.int64))
+        )
+        rows = (p.values_CD, p.meta, p.states_CS, np.int64(p.states_CS.shape[1]))
+        arguments = (*rows, slots_N, features_N, ids_N, np.int64(num), *first_value_constants(seed, scale))
+        self._launch("rows", "create", num * vectors_of(store.dim), *arguments, defines=defines_of(store))
+
+    def clear_touched(self, store: Store, slots_N: Array) -> Array:
+        slots_N = self._array("slots", slots_N, np.int64, -1)
+        meta, num = parts_of(store).meta, len(slots_N)
+        for kernel in ("open_claims", "claim_touched"):
+            self._launch("records", kernel, num, meta, slots_N, np.int64(num))
+        touched_M = self._list_of(num, np.int64)
+        num_1 = self._listed("records", "touched", num, (meta, slots_N), (touched_M,))
+        return self._cut(num_1, touched_M)[0]
+
+    def set_flags(self, store: Store, slots_N: Array, flags: int) -> None:
+        slots_N = self._array("slots", slots_N, np.int64, -1)
+        num = len(slots_N)
+        self._launch("records", "set_flags", num, parts_of(store).meta, slots_N, np.int64(num), np.int64(flags))
+
+    def _gather(self, store: Store, slots_U: Array, inverse_K: Array, num: int, out_KD: Array) -> None:
+        arguments = (parts_of(store).values_CD, slots_U, inverse_K, np.int64(num), out_KD)
+        self._launch("rows", "gather", num * vectors_of(store.dim), *arguments, defines=defines_of(store))

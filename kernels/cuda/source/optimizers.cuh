@@ -1,0 +1,51 @@
+// What an optimizer does to one number of a row: kernels/spec.py's formulas, each operation in float32, in the CPU
+// twin's order. Compiled without fused multiply-adds.
+#pragma once
+#include "portable.cuh"
+
+#define SGD 0
+#define ADAGRAD 1
+#define ROWWISE_ADAGRAD 2
+#define ADAM 3
+#define FTRL 4
+#define NUM_CORRECTIONS 4096
+
+// A step's settings: kernels/cpu/rows/optimizers.py says what each is.
+struct Constants {
+  float lr, eps, keep, clip_norm, beta1, rest1, beta2, rest2, l1, l2, beta, per_lr;
+  double exact_beta1, exact_beta2;
+};
+
+#define STEP_PARAMETERS                                                                                        \
+  float lr, float eps, float keep, float clip_norm, float beta1, float rest1, float beta2, float rest2, float l1, \
+      float l2, float beta, float per_lr, double exact_beta1, double exact_beta2
+#define STEP_OF_PARAMETERS \
+  {lr, eps, keep, clip_norm, beta1, rest1, beta2, rest2, l1, l2, beta, per_lr, exact_beta1, exact_beta2}
+
+INLINE float adagrad(float row, float g, float& s, const Constants& c) {
+  s = s + g * g;
+  return row - g * c.lr / (sqrtf(s) + c.eps);
+}
+
+INLINE float adam(float row, float g, float& m, float& v, float rate, float correction2, const Constants& c) {
+  m = m * c.beta1 + g * c.rest1;
+  v = v * c.beta2 + g * g * c.rest2;
+  return row - m * rate / (sqrtf(v * correction2) + c.eps);
+}
+
+// The size with the number's sign; 0 where that is 0.
+INLINE float with_sign(float size, float number) { return number == 0.0f ? 0.0f : copysignf(size, number); }
+
+INLINE float ftrl(float row, float g, float& z, float& n, bool is_new, const Constants& c) {
+  if (is_new) z = 0.0f - row * (c.beta * c.per_lr + c.l2) - with_sign(c.l1, row);
+  float more = n + g * g;
+  z = z + g - (sqrtf(more) - sqrtf(n)) * c.per_lr * row;
+  n = more;
+  return fabsf(z) <= c.l1 ? 0.0f : (with_sign(c.l1, z) - z) / ((sqrtf(more) + c.beta) * c.per_lr + c.l2);
+}
+
+// 1 / (1 - beta ** t): looked up for the first steps, the power taken here for later ones.
+INLINE float correction_of(const float* corrections, i32 which, float t, double beta) {
+  if (t >= 1 && t <= NUM_CORRECTIONS) return corrections[2 * (i64)t - 2 + which];
+  return (float)(1.0 / (1.0 - pow(beta, (double)t)));
+}

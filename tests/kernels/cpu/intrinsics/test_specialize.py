@@ -1,0 +1,27 @@
+"""Two variants of a kernel never share a name: Numba would give the second that it loads the first one's constants."""
+
+from itertools import product
+
+import pytest
+
+from kernels.cpu.rows.gather import gather_of
+from kernels.cpu.rows.pooled_gather import pool_of
+from kernels.cpu.rows.update import update_of
+
+DIMS = (1, 4, 12, 16, 64, 65)
+OPTIMIZERS = ("sgd", "adagrad", "rowwise-adagrad", "adam", "ftrl")
+MADE = {
+    "gather": [gather_of(dim) for dim in DIMS],
+    "pool": [pool_of(dim, mode) for dim, mode in product(DIMS, ("sum", "mean", "max"))],
+    "update": [update_of(*which) for which in product(DIMS, OPTIMIZERS, (False, True), (False, True))],
+}
+
+
+@pytest.mark.parametrize("kernel", MADE)
+def test_each_variant_has_a_name_of_its_own(kernel: str) -> None:
+    names = [made.py_func.__qualname__ for made in MADE[kernel]]
+    assert len(set(names)) == len(names)
+
+
+def test_a_variant_is_made_once() -> None:
+    assert update_of(12, "sgd", False, False) is update_of(12, "sgd", False, False)

@@ -1,0 +1,227 @@
+"""The CUDA twin's verbs that find, place and choose keys, against the oracle: kernels and launchers together."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from springtide_client.keys import mix_keys
+
+from kernels.cuda.launchers.index_ops import IndexVerbs
+from kernels.cuda.store import WIDTH, new_keys, new_overflow, new_rows, parts_of, store_of
+from kernels.spec import NO_SLOT, TICK_BITS, Layout, Placed
+from tests.kernels.oracle import Index, Key, mixed
+from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
+
+LAST_TICK = 2**TICK_BITS - 1
+LAYOUT = Layout(4, 1)
+
+
+class Twins:
+    """A store of the CUDA twin and the oracle's, given the same calls."""
+
+    def __init__(self, device: Any, num_slots: int, num_overflow: int) -> None:
+        self.verbs, self.oracle = IndexVerbs(device), Index(num_slots, WIDTH, num_overflow)
+        keys = new_keys(device, num_slots, new_overflow(device, num_overflow))
+        self.store = store_of(keys, new_rows(device, num_slots + num_overflow, LAYOUT), LAYOUT)
+        self.put = device.put
+
+    def arrays(self, keys: list[Key]) -> tuple[Any, Any, Any]:
+        """Features, ids and mixed keys on the device."""
+        mixed_keys = np.array([mixed(key) for key in keys], np.uint64)
+        features, ids = np.array([f for f, _ in keys], np.uint16), np.array([i for _, i in keys], np.int64)
+        return self.put(features), self.put(ids), self.put(mixed_keys)
+
+    def find(self, keys: list[Key]) -> Any:
+        return host(self.verbs.find(self.store, *self.arrays(keys)))
+
+    def place(self, keys: list[Key], tick: int, protect_from: int) -> Placed:
+        """The verb; new keys, victims and keys without room are the oracle's."""
+        placed = self.verbs.find_or_insert(self.store, *self.arrays(keys), tick, protect_from)
+        placed = Placed(*(host(array) for array in placed))
+        new, victims, homeless = self.oracle.find_or_insert(keys, tick, protect_from)
+        assert [keys[u] for u in placed.new_N] == new
+        assert list(zip(placed.victim_features_V.tolist(), placed.victim_ids_V.tolist(), strict=True)) == victims
+        assert [key for key, slot in zip(keys, placed.slots_U, strict=True) if slot == NO_SLOT] == homeless
+        return placed
+
+    def check(self, keys: list[Key]) -> None:
+        """Of these keys both hold the same ones, each in a slot of its own that says so."""
+        slots = self.find(keys)
+        here = [key for key, slot in zip(keys, slots, strict=True) if slot != NO_SLOT]
+        assert set(here) == {key for key in keys if self.oracle.home(key) is not None}
+        standing = slots[slots != NO_SLOT]
+        assert len(set(standing.tolist())) == len(standing)
+        features, ids = (host(array) for array in self.verbs.keys_of(self.store, self.put(standing)))
+        assert list(zip(features.tolist(), ids.tolist(), strict=True)) == here
+        assert host(parts_of(self.store).keys.elsewhere_B).sum() == len(self.oracle.overflow)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize(("num_slots", "num_overflow", "seed"), [(WIDTH, 10, 1), (3 * WIDTH, 4, 2)])
+def test_the_index_equals_the_oracle(name: str, num_slots: int, num_overflow: int, seed: int) -> None:
+    twins, rng = Twins(device_of(name, seed), num_slots, num_overflow), np.random.default_rng(seed)
+    everything = [(f, i) for f in (0, 65535) for i in range(330)]
+    for tick in range(LAST_TICK - 20, LAST_TICK):
+        keys = [everything[i] for i in rng.choice(len(everything), rng.integers(0, 90), replace=False)]
+        protect_from = tick - int(rng.integers(0, 4)) if rng.random() < 0.9 else tick + 1
+        twins.place(keys, tick, protect_from)
+        keys = keys[::2]  # the others keep the priorities they had
+        slots, priorities = twins.find(keys), rng.integers(-3, 3, len(keys)) << int(rng.choice([0, 40]))
+        twins.verbs.set_priorities(twins.store, twins.put(slots), twins.put(priorities))
+        for key, priority in zip(keys, priorities.tolist(), strict=True):
+            twins.oracle.set_priority(key, priority)
+        if tick % 3 == 0:
+            twins.verbs.erase(twins.store, twins.put(np.concatenate([slots[::2], slots[::4]])))
+            for key in keys[::2]:
+                twins.oracle.erase(key)
+    twins.check(everything)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area(name: str) -> None:
+    twins = Twins(device_of(name), WIDTH, 8)
+    keys: list[Key] = [(0, i) for i in range(WIDTH + 10)]
+    placed = twins.place(keys, 1, 1)
+    assert (placed.slots_U == NO_SLOT).sum() == 2
+    slots = twins.find(keys[:4] + keys[-4:])
+    twins.verbs.erase(twins.store, twins.put(slots))
+    for key in keys[:4] + keys[-4:]:
+        twins.oracle.erase(key)
+    twins.check(keys)
+    twins.place(keys, 1, 1)
+    twins.check(keys)
+
+
+# few keys of few buckets, so that they meet; ids whose halves are alike, both ends of int64, and the last features
+HARD_KEYS = st.tuples(
+    st.sampled_from([0, 1, 32768, 65535]),
+    st.integers(-3, 120) | st.sampled_from([2**63 - 1, -(2**63), 1 << 32]),
+)
+HARD_STEPS = st.tuples(
+    st.lists(HARD_KEYS, unique=True, max_size=200),
+    st.integers(0, 3),  # look-ups still held
+    st.integers(-(2**25), 2**25),  # a priority for some, also beyond what is kept
+    st.booleans(),  # whether some are erased
+)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@settings(max_examples=10)
+@given(steps=st.lists(HARD_STEPS, min_size=2, max_size=5), num_buckets=st.sampled_from([1, 2]), seed=st.integers(0, 9))
+def test_batches_made_to_collide_equal_the_oracle(name: str, steps: list[Any], num_buckets: int, seed: int) -> None:
+    twins = Twins(device_of(name, seed), num_buckets * WIDTH, 20)
+    for tick, (keys, num_held, priority, erases) in enumerate(steps, 5):
+        twins.place(keys, tick, tick - num_held)
+        some = keys[::3]
+        priorities = np.full(len(some), priority)
+        twins.verbs.set_priorities(twins.store, twins.put(twins.find(some)), twins.put(priorities))
+        for key in some:
+            twins.oracle.set_priority(key, priority)
+        if erases:
+            twins.verbs.erase(twins.store, twins.put(twins.find(keys[::2])))
+            for key in keys[::2]:
+                twins.oracle.erase(key)
+        twins.check(keys)
+
+
+def keys_of_one_bucket(num: int, num_buckets: int, seed: int) -> list[Key]:
+    """Different keys whose bucket is the last of so many."""
+    rng, keys = np.random.default_rng(seed), set[Key]()
+    while len(keys) < num:
+        features = rng.integers(0, 4, 4 * num_buckets * num).astype(np.uint16)
+        ids = rng.integers(-(2**63), 2**63 - 1, len(features))
+        there = (mix_keys(features, ids) >> np.uint64(32)) * np.uint64(num_buckets) >> np.uint64(32) == num_buckets - 1
+        keys.update(zip(features[there].tolist(), ids[there].tolist(), strict=True))
+    return sorted(keys)[:num]
+
+
+CROWDS = st.tuples(
+    st.integers(1, 40),  # by which the number of keys is divided
+    st.integers(0, 2),  # look-ups still held, whose rows must stay
+    st.booleans(),  # whether keys of the batch before are asked for again, beside new ones
+)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@settings(max_examples=8)
+@given(crowds=st.lists(CROWDS, min_size=2, max_size=4), num_buckets=st.sampled_from([1, 7]), seed=st.integers(0, 99))
+def test_batches_of_one_bucket_full_of_protected_keys_equal_the_oracle(
+    name: str, crowds: list[tuple[int, int, bool]], num_buckets: int, seed: int
+) -> None:
+    most = 12_000 if name == "gpu" else 400
+    twins = Twins(device_of(name, seed), num_buckets * WIDTH, most // 3)
+    keys, before = keys_of_one_bucket(most, num_buckets, seed), list[Key]()
+    rng = np.random.default_rng(seed)
+    for tick, (part, num_held, again) in enumerate(crowds, 5):
+        batch = [keys[i] for i in rng.choice(most, most // part, replace=False)]
+        batch = list(dict.fromkeys([*before[::2], *batch] if again else batch))
+        twins.place(batch, tick, tick - num_held)
+        before = batch
+        overflowing = list(twins.oracle.overflow)[::2]  # room for the next ones
+        twins.verbs.erase(twins.store, twins.put(twins.find(overflowing)))
+        for key in overflowing:
+            twins.oracle.erase(key)
+    twins.check(keys)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_one_bucket_takes_a_whole_batch_in_its_order(name: str) -> None:
+    num = 100_000 if name == "gpu" else 400
+    twins = Twins(device_of(name, seed=4), WIDTH, num // 4)
+    keys: list[Key] = [(3, i) for i in range(num)]
+    placed = twins.place(keys, 1, 1)  # all protected: 128, then the overflow area, then nobody
+    assert (placed.slots_U != NO_SLOT).sum() == WIDTH + num // 4
+    twins.verbs.erase(twins.store, twins.put(placed.slots_U[WIDTH:]))
+    for key in list(twins.oracle.overflow):
+        twins.oracle.erase(key)
+    placed = twins.place([(4, i) for i in range(num)], 2, 3)  # none protected, also not those of this call
+    assert len(placed.victim_ids_V) == num
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_keys_of_one_digest_and_keys_of_one_mixed_key_are_told_apart(name: str) -> None:
+    twins = Twins(device_of(name), WIDTH, 4)
+    golden = 0x9E37_79B9_7F4A_7C15
+    same: list[Key] = [(0, 5 ^ (golden - 2**64)), (1, 5)]
+    assert mixed(same[0]) == mixed(same[1])
+    alike = [(f, i) for f in (0, 65535) for i in range(4000) if mixed((f, i)) & 0xFF in (0, 1)][:40]
+    twins.place(same + alike, 1, 1)
+    twins.check(same + alike)
+    strangers = [(1, i) for i in range(4000) if mixed((1, i)) & 0xFF in (0, 1)]
+    assert (twins.find(strangers) == NO_SLOT).all()
+    slots = twins.find(alike)
+    twins.verbs.erase(twins.store, twins.put(slots[:20]))  # their digests go, their ids stay
+    assert (twins.find(alike)[:20] == NO_SLOT).all()
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_no_verb_waits_where_answers_keep_their_longest_length(name: str) -> None:
+    device = device_of(name)
+    twins = Twins(device, WIDTH, 4)
+    patient = twins.verbs
+    twins.place([(0, i) for i in range(WIDTH)], 1, 1)
+    twins.verbs = IndexVerbs(device, exact=False)
+    device.read = None  # type: ignore[method-assign]
+    features, ids, mixed_keys = (host(array) for array in twins.arrays([(0, 3), (1, 7), (0, 0)]))
+    mixed_keys[2] = 1  # (0, 0) with a mixed key that is not its own is no key
+    batch = [twins.put(array) for array in (features, ids, mixed_keys)]
+    placed = Placed(*(host(array) for array in twins.verbs.find_or_insert(twins.store, *batch, 2, 2)))
+    assert placed.new_N.tolist() == [1, NO_SLOT, NO_SLOT]
+    assert placed.victim_slots_V[1:].tolist() == [NO_SLOT, NO_SLOT]
+    assert placed.slots_U[2] == NO_SLOT
+    assert placed.slots_U[1] == placed.victim_slots_V[0]
+    assert host(patient.find(twins.store, *batch)).tolist() == placed.slots_U.tolist()
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_arguments_of_another_kind_are_refused_by_name(name: str) -> None:
+    twins = Twins(device_of(name), WIDTH, 4)
+    features, ids, mixed_keys = twins.arrays([(0, 1), (0, 2)])
+    with pytest.raises(ValueError, match=r"features uint16 \(1,\) for contiguous uint16 \(2,\)"):
+        twins.verbs.find(twins.store, features[:1], ids, mixed_keys)
+    with pytest.raises(ValueError, match="mixed keys int64"):
+        twins.verbs.find(twins.store, features, ids, ids)
+    with pytest.raises(ValueError, match="40 bits"):
+        twins.verbs.find_or_insert(twins.store, features, ids, mixed_keys, 2**40, 1)
