@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from app.config import Outline
-from stream.broker import EmbeddedBroker, find_broker
+from stream.broker.embedded import EmbeddedBroker, find_broker
 from stream.errors import BrokerError
 
 logger = logging.getLogger(__name__)

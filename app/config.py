@@ -12,7 +12,7 @@ from app.config_features import FeatureConfig
 from app.errors import UserError
 from app.serving.config import ServeConfig
 from app.versions.config import SMALLEST_BYTES, LogConfig
-from stream.source_config import SourceConfig
+from stream.config import SourceConfig
 
 if TYPE_CHECKING:
     from app.models.registry import ModelConfig

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from springtide_client.errors import SpringtideError
 
-from stream.broker import find_broker
+from stream.broker.embedded import find_broker
+from stream.broker.topic_cap import TopicCap
 from stream.columns import Partition
-from stream.kafka_producer import Producer
+from stream.config import SourceConfig
+from stream.kafka.producer import Producer
 from stream.positions import Position
-from stream.source_config import SourceConfig
-from stream.topic_cap import TopicCap
 
 MAX_BYTES = 256 << 20
 LOOK_EVERY = 5_000  # messages

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from stream.decode import compile_scanner
-from stream.raw_parse import parse_batches
+from stream.decode.decoder import compile_scanner
+from stream.kafka.raw_parse import parse_batches
 
 
 def main() -> None:

@@ -12,17 +12,17 @@ from typing import Protocol
 
 from springtide_client.schema import Schema
 
-from stream.caught_up import CaughtUp
-from stream.column_queue import ColumnQueue
 from stream.columns import Columns, Partition
-from stream.decode import Decoder
+from stream.config import SourceConfig
+from stream.consumer_loop import Session, TopicChangedError
+from stream.decode.decoder import Decoder
+from stream.decode.json_parser.seen_set import Told
 from stream.errors import CorruptBatchError, StreamError, WaitingError
-from stream.hidden import Forgetting, Hidden
+from stream.flow.column_queue import ColumnQueue
+from stream.flow.erasure_filter import Forgetting, Hidden
+from stream.flow.freshness import CaughtUp
 from stream.positions import Position
 from stream.records import RawRecords
-from stream.scanner.told import Told
-from stream.session import Session, TopicChangedError
-from stream.source_config import SourceConfig
 
 logger = logging.getLogger(__name__)
 

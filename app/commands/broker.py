@@ -14,7 +14,7 @@ def run(arguments: argparse.Namespace) -> int:
     from app.config import load_outline
     from app.errors import UserError
     from app.stopping import stop_on_signals
-    from stream.broker import EmbeddedBroker
+    from stream.broker.embedded import EmbeddedBroker
     from stream.errors import BrokerError
 
     outline = load_outline(arguments.config)

@@ -43,9 +43,9 @@ def of_settings(config: "Config") -> Iterator[tuple[str, str]]:
 
 def of_the_broker(config: "Config") -> Iterator[tuple[str, str]]:
     """Whether there is a broker with the topic."""
-    from stream.broker import find_binary, find_broker
+    from stream.broker.embedded import find_binary, find_broker
     from stream.errors import BrokerError
-    from stream.kafka_admin import check_kafka
+    from stream.kafka.admin import check_kafka
 
     source = config.source
     address = source.bootstrap_servers

@@ -10,9 +10,9 @@ from app.pace import Pace
 from app.replay.progress import Progress
 from app.replay.rows import Row, RowFile
 from app.topic_room import LINGER_MS, TopicRoom
-from stream.kafka_admin import Admin
-from stream.kafka_producer import Producer
-from stream.source_config import SourceConfig
+from stream.config import SourceConfig
+from stream.kafka.admin import Admin
+from stream.kafka.producer import Producer
 
 PACED_AT_ONCE_SECONDS = 0.01
 

@@ -12,9 +12,9 @@ from app.simulator.best_auc import BestAuc
 from app.simulator.config import SimulatorConfig
 from app.simulator.simulator import Simulator
 from app.topic_room import LINGER_MS, TopicRoom
-from stream.kafka_admin import Admin
-from stream.kafka_producer import Producer
-from stream.source_config import SourceConfig
+from stream.config import SourceConfig
+from stream.kafka.admin import Admin
+from stream.kafka.producer import Producer
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stream.batcher import Batcher
-from stream.clock import EventClock
 from stream.columns import Batch, Partition
 from stream.errors import WaitingError
-from stream.hidden import Forgetting
+from stream.flow.erasure_filter import Forgetting
+from stream.flow.watermark import EventClock
 from stream.positions import Position
 from stream.source import Source
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stream.between import records_between
 from stream.columns import DeadLetter, Partition
-from stream.dead_letters import DeadLetters
-from stream.decode import Decoder
+from stream.decode.decoder import Decoder
+from stream.flow.dead_letter_producer import DeadLetters
+from stream.kafka.range_reader import records_between
 from stream.positions import Position
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 from app.errors import UserError
 from stream.columns import Partition
-from stream.kafka_admin import Admin, Topic
+from stream.config import SourceConfig
+from stream.kafka.admin import Admin, Topic
+from stream.kafka.times import offsets_at
 from stream.positions import Position
-from stream.source_config import SourceConfig
-from stream.times import offsets_at
 
 PLACES = ("earliest", "latest")
 MIN_MS, MAX_MS = 315_532_800_000, 7_258_118_400_000  # a number outside is seconds, or a date without its dashes

@@ -29,9 +29,9 @@ from app.training.version_arrays import (
     without_prefix,
 )
 from app.versions.forgettings import FURTHEST, HIDDEN, ahead, from_json, further, furthest, to_json
-from stream.clock import EventClock
 from stream.columns import Batch, Partition
-from stream.hidden import Forgetting
+from stream.flow.erasure_filter import Forgetting
+from stream.flow.watermark import EventClock
 from stream.positions import Position, read_positions, told_positions
 
 RECORD_TIMES = 64  # of a version

@@ -30,8 +30,8 @@ from app.versions.fault_points import reach
 from app.versions.writer import LogWriter
 from embeddings.errors import SpillError
 from stream.columns import Batch
-from stream.dead_letters import DeadLetters
 from stream.errors import StreamError
+from stream.flow.dead_letter_producer import DeadLetters
 from stream.source import Source
 
 if TYPE_CHECKING:

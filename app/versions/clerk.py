@@ -19,7 +19,7 @@ from app.versions.forgettings import HIDDEN, ahead, from_json, furthest, to_json
 from app.versions.resume import Resume
 from app.versions.rollback import ONCE, rollback_to
 from app.versions.writer import LogWriter
-from stream.hidden import Forgetting
+from stream.flow.erasure_filter import Forgetting
 from stream.positions import read_positions, told_positions
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
 from stream.columns import Partition
-from stream.hidden import Forgetting
+from stream.flow.erasure_filter import Forgetting
 from stream.positions import Position, read_positions, told_positions
 
 # in a version's meta.trainer: the forgettings that lie ahead of its positions, and how far the stream was ever learned

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream.broker import EmbeddedBroker
-from stream.kafka import KafkaConfig
-from stream.kafka_admin import Admin
-from stream.kafka_library import kafka
+from stream.broker.embedded import EmbeddedBroker
+from stream.kafka.admin import Admin
+from stream.kafka.consumer import KafkaConfig
+from stream.kafka.library import kafka
 from tests.bench.click_logs import CATEGORICAL, DENSE, IDS_A_FEATURE, make_clicks
 from tests.bench.freshness_stages import STAGES, Probe, rate_of, stages_of
 from tests.bench.harness import Case, argument_parser, fail, report

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from app.training.learner import Learner
 from stream.batcher import Batcher
-from stream.broker import EmbeddedBroker
+from stream.broker.embedded import EmbeddedBroker
 from stream.columns import Batch, Partition
-from stream.session import SourceConfig
+from stream.consumer_loop import SourceConfig
 from stream.source import Source
 from tests.bench.click_logs import SCHEMA, TOPIC, make_clicks
 from tests.bench.train_e2e import fill

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from app.config import load_config
-from stream.broker import EmbeddedBroker
+from stream.broker.embedded import EmbeddedBroker
 from tests.bench.click_logs import make_clicks
 from tests.bench.harness import Case, alternate, arguments, as_the_trainer, fail, report, timed
 from tests.bench.logged_trainer import BATCH, LoggedTrainer, UnloggedTrainer, version_count, write_config

@@ -20,7 +20,7 @@ from springtide_client.log.directory import LogDirectory
 
 from app.config import load_config
 from app.training.base_rows import BaseRows
-from stream.broker import EmbeddedBroker
+from stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness import Case, alternate, arguments, fail, report, timed
 from tests.bench.limits import copy_rate
 from tests.bench.lookup_log import DIM, FEATURE, values_of, write_log

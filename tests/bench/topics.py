@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from stream.kafka_admin import Admin
-from stream.kafka_producer import Producer
-from stream.source_config import SourceConfig
+from stream.config import SourceConfig
+from stream.kafka.admin import Admin
+from stream.kafka.producer import Producer
 
 
 def fill(config: SourceConfig, values: Iterable[bytes]) -> None:

@@ -21,11 +21,11 @@ from app.training.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
 from stream.batcher import Batcher
-from stream.broker import EmbeddedBroker
+from stream.broker.embedded import EmbeddedBroker
 from stream.columns import Partition
-from stream.kafka_admin import Admin
-from stream.kafka_producer import Producer
-from stream.session import SourceConfig
+from stream.consumer_loop import SourceConfig
+from stream.kafka.admin import Admin
+from stream.kafka.producer import Producer
 from stream.source import Source
 from tests.bench.click_logs import CATEGORICAL, DENSE, SCHEMA, TOPIC, make_clicks
 from tests.bench.harness import Case, alternate, arguments, as_the_trainer, fail, report, timed

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from stream.columns import Partition
-from stream.kafka import KafkaConfig
-from stream.kafka_admin import Admin
-from stream.kafka_library import kafka
-from stream.kafka_producer import Producer
+from stream.kafka.admin import Admin
+from stream.kafka.consumer import KafkaConfig
+from stream.kafka.library import kafka
+from stream.kafka.producer import Producer
 
 CONFIG = """
 name = "test"

@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import suppress
 
-from stream.broker import find_binary
+from stream.broker.embedded import find_binary
 from tests.e2e.workspace import free_port
 
 

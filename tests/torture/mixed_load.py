@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from stream.kafka import KafkaConfig
-from stream.kafka_admin import Admin
-from stream.kafka_producer import Producer
+from stream.kafka.admin import Admin
+from stream.kafka.consumer import KafkaConfig
+from stream.kafka.producer import Producer
 from tests.e2e.workspace import free_port
 from tests.torture.answer_judge import AnswerJudge
 from tests.torture.askers import ARROW, JSON, MSGPACK, RAW, Askers, Client

@@ -10,9 +10,9 @@ from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 
 from app.serving.orders import put_order
-from stream.kafka import KafkaConfig
-from stream.kafka_admin import Admin
-from stream.kafka_producer import Producer
+from stream.kafka.admin import Admin
+from stream.kafka.consumer import KafkaConfig
+from stream.kafka.producer import Producer
 from tests.e2e.workspace import free_port
 from tests.torture.clicks import message
 from tests.torture.disk_record import Recorder

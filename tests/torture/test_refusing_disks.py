@@ -16,10 +16,10 @@ from app.config import load_config
 from app.training.trainer import Trainer
 from app.versions import status as status_file
 from app.versions.status import read_status
-from stream.broker import EmbeddedBroker
-from stream.kafka import KafkaConfig
-from stream.kafka_admin import Admin
-from stream.kafka_producer import Producer
+from stream.broker.embedded import EmbeddedBroker
+from stream.kafka.admin import Admin
+from stream.kafka.consumer import KafkaConfig
+from stream.kafka.producer import Producer
 from tests.torture.clicks import message
 from tests.torture.judge import Judge
 from tests.torture.settings import TOPIC, write_config

@@ -12,7 +12,7 @@ from app.versions.commands import Order
 from app.versions.writer import LogWriter
 from stream.batcher import Batcher
 from stream.columns import Batch, Partition
-from stream.decode import Decoder
+from stream.decode.decoder import Decoder
 from stream.records import RawRecords
 from tests.torture.clicks import message
 from tests.torture.image import LogImage, read_image

@@ -12,11 +12,11 @@ import pytest
 from app.errors import UserError
 from app.replay.progress import Progress
 from app.replay.replay import Replay, ReplayConfig
-from stream.broker import EmbeddedBroker
+from stream.broker.embedded import EmbeddedBroker
 from stream.columns import Partition
-from stream.kafka import Reader
-from stream.kafka_admin import Admin
-from stream.source_config import SourceConfig
+from stream.config import SourceConfig
+from stream.kafka.admin import Admin
+from stream.kafka.consumer import Reader
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import threading
 from pathlib import Path
 
 from app.topic_room import TopicRoom
-from stream.broker import EmbeddedBroker
-from stream.kafka_admin import Admin
-from stream.kafka_producer import Producer
-from stream.source_config import SourceConfig
+from stream.broker.embedded import EmbeddedBroker
+from stream.config import SourceConfig
+from stream.kafka.admin import Admin
+from stream.kafka.producer import Producer
 
 
 def write_status(log: Path, committed: int) -> None:

@@ -9,7 +9,7 @@ from made_config import make_config
 
 from app.training.intake import Intake
 from stream.columns import Columns, Partition
-from stream.decode import Decoder
+from stream.decode.decoder import Decoder
 from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000

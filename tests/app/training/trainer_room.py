@@ -13,12 +13,12 @@ from springtide_client.model.view import View
 
 from app.config import load_config
 from app.training.trainer import Trainer
-from stream.broker import EmbeddedBroker
+from stream.broker.embedded import EmbeddedBroker
 from stream.columns import Partition
-from stream.kafka import KafkaConfig
-from stream.kafka_admin import Admin
-from stream.kafka_library import kafka
-from stream.kafka_producer import Producer
+from stream.kafka.admin import Admin
+from stream.kafka.consumer import KafkaConfig
+from stream.kafka.library import kafka
+from stream.kafka.producer import Producer
 
 CONFIG = """
 name = "test"

@@ -12,7 +12,7 @@ from springtide_client.features import Texts
 from springtide_client.schema import Schema
 
 from stream.columns import Partition
-from stream.decode import Decoder
+from stream.decode.decoder import Decoder
 from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000

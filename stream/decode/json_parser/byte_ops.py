@@ -1,0 +1,82 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Bytes of a message, alone and by eight: bounds first, no sign to wrap around."""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from stream.decode.json_parser.jit import inlined
+
+EIGHT = np.uint64(8)
+
+
+@intrinsic
+def load_word(typingctx: Any, array: Any, index: Any) -> Any:
+    """The 8 bytes of a contiguous uint8 array from a uint64 index on, little-endian; the index is not checked."""
+    signature = types.uint64(array, types.uint64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        struct = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer = builder.bitcast(builder.gep(struct.data, [arguments[1]]), ir.IntType(64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return signature, generate
+
+
+@intrinsic
+def multiply_high(typingctx: Any, one: Any, other: Any) -> Any:
+    """The high 64 bits of the product of two uint64."""
+    signature = types.uint64(types.uint64, types.uint64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(arguments[0], wide), builder.zext(arguments[1], wide))
+        return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
+
+    return signature, generate
+
+
+@intrinsic
+def leading_zeros(typingctx: Any, word: Any) -> Any:
+    """Of a uint64 that is not 0."""
+    signature = types.uint64(types.uint64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctlz(arguments[0], ir.IntType(1)(1))
+
+    return signature, generate
+
+
+@inlined
+def byte_at(buffer: Any, at: Any, end: Any) -> Any:
+    """The byte, or 0 at the end: no JSON stands for a 0 byte outside of an error."""
+    return buffer[np.uint64(at)] if at < end else np.uint8(0)
+
+
+@inlined
+def partial_word(buffer: Any, at: Any, num_bytes: Any) -> Any:
+    """Up to 8 bytes that lie within the buffer as a little-endian word, padded with zeros."""
+    if num_bytes == 0:
+        return np.uint64(0)
+    if at + 8 <= len(buffer):
+        return load_word(buffer, np.uint64(at)) & (
+            np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> (EIGHT * np.uint64(8 - num_bytes))
+        )
+    word = np.uint64(0)
+    for i in range(num_bytes):
+        word |= np.uint64(buffer[np.uint64(at + i)]) << np.uint64(8 * i)
+    return word
+
+
+@inlined
+def skip_space(buffer: Any, at: Any, end: Any) -> Any:
+    """The next position that is no JSON white space."""
+    while at < end:
+        byte = buffer[np.uint64(at)]
+        if byte > 32 or not (byte == 32 or byte == 10 or byte == 13 or byte == 9):
+            break
+        at += 1
+    return at

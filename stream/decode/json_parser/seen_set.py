@@ -1,0 +1,75 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Which hashed ids have had their text told: a bounded set of mixed keys, forgotten as a whole when it is full.
+
+A key that is forgotten is told again at its next sight: a text may travel twice, but never too late.
+"""
+
+# K keys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+from springtide_client.keys import mix_keys
+
+from stream.decode.json_parser.jit import compiled, inlined
+
+
+class Told:
+    """An open-addressing set of uint64 keys, 0 = empty; at most half full between records."""
+
+    def __init__(self, max_keys: int = 1 << 19) -> None:
+        if max_keys < 1:
+            raise ValueError(f"max_keys must be at least 1, not {max_keys}")
+        self.slots = np.zeros(max(16, 1 << (2 * max_keys - 1).bit_length()), np.uint64)
+        self.num_keys = np.zeros(1, np.int64)
+
+    def fresh(self, features_K: npt.NDArray[np.uint16], ids_K: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of these have not been told before; they count as told from now on."""
+        return np.asarray(_fresh(self.slots, self.num_keys, mix_keys(features_K, ids_K)))
+
+    def clear(self) -> None:
+        """Nothing counts as told."""
+        self.slots[:] = 0
+        self.num_keys[:] = 0
+
+
+@inlined
+def tell(slots: Any, num_keys: Any, mixed: Any) -> Any:
+    """The slot that the key was put in; -1 if it was there before, -2 if there is no room left for it."""
+    mask = np.uint64(len(slots) - 1)
+    key = max(mixed, np.uint64(1))
+    slot = key & mask
+    while slots[slot] != np.uint64(0):
+        if slots[slot] == key:
+            return np.int64(-1)
+        slot = (slot + np.uint64(1)) & mask
+    if 8 * num_keys[0] >= 7 * len(slots):
+        return np.int64(-2)
+    slots[slot] = key
+    num_keys[0] += 1
+    return np.int64(slot)
+
+
+@inlined
+def forget_if_full(slots: Any, num_keys: Any) -> None:
+    """Start anew once the set is half full."""
+    if 2 * num_keys[0] >= len(slots):
+        slots[:] = np.uint64(0)
+        num_keys[0] = 0
+
+
+@compiled
+def untell(slots: Any, num_keys: Any, slot: Any) -> None:
+    """Takes back the newest key: those told after it must have been taken back before."""
+    slots[slot] = np.uint64(0)
+    num_keys[0] -= 1
+
+
+@njit(nogil=True, cache=True)
+def _fresh(slots: Any, num_keys: Any, mixed_K: Any) -> Any:
+    fresh_K = np.empty(len(mixed_K), np.bool_)
+    for k in range(len(mixed_K)):
+        forget_if_full(slots, num_keys)
+        fresh_K[k] = tell(slots, num_keys, mixed_K[k]) >= 0
+    return fresh_K

@@ -1,0 +1,73 @@
+"""The arrays that records are decoded into, one row a record, and how they become Columns."""
+
+# N records, then samples; C categorical, P list, F dense features; L labels; E elements of all lists
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.encode import EncodedInstance, Sample
+from springtide_client.features import Features, Ragged, Texts
+from springtide_client.schema import Schema
+
+from stream.columns import Columns, DeadLetter
+from stream.decode.json_parser.ragged import pack_lists
+from stream.records import RawRecords
+
+
+class Rows:
+    """One row a record. Lists lie anywhere in elements_E: record n's list p is length_NP[n, p] ids from start_NP."""
+
+    def __init__(self, schema: Schema, num_records: int) -> None:
+        self.categorical_NC = np.empty((num_records, len(schema.categorical)), np.int64)
+        self.dense_NF = np.empty((num_records, len(schema.dense)), np.float32)
+        self.labels_NL = np.empty((num_records, len(schema.labels)), np.float32)
+        self.weights_N = np.empty(num_records, np.float32)
+        self.event_ms_N = np.empty(num_records, np.int64)
+        self.start_NP = np.empty((num_records, len(schema.lists)), np.int64)
+        self.length_NP = np.empty((num_records, len(schema.lists)), np.int64)
+        self.elements_E = np.empty(0, np.int64)
+        self.num_elements = 0
+
+    def reserve(self, num_elements: int) -> None:
+        """Room for so many more elements."""
+        if self.num_elements + num_elements > len(self.elements_E):
+            larger_E = np.empty(max(2 * len(self.elements_E), self.num_elements + num_elements), np.int64)
+            larger_E[: self.num_elements] = self.elements_E[: self.num_elements]
+            self.elements_E = larger_E
+
+    def write(self, n: int, sample: Sample, encoded: EncodedInstance) -> None:
+        """Record n as the reference encoder has it."""
+        self.labels_NL[n] = sample.labels
+        self.weights_N[n] = sample.weight
+        self.event_ms_N[n] = sample.event_ms
+        self.categorical_NC[n] = encoded.categorical
+        self.dense_NF[n] = encoded.dense
+        for p, ids in enumerate(encoded.lists):
+            self.reserve(len(ids))
+            self.start_NP[n, p] = self.num_elements
+            self.length_NP[n, p] = len(ids)
+            self.elements_E[self.num_elements : self.num_elements + len(ids)] = ids
+            self.num_elements += len(ids)
+
+    def columns(
+        self, raw: RawRecords, alive_N: npt.NDArray[np.bool_], dead: Sequence[DeadLetter], texts: Texts
+    ) -> Columns:
+        """The rows of the records that are alive, in their order."""
+        whole = bool(alive_N.all())
+        kept = slice(None) if whole else alive_N
+        start_NP, length_NP = self.start_NP[kept], self.length_NP[kept]
+        lists = tuple(Ragged(*pack_lists(self.elements_E, start_NP, length_NP, p)) for p in range(start_NP.shape[1]))
+        offset_N = raw.offset_N[kept]
+        return Columns(
+            features=Features(categorical_NC=self.categorical_NC[kept], lists=lists, dense_NF=self.dense_NF[kept]),
+            labels_NL=self.labels_NL[kept],
+            weights_N=self.weights_N[kept],
+            event_ms_N=self.event_ms_N[kept],
+            record_ms_N=raw.record_ms_N[kept],
+            partition_N=np.zeros(len(offset_N), np.int32),
+            offset_N=offset_N,
+            partitions=(raw.partition,),
+            dead=tuple(dead),
+            end={raw.partition: raw.end},
+            texts=texts,
+        )

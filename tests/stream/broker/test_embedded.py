@@ -1,0 +1,125 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stream.broker.embedded import EmbeddedBroker, find_broker, require_broker
+from stream.errors import BrokerAbsentError, BrokerError
+from stream.kafka.admin import Admin, check_kafka
+from stream.kafka.consumer import KafkaConfig
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from stream.broker.embedded import EmbeddedBroker
+EmbeddedBroker(Path(sys.argv[1])).start()
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def start_owner(log: Path) -> subprocess.Popen[str]:
+    root = Path(__file__).parents[3]
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(log)],
+        env=dict(os.environ) | {"PYTHONPATH": f"{root}:{root / 'deploy' / 'client'}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout.readline() == "up\n"
+    owner.stdout.close()
+    return owner
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_its_address_stands_in_the_log_while_it_lives(own_broker):
+    own_broker.start()
+    told = json.loads((own_broker.log_path / "broker.json").read_text())
+    assert told == {"address": own_broker.address, "pid": own_broker.pid}
+    assert require_broker(own_broker.log_path).address == own_broker.address
+    with Admin(KafkaConfig(bootstrap_servers=own_broker.address)) as admin:
+        assert admin.topics() == []
+    own_broker.stop()
+    assert not (own_broker.log_path / "broker.json").exists()
+    assert find_broker(own_broker.log_path) is None
+    with pytest.raises(BrokerAbsentError, match="springtide broker"):
+        require_broker(own_broker.log_path)
+
+
+def test_it_dies_with_a_killed_parent_and_its_file_no_longer_counts(tmp_path, own_broker):
+    owner = start_owner(own_broker.log_path)
+    info = find_broker(own_broker.log_path)
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    deadline = time.monotonic() + 5
+    while not ended(info.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert find_broker(own_broker.log_path) is None
+    own_broker.start()
+    assert own_broker.address == info.address
+
+
+def test_a_second_broker_of_the_same_log_is_refused_in_one_line(own_broker):
+    owner = start_owner(own_broker.log_path)
+    with pytest.raises(BrokerError, match="already running at") as refused:
+        own_broker.start()
+    assert "\n" not in str(refused.value)
+    assert find_broker(own_broker.log_path) is not None
+    owner.kill()
+    owner.wait()
+
+
+def test_a_taken_port_is_refused(own_broker, tmp_path):
+    own_broker.start()
+    with pytest.raises(BrokerError, match="is taken"):
+        EmbeddedBroker(tmp_path / "other", own_broker.port).start()
+    assert not (tmp_path / "other" / "broker.json").exists()
+
+
+def test_its_end_is_noticed(own_broker):
+    own_broker.start()
+    assert own_broker.alive
+    assert own_broker.wait(0.01) is None
+    os.kill(own_broker.pid, signal.SIGKILL)
+    assert own_broker.wait(5) == -signal.SIGKILL
+    assert not own_broker.alive
+
+
+def test_check_tells_what_is_wrong_and_how_to_mend_it(own_broker):
+    own_broker.start()
+    (wrong,) = check_kafka("localhost", "clicks")
+    assert "host:port" in wrong.what
+    (unknown,) = check_kafka("no-such-host.invalid:9092", "clicks")
+    assert "not known" in unknown.what
+    (refused,) = check_kafka("127.0.0.1:1", "clicks")
+    assert "nothing listens on 127.0.0.1:1" in refused.what
+    (missing,) = check_kafka(own_broker.address, "clicks")
+    assert "no topic 'clicks'" in missing.what
+    with Admin(KafkaConfig(bootstrap_servers=own_broker.address)) as admin:
+        assert "clicks" not in admin.topics()
+        assert admin.ensure_topic("clicks").num_partitions == 1
+    assert check_kafka(own_broker.address, "clicks") == []
+    for problem in (wrong, unknown, refused, missing):
+        assert "\n" not in problem.what + problem.mend
+
+
+def test_something_that_does_not_speak_kafka_is_told(tmp_path):
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        (problem,) = check_kafka(f"127.0.0.1:{listener.getsockname()[1]}", "clicks")
+    assert "does not speak Kafka" in problem.what

@@ -1,0 +1,85 @@
+import threading
+
+from stream.broker.topic_cap import TopicCap, delete_topics
+from stream.kafka.admin import Admin
+from stream.kafka.producer import Producer
+from stream.positions import Position
+
+
+def test_a_full_topic_is_made_anew_once_it_is_learned_and_nothing_is_lost(bench):
+    bench.create()
+    source = bench.source()
+    learned = {}
+    seen = []
+
+    def learn():
+        for columns in source.poll(0.05):
+            seen.extend(bench.users([columns]))
+            for partition, offset in columns.end.items():
+                learned[partition] = Position(columns.topic_ids[partition], offset)
+
+    done = threading.Event()
+
+    def learn_all():
+        while not done.is_set() or len(seen) < 30_000:
+            learn()
+
+    thread = threading.Thread(target=learn_all)
+    thread.start()
+    with Producer(bench.kafka) as producer:
+        cap = TopicCap(bench.kafka, bench.name, max_bytes=400_000, learned=lambda: dict(learned))
+        for n in range(30_000):
+            if n % 100 == 0 and cap.full(producer):
+                assert cap.roll(producer, timeout_seconds=20)
+            producer.send(bench.name, bench.click(n))
+        producer.flush()
+        done.set()
+    thread.join(20)
+    assert seen == list(range(30_000))
+    assert cap.rolls >= 3
+    assert source.resets == cap.rolls
+
+
+def test_a_topic_that_is_not_learned_is_not_touched(bench):
+    topic = bench.create()
+    bench.produce([bench.click(n) for n in range(10)])
+    positions = {bench.partition: Position(topic.id, 9)}
+    with Producer(bench.kafka) as producer:
+        for learned in (None, {}, positions, {bench.partition: Position("another", 10)}):
+            cap = TopicCap(bench.kafka, bench.name, max_bytes=1, learned=lambda learned=learned: learned)
+            assert not cap.roll(producer, timeout_seconds=0.05)
+    assert len(bench.read(bench.source(), 10)) >= 1
+    with Admin(bench.kafka) as admin:
+        assert admin.topic(bench.name) == topic
+
+
+def test_a_roll_gives_the_brokers_memory_back(bench, own_broker):
+    own_broker.start()
+    bench.broker = own_broker
+    topic = bench.create()
+    before = own_broker.memory_bytes()
+    with Producer(bench.kafka) as producer:
+        for _ in range(40):
+            producer.send(bench.name, b"x" * (1 << 20))
+        producer.flush()
+        learned = {bench.partition: Position(topic.id, 40)}
+        cap = TopicCap(
+            bench.kafka,
+            bench.name,
+            max_bytes=30 << 20,
+            learned=lambda: learned,
+            memory_bytes=own_broker.memory_bytes,
+        )
+        assert cap.full(producer)
+        assert cap.roll(producer, timeout_seconds=10)
+        assert not cap.full(producer)
+    assert own_broker.memory_bytes() < before + (30 << 20)
+
+
+def test_topics_of_old_simulators_are_deleted(bench):
+    with Admin(bench.kafka) as admin:
+        for name in ("sim-1", "sim-2", "other-1"):
+            admin.ensure_topic(name)
+    assert delete_topics(bench.kafka, "sim-", keep=("sim-2",)) == ["sim-1"]
+    with Admin(bench.kafka) as admin:
+        assert {"sim-2", "other-1"} <= set(admin.topics())

@@ -1,0 +1,115 @@
+import json
+
+import numpy as np
+import pytest
+from springtide_client.keys import hash_text
+from springtide_client.schema import Schema
+
+from stream.columns import Partition
+from stream.decode.decoder import Decoder, compile_scanner
+from stream.decode.json_parser.field_table import hash_places, make_plan
+from stream.decode.json_parser.seen_set import Told
+from stream.decode.rows import Rows
+from stream.records import RawRecords
+
+NOW_MS = 1_700_000_000_000
+SCHEMA = Schema(labels=("l",), categorical=("c",), multi_value=("m",), sequence=("s",), dense=("d",), timestamp="t")
+GOOD = {"l": 1, "c": "text", "m": [3, "x"], "s": ["four"], "d": 5.5, "t": NOW_MS}
+
+
+def deviates(message: bytes) -> bool:
+    raw = RawRecords.from_messages(Partition("clicks", 0), [message])
+    (answer,) = Decoder(SCHEMA).scanner.scan(raw, Rows(SCHEMA, 1), NOW_MS)[0].tolist()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"c": None},
+        {"c": 12, "d": None, "m": None, "s": []},
+        {"c": "日本語", "m": ['\n"\\é', "😀"]},
+        {"c": 3.0, "d": "1.5", "l": True, "t": str(NOW_MS)},
+        {"d": 0.12345678901234567, "l": 0.3},
+        {"x": {"deep": [1.5, None, True, {"a": "\\u0041"}, [], {}]}, "y": -1e30},
+        {"s": list(range(200))},
+    ],
+)
+@pytest.mark.parametrize("ensure_ascii", [True, False])
+def test_what_is_common_needs_no_reference(change, ensure_ascii):
+    assert not deviates(json.dumps({**GOOD, **change}, ensure_ascii=ensure_ascii).encode())
+    assert not deviates(json.dumps({**change, **GOOD}, indent=2, ensure_ascii=ensure_ascii).encode())
+
+
+def test_fields_may_be_absent():
+    assert not deviates(b'{"t":0,"l":0}')
+
+
+@pytest.mark.parametrize("change", [{"c": 2**70}, {"l": 2}, {"t": 5}, {"d": "x"}, {"c": [1]}, {"m": "x"}, {"d": 1e39}])
+def test_what_is_rare_deviates(change):
+    assert deviates(json.dumps({**GOOD, **change}).encode())
+
+
+def test_a_text_of_a_deviating_record_is_not_taken_as_told():
+    decoder = Decoder(SCHEMA)
+    bad = json.dumps({**GOOD, "t": 5}).encode()
+    good = json.dumps(GOOD).encode()
+    texts = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), [bad, good]), NOW_MS).texts
+    assert sorted(texts.texts) == ["four", "text", "x"]
+
+
+def test_texts_are_told_again_once_the_memory_was_full():
+    decoder = Decoder(SCHEMA, told=Told(64))
+    for start in range(0, 1000, 10):
+        values = [json.dumps({**GOOD, "c": f"c{start + i}", "m": [], "s": []}).encode() for i in range(10)]
+        columns = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), values), NOW_MS)
+        assert columns.texts.texts == [f"c{start + i}" for i in range(10)]
+        assert decoder.told.num_keys[0] <= len(decoder.told.slots) // 2
+    values = [json.dumps({**GOOD, "c": "c0", "m": [], "s": []}).encode()]
+    columns = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), values), NOW_MS)
+    assert columns.texts.ids.tolist() == [hash_text(b"c0")]
+
+
+def test_names_that_json_must_escape_are_left_to_the_reference():
+    schema = Schema(labels=("l",), categorical=('a"b', "a\\b", "plain"))
+    assert sorted(number for number in hash_places([b'a"b', b"a\\b", b"plain"]).tolist() if number >= 0) == [2]
+    message = json.dumps({"l": 1, 'a"b': 4, "a\\b": 5, "plain": 6}).encode()
+    columns = Decoder(schema).decode(RawRecords.from_messages(Partition("clicks", 0), [message]), NOW_MS)
+    assert columns.features.categorical_NC.tolist() == [[4, 5, 6]]
+
+
+def test_a_plan_of_many_like_named_fields_finds_each():
+    names = tuple(f"a rather long common beginning {i:03d} and a common end" for i in range(300))
+    schema = Schema(labels=("l",), dense=names)
+    assert len(make_plan(schema).places_H) >= 4 * 301
+    record = {"l": 1, **{name: i for i, name in enumerate(names)}}
+    for order in (list(record), list(reversed(record))):
+        message = json.dumps({name: record[name] for name in order}).encode()
+        columns = Decoder(schema).decode(RawRecords.from_messages(Partition("clicks", 0), [message]), NOW_MS)
+        assert columns.features.dense_NF[0].tolist() == list(map(float, range(300)))
+
+
+def test_the_workspace_does_not_leak_into_columns():
+    decoder = Decoder(SCHEMA)
+    first = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), [json.dumps(GOOD).encode()]), NOW_MS)
+    before = [ragged.ids_M.copy() for ragged in first.features.lists]
+    other = json.dumps({**GOOD, "m": [8, 9], "s": [10]}).encode()
+    decoder.decode(RawRecords.from_messages(Partition("clicks", 0), [other]), NOW_MS)
+    for ragged, ids_M in zip(first.features.lists, before, strict=True):
+        np.testing.assert_array_equal(ragged.ids_M, ids_M)
+
+
+def test_compiling_ahead_compiles_the_types_of_a_fetch():
+    from stream.decode.json_parser.parse_kernel import scan_kernel
+
+    compile_scanner()
+    num_signatures = len(scan_kernel().signatures)
+    compiled_for = RawRecords.from_messages(Partition("clicks", 0), [json.dumps(GOOD).encode()])
+    fetched = np.empty((6, 5), np.int64)
+    fetched[:, 0] = [compiled_for.value_start_N[0], compiled_for.value_length_N[0], 0, -1, NOW_MS, 0]
+    start, length, key_start, key_length, record_ms, offset = fetched[:, :1]
+    raw = RawRecords(
+        Partition("clicks", 0), compiled_for.buffer, start, length, key_start, key_length, record_ms, offset, 1
+    )
+    assert len(Decoder(SCHEMA).decode(raw, NOW_MS)) == 1
+    assert len(scan_kernel().signatures) == num_signatures == 1

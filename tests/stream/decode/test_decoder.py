@@ -1,0 +1,131 @@
+import json
+
+import numpy as np
+import pytest
+from springtide_client.encode import encode_instances
+from springtide_client.keys import hash_text
+from springtide_client.schema import Schema
+
+from stream.columns import Partition
+from stream.decode.decoder import Decoder
+from stream.records import RawRecords
+
+NOW_MS = 1_700_000_000_000
+CLICKS = Partition("clicks", 3)
+SCHEMA = Schema(
+    labels=("click",),
+    timestamp="ts",
+    weight="w",
+    categorical=("user", "item"),
+    multi_value=("genres",),
+    sequence=("last",),
+    dense=("age", "price"),
+    share={"last": "item"},
+    max_length={"genres": 2, "last": 3},
+)
+GOOD = {
+    "click": 1,
+    "ts": NOW_MS - 7,
+    "user": 5,
+    "item": "a",
+    "genres": ["x", 2, "z"],
+    "last": ["a", "b", None, 4, 5],
+    "age": 1.5,
+    "other": {"deep": [1, {"é": "\\"}]},
+}
+
+
+def decode(values, schema=SCHEMA, **options):
+    raw = RawRecords.from_messages(CLICKS, values, **options)
+    return Decoder(schema, max_message_bytes=2000).decode(raw, NOW_MS)
+
+
+def dumps(record):
+    return json.dumps(record).encode()
+
+
+def test_a_good_record_is_a_row():
+    columns = decode([dumps(GOOD)], record_ms=[NOW_MS], offsets=[41])
+    assert columns.dead == ()
+    assert columns.end == {CLICKS: 42}
+    assert columns.offset_N.tolist() == [41]
+    assert columns.partitions == (CLICKS,)
+    assert columns.labels_NL.tolist() == [[1.0]]
+    assert columns.weights_N.tolist() == [1.0]
+    assert columns.event_ms_N.tolist() == [NOW_MS - 7]
+    expected = encode_instances(SCHEMA, [GOOD])
+    assert (columns.features.categorical_NC == expected.categorical_NC).all()
+    np.testing.assert_array_equal(columns.features.dense_NF, expected.dense_NF)
+    for ragged, wanted in zip(columns.features.lists, expected.lists, strict=True):
+        assert ragged.ids_M.tolist() == wanted.ids_M.tolist()
+        assert ragged.offsets.tolist() == wanted.offsets.tolist()
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "empty"),
+        (b"", "bad_json"),
+        (b"\xff\xfe", "bad_json"),
+        (b'{"click": 1', "bad_json"),
+        (b'{"click": 1} x', "bad_json"),
+        (b'{"x": "\xed\xa0\x80"}', "bad_json"),
+        (b'{"x": "\\ud800"}', "bad_json"),
+        (b"[" * 100_0 + b"]" * 100_0, "bad_json"),
+        (b"[1]", "wrong_type"),
+        (b'"click"', "wrong_type"),
+        (b'{"x": NaN}', "not_finite"),
+        (b'{"x": -Infinity}', "not_finite"),
+        (b'{"x": 1e999}', "not_finite"),
+        (dumps({**GOOD, "age": 1e39}), "not_finite"),
+        (dumps({**GOOD, "click": None}), "missing_label"),
+        (dumps({**GOOD, "click": 2}), "label_range"),
+        (dumps({**GOOD, "ts": 5}), "bad_timestamp"),
+        (dumps({**GOOD, "user": 0.5}), "wrong_type"),
+        (dumps({**GOOD, "genres": "x"}), "wrong_type"),
+        (dumps({**GOOD, "other": "x" * 2000}), "too_large"),
+    ],
+)
+def test_a_bad_record_is_a_dead_letter_between_its_neighbours(value, reason):
+    columns = decode([dumps(GOOD), value, dumps({**GOOD, "user": 6})], keys=[None, b"k", None])
+    assert columns.offset_N.tolist() == [0, 2]
+    assert columns.features.categorical_NC[:, 0].tolist() == [5, 6]
+    assert columns.features.lists[1].offsets.tolist() == [0, 3, 6]
+    assert columns.end == {CLICKS: 3}
+    (dead,) = columns.dead
+    assert (dead.partition, dead.offset, dead.reason) == (CLICKS, 1, reason)
+    assert (dead.key, dead.value) == (b"k", value)
+    assert dead.detail
+
+
+def test_of_equal_fields_the_last_counts():
+    columns = decode([dumps(GOOD)[:-1] + b', "user": 8, "us\\u0065r": 9}'])
+    assert columns.features.categorical_NC[0, 0] == 9
+
+
+def test_no_records_are_empty_columns():
+    columns = decode([], end=10)
+    assert len(columns) == 0
+    assert columns.end == {CLICKS: 10}
+    assert columns.features.categorical_NC.shape == (0, 2)
+
+
+def test_a_text_is_told_once():
+    decoder = Decoder(SCHEMA)
+    raw = RawRecords.from_messages(CLICKS, [dumps(GOOD), dumps(GOOD)])
+    texts = decoder.decode(raw, NOW_MS).texts
+    item, genres = SCHEMA.number("item"), SCHEMA.number("genres")
+    told = set(zip(texts.features.tolist(), texts.ids.tolist(), texts.texts, strict=True))
+    assert told == {
+        (item, hash_text(b"a"), "a"),
+        (item, hash_text(b"b"), "b"),
+        (genres, hash_text(b"x"), "x"),
+        (genres, hash_text(b"z"), "z"),
+    }
+    assert len(texts.texts) == 4
+    assert decoder.decode(raw, NOW_MS).texts.texts == []
+
+
+def test_texts_of_dead_letters_are_not_told():
+    columns = decode([dumps({**GOOD, "item": "never", "click": 7})])
+    assert columns.texts.texts == []

@@ -1,0 +1,213 @@
+"""The bytes of a fetch, built by kafka-python's own writer and broken by hand."""
+
+import struct
+import sys
+
+import crc32c
+import pytest
+
+from stream.columns import Partition
+from stream.errors import CodecMissingError, CorruptBatchError
+from stream.kafka.consumer import Reader
+from stream.kafka.library import kafka
+from stream.kafka.record_batches import Unpacker, tap_is_possible
+
+HERE = Partition("clicks", 0)
+RECORDS = [
+    (b"k0", b'{"a": 1}', []),
+    (None, None, [("h", b"1")]),
+    (b"", b"", [("reason", None)]),
+    (b"k3", b"x" * 3000, []),
+    (None, b"\x00\xff", []),
+]
+
+
+def batch(records=RECORDS, *, base=0, codec=0, magic=2, start_ms=1_700_000_000_000, **options):
+    from kafka.record.memory_records import MemoryRecordsBuilder
+
+    builder = MemoryRecordsBuilder(magic, codec, 1 << 24, **options)
+    for number, (key, value, headers) in enumerate(records):
+        builder.append(start_ms + 7 * number, key, value, headers)
+    builder.close()
+    content = bytearray(builder.buffer())
+    content[:8] = struct.pack(">q", base)
+    return bytes(content)
+
+
+def reseal(content):
+    """The batch with a checksum that fits."""
+    return content[:17] + struct.pack(">I", crc32c.crc32c(content[21:])) + content[21:]
+
+
+def unpack(content, offset=0, aborted=lambda batch: False):
+    unpacker = Unpacker(HERE, offset, aborted=aborted)
+    found = []
+    for raw in unpacker.unpack(content):
+        assert raw.end == unpacker.next_offset
+        found += [
+            (int(raw.offset_N[n]), raw.key(n), raw.value(n), int(raw.record_ms_N[n]) - 1_700_000_000_000)
+            for n in range(len(raw))
+        ]
+    return found, unpacker.next_offset
+
+
+def expected(base=0, records=RECORDS):
+    return [(base + n, key, value, 7 * n) for n, (key, value, _) in enumerate(records)]
+
+
+def test_keys_values_nulls_and_timestamps_are_those_written():
+    assert unpack(batch()) == (expected(), 5)
+
+
+def test_batches_follow_one_another_and_a_cut_last_one_is_left():
+    content = batch() + batch(base=5) + batch(base=10)[:-1]
+    assert unpack(content) == (expected() + expected(5), 10)
+    assert unpack(content[:10]) == ([], 0)
+    assert unpack(b"") == ([], 0)
+
+
+def test_reading_begins_inside_a_batch():
+    assert unpack(batch() + batch(base=5), offset=7) == (expected(5)[2:], 10)
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+def test_compressed_batches_between_plain_ones_keep_their_place(codec):
+    content = batch() + batch(base=5, codec=codec) + batch(base=10)
+    assert unpack(content, offset=6) == ((expected(5) + expected(10))[1:], 15)
+
+
+@pytest.mark.parametrize(("codec", "package"), [(2, "python-snappy"), (3, "lz4"), (4, "zstandard")])
+def test_a_missing_codec_is_named_with_its_package_after_what_comes_before(codec, package, monkeypatch):
+    for name in ("has_snappy", "has_lz4", "has_zstd"):
+        monkeypatch.setattr(kafka.codec, name, lambda: False)
+    compressed = bytearray(batch(base=5))
+    compressed[21:23] = struct.pack(">h", codec)
+    unpacker = Unpacker(HERE, 0, aborted=lambda batch: False)
+    found = unpacker.unpack(batch() + reseal(bytes(compressed)))
+    assert len(next(found)) == 5
+    with pytest.raises(CodecMissingError, match=f"pip install {package}"):
+        next(found)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_old_formats_are_read(magic):
+    records = [(key, value, []) for key, value, _ in RECORDS]
+    found, end = unpack(batch(records, magic=magic))
+    assert [(key, value) for _, key, value, _ in found] == [(key, value) for key, value, _ in records]
+    assert end == 5
+
+
+def test_a_batch_emptied_by_compaction_moves_the_position_on():
+    emptied = bytearray(batch(base=5)[:61])
+    emptied[8:12] = struct.pack(">i", 61 - 12)
+    emptied[57:61] = struct.pack(">i", 0)
+    content = batch() + reseal(bytes(emptied)) + batch(base=20)
+    assert unpack(content) == (expected() + expected(20), 25)
+    assert unpack(reseal(bytes(emptied)), offset=5) == ([], 10)
+
+
+def test_records_that_compaction_took_leave_gaps():
+    builder = kafka.record.default_records.DefaultRecordBatchBuilder(
+        magic=2, compression_type=0, is_transactional=False, producer_id=-1, producer_epoch=-1, base_sequence=-1,
+        batch_size=1 << 20,
+    )  # fmt: skip
+    for offset in (0, 3, 9):
+        builder.append(offset, 1_700_000_000_000, b"k", b"%d" % offset, [])
+    found, end = unpack(bytes(builder.build()))
+    assert [offset for offset, *_ in found] == [0, 3, 9]
+    assert end == 10
+
+
+def test_control_and_aborted_batches_are_passed_by():
+    def with_attributes(content, attributes):
+        return reseal(content[:21] + struct.pack(">h", attributes) + content[23:])
+
+    control, aborted = with_attributes(batch(base=5), 0x30), with_attributes(batch(base=10), 0x10)
+    content = batch() + control + aborted + batch(base=15)
+    found, end = unpack(content, aborted=lambda b: b.base_offset == 10)
+    assert found == expected() + expected(15)
+    assert end == 20
+    assert unpack(content)[0] == expected() + expected(10) + expected(15)
+
+
+def test_log_append_time_counts_where_the_broker_stamps():
+    content = batch()
+    stamped = reseal(content[:21] + struct.pack(">h", 0x08) + content[23:])
+    assert {record_ms for *_, record_ms in unpack(stamped)[0]} == {28}
+
+
+def test_every_flipped_byte_is_noticed():
+    good = batch(RECORDS[:3])
+    for position in range(16, len(good)):
+        broken = bytearray(good)
+        broken[position] ^= 0x55
+        with pytest.raises(CorruptBatchError, match=r"checksum|no record batch"):
+            unpack(bytes(broken))
+
+
+def test_what_comes_before_a_broken_batch_is_handed_out_first():
+    broken = bytearray(batch(base=5))
+    broken[-1] ^= 1
+    unpacker = Unpacker(HERE, 0, aborted=lambda batch: False)
+    found = unpacker.unpack(batch() + bytes(broken))
+    assert len(next(found)) == 5
+    with pytest.raises(CorruptBatchError):
+        next(found)
+    assert unpacker.next_offset == 5
+
+
+def test_lengths_that_lead_outside_the_batch_are_refused_not_followed():
+    good = batch(RECORDS[:3])
+    for position in range(57, len(good)):
+        for byte in (0x00, 0x01, 0x7F, 0x80, 0xFE, 0xFF):
+            lying = bytearray(good)
+            lying[position] = byte
+            try:
+                found, _ = unpack(reseal(bytes(lying)))
+            except CorruptBatchError:
+                continue
+            assert len(found) <= 3
+
+
+def test_the_names_that_the_tap_needs_are_there(bench):
+    bench.create()
+    reader = Reader(bench.kafka, {bench.partition: 0})
+    assert reader.raw
+    assert reader.hooked
+    assert tap_is_possible(reader.consumer)
+    reader.close()
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_the_tap_reads_what_a_plain_poll_reads(bench, raw, compression):
+    bench.create()
+    client = kafka.KafkaProducer(
+        bootstrap_servers=bench.broker.address,
+        linger_ms=20,
+        compression_type=compression,
+        allow_auto_create_topics=False,
+    )
+    for n in range(2000):
+        client.send(bench.name, b"v%d" % n if n % 5 else None, key=b"k%d" % n, partition=0, timestamp_ms=10**12 + n)
+    client.close()
+    reader = Reader(bench.kafka, {bench.partition: 123}, raw=raw)
+    found = []
+    while len(found) < 2000 - 123:
+        for records in reader.poll(0.5):
+            assert records.end >= int(records.offset_N[-1]) + 1
+            for n in range(len(records)):
+                found.append((int(records.offset_N[n]), records.key(n), records.value(n), int(records.record_ms_N[n])))
+    reader.close()
+    assert found == [(n, b"k%d" % n, b"v%d" % n if n % 5 else None, 10**12 + n) for n in range(123, 2000)]
+
+
+def test_without_the_private_names_a_source_still_reads_and_catches_up(bench, monkeypatch):
+    kafka_door = sys.modules["stream.kafka.consumer"]
+    monkeypatch.setattr(kafka_door, "tap_is_possible", lambda consumer: False)
+    monkeypatch.setattr(Reader, "_hook", lambda self: False)
+    bench.create()
+    bench.produce([bench.click(n) for n in range(100)])
+    source = bench.source()
+    assert bench.users(bench.read(source, 100)) == list(range(100))
+    bench.until(lambda: source.poll(0.01) == [] and source.caught_up_ms)
