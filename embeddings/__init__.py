@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from embeddings.dynamic.embedding import DynamicEmbedding
+    from embeddings.torch_api.dynamic_embedding import DynamicEmbedding
 
 __all__ = ["DynamicEmbedding"]
 
@@ -11,7 +11,7 @@ __all__ = ["DynamicEmbedding"]
 def __getattr__(name: str) -> object:
     # late, so that importing the package loads neither torch nor numba
     if name == "DynamicEmbedding":
-        from embeddings.dynamic.embedding import DynamicEmbedding
+        from embeddings.torch_api.dynamic_embedding import DynamicEmbedding
 
         return DynamicEmbedding
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

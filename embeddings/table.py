@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import torch
 
-from embeddings import autograd
-from embeddings.autograd import Part
-from embeddings.in_order import in_order
-from embeddings.lookup import Lookup
-from embeddings.prefetch import Prefetch
-from embeddings.reading import read_rows
+from embeddings.current_stream import in_order
+from embeddings.lookup.handle import Lookup
+from embeddings.lookup.prefetch import Prefetch
+from embeddings.lookup.read_only import read_rows
+from embeddings.memory.placement import Foreseen
+from embeddings.parts import Tiers
 from embeddings.rows import as_keys
-from embeddings.settled import Foreseen
-from embeddings.tiers import Tiers
+from embeddings.torch_api import autograd
+from embeddings.torch_api.autograd import Part
 from kernels.spec import NO_SLOT, Array
 
 

@@ -15,7 +15,7 @@ from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
 from torch import Tensor
 
-from embeddings.autograd import Part
+from embeddings.torch_api.autograd import Part
 
 
 def parts_of(schema: Schema, features: Features) -> list[Part]:

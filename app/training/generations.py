@@ -13,7 +13,7 @@ from springtide_client.log.directory import LogDirectory
 from app.training.base_rows import BaseRows
 from app.versions.fault_points import reach
 from app.versions.retire import base_number
-from embeddings.source import RowSource
+from embeddings.tiers.base import RowSource
 
 NO_GENERATION = -1
 

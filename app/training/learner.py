@@ -21,8 +21,8 @@ from app.training.device import TrainDevice, device_of
 from app.training.graphs import GraphedStep
 from app.training.staging import Staged, Staging
 from embeddings.errors import SpillError
-from embeddings.lookup import Lookup
-from embeddings.prefetch import Prefetch
+from embeddings.lookup.handle import Lookup
+from embeddings.lookup.prefetch import Prefetch
 from embeddings.table import EmbeddingTable
 from kernels.spec import Array
 from stream.columns import Batch

@@ -25,11 +25,11 @@ from app.versions.resume import Resume
 from app.versions.writer import LogWriter
 from embeddings.optimizer import RowOptimizer
 from embeddings.sizes import num_bytes
-from embeddings.source import RowSource
-from embeddings.spill.host_tier import HostTier
-from embeddings.spill.interface import Spill
-from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
+from embeddings.tiers.base import RowSource
+from embeddings.tiers.host_tier import HostTier
+from embeddings.tiers.interface import Spill
+from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
 from kernels.spec import Layout, Verbs
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embeddings.rows import Int64Array, Rows
-from embeddings.spill.interface import ROW
-from embeddings.spill.rocksdb import RocksSpill
+from embeddings.tiers.interface import ROW
+from embeddings.tiers.rocksdb.spill import RocksSpill
 
 Float32Array = npt.NDArray[np.float32]
 

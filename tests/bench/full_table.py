@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
+from embeddings.memory.capacity import Capacity
 from embeddings.rows import Float32Array, Rows, Touched
 from embeddings.table import EmbeddingTable
 from tests.bench.full_store import FILL

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from app.training.lane import CudaLane, Lane
-from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
+from embeddings.memory.capacity import Capacity
 from embeddings.optimizer import RowOptimizer
-from embeddings.spill.host_tier import HostTier
-from embeddings.spill.rocksdb import RocksSpill
 from embeddings.table import EmbeddingTable
+from embeddings.tiers.host_tier import HostTier
+from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
 from kernels.spec import Layout, Verbs
 from tests.bench.gpu_table import host, markdown

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
+from embeddings.memory.capacity import Capacity
 from embeddings.rows import Rows
-from embeddings.spill.interface import ABSENT, ROW, SpilledRows
-from embeddings.spill.no_spill import NoSpill
 from embeddings.table import EmbeddingTable
+from embeddings.tiers.interface import ABSENT, ROW, SpilledRows
+from embeddings.tiers.no_spill import NoSpill
 from kernels.cpu.index.buckets import WIDTH
 from tests.bench.exact_caches import exact_hits, numbered
 from tests.bench.streams import zipf_ranks

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from springtide_client.rows.initial_values import first_values
 
-from embeddings.capacity import Capacity
 from embeddings.config import FeaturePolicy, TableConfig
+from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
 from tests.bench.child_process import saved
 from tests.bench.harness import Case, alternate, argument_parser, fail, report, timed

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
+from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
 from tests.bench.harness import Case, arguments, fail, report
 from tests.bench.limits import copy_rate

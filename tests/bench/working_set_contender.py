@@ -14,10 +14,10 @@ from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
 from app.training.base_rows import BaseRows
 from app.training.dense_optimizer import DenseOptimizer
-from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
-from embeddings.spill.rocksdb import RocksSpill
+from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
+from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.cpu.index.buckets import WIDTH
 from tests.bench.peers.serving import timed
 from tests.bench.streams import zipf_ranks

@@ -3,7 +3,7 @@
 import pytest
 
 from kernels.spec import Verbs
-from tests.embeddings.twins import TWINS, verbs_of
+from tests.embeddings.backends import TWINS, verbs_of
 
 
 @pytest.fixture(params=TWINS)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from springtide_client.keys import mix_keys
 
-from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
-from embeddings.lookup import Lookup
-from embeddings.reading import FORGOTTEN
+from embeddings.lookup.handle import Lookup
+from embeddings.lookup.read_only import FORGOTTEN
+from embeddings.memory.capacity import Capacity
 from embeddings.sizes import num_bytes
 from embeddings.table import EmbeddingTable
 from kernels.spec import Verbs
-from tests.embeddings.twins import host
+from tests.embeddings.backends import host
 
 BUCKET = Capacity.of_rows(1)  # rounded up to one
 

@@ -15,8 +15,8 @@ from app.versions.base_merge import merge_base
 from app.versions.receipts import receipt_of
 from app.versions.writer import LogWriter
 from embeddings.rows import Int64Array
-from embeddings.spill.host_tier import HostTier
-from embeddings.spill.interface import ROW
+from embeddings.tiers.host_tier import HostTier
+from embeddings.tiers.interface import ROW
 from kernels.spec import NO_SLOT
 
 ITEMS = np.arange(2000)

@@ -12,7 +12,7 @@ from springtide_client.schema import Schema
 from app.training.base_rows import BaseRows
 from app.training.generations import NO_GENERATION, Generations
 from app.versions.base_writer import BaseImage, write_base
-from embeddings.source import RowSource
+from embeddings.tiers.base import RowSource
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id",))
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from embeddings.capacity import Capacity
 from embeddings.config import TableConfig
-from embeddings.spill.host_tier import HostTier
+from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
+from embeddings.tiers.host_tier import HostTier
 from kernels.backend import backend
 from kernels.cuda.device import CupyDevice
 from kernels.cuda.ops import CudaVerbs
 from kernels.spec import Layout
-from tests.embeddings.spill.spilled import DictSpill
+from tests.embeddings.tiers.spill_support import DictSpill
 from tests.support.gpu_emulation.fake_gpu import install
 from tests.support.gpu_emulation.simt import COMPILER
 

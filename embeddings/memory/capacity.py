@@ -1,0 +1,61 @@
+"""How many rows fit into a budget of bytes."""
+
+from dataclasses import dataclass, replace
+
+from embeddings.config import Admission, TableConfig
+from embeddings.memory.eviction import MIN_GHOSTS
+from embeddings.optimizer import RowOptimizer
+from embeddings.sizes import num_bytes
+from kernels.spec import Layout, Verbs
+
+PART = 16  # the overflow area has a sixteenth of the slots, the side buffer a sixteenth of the bytes
+OVERFLOW_KEY_BYTES = 64  # key, score, free list and hash places of an overflow row, at most
+TOUCHED_BYTES, GHOST_BYTES = 8, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """Rows of a table's parts in memory; the overflow area grows where one batch needs more."""
+
+    num_slots: int
+    num_overflow: int
+    num_side: int
+
+    @staticmethod
+    def of_rows(num_rows: int, *, num_side: int | None = None) -> "Capacity":
+        """So many rows, and a side buffer for as many unless told."""
+        if num_rows < 1:
+            raise ValueError(f"a table needs at least 1 row, not {num_rows}")
+        side = num_rows if num_side is None else num_side
+        return Capacity(num_slots=num_rows, num_overflow=num_rows // PART, num_side=side)
+
+    def in_buckets_of(self, width: int) -> "Capacity":
+        """At least as many rows in buckets of so many slots; no fewer than one in the overflow area."""
+        num_slots = -(-self.num_slots // width) * width
+        return replace(self, num_slots=num_slots, num_overflow=max(width, self.num_overflow))
+
+    @staticmethod
+    def of_bytes(config: TableConfig, verbs: Verbs, *, tracked: bool = True) -> "Capacity":
+        """The most rows that fit into device_bytes with everything that comes with them."""
+        total = num_bytes(config.device_bytes)
+        state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
+        row_bytes = 2 + 8 + 4 * (config.dim + state_width) + 16
+        num_side = total // PART // row_bytes if tracked else 0
+        sketch = Admission.of(config.admission).sketch_bytes if _asks_for_admission(config) else 0
+        total -= num_bytes(sketch)
+        slot_bytes = verbs.slot_bytes(Layout(config.dim, state_width, config.dtype))
+        each = (slot_bytes + TOUCHED_BYTES + GHOST_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
+        width = verbs.width
+        fixed = width * (slot_bytes + OVERFLOW_KEY_BYTES) + 8 * MIN_GHOSTS
+        num_slots = (total - num_side * row_bytes - fixed) // each // width * width
+        if num_slots < width:
+            raise ValueError(
+                f"device_bytes = {config.device_bytes} holds no bucket of {width} rows: {each} bytes a row"
+                + (f", and {sketch} for the sketch of admission" if sketch else "")
+            )
+        return Capacity(num_slots=num_slots, num_overflow=max(width, num_slots // PART), num_side=max(1, num_side))
+
+
+def _asks_for_admission(config: TableConfig) -> bool:
+    counts = [policy.min_count or 1 for policy in config.features.values()]
+    return max([Admission.of(config.admission).min_count, *counts]) > 1

@@ -1,0 +1,240 @@
+"""Rows in the host's memory, between a device and the spill below: itself a spill, for whoever is above.
+
+What it lends to the tier above leaves first; what it has no room for goes on down. A row that the tier above has
+changed comes back through `write`, also where a base covers it by then: an older copy may have gone down meanwhile.
+"""
+
+# U unique keys, N rows, V victims
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.keys import UInt64Array, mix_keys
+
+from embeddings.errors import SpillError
+from embeddings.policy.ttl import Horizons
+from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from embeddings.tiers.interface import ABSENT, ROW, Spill, SpilledRows
+from embeddings.tiers.write_batch import Block
+from kernels.spec import NO_SLOT, Columns, Layout, Verbs
+
+COUNTS = "hits_host", "host_evicted", "host_spilled", "host_dropped"
+LENT, KEPT = -1, 0  # priorities
+FLAG_BITS = 3  # the verbs' own flags stay zero: above them a row's flags hold its generation
+PART = 16  # the overflow area has a sixteenth of the slots
+
+
+class HostTier:
+    """Rows by LRU in a store of the CPU's verbs, which nobody else may use. One writer; finds from any thread."""
+
+    keeps_rows = True
+
+    def __init__(self, spill: Spill, *, num_rows: int, layout: Layout, verbs: Verbs) -> None:
+        """At most about `num_rows` rows; ValueError below one bucket, or above a spill that keeps none."""
+        if not spill.keeps_rows:
+            raise ValueError("a host tier needs a spill below it: name a folder for it, or do without host_bytes")
+        width = verbs.width
+        if num_rows < width:
+            raise ValueError(f"a host tier holds at least {width} rows, not {num_rows}")
+        self.spill, self.verbs = spill, verbs
+        num_slots = num_rows // width * width
+        self._store = verbs.allocate(num_slots, max(width, num_slots // PART), layout)
+        self._lock = threading.Lock()  # of the store and of what is below it here
+        self._descending: list[Block] = []  # victims that the spill has not yet taken
+        self._num_rows = 0
+        self._num_only_here = 0  # of those, the ones that the spill has no copy of, nearly
+        self._clock = 0
+        self._generation, self._covered = 0, -1  # the newest one, and the newest one that a base covers
+        self._horizons = Horizons()
+        self._counts = Counter(dict.fromkeys(COUNTS, 0))
+
+    @staticmethod
+    def rows_of_bytes(num_bytes: int, layout: Layout, verbs: Verbs) -> int:
+        """How many rows fit, everything counted."""
+        slot_bytes, width = verbs.slot_bytes(layout), verbs.width
+        return max(0, (num_bytes - width * 2 * slot_bytes) * PART // (slot_bytes * (PART + 2)) // width * width)
+
+    def write(self, rows: Rows, num_new: int) -> None:
+        """1. What waits goes down. 2. These rows come in. 3. Their victims go down, or wait where the spill fails."""
+        self._descend()
+        if not len(rows):
+            return
+        mixed_N = mix_keys(rows.features, rows.ids)
+        with self._lock:
+            self._num_only_here += num_new
+            self._take(rows, mixed_N)
+        with suppress(SpillError):  # told to the next writer, before its rows are taken
+            self._descend()
+
+    def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+        self._descend()  # else an older row would go down after its mark
+        self.spill.mark(features_N, ids_N)
+        with self._lock:
+            slots_N = self.verbs.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
+            self._erase(slots_N[slots_N != NO_SLOT])
+
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
+        """1. What is here, and lent from now on. 2. What is on its way down. 3. The spill's."""
+        kinds_U = np.full(len(ids_U), ABSENT, np.uint8)
+        mixed_U = mix_keys(features_U, ids_U)
+        with self._lock:
+            slots_U = self.verbs.find(self._store, features_U, ids_U, mixed_U)
+            here_U = slots_U != NO_SLOT
+            columns = self.verbs.read(self._store, slots_U[here_U])
+            self.verbs.set_priorities(self._store, slots_U[here_U], np.full(len(columns.flags_N), LENT, np.int64))
+            descending = list(self._descending)
+            self._counts["hits_host"] += len(columns.flags_N)
+        kinds_U[here_U] = ROW
+        if here_U.all():
+            return SpilledRows(kinds_U, Rows(features_U, ids_U, *columns[:4]))
+        layout = self._store.layout
+        rows = Rows.empty_of(features_U, ids_U, layout.dim, layout.state_width)
+        _put(rows, here_U, columns[:4])
+        missing = np.flatnonzero(~here_U)
+        for block in reversed(descending):
+            missing = block.answer(mixed_U, missing, kinds_U, rows)
+        if len(missing):
+            below = self.spill.find(features_U[missing], ids_U[missing])
+            kinds_U[missing] = below.kinds
+            _put(rows, missing, below.rows.columns()[2:])
+        return SpilledRows(kinds_U, rows)
+
+    def read_all(self) -> Rows:
+        with self._lock:
+            num_slots = self._store.num_slots + self._store.num_overflow
+            slots_N = self.verbs.occupied(self._store, 0, num_slots)
+            parts = [self._read(slots_N, *self.verbs.keys_of(self._store, slots_N))[0]]
+            parts += [block.rows for block in reversed(self._descending) if block.rows is not None]
+        parts.append(self.spill.read_all())
+        rows = Rows.concatenate(parts)
+        mixed_N = mix_keys(rows.features, rows.ids)
+        order = np.lexsort((rows.features, mixed_N))  # stable: the highest tier's copy stays the first
+        same = (np.diff(mixed_N[order]) == 0) & (np.diff(rows.features[order]) == 0)
+        return rows.take(order[np.concatenate([[True], ~same])] if len(order) else order)
+
+    def open_generation(self) -> int:
+        closed = self.spill.open_generation()
+        with self._lock:
+            self._generation = closed + 1
+        return closed
+
+    def destroy_generations(self, upto: int) -> None:
+        """Rows from those generations stay, and are simply dropped when they leave: the base gives them too."""
+        with self._lock:
+            self._covered = max(self._covered, upto)
+        self.spill.destroy_generations(upto)
+
+    def purge(self, horizons: dict[int, int]) -> None:
+        with self._lock:
+            self._horizons.raise_to(horizons)
+        self.spill.purge(horizons)
+
+    def waits_for(self) -> str:
+        return self.spill.waits_for()
+
+    def purging(self) -> bool:
+        return self.spill.purging()
+
+    def coldest(self, fraction: float) -> int | None:
+        return self.spill.coldest(fraction)
+
+    def num_host_rows(self) -> int:
+        return self._num_rows
+
+    def host_bytes(self) -> int:
+        """Of memory: the store, and what waits to go down."""
+        return self._store.num_bytes + sum(block.num_bytes for block in self._descending)
+
+    def num_rows(self) -> int:
+        return self._num_only_here + self.spill.num_rows()
+
+    def num_bytes(self) -> int:
+        return self.spill.num_bytes()
+
+    def memory_bytes(self) -> int:
+        return self.host_bytes() + self.spill.memory_bytes()
+
+    def counters(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts) | self.spill.counters()
+
+    def close(self) -> None:
+        self.spill.close()
+
+    def check_integrity(self) -> None:
+        """AssertionError where the parts contradict each other."""
+        with self._lock:
+            slots_N = self.verbs.occupied(self._store, 0, self._store.num_slots + self._store.num_overflow)
+            features_N, ids_N = self.verbs.keys_of(self._store, slots_N)
+            found_N = self.verbs.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
+            assert np.array_equal(found_N, slots_N), "a key is not found where it stands"
+            assert len(slots_N) == self._num_rows, f"{len(slots_N)} keys stand, {self._num_rows} are counted"
+            assert not len(slots_N) or slots_N[-1] < self._store.num_slots, "a row was left in the overflow area"
+
+    # under the lock
+
+    def _take(self, rows: Rows, mixed_N: UInt64Array) -> None:
+        self._clock += 1
+        store, tick = self._store, self._clock
+        placed = self.verbs.find_or_insert(store, rows.features, rows.ids, mixed_N, tick, tick)
+        self._num_rows += int(np.count_nonzero(placed.slots_U[placed.new_N] != NO_SLOT))
+        if len(placed.victim_slots_V):
+            # copied out before their slots are written over
+            self._num_rows -= len(placed.victim_slots_V)
+            keys = placed.victim_features_V, placed.victim_ids_V
+            self._see_off(*self._read(placed.victim_slots_V, *keys))
+        housed_N = (placed.slots_U != NO_SLOT) & (placed.slots_U < store.num_slots)
+        flags_N = np.full(len(rows), self._generation << FLAG_BITS, np.int64)
+        columns = Columns(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
+        if not housed_N.all():
+            # so many keys in one bucket: those without a slot go straight down
+            in_overflow_N = placed.slots_U >= store.num_slots
+            self._erase(placed.slots_U[in_overflow_N])
+            self._see_off(rows.take(~housed_N), flags_N[~housed_N])
+            columns = Columns(*(column[housed_N] for column in columns))
+        slots_N = np.ascontiguousarray(placed.slots_U[housed_N])
+        self.verbs.scatter(store, slots_N, columns)
+        self.verbs.set_priorities(store, slots_N, np.full(len(slots_N), KEPT, np.int64))
+
+    def _see_off(self, rows: Rows, flags_V: Int64Array) -> None:
+        """Victims that are alive, and that no base gives, begin their way down."""
+        needed_V: BoolArray = (flags_V >> FLAG_BITS) > self._covered
+        if self._horizons:
+            needed_V &= self._horizons.alive(rows.features, rows.last_seen)
+        num_needed = int(np.count_nonzero(needed_V))
+        self._counts["host_evicted"] += len(rows)
+        self._counts["host_spilled"] += num_needed
+        self._counts["host_dropped"] += len(rows) - num_needed
+        if num_needed:
+            rows = rows.take(needed_V)
+            self._descending.append(Block.of(rows.features, rows.ids, rows))
+
+    def _read(self, slots_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array) -> tuple[Rows, Int64Array]:
+        columns = self.verbs.read(self._store, slots_N)
+        return Rows(features_N, ids_N, *columns[:4]), columns.flags_N
+
+    def _erase(self, slots_N: Int64Array) -> None:
+        self.verbs.erase(self._store, slots_N)
+        self._num_rows -= len(slots_N)
+
+    # the writer's, without the lock: a find sees what descends until the spill has it
+
+    def _descend(self) -> None:
+        while self._descending:
+            block = self._descending[0]
+            assert block.rows is not None
+            share = min(1.0, self._num_only_here / max(1, self._num_rows + len(block)))
+            num_new = round(share * len(block))
+            self.spill.write(block.rows, num_new)
+            with self._lock:
+                self._descending.pop(0)
+                self._num_only_here -= num_new
+
+
+def _put(rows: Rows, at_N: BoolArray | Int64Array, columns: Sequence[npt.NDArray[Any]]) -> None:
+    for to, values in zip(rows.columns()[2:], columns, strict=True):
+        to[at_N] = values

@@ -1,0 +1,78 @@
+"""The tier under a table that has none: an evicted row is forgotten."""
+
+# U unique keys, N rows
+import numpy as np
+from springtide_client.keys import mix_keys
+
+from embeddings.rows import Int64Array, Rows, UInt16Array
+from embeddings.tiers.interface import ABSENT, MARK, SpilledRows
+
+NUM_PLACES = 1 << 20  # 8 MiB: of so many forgotten keys most are remembered as such
+
+
+class NoSpill:
+    """Keeps no rows, only which keys were forgotten of late: a place for a mixed key, taken over by the next one."""
+
+    keeps_rows = False
+
+    def __init__(self, dim: int, state_width: int) -> None:
+        self.dim, self.state_width = dim, state_width
+        self._generations = {0: np.zeros(0, np.uint64)}  # places by generation, allocated when first written to
+
+    def write(self, rows: Rows, num_new: int) -> None:
+        self.mark(rows.features, rows.ids)
+
+    def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+        newest = max(self._generations)
+        if len(ids_N) and not len(self._generations[newest]):
+            self._generations[newest] = np.zeros(NUM_PLACES, np.uint64)
+            self._generations[newest][0] = 1  # no key's: an empty place must not look like the mixed key 0
+        mixed_N = mix_keys(features_N, ids_N)
+        if len(mixed_N):
+            self._generations[newest][mixed_N & np.uint64(NUM_PLACES - 1)] = mixed_N
+
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
+        kinds = np.full(len(ids_U), ABSENT, np.uint8)
+        mixed_U = mix_keys(features_U, ids_U)
+        for places in self._generations.values():
+            if len(places):
+                kinds[places[mixed_U & np.uint64(NUM_PLACES - 1)] == mixed_U] = MARK
+        return SpilledRows(kinds, Rows.empty_of(features_U, ids_U, self.dim, self.state_width))
+
+    def read_all(self) -> Rows:
+        return Rows.empty(0, self.dim, self.state_width)
+
+    def open_generation(self) -> int:
+        newest = max(self._generations)
+        self._generations[newest + 1] = np.zeros(0, np.uint64)
+        return newest
+
+    def destroy_generations(self, upto: int) -> None:
+        self._generations = {number: places for number, places in self._generations.items() if number > upto}
+
+    def purge(self, horizons: dict[int, int]) -> None:
+        """There is nothing to purge: marks go with their generation."""
+
+    def waits_for(self) -> str:
+        return ""
+
+    def purging(self) -> bool:
+        return False
+
+    def coldest(self, fraction: float) -> int | None:
+        return None
+
+    def num_rows(self) -> int:
+        return 0
+
+    def num_bytes(self) -> int:
+        return 0
+
+    def memory_bytes(self) -> int:
+        return sum(places.nbytes for places in self._generations.values())
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self._generations = {0: np.zeros(0, np.uint64)}

@@ -1,0 +1,102 @@
+"""What the spill's two processes share: how a lane of shared memory is laid out, and what the child is told.
+
+Imports no numpy, as nothing that the child imports does: it starts in a blink.
+"""
+
+import json
+import mmap
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+KEY_BYTES = 10
+LINE = 64
+ABSENT, ROW, MARK = 0, 1, 2  # embeddings.tiers.interface's
+
+
+class DamageError(Exception):
+    """What was read is not what was written: trying again does not help."""
+
+
+@dataclass(frozen=True)
+class LaneShape:
+    """A lane's part of the shared memory: keys, kinds, then the records of rows one after another."""
+
+    num_keys: int
+    record_bytes: int
+
+    @property
+    def kinds_at(self) -> int:
+        return KEY_BYTES * self.num_keys
+
+    @property
+    def records_at(self) -> int:
+        return -(-(KEY_BYTES + 1) * self.num_keys // LINE) * LINE
+
+    @property
+    def num_bytes(self) -> int:
+        return -(-(self.records_at + self.record_bytes * self.num_keys) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The child's only argument, as JSON."""
+
+    folder: str
+    parent: int
+    memory: int  # file descriptors
+    sockets: list[int]  # the keeper's, then those of finds
+    num_keys: int
+    record_bytes: int
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def shape(self) -> LaneShape:
+        return LaneShape(self.num_keys, self.record_bytes)
+
+
+class ChildLane:
+    """The child's side: a socket, and keys and values as bytes in its part of the memory."""
+
+    def __init__(self, connection: socket.socket, memory: mmap.mmap, index: int, shape: LaneShape) -> None:
+        self.connection, self.shape = connection, shape
+        self._memory, self._start = memory, index * shape.num_bytes
+
+    def keys(self, num: int) -> list[bytes]:
+        keys = self._read(0, KEY_BYTES * num)
+        return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+
+    def records(self, num: int) -> list[bytes]:
+        width = self.shape.record_bytes
+        records = self._read(self.shape.records_at, width * num)
+        return [records[at : at + width] for at in range(0, len(records), width)]
+
+    def put_keys(self, keys: Sequence[bytes]) -> None:
+        self._write(0, b"".join(keys))
+
+    def put_values(self, values: Sequence[bytes | None], kinds_at: int = 0, records_at: int = 0) -> int:
+        """The kinds of values and the rows among them; how many rows. DamageError for one of a wrong size."""
+        width = self.shape.record_bytes
+        try:
+            only_rows = set(map(len, values)) <= {width}  # type: ignore[arg-type]
+        except TypeError:  # None has no length
+            only_rows = False
+        if only_rows:
+            kinds, num_rows = bytes([ROW]) * len(values), len(values)
+        else:
+            lengths = [-1 if value is None else len(value) for value in values]
+            if strange := set(lengths) - {-1, 0, width}:
+                raise DamageError(f"a record of {strange.pop()} bytes where {width} are due")
+            kinds = bytes(ROW if length > 0 else MARK if length == 0 else ABSENT for length in lengths)
+            num_rows = kinds.count(ROW)
+        self._write(self.shape.kinds_at + kinds_at, kinds)
+        self._write(self.shape.records_at + width * records_at, b"".join(filter(None, values)))
+        return num_rows
+
+    def _read(self, at: int, num_bytes: int) -> bytes:
+        return self._memory[self._start + at : self._start + at + num_bytes]
+
+    def _write(self, at: int, data: bytes) -> None:
+        self._memory[self._start + at : self._start + at + len(data)] = data

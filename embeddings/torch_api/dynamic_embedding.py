@@ -1,0 +1,207 @@
+"""DynamicEmbedding: the table as a torch module, for anyone's plain torch model, without a vocabulary."""
+
+# K keys of one call, N unique ids, D dimension
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable would load a compiler with this module
+
+from embeddings.config import TableConfig
+from embeddings.memory.capacity import Capacity
+from embeddings.rows import Rows
+from embeddings.torch_api.arrow import of_arrow, rows_of, to_arrow
+from embeddings.torch_api.autograd import Part
+from embeddings.torch_api.inference import FEATURE, features_of, predicted_rows
+from embeddings.torch_api.inputs import bags_of, ids_of, scores_of
+from embeddings.torch_api.table_module import TableModule
+from kernels.backend import backend
+from kernels.spec import Array, Verbs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class DynamicEmbedding(TableModule):
+    """Ids of any shape in, rows out; gradients flow into the rows during backward, with the optimizer given here.
+
+    A row is made when an id is first asked for in training; under `eval()` or `no_grad` an id without one takes the
+    value it would be created with, or, where it waits to be admitted, the row it shares; nothing is created then. The
+    rows are no parameters, no torch optimizer knows of them: each forward's gradient is one step of its own. They stay
+    on `device` in `dtype` whatever the module is moved or cast to; what it gives comes where the ids are, in the type
+    it was cast to: with `device="cuda"` and ids on the GPU nothing crosses. Threads take turns; a forked process is
+    refused.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        capacity: int | str,
+        *,
+        optimizer: Mapping[str, Any] | None = None,
+        eviction: str = "lru",
+        admission: Mapping[str, Any] | None = None,
+        spill: str | Path | None = None,
+        device: str | torch.device | Verbs = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        init_scale: float = 0.01,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """capacity: rows held in memory (an int, rounded up to a bucket) or bytes ("2GiB").
+
+        spill: a folder of the object's own, emptied now; without it an evicted row is forgotten. clock: seconds, for
+        last-seen. ValueError for a setting that is none; SpillError where the folder or RocksDB fails.
+        """
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
+        if isinstance(capacity, bool) or not isinstance(capacity, int | str):
+            raise ValueError(f"capacity must be a number of rows or a size such as '2GiB', not {capacity!r}")
+        config = TableConfig(
+            dim=dim,
+            device_bytes=capacity if isinstance(capacity, str) else "1GiB",
+            eviction=eviction,
+            admission=admission or {},
+            optimizer=optimizer if optimizer is not None else {"name": "rowwise-adagrad", "lr": 0.05},
+            dtype=DTYPES[dtype],
+            init_scale=init_scale,
+        )
+        verbs = backend(str(device) if isinstance(device, torch.device) else device)
+        rows = (
+            Capacity.of_bytes(config, verbs, tracked=False) if isinstance(capacity, str) else Capacity.of_rows(capacity)
+        )
+        super().__init__(
+            config,
+            rows.in_buckets_of(verbs.width),
+            seed=seed,
+            device=verbs,
+            folder=None if spill is None else Path(spill),
+            clock=clock,
+        )
+        self.dim = dim
+
+    @classmethod
+    def from_pretrained(
+        cls, matrix: Any, ids: Any = None, *, capacity: int | str | None = None, **settings: Any
+    ) -> DynamicEmbedding:
+        """An object whose rows are those of a matrix (N, D), by default of the ids 0..N-1.
+
+        Without a capacity it is made large enough for all of them and as many again.
+        """
+        values_ND = torch.as_tensor(matrix).detach().cpu().to(torch.float32)
+        if values_ND.ndim != 2:
+            raise ValueError(f"the matrix must have 2 axes, not {values_ND.ndim}")
+        ids_N = np.arange(len(values_ND)) if ids is None else ids_of(torch.as_tensor(ids))
+        emb = cls(values_ND.shape[1], max(1, 2 * len(ids_N)) if capacity is None else capacity, **settings)
+        rows = rows_of(ids_N, values_ND.numpy(), emb.dim, emb.table.layout.state_width)
+        while emb._write(rows) and capacity is None:
+            # some buckets have more than their share of the ids
+            emb.capacity = Capacity.of_rows(2 * emb.capacity.num_slots).in_buckets_of(emb.verbs.width)
+            emb._begin()
+        return emb
+
+    @_disable_dynamo  # a compiled model leaves its graph here: the table is no tensors
+    def forward(self, ids: torch.Tensor, scores: torch.Tensor | None = None) -> torch.Tensor:
+        """ids: integers of any shape; rows (*ids.shape, dim). scores: with custom eviction, what each id is worth."""
+        ids_K = ids_of(ids, self.verbs)
+        rows_KD = self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.verbs), Part(0, len(ids_K)))
+        return self._placed(rows_KD, ids).reshape(*ids.shape, self.dim)
+
+    @_disable_dynamo
+    def pool(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        mode: str = "mean",
+        scores: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The sum, mean or max of each bag, (bags, dim): rows of 2-D ids, or 1-D ids cut where `offsets` say.
+
+        As torch's EmbeddingBag: offsets begin with 0, the last bag goes to the end, an empty one gives zeros.
+        """
+        ids_K = ids_of(ids, self.verbs)
+        part = Part(0, len(ids_K), bags_of(ids, offsets, mode), mode)
+        return self._placed(self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.verbs), part), ids)
+
+    def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows, float32 (*ids.shape, dim), NaN where there is none, and status, uint8 ids.shape; creates nothing.
+
+        0 known, 1 unknown, 2 not admitted, 3 forgotten.
+        """
+        ids_K = ids_of(ids, self.verbs)
+        with self._guard, self.verbs.in_order():
+            rows_KD, status_K = self._open_table().find(features_of(self.verbs, ids_K), ids_K)
+            self._count_reads(status_K)
+            rows, status = (self.verbs.tensor_of(array).to(ids.device) for array in (rows_KD, status_K))
+        return rows.reshape(*ids.shape, self.dim), status.reshape(ids.shape)
+
+    def forget(self, ids: torch.Tensor) -> None:
+        """These ids have no row any more; one that returns is new."""
+        ids_N = np.unique(ids_of(ids))
+        with self._guard:
+            self._open_table().forget(np.full(len(ids_N), FEATURE, np.uint16), ids_N)
+
+    def export(self, ids: torch.Tensor | None = None) -> pa.Table:
+        """All rows by ascending id, spilled ones too, or those of some ids in their order; no shared row.
+
+        Columns `ids`, `vectors` (float32 lists of dim), `count`, `last_seen_ms`. Ids without a row are left out.
+        """
+        with self._guard:
+            table = self._open_table()
+            if ids is None:
+                rows = table.export()
+                own = np.flatnonzero(rows.features == FEATURE)
+                rows = rows.take(own[np.argsort(rows.ids[own])])
+            else:
+                ids_N = ids_of(ids)
+                ids_N = ids_N[np.sort(np.unique(ids_N, return_index=True)[1])]
+                rows = table.read(np.full(len(ids_N), FEATURE, np.uint16), ids_N)
+        return to_arrow(rows)
+
+    def import_arrow(self, table: pa.Table) -> int:
+        """Rows in the form of `export` replace what is here, their optimizer state begins anew.
+
+        How many rows, these or others, found no room and are forgotten: none with a spill. ValueError where anything
+        is wrong with the table, and then nothing is changed.
+        """
+        return self._write(of_arrow(table, self.dim, self.table.layout.state_width))
+
+    def _rows(self, ids_K: Array, scores_K: Array | None, part: Part) -> torch.Tensor:
+        """The rows of a part of them all, with a gradient where it is asked for."""
+        if self.training and torch.is_grad_enabled():
+            with self._guard, self.verbs.in_order():
+                table, now_ms = self._open_table(), int(1000 * self.clock())
+                table.advance(now_ms, self.num_ids)
+                times_K = self.verbs.xp.full(len(ids_K), now_ms, np.int64)
+                lookup = table.lookup(features_of(self.verbs, ids_K), ids_K, times_K, scores_K=scores_K)
+                self.num_ids += len(ids_K)
+                return table.embed_parts(lookup, [part])[0]
+        with self._guard, self.verbs.in_order():
+            rows_KD, status_K = predicted_rows(self._open_table(), ids_K)
+            self._count_reads(status_K)
+            rows: torch.Tensor = self.verbs.tensor_of(rows_KD)
+        if part.offsets_B1 is None:
+            return rows
+        if len(part.offsets_B1) == 1:
+            return rows.new_zeros(0, self.dim)
+        starts_B = torch.from_numpy(part.offsets_B1[:-1]).to(rows.device)
+        return nn.functional.embedding_bag(torch.arange(len(rows), device=rows.device), rows, starts_B, mode=part.mode)
+
+    def _placed(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return rows.to(device=ids.device, dtype=self.output_dtype)
+
+    def _write(self, rows: Rows) -> int:
+        """How many rows, these or others, were forgotten for want of room."""
+        with self._guard:
+            table = self._open_table()
+            before = table.counters()["lost"]
+            table.write(rows)
+            return table.counters()["lost"] - before

@@ -1,0 +1,77 @@
+"""What a DynamicEmbedding is called with, as the table's arrays; ValueError says what is wrong with it."""
+
+# K keys of one call, B bags
+from typing import Any
+
+import numpy as np
+import torch
+
+from embeddings.torch_api.autograd import MODES
+from kernels.spec import Array, Verbs
+
+INT64_MAX = 2**63 - 1
+INTEGERS = (
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+
+
+def ids_of(ids: Any, verbs: Verbs | None = None) -> Array:
+    """The ids of a tensor of any shape, one after the other: on the host, or on the verbs' device.
+
+    Of uint64 the values are looked at, which waits where they are on a device.
+    """
+    if not isinstance(ids, torch.Tensor):
+        raise ValueError(f"ids must be a tensor of integers, not a {type(ids).__name__}: torch.tensor(ids)")
+    if ids.dtype not in INTEGERS:
+        raise ValueError(f"ids must be integers, not {ids.dtype}")
+    if verbs is not None and not verbs.on_host and ids.dtype is not torch.uint64:
+        return verbs.array_of(_dense(ids, "ids").to(torch.int64).reshape(-1).contiguous())
+    array: Any = _dense(ids, "ids").cpu().numpy()
+    if array.dtype == np.uint64 and array.size and array.max() > INT64_MAX:
+        raise ValueError(f"ids must fit into int64, and {array.max()} does not: view them as int64 or hash them")
+    ids_K = np.ascontiguousarray(array.reshape(-1), np.int64)
+    return ids_K if verbs is None else verbs.put(ids_K)[0]
+
+
+def scores_of(scores: Any, ids: torch.Tensor, eviction: str, verbs: Verbs) -> Array | None:
+    """A score for every id, where there are any."""
+    if scores is None:
+        return None
+    if eviction != "custom":
+        raise ValueError(f'scores are for eviction="custom": here it is "{eviction}"')
+    if not isinstance(scores, torch.Tensor) or scores.shape != ids.shape or scores.dtype is torch.bool:
+        given = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+        raise ValueError(f"scores must be a tensor of numbers in the shape of ids, {tuple(ids.shape)}, not {given}")
+    return verbs.array_of(_dense(scores, "scores").to(torch.float32).reshape(-1).contiguous())
+
+
+def bags_of(ids: torch.Tensor, offsets: torch.Tensor | None, mode: str) -> Array:
+    """Where each bag begins, and where the last one ends, on the host: rows of 2-D ids, or 1-D ids cut at offsets."""
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+    if offsets is None:
+        if ids.ndim != 2:
+            raise ValueError(f"ids to be pooled must be 2-D, or 1-D with offsets, not of shape {tuple(ids.shape)}")
+        return np.arange(ids.shape[0] + 1) * ids.shape[1]
+    if ids.ndim != 1:
+        raise ValueError(f"with offsets ids must be 1-D, not of shape {tuple(ids.shape)}")
+    if not isinstance(offsets, torch.Tensor) or offsets.dtype not in INTEGERS or offsets.ndim != 1:
+        raise ValueError("offsets must be a 1-D tensor of integers: where each bag begins in ids")
+    starts_B = ids_of(offsets)
+    offsets_B1 = np.append(starts_B, len(ids))
+    if (starts_B[:1] != 0).any() or (np.diff(offsets_B1) < 0).any() or (len(ids) and not len(starts_B)):
+        raise ValueError(f"offsets must begin with 0 and not fall, up to the number of ids, {len(ids)}")
+    return offsets_B1
+
+
+def _dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        raise ValueError(f"{name} must be a dense tensor with data, not {tensor.layout} on {tensor.device}")
+    return tensor.detach()

@@ -1,0 +1,165 @@
+"""A torch module around a table: what happens to the rows when torch saves, moves, casts, copies or shares it."""
+
+# K keys of one call
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+
+from embeddings.config import TableConfig
+from embeddings.errors import OwnershipError
+from embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
+from embeddings.memory.capacity import Capacity
+from embeddings.torch_api.module_table import ModuleTable
+from embeddings.torch_api.owner_lock import Guard
+from embeddings.torch_api.state_dict import check_state, fill, state_of
+from kernels.backend import backend
+from kernels.spec import Array, Verbs
+
+READ = {KNOWN: "read_known", UNKNOWN: "read_unknown", NOT_ADMITTED: "read_not_admitted", FORGOTTEN: "read_forgotten"}
+
+
+NOT_COPIED = "table", "verbs", "_guard", "_late_reads"
+
+
+class TableModule(nn.Module):
+    """Owns a table. Its rows are no parameters: they stay on the table's device, in the table's dtype."""
+
+    table: ModuleTable
+
+    def __init__(
+        self,
+        config: TableConfig,
+        capacity: Capacity,
+        *,
+        seed: int,
+        device: Verbs,
+        folder: Path | None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self.config, self.capacity, self.seed, self.verbs = config, capacity, seed, device
+        self.folder, self.clock = folder, clock
+        self.output_dtype = torch.float32  # until the module is cast
+        self._guard = Guard()
+        self._begin()
+
+    def set_lr(self, lr: float) -> None:
+        """The rows' learning rate from now on; a state_dict carries it."""
+        with self._guard:
+            self._open_table().set_lr(lr)
+
+    def counters(self) -> dict[str, int]:
+        """What happened since the object was made or loaded, by name: embeddings.counters.COUNTERS, those of the spill,
+
+        and the ids read without learning, by their status.
+        """
+        with self._guard:
+            reads = self._reads_so_far()
+            return self.table.counters() | {name: reads[name] for name in READ.values()}
+
+    def __len__(self) -> int:
+        """Rows in memory."""
+        return self.table.rows_by_tier()["device"]
+
+    def __bool__(self) -> bool:
+        return True  # with no rows too: it is a module first
+
+    def close(self) -> None:
+        """Lets go of the spill and its folder; the object is of no more use."""
+        with self._guard:
+            if not self.table.closed:
+                self.table.close()
+
+    def extra_repr(self) -> str:
+        return (
+            f"dim={self.config.dim}, rows={self.capacity.num_slots}, dtype={self.config.dtype}, "
+            f"eviction={self.config.eviction}, spill={self.folder}, optimizer={self.table.optimizer}"
+        )
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """For state_dict: see embeddings.torch_api.state_dict."""
+        with self._guard:
+            return state_of(self._open_table()) | {"num_ids": self.num_ids}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """For load_state_dict: the table begins anew with these rows, and with the seed of those to come.
+
+        ValueError where they do not fit, and then nothing is changed. Rows beyond the capacity go to the spill or are
+        forgotten, the coldest first.
+        """
+        with self._guard:
+            check_state(state, self.table)
+            self.table.close()
+            self.seed = int(state["seed"])
+            self.config = replace(self.config, init_scale=float(state["init_scale"]))
+            self._begin()
+            fill(self.table, state)
+            self.num_ids = int(state["num_ids"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy.deepcopy."""
+        if self.folder is not None:
+            raise OwnershipError(
+                f"a DynamicEmbedding with a spill cannot be copied, {self.folder} is its alone: make another object "
+                "with another folder and load the state_dict"
+            )
+        state = {name: value for name, value in self.__dict__.items() if name not in NOT_COPIED}
+        return state | {"_extra_state": self.get_extra_state(), "_device": "cpu" if self.verbs.on_host else "cuda"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        extra_state = state.pop("_extra_state")
+        device = state.pop("_device")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._guard, self.verbs = Guard(), backend(device)
+        self._begin()
+        self.set_extra_state(extra_state)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """What `.to`, `.half()` and `.share_memory()` call."""
+        like = fn(torch.empty(1, dtype=self.output_dtype))
+        if like.device.type == "cpu" and like.is_shared():  # type: ignore[no-untyped-call]
+            raise OwnershipError(
+                "the rows of a DynamicEmbedding cannot be shared between processes: give the others a state_dict"
+            )
+        self.output_dtype = like.dtype
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _begin(self) -> None:
+        """An empty table in place of the one there was."""
+        self.num_ids = 0  # learned from: what the counts of admission age by
+        self._reads: Counter[str] = Counter()
+        self._late_reads: Array | None = None
+        self.table = ModuleTable(
+            self.config,
+            seed=self.seed,
+            capacity=self.capacity,
+            device=self.verbs,
+            folder=self.folder,
+            guard=self._guard,
+        )
+
+    def _open_table(self) -> ModuleTable:
+        self.table.check_open()
+        return self.table
+
+    def _count_reads(self, status_K: Array) -> None:
+        if self.verbs.on_host:
+            counts = np.bincount(status_K, minlength=len(READ)).tolist()
+            self._reads.update({name: counts[status] for status, name in READ.items()})
+        else:  # told when somebody asks
+            late = (status_K[:, None] == self.verbs.xp.arange(len(READ))).sum(0)
+            self._late_reads = late if self._late_reads is None else self._late_reads + late
+
+    def _reads_so_far(self) -> Counter[str]:
+        if self._late_reads is not None:
+            counts, self._late_reads = self.verbs.fetch(self._late_reads)[0], None
+            self._reads.update({name: int(counts[status]) for status, name in READ.items()})
+        return self._reads

@@ -1,0 +1,67 @@
+"""What a cut tells, and in which order."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from springtide_client.keys import mix_keys
+
+from embeddings import intra_op_pool
+from embeddings.config import TableConfig
+from embeddings.memory.capacity import Capacity
+from embeddings.rows import Touched
+from embeddings.table import EmbeddingTable
+
+
+def learn(table: EmbeddingTable, ids_K: Any) -> None:
+    features_K, times_K = (ids_K % 3).astype(np.uint16), np.full(len(ids_K), 2000)
+    gradients_KD = np.sin(np.arange(4 * len(ids_K), dtype=np.float32)).reshape(-1, 4)
+    table.update(table.lookup(features_K, ids_K, times_K), gradients_KD)
+
+
+def columns_of(touched: Touched) -> list[Any]:
+    return [getattr(touched, name) for name in Touched.__dataclass_fields__]
+
+
+def test_a_cut_that_threads_share_tells_what_one_thread_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SPLIT_KEYS", 8)
+    capacity = Capacity(num_slots=64, num_overflow=256, num_side=100_000)
+    tables = [
+        EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=threads), seed=0, capacity=capacity)
+        for threads in (1, 3)
+    ]
+    random = np.random.default_rng(0)
+    for number in range(12):
+        with_overflow = number % 3 == 2
+        batches = [random.integers(0, 300, random.integers(1, 90)) for _ in range(4)]
+        cuts = []
+        for table in tables:
+            if with_overflow:  # while a look-up is held, what found no slot stays beside them
+                held = table.lookup(np.zeros(1, np.uint16), np.zeros(1, np.int64), np.full(1, 2000))
+            for ids_K in batches:
+                learn(table, ids_K)
+            in_overflow = max(table.changes.slots()) >= table.memory.store.num_slots
+            cuts.append(table.cut())
+            if with_overflow:
+                assert in_overflow
+                held.release()
+            table.check_integrity()
+        for one, shared in zip(*map(columns_of, cuts), strict=True):
+            np.testing.assert_array_equal(one, shared)
+        keys = set(zip(cuts[1].features.tolist(), cuts[1].ids.tolist(), strict=True))
+        assert len(keys) == len(cuts[1]) > 0
+    for table in tables:
+        table.close()
+
+
+def test_rows_that_stayed_in_memory_are_told_by_mixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SPLIT_KEYS", 8)
+    table = EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=2), seed=0)
+    for _ in range(2):
+        learn(table, np.arange(1000))
+    touched = table.cut()
+    mixed_N = mix_keys(touched.features, touched.ids)
+    assert len(touched) == 1000
+    assert (mixed_N[1:] > mixed_N[:-1]).all()
+    assert len(table.cut()) == 0
+    table.close()

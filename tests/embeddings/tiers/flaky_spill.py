@@ -1,0 +1,38 @@
+"""A spill that fails when it is told to, as a full or vanished disk does."""
+
+from typing import Any
+
+from embeddings.errors import SpillError
+from embeddings.tiers.interface import Spill
+
+
+class FlakySpill:
+    """Passes everything on to `spill`; while `broken`, what touches rows raises SpillError and changes nothing."""
+
+    keeps_rows = True
+
+    def __init__(self, spill: Spill) -> None:
+        self.spill, self.broken = spill, False
+
+    def write(self, *arguments: Any) -> None:
+        self._fail()
+        self.spill.write(*arguments)
+
+    def mark(self, *arguments: Any) -> None:
+        self._fail()
+        self.spill.mark(*arguments)
+
+    def find(self, *arguments: Any) -> Any:
+        self._fail()
+        return self.spill.find(*arguments)
+
+    def read_all(self) -> Any:
+        self._fail()
+        return self.spill.read_all()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.spill, name)
+
+    def _fail(self) -> None:
+        if self.broken:
+            raise SpillError("the disk is gone")

@@ -1,0 +1,189 @@
+"""The spill's process may be killed at any time, and dies when its owner does."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from springtide_client.keys import UInt64Array, mix_keys
+
+from embeddings.errors import SpillError
+from embeddings.rows import Rows
+from embeddings.tiers.interface import ABSENT
+from embeddings.tiers.rocksdb.spill import RocksSpill
+from tests.embeddings.tiers.spill_support import assert_found, find, impatient, kill, numbered
+
+DIM, WIDTH = 4, 9
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> Iterator[RocksSpill]:
+    made = RocksSpill(tmp_path / "spill", dim=DIM, state_width=WIDTH)
+    yield made
+    made.close()
+
+
+def test_a_killed_process_loses_nothing(spill: RocksSpill) -> None:
+    rows = numbered(np.arange(5000), DIM, WIDTH)
+    spill.write(rows, 5000)
+    spill.drain()
+    kill(spill)
+    assert_found(spill, rows)
+    kill(spill)
+    newer = numbered(np.arange(2500), DIM, WIDTH, version=1)
+    spill.write(newer, 0)
+    spill.drain()
+    kill(spill)
+    assert_found(spill, newer)
+    assert_found(spill, rows.take(np.arange(2500, 5000)))
+    assert len(spill.read_all()) == 5000
+    assert spill.counters()["spill_starts"] == 4
+
+
+def test_kills_amid_writes_and_finds_show_nothing_but_the_newest_rows(spill: RocksSpill) -> None:
+    over = threading.Event()
+
+    def killer() -> None:
+        while not over.wait(0.03):
+            child = spill._keeper._child
+            if child is not None:
+                child.process.kill()
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        for version in range(12):
+            rows = numbered(np.arange(version * 500, version * 500 + 6000), DIM, WIDTH, version=version)
+            spill.write(rows, 500)
+            assert_found(spill, rows)
+            older = numbered(np.arange(version * 500), DIM, WIDTH)
+            found = find(spill, older)
+            versions = found.rows.last_seen - older.ids
+            np.testing.assert_array_equal(versions, older.ids // 500)
+    finally:
+        over.set()
+        thread.join()
+    spill.drain()
+    assert len(spill.read_all()) == 11 * 500 + 6000
+
+
+def test_absent_keys_ask_nobody(spill: RocksSpill) -> None:
+    spill.write(numbered(np.arange(1000), DIM, WIDTH), 1000)
+    spill.drain()
+    kill(spill)
+    strange = numbered(np.arange(10**9, 10**9 + 1000), DIM, WIDTH)
+    strange = strange.take(~spill._shelf.generations[0].databases[0].keys.contains(mixed(strange)))
+    assert (find(spill, strange).kinds == ABSENT).all()
+    assert spill.counters()["spill_starts"] == 1
+    assert spill.counters()["spill_absent"] == len(strange) > 980
+
+
+def mixed(rows: Rows) -> UInt64Array:
+    return mix_keys(rows.features, rows.ids)
+
+
+def test_a_process_that_says_nothing_is_killed_after_a_while(spill: RocksSpill) -> None:
+    rows = numbered(np.arange(100), DIM, WIDTH)
+    spill.write(rows, 100)
+    spill.drain()
+    child = spill._keeper._child
+    assert child is not None
+    os.kill(child.process.pid, signal.SIGSTOP)
+    with impatient(spill), pytest.raises(SpillError, match="does not answer"):
+        find(spill, rows)
+    assert_found(spill, rows)
+    assert spill.counters()["spill_starts"] == 2
+
+
+def test_several_finds_at_once_beside_a_writer(spill: RocksSpill) -> None:
+    rows = numbered(np.arange(20_000), DIM, WIDTH)
+    spill.write(rows, 20_000)
+    spill.drain()
+    errors: list[BaseException] = []
+
+    def look(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(5):
+                assert_found(spill, rows.take(rng.integers(0, 20_000, 6000)))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=look, args=(seed,)) for seed in range(7)]
+    for thread in threads:
+        thread.start()
+    for start in range(30_000, 60_000, 3000):
+        spill.write(numbered(np.arange(start, start + 3000), DIM, WIDTH), 3000)
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_a_generation_lives_until_no_find_needs_it(spill: RocksSpill) -> None:
+    rows = numbered(np.arange(3000), DIM, WIDTH)
+    spill.write(rows, 3000)
+    spill.drain()
+    with spill._keeper.reading() as (_, databases):
+        spill.destroy_generations(spill.open_generation())
+        assert (find(spill, rows).kinds == ABSENT).all()
+        kinds, found = np.zeros(3000, np.uint8), numbered(rows.ids, DIM, WIDTH, version=5)
+        order = np.argsort(mixed(rows))
+        spill._take_stored(databases[0], mixed(rows), order, kinds, found, spill._keeper.deadline())
+        np.testing.assert_array_equal(found.values, rows.values)
+        assert (spill.folder / "000000").exists()
+    spill.drain()
+    assert not (spill.folder / "000000").exists()
+
+
+OWNER = """
+import json, os, sys
+from pathlib import Path
+import numpy as np
+from embeddings.rows import Rows
+from embeddings.tiers.rocksdb.spill import RocksSpill
+spill = RocksSpill(Path(sys.argv[1]), dim=4, state_width=0)
+spill.write(Rows.empty(1, 4, 0), 1)
+spill.drain()
+print(spill._keeper._child.process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_it_dies_with_its_owner_and_leaves_no_shared_memory(tmp_path: Path) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / "spill")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}"},
+    )
+    assert owner.stdout is not None
+    assert owner.stdin is not None
+    child = int(owner.stdout.readline())
+    watched = os.pidfd_open(child)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    owner.stdin.close()
+    assert select.select([watched], [], [], 10)[0], "the process outlives its owner"
+    os.close(watched)
+    assert {name for name in os.listdir("/dev/shm") if "springtide" in name} <= shared
+
+
+def test_it_starts_without_numpy_torch_and_numba() -> None:
+    code = (
+        "import sys, json; import embeddings.tiers.rocksdb.process_main; "
+        "print(json.dumps([name for name in ('numpy', 'torch', 'numba', 'rocksdbpy') if name in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert json.loads(done.stdout) == []

@@ -1,0 +1,223 @@
+"""Whatever the disk does, a caller gets the right rows or a SpillError that says what to do, and does not wait long."""
+
+import importlib.util
+import resource
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embeddings.errors import SpillError
+from embeddings.tiers.rocksdb.spill import RocksSpill
+from tests.embeddings.tiers.spill_support import assert_found, await_start, find, impatient, kill, numbered
+
+DIM, WIDTH = 16, 1
+FOREVER = resource.RLIM_INFINITY
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> Iterator[RocksSpill]:
+    made = RocksSpill(tmp_path / "spill", dim=DIM, state_width=WIDTH, queue_bytes=1 << 20)
+    yield made
+    made.close()
+
+
+def limit_files(spill: RocksSpill, num_bytes: int) -> None:
+    """No file of the process may become larger: what a full disk does, as far as a process can be told."""
+    child = spill._keeper._child
+    assert child is not None
+    resource.prlimit(child.process.pid, resource.RLIMIT_FSIZE, (num_bytes, FOREVER))
+
+
+def fill(spill: RocksSpill, written: list[int]) -> None:
+    """Thousands of rows, numbered on from those written, until it takes no more."""
+    while True:
+        spill.write(numbered(np.arange(1000 * len(written), 1000 * len(written) + 1000), DIM, WIDTH), 1000)
+        written.append(len(written))
+
+
+def test_a_full_disk_stops_writes_keeps_rows_and_goes_on_when_there_is_room(spill: RocksSpill) -> None:
+    spill.write(numbered(np.arange(1000), DIM, WIDTH), 1000)
+    spill.drain()
+    limit_files(spill, 200_000)
+    written = [0]
+    with impatient(spill), pytest.raises(SpillError, match=r"takes no rows: .*File too large.* - raise the limit"):
+        fill(spill, written)
+    num = len(written)
+    assert_found(spill, numbered(np.arange(1000 * num), DIM, WIDTH))
+    limit_files(spill, FOREVER)
+    last = numbered(np.arange(200_000, 201_000), DIM, WIDTH)
+    spill.write(last, 1000)
+    spill.drain()
+    assert_found(spill, last)
+    assert_found(spill, numbered(np.arange(1000 * num), DIM, WIDTH))
+    assert spill.counters()["spill_starts"] == 1
+
+
+def test_who_waits_for_a_full_disk_is_told_of_long_before_patience_ends(spill: RocksSpill) -> None:
+    spill.write(numbered(np.arange(1000), DIM, WIDTH), 1000)
+    spill.drain()
+    limit_files(spill, 200_000)
+    assert spill.waits_for() == ""
+
+    def fill_until_closed() -> None:
+        with suppress(SpillError):
+            fill(spill, [0])
+
+    writer = threading.Thread(target=fill_until_closed, daemon=True)
+    writer.start()
+    deadline = spill._keeper.deadline()
+    while not (reason := spill.waits_for()) and time.monotonic() < deadline:
+        writer.join(0.02)
+    assert writer.is_alive()
+    assert "File too large" in reason
+    assert "raise the limit" in reason
+    spill.close()
+    writer.join()
+    assert spill.waits_for() == ""
+
+
+def test_a_process_killed_on_a_full_disk_loses_nothing_either(spill: RocksSpill) -> None:
+    spill.write(numbered(np.arange(1000), DIM, WIDTH), 1000)
+    spill.drain()
+    limit_files(spill, 200_000)
+    written = [0]
+    with impatient(spill), pytest.raises(SpillError, match="takes no rows"):
+        fill(spill, written)
+    kill(spill)
+    assert_found(spill, numbered(np.arange(1000 * len(written)), DIM, WIDTH))
+    spill.drain()
+    assert len(spill.read_all()) == 1000 * len(written)
+
+
+def test_a_folder_that_vanished_is_told_and_never_begun_anew(spill: RocksSpill) -> None:
+    rows = numbered(np.arange(1000), DIM, WIDTH)
+    spill.write(rows, 1000)
+    spill.drain()
+    shutil.rmtree(spill.folder)
+    kill(spill)
+    await_start(spill)
+    with (
+        impatient(spill),
+        pytest.raises(SpillError, match="vanished - start again: what was spilled"),
+    ):
+        find(spill, rows)
+    spill.write(numbered(np.arange(2000, 2010), DIM, WIDTH), 10)
+    with impatient(spill), pytest.raises(SpillError, match="vanished"):
+        spill.drain()
+    assert not spill.folder.exists()
+
+
+def test_a_database_that_another_holds_is_told_and_taken_when_free(spill: RocksSpill) -> None:
+    import rocksdbpy
+
+    options = rocksdbpy.Option()
+    options.create_if_missing(True)
+    other = rocksdbpy.open(str(spill.folder / "000000"), options)
+    rows = numbered(np.arange(100), DIM, WIDTH)
+    spill.write(rows, 100)
+    await_start(spill)
+    with impatient(spill), pytest.raises(SpillError, match=r"lock.* - another process has it open"):
+        spill.drain()
+    assert_found(spill, rows)
+    other.close()
+    del other
+    spill.drain()
+    assert_found(spill, rows)
+
+
+@pytest.mark.parametrize("place", ["/proc/spill", "a file/spill"])
+def test_where_no_folder_can_be_made_the_start_says_so(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a file").touch()
+    with pytest.raises(SpillError, match="cannot be made"):
+        RocksSpill(tmp_path / place, dim=DIM, state_width=WIDTH)
+
+
+def inject(spill: RocksSpill, key: bytes, value: bytes) -> None:
+    """Into the first database, past the spill; its process is gone afterwards."""
+    import rocksdbpy
+
+    spill.drain()
+    kill(spill)
+    database = rocksdbpy.open(str(spill.folder / "000000"), rocksdbpy.Option())
+    database.set(key, value)
+    database.close()
+
+
+def test_a_record_of_wrong_size_is_never_taken_for_a_row(spill: RocksSpill) -> None:
+    rows = numbered(np.arange(1000), DIM, WIDTH)
+    spill.write(rows, 1000)
+    spill.drain()
+    with spill._keeper.reading() as (_, databases):
+        (database,) = databases
+    assert database.exists
+    from springtide_client.keys import mix_keys
+
+    mixed = mix_keys(rows.features[:1], rows.ids[:1])
+    inject(spill, mixed.astype(">u8").tobytes() + b"\0\0", b"short")
+    with pytest.raises(SpillError, match=r"a record of 5 bytes where 84 are due - start again"):
+        find(spill, rows)
+    assert_found(spill, rows.take(np.arange(1, 1000)))
+    with pytest.raises(SpillError, match="a record of 5 bytes"):
+        spill.read_all()
+
+
+def test_a_damaged_record_stops_a_purge_and_nothing_else(spill: RocksSpill) -> None:
+    rows = numbered(np.arange(1000), DIM, WIDTH)
+    spill.write(rows, 1000)
+    spill.drain()
+    inject(spill, b"\0" * 9 + b"\1", b"short")
+    spill.purge({0: 500})
+    spill.drain()
+    assert_found(spill, rows)
+
+
+def test_a_corrupt_file_is_told(spill: RocksSpill) -> None:
+    rows = numbered(np.arange(20_000), DIM, WIDTH)
+    for start in range(0, 20_000, 5000):
+        spill.write(rows.take(np.arange(start, start + 5000)), 5000)
+    spill.drain()
+    for _ in range(2):  # opening it again writes the log's rows into a table file
+        kill(spill)
+        assert_found(spill, rows.take(np.arange(10)))
+    kill(spill)
+    tables = sorted((spill.folder / "000000").glob("*.sst"))
+    assert tables
+    for table in tables:
+        data = bytearray(table.read_bytes())
+        for at in range(0, len(data) * 3 // 4, 512):
+            data[at] ^= 0xFF
+        table.write_bytes(data)
+    with pytest.raises(SpillError, match=r"[Cc]orruption.* - check the disk"):
+        find(spill, rows)
+
+
+def test_without_rocksdb_the_start_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+
+    def without(name: str, *rest: Any) -> Any:
+        return None if name == "rocksdbpy" else found(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    with pytest.raises(SpillError, match="install rocksdb-py"):
+        RocksSpill(tmp_path / "spill", dim=DIM, state_width=WIDTH)
+
+
+def test_a_rocksdb_that_cannot_be_loaded_is_told_at_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rocksdbpy.py").write_text("raise ImportError('its library is missing')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=WIDTH)
+    spill.write(numbered(np.arange(10), DIM, WIDTH), 10)
+    with pytest.raises(SpillError, match=r"no RocksDB \(its library is missing\) - install rocksdb-py"):
+        spill.drain()
+    with pytest.raises(SpillError, match="no RocksDB"):
+        find(spill, numbered(np.arange(10), DIM, WIDTH))
+    spill.close()

@@ -1,0 +1,62 @@
+"""A process that forks while the spill's process starts: neither waits for the other's end."""
+
+import multiprocessing
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embeddings.errors import SpillError
+from embeddings.rows import Rows
+from embeddings.tiers.interface import ROW
+from embeddings.tiers.rocksdb.spill import RocksSpill
+
+
+def test_a_fork_waits_until_the_spills_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("fork")
+    over = context.Event()
+    worker = context.Process(target=over.wait)
+    forker = threading.Thread(target=worker.start)
+    forked_amid: list[bool] = []
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        forker.start()
+        forker.join(0.3)  # a fork that does not wait is done by then
+        forked_amid.append(not forker.is_alive())
+        return popen(*arguments, **options)
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    spill = RocksSpill(tmp_path / "spill", dim=2, state_width=0)
+    spill.write(Rows.empty(1, 2, 0), 1)
+    spill._keeper.drain()
+    assert spill.find(np.zeros(1, np.uint16), np.zeros(1, np.int64)).kinds.tolist() == [ROW]
+    spill.close()
+    forker.join()
+    over.set()
+    worker.join()
+    assert forked_amid == [False]
+
+
+def test_a_forks_copy_of_a_spill_touches_nothing(tmp_path: Path) -> None:
+    spill = RocksSpill(tmp_path / "spill", dim=2, state_width=0)
+    spill.write(Rows.empty(1, 2, 0), 1)
+    spill.drain()
+
+    def misuse() -> None:
+        with pytest.raises(SpillError, match="belongs to another process"):
+            spill.find(np.zeros(1, np.uint16), np.zeros(1, np.int64))
+        with pytest.raises(SpillError, match="belongs to another process"):
+            spill.write(Rows.empty(1, 2, 0), 1)
+        spill.close()
+
+    worker = multiprocessing.get_context("fork").Process(target=misuse)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    assert spill.find(np.zeros(1, np.uint16), np.zeros(1, np.int64)).kinds.tolist() == [ROW]
+    assert spill.counters()["spill_starts"] == 1
+    spill.close()

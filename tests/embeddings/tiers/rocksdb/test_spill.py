@@ -1,0 +1,172 @@
+"""The spill keeps what was written last, whether it waits or lies on the disk."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embeddings.errors import SpillError
+from embeddings.rows import Rows
+from embeddings.tiers.interface import ABSENT, MARK, ROW
+from embeddings.tiers.rocksdb.spill import RocksSpill
+from tests.embeddings.tiers.spill_support import await_start, impatient
+
+DIM = 4
+
+
+def rows(keys: list[tuple[int, int]], value: float) -> Rows:
+    num = len(keys)
+    return Rows(
+        np.array([f for f, _ in keys], np.uint16),
+        np.array([i for _, i in keys], np.int64),
+        np.full((num, DIM), value, np.float32) + np.arange(num, dtype=np.float32)[:, None],
+        np.full((num, 1), value, np.float32),
+        np.arange(num),
+        np.arange(num) * 10,
+    )
+
+
+def wait_until_written(spill: RocksSpill) -> None:
+    spill.drain()
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> Iterator[RocksSpill]:
+    made = RocksSpill.of_epoch(tmp_path, 3, dim=DIM, state_width=1)
+    yield made
+    made.close()
+
+
+KEYS = [(0, 1), (1, 1), (65535, -1), (0, -(2**63)), (0, 2**63 - 1), (0, 256)]
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_row_comes_back_whole(spill: RocksSpill, written: bool) -> None:
+    spill.write(rows(KEYS, 0.5), len(KEYS))
+    if written:
+        wait_until_written(spill)
+    wanted = rows([*KEYS[::-1], (7, 7)], 0)
+    found = spill.find(wanted.features, wanted.ids)
+    assert found.kinds.tolist() == [ROW] * len(KEYS) + [ABSENT]
+    expected = rows(KEYS, 0.5)
+    np.testing.assert_array_equal(found.rows.values[:-1][::-1], expected.values)
+    np.testing.assert_array_equal(found.rows.states[:-1][::-1], expected.states)
+    assert found.rows.counts[:-1][::-1].tolist() == expected.counts.tolist()
+    assert found.rows.last_seen[:-1][::-1].tolist() == expected.last_seen.tolist()
+    assert spill.num_rows() == len(KEYS)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_the_newest_write_counts_and_a_mark_hides_what_is_older(spill: RocksSpill, written: bool) -> None:
+    spill.write(rows(KEYS, 1), len(KEYS))
+    spill.open_generation()
+    if written:
+        wait_until_written(spill)
+    spill.write(rows(KEYS[:2], 2), 2)
+    spill.mark(rows(KEYS[1:3], 0).features, rows(KEYS[1:3], 0).ids)
+    if written:
+        wait_until_written(spill)
+    found = spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
+    assert found.kinds.tolist() == [ROW, MARK, MARK, ROW, ROW, ROW]
+    assert found.rows.values[0, 0] == 2
+    assert found.rows.values[3, 0] == 4
+    assert sorted(spill.read_all().ids.tolist()) == sorted([1, -(2**63), 2**63 - 1, 256])
+
+
+def test_a_generation_goes_whole(spill: RocksSpill) -> None:
+    spill.write(rows(KEYS[:2], 1), 2)
+    closed = spill.open_generation()
+    spill.write(rows(KEYS[1:3], 2), 2)
+    wait_until_written(spill)
+    spill.destroy_generations(closed)
+    found = spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
+    assert found.kinds.tolist() == [ABSENT, ROW, ROW, ABSENT, ABSENT, ABSENT]
+    assert spill.num_rows() == 2
+
+
+def test_many_rows_come_back_from_the_disk(spill: RocksSpill) -> None:
+    keys = [(i % 3, i * 1_000_003) for i in range(5000)]
+    spill.write(rows(keys, 0), 5000)
+    wait_until_written(spill)
+    shuffled = np.random.default_rng(0).permutation(5000)
+    wanted = rows(keys, 0).take(shuffled)
+    found = spill.find(wanted.features, wanted.ids)
+    assert (found.kinds == ROW).all()
+    np.testing.assert_array_equal(found.rows.values, wanted.values)
+    assert spill.num_bytes() > 0
+
+
+def test_a_full_queue_makes_the_writer_wait_and_loses_nothing(tmp_path: Path) -> None:
+    spill = RocksSpill(tmp_path / "narrow", dim=DIM, state_width=1, queue_bytes=1000)
+    for start in range(0, 2000, 100):
+        spill.write(rows([(0, start + i) for i in range(100)], start), 100)
+    found = spill.find(np.zeros(2000, np.uint16), np.arange(2000))
+    assert (found.kinds == ROW).all()
+    np.testing.assert_array_equal(found.rows.values[:, 0], np.arange(2000))
+    spill.close()
+
+
+def test_a_start_removes_older_epochs_and_touches_nothing_else(tmp_path: Path) -> None:
+    for name in ("1", "2", "4", "notes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    spill = RocksSpill.of_epoch(tmp_path, 3, dim=DIM, state_width=1)
+    assert sorted(os.listdir(tmp_path)) == ["3", "4", "notes"]
+    spill.close()
+    assert sorted(os.listdir(tmp_path)) == ["4", "notes"]
+
+
+def test_two_owners_of_one_epoch_are_refused(spill: RocksSpill, tmp_path: Path) -> None:
+    with pytest.raises(SpillError, match="cannot be made"):
+        RocksSpill.of_epoch(tmp_path, 3, dim=DIM, state_width=1)
+
+
+def test_a_failing_disk_is_told_after_a_while_and_what_waits_is_kept(tmp_path: Path) -> None:
+    spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1, queue_bytes=1)
+    blocker = tmp_path / "spill" / "000000"
+    blocker.write_text("no folder for a database")
+    spill.write(rows(KEYS, 1), len(KEYS))
+    await_start(spill)
+    with impatient(spill), pytest.raises(SpillError, match=r"takes no rows: .*File exists"):
+        spill.write(rows([(9, 9)], 1), 1)
+    found = spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
+    assert (found.kinds == ROW).all()
+    blocker.unlink()
+    spill.write(rows([(9, 9)], 1), 1)
+    spill.drain()
+    assert len(spill.read_all()) == len(KEYS) + 1
+    assert spill.counters()["spill_failures"] > 0
+    spill.close()
+
+
+def test_after_close_nothing_is_answered_in_silence(spill: RocksSpill) -> None:
+    spill.write(rows(KEYS, 1), len(KEYS))
+    spill.close()
+    spill.close()
+    with pytest.raises(SpillError, match="closed"):
+        spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
+    with pytest.raises(SpillError, match="closed"):
+        spill.write(rows(KEYS, 1), len(KEYS))
+    assert not spill._keeper._thread.is_alive()
+
+
+def test_bytes_are_counted_while_folders_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spill = RocksSpill(tmp_path / "spill", dim=4, state_width=1)
+    (spill.folder / "000007").mkdir()
+    (spill.folder / "000007" / "file").write_bytes(b"1234")
+    assert spill.num_bytes() >= 4
+    scandir = os.scandir
+
+    def vanishing(path):
+        if str(path).endswith("000007"):
+            shutil.rmtree(path, ignore_errors=True)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    spill.num_bytes()
+    monkeypatch.undo()
+    assert not (spill.folder / "000007").exists()
+    spill.close()

@@ -1,0 +1,114 @@
+"""Random schedules of the spill in RocksDB against dictionaries: writes, marks, generations, purges, kills."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from embeddings.rows import Rows
+from embeddings.tiers.interface import ABSENT, MARK, ROW
+from embeddings.tiers.rocksdb.spill import RocksSpill
+from tests.embeddings.tiers.spill_support import DictSpill, numbered
+
+DIM, WIDTH = 3, 7
+KEYS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50)), max_size=40, unique=True)
+
+
+class SpillMachine(RuleBasedStateMachine):
+    """A row's last-seen is the clock when it was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="springtide-machine-"))
+        self.spill = RocksSpill(self.folder / "spill", dim=DIM, state_width=WIDTH, queue_bytes=4000)
+        self.truth = DictSpill(DIM, WIDTH)
+        self.horizons = {0: 0, 1: 0, 2: 0}
+        self.clock = 0
+        self.closed: int | None = None
+
+    def teardown(self) -> None:
+        self.look([(feature, id_) for feature in range(3) for id_ in range(51)])
+        self.read_all()
+        self.spill.close()
+        assert list(self.folder.iterdir()) == []
+        shutil.rmtree(self.folder)
+
+    @rule(keys=KEYS)
+    def write(self, keys: list[tuple[int, int]]) -> None:
+        self.clock += 1
+        rows = self.rows(keys)
+        for to in (self.spill, self.truth):
+            to.write(rows, 0)
+
+    @rule(keys=KEYS)
+    def mark(self, keys: list[tuple[int, int]]) -> None:
+        rows = self.rows(keys)
+        for to in (self.spill, self.truth):
+            to.mark(rows.features, rows.ids)
+
+    @rule(keys=KEYS)
+    def look(self, keys: list[tuple[int, int]]) -> None:
+        wanted = self.rows(keys)
+        real, true = (spill.find(wanted.features, wanted.ids) for spill in (self.spill, self.truth))
+        dead = (true.kinds == ROW) & (true.rows.last_seen < [self.horizons[feature] for feature, _ in keys])
+        np.testing.assert_array_equal(real.kinds[~dead], true.kinds[~dead])
+        alive = np.flatnonzero((true.kinds == ROW) & ~dead)
+        for ours, theirs in zip(real.rows.take(alive).columns(), true.rows.take(alive).columns(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        # what may have been purged is either gone, with what lay below it in sight, or as dead as it was
+        assert set(real.kinds[dead].tolist()) <= {ABSENT, ROW, MARK}
+        for u in np.flatnonzero(dead & (real.kinds == ROW)):
+            assert real.rows.last_seen[u] < self.horizons[keys[u][0]]
+
+    @rule()
+    def read_all(self) -> None:
+        real, true = self.spill.read_all(), self.truth.read_all()
+        keys = [self._alive(rows) for rows in (real, true)]
+        assert sorted(keys[0]) == sorted(keys[1])
+        assert len(set(keys[0])) == len(keys[0])
+
+    @rule(feature=st.integers(0, 2), back=st.integers(0, 4))
+    def purge(self, feature: int, back: int) -> None:
+        self.horizons[feature] = max(self.horizons[feature], self.clock - back)
+        self.spill.purge({feature: self.horizons[feature]})
+
+    @rule()
+    def drain(self) -> None:
+        self.spill.drain()
+
+    @rule()
+    def kill(self) -> None:
+        child = self.spill._keeper._child
+        if child is not None:
+            child.process.kill()
+
+    @precondition(lambda self: self.closed is None)
+    @rule()
+    def open_generation(self) -> None:
+        self.closed = self.spill.open_generation()
+        assert self.truth.open_generation() == self.closed
+
+    @precondition(lambda self: self.closed is not None)
+    @rule()
+    def destroy_generations(self) -> None:
+        assert self.closed is not None
+        for spill in (self.spill, self.truth):
+            spill.destroy_generations(self.closed)
+        self.closed = None
+
+    def rows(self, keys: list[tuple[int, int]]) -> Rows:
+        made = numbered(np.array([id_ for _, id_ in keys], np.int64), DIM, WIDTH, version=self.clock)
+        features = np.array([feature for feature, _ in keys], np.uint16)
+        return Rows(features, made.ids, made.values, made.states, made.counts, np.full(len(keys), self.clock))
+
+    def _alive(self, rows: Rows) -> list[tuple[int, int, int]]:
+        keys = zip(rows.features.tolist(), rows.ids.tolist(), rows.last_seen.tolist(), strict=True)
+        return [key for key in keys if key[2] >= self.horizons[key[0]]]
+
+
+TestSpillMachine = SpillMachine.TestCase
+TestSpillMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

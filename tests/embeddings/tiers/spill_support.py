@@ -1,0 +1,155 @@
+"""Rows for the tests of spills, and what they have to be again."""
+
+# N rows
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from embeddings.errors import SpillError
+from embeddings.rows import Int64Array, Rows, UInt16Array
+from embeddings.tiers.interface import MARK, ROW, Spill, SpilledRows
+from embeddings.tiers.rocksdb.child_process import ChildLostError
+from embeddings.tiers.rocksdb.spill import RocksSpill
+
+
+def numbered(ids_N: Int64Array, dim: int, state_width: int, *, version: int = 0, feature: int = 0) -> Rows:
+    """Rows that are functions of id and version."""
+    ids_N = np.asarray(ids_N, np.int64)
+    num = len(ids_N)
+    base_N = (ids_N * 31 + version * 7).astype(np.float32)
+    return Rows(
+        np.full(num, feature, np.uint16),
+        ids_N,
+        base_N[:, None] + np.arange(dim, dtype=np.float32),
+        base_N[:, None] - np.arange(state_width, dtype=np.float32),
+        ids_N % 1000 + version,
+        ids_N + version,
+    )
+
+
+def find(spill: Spill, rows: Rows) -> SpilledRows:
+    return spill.find(rows.features, rows.ids)
+
+
+def assert_found(spill: Spill, rows: Rows) -> None:
+    """All of them, as they are here."""
+    found = find(spill, rows)
+    assert (found.kinds == ROW).all(), np.bincount(found.kinds)
+    for ours, theirs in zip(found.rows.columns(), rows.columns(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@contextmanager
+def impatient(spill: RocksSpill) -> Iterator[None]:
+    """Half a second must do; the process should have started."""
+    patience, spill._keeper.patience_seconds = spill._keeper.patience_seconds, 0.5
+    yield
+    spill._keeper.patience_seconds = patience
+
+
+def await_start(spill: RocksSpill) -> None:
+    """Waits until there is a process that answers."""
+    deadline = spill._keeper.deadline()
+    while True:
+        with suppress(ChildLostError), spill._keeper.child(deadline).find_lane(deadline) as lane:
+            lane.call("raise_to", [], deadline=deadline)
+            return
+
+
+def kill(spill: RocksSpill) -> None:
+    """The process, and waits for its end."""
+    child = spill._keeper._child
+    assert child is not None
+    child.process.kill()
+    child.process.wait()
+
+
+class DictSpill:
+    """A spill of dictionaries, one a generation; refuses writes while it fails."""
+
+    keeps_rows = True
+
+    def __init__(self, dim: int, state_width: int) -> None:
+        self.dim, self.state_width = dim, state_width
+        self.generations: dict[int, dict[tuple[int, int], tuple[Any, ...] | None]] = {0: {}}
+        self.fails = False
+
+    def write(self, rows: Rows, num_new: int) -> None:
+        self._check()
+        for n, key in enumerate(_keys(rows.features, rows.ids)):
+            self._newest()[key] = tuple(column[n].copy() for column in rows.columns()[2:])
+
+    def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+        self._check()
+        for key in _keys(features_N, ids_N):
+            self._newest()[key] = None
+
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
+        rows = Rows.empty_of(features_U, ids_U, self.dim, self.state_width)
+        kinds = np.zeros(len(ids_U), np.uint8)
+        for u, key in enumerate(_keys(features_U, ids_U)):
+            for generation in sorted(self.generations, reverse=True):
+                if key in self.generations[generation]:
+                    found = self.generations[generation][key]
+                    kinds[u] = MARK if found is None else ROW
+                    for column, value in zip(rows.columns()[2:], found or (), strict=found is not None):
+                        column[u] = value
+                    break
+        return SpilledRows(kinds, rows)
+
+    def read_all(self) -> Rows:
+        keys = sorted({key for generation in self.generations.values() for key in generation})
+        features = np.array([feature for feature, _ in keys], np.uint16)
+        found = self.find(features, np.array([id_ for _, id_ in keys], np.int64))
+        return found.rows.take(found.kinds == ROW)
+
+    def open_generation(self) -> int:
+        newest = max(self.generations)
+        self.generations[newest + 1] = {}
+        return newest
+
+    def destroy_generations(self, upto: int) -> None:
+        self.generations = {number: rows for number, rows in self.generations.items() if number > upto}
+
+    def purge(self, horizons: dict[int, int]) -> None:
+        for generation in self.generations.values():
+            for key, row in list(generation.items()):
+                if row is not None and row[-1] < horizons.get(key[0], -1):
+                    del generation[key]
+
+    def waits_for(self) -> str:
+        return ""
+
+    def purging(self) -> bool:
+        return False
+
+    def coldest(self, fraction: float) -> int | None:
+        return None
+
+    def num_rows(self) -> int:
+        return len(self.read_all())
+
+    def num_bytes(self) -> int:
+        return 0
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self.generations = {0: {}}
+
+    def _newest(self) -> dict[tuple[int, int], tuple[Any, ...] | None]:
+        return self.generations[max(self.generations)]
+
+    def _check(self) -> None:
+        if self.fails:
+            raise SpillError("it fails, as it was told")
+
+
+def _keys(features_N: UInt16Array, ids_N: Int64Array) -> list[tuple[int, int]]:
+    return list(zip(features_N.tolist(), ids_N.tolist(), strict=True))
