@@ -17,7 +17,7 @@ from stream.config import SourceConfig
 if TYPE_CHECKING:
     from app.models.registry import ModelConfig
     from app.training.config import TrainConfig
-    from app.training.gate import GateConfig
+    from app.training.health.gate import GateConfig
     from embeddings.config import TableConfig
 
 DEFAULT_PATH = Path("springtide.toml")
@@ -54,7 +54,7 @@ def load_config(path: Path | str | None = None) -> Config:
     from app.config_table import bind_table
     from app.models.registry import ModelConfig
     from app.training.config import TrainConfig
-    from app.training.gate import GateConfig
+    from app.training.health.gate import GateConfig
     from embeddings.sizes import num_bytes
 
     path = Path(path or DEFAULT_PATH)

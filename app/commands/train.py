@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     leave_on_signals()  # before the long imports; the trainer has handlers of its own once it runs
     tune_process()
     from app.config import load_config, load_outline
-    from app.training.start_elsewhere import StartElsewhere
+    from app.training.input.start_position import StartElsewhere
 
     start = StartElsewhere.of(arguments.from_offset, arguments.from_timestamp)
     outline = load_outline(arguments.config)

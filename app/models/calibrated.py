@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from app.models.calibration import Calibration
+from app.models.dense_features import NumberTransform
 from app.models.interface import Model, ModelSpec, join_fields
-from app.models.numbers import NumberTransform
 
 
 class CalibratedModel(Model):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from app.models.calibrated import CalibratedModel, check_sizes, perceptron
+from app.models.dot_interaction import pair_products
 from app.models.interface import ModelSpec
-from app.models.pair_products import pair_products
 
 
 class DLRM(CalibratedModel):

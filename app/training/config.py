@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.training.dense_optimizer import DenseOptimizer
+from app.training.step.dense_optimizer import DenseOptimizer
 
 # splitting a smaller batch costs more than it saves, and waiting for a busy core costs a hundred times that
 SPLIT_SAMPLES = 1024

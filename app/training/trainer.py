@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from springtide_client.errors import LogError, SpringtideError
 
-from app.training.durable_positions import DurablePositions
-from app.training.gate import Gate
-from app.training.generations import Generations
-from app.training.good_versions import newest_before
-from app.training.intake import POLL_SECONDS, Intake
-from app.training.log_start import start_state
-from app.training.mending import mend
-from app.training.order_desk import OrderDesk
-from app.training.rates import Rate
-from app.training.report import SECONDS, StatusKeeper, wall_ms
-from app.training.rolling_back import decide, roll_back_by_order
-from app.training.skipping import Stand
-from app.training.start_elsewhere import StartElsewhere
-from app.training.state import TrainingState
-from app.training.status_document import document_of
+from app.training.bootstrap import start_state
+from app.training.commands import OrderDesk
+from app.training.committed_offsets import DurablePositions
+from app.training.health.gate import Gate
+from app.training.health.known_good import newest_before
+from app.training.health.repair import mend
+from app.training.health.rollback import decide, roll_back_by_order
+from app.training.input.batches import POLL_SECONDS, Intake
+from app.training.input.skip import Stand
+from app.training.input.start_position import StartElsewhere
+from app.training.state.spill_gc import Generations
+from app.training.state.training_state import TrainingState
+from app.training.status.document import document_of
+from app.training.status.throughput import Rate
+from app.training.status.writer import SECONDS, StatusKeeper, wall_ms
 from app.training.stop_signals import StopSignals
 from app.versions.breaks import lost_orders, take_break
 from app.versions.fault_points import reach

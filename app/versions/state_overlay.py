@@ -8,7 +8,7 @@ from springtide_client.format.records import Record, Tip, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
 
-from app.training.scores import Scores
+from app.scores.progressive import Scores
 
 MAX_ORDERS = 10_000  # a base remembers so many executed orders: their files are long gone when more have come
 SCORES = "state.scores."

@@ -11,7 +11,7 @@ import numpy as np
 from springtide_client.format.records import HEADER
 
 from app.config import load_config
-from app.training.log_start import start_state
+from app.training.bootstrap import start_state
 from app.versions.segments import SegmentFiles
 from app.versions.writer import LogWriter
 from tests.bench.lookup_log import DIM, FEATURE

@@ -52,7 +52,7 @@ def run_command(*words: str) -> None:
 
 
 def train(config: str) -> None:
-    from app.training.state import TrainingState
+    from app.training.state.training_state import TrainingState
     from app.versions.chain import Chain
     from app.versions.segments import SegmentFiles
     from app.versions.writer import LogWriter

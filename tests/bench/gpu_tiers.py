@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from app.training.lane import CudaLane, Lane
+from app.training.device.transfer_stream import CudaLane, Lane
 from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
 from embeddings.optimizer import RowOptimizer

@@ -18,15 +18,15 @@ import torch
 from springtide_client.features import Features
 
 from app.models import dlrm
+from app.models.dot_interaction import plain_products
 from app.models.interface import ModelSpec
-from app.models.pair_products import plain_products
 from app.models.registry import ModelConfig, build_model
 from app.training.config import TrainConfig
 from app.training.defaults import with_defaults
-from app.training.dense_step import DeviceStep
-from app.training.device import TrainDevice, device_of
-from app.training.graphs import GraphedStep, capture_on_gpu
-from app.training.learner import Learner
+from app.training.device.device import TrainDevice, device_of
+from app.training.step.cuda_graphs import GraphedStep, capture_on_gpu
+from app.training.step.dense_step import DeviceStep
+from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
 from kernels.spec import Verbs

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.training.learner import Learner
+from app.training.step.learner import Learner
 from stream.batcher import Batcher
 from stream.broker.embedded import EmbeddedBroker
 from stream.columns import Batch, Partition

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from app.config import Config
-from app.training.intake import Intake
+from app.training.input.batches import Intake
 from app.training.trainer import Trainer
 from stream.positions import Position
 from tests.bench.click_logs import CATEGORICAL, DENSE

@@ -13,10 +13,10 @@ from app.config import Config, load_config
 from app.models.export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
+from app.scores.progressive import Scores
 from app.training.defaults import with_defaults
-from app.training.learner import Learner
-from app.training.scores import Scores
-from app.training.state import TrainingState
+from app.training.state.training_state import TrainingState
+from app.training.step.learner import Learner
 from app.versions.base_writer import BaseImage, write_base
 from app.versions.writer import LogWriter
 from embeddings.table import EmbeddingTable

@@ -11,7 +11,7 @@ import torch
 from springtide_client.features import Features
 
 from app.config import load_config
-from app.training.log_start import start_state
+from app.training.bootstrap import start_state
 from app.versions.writer import LogWriter
 from stream.columns import Batch, Partition
 

@@ -23,10 +23,10 @@ from springtide_client.schema import Schema  # noqa: E402
 
 from app.models.interface import ModelSpec  # noqa: E402
 from app.models.registry import ModelConfig, build_model  # noqa: E402
+from app.scores.progressive import Scores  # noqa: E402
 from app.training.config import TrainConfig  # noqa: E402
 from app.training.defaults import with_defaults  # noqa: E402
-from app.training.learner import Learner  # noqa: E402
-from app.training.scores import Scores  # noqa: E402
+from app.training.step.learner import Learner  # noqa: E402
 from embeddings.config import TableConfig  # noqa: E402
 from embeddings.table import EmbeddingTable  # noqa: E402
 from stream.columns import Batch  # noqa: E402

@@ -19,7 +19,7 @@ from springtide_client.log.base import OPTIMIZER, ROWS, Base
 from springtide_client.log.directory import LogDirectory
 
 from app.config import load_config
-from app.training.base_rows import BaseRows
+from app.training.state.base_rows import BaseRows
 from stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness import Case, alternate, arguments, fail, report, timed
 from tests.bench.limits import copy_rate

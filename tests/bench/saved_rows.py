@@ -15,8 +15,8 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
-from app.training.base_rows import BaseRows
-from app.training.version_arrays import touched_to_arrays
+from app.training.state.base_rows import BaseRows
+from app.training.state.version_tensors import touched_to_arrays
 from app.versions.base_merge import CHUNK_ROWS
 from app.versions.base_writer import BaseImage, write_base
 from app.versions.config import LogConfig

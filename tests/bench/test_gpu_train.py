@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.training.device import TrainDevice
-from app.training.graphs import capture_on_gpu
-from app.training.lane import CudaLane
+from app.training.device.device import TrainDevice
+from app.training.device.transfer_stream import CudaLane
+from app.training.step.cuda_graphs import capture_on_gpu
 from kernels.cuda.device import CupyDevice
 from kernels.cuda.ops import CudaVerbs
 from tests.app.training.late_lane import LateLane, play_again

@@ -17,7 +17,7 @@ from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
 from app.training.config import TrainConfig
 from app.training.defaults import with_defaults
-from app.training.learner import Learner
+from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
 from stream.batcher import Batcher

@@ -12,8 +12,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
-from app.training.base_rows import BaseRows
-from app.training.dense_optimizer import DenseOptimizer
+from app.training.state.base_rows import BaseRows
+from app.training.step.dense_optimizer import DenseOptimizer
 from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from app.config import load_config
-from app.training.log_start import start_state
-from app.training.order_desk import OrderDesk
+from app.training.bootstrap import start_state
+from app.training.commands import OrderDesk
 from app.versions.commands import Order
 from app.versions.writer import LogWriter
 from stream.batcher import Batcher

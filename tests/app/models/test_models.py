@@ -8,9 +8,9 @@ from springtide_client.model.inputs import ModelInputs
 from torch import nn
 
 from app.models.calibration import Calibration
+from app.models.dense_features import NumberTransform
 from app.models.export import export_model
 from app.models.interface import ModelSpec
-from app.models.numbers import NumberTransform
 from app.models.registry import BUILT_IN, ModelConfig, build_model
 
 SIZES = [(2, 1, 1, 2, 1), (3, 0, 0, 0, 1), (0, 0, 0, 3, 2), (0, 1, 0, 0, 1), (0, 0, 1, 1, 3)]

@@ -12,7 +12,7 @@ from app.simulator.best_auc import auc
 from app.simulator.config import SimulatorConfig
 from app.simulator.simulator import Simulator
 from app.training.defaults import with_defaults
-from app.training.learner import Learner
+from app.training.step.learner import Learner
 from embeddings.table import EmbeddingTable
 from stream.columns import Batch
 

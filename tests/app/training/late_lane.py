@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.training.device import TrainDevice
-from app.training.graphs import Result
+from app.training.device.device import TrainDevice
+from app.training.step.cuda_graphs import Result
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 from springtide_client.log.directory import LogDirectory
 from trainer_room import WAIT_SECONDS, run_in_thread, wait_until
 
-from app.training.state import TrainingState
+from app.training.state.training_state import TrainingState
 from app.training.trainer import Trainer
 from app.versions.status import read_status
 from stream.errors import WaitingError
@@ -80,7 +80,7 @@ def test_a_trainer_without_a_topic_waits_visibly_and_learns_when_it_comes(room):
 
 
 def test_the_end_of_an_absent_topic_is_not_waited_for_for_ever(room, monkeypatch):
-    monkeypatch.setattr("app.training.intake.ABSENT_SECONDS", 3.0)
+    monkeypatch.setattr("app.training.input.batches.ABSENT_SECONDS", 3.0)
     with pytest.raises(WaitingError, match="clicks"):
         Trainer(room.config, until_end=True).run()
     status = read_status(room.config.log.path)

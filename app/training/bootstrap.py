@@ -1,0 +1,149 @@
+"""Opens a log for learning: a new one gets its first base, an old one is read back. Settings must fit what it holds."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from springtide_client.log.base import BaseManifest, ModelName, TableShape
+
+from app.errors import UserError
+from app.models.export import export_model
+from app.models.interface import ModelSpec
+from app.models.registry import build_model
+from app.scores.progressive import Scores
+from app.training.defaults import with_defaults
+from app.training.device.device import device_of
+from app.training.state.base_rows import BaseRows
+from app.training.state.training_state import TrainingState
+from app.training.step.learner import Learner
+from app.versions.base_writer import BaseImage, write_base
+from app.versions.disk_use import disk_bytes
+from app.versions.forgettings import forgettings_of
+from app.versions.resume import Resume
+from app.versions.writer import LogWriter
+from embeddings.optimizer import RowOptimizer
+from embeddings.sizes import num_bytes
+from embeddings.table import EmbeddingTable
+from embeddings.tiers.base import RowSource
+from embeddings.tiers.host_tier import HostTier
+from embeddings.tiers.interface import Spill
+from embeddings.tiers.rocksdb.spill import RocksSpill
+from kernels.backend import backend
+from kernels.spec import Layout, Verbs
+
+if TYPE_CHECKING:
+    from app.config import Config
+
+
+def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> TrainingState:
+    """The state that the log ends with: that of its newest base and of every version after it."""
+    spec = ModelSpec.of(config.schema, config.table.dim)
+    resume = Resume.of(log.directory, log.last)
+    base = None if resume is None else resume.base
+    if base is not None:
+        check_settings(config, base.manifest)
+    try:
+        model = build_model(config.model, spec, seed=config.train.seed)
+        program = export_model(model, spec) if base is None else b""
+    except ValueError as error:
+        raise UserError(f"[model] {error}") from error
+    try:
+        device = device_of(config.train)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    rows = None if base is None else BaseRows(base)
+    table = open_table(config, log.epoch, rows, num_threads=num_threads, device=device.table)
+    learner = Learner(model, table, config.train, config.schema, score_field=config.score_field, device=device)
+    state = TrainingState(learner, Scores(config.schema.labels, config.train.window_samples), config.schema)
+    if resume is None:
+        write_first_base(config, log, state, program)
+    else:
+        restore(state, resume)
+    return state
+
+
+def open_table(
+    config: "Config", epoch: int, base: RowSource | None, *, num_threads: int, device: str | Verbs = "cpu"
+) -> EmbeddingTable:
+    """An empty table over its lower tiers: rows in RAM where `host_bytes` asks for them, the disk, the base."""
+    settings = replace(with_defaults(config.table), num_threads=max(config.table.num_threads, num_threads))
+    width = RowOptimizer.of(settings.optimizer).state_width(settings.dim)
+    folder = Path(settings.disk_path or Path("var") / config.name / "spill")
+    spill: Spill = RocksSpill.of_epoch(folder, epoch, dim=settings.dim, state_width=width)
+    try:
+        if host_bytes := num_bytes(settings.host_bytes):
+            layout, verbs = Layout(settings.dim, width, settings.dtype), backend("cpu")
+            num_rows = HostTier.rows_of_bytes(host_bytes, layout, verbs)
+            spill = HostTier(spill, num_rows=num_rows, layout=layout, verbs=verbs)
+        return EmbeddingTable(
+            settings,
+            seed=config.train.seed,
+            spill=spill,
+            base=base,
+            device=device,
+            disk_beside=partial(disk_bytes, config.log.path),
+        )
+    except ValueError as error:
+        spill.close()
+        raise UserError(f"[table] {error}") from error
+
+
+def write_first_base(config: "Config", log: LogWriter, state: TrainingState, program: bytes) -> None:
+    """A log begins with a base without rows, so that followers can begin before the first version."""
+    optimizer = dict(state.learner.table.config.optimizer)
+    image = BaseImage(
+        tip=log.first,
+        schema=config.schema,
+        table=TableShape(
+            dim=config.table.dim,
+            state_width=state.learner.table.layout.state_width,
+            seed=config.train.seed,
+            init_scale=config.table.init_scale,
+            optimizer=optimizer,
+            dtype=config.table.dtype,
+        ),
+        model=ModelName(name=config.model.name, options=dict(config.model.options)),
+        meta=state.meta(created_ms=0),
+        dense=state.base_arrays(),
+        program=program,
+    )
+    write_base(log.config.path, image)
+    log.begin(log.first)
+    state.base_number = log.first.number
+
+
+def restore(state: TrainingState, resume: Resume) -> None:
+    """Read the past back, up to where the writer has sealed its end; LogError where that cannot be reached."""
+    try:
+        state.restore(resume.base, resume.records())
+        state.base_number, state.executed_orders = resume.base.tip.number, dict(resume.orders)
+        state.forgettings = forgettings_of(resume.forgettings, state.schema)
+    except ValueError as error:
+        raise UserError(f"{error}: restore the setting, or start a new log with [log] path") from error
+
+
+def check_settings(config: "Config", manifest: BaseManifest) -> None:
+    """UserError names the setting that differs from what the log was begun with."""
+    ours = {
+        "[schema]": (config.schema, manifest.read_schema()),
+        "[table] dim": (config.table.dim, manifest.table.dim),
+        "[table] dtype": (config.table.dtype, manifest.table.dtype),
+        "[table] optimizer name": (optimizer_name(config.table.optimizer), optimizer_name(manifest.table.optimizer)),
+        "[table] init_scale": (config.table.init_scale, manifest.table.init_scale),
+        "[train] seed": (config.train.seed, manifest.table.seed),
+        "[model] name": (config.model.name, manifest.model.name),
+        "[model] options": (dict(config.model.options), dict(manifest.model.options)),
+    }
+    for key, (here, there) in ours.items():
+        if here != there:
+            was = "" if key == "[schema]" else f" ({there!r}, now {here!r})"
+            raise UserError(
+                f"{key} is not what this log was begun with{was}: restore it, or start a new log with [log] path"
+            )
+
+
+def optimizer_name(options: Mapping[str, Any]) -> str:
+    """Whose states the rows have."""
+    return str(options.get("name", RowOptimizer.name))

@@ -1,0 +1,135 @@
+"""Orders to a running trainer, executed between batches; order and result are part of the next version."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from springtide_client.errors import EncodeError, LogError
+from springtide_client.format.records import StreamPosition
+
+from app.live_limits import nested, read_limits
+from app.training.state.training_state import TrainingState
+from app.versions.clerk import keys_of
+from app.versions.commands import Order, Orders, entry_of
+from app.versions.fault_points import reach
+from app.versions.forgettings import forgettings_of
+from embeddings.errors import SpillError
+from stream.positions import told_positions
+
+RollBack = Callable[[Order], dict[str, Any] | None]
+
+logger = logging.getLogger(__name__)
+
+
+class PutOffError(Exception):
+    """The order cannot be executed now, and may be in a moment."""
+
+
+class OrderDesk:
+    """Takes orders in, one after the other in the order of their ids, each exactly once."""
+
+    kinds = ("forget", "limits", "rollback")
+
+    def __init__(self, log_path: Path, epoch: int, state: TrainingState, *, roll_back: RollBack | None = None) -> None:
+        """`roll_back` executes such an order: it tells of it in a version of its own, and everything is loaded anew.
+
+        Where it gives a result instead, nothing has happened; PutOffError leaves the order for later.
+        """
+        self._orders = Orders(log_path, epoch, state.executed_orders)
+        self._state = state
+        self._roll_back = roll_back
+        self._waiting: deque[Order] = deque()  # claimed, not executed
+        self._told: list[str] = []  # the ids of what the next version tells
+
+    @property
+    def has_new(self) -> bool:
+        """Whether there is an order to execute."""
+        return bool(self._waiting) or self._orders.has_new()
+
+    def execute(self) -> None:
+        """Every order that waits. Call it right after a cut: what an order moves must fit beside nothing.
+
+        SpillError where the spill takes no rows: what is not executed waits for the next call.
+        """
+        self._waiting += self._orders.claim()
+        while self._waiting:
+            order = self._waiting[0]
+            try:
+                result = self._result(order)
+            except PutOffError:
+                return
+            if result is None:
+                return  # the state that this desk worked for is no more: another one takes in the rest
+            logger.info("order executed", extra={"order": order.id, "kind": order.kind, **result})
+            self._note(order, result)
+            self._waiting.popleft()
+            reach("after an order is executed")
+
+    def _result(self, order: Order) -> dict[str, Any] | None:
+        try:
+            if order.kind == "rollback" and self._roll_back is not None:
+                return self._roll_back(order)
+            return self._handler(order)(order.body)
+        except (ValueError, EncodeError) as error:
+            return {"refused": str(error)}
+
+    def honour(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Executes again what versions said that are lost, and no file does any more; the next version tells it.
+
+        What was forgotten is hidden up to where that was.
+        """
+        for entry in entries:
+            order_id, kind = str(entry.get("id")), str(entry.get("kind"))
+            result = dict(entry.get("result") or {})
+            if "refused" in result or kind not in ("forget", "limits"):
+                logger.warning("an order is lost with its version", extra={"order": order_id, "kind": kind})
+                continue
+            order = Order(order_id, kind, {"keys": entry.get("keys"), "limits": result.get("limits")})
+            try:
+                self._note(order, self._handler(order)(order.body), entry.get("positions"))
+            except SpillError as error:
+                raise LogError(f"an order of a lost version cannot be executed again: {error}") from error
+            except (ValueError, EncodeError) as error:
+                logger.warning("an order is lost with its version", extra={"order": order_id, "reason": str(error)})
+
+    def told(self, version: int) -> None:
+        """This version carries what was executed since the one before."""
+        for order_id in self._told:
+            self._orders.executed(order_id, version)
+        self._told.clear()
+
+    def retire(self, durable: int) -> None:
+        """Orders that durable versions carry are done with."""
+        self._orders.retire(durable)
+
+    def _note(
+        self, order: Order, result: dict[str, Any], positions: Mapping[str, StreamPosition] | None = None
+    ) -> None:
+        at = self._state
+        entry = entry_of(
+            order, result, samples_trained=at.samples_trained, positions=positions or told_positions(at.reached)
+        )
+        at.note_order(entry)
+        at.hide(forgettings_of([entry], at.schema))
+        self._told.append(order.id)
+
+    def _handler(self, order: Order) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        if order.kind == "forget":
+            return self._forget
+        if order.kind == "limits":
+            return self._limits
+        raise ValueError(f"this trainer does not execute {order.kind or 'unreadable'} orders")
+
+    def _forget(self, body: dict[str, Any]) -> dict[str, Any]:
+        keys = keys_of(body, self._state.schema)
+        features_N = np.array([feature for feature, _ in keys], np.uint16)
+        self._state.learner.table.forget(features_N, np.array([row_id for _, row_id in keys], np.int64))
+        return {"keys": len(keys)}
+
+    def _limits(self, body: dict[str, Any]) -> dict[str, Any]:
+        limits = read_limits(body.get("limits"), self._state.schema)
+        self._state.change_limits(limits)
+        return {"limits": nested(limits)}

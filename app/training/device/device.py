@@ -1,0 +1,39 @@
+"""Where rows and net are trained: on the host, or on a GPU with a lane to it and, where asked for, CUDA graphs."""
+
+from typing import NamedTuple
+
+import torch
+
+from app.training.config import TrainConfig
+from app.training.device.transfer_stream import CudaLane, Lane
+from app.training.step.cuda_graphs import Capture, capture_on_gpu
+from kernels.spec import Verbs
+
+
+class TrainDevice(NamedTuple):
+    """A device; without a lane batches are learned where they are."""
+
+    device: torch.device = torch.device("cpu")
+    lane: Lane | None = None
+    capture: Capture | None = None
+    table: str | Verbs = "cpu"  # where rows are trained
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether it multiplies bfloat16 in hardware; elsewhere that is slower than float32."""
+        if self.device.type == "cuda":
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        has_avx512 = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()
+        return has_avx512[1] or torch.cpu._is_amx_tile_supported()
+
+
+def device_of(config: TrainConfig) -> TrainDevice:
+    """The device that `[train] device` names; ValueError where it is not to be had."""
+    if config.device != "cuda":
+        return TrainDevice()
+    if not torch.cuda.is_available():
+        raise ValueError(
+            '[train] device = "cuda" needs an NVIDIA GPU, its driver and a CUDA build of PyTorch: '
+            f'torch {torch.__version__} sees none here; take device = "cpu"'
+        )
+    return TrainDevice(torch.device("cuda"), CudaLane(), capture_on_gpu if config.capture else None, "cuda")

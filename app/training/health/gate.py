@@ -1,0 +1,188 @@
+"""The health gate: before a version is published, whether the model is one that anybody should follow.
+
+Looks at the dense net for numbers that are not finite and for a norm that explodes, at the newest samples' logloss,
+scored before they were learned, against that of those before them, and at whether they got finite scores at all.
+Knows no log and no stream.
+"""
+
+# N samples
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from app.scores.progressive import Scores
+from app.training.step.learner import Learner
+
+logger = logging.getLogger(__name__)
+
+ACTIONS = ("alert", "rollback")
+SIGMAS = 6.0  # a higher logloss must also be no chance
+MOST_UNSCORED = 0.5  # of the newest samples: a few may be odd themselves, and count as a coin's
+SMALL_NORM = 1.0  # from a norm below this to any below `norm_ratio` is no explosion
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateConfig:
+    """The keys of `[gate]`; a ratio of inf is never reached."""
+
+    action: str = "alert"
+    logloss_ratio: float = 2.0
+    logloss_samples: int = 2000
+    norm_ratio: float = 10.0
+    max_skipped: int = 20_000  # with no good stretch in between: more, and it is the world that has changed
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise ValueError(f"[gate] action must be one of {', '.join(ACTIONS)}, not {self.action!r}")
+        for name in ("logloss_ratio", "norm_ratio"):
+            if not getattr(self, name) > 1:
+                raise ValueError(f"[gate] {name} must be more than 1, not {getattr(self, name)}")
+        for name in ("logloss_samples", "max_skipped"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"[gate] {name} must be at least 1, not {getattr(self, name)}")
+
+
+class Verdict(NamedTuple):
+    """Why a version is held back, and the newest version from before it began."""
+
+    reason: str  # not_finite, norm, logloss
+    detail: str
+    good: int
+
+
+class Good(NamedTuple):
+    """A version that passed."""
+
+    number: int
+    samples: int
+    norm: float
+
+
+class Gate:
+    """Judges what learning has made of the model since the last version that passed."""
+
+    def __init__(
+        self, config: GateConfig, window_samples: int, *, look_back: Callable[[int], int | None] = lambda samples: None
+    ) -> None:
+        """`look_back`: the newest version of at most so many samples, where none since `begin` has so few."""
+        self.config = config
+        self._look_back = look_back
+        self._num_new = max(1, min(config.logloss_samples, window_samples // 2))
+        self.held: Verdict | None = None
+        self.gave_up = False  # going back is for an order to decide
+        self.trips = 0  # since this trainer's start
+        self.last: Verdict | None = None  # the newest, also when it is over
+        self._good: deque[Good] = deque()
+        self._judged_step = -1
+        self._norm = -1, 0.0  # of the net after so many steps
+
+    def begin(self, number: int, learner: Learner, num_samples: int) -> None:
+        """Learning goes on from this version, which counts as good; nothing is held."""
+        self.held, self.gave_up = None, False
+        self._norm = learner.steps, norm_of(learner)
+        self._good = deque([Good(number, num_samples, self._norm[1])])
+        self._judged_step = learner.steps
+
+    def judge(self, learner: Learner, scores: Scores, num_samples: int) -> Verdict | None:
+        """What speaks against a version of this; remembered in `held` until `begin`."""
+        if self.held is None and learner.steps != self._judged_step:
+            self.held = self._judge(learner, scores, num_samples)
+            if self.held is not None:
+                self.trips += 1
+                self.last = self.held
+                logger.error("the health gate holds the model back", extra=self.held._asdict())
+        return self.held
+
+    def passed(self, number: int, learner: Learner, num_samples: int) -> None:
+        """What was judged is published as this version; where nothing was learned, what was good still is."""
+        if learner.steps == self._judged_step:
+            self._good[-1] = self._good[-1]._replace(number=number)
+        else:
+            self._judged_step = learner.steps
+            step, norm = self._norm
+            self._good.append(Good(number, num_samples, norm if step == learner.steps else norm_of(learner)))
+            while len(self._good) > 1 and self._good[1].samples <= num_samples - self._num_new:
+                self._good.popleft()
+
+    def document(self) -> dict[str, Any]:
+        """What /v1/status says."""
+        said = self.held or self.last
+        return {
+            "state": "open" if self.held is None else "holding",
+            "action": self.config.action,
+            "reason": None if said is None else said.reason,
+            "detail": None if said is None else said.detail,
+            "trips": self.trips,
+        }
+
+    def _judge(self, learner: Learner, scores: Scores, num_samples: int) -> Verdict | None:
+        newest, oldest = self._good[-1], self._good[0]
+        norm, limit = norm_of(learner), self.config.norm_ratio * max(oldest.norm, SMALL_NORM)
+        self._norm = learner.steps, norm
+        # where the norm is finite so is every parameter
+        passed = learner.model.named_parameters(remove_duplicate=False) if math.isfinite(norm) else ()
+        suspects = learner.model.state_dict()
+        for name, _ in passed:
+            suspects.pop(name, None)
+        if bad := not_finite(suspects):
+            return Verdict("not_finite", f"{bad} of the dense net has numbers that are not finite", newest.number)
+        if norm > limit:
+            detail = f"the dense net's norm went from {oldest.norm:.4g} to {norm:.4g}, norm_ratio is "
+            return Verdict("norm", f"{detail}{self.config.norm_ratio:g}", newest.number)
+        if (share := scores.unscored(self._num_new)) > MOST_UNSCORED:
+            detail = f"the net gave {share:.0%} of the last {self._num_new:,} samples a score that is not finite"
+            return Verdict("not_finite", detail, self._before(num_samples - self._num_new))
+        for number, label in enumerate(scores.labels):
+            if detail := self._collapse(*scores.window_losses(number)):
+                return Verdict("logloss", f"{label}: {detail}", self._before(num_samples - self._num_new))
+        return None
+
+    def _before(self, num_samples: int) -> int:
+        """The newest good version of at most so many samples, else the oldest that is known."""
+        before = [good.number for good in self._good if good.samples <= num_samples]
+        return before[-1] if before else self._look_back(num_samples) or self._good[0].number
+
+    def _collapse(self, losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any, Any]") -> str:
+        """How the newest losses stand out from those before them; empty where they do not."""
+        num_new = self._num_new
+        if len(losses_N) < 2 * num_new:
+            return ""
+        (old, old_error), (new, new_error) = (
+            mean_and_error(losses_N[part], weights_N[part]) for part in (slice(-num_new), slice(-num_new, None))
+        )
+        if not new > max(self.config.logloss_ratio * old, old + SIGMAS * float(np.hypot(old_error, new_error))):
+            return ""
+        return (
+            f"the logloss of the last {num_new:,} samples is {new:.4g}, it was {old:.4g}; "
+            f"logloss_ratio is {self.config.logloss_ratio:g}"
+        )
+
+
+def mean_and_error(losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any, Any]") -> tuple[float, float]:
+    """The weighted mean, and its standard error; NaN where nothing has weight."""
+    weight = float(weights_N.sum())
+    if not weight > 0:
+        return float("nan"), float("nan")
+    mean = float((weights_N * losses_N).sum() / weight)
+    return mean, float(np.sqrt(((weights_N * (losses_N - mean)) ** 2).sum())) / weight
+
+
+def norm_of(learner: Learner) -> float:
+    """The norm of all parameters of the dense net."""
+    parameters = [parameter.detach() for parameter in learner.model.parameters()]
+    return float(torch.nn.utils.get_total_norm(parameters)) if parameters else 0.0
+
+
+def not_finite(named: Mapping[str, torch.Tensor]) -> str:
+    """The first of the parameters or statistics that holds NaN or an infinity; empty where none does."""
+    for name, value in named.items():
+        # a sum reads all of it once, and is finite wherever all of it is, unless it overflows
+        if value.is_floating_point() and not (torch.isfinite(value.sum()) or bool(torch.isfinite(value).all())):
+            return str(name)
+    return ""

@@ -1,0 +1,61 @@
+"""Samples that are passed over instead of learned: sent to the dead letters once more as they came, and counted."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stream.columns import DeadLetter, Partition
+from stream.decode.decoder import Decoder
+from stream.flow.dead_letter_producer import DeadLetters
+from stream.kafka.range_reader import records_between
+from stream.positions import Position
+
+if TYPE_CHECKING:
+    from app.config import Config
+    from app.training.state.training_state import TrainingState
+
+REASON = "gate"
+FLUSH_BYTES, FLUSH_SECONDS = 8 << 20, 30.0
+
+
+@dataclass(frozen=True)
+class Stand:
+    """How far a stream was learned, and what of it could not be."""
+
+    positions: Mapping[Partition, Position]
+    samples: int
+    dead_letters: Mapping[str, int]
+
+    @staticmethod
+    def of(state: "TrainingState") -> "Stand":
+        return Stand(dict(state.positions), state.samples_trained, dict(state.dead_letters))
+
+    def skipped_since(self, samples: int) -> dict[str, int]:
+        """The counts of dead letters once everything learned since so many samples is one."""
+        num_skipped = max(0, self.samples - samples)
+        return {**self.dead_letters, REASON: self.dead_letters.get(REASON, 0) + num_skipped}
+
+
+def send_skipped(
+    config: "Config", letters: DeadLetters, begin: Mapping[Partition, Position], stand: Stand, detail: str
+) -> int:
+    """Every sample between `begin` and the stand as a dead letter that the broker has; returns how many.
+
+    Those that could not be read are there already, with reasons of their own. StreamError.
+    """
+    source, num_sent = config.source, 0
+    decoder = Decoder(
+        config.schema, max_message_bytes=source.max_message_bytes, max_future_seconds=source.max_future_seconds
+    )
+    for raw in records_between(source.connection(), begin, stand.positions):
+        unreadable = {letter.offset for letter in decoder.decode(raw, int(time.time() * 1000)).dead}
+        samples = [n for n, offset in enumerate(raw.offset_N.tolist()) if offset not in unreadable]
+        for n in samples:
+            fields = int(raw.offset_N[n]), REASON, detail, raw.key(n), raw.value(n), int(raw.record_ms_N[n])
+            letters.send([DeadLetter(raw.partition, *fields)])
+            if letters.unconfirmed_bytes > FLUSH_BYTES:
+                letters.flush(FLUSH_SECONDS)
+        num_sent += len(samples)
+    letters.flush(FLUSH_SECONDS)
+    return num_sent

@@ -1,0 +1,251 @@
+"""The learner on a device that answers late learns what it learns on the host; graphs change nothing but the launch."""
+
+import dataclasses
+import logging
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from drawn_clicks import SCHEMA, make_batch
+from made_config import make_config
+from springtide_client.model.inputs import ModelInputs
+
+from app.models.interface import ModelSpec
+from app.models.registry import ModelConfig, build_model
+from app.scores.progressive import Scores
+from app.training.bootstrap import start_state
+from app.training.config import TrainConfig
+from app.training.defaults import with_defaults
+from app.training.device.device import TrainDevice, device_of
+from app.training.state.training_state import TrainingState
+from app.training.step.cuda_graphs import MOST_GRAPHS, GraphedStep, bucket_of
+from app.training.step.learner import Learner, StepReport
+from app.versions.writer import LogWriter
+from embeddings.config import FeaturePolicy, TableConfig
+from embeddings.table import EmbeddingTable
+from kernels.cuda.ops import CudaVerbs
+from tests.app.training.late_lane import LateLane, Mark, device, play_again
+from tests.support.gpu_emulation.emulated_ops import device_of as device_of_tests
+
+TABLE = TableConfig(dim=4, device_bytes="8MiB")
+BATCH_SIZE = 32
+
+
+def learner_on(place: TrainDevice | None, *, name: str = "dlrm", optimizer: str = "adam") -> Learner:
+    rows_on = "cpu" if place is None else place.table
+    table = EmbeddingTable(with_defaults(TABLE), seed=0, tracked=False, device=rows_on)
+    net = build_model(ModelConfig(name=name), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
+    config = TrainConfig(batch_size=BATCH_SIZE, optimizer={"name": optimizer, "lr": 0.01})
+    return Learner(net, table, config, SCHEMA, device=place)
+
+
+def learned(learner: Learner, batches: list) -> list[StepReport]:
+    """Each batch with a look at the next, its report asked for one step later."""
+    reports, late = [], None
+    for batch, upcoming in zip(batches, [*batches[1:], None], strict=True):
+        before, late = late, learner.begin(batch, upcoming)
+        if before is not None:
+            reports.append(before())
+    return [*reports, late()]
+
+
+def assert_same(one: Learner, other: Learner, **tolerance: float) -> None:
+    for arrays in (Learner.dense_arrays, Learner.optimizer_arrays):
+        mine, theirs = arrays(one), arrays(other)
+        assert mine.keys() == theirs.keys()
+        for name, array in mine.items():
+            np.testing.assert_allclose(array, theirs[name], **{"rtol": 0, "atol": 0} | tolerance)
+
+
+BATCHES = [make_batch(number, samples) for number, samples in enumerate([32, 32, 32, 9, 32, 0, 32, 1])]
+# an overflow in the middle: the net must stay as it was, and go on
+BROKEN = [*BATCHES[:3], dataclasses.replace(make_batch(3), weights_N=np.full(32, 3e38, np.float32)), *BATCHES[4:]]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(("name", "optimizer"), [("dlrm", "adam"), ("deepfm", "sgd")])
+@pytest.mark.parametrize("batches", [BATCHES, BROKEN], ids=["finite", "overflow"])
+def test_a_device_that_answers_late_learns_what_the_host_learns(batches, name, optimizer, at_once) -> None:
+    host, late = (learner_on(place, name=name, optimizer=optimizer) for place in (None, device(at_once=at_once)))
+    for mine, other in zip(learned(late, batches), learned(host, batches), strict=True):
+        np.testing.assert_array_equal(mine.logits_NL, other.logits_NL)
+        assert mine.loss == other.loss or np.isnan(mine.loss)
+    assert late.refused_steps == host.refused_steps == (1 if batches is BROKEN else 0)
+    assert_same(late, host)
+    lane = late.device.lane
+    assert isinstance(lane, LateLane)
+    assert lane.num_copies == sum(len(batch) > 0 for batch in batches)
+
+
+def test_rows_on_the_device_too_take_their_keys_from_the_same_copy() -> None:
+    """The table's kernels run as host C++: what they wait for is counted."""
+    emulated = CudaVerbs(device_of_tests("host"), late=True)
+    place = device(captures=True)._replace(table=emulated)
+    host, there = learner_on(None), learner_on(place)
+    for mine, other in zip(learned(there, BATCHES), learned(host, BATCHES), strict=True):
+        np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
+    assert_same(there, host, rtol=1e-4, atol=1e-5)
+    assert place.lane.num_copies == sum(len(batch) > 0 for batch in BATCHES)
+
+
+class WatchfulLane(LateLane):
+    """What is asked for beside the work must not overtake rows that left: `watched` moves when some do."""
+
+    def __init__(self) -> None:
+        super().__init__(at_once=False)
+        self.watched = lambda: 0
+
+    def mark(self) -> Mark:
+        mark = super().mark()
+        mark.watched = self.watched()
+        return mark
+
+    @contextmanager
+    def beside(self, mark):
+        assert mark.watched == self.watched(), "rows left after the mark: lookahead could still find them"
+        with super().beside(mark):
+            yield
+
+
+def test_lookahead_comes_after_rows_that_left_with_the_update() -> None:
+    emulated, lane = CudaVerbs(device_of_tests("host"), late=True), WatchfulLane()
+    place = TrainDevice(torch.device("cpu"), lane, None, emulated)
+    # fewer rows than a batch brings: some leave with each update
+    policies = {feature: FeaturePolicy(quota_bytes=4 * 200) for feature in range(3)}
+    settings = with_defaults(replace(TABLE, features=policies, device_bytes="128KiB"))
+    table = EmbeddingTable(settings, seed=0, tracked=False, device=emulated)
+    lane.watched = lambda: table.num_removals
+    net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
+    learner = Learner(net, table, TrainConfig(batch_size=BATCH_SIZE), SCHEMA, device=place)
+    learned(learner, BATCHES[:3])
+    assert table.counters()["evicted_quota"] > 0
+    assert lane.num_ahead > 1
+
+
+def test_a_log_begun_on_the_host_is_gone_on_with_on_a_device_and_back(tmp_path, monkeypatch) -> None:
+    states, evicted = {}, 0
+    for name, places in {"host": [None, None, None], "both": [None, True, None]}.items():
+        config = make_config(tmp_path / name, "48KiB")  # rows leave memory, and come back from below
+        for turn, there in enumerate(places):
+            emulated = CudaVerbs(device_of_tests("host"), late=True)
+            place = device(captures=True)._replace(table=emulated) if there else TrainDevice()
+            monkeypatch.setattr("app.training.bootstrap.device_of", lambda _, place=place: place)
+            log = LogWriter.open(config.log, schema=SCHEMA)
+            state = start_state(config, log)
+            for number in range(3 * turn, 3 * turn + 3):
+                state.learn(make_batch(number), upcoming=make_batch(number + 1))
+            log.append(*state.cut(created_ms=turn, complete_until_ms=turn))
+            features = np.repeat(np.arange(3, dtype=np.uint16), 2000)
+            rows, status = state.learner.table.find(features, np.tile(np.arange(2000), 3))
+            states[name] = state.base_arrays() | {"rows": rows, "status": status}
+            evicted += state.learner.table.counters()["evicted"] if there else 0
+            log.close()
+            state.learner.table.close()
+    assert evicted > 0
+    for name, array in states["host"].items():
+        np.testing.assert_allclose(states["both"][name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+    assert (states["host"]["status"] == 0).sum() > 300
+
+
+@pytest.mark.parametrize("batches", [BATCHES, BROKEN], ids=["finite", "overflow"])
+def test_graphs_of_full_batches_change_nothing_that_is_learned(batches) -> None:
+    host, graphed = learner_on(None), learner_on(device(captures=True))
+    for mine, other in zip(learned(graphed, batches), learned(host, batches), strict=True):
+        np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
+    assert_same(graphed, host, rtol=1e-4, atol=1e-5)
+    step = graphed.dense_step
+    assert isinstance(step, GraphedStep)
+    assert step.num_played == sum(len(batch) == BATCH_SIZE for batch in batches)  # the odd ones ran without
+
+
+def test_every_shape_has_its_graph_up_to_a_number_of_them() -> None:
+    captured = []
+
+    def capture(work, warm_ups):
+        captured.append(warm_ups)
+        return play_again(work, warm_ups)
+
+    graphed = learner_on(TrainDevice(torch.device("cpu"), LateLane(at_once=True), capture))
+    learned(graphed, [make_batch(number) for number in range(4)])
+    assert len(captured) == 1  # sequences of up to 3 are padded to 4
+    step = graphed.dense_step
+    assert isinstance(step, GraphedStep)
+    spec = ModelSpec.of(SCHEMA, TABLE.dim)
+    for longest in range(1, 200, 3):
+        inputs = [
+            torch.zeros(BATCH_SIZE, spec.num_categorical, 4),
+            torch.zeros(BATCH_SIZE, spec.num_pooled, 4),
+            torch.zeros(BATCH_SIZE, spec.num_sequence, longest, 4),
+            torch.zeros(BATCH_SIZE, spec.num_sequence, dtype=torch.int64),
+            torch.zeros(BATCH_SIZE, spec.num_dense),
+        ]
+        rows = ModelInputs(*[x.requires_grad_(n < 3) for n, x in enumerate(inputs)])
+        step(rows, torch.zeros(BATCH_SIZE, 1), torch.ones(BATCH_SIZE), bfloat16=False)
+    assert len(captured) == MOST_GRAPHS
+    assert [bucket_of(longest) for longest in (1, 2, 3, 4, 5, 64)] == [1, 2, 4, 4, 8, 64]
+
+
+def test_what_cannot_be_captured_runs_without_a_graph_and_says_so_once(caplog) -> None:
+    def capture(work, warm_ups):
+        work()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    host, graphed = learner_on(None), learner_on(TrainDevice(torch.device("cpu"), LateLane(at_once=True), capture))
+    with caplog.at_level(logging.WARNING):
+        learned(graphed, BATCHES)
+    learned(host, BATCHES)
+    assert len(caplog.records) == 1
+    assert_same(graphed, host, rtol=1e-6, atol=1e-7)
+
+
+def test_what_a_version_carried_is_learned_on_from_in_a_new_graph() -> None:
+    host, graphed = learner_on(None), learner_on(device(captures=True))
+    for learner in (host, graphed):
+        learned(learner, BATCHES[:3])
+        learner.restore(learner.dense_arrays(), learner.optimizer_arrays())
+        learned(learner, BATCHES[4:])
+    assert_same(graphed, host, rtol=1e-4, atol=1e-5)
+
+
+def test_scores_count_a_report_when_the_next_one_is_on_its_way_or_somebody_asks() -> None:
+    states = []
+    for place in (None, device()):
+        learner = learner_on(place)
+        states.append(TrainingState(learner, Scores(SCHEMA.labels, 1000), SCHEMA))
+    host, late = states
+    lane = late.learner.device.lane
+    assert isinstance(lane, LateLane)
+    for batch in BATCHES[:4]:
+        late.learn(batch)
+    assert lane.fetched == ["asked", "asked", "waited", "asked", "waited", "asked", "waited"]
+    for batch in BATCHES[:4]:
+        host.learn(batch)
+    assert late.loss == host.loss
+    assert lane.fetched[-1] == "waited"
+    assert late.scores.document() == host.scores.document()
+    assert (
+        late.cut(created_ms=1, complete_until_ms=1)[0].scores == host.cut(created_ms=1, complete_until_ms=1)[0].scores
+    )
+
+
+def test_a_device_that_is_not_there_is_told_with_the_mend() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match='take device = "cpu"'):
+        device_of(TrainConfig(device="cuda"))
+    with pytest.raises(ValueError, match='capture makes CUDA graphs: it wants device = "cuda"'):
+        TrainConfig(capture=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [False, True])
+def test_on_a_gpu_the_net_learns_what_the_host_learns(capture: bool) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no NVIDIA GPU")
+    host, there = learner_on(None), learner_on(device_of(TrainConfig(device="cuda", capture=capture)))
+    for mine, other in zip(learned(there, BROKEN), learned(host, BROKEN), strict=True):
+        np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-3, atol=1e-3)
+    assert there.refused_steps == host.refused_steps
+    assert_same(there, host, rtol=1e-2, atol=1e-3)

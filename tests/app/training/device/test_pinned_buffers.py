@@ -1,0 +1,93 @@
+"""Columns arrive as they left, in one copy a batch, whenever the copy happens."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from app.training.device.pinned_buffers import ALIGNMENT, SMALLEST, Staging, places_of, read, write
+from tests.app.training.late_lane import LateLane
+
+DTYPES = st.sampled_from([np.float32, np.int64, np.uint16, np.uint8])
+ARRAYS = DTYPES.flatmap(lambda dtype: npst.arrays(dtype, npst.array_shapes(min_dims=1, max_dims=3, min_side=0)))
+
+
+@given(st.dictionaries(st.text(max_size=3), ARRAYS, max_size=5))
+def test_columns_lie_apart_in_a_block_and_come_back_from_it(columns) -> None:
+    places, num_bytes = places_of(columns)
+    block = torch.full((num_bytes,), 0xAB, dtype=torch.uint8)
+    write(columns, places, block)
+    ends = 0
+    for place in places.values():
+        assert place.start % ALIGNMENT == 0
+        assert ends <= place.start
+        ends = place.stop
+    assert ends <= num_bytes
+    for name, tensor in read(places, block).items():
+        assert tensor.numpy().tobytes() == columns[name].tobytes()
+        assert tensor.numpy().dtype == columns[name].dtype
+        assert tuple(tensor.shape) == columns[name].shape
+
+
+def columns_of(number: int, num: int = 50) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(number)
+    return {"ids": random.integers(0, 2**60, num), "numbers": random.standard_normal((num, 3)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_batch_is_read_while_the_next_one_travels(at_once: bool) -> None:
+    lane = LateLane(at_once=at_once)
+    staging = Staging(lane)
+    current = staging.stage(columns_of(0))
+    for number in range(1, 9):
+        upcoming = staging.stage(columns_of(number))
+        for name, tensor in current.tensors().items():
+            np.testing.assert_array_equal(tensor.numpy(), columns_of(number - 1)[name])
+        current.release()
+        current = upcoming
+    assert lane.num_copies == 9
+    assert lane.num_allocated == 4  # two blocks, an end each
+
+
+def test_blocks_grow_with_the_batches() -> None:
+    lane = LateLane(at_once=False)
+    staging = Staging(lane)
+    for num in (1, SMALLEST, 3 * SMALLEST, 2):
+        staged = staging.stage(columns_of(num, num))
+        np.testing.assert_array_equal(staged.tensors()["ids"].numpy(), columns_of(num, num)["ids"])
+        staged.release()
+        staged.release()
+    assert lane.num_allocated == 2 * 3  # the last one fits where the one before it was
+
+
+def test_a_third_batch_waits_for_one_to_be_released() -> None:
+    staging = Staging(LateLane(at_once=False))
+    held = [staging.stage(columns_of(number)) for number in range(2)]
+    with pytest.raises(RuntimeError, match="release one"):
+        staging.stage(columns_of(2))
+    held[0].release()
+    staging.stage(columns_of(2))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_columns_travel_beside_the_work() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no NVIDIA GPU")
+    from app.training.device.transfer_stream import CudaLane
+
+    lane = CudaLane()
+    staging = Staging(lane)
+    current, seen = staging.stage(columns_of(0, 5000)), []
+    for number in range(1, 9):
+        upcoming = staging.stage(columns_of(number, 5000))
+        torch.cuda._sleep(10_000_000)
+        seen.append({name: tensor.clone() for name, tensor in current.tensors().items()})
+        current.release()
+        current = upcoming
+    for number, tensors in enumerate(seen):
+        for name, tensor in tensors.items():
+            np.testing.assert_array_equal(tensor.cpu().numpy(), columns_of(number, 5000)[name])
+    arrives = lane.fetch(torch.arange(5.0, device="cuda"))
+    assert arrives().tolist() == [0, 1, 2, 3, 4]

@@ -1,0 +1,223 @@
+"""What the health gate lets pass and what not."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from app.scores.progressive import Scores
+from app.training.health.gate import Gate, GateConfig, mean_and_error
+
+
+class Model:
+    """A net, its scores, and a gate before them."""
+
+    def __init__(self, window: int = 2000, **settings) -> None:
+        self.gate = Gate(GateConfig(**settings), window)
+        self.net = torch.nn.Linear(4, 4)
+        self.scores = Scores(("click",), window)
+        self.learner = SimpleNamespace(model=self.net, steps=0)
+        self.samples, self.number = 0, 10
+        self.random = np.random.default_rng(0)
+        self.gate.begin(self.number, self.learner, 0)
+
+    def learn(self, num: int, *, wrong: float = 0.0) -> None:
+        """So many samples, of which some share is predicted the wrong way round."""
+        labels = (self.random.random(num) < 0.3).astype(np.float32)
+        logits = np.where(labels > 0, 2.0, -2.0) * np.where(self.random.random(num) < wrong, -3, 1)
+        self.scores.observe(logits[:, None].astype(np.float32), labels[:, None], np.ones(num, np.float32))
+        self.learner.steps += 1
+        self.samples += num
+
+    def judge(self):
+        verdict = self.gate.judge(self.learner, self.scores, self.samples)
+        if verdict is None:
+            self.number += 1
+            self.gate.passed(self.number, self.learner, self.samples)
+        return verdict
+
+
+def test_a_healthy_model_passes():
+    model = Model()
+    for _ in range(40):
+        model.learn(100, wrong=0.1)
+        assert model.judge() is None
+    assert model.gate.document() == {
+        "state": "open",
+        "action": "alert",
+        "reason": None,
+        "detail": None,
+        "trips": 0,
+    }
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_one_number_that_is_not_finite_is_enough(value):
+    model = Model()
+    model.learn(10)
+    assert model.judge() is None
+    model.learn(10)
+    with torch.no_grad():
+        model.net.bias[2] = value
+    verdict = model.judge()
+    assert (verdict.reason, verdict.good) == ("not_finite", 11)
+    assert "bias" in verdict.detail
+    assert model.judge() is verdict
+    assert model.gate.document()["state"] == "holding"
+    model.gate.begin(20, model.learner, 10)
+    assert (model.gate.document()["state"], model.gate.document()["reason"]) == ("open", "not_finite")
+
+
+def test_a_norm_explodes_also_in_small_steps_within_the_window():
+    model = Model(logloss_samples=1000)
+    verdicts = []
+    for _ in range(30):
+        model.learn(50)
+        with torch.no_grad():
+            model.net.weight.mul_(1.5)
+        verdicts.append(model.judge())
+        if verdicts[-1]:
+            break
+    assert verdicts[-1].reason == "norm"
+    slow = Model(logloss_samples=50)
+    for _ in range(30):
+        slow.learn(100)
+        with torch.no_grad():
+            slow.net.weight.mul_(1.5)
+        assert slow.judge() is None
+
+
+def test_a_small_net_may_grow_to_an_ordinary_one():
+    model = Model()
+    with torch.no_grad():
+        model.net.weight.zero_()
+        model.net.bias.fill_(1e-6)
+    model.gate.begin(10, model.learner, 0)
+    model.learn(10)
+    with torch.no_grad():
+        model.net.weight.fill_(1.0)
+    assert model.judge() is None
+
+
+def test_a_collapse_names_a_version_from_before_it_began():
+    model = Model(logloss_samples=400)
+    for _ in range(20):
+        model.learn(100, wrong=0.05)
+        assert model.judge() is None
+    good, verdict = model.number, None
+    while verdict is None:
+        model.learn(100, wrong=0.9)
+        verdict = model.judge()
+    assert verdict.reason == "logloss"
+    assert verdict.good <= good
+    assert "click" in verdict.detail
+
+
+def test_a_version_without_learning_is_as_good_as_the_one_before_it():
+    model = Model()
+    model.learn(10)
+    for _ in range(3):
+        assert model.judge() is None
+    with torch.no_grad():
+        model.net.weight[0, 0] = float("nan")
+    model.learn(10)
+    assert model.judge().good == model.number
+
+
+def test_where_a_collapse_began_before_the_start_the_log_is_asked():
+    model = Model(logloss_samples=400)
+    for _ in range(20):
+        model.learn(100, wrong=0.05)
+        assert model.judge() is None
+    model.learn(100, wrong=0.9)
+    asked = []
+    model.gate = Gate(model.gate.config, 2000, look_back=lambda samples: asked.append(samples) or 7)
+    model.gate.begin(model.number, model.learner, model.samples)
+    while (verdict := model.judge()) is None:
+        model.learn(100, wrong=0.9)
+    assert (verdict.good, asked) == (7, [model.samples - 400])
+
+
+def test_a_finite_net_that_scores_nobody_is_held_back_to_before_it_began():
+    model = Model(logloss_samples=400)
+    for _ in range(10):
+        model.learn(100, wrong=0.05)
+        assert model.judge() is None
+    good, verdict, num = model.number, None, 0
+    while verdict is None:
+        model.scores.observe(np.full((100, 1), np.nan, np.float32), np.zeros((100, 1), np.float32), np.ones(100))
+        model.learner.steps, model.samples, num = model.learner.steps + 1, model.samples + 100, num + 100
+        verdict = model.judge()
+    assert 200 < num <= 300
+    assert verdict.reason == "not_finite"
+    assert "of the last 400 samples" in verdict.detail
+    assert verdict.good <= good
+
+
+def test_a_few_samples_without_a_score_are_no_sick_net():
+    model = Model(logloss_samples=400)
+    for _ in range(30):
+        model.learn(90, wrong=0.05)
+        model.scores.observe(np.full((10, 1), np.inf, np.float32), np.ones((10, 1), np.float32), np.ones(10))
+        assert model.judge() is None
+
+
+@pytest.mark.parametrize("settings", [{"logloss_ratio": float("inf")}, {"logloss_ratio": 30.0}])
+def test_what_is_too_much_is_a_setting(settings):
+    model = Model(logloss_samples=400, **settings)
+    for wrong in (0.05, 0.9):
+        for _ in range(20):
+            model.learn(100, wrong=wrong)
+            assert model.judge() is None
+
+
+def test_rare_clicks_are_noise_and_no_collapse():
+    model = Model(logloss_samples=500)
+    for _ in range(200):
+        labels = (model.random.random(100) < 0.002).astype(np.float32)
+        model.scores.observe(np.full((100, 1), -6.2, np.float32), labels[:, None], np.ones(100, np.float32))
+        model.learner.steps += 1
+        model.samples += 100
+        assert model.judge() is None
+
+
+def test_before_the_window_has_two_stretches_nothing_is_said_of_losses():
+    model = Model(logloss_samples=400)
+    model.learn(300, wrong=0.0)
+    model.learn(400, wrong=1.0)
+    assert model.judge() is None
+
+
+def test_a_short_window_is_split_in_halves():
+    model = Model(window=200, logloss_samples=2000)
+    for _ in range(4):
+        model.learn(50, wrong=0.05)
+        assert model.judge() is None
+    model.learn(100, wrong=1.0)
+    assert model.judge().reason == "logloss"
+
+
+def test_masked_labels_and_samples_without_weight_say_nothing():
+    assert np.isnan(mean_and_error(np.ones(3), np.zeros(3))[0])
+    model = Model(logloss_samples=100)
+    model.scores.observe(
+        np.zeros((400, 1), np.float32), np.full((400, 1), np.nan, np.float32), np.ones(400, np.float32)
+    )
+    model.learner.steps += 1
+    assert model.judge() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"action": "panic"}, "alert, rollback"),
+        ({"logloss_ratio": 1.0}, "logloss_ratio"),
+        ({"norm_ratio": float("nan")}, "norm_ratio"),
+        ({"logloss_samples": 0}, "logloss_samples"),
+        ({"max_skipped": 0}, "max_skipped"),
+    ],
+)
+def test_settings_that_are_none_are_refused(settings, says):
+    with pytest.raises(ValueError, match=says):
+        GateConfig(**settings)

@@ -1,0 +1,186 @@
+"""What the health gate does with a model that fell ill: on running trainers with a real broker."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from springtide_client.format.records import version_name
+from springtide_client.log.directory import LogDirectory
+from trainer_room import expected_counts, published, records, run_in_thread, wait_until
+
+from app.serving.orders import put_order
+from app.training.health.rollback import HeldError
+from app.training.trainer import Trainer
+from app.versions.base_merge import merge_base
+from app.versions.receipts import receipt_of
+from app.versions.retire import retire
+from app.versions.status import read_status
+
+
+def break_at(trainer: Trainer, samples: int, harm) -> None:
+    """Do harm to the net with the first batch after so many samples, once."""
+    learn, done = Trainer.learn, []
+
+    def learn_and_harm(batch) -> None:
+        learn(trainer, batch)
+        if trainer.state.samples_trained > samples and not done:
+            done.append(True)
+            with torch.no_grad():
+                harm(next(trainer.state.learner.model.parameters()))
+
+    trainer.learn = learn_and_harm
+
+
+HARMS = {
+    "not_finite": lambda parameter: parameter.fill_(float("nan")),
+    "norm": lambda parameter: parameter.mul_(1e6),
+}
+
+
+@pytest.mark.parametrize("reason", HARMS)
+def test_a_sick_model_is_held_back_and_told_until_somebody_decides(room, reason):
+    room.produce(600)
+    trainer = Trainer(room.config)
+    break_at(trainer, 300, HARMS[reason])
+    thread, ended = run_in_thread(trainer)
+    path = room.config.log.path
+    wait_until(lambda: (read_status(path) or {}).get("gate", {}).get("state") == "holding", "the gate")
+    status = read_status(path)
+    assert status["trainer"] == "waiting"
+    assert "health gate" in status["reason"]
+    assert "--skip" in status["reason"]
+    assert (status["gate"]["reason"], status["gate"]["trips"]) == (reason, 1)
+    learned, version = trainer.state.samples_trained, trainer.log.last.number
+    assert records(room)[-1].meta.samples_trained <= 300 < learned
+    # an order finds the newest good version; what was held is learned again, and this time nothing harms it
+    order = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 36}]})
+    published(room, 600)
+    assert receipt_of(path, order).version > version
+    trainer.stop()
+    thread.join(30)
+    (status,) = ended
+    assert (status["gate"]["state"], status["gate"]["reason"]) == ("open", reason)
+    assert status["samples_trained"] == 600
+
+
+def test_a_stop_while_the_gate_holds_publishes_nothing_of_it(room):
+    room.produce(600)
+    trainer = Trainer(room.config)
+    break_at(trainer, 300, HARMS["not_finite"])
+    thread, ended = run_in_thread(trainer)
+    wait_until(lambda: trainer.gate.held, "the gate")
+    trainer.stop()
+    thread.join(30)
+    (status,) = ended
+    assert "gate" in status["reason"]
+    assert records(room)[-1].meta.samples_trained <= 300
+    assert Trainer(room.config, until_end=True).run()["samples_trained"] == 600
+    assert room.counts() == expected_counts(600)
+
+
+def test_until_end_does_not_wait_at_the_gate(room):
+    room.produce(600)
+    trainer = Trainer(room.config, until_end=True)
+    break_at(trainer, 300, HARMS["not_finite"])
+    with pytest.raises(HeldError, match="not finite"):
+        trainer.run()
+    assert read_status(room.config.log.path)["trainer"] == "failed"
+
+
+@pytest.mark.parametrize("reason", HARMS)
+def test_the_gate_goes_back_by_itself_and_passes_the_samples_over(room, reason):
+    room.configure('[gate]\naction = "rollback"\n')
+    room.produce(640)
+    trainer = Trainer(room.config, until_end=True)
+    break_at(trainer, 300, HARMS[reason])
+    status = trainer.run()
+    skipped = status["dead_letters"]["gate"]
+    assert 0 < skipped < 640
+    assert status["samples_trained"] == 640 - skipped
+    assert status["positions"]["clicks/0"] == {"learned": 640, "committed": 640, "end": 640, "lag": 0}
+    assert (status["gate"]["trips"], status["gate"]["rollbacks"]) == (1, 1)
+    letters = room.letters()
+    assert {letter["reason"] for letter in letters} == {"gate"}
+    assert len(letters) == skipped
+    users = Counter(json.loads(letter["value"])["user_id"] for letter in letters)
+    assert Counter(room.counts()) + users == Counter(expected_counts(640))
+    (back,) = [record for record in records(room) if record.meta.restores]
+    told = back.meta.trainer["gate"]
+    assert (told["reason"], told["skipped"]) == (reason, skipped)
+    # a restart goes on behind it
+    room.produce(60)
+    assert Trainer(room.config, until_end=True).run()["samples_trained"] == 700 - skipped
+
+
+def test_a_collapse_of_logloss_goes_back_to_before_it_began(room):
+    room.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n', train="window_samples = 2000\n")
+    room.produce(4000)
+    good = Trainer(room.config, until_end=True).run()
+    room.produce(600, label=lambda number: 1 - int(number % 37 % 3 == 0))  # the world upside down
+    room.produce(1000)
+    status = Trainer(room.config, until_end=True).run()
+    assert status["gate"]["rollbacks"] >= 1
+    assert status["gate"]["reason"] == "logloss"
+    skipped = status["dead_letters"]["gate"]
+    assert skipped >= 300
+    assert status["samples_trained"] == 5600 - skipped
+    assert good["scores"]["window"]["logloss"] < 0.5
+    offsets = [int(letter["offset"]) for letter in room.letters()]
+    assert sum(4000 <= offset < 4600 for offset in offsets) >= 300  # and what lies before, back to a version
+    assert version_name(records(room)[-1].number).startswith("2.")
+
+
+def test_after_a_restart_a_collapse_still_goes_back_to_before_it_began(room):
+    room.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n', train="window_samples = 2000\n")
+    room.produce(1500)
+    Trainer(room.config, until_end=True).run()
+    room.produce(8, label=lambda number: 1 - int(number % 37 % 3 == 0))
+    assert Trainer(room.config, until_end=True).run()["gate"]["trips"] == 0
+    room.produce(300, label=lambda number: 1 - int(number % 37 % 3 == 0))
+    status = Trainer(room.config, until_end=True).run()
+    assert status["gate"]["rollbacks"] >= 1
+    back = next(record for record in records(room) if record.meta.restores)
+    assert back.meta.samples_trained <= 1500
+
+
+def test_where_the_good_versions_base_is_retired_the_gate_goes_back_as_far_as_the_log_reaches(room):
+    room.configure('[gate]\naction = "rollback"\n')
+    room.produce(320)
+    Trainer(room.config, until_end=True).run()
+    room.produce(320)
+    trainer = Trainer(room.config, until_end=True)
+    break_at(trainer, 320 + 128, HARMS["norm"])
+    judge = trainer.gate.judge
+
+    def judge_late(*arguments):
+        if judge(*arguments) is not None and trainer.gate.held.good != 1:
+            assert trainer.settle()
+            assert merge_base(trainer.log.directory, window_samples=100)
+            retire(trainer.log.directory, 1)
+            trainer.gate.held = trainer.gate.held._replace(good=1)  # of which nothing is left
+        return trainer.gate.held
+
+    trainer.gate.judge = judge_late
+    status = trainer.run()
+    assert status["gate"]["rollbacks"] == 1
+    (back,) = [record for record in records(room) if record.meta.restores]
+    assert [back.meta.restores] == LogDirectory(room.config.log.path).look().bases
+
+
+def test_too_much_passed_over_in_a_row_ends_in_an_alert(room):
+    room.configure('[gate]\naction = "rollback"\nmax_skipped = 300\n')
+    room.produce(1000)
+    trainer = Trainer(room.config, until_end=True)
+    learn = Trainer.learn
+
+    def learn_and_harm(batch) -> None:
+        learn(trainer, batch)
+        with torch.no_grad():
+            next(trainer.state.learner.model.parameters()).fill_(float("nan"))
+
+    trainer.learn = learn_and_harm
+    with pytest.raises(HeldError):
+        trainer.run()
+    assert trainer.state.gate["rollbacks"] > 1
+    assert 150 < trainer.state.gate["in_a_row"] == trainer.state.dead_letters["gate"] <= 300

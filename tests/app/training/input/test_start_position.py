@@ -1,0 +1,107 @@
+"""Starts elsewhere than where the log stands, and partitions that fell silent: with a real broker."""
+
+import threading
+from collections import Counter
+
+import pytest
+from trainer_room import expected_counts, records, wait_until
+
+from app.errors import UserError
+from app.training.input.start_position import StartElsewhere
+from app.training.trainer import Trainer
+from app.versions.status import read_status
+from stream.columns import Partition
+
+
+@pytest.mark.parametrize("text", ["20260501", "1800000000", "9" * 30, "-5", "yesterday"])
+def test_what_is_no_time_in_milliseconds_is_refused(text):
+    with pytest.raises(UserError, match="--from-timestamp"):
+        StartElsewhere.of([], text)
+
+
+def test_a_time_before_1970_is_the_beginning():
+    assert StartElsewhere.of([], "1969-12-31T23:59:59.999Z") == StartElsewhere(place=0)
+
+
+CLICKS = Partition("clicks", 0)
+
+
+@pytest.mark.parametrize(
+    ("wish", "learned"),
+    [(["clicks/0=123"], 377), (["earliest"], 500), (["latest"], 0), (["clicks/0=500"], 0)],
+)
+def test_a_first_start_may_begin_elsewhere(room, wish, learned):
+    room.produce(500)
+    status = Trainer(room.config, until_end=True, start=StartElsewhere.of(wish, None)).run()
+    assert status["samples_trained"] == learned
+    assert status["positions"]["clicks/0"]["learned"] == 500
+
+
+def test_a_start_elsewhere_is_part_of_the_next_version_and_of_no_other(room):
+    room.produce(300)
+    Trainer(room.config, until_end=True).run()
+    Trainer(room.config, until_end=True, start=StartElsewhere.of(["clicks/0=100"], None)).run()
+    moved = [record.meta.trainer["moved"] for record in records(room) if "moved" in record.meta.trainer]
+    assert moved == [{"clicks/0": {"from": 300, "to": 100}}]
+    assert Counter(room.counts()) == Counter(expected_counts(300)) + Counter(n % 37 for n in range(100, 300))
+    room.produce(50)
+    assert Trainer(room.config, until_end=True).run()["samples_trained"] == 550
+
+
+def test_a_start_at_a_time_begins_with_the_first_record_that_is_not_older(room):
+    room.produce(200, record_ms=1_800_000_000_000)
+    room.produce(200, record_ms=1_800_000_010_000)
+    for text, learned in [
+        ("1800000000000", 400),
+        ("1800000000001", 200),
+        ("2027-01-15T08:00:05Z", 200),
+        ("1800000010001", 0),
+    ]:
+        start = StartElsewhere.of([], text)
+        positions = start.find(room.config.source, {})
+        assert 400 - positions[CLICKS].offset == learned, text
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ("clicks/0=101", "the partition holds the offsets 0 to 99"),
+        ("clicks/1=0", "no such partition, only clicks/0"),
+        ("others/0=0", "no such partition"),
+    ],
+)
+def test_an_offset_that_is_not_there_is_refused_in_one_line_and_nothing_is_moved(room, wish, says):
+    room.produce(100)
+    with pytest.raises(UserError, match=says):
+        Trainer(room.config, until_end=True, start=StartElsewhere.of([wish], None))
+    assert Trainer(room.config, until_end=True).run()["samples_trained"] == 100
+
+
+def test_a_silent_partition_stops_holding_the_event_clock_and_a_restart_remembers(room, trainer):
+    room.create(partitions=2)
+    room.produce(64, partition=0)
+    room.produce(64, partition=1)
+    running = trainer()
+    wait_until(lambda: running.state.samples_trained == 128, "learning")
+    both = running.state.clock.now_ms
+
+    quiet = Partition("clicks", 1)
+    feeding = threading.Event()
+
+    def speak() -> bool:
+        room.produce(64, partition=0)
+        feeding.wait(0.2)
+        return quiet in running.state.clock.idle and running.state.clock.now_ms > both + 64
+
+    wait_until(speak, "the clock")
+    wait_until(lambda: not running.state.changed, "a version")
+    now_ms = running.state.clock.now_ms
+    assert now_ms > running.state.clock.watermarks[quiet]
+    running.stop()
+    wait_until(lambda: (read_status(room.config.log.path) or {}).get("clean_end"), "the end")
+    assert records(room)[-1].meta.trainer["idle"] == ["clicks/1"] or quiet in running.state.clock.idle
+    again = Trainer(room.config)
+    assert quiet in again.state.clock.idle
+    assert again.state.clock.now_ms >= now_ms
+    again._release()
+    again.status.close(lambda: {"clean_end": True})

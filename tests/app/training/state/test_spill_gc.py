@@ -1,0 +1,92 @@
+"""The spill's generations and the merger's bases, with a table that only remembers what it was told."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.log.base import ModelName, TableShape
+from springtide_client.log.directory import LogDirectory
+from springtide_client.schema import Schema
+
+from app.training.state.base_rows import BaseRows
+from app.training.state.spill_gc import NO_GENERATION, Generations
+from app.versions.base_writer import BaseImage, write_base
+from embeddings.tiers.base import RowSource
+
+SCHEMA = Schema(labels=("click",), categorical=("user_id",))
+
+
+class ToldTable:
+    def __init__(self) -> None:
+        self.num_open = 0
+        self.mapped: list[tuple[int, int]] = []
+
+    def open_generation(self) -> int:
+        self.num_open += 1
+        return self.num_open - 1
+
+    def map_base(self, base: RowSource, generation: int) -> None:
+        assert isinstance(base, BaseRows)
+        self.mapped.append((base.base.tip.number, generation))
+
+
+@pytest.fixture
+def table() -> ToldTable:
+    return ToldTable()
+
+
+@pytest.fixture
+def generations(tmp_path: Path, table: ToldTable) -> Generations:
+    write(tmp_path, 1)
+    return Generations(table, LogDirectory(tmp_path), mapped=1)
+
+
+def write(path: Path, number: int) -> None:
+    image = BaseImage(
+        tip=Tip(number, number),
+        schema=SCHEMA,
+        table=TableShape(dim=2, state_width=1, seed=0, init_scale=0.1),
+        model=ModelName(name="logistic"),
+        meta=VersionMeta(),
+        dense={"dense.w": np.zeros(1, np.float32)},
+    )
+    write_base(path, image)
+
+
+def test_a_generation_goes_with_the_first_base_at_or_above_the_cut_that_closed_it(generations, table, tmp_path):
+    generations.after_cut(5)
+    generations.after_cut(6)
+    assert table.num_open == 1  # one waits at a time
+    write(tmp_path, 4)
+    generations.look(6)
+    assert table.mapped == [(4, NO_GENERATION)]  # read from now on, and it does not cover what was spilled before 5
+    write(tmp_path, 5)
+    generations.look(6)
+    assert table.mapped[1:] == [(5, 0)]
+    generations.after_cut(7)
+    write(tmp_path, 9)
+    generations.look(9)
+    assert table.mapped[2:] == [(9, 1)]
+
+
+def test_a_base_is_mapped_once(generations, table, tmp_path):
+    generations.look(6)
+    write(tmp_path, 3)
+    generations.look(6)
+    generations.look(6)
+    assert table.mapped == [(3, NO_GENERATION)]
+
+
+def test_a_base_of_another_trainers_future_is_not_mapped(generations, table, tmp_path):
+    write(tmp_path, 50)
+    generations.look(6)
+    assert table.mapped == []
+
+
+def test_a_base_that_cannot_be_read_is_passed_over(generations, table, tmp_path):
+    write(tmp_path, 4)
+    rows = next(tmp_path.glob("base-*4")) / "rows.safetensors"
+    rows.write_bytes(rows.read_bytes()[:-1])
+    generations.look(6)
+    assert table.mapped == []

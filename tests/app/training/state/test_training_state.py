@@ -1,0 +1,288 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from drawn_clicks import SCHEMA, make_batch
+from made_config import make_config
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
+
+from app.errors import UserError
+from app.training.bootstrap import start_state
+from app.training.state.spill_gc import Generations
+from app.training.state.training_state import TrainingState, pick_times
+from app.versions.base_merge import merge_base
+from app.versions.writer import LogWriter
+from embeddings.errors import SpillError
+
+
+def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
+    """Everything, as a base would hold it, and every row."""
+    arrays = state.base_arrays()
+    features = np.repeat(np.arange(3, dtype=np.uint16), 2000)
+    rows, status = state.learner.table.find(features, np.tile(np.arange(2000), 3))
+    # forgotten by rule: told as long as its record is at hand
+    return arrays | {"rows": rows, "status": np.where(status == FORGOTTEN, UNKNOWN, status)}
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+def learn(state: TrainingState, log: LogWriter, numbers: range, *, every: int = 3, ahead: bool = False) -> None:
+    upcoming = None
+    for number in numbers:
+        batch = upcoming or make_batch(number)
+        upcoming = make_batch(number + 1) if ahead and number + 1 in numbers else None
+        state.learn(batch, upcoming=upcoming)
+        if number % every == every - 1:
+            log.append(*state.cut(created_ms=number, complete_until_ms=number))
+
+
+def end(state: TrainingState, log: LogWriter) -> None:
+    log.close()
+    state.learner.table.close()
+
+
+POLICIES = "[features.item_id]\nttl_seconds = 0.2\n[features.genres]\nadmission = { min_count = 5 }\n"
+LFU = 'eviction = "lfu"\nadmission = { sketch_bytes = 2048, halve_samples = 150 }'
+BFLOAT16 = 'admission = { sketch_bytes = 2048 }\ndtype = "bfloat16"\noptimizer = { name = "adam", lr = 0.01 }'
+
+
+@pytest.mark.parametrize(
+    ("device_bytes", "table", "more"),
+    [
+        ("8MiB", "", ""),
+        ("24KiB", "", ""),
+        ("24KiB", "host_bytes = '16KiB'", POLICIES.replace("admission = { min_count = 5 }", "")),
+        (
+            "24KiB",
+            'eviction = "lfu"\nadmission = { sketch_bytes = 2048, halve_samples = 150 }',
+            POLICIES,
+        ),
+        ("24KiB", 'eviction = "custom"\nscore = "age"', "[features.item_id]\nquota_bytes = 4096\n"),
+        (
+            "48KiB",
+            'admission = { sketch_bytes = 2048 }\ndtype = "bfloat16"\noptimizer = { name = "adam", lr = 0.01 }',
+            POLICIES,
+        ),
+        ("24KiB", 'optimizer = { name = "ftrl", lr = 0.1 }', "[features.genres]\npooling = 'max'\n"),
+    ],
+    ids=["roomy", "tight", "host+ttl", "lfu+ttl+admission", "custom+quota", "bfloat16+adam+ttl", "ftrl+max"],
+)
+def test_a_run_that_was_cut_short_goes_on_bitwise_as_if_it_had_not_been(tmp_path, device_bytes, table, more):
+    config = make_config(tmp_path / "whole", device_bytes, more, table)
+    whole_log = LogWriter.open(config.log, schema=config.schema)
+    whole = start_state(config, whole_log)
+    learn(whole, whole_log, range(30))
+
+    config = make_config(tmp_path / "cut", device_bytes, more, table)
+    for start, stop in [(0, 11), (9, 20), (18, 30)]:  # what came after the newest version is learned again
+        log = LogWriter.open(config.log, schema=config.schema)
+        state = start_state(config, log)
+        assert state.samples_trained == start * 32
+        learn(state, log, range(start, stop), ahead=True)
+        if stop < 30:
+            end(state, log)
+
+    assert_same(snapshot(state), snapshot(whole))
+    ours, theirs = state.meta(0), whole.meta(0)
+    assert (ours.scores, ours.dead_letters, ours.samples_trained, ours.step) == (
+        theirs.scores,
+        theirs.dead_letters,
+        theirs.samples_trained,
+        theirs.step,
+    )
+    assert (ours.positions, ours.event_clock_ms, ours.trainer) == (
+        theirs.positions,
+        theirs.event_clock_ms,
+        theirs.trainer,
+    )
+    end(state, log)
+    end(whole, whole_log)
+
+
+def test_a_version_cut_while_the_spill_refuses_a_batch_goes_on_bitwise_too(tmp_path, monkeypatch):
+    config = make_config(tmp_path / "whole", "24KiB", POLICIES, LFU)
+    whole_log = LogWriter.open(config.log, schema=config.schema)
+    whole = start_state(config, whole_log)
+    learn(whole, whole_log, range(24))
+
+    config = make_config(tmp_path / "cut", "24KiB", POLICIES, LFU)
+    log = LogWriter.open(config.log, schema=config.schema)
+    state = start_state(config, log)
+    learn(state, log, range(16))
+    batch = make_batch(16)
+    with monkeypatch.context() as patched:
+        patched.setattr(state.learner.table, "lookup", refuse)
+        for _ in range(2):
+            with pytest.raises(SpillError):
+                state.learn(batch)
+            log.append(*state.cut(created_ms=1, complete_until_ms=1))
+    end(state, log)
+    log = LogWriter.open(config.log, schema=config.schema)
+    state = start_state(config, log)
+    learn(state, log, range(16, 24))
+    assert_same(snapshot(state), snapshot(whole))
+    ours, theirs = state.meta(0), whole.meta(0)
+    assert (ours.horizons, ours.sketch_age, ours.trainer) == (theirs.horizons, theirs.sketch_age, theirs.trainer)
+    end(state, log)
+    end(whole, whole_log)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise SpillError("the disk is full")
+
+
+def test_bases_take_over_what_was_spilled_and_no_row_changes(tmp_path):
+    """As the trainer does it, with a merger that makes a base every few versions."""
+    config = make_config(tmp_path / "whole", "24KiB", POLICIES, LFU)
+    whole_log = LogWriter.open(config.log, schema=config.schema)
+    whole = start_state(config, whole_log)
+    learn(whole, whole_log, range(40))
+
+    config = make_config(tmp_path / "merged", "24KiB", POLICIES, LFU)
+    log = LogWriter.open(config.log, schema=config.schema)
+    state = start_state(config, log)
+    table, destroyed = state.learner.table, []
+    mapping = table.map_base
+    table.map_base = lambda base, generation: (destroyed.append(generation), mapping(base, generation))
+    generations = Generations(table, log.directory, state.base_number)
+    for number in range(40):
+        state.learn(make_batch(number))
+        generations.after_cut(log.append(*state.cut(created_ms=1, complete_until_ms=1)).number)
+        log.sync()
+        if number % 4 == 3:
+            assert merge_base(log.directory, window_samples=100) is not None
+            generations.look(log.last.number)
+    assert [generation for generation in destroyed if generation >= 0] == list(range(10))
+    told = table.counters()
+    assert min(told["recalled_from_base"], told["recalled_from_spill"], told["expired"], told["not_admitted"]) > 0, told
+    assert_same(snapshot(state), snapshot(whole))
+    end(state, log)
+    end(whole, whole_log)
+
+
+def test_a_version_says_where_the_stream_stands_and_what_was_counted(tmp_path):
+    config = make_config(tmp_path)
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    state = start_state(config, log)
+    learn(state, log, range(6), every=6)
+    log.sync()
+    (record,) = LogDirectory(config.log.path).records(log.past)
+    meta = record.meta
+    assert meta.positions == {"clicks/0": {"topic_id": "topic-1", "offset": 192}}
+    assert meta.dead_letters == {"bad_json": 2}
+    assert meta.samples_trained == 192
+    assert len(meta.record_ms) == 64
+    assert (meta.record_ms[0], meta.record_ms[-1]) == (1_600_000_000_005, 1_600_000_000_196)
+    assert meta.event_clock_ms == 1_600_000_000_191
+    assert meta.fingerprint == SCHEMA.fingerprint()
+    tensors = record.tensors()
+    assert tensors["texts.bytes"].tobytes() == b"".join(f"text {n}".encode() for n in range(6))
+    assert len(tensors["state.scores.logits"]) == 192
+    assert tensors["rows.count"].sum() > 192 * 2
+    end(state, log)
+
+
+def test_a_heartbeat_carries_no_arrays(tmp_path):
+    config = make_config(tmp_path)
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    state = start_state(config, log)
+    learn(state, log, range(3))
+    meta, arrays = state.cut(created_ms=9, complete_until_ms=77)
+    assert arrays == {}
+    assert meta.complete_until_ms == 77
+    assert meta.record_ms == []
+    assert meta.positions["clicks/0"]["offset"] == 96
+    end(state, log)
+
+
+def test_followers_predict_what_the_trainer_predicts(tmp_path):
+    config = make_config(tmp_path)
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    state = start_state(config, log)
+    learn(state, log, range(9))
+    log.sync()
+    directory = LogDirectory(config.log.path)
+    view = View.open(directory.newest_base())
+    for record in directory.records(log.past):
+        view = view.apply(record)
+    batch = make_batch(40)
+    served = view.predict(batch.features)
+    before = {name: value.clone() for name, value in state.learner.model.state_dict().items()}
+    learned = state.learner.step(batch).predictions_NL
+    # the trainer has counted the batch's numbers before it scored; a server has not seen them
+    moved = state.learner.model.numbers.mean_F - before["numbers.mean_F"]
+    np.testing.assert_allclose(served, learned, atol=0.02 + float(moved.abs().max()))
+    end(state, log)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ('[model]\nname = "deepfm"\n', r"\[model\] name .*'dlrm', now 'deepfm'"),
+        ("[model]\noptions = { wide = false }\n", r"\[model\] options"),
+    ],
+)
+def test_a_log_is_not_gone_on_with_under_other_settings(tmp_path, change, says):
+    config = make_config(tmp_path)
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    end(start_state(config, log), log)
+    other = make_config(tmp_path, more=change)
+    with LogWriter.open(other.log, schema=SCHEMA) as log, pytest.raises(UserError, match=says):
+        start_state(other, log)
+
+
+def test_a_table_without_room_is_a_users_mistake(tmp_path):
+    config = make_config(tmp_path, "1KiB")
+    with LogWriter.open(config.log, schema=SCHEMA) as log, pytest.raises(UserError, match=r"\[table\] device_bytes"):
+        start_state(config, log)
+    assert not list((tmp_path / "spill").iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_a_users_mistake(tmp_path):
+    config = make_config(tmp_path)
+    config = replace(config, train=replace(config.train, device="cuda"))
+    with LogWriter.open(config.log, schema=SCHEMA) as log, pytest.raises(UserError, match="needs an NVIDIA GPU"):
+        start_state(config, log)
+    assert not (tmp_path / "spill").exists()
+
+
+def test_a_host_tier_is_told_of_beside_the_others(tmp_path):
+    config = make_config(tmp_path, "24KiB", table="host_bytes = '16KiB'")
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    state = start_state(config, log)
+    learn(state, log, range(9))
+    rows, sizes = state.learner.table.rows_by_tier(), state.learner.table.bytes_by_tier()
+    assert min(rows.values()) > 0
+    assert rows.keys() == {"device", "host", "disk"}
+    assert sizes.keys() == {"device", "host", "disk", "spill_memory"}
+    assert sizes["host"] <= 16 << 10
+    assert state.learner.table.counters()["hits_host"] > 0
+    end(state, log)
+
+
+def test_a_live_limit_that_goes_no_longer_with_the_config_is_named(tmp_path):
+    config = make_config(tmp_path)
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    state = start_state(config, log)
+    state.change_limits({(None, "lr"): 0.9})
+    learn(state, log, range(3))
+    end(state, log)
+    config = make_config(tmp_path, table='optimizer = { name = "rowwise-adagrad", lr = 0.05, weight_decay = 2.0 }')
+    log = LogWriter.open(config.log, schema=SCHEMA)
+    with pytest.raises(UserError, match=r"lr was changed live .* weight_decay"):
+        start_state(config, log)
+    log.close()
+
+
+def test_at_most_64_times_are_kept_with_the_oldest_and_the_newest():
+    assert pick_times([]) == []
+    assert pick_times([np.array([3, 1, 2])]) == [1, 2, 3]
+    picked = pick_times([np.arange(1000), np.array([5000])])
+    assert (len(picked), picked[0], picked[-1]) == (64, 0, 5000)

@@ -1,0 +1,21 @@
+"""The status document goes on being written while the trainer itself is held up, and says by what."""
+
+from trainer_room import wait_until
+
+from app.training.status import writer
+from app.training.status.writer import StatusKeeper
+from app.versions.status import read_status
+
+
+def test_what_holds_the_trainer_up_is_said_beside_it_and_goes_when_it_is_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "SECONDS", 0.01)
+    held: dict[str, str] = {}
+    keeper = StatusKeeper(tmp_path, 1, lambda: dict(held))
+    keeper.say({"trainer": "running", "reason": "", "version": 7})
+    held |= {"trainer": "waiting", "reason": "the spill is waited for"}
+    wait_until(lambda: (read_status(tmp_path) or {}).get("reason") == "the spill is waited for", "the reason")
+    assert read_status(tmp_path)["version"] == 7
+    held.clear()
+    wait_until(lambda: read_status(tmp_path)["trainer"] == "running", "its end")
+    final = keeper.close(lambda: {**keeper.document, "trainer": "stopped"})
+    assert (final["trainer"], read_status(tmp_path)["trainer"]) == ("stopped", "stopped")

@@ -1,0 +1,60 @@
+"""The dense net's optimizers are torch's, bit for bit, without its compiler."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from app.training.step.dense_optimizer import DenseOptimizer, optimizer_arrays, restore_optimizer
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 1).double())
+
+
+def learn(model: nn.Module, optimizer, steps: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    for step in range(steps):
+        optimizer.zero_grad()
+        hidden = model[1](model[0](torch.randn(9, 7, generator=random)))
+        # the last layer has no gradient at first
+        loss = model[2](hidden.double()).square().sum() if step else hidden.sum()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_steps_are_those_of_torch_bit_for_bit(name: str) -> None:
+    ours, theirs = net(), net()
+    settings = DenseOptimizer(name=name, lr=0.01, beta1=0.8, eps=1e-6)
+    betas = {"betas": (0.8, 0.999), "eps": 1e-6, "fused": True}
+    peer = torch.optim.Adam(theirs.parameters(), lr=0.01, **betas) if name == "adam" else None
+    optimizer = settings.build(ours)
+    learn(ours, optimizer, 3)
+    learn(theirs, peer or torch.optim.SGD(theirs.parameters(), lr=0.01), 3)
+    # and on from what a version carries
+    arrays, optimizer = optimizer_arrays(optimizer, ours), settings.build(ours)
+    restore_optimizer(optimizer, ours, arrays)
+    learn(ours, optimizer, 3)
+    learn(theirs, peer or torch.optim.SGD(theirs.parameters(), lr=0.01), 3)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_a_net_without_parameters_has_nothing_to_move() -> None:
+    optimizer = DenseOptimizer().build(nn.ReLU())
+    optimizer.step()
+    assert optimizer_arrays(optimizer, nn.ReLU()) == {}
+
+
+def test_no_compiler_is_imported_for_a_step() -> None:
+    code = (
+        "import sys, torch\nfrom app.training.step.dense_optimizer import DenseOptimizer\n"
+        "net = torch.nn.Linear(2, 1); optimizer = DenseOptimizer().build(net)\n"
+        "net(torch.ones(1, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0

@@ -1,0 +1,194 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from drawn_clicks import SCHEMA, make_batch
+from springtide_client.features import Features, Ragged
+from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
+from springtide_client.schema import Schema
+
+from app.models.interface import ModelSpec
+from app.models.registry import ModelConfig, build_model
+from app.training.config import TrainConfig
+from app.training.defaults import ROW_EPS, with_defaults
+from app.training.step.assembly import assemble_tensors, of_samples, parts_of
+from app.training.step.learner import Learner
+from embeddings.config import TableConfig
+from embeddings.table import EmbeddingTable
+
+TABLE = TableConfig(dim=4, device_bytes="8MiB")
+
+
+def make_learner(model: str = "dlrm", schema=SCHEMA, **train) -> Learner:
+    table = EmbeddingTable(with_defaults(TABLE), seed=0, tracked=False)
+    net = build_model(ModelConfig(name=model), ModelSpec.of(schema, TABLE.dim), seed=0)
+    return Learner(net, table, TrainConfig(**train), schema)
+
+
+def auc(labels, predictions) -> float:
+    positives, negatives = predictions[labels == 1], predictions[labels == 0]
+    return float((positives[:, None] > negatives[None, :]).mean())
+
+
+def embedded(schema: Schema, features: Features) -> tuple[ModelInputs, np.ndarray]:
+    """The inputs of a batch by a real table, and the rows of its keys."""
+    table = EmbeddingTable(TABLE, seed=0, tracked=False)
+    features_K, ids_K = lookup_keys(schema, features)
+    lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
+    inputs = assemble_tensors(schema, features, table.embed_parts(lookup, parts_of(schema, features)))
+    return inputs, table.find(features_K, ids_K)[0]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "sum", "max"])
+@pytest.mark.parametrize("number", range(3))
+def test_the_tables_assembly_equals_the_reference(number, pooling):
+    schema = dataclasses.replace(SCHEMA, pooling={"genres": pooling})
+    features = make_batch(number, 17).features
+    inputs, rows_KD = embedded(schema, features)
+    for mine, reference in zip(inputs, assemble(schema, features, rows_KD), strict=True):
+        np.testing.assert_allclose(mine.detach().numpy(), reference, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "sum", "max"])
+def test_pooled_rows_move_by_their_share_of_the_gradient(pooling):
+    """One list [3, 4, 3] and an empty one, sgd with lr 1, a loss that is the sum of the pooled vectors."""
+    schema = Schema(labels=("click",), multi_value=("genres",), pooling={"genres": pooling})
+    ragged = Ragged(np.array([3, 4, 3]), np.array([0, 3, 3]))
+    features = Features(np.zeros((2, 0), np.int64), (ragged,), np.zeros((2, 0), np.float32))
+    table = EmbeddingTable(dataclasses.replace(TABLE, optimizer={"name": "sgd", "lr": 1.0}), seed=0, tracked=False)
+    features_K, ids_K = lookup_keys(schema, features)
+    lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
+    before = table.find(features_K, ids_K)[0][:2]
+    pooled = assemble_tensors(schema, features, table.embed_parts(lookup, parts_of(schema, features))).pooled
+    assert not pooled[1].any()
+    pooled.sum().backward()
+    moved = before - table.find(features_K, ids_K)[0][:2]
+    wins = before[0] > before[1]
+    expected = {"mean": [[2 / 3] * 4, [1 / 3] * 4], "sum": [[2.0] * 4, [1.0] * 4], "max": [wins, ~wins]}[pooling]
+    np.testing.assert_allclose(moved, np.array(expected, np.float32), rtol=1e-5, atol=1e-6)
+
+
+def test_lists_that_are_all_empty_assemble_too():
+    none = Ragged(np.zeros(0, np.int64), np.zeros(4, np.int64))
+    features = Features(np.ones((3, 2), np.int64), (none, none), np.zeros((3, 2), np.float32))
+    inputs, _ = embedded(SCHEMA, features)
+    assert inputs.pooled.shape == (3, 1, 4)
+    assert inputs.sequence.shape == (3, 1, 1, 4)
+    assert not inputs.pooled.any()
+
+
+def test_every_key_has_the_time_of_its_sample():
+    batch = make_batch(0, 9)
+    _, ids_K = lookup_keys(SCHEMA, batch.features)
+    times_K = of_samples(batch.features, batch.event_ms_N)
+    assert len(times_K) == len(ids_K)
+    np.testing.assert_array_equal(times_K[:18], np.repeat(batch.event_ms_N, 2))
+
+
+@pytest.mark.parametrize("model", ["dlrm", "deepfm", "logistic"])
+def test_each_model_learns(model):
+    learner = make_learner(model)
+    reports = [learner.step(make_batch(number)) for number in range(300)]
+    labels = np.concatenate([report.labels_NL for report in reports[150:]]).ravel()
+    predictions = np.concatenate([report.predictions_NL for report in reports[150:]]).ravel()
+    assert auc(labels, predictions) > 0.78  # the best possible is about 0.83
+
+
+def test_a_sample_is_scored_before_it_is_learned():
+    learner = make_learner()
+    batch = make_batch(1)
+    features_K, ids_K = lookup_keys(SCHEMA, batch.features)
+    lookup = learner.table.lookup(features_K, ids_K, of_samples(batch.features, batch.event_ms_N))
+    tensors = learner.table.embed_parts(lookup, parts_of(SCHEMA, batch.features))
+    inputs = assemble_tensors(SCHEMA, batch.features, tensors)
+    learner.model.observe_inputs(inputs.dense)
+    expected = learner.model(*inputs).detach().numpy()
+    learner.model.numbers.load_state_dict(make_learner().model.numbers.state_dict())
+    np.testing.assert_array_equal(learner.step(batch).logits_NL, expected)
+
+
+def test_rows_do_not_depend_on_who_shares_their_batch():
+    """The loss is a sum: one sample moves its rows as far in a batch of many strangers as alone."""
+    batch = make_batch(3, 64)
+    alone = dataclasses.replace(batch, weights_N=np.where(np.arange(64) == 5, 1, 0).astype(np.float32))
+    moved = []
+    for samples in (batch, alone):
+        learner = make_learner("logistic")
+        key = (np.array([0], np.uint16), samples.features.categorical_NC[5:6, 0])
+        learner.step(samples)
+        moved.append(learner.table.find(*key)[0])
+    same_user = (batch.features.categorical_NC[:, 0] == batch.features.categorical_NC[5, 0]).sum()
+    assert same_user > 1 or np.allclose(*moved, atol=1e-6)
+    assert np.abs(moved[1]).max() > 0.01
+
+
+def test_a_weightless_sample_is_counted_and_moves_nothing():
+    learner = make_learner()
+    batch = dataclasses.replace(make_batch(1), weights_N=np.zeros(32, np.float32))
+    before = {name: value.clone() for name, value in learner.model.named_parameters()}
+    report = learner.step(batch)
+    assert np.isnan(report.loss)
+    assert all(torch.equal(value, before[name]) for name, value in learner.model.named_parameters())
+
+
+def test_masked_labels_train_nothing():
+    schema = dataclasses.replace(SCHEMA, labels=("click", "order"))
+    learners = [make_learner(schema=schema) for _ in range(2)]
+    batch = make_batch(1, schema=schema)
+    labels = batch.labels_NL.copy()
+    labels[:, 1] = np.nan
+    for learner, other in zip(learners, (0.0, 1.0), strict=True):
+        filled = labels.copy()
+        filled[0] = np.nan  # a sample without any label
+        learner.step(dataclasses.replace(batch, labels_NL=filled))
+        filled[0, 0] = other
+    arrays = [learner.dense_arrays() for learner in learners]
+    for name, array in arrays[0].items():
+        np.testing.assert_array_equal(array, arrays[1][name])
+    assert arrays[0]["calibration.count_L"][1] == 4.0
+
+
+def test_an_overflowing_step_is_refused_and_the_net_stays_finite():
+    learner = make_learner()
+    learner.step(make_batch(0))
+    batch = make_batch(1)
+    learner.step(dataclasses.replace(batch, weights_N=np.full(32, 3e38, np.float32)))
+    assert learner.refused_steps == 1
+    assert np.isfinite(learner.step(make_batch(2)).logits_NL).all()
+
+
+def test_a_batch_without_samples_is_no_step():
+    learner = make_learner()
+    learner.step(make_batch(0, 0))
+    assert learner.steps == 0
+
+
+def test_bfloat16_learns_nearly_the_same_and_small_batches_stay_float32():
+    plain, coarse = make_learner(bfloat16=False), make_learner(bfloat16=True)
+    small = make_batch(0, 32)
+    np.testing.assert_array_equal(plain.step(small).logits_NL, coarse.step(small).logits_NL)
+    losses = [[learner.step(make_batch(n, 512)).loss for n in range(30)] for learner in (plain, coarse)]
+    assert losses[1] != losses[0]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
+
+
+def test_a_user_may_set_eps_and_else_the_learner_does():
+    assert with_defaults(TABLE).optimizer["eps"] == ROW_EPS
+    own = TableConfig(optimizer={"name": "rowwise-adagrad", "lr": 0.1, "eps": 1e-8})
+    assert with_defaults(own) is own
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"device": "cuda:9"}, "device"),
+        ({"optimizer": {"name": "adma"}}, "adam, sgd"),
+        ({"optimizer": {"name": "adam", "rate": 1}}, "'rate'"),
+        ({"bfloat16": "sometimes"}, "bfloat16"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings, says):
+    with pytest.raises(ValueError, match=says):
+        TrainConfig(**settings)

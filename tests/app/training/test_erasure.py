@@ -1,0 +1,159 @@
+"""Forgotten keys in every tier a row can lie in: none of them, and no recall on its way, brings one back."""
+
+import numpy as np
+import pytest
+from drawn_clicks import make_batch
+from made_config import make_config
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import KNOWN, View
+
+from app.serving.orders import put_order
+from app.training.bootstrap import start_state
+from app.training.commands import OrderDesk
+from app.training.state.spill_gc import Generations
+from app.versions.base_merge import merge_base
+from app.versions.receipts import receipt_of
+from app.versions.writer import LogWriter
+from embeddings.rows import Int64Array
+from embeddings.tiers.host_tier import HostTier
+from embeddings.tiers.interface import ROW
+from kernels.spec import NO_SLOT
+
+ITEMS = np.arange(2000)
+FEATURES = np.ones(2000, np.uint16)
+
+
+class Tiers:
+    """A trainer's parts over a table too small for its rows."""
+
+    def __init__(self, folder) -> None:
+        self.config = make_config(folder, "24KiB", table="host_bytes = '16KiB'")
+        self.open()
+        self.path = self.config.log.path
+
+    def open(self) -> None:
+        self.log = LogWriter.open(self.config.log, schema=self.config.schema)
+        self.state = start_state(self.config, self.log)
+        self.desk = OrderDesk(self.config.log.path, self.log.epoch, self.state)
+        self.generations = Generations(self.state.learner.table, self.log.directory, self.state.base_number)
+
+    def cut(self) -> int:
+        number = self.log.append(*self.state.cut(created_ms=1, complete_until_ms=1)).number
+        self.generations.after_cut(number)
+        self.desk.told(number)
+        self.log.sync()
+        return number
+
+    def merge(self) -> None:
+        """A base of everything told so far, and the trainer reads it."""
+        self.cut()
+        self.cut()
+        assert merge_base(LogDirectory(self.path), window_samples=100) is not None
+        self.generations.look(self.log.last.number)
+
+    def close(self) -> None:
+        self.log.close()
+        self.state.learner.table.close()
+
+    def places(self) -> dict[str, set[int]]:
+        """The items that have a copy in each place."""
+        table = self.state.learner.table
+        host = table.spill
+        assert isinstance(host, HostTier)
+        host.spill.drain()
+        buffered = {int(i) for rows, mark in table.side._parts if not mark for i in rows.ids[rows.features == 1]}
+        here = host.verbs.find(host._store, FEATURES, ITEMS, host.verbs.mix_keys(FEATURES, ITEMS))
+        base = table.below.base.base.rows
+        return {
+            "device": _items(table.memory.find(FEATURES, ITEMS) != NO_SLOT),
+            "side": buffered,
+            "host": _items(here != NO_SLOT),
+            "disk": _items(host.spill.find(FEATURES, ITEMS).kinds == ROW),
+            "base": {int(i) for i in base.id[base.feature == 1]},
+        }
+
+    def status(self, items: Int64Array) -> list[int]:
+        return self.state.learner.table.find(np.ones(len(items), np.uint16), items)[1].tolist()
+
+    def view(self) -> View:
+        directory = LogDirectory(self.path)
+        view = View.open(directory.newest_base())
+        for record in directory.records(view.tip):
+            view = view.apply(record)
+        return view
+
+
+def _items(found) -> set[int]:
+    return set(np.flatnonzero(found).tolist())
+
+
+@pytest.fixture
+def tiers(tmp_path):
+    made = Tiers(tmp_path / "run")
+    yield made
+    made.close()
+
+
+def forget(tiers: Tiers, items: list[int]) -> str:
+    order = put_order(tiers.path, "forget", {"keys": [{"feature": "item_id", "id": str(item)} for item in items]})
+    tiers.desk.execute()
+    return order
+
+
+def test_a_key_is_gone_from_every_tier_it_lay_in(tiers):
+    for number in range(12):
+        tiers.state.learn(make_batch(number))
+    tiers.merge()
+    for number in range(12, 30):
+        if number % 3 == 0:
+            tiers.cut()
+        tiers.state.learn(make_batch(number))
+    places = tiers.places()
+    chosen = {place: sorted(items)[:3] for place, items in places.items()}
+    assert min(map(len, chosen.values())) == 3, {place: len(items) for place, items in places.items()}
+    everyone = np.array(sorted(set().union(*chosen.values())))
+    assert set(tiers.status(everyone)) == {KNOWN}
+    order = forget(tiers, everyone.tolist())
+    assert KNOWN not in tiers.status(everyone)
+    number = tiers.cut()
+    for place, items in tiers.places().items():
+        assert place == "base" or not items & set(everyone.tolist()), place
+    view = tiers.view()
+    assert view.version == number
+    assert KNOWN not in view.lookup(np.ones(len(everyone), np.uint16), everyone)[1].tolist()
+    assert receipt_of(tiers.path, order).version == number
+    tiers.merge()
+    assert not tiers.places()["base"] & set(everyone.tolist())
+    tiers.close()
+    tiers.open()
+    assert KNOWN not in tiers.status(everyone)
+
+
+def test_a_recall_on_its_way_does_not_bring_a_forgotten_key_back(tiers):
+    for number in range(12):
+        tiers.state.learn(make_batch(number))
+    tiers.merge()
+    table = tiers.state.learner.table
+    below = np.array(sorted(tiers.places()["base"] - tiers.places()["device"]))[:8]
+    keys = np.ones(len(below), np.uint16), below, np.full(len(below), 1_600_000_000_999)
+    prefetch = table.prefetch(*keys)
+    prefetch.recalled.result()  # it has what it will bring
+    forget(tiers, below[:4].tolist())
+    lookup = table.lookup(*keys, prefetched=prefetch)
+    counts = table.memory.read(lookup.slots_U, lookup.unique.features_U, lookup.unique.ids_U)[0]
+    known = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
+    assert [known[item] for item in below[:4].tolist()] == [0] * 4
+    assert min(known[item] for item in below[4:].tolist()) > 0
+    lookup.release()
+
+
+def test_a_key_that_comes_again_before_the_cut_is_told_as_a_new_one(tiers):
+    batch = make_batch(0)
+    tiers.state.learn(batch)
+    tiers.cut()
+    item = int(batch.features.categorical_NC[0, 1])
+    forget(tiers, [item])
+    tiers.state.learn(batch)
+    tiers.cut()
+    ids = np.concatenate([batch.features.categorical_NC[:, 1], batch.features.lists[1].ids_M])
+    assert tiers.view().row_info(1, item)["count"] == int((ids == item).sum())
