@@ -11,7 +11,7 @@ from app.config_binding import as_table, bind, show, unknown_key
 from app.config_features import FeatureConfig
 from app.errors import UserError
 from app.serving.config import ServeConfig
-from app.versions.config import SMALLEST_BYTES, LogConfig
+from app.version_log.config import SMALLEST_BYTES, LogConfig
 from stream.config import SourceConfig
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.commands.ordering import add_wait
+from app.commands.submit import add_wait
 
 if TYPE_CHECKING:
     from app.config import Outline
-    from app.versions.receipts import Receipt
+    from app.version_log.commands.status import Receipt
 
 HELP = "forget ids: gone from the model and from every follower"
 
@@ -20,11 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.commands.ordering import give_order, print_result
+    from app.commands.submit import give_order, print_result
     from app.config import load_outline
     from app.errors import UserError
-    from app.versions.merger import WINDOW_SAMPLES
-    from app.versions.status import read_status
+    from app.version_log.compact.compactor import WINDOW_SAMPLES
+    from app.version_log.trainer_status import read_status
 
     outline = load_outline(arguments.config)
     keys = read_keys(outline, arguments.key, arguments.file)
@@ -67,7 +67,7 @@ def print_whereabouts(outline: "Outline", receipt: "Receipt") -> None:
     """Where the first of the ids still lie on the disk, and until when."""
     from springtide_client.format.records import version_name
 
-    from app.versions.receipts import whereabouts_of
+    from app.version_log.commands.status import whereabouts_of
 
     places = whereabouts_of(outline.log, outline.schema, receipt)
     for place in places:

@@ -11,7 +11,7 @@ from app.serving.orders import check_support, put_order, read_forget, read_rollb
 from app.serving.problems import UNREADABLE, ApiError, bad_request
 from app.serving.replica import wall_ms
 from app.serving.service import Service
-from app.versions.receipts import receipt_of, whereabouts_of
+from app.version_log.commands.status import receipt_of, whereabouts_of
 
 router = APIRouter(tags=["Orders (admin token)"])
 

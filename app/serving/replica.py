@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from app.processes.priority import take_short_slices
 from app.serving.demand import Demand
 from app.serving.freshness import Freshness
 from app.serving.metrics import Metrics
 from app.serving.model_view import ModelView
 from app.serving.problems import ApiError, not_ready
 from app.serving.versions import VersionEntry, VersionIndex
-from app.versions.priority import take_short_slices
 
 FIRST_LOOK_SECONDS = 0.01
 WAITING = "the log has no version yet: start a trainer on it"

@@ -23,7 +23,7 @@ from app.serving.tally import Place
 from app.serving.tokens import Tokens, load_tokens
 from app.serving.warm import warm_up
 from app.serving.workers import Workers
-from app.versions.config import LogConfig
+from app.version_log.config import LogConfig
 
 LOOK_SECONDS = 0.05
 

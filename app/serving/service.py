@@ -30,7 +30,7 @@ from app.serving.tally import Numbers, Place
 from app.serving.tokens import Tokens
 from app.serving.work import Work
 from app.simulator.told import read_best_auc
-from app.versions.config import LogConfig
+from app.version_log.config import LogConfig
 
 SAMPLE_SECONDS = 1.0
 

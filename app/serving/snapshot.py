@@ -24,7 +24,7 @@ from app.serving.follow import ServedView
 from app.serving.model_view import ModelView
 from app.serving.problems import ApiError, gone, not_ready
 from app.serving.scan import count_rows, living_rows
-from app.versions.texts import merge_texts, record_texts
+from app.version_log.read.id_strings import merge_texts, record_texts
 
 KNOWN = 0
 COLUMNS = ("feature", "id", "value", "count", "last_seen")

@@ -18,11 +18,11 @@ from app.training.device.device import device_of
 from app.training.state.base_rows import BaseRows
 from app.training.state.training_state import TrainingState
 from app.training.step.learner import Learner
-from app.versions.base_writer import BaseImage, write_base
-from app.versions.disk_use import disk_bytes
-from app.versions.forgettings import forgettings_of
-from app.versions.resume import Resume
-from app.versions.writer import LogWriter
+from app.version_log.commands.erasures import forgettings_of
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.disk_usage import disk_bytes
+from app.version_log.read.resume import Resume
+from app.version_log.write.writer import LogWriter
 from embeddings.optimizer import RowOptimizer
 from embeddings.sizes import num_bytes
 from embeddings.table import EmbeddingTable

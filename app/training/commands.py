@@ -12,10 +12,10 @@ from springtide_client.format.records import StreamPosition
 
 from app.live_limits import nested, read_limits
 from app.training.state.training_state import TrainingState
-from app.versions.clerk import keys_of
-from app.versions.commands import Order, Orders, entry_of
-from app.versions.fault_points import reach
-from app.versions.forgettings import forgettings_of
+from app.version_log.commands.erasures import forgettings_of
+from app.version_log.commands.offline import keys_of
+from app.version_log.commands.queue import Order, Orders, entry_of
+from app.version_log.failpoints import reach
 from embeddings.errors import SpillError
 from stream.positions import told_positions
 

@@ -25,9 +25,9 @@ from app.training.status.document import document_of
 from app.training.status.throughput import Rate
 from app.training.status.writer import SECONDS, StatusKeeper, wall_ms
 from app.training.stop_signals import StopSignals
-from app.versions.breaks import lost_orders, take_break
-from app.versions.fault_points import reach
-from app.versions.writer import LogWriter
+from app.version_log.failpoints import reach
+from app.version_log.read.corruption import lost_orders, take_break
+from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
 from stream.columns import Batch
 from stream.errors import StreamError

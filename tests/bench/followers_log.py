@@ -12,8 +12,8 @@ from springtide_client.format.records import HEADER
 
 from app.config import load_config
 from app.training.bootstrap import start_state
-from app.versions.segments import SegmentFiles
-from app.versions.writer import LogWriter
+from app.version_log.write.segments import SegmentFiles
+from app.version_log.write.writer import LogWriter
 from tests.bench.lookup_log import DIM, FEATURE
 
 NUM_IDS = 1_000_000

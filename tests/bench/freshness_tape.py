@@ -53,9 +53,9 @@ def run_command(*words: str) -> None:
 
 def train(config: str) -> None:
     from app.training.state.training_state import TrainingState
-    from app.versions.chain import Chain
-    from app.versions.segments import SegmentFiles
-    from app.versions.writer import LogWriter
+    from app.version_log.write.encoder import Chain
+    from app.version_log.write.segments import SegmentFiles
+    from app.version_log.write.writer import LogWriter
     from stream.source import Source
 
     clock(Source, "decode", "decode", lambda _, columns: only(columns.end.values()))

@@ -13,9 +13,9 @@ from springtide_client.format.records import VersionMeta
 from springtide_client.log.directory import LogDirectory
 
 from app.config import load_config
-from app.versions.base_merge import merge_base
-from app.versions.priority import yield_to_others
-from app.versions.writer import LogWriter
+from app.processes.priority import yield_to_others
+from app.version_log.compact.merge import merge_base
+from app.version_log.write.writer import LogWriter
 from tests.bench.harness import fail
 from tests.bench.lookup_log import DIM, FEATURE, values_of, write_log
 

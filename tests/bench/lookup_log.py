@@ -17,8 +17,8 @@ from app.scores.progressive import Scores
 from app.training.defaults import with_defaults
 from app.training.state.training_state import TrainingState
 from app.training.step.learner import Learner
-from app.versions.base_writer import BaseImage, write_base
-from app.versions.writer import LogWriter
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.write.writer import LogWriter
 from embeddings.table import EmbeddingTable
 
 FEATURE, DIM = "item_id", 64

@@ -12,7 +12,7 @@ from springtide_client.features import Features
 
 from app.config import load_config
 from app.training.bootstrap import start_state
-from app.versions.writer import LogWriter
+from app.version_log.write.writer import LogWriter
 from stream.columns import Batch, Partition
 
 

@@ -17,10 +17,10 @@ from springtide_client.schema import Schema
 
 from app.training.state.base_rows import BaseRows
 from app.training.state.version_tensors import touched_to_arrays
-from app.versions.base_merge import CHUNK_ROWS
-from app.versions.base_writer import BaseImage, write_base
-from app.versions.config import LogConfig
-from app.versions.writer import LogWriter
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.merge import CHUNK_ROWS
+from app.version_log.config import LogConfig
+from app.version_log.write.writer import LogWriter
 from embeddings.config import TableConfig
 from embeddings.rows import Rows, Touched
 from embeddings.table import EmbeddingTable

@@ -22,7 +22,7 @@ from springtide_client.log.base import ModelName, TableShape
 from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
 
-from app.versions.base_writer import BaseImage, write_base
+from app.version_log.compact.base_writer import BaseImage, write_base
 from kernels.backend import backend
 from kernels.spec import Layout
 from tests.bench.child_process import Child

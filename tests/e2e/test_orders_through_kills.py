@@ -12,7 +12,7 @@ import pytest
 from springtide_client.log.directory import LogDirectory
 
 from app.serving.orders import put_order
-from app.versions.fault_points import VARIABLE
+from app.version_log.failpoints import VARIABLE
 from tests.e2e.clicks import make_clicks
 from tests.e2e.test_policies import view_of
 from tests.e2e.workspace import Workspace, wait_until

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from app.versions.status import read_status
+from app.version_log.trainer_status import read_status
 from tests.torture.arrivals import check_server
 from tests.torture.clicks import NUM_ITEMS, NUM_USERS
 from tests.torture.judge import Judge

@@ -13,7 +13,7 @@ from springtide_client.keys import id_of
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import merge_layers
 
-from app.versions.overlay import Overlay
+from app.version_log.read.replay_state import Overlay
 from tests.torture.clicks import NUM_ITEMS
 
 Key = tuple[int, int]

@@ -105,9 +105,9 @@ def become(request: dict[str, Any]) -> int:
         root, folder = recorded.split(os.pathsep)
         Recorder(Path(root), Path(folder)).install()
     from app.cli import main
-    from app.versions import fault_points
+    from app.version_log import failpoints
 
-    fault_points._folder.cache_clear()  # asked before there was a folder
+    failpoints._folder.cache_clear()  # asked before there was a folder
 
     return main(request["command"])
 

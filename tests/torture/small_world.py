@@ -16,12 +16,12 @@ from springtide_client.log.cursor import LogCursor
 from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
 
 from app.serving.orders import put_order
-from app.versions.base_merge import merge_base
-from app.versions.commands import Orders
-from app.versions.resume import Resume
-from app.versions.retire import retire
-from app.versions.writer import LogWriter
-from tests.app.versions.small_log import SmallLog, row_tensors, rows_of, until
+from app.version_log.commands.queue import Orders
+from app.version_log.compact.merge import merge_base
+from app.version_log.compact.retention import retire
+from app.version_log.read.resume import Resume
+from app.version_log.write.writer import LogWriter
+from tests.app.version_log.small_log import SmallLog, row_tensors, rows_of, until
 from tests.torture.disk_record import Recorder
 from tests.torture.power_loss import Taste, Wreck
 

@@ -7,11 +7,11 @@ from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import ModelName, TableShape
 
-from app.versions.base_merge import merge_base
-from app.versions.base_writer import BaseImage, write_base
-from app.versions.config import LogConfig
-from app.versions.retire import retire
-from app.versions.writer import LogWriter
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.merge import merge_base
+from app.version_log.compact.retention import retire
+from app.version_log.config import LogConfig
+from app.version_log.write.writer import LogWriter
 from tests.client.conftest import DIM, TOY_SCHEMA, export_toy, save
 
 NUM_KEYS = 50

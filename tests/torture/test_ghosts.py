@@ -7,7 +7,7 @@ from typing import Any
 
 from springtide_client.log.directory import LogDirectory
 
-from app.versions.status import read_status
+from app.version_log.trainer_status import read_status
 from tests.torture.faults import Faults
 from tests.torture.judge import Judge
 from tests.torture.nursery import Nursery

@@ -14,8 +14,8 @@ import pytest
 
 from app.config import load_config
 from app.training.trainer import Trainer
-from app.versions import status as status_file
-from app.versions.status import read_status
+from app.version_log import trainer_status as status_file
+from app.version_log.trainer_status import read_status
 from stream.broker.embedded import EmbeddedBroker
 from stream.kafka.admin import Admin
 from stream.kafka.consumer import KafkaConfig

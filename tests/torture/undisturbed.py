@@ -8,8 +8,8 @@ import torch
 from app.config import load_config
 from app.training.bootstrap import start_state
 from app.training.commands import OrderDesk
-from app.versions.commands import Order
-from app.versions.writer import LogWriter
+from app.version_log.commands.queue import Order
+from app.version_log.write.writer import LogWriter
 from stream.batcher import Batcher
 from stream.columns import Batch, Partition
 from stream.decode.decoder import Decoder

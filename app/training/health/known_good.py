@@ -6,7 +6,7 @@ from springtide_client.errors import LogError
 from springtide_client.log.directory import LogDirectory
 
 from app.errors import UserError
-from app.versions.index import LogIndex
+from app.version_log.read.index import LogIndex
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ Nobody could follow any more, and no base be made: what is lost is learned again
 import logging
 from typing import TYPE_CHECKING
 
-from app.versions.breaks import find_break
-from app.versions.writer import LogWriter
+from app.version_log.read.corruption import find_break
+from app.version_log.write.writer import LogWriter
 
 if TYPE_CHECKING:
     from app.training.trainer import Trainer

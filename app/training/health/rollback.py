@@ -16,9 +16,9 @@ from app.training.health.gate import Verdict
 from app.training.health.known_good import reachable
 from app.training.input.batches import POLL_SECONDS
 from app.training.input.skip import REASON, Stand, send_skipped
-from app.versions.commands import Order, entry_of
-from app.versions.fault_points import reach
-from app.versions.rollback import Rollback, rollback_to
+from app.version_log.commands.queue import Order, entry_of
+from app.version_log.commands.rollback import Rollback, rollback_to
+from app.version_log.failpoints import reach
 from stream.errors import StreamError
 from stream.positions import read_positions, told_positions
 

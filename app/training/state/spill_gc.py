@@ -11,8 +11,8 @@ from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 
 from app.training.state.base_rows import BaseRows
-from app.versions.fault_points import reach
-from app.versions.retire import base_number
+from app.version_log.compact.retention import base_number
+from app.version_log.failpoints import reach
 from embeddings.tiers.base import RowSource
 
 NO_GENERATION = -1

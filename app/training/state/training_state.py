@@ -28,7 +28,7 @@ from app.training.state.version_tensors import (
     without_prefix,
 )
 from app.training.step.learner import Learner, StepReport
-from app.versions.forgettings import FURTHEST, HIDDEN, ahead, from_json, further, furthest, to_json
+from app.version_log.commands.erasures import FURTHEST, HIDDEN, ahead, from_json, further, furthest, to_json
 from stream.columns import Batch, Partition
 from stream.flow.erasure_filter import Forgetting
 from stream.flow.watermark import EventClock

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from app.versions.status import write_status
+from app.version_log.trainer_status import write_status
 from stream.columns import Partition
 from stream.positions import Position
 

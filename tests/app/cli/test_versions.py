@@ -9,7 +9,7 @@ import pytest
 from springtide_client.keys import hash_text
 
 from app.cli import main
-from app.versions.index import LogIndex
+from app.version_log.read.index import LogIndex
 
 # the logs of the versions' own tests
 sys.path.append(str(Path(__file__).parents[1] / "versions"))

@@ -11,8 +11,8 @@ from app.serving.orders import put_order
 from app.training.bootstrap import start_state
 from app.training.commands import OrderDesk
 from app.training.state.training_state import TrainingState
-from app.versions.rollback import rollback_to
-from app.versions.writer import LogWriter
+from app.version_log.commands.rollback import rollback_to
+from app.version_log.write.writer import LogWriter
 
 
 class Desk:

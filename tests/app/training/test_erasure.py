@@ -11,9 +11,9 @@ from app.serving.orders import put_order
 from app.training.bootstrap import start_state
 from app.training.commands import OrderDesk
 from app.training.state.spill_gc import Generations
-from app.versions.base_merge import merge_base
-from app.versions.receipts import receipt_of
-from app.versions.writer import LogWriter
+from app.version_log.commands.status import receipt_of
+from app.version_log.compact.merge import merge_base
+from app.version_log.write.writer import LogWriter
 from embeddings.rows import Int64Array
 from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import ROW

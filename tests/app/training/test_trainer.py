@@ -10,7 +10,7 @@ from trainer_room import WAIT_SECONDS, run_in_thread, wait_until
 
 from app.training.state.training_state import TrainingState
 from app.training.trainer import Trainer
-from app.versions.status import read_status
+from app.version_log.trainer_status import read_status
 from stream.errors import WaitingError
 
 

@@ -12,7 +12,7 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
-from app.versions.base_writer import BaseImage, write_base
+from app.version_log.compact.base_writer import BaseImage, write_base
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id",), share={}, max_length={})
 

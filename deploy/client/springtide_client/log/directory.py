@@ -1,4 +1,4 @@
-"""The log as a folder, read only: which epoch rules, which bases and segments there are. Written by app.versions."""
+"""The log as a folder, read only: which epoch rules, which bases and segments there are. Written by app.version_log."""
 
 import os
 import re

@@ -22,7 +22,7 @@ from app.training.device.device import TrainDevice, device_of
 from app.training.state.training_state import TrainingState
 from app.training.step.cuda_graphs import MOST_GRAPHS, GraphedStep, bucket_of
 from app.training.step.learner import Learner, StepReport
-from app.versions.writer import LogWriter
+from app.version_log.write.writer import LogWriter
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.table import EmbeddingTable
 from kernels.cuda.ops import CudaVerbs

@@ -12,10 +12,10 @@ from trainer_room import expected_counts, published, records, run_in_thread, wai
 from app.serving.orders import put_order
 from app.training.health.rollback import HeldError
 from app.training.trainer import Trainer
-from app.versions.base_merge import merge_base
-from app.versions.receipts import receipt_of
-from app.versions.retire import retire
-from app.versions.status import read_status
+from app.version_log.commands.status import receipt_of
+from app.version_log.compact.merge import merge_base
+from app.version_log.compact.retention import retire
+from app.version_log.trainer_status import read_status
 
 
 def break_at(trainer: Trainer, samples: int, harm) -> None:

@@ -9,10 +9,10 @@ from trainer_room import run_in_thread, wait_until
 
 from app.serving.orders import put_order
 from app.training.trainer import Trainer
-from app.versions.breaks import NAME, find_break, note_break, take_break
-from app.versions.merger import Merger
-from app.versions.receipts import receipt_of
-from app.versions.segments import walk_segment
+from app.version_log.commands.status import receipt_of
+from app.version_log.compact.compactor import Merger
+from app.version_log.read.corruption import NAME, find_break, note_break, take_break
+from app.version_log.write.segments import walk_segment
 
 
 def learned(room, trainer: Trainer, samples: int) -> None:

@@ -10,10 +10,10 @@ from trainer_room import expected_counts, published, records, wait_until
 from app.serving.orders import put_order
 from app.training.input.start_position import StartElsewhere
 from app.training.trainer import Trainer
-from app.versions.clerk import execute_waiting
-from app.versions.receipts import receipt_of
-from app.versions.segments import SegmentFiles
-from app.versions.status import read_status
+from app.version_log.commands.offline import execute_waiting
+from app.version_log.commands.status import receipt_of
+from app.version_log.trainer_status import read_status
+from app.version_log.write.segments import SegmentFiles
 
 
 def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(room, trainer):

@@ -9,7 +9,7 @@ from trainer_room import expected_counts, records, wait_until
 from app.errors import UserError
 from app.training.input.start_position import StartElsewhere
 from app.training.trainer import Trainer
-from app.versions.status import read_status
+from app.version_log.trainer_status import read_status
 from stream.columns import Partition
 
 

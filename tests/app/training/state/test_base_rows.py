@@ -11,7 +11,7 @@ from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
 
 from app.training.state.base_rows import STEP_KEYS, BaseRows
-from app.versions.base_writer import BaseImage, write_base
+from app.version_log.compact.base_writer import BaseImage, write_base
 
 NUM, DIM = 40_000, 4
 

@@ -9,9 +9,9 @@ from springtide_client.model.view import KNOWN, UNKNOWN
 
 from app.training.bootstrap import start_state
 from app.training.state.training_state import TrainingState
-from app.versions.base_merge import merge_base
-from app.versions.rollback import rollback_to
-from app.versions.writer import LogWriter
+from app.version_log.commands.rollback import rollback_to
+from app.version_log.compact.merge import merge_base
+from app.version_log.write.writer import LogWriter
 from stream.positions import Position
 
 TABLE = 'eviction = "lfu"\nadmission = { min_count = 2, sketch_bytes = 2048, halve_samples = 150 }'

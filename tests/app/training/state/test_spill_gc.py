@@ -11,7 +11,7 @@ from springtide_client.schema import Schema
 
 from app.training.state.base_rows import BaseRows
 from app.training.state.spill_gc import NO_GENERATION, Generations
-from app.versions.base_writer import BaseImage, write_base
+from app.version_log.compact.base_writer import BaseImage, write_base
 from embeddings.tiers.base import RowSource
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id",))

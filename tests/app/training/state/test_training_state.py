@@ -12,8 +12,8 @@ from app.errors import UserError
 from app.training.bootstrap import start_state
 from app.training.state.spill_gc import Generations
 from app.training.state.training_state import TrainingState, pick_times
-from app.versions.base_merge import merge_base
-from app.versions.writer import LogWriter
+from app.version_log.compact.merge import merge_base
+from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
 
 

@@ -4,7 +4,7 @@ from trainer_room import wait_until
 
 from app.training.status import writer
 from app.training.status.writer import StatusKeeper
-from app.versions.status import read_status
+from app.version_log.trainer_status import read_status
 
 
 def test_what_holds_the_trainer_up_is_said_beside_it_and_goes_when_it_is_over(tmp_path, monkeypatch):

@@ -1,0 +1,29 @@
+"""`springtide merge`: the merger alone."""
+
+import argparse
+
+HELP = "write the log's next bases (train starts this itself, unless --no-merge)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--once", action="store_true", help="make one base now and end")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from app.process_tuning import tune_process
+
+    tune_process()
+    from app.config import load_config
+    from app.processes.priority import yield_to_others
+    from app.stopping import stop_on_signals
+    from app.version_log.compact.compactor import Merger
+
+    yield_to_others()
+    stopping = stop_on_signals()
+    config = load_config(arguments.config)
+    merger = Merger(config.log, window_samples=config.train.window_samples)
+    if arguments.once:
+        merger.merge()
+    else:
+        merger.run(stopping)
+    return 0

@@ -1,0 +1,167 @@
+"""`springtide versions diff A B`: what lies between two versions."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from app.config import Outline
+    from app.version_log.inspection.diff import Difference
+
+DENSE_LINES = 20
+
+HELP = "what lies between two versions: rows, moves, dense parameters, scores, stream"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("versions", nargs=2, metavar="VERSION", help="latest, oldest, -3, 3.1207 or a number")
+    parser.add_argument("--top", type=int, default=10, metavar="K", help="the K rows that moved most (default: 10)")
+    parser.add_argument("--json", action="store_true", help="for other programs")
+
+
+def run(outline: "Outline", arguments: argparse.Namespace) -> int:
+    from springtide_client.log.directory import LogDirectory
+
+    from app.commands.words import print_json
+    from app.errors import UserError
+    from app.version_log.inspection.diff import compare
+    from app.version_log.read.index import LogIndex
+
+    if arguments.top < 0:
+        raise UserError(f"--top {arguments.top}: at least 0")
+    index = LogIndex(LogDirectory(outline.log.path))
+    older, newer = sorted(index.resolve(name) for name in arguments.versions)
+    difference = compare(index, older, newer, top=arguments.top)
+    if arguments.json:
+        print_json(document_of(difference))
+    else:
+        print_difference(difference)
+    return 0
+
+
+def document_of(difference: "Difference") -> dict[str, Any]:
+    """The difference as JSON has it."""
+    from springtide_client.format.records import version_name
+
+    older, newer = difference.metas
+    names = ("from", "to")
+    numbers = (difference.older, difference.newer)
+    both = zip(names, numbers, difference.metas, strict=True)
+    return {
+        **{
+            name: {"version": number, "name": version_name(number), "created_ms": meta.created_ms}
+            for name, number, meta in both
+        },
+        "versions": difference.num_versions,
+        "bytes": difference.num_bytes,
+        "rows": vars(difference.total),
+        "features": {difference.feature_name(number): vars(counts) for number, counts in difference.features.items()},
+        "mean_move": difference.mean_move,
+        "moves": [
+            {
+                "feature": difference.feature_name(move.feature),
+                "id": move.id,
+                "text": difference.texts.get((move.feature, move.id)),
+                "distance": move.distance,
+                "count": move.count,
+            }
+            for move in difference.moves
+        ],
+        "dense": [change._asdict() for change in difference.dense],
+        "samples": newer.samples_trained - older.samples_trained,
+        "scores": {name: meta.scores for name, meta in zip(names, difference.metas, strict=True)},
+        "positions": {name: meta.positions for name, meta in zip(names, difference.metas, strict=True)},
+        "dead_letters": {
+            name: newer.dead_letters.get(name, 0) - older.dead_letters.get(name, 0)
+            for name in sorted({*older.dead_letters, *newer.dead_letters})
+        },
+        "horizons": {
+            difference.feature_name(int(number)): {"from": older.horizons.get(number), "to": horizon}
+            for number, horizon in newer.horizons.items()
+            if horizon != older.horizons.get(number)
+        },
+    }
+
+
+def print_difference(difference: "Difference") -> None:
+    """The difference for people."""
+    from springtide_client.format.records import version_name
+
+    from app.commands.words import size_of, time_of
+    from app.version_log.verify.report import plural
+
+    older, newer = difference.metas
+    for word, number, meta in (("from", difference.older, older), ("to", difference.newer, newer)):
+        print(f"{word:<5} {version_name(number):<10} {time_of(meta.created_ms)}  {meta.samples_trained:>13,} samples")
+    samples = newer.samples_trained - older.samples_trained
+    versions = plural(difference.num_versions, "version")
+    print(f"between them {versions}, {size_of(difference.num_bytes)}, {samples:+,} samples")
+    print_rows(difference)
+    print_moves(difference)
+    print_dense(difference)
+    print_stream(difference)
+
+
+def print_rows(difference: "Difference") -> None:
+    """The counts, by feature and together."""
+    width = max([8, *(len(difference.feature_name(number)) for number in difference.features)])
+    columns = ("added", "changed", "came back", "forgotten by key", "by rule")
+    print(f"\n{'rows':<{width}}  " + "  ".join(f"{column:>9}" for column in columns))
+    counted = [(difference.feature_name(number), counts) for number, counts in sorted(difference.features.items())]
+    for name, counts in [*counted, ("together", difference.total)]:
+        figures = zip(columns, vars(counts).values(), strict=True)
+        print(f"{name:<{width}}  " + "  ".join(f"{count:>{max(9, len(column))},}" for column, count in figures))
+
+
+def print_moves(difference: "Difference") -> None:
+    """The rows that moved most."""
+    from app.commands.words import figure, signed
+
+    if not difference.moves:
+        return
+    width = max(len(difference.feature_name(move.feature)) for move in difference.moves)
+    print(f"\nlargest moves (L2; the mean of the changed rows is {figure(difference.mean_move)})")
+    for move in difference.moves:
+        key = f"{difference.feature_name(move.feature):<{width}}  {difference.key_name(move)}"
+        print(f"  {figure(move.distance):>9}  {key}  (count {signed(move.count)})")
+
+
+def print_dense(difference: "Difference") -> None:
+    """Each parameter's way, relative to its length before."""
+    from app.commands.words import figure
+
+    moved = [change for change in difference.dense if change.distance > 0]
+    print(f"\ndense: {len(moved)} of {len(difference.dense)} parameters and statistics changed")
+    shown = moved[:DENSE_LINES]
+    width = max((len(change.name) for change in shown), default=0)
+    for change in shown:
+        share = "from zero" if change.relative is None else f"{100 * change.relative:.3g} %"
+        shape = " x ".join(str(length) for length in change.shape) or "()"
+        print(f"  {change.name:<{width}}  {share:>10}  (L2 {figure(change.distance)}, shape {shape})")
+    if len(moved) > len(shown):
+        print(f"  and {len(moved) - len(shown)} that moved less: --json has them all")
+
+
+def print_stream(difference: "Difference") -> None:
+    """Positions, scores, dead letters, horizons and orders."""
+    from app.commands.versions.show import score_lines
+    from app.commands.words import signed, time_of
+
+    older, newer = difference.metas
+    print("\nstream")
+    for partition, position in newer.positions.items():
+        before = older.positions.get(partition)
+        if before is None or before["topic_id"] != position["topic_id"]:
+            print(f"  {partition}: begun, at {position['offset']:,}")
+        else:
+            moved = position["offset"] - before["offset"]
+            print(f"  {partition}: {before['offset']:,} to {position['offset']:,} ({signed(moved)})")
+    then, now = dict(score_lines(older.scores)), score_lines(newer.scores)
+    for task, values in now:
+        print(f"  {task}: {then.get(task, 'no scores')}  ->  {values}")
+    for reason, letters in newer.dead_letters.items():
+        if more := letters - older.dead_letters.get(reason, 0):
+            print(f"  dead letters, {reason}: {signed(more)}")
+    for number, horizon in newer.horizons.items():
+        if horizon != older.horizons.get(number):
+            name = difference.feature_name(int(number))
+            print(f"  {name}: rows last seen before {time_of(horizon)} are forgotten by rule")

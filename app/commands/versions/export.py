@@ -1,0 +1,53 @@
+"""`springtide versions export`: a version as one file."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.config import Outline
+
+HELP = "write a version as one file: the model snapshot, or its rows for other tools"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, metavar="OUT", help="the file to write")
+    parser.add_argument(
+        "--format",
+        choices=("safetensors", "arrow", "parquet", "torch"),
+        help="safetensors: the whole model as servers give it; arrow, parquet: rows; torch: plain tensors "
+        "(default: what the name's ending says, .safetensors .arrow .parquet .pt)",
+    )
+    parser.add_argument("--version", default="latest", help="latest (the default), oldest, -3, 3.1207 or a number")
+    parser.add_argument("--feature", metavar="NAME", help="the rows of this feature alone")
+    parser.add_argument("--rows", choices=("all", "none"), default="all", help="none: the dense net alone")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
+
+
+def run(outline: "Outline", arguments: argparse.Namespace) -> int:
+    from springtide_client.format.records import version_name
+    from springtide_client.log.directory import LogDirectory
+
+    from app.commands.words import size_of
+    from app.errors import UserError
+    from app.version_log.export.export import ExportConfig, check_target, export, format_of
+    from app.version_log.read.index import LogIndex
+    from app.version_log.verify.report import plural
+
+    path: Path = arguments.out
+    format = arguments.format or format_of(path)
+    check_target(path, force=arguments.force)
+    index = LogIndex(LogDirectory(outline.log.path))
+    schema = index.manifest.read_schema()
+    if arguments.feature is not None and arguments.feature not in schema.features:
+        raise UserError(f"--feature {arguments.feature}: there is none; only {', '.join(schema.features)}")
+    config = ExportConfig(
+        format=format,
+        version=index.resolve(arguments.version),
+        feature=None if arguments.feature is None else schema.number(arguments.feature),
+        with_rows=arguments.rows == "all",
+    )
+    num_rows = export(index, config, path, force=arguments.force)
+    version = version_name(config.version)
+    print(f"{path}: version {version} as {format}, {plural(num_rows, 'row')}, {size_of(path.stat().st_size)}")
+    return 0

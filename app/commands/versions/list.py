@@ -1,0 +1,73 @@
+"""`springtide versions list`: the newest versions, and the bases among them."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from app.config import Outline
+    from app.version_log.read.index import LogIndex
+
+HELP = "the newest versions, oldest first"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="so many (default: 20)")
+    parser.add_argument("--before", metavar="VERSION", help="those before this one")
+    parser.add_argument("--json", action="store_true", help="for other programs")
+
+
+def run(outline: "Outline", arguments: argparse.Namespace) -> int:
+    from springtide_client.format.records import version_name
+    from springtide_client.log.directory import LogDirectory
+
+    from app.commands.words import print_json, size_of, time_of
+    from app.errors import UserError
+    from app.version_log.read.index import LogIndex
+    from app.version_log.verify.report import plural
+
+    if arguments.limit < 1:
+        raise UserError(f"--limit {arguments.limit}: at least 1")
+    index = LogIndex(LogDirectory(outline.log.path))
+    before = index.resolve(arguments.before) if arguments.before else None
+    shown = [number for number in index.numbers if before is None or number < before]
+    lines = [describe(index, number) for number in shown[-arguments.limit :]]
+    if arguments.json:
+        print_json(lines)
+        return 0
+    print(f"{'version':>12}  {'created':19}  {'samples':>13}  {'rows':>9}  {'forgotten':>9}  {'bytes':>10}")
+    for line in lines:
+        rows = ["" if line[name] is None else f"{line[name]:,}" for name in ("rows", "forgotten")]
+        size = "" if line["bytes"] is None else size_of(line["bytes"])
+        marks = "  base" if line["is_base"] else ""
+        print(
+            f"{line['name']:>12}  {time_of(line['created_ms']):19}  {line['samples_trained']:>13,}  "
+            f"{rows[0]:>9}  {rows[1]:>9}  {size:>10}{marks}".rstrip()
+        )
+    bases = ", ".join(version_name(number) for number in index.bases) or "none"
+    print(
+        f"{len(lines):,} of {plural(len(index.numbers), 'version')} in {outline.log.path}, "
+        f"{version_name(index.numbers[0])} to {version_name(index.numbers[-1])}; bases: {bases}"
+    )
+    if index.unsealed_epoch:
+        print(f"epoch {index.unsealed_epoch} is claimed and not begun: a trainer starts, or died starting")
+    return 0
+
+
+def describe(index: "LogIndex", number: int) -> dict[str, Any]:
+    """A version's line; what only its record knows is None where that is retired."""
+    from springtide_client.format.records import version_name
+
+    entry = index.find(number)
+    head = entry.read_head() if entry else None
+    meta = head.meta if head else index.meta(number)
+    return {
+        "version": number,
+        "name": version_name(number),
+        "created_ms": meta.created_ms,
+        "samples_trained": meta.samples_trained,
+        "rows": head.num_rows if head else None,
+        "forgotten": head.num_forgotten if head else None,
+        "bytes": entry.num_bytes if entry else None,
+        "file": entry.path.name if entry else None,
+        "is_base": number in index.bases,
+    }

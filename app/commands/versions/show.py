@@ -1,0 +1,203 @@
+"""`springtide versions show`: one version, or the history of one row."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from app.config import Outline
+    from app.version_log.commands.erasure_audit import Holding
+    from app.version_log.inspection.history import History
+    from app.version_log.read.index import LogIndex
+
+HELP = "one version, or with --key the history of one row"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("version", nargs="?", help="latest (the default), oldest, -3, 3.1207 or a number")
+    parser.add_argument("--key", metavar="FEATURE=ID", help="what happened to this row, such as item_id=123")
+    parser.add_argument(
+        "--limit", type=int, default=50, metavar="N", help="with --key: its last N events (default: 50)"
+    )
+    parser.add_argument("--json", action="store_true", help="for other programs")
+
+
+def run(outline: "Outline", arguments: argparse.Namespace) -> int:
+    from springtide_client.log.directory import LogDirectory
+
+    from app.errors import UserError
+    from app.version_log.read.index import LogIndex
+
+    if arguments.key and arguments.version:
+        raise UserError("show takes a version or --key, not both: a row's history names every version")
+    if arguments.limit < 1:
+        raise UserError(f"--limit {arguments.limit}: at least 1")
+    index = LogIndex(LogDirectory(outline.log.path))
+    if arguments.key:
+        return show_key(outline, index, arguments)
+    return show_version(index, index.resolve(arguments.version or "latest"), as_json=arguments.json)
+
+
+def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
+    """What a version's record, or where that is retired its base, says beside its tensors."""
+    import msgspec
+    from springtide_client.format.records import version_name
+
+    from app.commands.words import print_json
+
+    entry = index.find(number)
+    head = entry.read_head() if entry else None
+    document = {
+        "version": number,
+        "name": version_name(number),
+        "parent": f"{entry.header.parent:016x}" if entry else None,
+        "checksum": f"{index.tip(number).checksum:016x}",
+        "is_base": number in index.bases,
+        "file": entry.path.name if entry else None,
+        "offset": entry.offset if entry else None,
+        "bytes": entry.num_bytes if entry else None,
+        **msgspec.to_builtins(head.meta if head else index.meta(number)),
+        "tensors": dict(head.shapes) if head else {},
+    }
+    if as_json:
+        print_json(document)
+    else:
+        print_version(document)
+    return 0
+
+
+def print_version(document: dict[str, Any]) -> None:
+    """The same for people; the whole of it is the JSON."""
+    from springtide_client.format.records import version_name
+
+    from app.commands.words import size_of, time_of
+
+    is_base = ", a base" if document["is_base"] else ""
+    print(f"version {document['name']} (number {document['version']}{is_base})")
+    if document["file"]:
+        print(f"  record    {size_of(document['bytes'])} in {document['file']} at {document['offset']:,}")
+    else:
+        print("  record    retired: its base says the rest")
+    print(f"  checksum  {document['checksum']}, parent {document['parent'] or 'unknown'}")
+    print(f"  created   {time_of(document['created_ms'])}")
+    print(
+        f"  complete  until {time_of(document['complete_until_ms'])}, "
+        f"its newest event of {time_of(document['event_clock_ms'])}"
+    )
+    print(f"  learned   {document['samples_trained']:,} samples in {document['step']:,} steps")
+    for partition, position in document["positions"].items():
+        print(f"  position  {partition} at offset {position['offset']:,}")
+    for name, letters in document["dead_letters"].items():
+        print(f"  dead      {letters:,} letters: {name}")
+    for task, values in score_lines(document["scores"]):
+        print(f"  scores    {task}: {values}")
+    shapes = document["tensors"]
+    for group, what in (("rows", "rows written"), ("forgotten", "keys forgotten"), ("texts", "texts brought")):
+        if f"{group}.id" in shapes:
+            print(f"  {group:<9} {shapes[f'{group}.id'][0]:,} {what}")
+    num_dense = sum(name.startswith("dense.") for name in shapes)
+    if num_dense:
+        print(f"  dense     {num_dense} parameters and statistics")
+    for order in document["orders"]:
+        print(f"  order     {order.get('id')}: {order.get('kind')}")
+    if document["durable"]:
+        print(f"  durable   up to {version_name(document['durable'])}, when it was written")
+
+
+def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
+    """Each window's figures in one line."""
+    from app.commands.words import figure
+
+    lines = []
+    for name, values in scores.items():
+        if name == "tasks":
+            for task, windows in values.items():
+                lines += [(f"{task}, {window}", text) for window, text in score_lines(windows)]
+        elif isinstance(values, dict):
+            lines.append((name, ", ".join(f"{key} {figure(value)}" for key, value in values.items())))
+    return lines
+
+
+def show_key(outline: "Outline", index: "LogIndex", arguments: argparse.Namespace) -> int:
+    """The history of one row, where it stands, and until when."""
+    from springtide_client.keys import id_of
+
+    from app.errors import UserError
+    from app.version_log.commands.erasure_audit import files_holding
+    from app.version_log.inspection.history import history_of
+
+    feature, equals, text = arguments.key.partition("=")
+    if not equals:
+        raise UserError(f"--key {arguments.key}: write FEATURE=ID, such as user_id=123")
+    schema = index.manifest.read_schema()
+    if feature not in schema.features:
+        raise UserError(f"--key {arguments.key}: no feature {feature!r}, only {', '.join(schema.features)}")
+    number, (row_id, id_text) = schema.number(feature), id_of(text)
+    history = history_of(index, number, row_id, limit=arguments.limit)
+    history.text = history.text or id_text
+    holdings = files_holding(outline.log, number, row_id)
+    if arguments.json:
+        print_history_json(outline, arguments.key, history, holdings)
+    else:
+        print_history(outline, arguments.key, history, holdings)
+    return 0
+
+
+def print_history(outline: "Outline", key: str, history: "History", holdings: "list[Holding]") -> None:
+    """A line for each event, then where the row is on the disk."""
+    from springtide_client.format.records import version_name
+
+    from app.commands.words import figure, time_of
+    from app.version_log.verify.report import plural
+
+    name, _, said = key.partition("=")
+    hashed = f" (id {history.id})" if said != str(history.id) else ""
+    known_as = f", the text {history.text!r}" if history.text is not None and history.text != said else ""
+    print(f"{name}={said}{hashed}{known_as}, from version {version_name(history.first)} on")
+    left_out = history.num_events - len(history.events)
+    if left_out:
+        print(f"({plural(left_out, 'earlier event')} left out: --limit {history.num_events} shows all)")
+    if history.events:
+        print(f"{'version':>12}  {'created':19}  {'event':9}  {'count':>9}  {'last seen':19}  {'norm':>8}  {'move':>8}")
+    for event in history.events:
+        count = "" if event.count is None else f"{event.count:,}"
+        seen = "" if event.last_seen_ms is None else time_of(event.last_seen_ms)
+        norm, move = ("" if value is None else figure(value) for value in (event.norm, event.move))
+        when = f"{version_name(event.version):>12}  {time_of(event.created_ms):19}"
+        print(f"{when}  {event.kind:9}  {count:>9}  {seen:19}  {norm:>8}  {move:>8}".rstrip())
+    if not history.events:
+        print("no version from there on wrote it: the id was never learned, or its row died before")
+    elif not history.is_alive:
+        print(f"the row is gone: {history.events[-1].kind} in version {version_name(history.events[-1].version)}")
+    bases = ", ".join(version_name(number) for number in history.bases)
+    word = "no base" if not bases else ("base " if len(history.bases) == 1 else "bases ") + bases
+    print(f"it stands in {word}" if holdings else "no file of the log holds it")
+    if holdings:
+        oldest = holdings[0]
+        others = f", of {len(holdings)}" if len(holdings) > 1 else ""
+        print(f"the oldest file that holds it{others}: {oldest.file}")
+        print(f"that file goes {oldest.goes(outline.log)}")
+
+
+def print_history_json(outline: "Outline", key: str, history: "History", holdings: "list[Holding]") -> None:
+    """The same for other programs."""
+    from springtide_client.format.records import version_name
+
+    from app.commands.words import print_json
+
+    print_json(
+        {
+            "key": key,
+            "feature": history.feature,
+            "id": history.id,
+            "text": history.text,
+            "from": version_name(history.first),
+            "is_alive": history.is_alive,
+            "num_events": history.num_events,
+            "events": [{"name": version_name(event.version), **vars(event)} for event in history.events],
+            "bases": [version_name(number) for number in history.bases],
+            "files": [
+                {"file": holding.file, "goes": holding.goes(outline.log), "expected_ms": holding.expected_ms}
+                for holding in holdings
+            ],
+        }
+    )

@@ -1,0 +1,111 @@
+"""Executes orders where no trainer runs: those that need no table, each as a version of its own under a new epoch."""
+
+import logging
+from typing import Any
+
+import msgspec
+import numpy as np
+from springtide_client.errors import EncodeError, LogError
+from springtide_client.format.records import VersionMeta
+from springtide_client.format.tensors import Arrays
+from springtide_client.keys import id_of
+from springtide_client.log.directory import LogDirectory
+from springtide_client.schema import Schema
+
+from app.errors import UserError
+from app.version_log.commands.erasures import HIDDEN, ahead, from_json, furthest, to_json
+from app.version_log.commands.queue import Order, Orders, entry_of
+from app.version_log.commands.rollback import ONCE, rollback_to
+from app.version_log.config import LogConfig
+from app.version_log.read.resume import Resume
+from app.version_log.write.writer import LogWriter
+from stream.flow.erasure_filter import Forgetting
+from stream.positions import read_positions, told_positions
+
+logger = logging.getLogger(__name__)
+
+
+def keys_of(body: dict[str, Any], schema: Schema) -> list[tuple[int, int]]:
+    """The keys that an order names, each once; ValueError where one is none."""
+    keys: dict[tuple[int, int], None] = {}
+    named = body.get("keys")
+    for key in named if isinstance(named, list) else []:
+        if not isinstance(key, dict) or key.get("feature") not in schema.features or "id" not in key:
+            raise ValueError(f"{key!r} is no key of this log")
+        keys[schema.number(key["feature"]), id_of(key["id"])[0]] = None
+    if not keys:
+        raise ValueError("the order names no keys")
+    return list(keys)
+
+
+def execute_waiting(config: LogConfig, schema: Schema, *, window_samples: int) -> int:
+    """Every forgetting and rollback that waits, durable when this returns; how many. Others wait for a trainer.
+
+    LogBusyError where a trainer runs.
+    """
+    if not LogDirectory(config.path).bases():
+        raise LogError(f"the log {config.path} has no version yet")
+    with LogWriter.open(config, schema=schema, wait_seconds=0.0) as log:
+        resume = Resume.of(log.directory, log.past)
+        assert resume is not None, "a log with a base has a past"
+        for _ in resume.records():
+            pass
+        orders = Orders(config.path, log.epoch, resume.orders)
+        clerk = Clerk(log, schema, resume.meta, window_samples=window_samples)
+        done = 0
+        for order in orders.claim():
+            if (number := clerk.execute(order)) is not None:
+                orders.executed(order.id, number)
+                done += 1
+        log.sync()
+        if log.durable is not None:
+            orders.retire(log.durable.number)
+        return done
+
+
+class Clerk:
+    """Appends a version for each order, on top of what the log's end says."""
+
+    def __init__(self, log: LogWriter, schema: Schema, meta: VersionMeta, *, window_samples: int) -> None:
+        self.log, self.schema = log, schema
+        self._meta = msgspec.structs.replace(meta, restores=0)
+        self._window_samples = window_samples
+
+    def execute(self, order: Order) -> int | None:
+        """The version that carries it; None where only a trainer can execute it."""
+        if order.kind not in ("forget", "rollback"):
+            return None
+        try:
+            meta, arrays, result = self._forget(order) if order.kind == "forget" else self._roll_back(order)
+        except (ValueError, EncodeError, UserError) as error:
+            meta, arrays, result = self._meta, {}, {"refused": str(error)}
+        trainer = {name: value for name, value in meta.trainer.items() if name not in ONCE}
+        positions = told_positions(furthest(self._meta))
+        entry = entry_of(order, result, samples_trained=self._meta.samples_trained, positions=positions)
+        meta = msgspec.structs.replace(meta, created_ms=0, record_ms=[], orders=[entry], trainer=trainer)
+        number = self.log.append(meta, arrays).number
+        self._meta = msgspec.structs.replace(meta, restores=0)
+        logger.info("order executed", extra={"order": order.id, "kind": order.kind, "version": number, **result})
+        return number
+
+    def _forget(self, order: Order) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
+        keys = keys_of(order.body, self.schema)
+        arrays: Arrays = {
+            "forgotten.feature": np.array([feature for feature, _ in keys], np.uint16),
+            "forgotten.id": np.array([row_id for _, row_id in keys], np.int64),
+        }
+        hidden = [*from_json(self._meta.trainer.get(HIDDEN, ())), Forgetting(tuple(keys), furthest(self._meta))]
+        trainer = {name: value for name, value in self._meta.trainer.items() if name != HIDDEN}
+        if hidden := ahead(hidden, read_positions(self._meta.positions)):
+            trainer[HIDDEN] = to_json(hidden)
+        return msgspec.structs.replace(self._meta, trainer=trainer), arrays, {"keys": len(keys)}
+
+    def _roll_back(self, order: Order) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
+        number = order.body.get("version")
+        if type(number) is not int or number < 1:
+            raise ValueError(f"{number!r} is no version")
+        if order.body.get("skip"):
+            raise ValueError("samples are passed over by a running trainer, and none runs: start one, then order it")
+        self.log.sync()
+        rollback = rollback_to(self.log.directory, number, window_samples=self._window_samples)
+        return rollback.meta, rollback.arrays, {"version": number, **rollback.counts}

@@ -1,0 +1,116 @@
+"""Orders to the trainer: files that others put into <log>/commands/, claimed by renaming, unlinked once durable."""
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from springtide_client.format.records import StreamPosition
+
+from app.version_log.failpoints import reach
+
+_NAME = re.compile(r"(?P<id>[^.][^/]*?)\.(?P<holder>json|\d+)")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What somebody wants of the trainer. `body` is the file's JSON; `kind` is empty where it cannot be read."""
+
+    id: str
+    kind: str
+    body: dict[str, Any]
+
+
+class Orders:
+    """The orders that one epoch executes, each exactly once: its id goes into the version that carries it."""
+
+    def __init__(self, log_path: Path, epoch: int, executed: Mapping[str, int]) -> None:
+        """`executed`: what the log says is done (`Resume.orders`), id -> version."""
+        self._folder = Path(log_path) / "commands"
+        self._epoch = epoch
+        self._executed = dict(executed)
+        self._claimed: set[str] = set()
+
+    def has_new(self) -> bool:
+        """Whether there is an order that nobody has executed yet."""
+        return any(self._is_new(match) for match in map(_NAME.fullmatch, self._names()))
+
+    def claim(self) -> list[Order]:
+        """The orders that nobody has executed yet, in the order of their ids. Each is handed out once.
+
+        A dead trainer's claims are taken over with the rest: what it had executed stands in the log.
+        """
+        orders = []
+        for name in self._names():
+            match = _NAME.fullmatch(name)
+            if match is None or not self._is_new(match):
+                continue
+            path = self._folder / f"{match['id']}.{self._epoch}"
+            try:
+                os.rename(self._folder / name, path)
+                reach("after an order is claimed")
+                text = path.read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError as error:  # a folder, or a file of somebody else's: told like any text that is no order
+                logger.warning("an order cannot be read", extra={"order": match["id"], "reason": str(error)})
+                text = b""
+            orders.append(_read(match["id"], text))
+            self._claimed.add(match["id"])
+        return orders
+
+    def executed(self, order_id: str, version: int) -> None:
+        """The order was executed, and this version says so."""
+        self._executed[order_id] = version
+
+    def retire(self, durable: int) -> None:
+        """Unlink the orders whose versions are durable: until then a power loss may bring them back."""
+        for name in self._names():
+            match = _NAME.fullmatch(name)
+            if match is not None and self._executed.get(match["id"], durable + 1) <= durable:
+                reach("before an order is unlinked")
+                try:
+                    (self._folder / name).unlink(missing_ok=True)
+                except OSError:  # no file; the log remembers that it is done with
+                    continue
+                self._claimed.discard(match["id"])
+
+    def _is_new(self, match: re.Match[str] | None) -> bool:
+        if match is None or match["id"] in self._claimed or match["id"] in self._executed:
+            return False
+        return match["holder"] == "json" or int(match["holder"]) <= self._epoch  # else: this trainer has been replaced
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._folder))
+        except FileNotFoundError:
+            return []
+
+
+def entry_of(
+    order: Order, result: Mapping[str, Any], *, samples_trained: int, positions: Mapping[str, StreamPosition]
+) -> dict[str, Any]:
+    """What a version says of an order that it carries.
+
+    The keys of a forgetting last, and where in the stream it was: a later reader must know that they were forgotten,
+    whatever is gone back to.
+    """
+    entry = {"id": order.id, "kind": order.kind, "samples_trained": samples_trained, "result": dict(result)}
+    if order.kind == "forget" and "refused" not in result:
+        entry |= {"keys": order.body["keys"], "positions": dict(positions)}
+    return entry
+
+
+def _read(order_id: str, text: bytes) -> Order:
+    try:
+        body = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        logger.warning("an order cannot be read", extra={"order": order_id, "reason": str(error)})
+        body = {}
+    return Order(order_id, str(body.get("kind", "")), body)

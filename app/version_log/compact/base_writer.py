@@ -1,0 +1,187 @@
+"""Writes a base: complete and on the disk before anyone can see it."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from springtide_client.errors import LogError
+from springtide_client.format.checksummed_json import encode_checked
+from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta
+from springtide_client.format.tensor_writer import TensorWriter
+from springtide_client.format.tensors import Array, Arrays, TensorShape, shape_of
+from springtide_client.log.base import (
+    DENSE,
+    MANIFEST,
+    MODEL,
+    ONNX,
+    OPTIMIZER,
+    ROWS,
+    SKETCH,
+    TEXTS,
+    BaseManifest,
+    FileSum,
+    ModelName,
+    TableShape,
+    crc32_of_file,
+    read_base_manifest,
+)
+from springtide_client.log.directory import base_name
+from springtide_client.rows.layers import RowLayer
+from springtide_client.schema import Schema
+from springtide_client.system.files import sync_folder
+
+from app.version_log.failpoints import reach
+
+COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseImage:
+    """Everything that is true at one version."""
+
+    tip: Tip  # of the record that it equals
+    schema: Schema
+    table: TableShape
+    model: ModelName
+    meta: VersionMeta
+    dense: Arrays  # `dense.*` and `state.*`
+    num_rows: int = 0
+    blocks: Iterable[RowLayer] = field(default=())  # num_rows rows with their states, by (mixed key, feature)
+    sketch: Array | None = None  # uint8 (B, 64); None where nothing was ever counted
+    texts: Arrays | None = None  # `feature`, `id`, `offsets`, `bytes`, by (feature, id)
+    program: bytes | Path | None = None  # the exported model, or the file that holds it
+    onnx: bytes | None = None  # the same for others, with this version's weights
+
+
+def write_base(log_path: Path, image: BaseImage) -> Path:
+    """1. Write every file beside. 2. fsync them. 3. The manifest with their checksums. 4. Rename. 5. fsync the folder.
+
+    Returns the base's folder, also where somebody else has made the same one meanwhile.
+    """
+    path = Path(log_path) / base_name(image.tip.number)
+    draft = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        sums = _write_rows(draft, image)
+        reach("amid a base")
+        _write_arrays(draft / DENSE, image.dense)
+        if image.sketch is not None:
+            _write_arrays(draft / SKETCH, {"sketch.bytes": image.sketch})
+        if image.texts is not None and len(image.texts["id"]):
+            _write_arrays(draft / TEXTS, image.texts)
+        _write_program(draft / MODEL, image.program)
+        _write_program(draft / ONNX, image.onnx)
+        _write_manifest(draft, image, sums)
+        if path.exists() and not is_whole(path):
+            path.rename(draft.with_name(f".tmp-retired-{path.name}-{time.time_ns()}"))
+        reach("before a base is renamed")
+        try:
+            draft.rename(path)
+        except OSError:
+            if not is_whole(path):
+                raise
+        reach("after a base is renamed")
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return path
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a base's manifest can be read and its files are as long as it says."""
+    try:
+        manifest = read_base_manifest(path)
+        return all((path / name).stat().st_size == expected.bytes for name, expected in manifest.files.items())
+    except (LogError, OSError):
+        return False
+
+
+def _write_rows(draft: Path, image: BaseImage) -> dict[str, FileSum]:
+    """The two files of the rows, and their checksums, so that they need not be read for them."""
+    n, table = image.num_rows, image.table
+    shapes = {
+        "mixed": TensorShape(np.dtype("<u8"), (n,)),
+        "feature": TensorShape(np.dtype("<u2"), (n,)),
+        "id": TensorShape(np.dtype("<i8"), (n,)),
+        "value": TensorShape(np.dtype("<f4"), (n, table.dim)),
+        "count": TensorShape(np.dtype("<i8"), (n,)),
+        "last_seen": TensorShape(np.dtype("<i8"), (n,)),
+    }
+    state_shape = TensorShape(np.dtype("<f4"), (n, table.state_width))
+    with (
+        closing(TensorWriter(draft / ROWS, shapes)) as rows,
+        closing(TensorWriter(draft / OPTIMIZER, {"state": state_shape})) as states,
+    ):
+        _write_blocks(image, rows, states)
+    sums = ((ROWS, rows), (OPTIMIZER, states))
+    return {name: FileSum(file.num_bytes, file.crc32) for name, file in sums if file.crc32 is not None}
+
+
+def _write_blocks(image: BaseImage, rows: TensorWriter, states: TensorWriter) -> None:
+    at, highest = 0, 0
+    for block in image.blocks:
+        if not len(block):
+            continue
+        if block.state is None or (block.forgotten is not None and block.forgotten.any()):
+            raise ValueError("a base holds living rows with their optimizer states")
+        if int(block.mixed[0]) < highest or not bool((block.mixed[1:] >= block.mixed[:-1]).all()):
+            raise ValueError("the rows of a base come sorted by mixed key")
+        rows.write_block(at, {name: getattr(block, name) for name in COLUMNS})
+        states.write("state", at, block.state)
+        at, highest = at + len(block), int(block.mixed[-1])
+    if at != image.num_rows:
+        raise ValueError(f"{at} rows came for a base of {image.num_rows}")
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> None:
+    writer = TensorWriter(path, {name: shape_of(array) for name, array in arrays.items()})
+    try:
+        for name, array in arrays.items():
+            writer.write(name, 0, array)
+    finally:
+        writer.close()
+
+
+def _write_program(path: Path, program: bytes | Path | None) -> None:
+    if program is None:
+        return
+    if isinstance(program, Path):
+        try:
+            os.link(program, path)  # an immutable file: two bases may share it
+            return
+        except OSError:
+            program = program.read_bytes()
+    with path.open("wb") as file:
+        file.write(program)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_manifest(draft: Path, image: BaseImage, sums: Mapping[str, FileSum]) -> None:
+    files = {
+        file.name: sums.get(file.name) or FileSum(file.stat().st_size, crc32_of_file(file))
+        for file in sorted(draft.iterdir())
+    }
+    manifest = BaseManifest(
+        number=image.tip.number,
+        checksum=image.tip.checksum,
+        epoch=image.tip.number >> EPOCH_SHIFT,
+        created_ms=time.time_ns() // 1_000_000,
+        schema=msgspec.to_builtins(image.schema),
+        table=msgspec.structs.replace(image.table, sketch_blocks=image.meta.sketch_blocks),
+        model=image.model,
+        meta=image.meta,
+        files=files,
+    )
+    with (draft / MANIFEST).open("wb") as file:
+        file.write(encode_checked(manifest))
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(draft)

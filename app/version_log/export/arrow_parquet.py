@@ -1,0 +1,89 @@
+"""The rows of a version as columns for other tools: an Arrow file, or Parquet. Streamed, a batch at a time."""
+
+# n rows of a batch, D dimension
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+from springtide_client.format.records import version_name
+from springtide_client.rows.layers import RowLayer
+
+from app.version_log.inspection.diff import feature_name
+from app.version_log.read.id_dictionary import TextFinder
+from app.version_log.read.row_image import Image
+
+BATCH_ROWS = 65_536
+
+
+def write_arrow(image: Image, path: Path, feature: int | None) -> int:
+    """An Arrow IPC file; returns the number of rows."""
+    schema, num_rows = arrow_schema(image), 0
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in _batches(image, schema, feature):
+            writer.write_batch(batch)
+            num_rows += batch.num_rows
+    return num_rows
+
+
+def write_parquet(image: Image, path: Path, feature: int | None) -> int:
+    """A Parquet file; returns the number of rows."""
+    schema, num_rows = arrow_schema(image), 0
+    with parquet.ParquetWriter(str(path), schema, compression="zstd") as writer:
+        for batch in _batches(image, schema, feature):
+            writer.write_batch(batch)
+            num_rows += batch.num_rows
+    return num_rows
+
+
+def arrow_schema(image: Image) -> Any:
+    """The columns: `text` is null where the id is a number, or where its text is not known."""
+    fields = [
+        pa.field("feature", pa.dictionary(pa.int16(), pa.string()), nullable=False),
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("text", pa.string()),
+        pa.field("vector", pa.list_(pa.field("item", pa.float32(), nullable=False), image.dim), nullable=False),
+        pa.field("count", pa.int64(), nullable=False),
+        pa.field("last_seen_ms", pa.int64(), nullable=False),
+    ]
+    return pa.schema(fields, {"springtide": description(image)})
+
+
+def description(image: Image) -> str:
+    """Which version it is, as JSON."""
+    base = image.base.manifest
+    document = {
+        "version": image.number,
+        "name": version_name(image.number),
+        "checksum": f"{image.checksum:016x}",
+        "schema": base.schema,
+        "table": base.table,
+        "model": base.model,
+        "meta": image.meta,
+    }
+    return msgspec.json.encode(document).decode()
+
+
+def _batches(image: Image, schema: Any, feature: int | None) -> Iterator[Any]:
+    finder = TextFinder(image.base, image.stretch)
+    # one dictionary in all batches: an Arrow file holds each only once
+    names = pa.array([feature_name(image.schema, number) for number in range(len(image.schema.features))], pa.string())
+    for rows in image.rows(feature):
+        for start in range(0, len(rows), BATCH_ROWS):
+            yield _batch(rows.take(slice(start, start + BATCH_ROWS)), finder, names, schema)
+
+
+def _batch(rows: RowLayer, finder: TextFinder, names: Any, schema: Any) -> Any:
+    vectors = pa.array(np.ascontiguousarray(rows.value).reshape(-1))
+    columns = [
+        pa.DictionaryArray.from_arrays(pa.array(rows.feature.astype(np.int16)), names),
+        pa.array(rows.id),
+        pa.array(finder.find(rows.feature, rows.id), pa.string()),
+        pa.FixedSizeListArray.from_arrays(vectors, type=schema.field("vector").type),
+        pa.array(rows.count),
+        pa.array(rows.last_seen),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

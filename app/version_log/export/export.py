@@ -1,0 +1,130 @@
+"""A version as one file: the snapshot that servers give, or its rows for other tools. Whole, or not there at all."""
+
+# K keys of a batch
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from springtide_client.errors import LogError
+from springtide_client.system.files import sync_folder
+
+from app.errors import UserError
+from app.version_log.export.arrow_parquet import write_arrow, write_parquet
+from app.version_log.export.torch_tensors import write_torch
+from app.version_log.read.index import LogIndex
+from app.version_log.read.row_image import Image
+
+FORMATS = {"safetensors": ".safetensors", "arrow": ".arrow", "parquet": ".parquet", "torch": ".pt"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """What is to be written; UserError where a format cannot hold it."""
+
+    format: str
+    version: int
+    feature: int | None = None  # by number; None: all
+    with_rows: bool = True
+
+    def __post_init__(self) -> None:
+        if self.format == "safetensors" and self.feature is not None:
+            raise UserError("--feature: the safetensors snapshot is a whole model: use arrow, parquet or torch")
+        if self.format in ("arrow", "parquet") and not self.with_rows:
+            raise UserError(f"--rows none: {self.format} holds nothing but rows: use safetensors or torch")
+        if self.feature is not None and not self.with_rows:
+            raise UserError("--feature with --rows none leaves nothing to write")
+
+
+def format_of(path: Path) -> str:
+    """The format that the file's name asks for; UserError where it asks for none."""
+    for name, suffix in FORMATS.items():
+        if path.suffix == suffix:
+            return name
+    raise UserError(
+        f"{path}: name a format with --format {'|'.join(FORMATS)}, or end the name in {', '.join(FORMATS.values())}"
+    )
+
+
+def export(index: LogIndex, config: ExportConfig, path: Path, *, force: bool) -> int:
+    """Writes the file and returns how many rows it holds; an existing one is replaced only with `force`."""
+    check_target(path, force=force)
+    if config.format == "safetensors":
+        return whole(path, lambda draft: _write_snapshot(index, config, draft), force=force)
+    image = Image(index, config.version)
+    write = {"arrow": write_arrow, "parquet": write_parquet}.get(config.format)
+    if write is not None:
+        return whole(path, lambda draft: write(image, draft, config.feature), force=force)
+    return whole(path, lambda draft: write_torch(image, draft, config.feature, with_rows=config.with_rows), force=force)
+
+
+def check_target(path: Path, *, force: bool) -> None:
+    """UserError where nothing can be written under this name, before any work is done."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}: make it first")
+    if path.exists() and not force:
+        raise UserError(f"{path} exists: name another file, or replace it with --force")
+
+
+def whole(path: Path, write: Callable[[Path], int], *, force: bool) -> int:
+    """1. Write beside. 2. fsync. 3. Name it. LogError where the disk refuses; what was begun is removed."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        result = write(draft)
+        descriptor = os.open(draft, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        _name(draft, path, force=force)
+        sync_folder(path.parent)
+        return result
+    except OSError as error:
+        raise LogError(f"{path} cannot be written: {_reason(error)}") from None
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def _name(draft: Path, path: Path, *, force: bool) -> None:
+    if force:
+        draft.replace(path)
+        return
+    try:
+        os.link(draft, path)  # unlike a rename, never over a file that came meanwhile
+    except FileExistsError:
+        check_target(path, force=False)
+    except OSError:  # a file system without links
+        check_target(path, force=False)
+        draft.rename(path)
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "no room is left on its disk: make room, or name a file elsewhere"
+    reason = str(error) if error.errno is None else os.strerror(error.errno).lower()
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{reason}: name a file elsewhere, or change the folder's owner"
+    return reason
+
+
+def _write_snapshot(index: LogIndex, config: ExportConfig, draft: Path) -> int:
+    import threading
+
+    from springtide_client.model.view import View
+    from springtide_client.rows.disk_layer import PrivateLayers
+
+    from app.serving.snapshot import Snapshot
+    from app.version_log.read.version_range import PART_BYTES, Stretch
+
+    base = index.base_before(config.version)
+    view, layers = View.open(base.path), PrivateLayers(draft.parent)
+    for record in Stretch(index, base.tip.number, config.version).records():
+        view = layers.bounded(view.apply(record).merged(), view.parameters.num_bytes * 2 + PART_BYTES)
+    snapshot = Snapshot.of(view, with_rows=config.with_rows)
+    snapshot.write(draft, stopping=threading.Event())
+    return snapshot.shapes["rows.id"].shape[0]

@@ -1,0 +1,134 @@
+"""The life of one row as far as the log reaches: each version that wrote it, forgot it or let it die."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from springtide_client.errors import LogError
+from springtide_client.format.records import Record, VersionMeta
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import Base
+from springtide_client.log.directory import base_name
+from springtide_client.rows.layers import Float32Array
+
+from app.version_log.read.id_dictionary import TextFinder
+from app.version_log.read.index import LogIndex
+from app.version_log.read.version_range import Stretch
+
+# what happened to the row
+IN_BASE, CREATED, WRITTEN, FORGOTTEN, EXPIRED = "in base", "created", "written", "forgotten", "expired"
+
+
+@dataclass(frozen=True)
+class Event:
+    """The row at one version; the figures of one that is gone are None."""
+
+    version: int
+    created_ms: int  # the version
+    kind: str
+    count: int | None = None
+    last_seen_ms: int | None = None
+    norm: float | None = None
+    move: float | None = None  # the distance to the row before; None for a new one
+
+
+@dataclass
+class History:
+    """Events, oldest first; the oldest of many are left out."""
+
+    feature: int
+    id: int
+    first: int  # the version that the log reaches back to
+    events: deque[Event]
+    num_events: int = 0
+    text: str | None = None
+    bases: list[int] = field(default_factory=list)  # in which it stands
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the row is there at the end."""
+        return bool(self.events) and self.events[-1].kind in (IN_BASE, CREATED, WRITTEN)
+
+
+def history_of(index: LogIndex, feature: int, row_id: int, *, limit: int) -> History:
+    """What the oldest base and every version behind it say of a key; LogError where they cannot all be read."""
+    base = index.base_before(index.numbers[-1]) if not index.bases else _oldest_base(index)
+    history = History(feature, row_id, base.tip.number, deque(maxlen=limit))
+    life = _Life(history, base)
+    stretch = Stretch(index, base.tip.number, index.numbers[-1])
+    for record in stretch.records():
+        life.go_on(record)
+    for number in index.bases:
+        opened = base if number == base.tip.number else Base.open(index.directory.path / base_name(number))
+        if opened.rows.find(*_key(feature, row_id))[0] >= 0:
+            history.bases.append(number)
+    history.text = TextFinder(base, stretch).find(*_key(feature, row_id))[0]
+    return history
+
+
+class _Life:
+    def __init__(self, history: History, base: Base) -> None:
+        self._history = history
+        self._vector: Float32Array | None = None
+        self._last_seen = 0
+        row = int(base.rows.find(*_key(history.feature, history.id))[0])
+        if row >= 0:
+            rows, meta = base.rows, base.manifest.meta
+            seen = int(rows.last_seen[row])
+            self._tell(base.tip.number, meta, IN_BASE, int(rows.count[row]), seen, rows.value[row])
+
+    def go_on(self, record: Record) -> None:
+        """Forgetting applies before rows, and rules last."""
+        tensors, meta, number = record.tensors(), record.meta, record.number
+        if _place(tensors, "forgotten", self._history) is not None:
+            self._end(number, meta, FORGOTTEN)
+        if (row := _place(tensors, "rows", self._history)) is not None:
+            count, seen = int(tensors["rows.count"][row]), int(tensors["rows.last_seen"][row])
+            kind = CREATED if self._vector is None else WRITTEN
+            self._tell(number, meta, kind, count, seen, tensors["rows.value"][row])
+        if self._vector is not None and self._last_seen < meta.horizons.get(
+            str(self._history.feature), self._last_seen
+        ):
+            self._end(number, meta, EXPIRED)
+
+    def _tell(self, number: int, meta: VersionMeta, kind: str, count: int, seen: int, vector: Float32Array) -> None:
+        move = None if self._vector is None else _length(vector.astype(np.float64) - self._vector)
+        self._vector, self._last_seen = np.array(vector), seen
+        self._add(Event(number, meta.created_ms, kind, count, seen, _length(vector.astype(np.float64)), move))
+
+    def _end(self, number: int, meta: VersionMeta, kind: str) -> None:
+        self._vector = None
+        self._add(Event(number, meta.created_ms, kind))
+
+    def _add(self, event: Event) -> None:
+        self._history.events.append(event)
+        self._history.num_events += 1
+
+
+def _oldest_base(index: LogIndex) -> Base:
+    damaged: LogError | None = None
+    for number in index.bases:
+        try:
+            return Base.open(index.directory.path / base_name(number))
+        except LogError as error:
+            damaged = damaged or error
+    assert damaged is not None
+    raise damaged
+
+
+def _place(tensors: Arrays, group: str, history: History) -> int | None:
+    if f"{group}.id" not in tensors:
+        return None
+    here = np.flatnonzero(tensors[f"{group}.id"] == history.id)
+    here = here[tensors[f"{group}.feature"][here] == history.feature]
+    return int(here[0]) if len(here) else None
+
+
+def _key(
+    feature: int, row_id: int
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint16]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    return np.array([feature], np.uint16), np.array([row_id], np.int64)
+
+
+def _length(vector: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
+    return float(np.sqrt((vector**2).sum()))

@@ -1,0 +1,86 @@
+"""The rollback version over random logs: what followers read behind it is the dictionary of then."""
+
+import msgspec
+import pytest
+from random_log import RandomLog
+from small_log import DIM, SmallLog, rows_of
+from springtide_client.rows.layers import flatten_layers, merge_layers, record_layer
+
+from app.errors import UserError
+from app.version_log.commands.rollback import rollback_to
+
+
+def read(log: SmallLog) -> dict:
+    """Every living row at the log's end, as a reader finds it who starts from the newest base."""
+    base = log.directory.open_base()
+    records = list(log.directory.records(base.tip))
+    layer = flatten_layers([record_layer(record.tensors(), DIM, 1) for record in records], DIM, 1)
+    merged = merge_layers(base.layer, layer)
+    meta = records[-1].meta if records else base.manifest.meta
+    alive = merged.alive(meta.horizons)
+    return rows_of(merged.take(alive.nonzero()[0]))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_is_the_dictionary_of_then_less_what_was_forgotten_since(log, seed):
+    with log.writer(segment_bytes=1 << 16) as writer:
+        random = RandomLog(log, writer, seed)
+        random.write(20)
+        for _ in range(4):
+            if random.rng.random() < 0.6:
+                random.merge()
+            random.write(random.rng.randrange(1, 12))
+            writer.sync()
+            oldest = log.directory.look().bases[0]
+            number = random.rng.choice([known for known in random.worlds if known >= oldest])
+            gone = {key for version, keys in random.ordered.items() if version > number for key in keys}
+            rollback = rollback_to(
+                log.directory, number, window_samples=100, part_bytes=random.rng.choice([400, 1 << 30])
+            )
+            then = {
+                key: row
+                for key, row in random.worlds[number].items()
+                if key not in gone and (key[0] != 1 or row[1] >= random.horizon)
+            }
+            tip = writer.append(rollback.meta, rollback.arrays)
+            writer.sync()
+            random.now = then
+            random.worlds[tip.number] = dict(then)
+            assert read(log) == then
+            assert rollback.meta.restores == number
+
+
+def test_a_version_whose_base_is_retired_is_refused_and_the_oldest_named(log):
+    with log.writer() as writer:
+        random = RandomLog(log, writer)
+        random.write(5)
+        early = writer.last.number
+        random.write(5)
+        base = random.merge()
+        for path in log.directory.bases()[:-1]:
+            for file in path.iterdir():
+                file.unlink()
+            path.rmdir()
+        random.write(3)
+        writer.sync()
+        with pytest.raises(UserError, match=r"the oldest that can is 1\.11|1\.\d+"):
+            rollback_to(log.directory, early, window_samples=100)
+        assert rollback_to(log.directory, base.tip.number, window_samples=100).meta.restores == base.tip.number
+        with pytest.raises(UserError, match="is not in the log"):
+            rollback_to(log.directory, (1 << 32) + 77, window_samples=100)
+
+
+def test_the_meta_is_that_of_then_but_for_horizons_and_limits(log):
+    with log.writer() as writer:
+        random = RandomLog(log, writer)
+        random.write(3)
+        number = writer.last.number
+        random.write(3)
+        random.horizon = 500
+        random.append({}, [])
+        writer.sync()
+        rollback = rollback_to(log.directory, number, window_samples=100)
+        assert rollback.meta.horizons == {"1": 500}
+        assert rollback.meta.samples_trained == 3
+        assert rollback.meta.orders == []
+        assert msgspec.json.decode(msgspec.json.encode(rollback.meta))["restores"] == number

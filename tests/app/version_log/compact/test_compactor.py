@@ -1,0 +1,434 @@
+"""Bases made from the log: each is the world at a durable version, and what they cover may go."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_log import DIM, SmallLog, config, put, row_tensors, rows_of, until
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.keys import SHARED_FEATURE
+from springtide_client.log.base import Base
+from springtide_client.rows.layers import RowLayer
+
+from app.version_log.compact.compactor import Merger
+from app.version_log.compact.merge import merge_base
+from app.version_log.compact.retention import retire
+from app.version_log.disk_usage import disk_bytes
+from app.version_log.write.writer import LogWriter
+
+ROOT = Path(__file__).parents[3]
+WINDOW = 100
+
+
+def merge(log: SmallLog, **changes: int) -> Base | None:
+    path = merge_base(log.directory, window_samples=WINDOW, **changes)
+    return None if path is None else Base.open(path)
+
+
+def settle(writer: LogWriter) -> None:
+    """Make all versions durable, and let a last one say so."""
+    writer.sync()
+    writer.append(VersionMeta(), {})
+    writer.sync()
+
+
+def as_states(base: Base) -> RowLayer:
+    return base.layer
+
+
+def test_a_base_is_made_of_durable_versions_only(log) -> None:
+    with log.writer() as writer:
+        first = put(writer, 1)
+        writer.sync()
+        assert merge(log) is None  # no version says yet that it is durable
+        put(writer, 2)
+        writer.sync()
+        base = merge(log)
+        assert base is not None
+        assert base.tip == first
+        assert rows_of(base.layer) == {(0, 1): (1.0, 100)}
+        assert merge(log) is None
+
+
+def test_a_base_holds_what_a_dictionary_holds_after_the_same_versions(log) -> None:
+    rng = random.Random(5)
+    expected: dict[tuple[int, int], tuple[float, int]] = {}
+    with log.writer() as writer:
+        for round_number in range(12):
+            horizon = 0
+            for _ in range(rng.randrange(1, 8)):
+                rows = {
+                    (rng.randrange(2), rng.randrange(60)): (float(rng.randrange(1, 99)), rng.randrange(1000))
+                    for _ in range(rng.randrange(20))
+                }
+                forgotten = [(rng.randrange(2), rng.randrange(60)) for _ in range(rng.randrange(4))]
+                horizon = max(horizon, rng.choice([0, 0, 0, round_number * 20]))
+                for key in forgotten:
+                    expected.pop(key, None)
+                expected |= rows
+                writer.append(VersionMeta(horizons={"1": horizon}), row_tensors(rows, forgotten))
+            alive = {key: row for key, row in expected.items() if key[0] != 1 or row[1] >= horizon}
+            writer.sync()
+            writer.append(VersionMeta(horizons={"1": horizon}), {})
+            writer.sync()
+            base = merge(log)
+            assert base is not None
+            assert rows_of(base.layer) == alive
+            base.verify()
+            expected = alive
+
+
+def test_merging_in_steps_gives_the_same_base(tmp_path) -> None:
+    logs = [SmallLog(tmp_path / name) for name in ("once", "steps")]
+    for log in logs:
+        with log.writer() as writer:
+            for step in range(30):
+                put(writer, step % 7 + 1)
+            settle(writer)
+    once = merge(logs[0])
+    while (step := merge(logs[1], overlay_bytes=1)) is not None:
+        steps = step
+    assert once is not None
+    assert once.manifest.files == steps.manifest.files
+
+
+def test_rows_are_merged_over_several_chunks(log, monkeypatch) -> None:
+    monkeypatch.setattr("app.version_log.compact.merge.CHUNK_ROWS", 7)
+    expected = {(0, i): (float(i + 1), 5) for i in range(100)}
+    with log.writer() as writer:
+        writer.append(VersionMeta(), row_tensors(expected))
+        settle(writer)
+        assert merge(log)
+        changed = {(0, i): (float(i + 50), 6) for i in range(90, 130)}
+        writer.append(VersionMeta(), row_tensors(changed, [(0, 3), (0, 500)]))
+        settle(writer)
+        base = merge(log)
+    assert base is not None
+    expected = {key: row for key, row in (expected | changed).items() if key != (0, 3)}
+    assert rows_of(base.layer) == expected
+    base.verify()
+
+
+def test_dense_state_scores_orders_and_meta_travel_in_bases(log) -> None:
+    def scores(*clicks: float) -> dict[str, np.ndarray]:
+        labels = np.array(clicks, np.float32)[:, None]
+        return {
+            "state.scores.logits": labels - 0.5,
+            "state.scores.labels": labels,
+            "state.scores.weights": np.ones(len(clicks), np.float32),
+        }
+
+    with log.writer() as writer:
+        writer.append(VersionMeta(orders=[{"id": "a"}]), {"dense.w": np.full(3, 1, np.float32), **scores(1, 0)})
+        writer.append(VersionMeta(orders=[{"id": "b"}]), {"state.optimizer.step": np.array(9), **scores(1)})
+        last = writer.append(VersionMeta(step=4), {"dense.w": np.full(3, 2, np.float32)})
+        writer.sync()
+        writer.append(VersionMeta(step=5), {})
+        writer.sync()
+        base = merge(log)
+    assert base is not None
+    assert base.tip == last
+    np.testing.assert_array_equal(base.dense["dense.w"], [2, 2, 2])
+    assert base.trainer_state["state.optimizer.step"] == 9
+    assert base.trainer_state["state.scores.window.labels"].ravel().tolist() == [1, 0, 1]
+    assert "state.scores.logits" not in base.trainer_state
+    assert base.trainer_state["state.scores.sums"][0, 0] == 3
+    assert (base.manifest.meta.step, [order["id"] for order in base.manifest.meta.orders]) == (4, ["a", "b"])
+    assert base.model_path is not None
+    assert base.model_path.read_bytes() == b"program"
+
+
+def text_tensors(texts: dict[tuple[int, int], str]) -> dict[str, np.ndarray]:
+    encoded = [text.encode() for text in texts.values()]
+    return {
+        "texts.feature": np.array([key[0] for key in texts], np.uint16),
+        "texts.id": np.array([key[1] for key in texts], np.int64),
+        "texts.offsets": np.cumsum([0, *map(len, encoded)]).astype(np.int64),
+        "texts.bytes": np.frombuffer(b"".join(encoded), np.uint8),
+    }
+
+
+def texts_of(base: Base) -> dict[tuple[int, int], str]:
+    if base.texts is None:
+        return {}
+    content, offsets = base.texts["bytes"].tobytes(), base.texts["offsets"].tolist()
+    keys = list(zip(base.texts["feature"].tolist(), base.texts["id"].tolist(), strict=True))
+    assert keys == sorted(keys)
+    return {key: content[offsets[i] : offsets[i + 1]].decode() for i, key in enumerate(keys)}
+
+
+def test_texts_travel_in_bases_and_end_with_their_ids(log) -> None:
+    with log.writer() as writer:
+        rows = {(0, 1): (1.0, 9), (0, 2): (2.0, 9), (1, 1): (3.0, 9)}
+        writer.append(VersionMeta(), row_tensors(rows) | text_tensors({(0, 2): "zwei", (0, 1): "eins", (1, 1): ""}))
+        writer.append(VersionMeta(), text_tensors({(1, -4): "ürsprung", (0, 1): "eins"}))
+        settle(writer)
+        base = merge(log)
+        assert base is not None
+        assert texts_of(base) == {(0, 1): "eins", (0, 2): "zwei", (1, -4): "ürsprung", (1, 1): ""}
+        writer.append(VersionMeta(), row_tensors({}, [(0, 1)]) | text_tensors({(1, 7): "sieben"}))
+        settle(writer)
+        base = merge(log)
+    assert base is not None
+    assert texts_of(base) == {(0, 2): "zwei", (1, -4): "ürsprung", (1, 1): "", (1, 7): "sieben"}
+
+
+def test_what_the_oldest_kept_base_covers_is_retired_and_the_rest_is_read(log) -> None:
+    with log.writer(segment_bytes=1 << 16) as writer:
+        tips: list[Tip] = []
+        for _ in range(4):
+            tips += [put(writer, 1, trainer={"padding": "x" * 30_000}) for _ in range(8)]
+            writer.sync()
+            tips.append(writer.append(VersionMeta(), {}))
+            writer.sync()
+            merge(log)
+            retire(log.directory, 2)
+            bases = log.directory.bases()
+            assert len(bases) <= 2
+            after_oldest = [record.tip for record in log.directory.records(Base.open(bases[0]).tip)]
+            assert after_oldest == [tip for tip in tips if tip.number > Base.open(bases[0]).tip.number]
+        segments = sorted(path.name for path in log.path.glob("seg-*"))
+        assert "seg-0000000001-000000.log" not in segments
+        first_kept = int(segments[0][-10:-4])
+        assert segments == [f"seg-0000000001-{k:06d}.log" for k in range(first_kept, first_kept + len(segments))]
+    with log.writer() as writer:
+        assert writer.past == tips[-1]
+        retire(log.directory, 1)
+        assert [record.tip for record in log.directory.records(Base.open(log.directory.bases()[-1]).tip)] == tips[-1:]
+
+
+def test_a_replaced_trainers_bytes_are_removed(log) -> None:
+    with log.writer() as writer:
+        put(writer, 1)
+        settle(writer)
+    ghost = log.path / "seg-0000000001-000009.log"
+    with log.writer():
+        ghost.write_bytes(b"ghost")
+        assert ghost.name in retire(log.directory, 2)
+        assert not ghost.exists()
+
+
+def test_nothing_is_retired_while_an_epoch_starts(log) -> None:
+    with log.writer() as writer:
+        put(writer, 1)
+        settle(writer)
+        merge(log)
+        (log.path / "epoch-0000000002.claim").touch()
+        assert retire(log.directory, 1) == []
+
+
+def test_a_damaged_newest_base_does_not_count_as_kept(log) -> None:
+    with log.writer() as writer:
+        put(writer, 1)
+        settle(writer)
+        base = merge(log)
+        assert base is not None
+        os.truncate(base.path / "rows.safetensors", 10)
+        assert retire(log.directory, 1) == []
+        assert len(log.tips()) == 2  # from the base before it
+        mended = merge(log)
+        assert mended is not None
+        assert mended.path == base.path
+        mended.verify()
+        Merger(config(log.path), window_samples=WINDOW).merge()
+
+
+def test_the_merger_works_when_time_is_over_or_bytes_are_many(log, monkeypatch) -> None:
+    with log.writer(durable_seconds=0.01) as writer:
+        now = 1.0e9
+
+        def merger(**changes: object) -> Merger:
+            return Merger(config(log.path, **changes), window_samples=WINDOW)
+
+        put(writer, 1)
+        settle(writer)
+        created = Base.open(log.directory.bases()[0]).manifest.created_ms / 1000
+        monkeypatch.setattr("app.version_log.compact.compactor.time.time", lambda: now)
+        now = created + 599
+        assert not merger().is_due()
+        now = created + 601
+        patient = merger()
+        assert patient.is_due()
+        assert patient.merge() is not None
+        now = created + 200
+        assert not patient.is_due()
+        monkeypatch.setattr("app.version_log.compact.compactor.SEGMENT_BYTES", 10)
+        assert not merger().is_due()  # not more than one base
+        writer.append(VersionMeta(trainer={"padding": "x" * 10_000}), {})
+        settle(writer)
+        assert merger().is_due()
+        monkeypatch.undo()
+        assert merger(log_bytes=1 << 16).is_due() is False
+        writer.append(VersionMeta(trainer={"padding": "x" * 40_000}), {})
+        settle(writer)
+        assert merger(log_bytes=1 << 16).is_due()
+
+
+def test_a_merger_beside_a_trainer_keeps_the_log_small(log) -> None:
+    stopping = threading.Event()
+    merger = Merger(config(log.path, base_minutes=0.0001), window_samples=WINDOW)
+    thread = threading.Thread(target=merger.run, args=(stopping,))
+    with log.writer(segment_bytes=1 << 16, durable_seconds=0.01) as writer:
+        thread.start()
+        expected = {}
+        values = iter(range(1, 10**9))
+
+        def learn_until_bases(count: int) -> bool:
+            value = next(values) % 50 + 1
+            put(writer, value)
+            expected[0, value] = (float(value), 100)
+            return len(seen) >= count or bool(seen.update(p.name for p in log.directory.bases()))
+
+        seen: set[str] = set()
+        until(lambda: learn_until_bases(4), 60)
+        stopping.set()
+        thread.join()
+        settle(writer)
+        base = merge(log)
+        assert base is not None
+        assert rows_of(base.layer) == expected
+        assert len(log.directory.bases()) <= 3
+
+
+def test_a_killed_merger_leaves_only_drafts_that_the_next_one_removes(log) -> None:
+    with log.writer() as writer:
+        for step in range(50):
+            writer.append(VersionMeta(), row_tensors({(0, i): (float(step + 1), 1) for i in range(2000)}))
+        settle(writer)
+        path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
+        command = [sys.executable, "-m", "app.version_log.compact.compactor", str(log.path), "--base-minutes", "0.0001"]
+        environment = {**os.environ, "PYTHONPATH": path}
+        killed = subprocess.Popen(command, env=environment)
+        until(lambda: bool(list(log.path.glob(".tmp-base-*"))) or len(log.directory.bases()) > 1, 60)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        before = log.tips()
+        assert before[-1] == writer.durable
+        working = subprocess.Popen(command, env=environment)
+        until(lambda: len(log.directory.bases()) > 1, 60)
+        until(lambda: not list(log.path.glob(".tmp-*")), 60)
+        working.terminate()
+        assert working.wait() == 0
+        base = log.directory.open_base()
+        assert base is not None
+        base.verify()
+        assert rows_of(base.layer) == {(0, i): (50.0, 1) for i in range(2000)}
+
+
+def test_a_merger_ends_with_its_parent(log) -> None:
+    with log.writer():
+        path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
+        command = [sys.executable, "-m", "app.version_log.compact.compactor", str(log.path), "--parent", "1"]
+        assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=60).returncode == 0
+
+
+def test_the_first_bases_of_two_dimensions_are_as_wide(log) -> None:
+    with log.writer():
+        base = log.directory.open_base()
+    assert base is not None
+    assert base.rows.value.shape == (0, DIM)
+
+
+@pytest.mark.parametrize("flip", [100, 400])
+def test_damage_behind_the_base_is_not_merged(log, flip: int) -> None:
+    with log.writer() as writer:
+        put(writer, 1)
+        settle(writer)
+        segment = next(log.path.glob("seg-*"))
+        data = bytearray(segment.read_bytes())
+        data[flip] ^= 1
+        segment.write_bytes(data)
+        assert merge(log) is None
+
+
+def test_a_bit_that_flipped_in_a_base_is_not_carried_into_the_next(log) -> None:
+    with log.writer() as writer:
+        for value in (1, 2):
+            put(writer, value)
+            settle(writer)
+            merge(log)
+        damaged = log.directory.newest_base()
+        assert damaged is not None
+        rows = damaged / "rows.safetensors"
+        data = bytearray(rows.read_bytes())
+        data[-1] ^= 1
+        rows.write_bytes(data)
+        put(writer, 3)
+        settle(writer)
+        base = merge(log)
+    assert base is not None
+    base.verify()
+    assert rows_of(base.layer) == {(0, value): (float(value), 100) for value in (1, 2, 3)}
+    assert damaged not in log.directory.bases()  # nobody begins at it any more
+    assert len(log.directory.bases()) == 3
+
+
+def test_where_no_base_is_sound_the_log_does_not_grow_for_ever(log) -> None:
+    with log.writer() as writer:
+        put(writer, 1)
+        settle(writer)
+        for path in log.directory.bases():
+            (path / "model.pt2").write_bytes(b"PROGRAM")
+        assert merge(log) is not None
+
+
+def test_a_full_log_gets_room_from_a_single_merge_also_with_large_segments(log) -> None:
+    cap = 64 << 10
+    with log.writer(log_bytes=cap) as writer:
+        for value in range(8):
+            writer.append(VersionMeta(trainer={"padding": "x" * (10 << 10)}), row_tensors({(0, value): (1.0, 1)}))
+        settle(writer)
+        assert disk_bytes(log.path) > cap
+        Merger(config(log.path, log_bytes=cap), window_samples=WINDOW).merge()
+        assert disk_bytes(log.path) < cap
+
+
+def blocks(**counts: int) -> dict[str, np.ndarray]:
+    """Blocks of a sketch, each full of one number."""
+    numbers = np.array([int(name[1:]) for name in counts], np.int64)
+    content = np.array([[count] * 64 for count in counts.values()], np.uint8)
+    return {"sketch.block": numbers, "sketch.bytes": content}
+
+
+def test_the_admission_sketch_and_the_shared_rows_travel_in_bases(log) -> None:
+    shared = {(SHARED_FEATURE, 0): (3.0, 50), (0, 1): (4.0, 60)}
+    counting = VersionMeta(sketch_blocks=4, sketch_age=2, admission={"0": 3})
+    with log.writer() as writer:
+        put(writer, 1)
+        settle(writer)
+        first = merge(log)
+        assert first is not None
+        assert (first.sketch, first.manifest.table.sketch_blocks) == (None, 0)
+        writer.append(counting, row_tensors(shared) | blocks(b3=7, b1=5))
+        settle_as(writer, counting)
+        second = merge(log)
+        assert second is not None
+        assert second.sketch[:, 9].tolist() == [0, 5, 0, 7]
+        assert (second.manifest.table.sketch_blocks, second.manifest.meta.sketch_age) == (4, 2)
+        assert rows_of(second.layer) == shared
+        writer.append(counting, blocks(b1=6))
+        settle_as(writer, counting)
+        third = merge(log)
+        assert third is not None
+        third.verify()
+        assert third.sketch[:, 9].tolist() == [0, 6, 0, 7]
+        assert second.sketch[1, 9] == 5
+        anew = VersionMeta(sketch_blocks=2, admission={"0": 3})
+        writer.append(anew, blocks(b0=1))
+        settle_as(writer, anew)
+        fourth = merge(log)
+    assert fourth is not None
+    assert fourth.sketch[:, 9].tolist() == [1, 0]
+
+
+def settle_as(writer: LogWriter, meta: VersionMeta) -> None:
+    """As `settle`, the versions saying the same of the world."""
+    writer.sync()
+    writer.append(meta, {})
+    writer.sync()

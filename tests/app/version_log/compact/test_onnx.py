@@ -1,0 +1,113 @@
+"""Bases hold the dense part for inference outside Python, always with their own weights."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from small_log import DIM, SCHEMA, TABLE, SmallLog, config
+from springtide_client.errors import LogError
+from springtide_client.format.records import VersionMeta
+from springtide_client.log.base import ONNX, Base, ModelName
+from springtide_client.model.exported_model import Model
+from springtide_client.model.inputs import ModelInputs
+from springtide_client.model.view import dense_of
+
+from app.models.export import export_model
+from app.models.export_onnx import is_possible
+from app.models.interface import ModelSpec
+from app.models.registry import ModelConfig, build_model
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.merge import merge_base
+from app.version_log.compact.onnx import OnnxMaker
+from app.version_log.compact.onnx_weights import with_weights
+from app.version_log.write.writer import LogWriter
+
+SPEC = ModelSpec(num_categorical=2, num_pooled=1, num_sequence=1, num_dense=2, num_labels=2, dim=DIM)
+
+
+def inputs(num_samples: int, longest: int) -> ModelInputs:
+    random = np.random.default_rng(num_samples)
+    dense = random.lognormal(1, 1, (num_samples, 2)).astype(np.float32)
+    dense[0] = np.nan
+    return ModelInputs(
+        random.normal(size=(num_samples, 2, DIM)).astype(np.float32),
+        random.normal(size=(num_samples, 1, DIM)).astype(np.float32),
+        random.normal(size=(num_samples, 1, longest, DIM)).astype(np.float32),
+        random.integers(0, longest + 1, (num_samples, 1)),
+        dense,
+    )
+
+
+def append(writer: LogWriter, model: torch.nn.Module, seed: int) -> None:
+    """A durable version with other weights."""
+    random = np.random.default_rng(seed)
+    arrays = {
+        f"dense.{name}": (value.numpy() + random.uniform(0.01, 0.3, value.shape)).astype(value.numpy().dtype)
+        for name, value in model.state_dict().items()
+    }
+    writer.append(VersionMeta(), arrays)
+    writer.sync()
+    writer.append(VersionMeta(), {})
+    writer.sync()
+
+
+@pytest.fixture
+def model() -> torch.nn.Module:
+    return build_model(ModelConfig(name="dlrm"), SPEC, seed=0)
+
+
+@pytest.fixture
+def writer(log: SmallLog, model):
+    """Of a log whose first base holds the model."""
+    writer = LogWriter.open(config(log.path), schema=SCHEMA)
+    image = BaseImage(
+        tip=writer.first,
+        schema=SCHEMA,
+        table=TABLE,
+        model=ModelName(name="dlrm"),
+        meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
+        dense={},
+        program=export_model(model, SPEC),
+    )
+    write_base(log.path, image)
+    writer.begin(writer.first)
+    with writer:
+        yield writer
+
+
+@pytest.mark.skipif(not is_possible(), reason="the extra onnx is not installed: pip install 'springtide[onnx]'")
+def test_a_merged_base_runs_in_onnxruntime_with_the_numbers_of_torch(log: SmallLog, writer, model, monkeypatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    maker = OnnxMaker()
+    for seed in (1, 2):
+        append(writer, model, seed)
+        base = Base.open(merge_base(log.directory, window_samples=10, onnx=maker))
+        session = runtime.InferenceSession(base.path / ONNX, providers=["CPUExecutionProvider"])
+        served = Model.load(base.model_path)
+        for given in (inputs(1, 1), inputs(7, 4)):
+            (logits_NL,) = session.run(["logits"], given._asdict())
+            expected_NL = served.predict(served.parameters(dense_of(base.dense)), given)
+            np.testing.assert_allclose(1 / (1 + np.exp(-logits_NL)), expected_NL, rtol=2e-6, atol=1e-7)
+        monkeypatch.delattr(OnnxMaker, "_export", raising=False)  # the next base's is the same graph, not made again
+
+
+def test_what_cannot_be_had_in_onnx_is_said_once_and_holds_up_no_base(log: SmallLog, caplog) -> None:
+    maker = OnnxMaker()
+    with log.writer() as writer:  # its program is no archive
+        for _ in range(2):
+            writer.append(VersionMeta(), {})
+            writer.sync()
+            writer.append(VersionMeta(), {})
+            writer.sync()
+            assert ONNX not in Base.open(merge_base(log.directory, window_samples=10, onnx=maker)).manifest.files
+    (said,) = [record for record in caplog.records if record.name == "app.version_log.compact.onnx"]
+    assert "the model's archive cannot be read" in said.reason
+
+
+def test_bytes_that_are_no_onnx_file_are_refused() -> None:
+    for content in (b"\x3a\x7f", b"\x3a\x05\x2a\x03\x42\x01", b"\x07"):
+        with pytest.raises(LogError, match="does not fit"):
+            with_weights(content, {"x": np.zeros(1, np.float32)})

@@ -1,0 +1,223 @@
+"""A version as one file: whole, readable by others, equal to what the log says."""
+
+import errno
+import json
+import resource
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from random_log import RandomLog
+from small_log import DIM, SCHEMA, TABLE, SmallLog, config
+from springtide_client.errors import LogError
+from springtide_client.format.records import VersionMeta
+from springtide_client.keys import hash_text
+from springtide_client.log.base import ModelName
+
+from app.errors import UserError
+from app.models.export import export_model
+from app.models.interface import ModelSpec
+from app.models.registry import ModelConfig, build_model
+from app.serving.snapshot import Snapshot, view_at
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.export import export as export_module
+from app.version_log.export.export import ExportConfig, export, format_of, whole
+from app.version_log.read.index import LogIndex
+from app.version_log.write.writer import LogWriter
+
+
+@pytest.fixture(scope="module")
+def program() -> tuple[bytes, dict[str, np.ndarray]]:
+    spec = ModelSpec.of(SCHEMA, DIM)
+    model = build_model(ModelConfig(name="logistic"), spec, seed=0)
+    return export_model(model, spec), {f"dense.{name}": value.numpy() for name, value in model.state_dict().items()}
+
+
+@pytest.fixture
+def made(log: SmallLog, program) -> RandomLog:
+    """A log with a model, two bases and versions behind the newer one."""
+    writer = LogWriter.open(config(log.path), schema=SCHEMA)
+    image = BaseImage(
+        tip=writer.first,
+        schema=SCHEMA,
+        table=TABLE,
+        model=ModelName(name="logistic"),
+        meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
+        dense=program[1],
+        program=program[0],
+    )
+    write_base(log.path, image)
+    writer.begin(writer.first)
+    with writer:
+        made = RandomLog(log, writer)
+        made.write(12)
+        made.merge()
+        made.write(6)
+        texts = {
+            "texts.feature": np.array([0], np.uint16),
+            "texts.id": np.array([hash_text(b"blue")], np.int64),
+            "texts.offsets": np.array([0, 4], np.int64),
+            "texts.bytes": np.frombuffer(b"blue", np.uint8),
+        }
+        made.now[0, hash_text(b"blue")] = (5.0, 10_000)
+        made.append({(0, hash_text(b"blue")): (5.0, 10_000)}, [], texts)
+        writer.sync()
+    return made
+
+
+def table_of(path: Path) -> pa.Table:
+    return parquet.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(path).read_all()
+
+
+@pytest.mark.parametrize("format", ["arrow", "parquet"])
+@pytest.mark.parametrize("name", ["latest", "-3", "1.5", "oldest"])
+def test_arrow_and_parquet_hold_the_rows_of_the_version(made, tmp_path, format: str, name: str) -> None:
+    index = LogIndex(made.log.directory)
+    number = index.resolve(name)
+    path = tmp_path / f"rows.{format}"
+    num_rows = export(index, ExportConfig(format=format, version=number), path, force=False)
+    table = table_of(path)
+    assert table.schema.names == ["feature", "id", "text", "vector", "count", "last_seen_ms"]
+    assert table.schema.field("vector").type.list_size == DIM
+    features = {name: number for number, name in enumerate(SCHEMA.features)}
+    found = {
+        (features[row["feature"]], row["id"]): (row["vector"], row["count"], row["last_seen_ms"], row["text"])
+        for row in table.to_pylist()
+    }
+    assert len(found) == num_rows == len(table)
+    blue = hash_text(b"blue")
+    assert found == {
+        key: ([value, -value], int(value), seen, "blue" if key[1] == blue else None)
+        for key, (value, seen) in made.worlds[number].items()
+    }
+    assert json.loads(table.schema.metadata[b"springtide"])["version"] == number
+    assert list(tmp_path.glob(".rows*")) == []
+
+
+def test_torch_loads_its_file_with_weights_only(made, tmp_path, program) -> None:
+    index = LogIndex(made.log.directory)
+    number = index.resolve("latest")
+    path = tmp_path / "model.pt"
+    assert export(index, ExportConfig(format="torch", version=number), path, force=False) == len(made.worlds[number])
+    loaded = torch.load(path, weights_only=True)
+    assert json.loads(loaded["manifest"])["version"] == number
+    assert {f"dense.{name}" for name in loaded["dense"]} == set(program[1])
+    found = {}
+    for feature, columns in loaded["rows"].items():
+        for i, row_id in enumerate(columns["id"].tolist()):
+            row = (columns["vector"][i].tolist(), columns["count"][i].item(), columns["last_seen_ms"][i].item())
+            found[SCHEMA.number(feature), row_id] = row
+    assert found == {k: ([v, -v], int(v), seen) for k, (v, seen) in made.worlds[number].items()}
+    users = loaded["rows"]["user_id"]
+    at = users["id"].tolist().index(hash_text(b"blue"))
+    begin, end = users["text_offsets"][at : at + 2].tolist()
+    assert bytes(users["text_bytes"][begin:end].tolist()) == b"blue"
+    assert "text_bytes" not in loaded["rows"]["item_id"]
+
+
+def test_safetensors_is_the_snapshot_that_a_server_gives(made, tmp_path) -> None:
+    index = LogIndex(made.log.directory)
+    for name in ("latest", "1.7"):
+        number = index.resolve(name)
+        for with_rows in (True, False):
+            path = tmp_path / f"{name}-{with_rows}.safetensors"
+            export(index, ExportConfig(format="safetensors", version=number, with_rows=with_rows), path, force=False)
+            view = view_at(made.log.directory, number)
+            assert view is not None
+            Snapshot.of(view, with_rows=with_rows).write(tmp_path / "served", stopping=threading.Event())
+            assert path.read_bytes() == (tmp_path / "served").read_bytes()
+
+
+def test_one_feature_alone_and_no_rows_at_all(made, tmp_path) -> None:
+    index = LogIndex(made.log.directory)
+    number = index.resolve("latest")
+    path = tmp_path / "items.parquet"
+    export(index, ExportConfig(format="parquet", version=number, feature=1), path, force=False)
+    assert set(parquet.read_table(path)["feature"].to_pylist()) == {"item_id"}
+    export(index, ExportConfig(format="torch", version=number, feature=1), tmp_path / "items.pt", force=False)
+    assert list(torch.load(tmp_path / "items.pt", weights_only=True)["rows"]) == ["item_id"]
+    export(index, ExportConfig(format="torch", version=number, with_rows=False), tmp_path / "dense.pt", force=False)
+    assert torch.load(tmp_path / "dense.pt", weights_only=True)["rows"] == {}
+    for wrong in (
+        {"format": "safetensors", "feature": 1},
+        {"format": "arrow", "with_rows": False},
+        {"format": "torch", "feature": 1, "with_rows": False},
+    ):
+        with pytest.raises(UserError):
+            ExportConfig(version=number, **wrong)
+
+
+def test_memory_of_an_export_is_bounded_and_its_file_the_same(made, tmp_path, monkeypatch) -> None:
+    index = LogIndex(made.log.directory)
+    config = ExportConfig(format="arrow", version=index.resolve("latest"))
+    export(index, config, tmp_path / "whole.arrow", force=False)
+    for module in ("stretch", "image"):
+        monkeypatch.setattr(f"app.version_log.{module}.PART_BYTES", 1_500)
+    image = export_module.Image
+    monkeypatch.setattr(export_module, "Image", lambda index, number: image(index, number, part_bytes=1_500))
+    export(index, config, tmp_path / "parts.arrow", force=False)
+    assert table_of(tmp_path / "parts.arrow").equals(table_of(tmp_path / "whole.arrow"))
+
+
+def test_a_file_is_replaced_only_by_force(made, tmp_path) -> None:
+    index = LogIndex(made.log.directory)
+    path = tmp_path / "rows.arrow"
+    path.write_text("precious")
+    settings = ExportConfig(format="arrow", version=index.resolve("latest"))
+    with pytest.raises(UserError, match="--force"):
+        export(index, settings, path, force=False)
+    assert path.read_text() == "precious"
+    export(index, settings, path, force=True)
+    assert len(table_of(path))
+
+
+def test_a_name_says_its_format() -> None:
+    assert [format_of(Path(f"a.{end}")) for end in ("safetensors", "arrow", "parquet", "pt")] == [
+        "safetensors",
+        "arrow",
+        "parquet",
+        "torch",
+    ]
+    with pytest.raises(UserError, match="--format"):
+        format_of(Path("model.bin"))
+
+
+def test_a_place_where_nothing_can_be_written_is_one_line(made, tmp_path) -> None:
+    index = LogIndex(made.log.directory)
+    settings = ExportConfig(format="arrow", version=index.resolve("latest"))
+    for path, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "rows.arrow", "there is no folder")):
+        with pytest.raises(UserError, match=words):
+            export(index, settings, path, force=False)
+
+
+def test_what_the_disk_refuses_is_told_with_its_mend(tmp_path) -> None:
+    reasons = {errno.ENOSPC: "no room is left on its disk: make room", errno.EROFS: "name a file elsewhere"}
+    for number, words in reasons.items():
+
+        def refuse(draft: Path, number: int = number) -> int:
+            draft.write_text("begun")
+            raise OSError(number, "refused")
+
+        with pytest.raises(LogError, match=words):
+            whole(tmp_path / "out", refuse, force=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file is closed by its collector
+@pytest.mark.parametrize("format", ["safetensors", "arrow", "parquet", "torch"])
+def test_a_disk_that_is_full_leaves_nothing_behind(made, tmp_path, format: str) -> None:
+    """A limit on the size of files stands for the disk."""
+    index = LogIndex(made.log.directory)
+    settings = ExportConfig(format=format, version=index.resolve("latest"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))
+    try:
+        with pytest.raises(LogError, match="out cannot be written: file too large"):
+            export(index, settings, tmp_path / "out", force=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path for path in tmp_path.iterdir() if path != made.log.path] == []

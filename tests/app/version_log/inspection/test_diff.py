@@ -1,0 +1,143 @@
+"""What lies between two versions is what a dictionary says."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+from random_log import RandomLog, World
+from small_log import SmallLog, put, row_tensors
+from springtide_client.errors import LogError
+from springtide_client.format.records import VersionMeta
+from springtide_client.keys import hash_text
+from springtide_client.log.directory import base_name
+
+from app.errors import UserError
+from app.version_log.inspection.diff import RowCounts, compare
+from app.version_log.read.index import LogIndex
+
+
+def expected_counts(older: World, newer: World, forgotten: set, feature: int) -> RowCounts:
+    both = {key for key in older.keys() & newer.keys() if older[key] != newer[key] and key[0] == feature}
+    gone = {key for key in older.keys() - newer.keys() if key[0] == feature}
+    return RowCounts(
+        added=sum(key[0] == feature for key in newer.keys() - older.keys()),
+        changed=len(both),
+        came_back=len(both & forgotten),
+        forgotten_by_key=len(gone),  # and by rule, told apart elsewhere
+    )
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 30, 3_000])
+def test_counts_and_moves_are_those_of_two_dictionaries(log: SmallLog, part_bytes: int) -> None:
+    with log.writer() as writer:
+        made = RandomLog(log, writer)
+        for _ in range(3):
+            made.write(10)
+            made.merge()
+        made.write(5)
+        writer.sync()
+        index = LogIndex(log.directory)
+        numbers = index.numbers
+        for older, newer in [(0, 5), (2, 30), (11, 12), (12, 37), (0, len(numbers) - 1), (20, 20)]:
+            a, b = numbers[older], numbers[newer]
+            then, now = made.worlds[a], made.worlds[b]
+            forgotten = set().union(*(made.forgotten[number] for number in numbers[older + 1 : newer + 1]))
+            found = compare(index, a, b, top=5, part_bytes=part_bytes)
+            for feature in (0, 1):
+                counts = found.features.get(feature, RowCounts())
+                counts.forgotten_by_key += counts.forgotten_by_rule
+                counts.forgotten_by_rule = 0
+                assert counts == expected_counts(then, now, forgotten, feature)
+            moves = sorted((abs(now[k][0] - then[k][0]) * math.sqrt(2) for k in then.keys() & now.keys()), reverse=True)
+            moves = [move for move in moves if move > 0]
+            assert [move.distance for move in found.moves] == pytest.approx(moves[:5])
+            assert found.num_versions == newer - older
+            assert found.metas[1].samples_trained == newer
+
+
+def test_rows_forgotten_by_key_and_by_rule_are_told_apart(log: SmallLog) -> None:
+    with log.writer() as writer:
+        rows = {(1, i): (1.0, 100 * i) for i in range(1, 8)}
+        older = writer.append(VersionMeta(), row_tensors(rows))
+        writer.append(VersionMeta(), row_tensors({}, [(1, 6)]))
+        newer = writer.append(VersionMeta(horizons={"1": 300}), row_tensors({(1, 9): (2.0, 200)}))
+        writer.sync()
+        found = compare(LogIndex(log.directory), older.number, newer.number)
+    # 9 was written and died at once: it is at neither end
+    assert found.features == {1: RowCounts(forgotten_by_key=1, forgotten_by_rule=2)}
+    assert found.total == found.features[1]
+
+
+def test_a_row_that_was_forgotten_and_came_back_is_changed(log: SmallLog) -> None:
+    with log.writer() as writer:
+        older = put(writer, 3)
+        writer.append(VersionMeta(), row_tensors({}, [(0, 3)]))
+        newer = writer.append(VersionMeta(), row_tensors({(0, 3): (4.0, 500)}))
+        writer.sync()
+        found = compare(LogIndex(log.directory), older.number, newer.number)
+    assert found.total == RowCounts(changed=1, came_back=1)
+    assert found.moves[0].count == 1
+
+
+def test_texts_dense_parameters_and_meta_are_told(log: SmallLog) -> None:
+    text, row_id = "café", hash_text("café".encode())
+    texts = {
+        "texts.feature": np.array([1], np.uint16),
+        "texts.id": np.array([row_id], np.int64),
+        "texts.offsets": np.array([0, len(text.encode())], np.int64),
+        "texts.bytes": np.frombuffer(text.encode(), np.uint8),
+    }
+    with log.writer() as writer:
+        dense = {"dense.w": np.array([3, 0, 4], np.float32), "dense.still": np.ones(2, np.float32)}
+        older = writer.append(VersionMeta(), row_tensors({(1, row_id): (1.0, 5)}) | texts | dense)
+        put(writer, 1)
+        moved = {"dense.w": np.array([3, 1, 4], np.float32)}
+        newer = writer.append(VersionMeta(samples_trained=9), row_tensors({(1, row_id): (2.0, 5)}) | moved)
+        writer.sync()
+        found = compare(LogIndex(log.directory), older.number, newer.number)
+    assert [found.key_name(move) for move in found.moves] == [text]
+    changes = {change.name: (change.distance, change.relative) for change in found.dense}
+    assert changes == {"w": (1.0, 0.2), "still": (0.0, 0.0)}
+    assert found.feature_name(1) == "item_id"
+    assert found.feature_name(32768 + 1) == "item_id (shared by ids not admitted)"
+
+
+def test_a_row_with_nan_moved_furthest(log: SmallLog) -> None:
+    with log.writer() as writer:
+        older = writer.append(VersionMeta(), row_tensors({(0, 1): (1.0, 5), (0, 2): (1.0, 5)}))
+        rows = row_tensors({(0, 1): (9.0, 5), (0, 2): (2.0, 5)})
+        rows["rows.value"] = np.array([[9.0, -9.0], [np.nan, 2.0]], np.float32)
+        newer = writer.append(VersionMeta(), rows)
+        writer.sync()
+        found = compare(LogIndex(log.directory), older.number, newer.number)
+    assert (found.moves[0].id, found.moves[0].distance) == (2, math.inf)
+
+
+def test_the_oldest_version_that_can_be_compared_is_named(log: SmallLog) -> None:
+    with log.writer() as writer:
+        made = RandomLog(log, writer)
+        made.write(4)
+        base = made.merge()
+        put(writer, 1)
+        writer.sync()
+        shutil.rmtree(log.path / base_name(1 << 32))
+        index = LogIndex(log.directory)
+        with pytest.raises(UserError, match=rf"1\.2 can no longer be built.* oldest that can is {base.tip}$"):
+            compare(index, index.resolve("1.2"), index.resolve("latest"))
+        assert compare(index, base.tip.number, index.resolve("latest")).num_versions == 2
+
+
+def test_a_damaged_record_on_the_way_is_one_clear_error(log: SmallLog) -> None:
+    with log.writer() as writer:
+        tips = [put(writer, value) for value in (1, 2, 3, 4)]
+        writer.sync()
+    index = LogIndex(log.directory)
+    place = index.find(tips[2].number)
+    assert place is not None
+    content = bytearray(place.path.read_bytes())
+    content[place.offset + place.num_bytes - 3] ^= 1
+    place.path.write_bytes(content)
+    with pytest.raises(LogError, match=r"1\.3"):
+        compare(index, tips[0].number, tips[3].number)
+    assert compare(index, tips[0].number, tips[1].number).num_versions == 1

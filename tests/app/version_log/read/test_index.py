@@ -1,0 +1,89 @@
+"""Versions are found by the names that people give them."""
+
+import shutil
+
+import pytest
+from random_log import RandomLog
+from small_log import SmallLog, put
+from springtide_client.errors import LogError
+
+from app.errors import UserError
+from app.version_log.read.index import LogIndex
+
+
+def test_a_version_has_many_names(log: SmallLog) -> None:
+    with log.writer() as writer:
+        tips = [put(writer, value) for value in (1, 2, 3)]
+        writer.sync()
+        index = LogIndex(log.directory)
+    first = 1 << 32
+    assert index.numbers == [first, *(tip.number for tip in tips)]
+    names = {"latest": 3, "-0": 3, "-1": 2, "-3": 0, "oldest": 0, "1.2": 2, str(first + 1): 1}
+    assert {name: index.resolve(name) - first for name in names} == names
+    assert index.tip(tips[1].number) == tips[1]
+    assert index.tip(first).checksum == first
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("-4", "holds only 4 versions"),
+        ("1.9", "from 1.0 to 1.3"),
+        ("2.1", "is not in the log"),
+        (str((2 << 32) + 1), "version 2.1 is not in the log"),
+        ("newest", "write latest"),
+        ("0", "write latest"),
+        ("1.", "write latest"),
+        ("1.²", "write latest"),
+        ("", "write latest"),
+    ],
+)
+def test_what_names_no_version_is_told_what_would(log: SmallLog, name: str, words: str) -> None:
+    with log.writer() as writer:
+        for value in (1, 2, 3):
+            put(writer, value)
+        writer.sync()
+        with pytest.raises(UserError, match=words):
+            LogIndex(log.directory).resolve(name)
+
+
+def test_a_folder_without_a_log_is_a_mistake_of_the_user(tmp_path) -> None:
+    with pytest.raises(UserError, match="there is no log"):
+        LogIndex(SmallLog(tmp_path / "nothing").directory)
+
+
+def test_versions_of_all_epochs_and_bases_without_records_are_known(log: SmallLog) -> None:
+    with log.writer() as writer:
+        random_log = RandomLog(log, writer)
+        random_log.write(3)
+        base = random_log.merge()
+    with log.writer() as writer:
+        last = put(writer, 5)
+        writer.sync()
+        index = LogIndex(log.directory)
+    assert index.bases == [1 << 32, base.tip.number]
+    assert index.resolve("latest") == last.number == (2 << 32) + 1
+    assert index.base_before(last.number).tip == base.tip
+    assert index.base_before(base.tip.number - 1).tip.number == 1 << 32
+    assert [entry.number for entry in index.between(base.tip.number, last.number)][-1] == last.number
+
+
+def test_a_base_that_is_retired_meanwhile_is_an_error_of_the_log(log: SmallLog) -> None:
+    with log.writer():
+        index = LogIndex(log.directory)
+    shutil.rmtree(log.directory.bases()[0])
+    for look in (index.tip, index.meta):
+        with pytest.raises(LogError, match="base-00000000004294967296 was retired"):
+            look(1 << 32)
+
+
+def test_a_head_tells_meta_and_shapes_without_the_tensors(log: SmallLog) -> None:
+    with log.writer() as writer:
+        put(writer, 7, samples_trained=70)
+        writer.sync()
+        index = LogIndex(log.directory)
+    entry = index.entries[0]
+    head = entry.read_head()
+    assert head.meta == entry.read().meta
+    assert (head.num_rows, head.num_forgotten, head.meta.samples_trained) == (1, 0, 70)
+    assert head.shapes == {name: array.shape for name, array in entry.read().tensors().items()}

@@ -1,0 +1,64 @@
+"""A trainer begins where the past ends, exactly, or says that it cannot."""
+
+import os
+
+import pytest
+from small_log import put, row_tensors, rows_of
+from springtide_client.errors import LogError
+from springtide_client.format.records import VersionMeta
+from springtide_client.rows.layers import flatten_layers, record_layer
+
+from app.version_log.compact.merge import merge_base
+from app.version_log.read.resume import Resume
+
+
+def test_a_new_log_has_nothing_to_resume(log) -> None:
+    assert Resume.of(log.directory, None) is None
+
+
+def test_base_and_records_are_the_past(log) -> None:
+    with log.writer() as writer:
+        for step in range(6):
+            rows = {(0, step): (float(step + 1), 9), (0, 99): (float(step + 1), 9)}
+            writer.append(VersionMeta(step=step, orders=[{"id": f"o{step}"}]), row_tensors(rows))
+            if step == 3:
+                writer.sync()
+                assert merge_base(log.directory, window_samples=10) is None
+        writer.sync()
+        assert merge_base(log.directory, window_samples=10)
+    with log.writer() as writer:
+        resume = Resume.of(log.directory, writer.past)
+        assert resume is not None
+        assert resume.meta.step == resume.base.manifest.meta.step == 3
+        records = list(resume.records())
+        assert [record.meta.step for record in records] == [4, 5]
+        assert resume.meta.step == 5
+        assert set(resume.orders) == {f"o{step}" for step in range(6)}
+        assert resume.orders["o5"] == records[-1].number
+        layers = [resume.base.layer, *(record_layer(record.tensors(), 2, 1) for record in records)]
+        rows = rows_of(flatten_layers(layers, 2, 1))
+        assert rows == {(0, step): (float(step + 1), 9) for step in range(6)} | {(0, 99): (6.0, 9)}
+
+
+def test_a_past_that_cannot_be_read_is_an_error(log) -> None:
+    with log.writer() as writer:
+        put(writer, 1)
+        put(writer, 2)
+    with log.writer() as writer:
+        resume = Resume.of(log.directory, writer.past)
+        assert resume is not None
+        segment = next(log.path.glob("seg-*"))
+        os.truncate(segment, segment.stat().st_size - 1)
+        with pytest.raises(LogError, match=r"ends at 1\.1"):
+            list(resume.records())
+
+
+def test_a_replaced_trainer_cannot_resume(log) -> None:
+    with log.writer() as writer:
+        put(writer, 1)
+    with log.writer() as writer:
+        resume = Resume.of(log.directory, writer.past)
+        assert resume is not None
+        (log.path / "epoch-0000000003.claim").touch()
+        with pytest.raises(LogError, match="ends at"):
+            list(resume.records())

@@ -1,0 +1,118 @@
+"""A log of a few keys, written by the real writer, beside a dictionary that knows what it must hold."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import ModelName, TableShape
+from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.layers import RowLayer
+from springtide_client.schema import Schema
+
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.config import LogConfig
+from app.version_log.write.writer import LogWriter
+
+SCHEMA = Schema(labels=("click",), categorical=("user_id", "item_id"))
+TABLE = TableShape(dim=2, state_width=1, seed=7, init_scale=0.01)
+DIM = TABLE.dim
+
+Key = tuple[int, int]
+Row = tuple[float, int]  # value, last seen
+
+
+def config(path: Path, **changes: object) -> LogConfig:
+    return LogConfig(**{"path": path, "durable_seconds": 3600.0, "onnx": False, **changes})
+
+
+def row_tensors(rows: dict[Key, Row], forgotten: list[Key] = []) -> Arrays:  # noqa: B006
+    return {
+        "rows.feature": np.array([key[0] for key in rows], np.uint16),
+        "rows.id": np.array([key[1] for key in rows], np.int64),
+        "rows.value": np.array([[value, -value] for value, _ in rows.values()], np.float32).reshape(-1, DIM),
+        "rows.state": np.array([[value * 10] for value, _ in rows.values()], np.float32).reshape(-1, 1),
+        "rows.count": np.array([int(value) for value, _ in rows.values()], np.int64),
+        "rows.last_seen": np.array([seen for _, seen in rows.values()], np.int64),
+        "forgotten.feature": np.array([key[0] for key in forgotten], np.uint16),
+        "forgotten.id": np.array([key[1] for key in forgotten], np.int64),
+    }
+
+
+def rows_of(layer: RowLayer) -> dict[Key, Row]:
+    """The living rows of a layer; each must be whole."""
+    out: dict[Key, Row] = {}
+    for i in range(len(layer)):
+        if layer.forgotten is not None and layer.forgotten[i]:
+            continue
+        value = float(layer.value[i, 0])
+        assert layer.value[i, 1] == -value
+        assert layer.count[i] == int(value)
+        assert layer.state is not None
+        assert layer.state[i, 0] == np.float32(value * 10)
+        out[int(layer.feature[i]), int(layer.id[i])] = (value, int(layer.last_seen[i]))
+    return out
+
+
+def first_base(path: Path, tip: Tip, program: bytes = b"program") -> Path:
+    return write_base(
+        path,
+        BaseImage(
+            tip=tip,
+            schema=SCHEMA,
+            table=TABLE,
+            model=ModelName(name="logistic"),
+            meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
+            dense={"dense.w": np.zeros(3, np.float32)},
+            program=program,
+        ),
+    )
+
+
+class SmallLog:
+    """One trainer after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.directory = LogDirectory(path)
+
+    @contextmanager
+    def writer(self, **changes: object) -> Iterator[LogWriter]:
+        """A started writer, in a new log with its first base; closed at the end."""
+        with self.open(**changes) as writer:
+            yield writer
+
+    def open(self, *, take_over: bool = False, wait_seconds: float = 0.2, **changes: object) -> LogWriter:
+        writer = LogWriter.open(
+            config(self.path, **changes), schema=SCHEMA, take_over=take_over, wait_seconds=wait_seconds
+        )
+        if writer.past is None:
+            first_base(self.path, writer.first)
+            writer.begin(writer.first)
+        return writer
+
+    def kill(self, writer: LogWriter) -> None:
+        """End a writer of this process as a kill would: nothing is synced, the lock is freed."""
+        writer._error = writer._error or RuntimeError("killed")
+        writer._stop()
+        writer._lock.release()
+
+    def tips(self) -> list[Tip]:
+        base = self.directory.open_base()
+        return [record.tip for record in self.directory.records(base.tip if base else None)]
+
+
+def put(writer: LogWriter, value: float, **meta: object) -> Tip:
+    """A version with one row."""
+    return writer.append(VersionMeta(**meta), row_tensors({(0, int(value)): (value, 100)}))
+
+
+def until(check: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Return once the check holds."""
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.002)

@@ -1,0 +1,232 @@
+"""Random schedules of trainers, zombies, mergers, followers, kills and power losses, beside a dictionary.
+
+The protocol's rules were found with an executable model of it; this plays the same game with the real files.
+"""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from small_log import SmallLog, row_tensors, rows_of, until
+from springtide_client.errors import CorruptRecordError, GapError
+from springtide_client.format.records import Tip, VersionMeta, encode_record
+from springtide_client.log.base import Base
+from springtide_client.log.cursor import LogCursor
+from springtide_client.log.directory import segment_name
+from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
+
+import app.version_log.write.epoch
+from app.version_log.compact.merge import merge_base
+from app.version_log.compact.retention import readable_bases, retire
+from app.version_log.write.segments import SegmentFiles
+from app.version_log.write.writer import LogWriter
+
+Rows = dict[tuple[int, int], tuple[float, int]]
+
+
+class Follower:
+    """Reads as the specification says, and starts again where it must."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.layer: RowLayer | None = None
+        self.cursor: LogCursor | None = None
+
+    def restart(self) -> None:
+        self.close()
+        base = self.world.log.directory.open_base()
+        if base is not None:
+            self.layer, self.cursor = base.layer, self.world.log.directory.follow(base.tip)
+
+    def read(self) -> None:
+        if self.cursor is None or self.layer is None:
+            return self.restart()
+        try:
+            for record in self.cursor.read(self.world.random.choice([1, 1 << 20])):
+                self.layer = merge_layers(self.layer, record_layer(record.tensors(), 2, 1))
+        except (GapError, CorruptRecordError):
+            self.restart()
+        if self.cursor is not None and self.layer is not None and self.cursor.tip is not None:
+            assert rows_of(self.layer) == self.world.truths[self.cursor.tip], "a follower reads what never was"
+        return None
+
+    def close(self) -> None:
+        if self.cursor is not None:
+            self.cursor.close()
+
+
+class World:
+    """The disk, the processes, the oracle."""
+
+    def __init__(self, path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.random = random.Random(seed)
+        self.log = SmallLog(path)
+        self.synced: dict[str, int] = {}
+        self.truths: dict[Tip, Rows] = {}
+        self.rows: Rows = {}
+        self.promised = 0
+        self.writer: LogWriter | None = None
+        self.zombies: list[LogWriter] = []
+        self.followers = [Follower(self), Follower(self)]
+        self._watch_fsync(monkeypatch)
+
+    def _watch_fsync(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sync_own, sync_sealed = SegmentFiles.sync, app.version_log.write.epoch.sync_file
+
+        def note(path: Path) -> None:
+            if path.exists():
+                self.synced[path.name] = max(self.synced.get(path.name, 0), path.stat().st_size)
+
+        def own(segments: SegmentFiles) -> None:
+            if segments._count:
+                note(self.log.path / segment_name(segments._epoch, segments._count - 1))
+            sync_own(segments)
+
+        def sealed(path: Path) -> None:
+            note(path)
+            sync_sealed(path)
+
+        monkeypatch.setattr(SegmentFiles, "sync", own)
+        monkeypatch.setattr(app.version_log.write.epoch, "sync_file", sealed)
+
+    # what happens
+
+    def start(self) -> None:
+        if self.writer is not None:
+            if self.random.random() < 0.8:
+                return
+            self.zombies.append(self.writer)
+        self.writer = self.log.open(take_over=self.writer is not None, segment_bytes=1 << 16)
+        assert self.writer.past is not None
+        assert self.writer.past.number >= self.promised, "something durable is lost"
+        self.promised = self.writer.past.number
+        self.truths.setdefault(self.writer.first, {})
+        self.rows = dict(self.truths[self.writer.past])
+
+    def append(self) -> None:
+        if self.writer is None:
+            return
+        keys = [(self.random.randrange(2), self.random.randrange(6)) for _ in range(3)]
+        rows = {key: (float(self.random.randrange(1, 999)), 1) for key in keys[:2]}
+        for key in keys[2:]:
+            self.rows.pop(key, None)
+        self.rows |= rows
+        padding = {"padding": "x" * self.random.choice([0, 0, 30_000])}
+        tip = self.writer.append(VersionMeta(trainer=padding), row_tensors(rows, keys[2:]))
+        self.truths[tip] = dict(self.rows)
+        until(lambda: self.writer is not None and self.writer.published == tip)
+
+    def sync(self) -> None:
+        if self.writer is not None:
+            self.writer.sync()
+            assert self.writer.durable is not None
+            self.promised = self.writer.durable.number
+
+    def haunt(self) -> None:
+        """A replaced trainer that had looked just before writes on."""
+        if self.zombies:
+            zombie = self.random.choice(self.zombies)
+            assert zombie.last is not None
+            number = zombie.last.number + self.random.randrange(1, 3)
+            ghost = row_tensors({(0, 1): (-5.0, 1)})
+            frame, _ = encode_record(zombie.epoch, number, zombie.last.checksum, VersionMeta(durable=number), ghost)
+            zombie._segments._torn = self.random.random() < 0.2
+            zombie._segments.write(frame)
+
+    def tear(self) -> None:
+        """Half an append, as by a kill."""
+        if self.writer is not None:
+            self.kill()
+            segments = sorted(self.log.path.glob(f"seg-{self.log.directory.look().claimed:010d}-*"))
+            if segments:
+                with segments[-1].open("ab") as file:
+                    frame, _ = encode_record(9, 9 << 32, 9, VersionMeta(), {})
+                    file.write(frame[: self.random.randrange(len(frame))])
+
+    def kill(self) -> None:
+        if self.writer is not None:
+            self.log.kill(self.writer)
+            self.writer = None
+
+    def lose_power(self) -> None:
+        self.kill()
+        while self.zombies:
+            self.log.kill(self.zombies.pop())
+        for path in self.log.path.glob("seg-*"):
+            size = path.stat().st_size
+            os.truncate(path, self.random.randint(min(size, self.synced.get(path.name, 0)), size))
+
+    def merge(self) -> None:
+        path = merge_base(self.log.directory, window_samples=5, overlay_bytes=self.random.choice([1, 1 << 20]))
+        if path is not None:
+            base = Base.open(path)
+            assert rows_of(base.layer) == self.truths[base.tip], "a base is not the truth"
+            assert base.tip.number <= self.promised, "a base is made of a version that is not durable"
+
+    def retire(self) -> None:
+        retire(self.log.directory, self.random.choice([1, 2, 2, 2]))
+
+    def damage(self) -> None:
+        """The newest of several bases is given up."""
+        bases = readable_bases(self.log.directory)
+        if len(bases) > 1:
+            (bases[-1] / "manifest.json").write_bytes(b"{")
+
+    def follow(self) -> None:
+        self.random.choice(self.followers).read()
+
+    def check(self) -> None:
+        """Who starts to read now gets the truth, at least up to what was promised."""
+        if not self.log.directory.look().settled:
+            return
+        base = self.log.directory.open_base()
+        if base is None:
+            return
+        layer, tip = base.layer, base.tip
+        for record in self.log.directory.records(base.tip):
+            layer, tip = merge_layers(layer, record_layer(record.tensors(), 2, 1)), record.tip
+        assert rows_of(layer) == self.truths[tip]
+        assert tip.number >= self.promised
+        if self.writer is not None:
+            assert tip == self.writer.published
+
+    def end(self) -> None:
+        for writer in (self.writer, *self.zombies):
+            if writer is not None:
+                self.log.kill(writer)
+        for follower in self.followers:
+            follower.close()
+
+
+STEPS = {
+    "start": 8,
+    "append": 20,
+    "sync": 10,
+    "haunt": 4,
+    "tear": 1,
+    "kill": 2,
+    "lose_power": 1,
+    "merge": 8,
+    "retire": 5,
+    "damage": 1,
+    "follow": 15,
+}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_readers_see_the_truth(tmp_path, monkeypatch, seed: int) -> None:
+    world = World(tmp_path / "log", seed, monkeypatch)
+    try:
+        world.start()
+        for name in world.random.choices(list(STEPS), list(STEPS.values()), k=80):
+            getattr(world, name)()
+            world.check()
+        world.start()
+        world.append()
+        world.sync()
+        for follower in world.followers:
+            until(lambda follower=follower: (follower.read(), follower.cursor.tip == world.writer.last)[1])
+        world.check()
+    finally:
+        world.end()

@@ -1,0 +1,27 @@
+"""The status file: the newest epoch's word, signed."""
+
+import os
+
+from app.version_log.trainer_status import machine, read_status, write_status
+
+
+def test_a_status_is_signed_and_the_highest_epochs_is_read(tmp_path) -> None:
+    assert read_status(tmp_path) is None
+    assert read_status(tmp_path / "none") is None
+    write_status(tmp_path, 2, {"version": 7})
+    write_status(tmp_path, 10, {"version": 8, "pid": 5})
+    write_status(tmp_path, 9, {"version": 9})
+    status = read_status(tmp_path)
+    assert status is not None
+    assert (status["version"], status["epoch"], status["pid"]) == (8, 10, 5)
+    assert (status["machine"], status["updated_ms"] > 0) == (machine(), True)
+    write_status(tmp_path, 11, {})
+    status = read_status(tmp_path)
+    assert status is not None
+    assert status["pid"] == os.getpid()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"status-{epoch:010d}.json" for epoch in (2, 9, 10, 11)]
+
+
+def test_an_unreadable_status_is_none(tmp_path) -> None:
+    (tmp_path / "status-0000000001.json").write_text("{")
+    assert read_status(tmp_path) is None

@@ -1,0 +1,435 @@
+"""The writer: what it appends is read, survives what it says it survives, and a replaced one changes nothing."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_log import SCHEMA, SmallLog, config, put, until
+from springtide_client.errors import LogError
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.log.directory import LogDirectory
+from springtide_client.schema import Schema
+
+from app.version_log.errors import LogBusyError, OvertakenError
+from app.version_log.trainer_status import write_status
+from app.version_log.write.segments import walk_segment
+from app.version_log.write.writer import LogWriter
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+
+def start_appender(log: SmallLog, *arguments: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client", HERE)))
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "appender.py"), str(log.path), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("started")
+    return process
+
+
+def read_durable(process: subprocess.Popen[str]) -> Tip:
+    assert process.stdout is not None
+    number, checksum = process.stdout.readline().split()
+    return Tip(int(number), int(checksum))
+
+
+def end(process: subprocess.Popen[str]) -> list[Tip]:
+    """Kill it; everything it has said to be durable."""
+    process.send_signal(signal.SIGKILL)
+    said, _ = process.communicate()
+    return [Tip(*map(int, line.split())) for line in said.splitlines() if len(line.split()) == 2 and line[-1:] != ""]
+
+
+def test_appended_versions_are_read_in_order_with_what_they_hold(log) -> None:
+    with log.writer() as writer:
+        tips = [put(writer, step + 1, step=step) for step in range(5)]
+        writer.sync()
+        records = list(log.directory.records(writer.past))
+    assert [record.tip for record in records] == tips
+    assert [record.meta.step for record in records] == list(range(5))
+    assert [record.tensors()["rows.value"][0, 0] for record in records] == [1, 2, 3, 4, 5]
+    assert all(record.meta.created_ms > 0 for record in records)
+
+
+def test_the_next_writer_goes_on_from_the_tip(log) -> None:
+    with log.writer() as writer:
+        tips = [put(writer, 1), put(writer, 2)]
+    with log.writer() as writer:
+        assert writer.epoch == 2
+        assert writer.past == writer.durable == writer.published == tips[-1]
+        tips.append(put(writer, 3))
+        assert tips[-1].number == (2 << 32) + 1
+    assert log.tips() == tips
+
+
+def test_a_new_log_takes_nothing_before_its_first_base(log) -> None:
+    with LogWriter.open(config(log.path), schema=SCHEMA) as writer:
+        assert writer.past is None
+        with pytest.raises(LogError, match="base"):
+            put(writer, 1)
+
+
+def test_a_version_is_durable_after_sync_and_says_what_was_durable_before(log) -> None:
+    with log.writer() as writer:
+        first = put(writer, 1)
+        assert writer.durable == writer.first
+        writer.sync()
+        assert writer.durable == writer.published == first
+        put(writer, 2)
+        writer.sync()
+        durable = [record.meta.durable for record in log.directory.records(writer.first)]
+        assert durable == [writer.first.number, first.number]
+
+
+def test_versions_become_durable_by_themselves(log) -> None:
+    with log.writer(durable_seconds=0.01) as writer:
+        tip = put(writer, 1)
+        until(lambda: writer.durable == tip)
+
+
+def test_segments_are_rolled_and_read_as_one(log) -> None:
+    with log.writer(segment_bytes=1 << 16) as writer:
+        tips = [put(writer, 1, trainer={"padding": "x" * 20_000}) for _ in range(20)]
+    assert len(list(log.path.glob("seg-*"))) == 7
+    assert log.tips() == tips
+
+
+def test_a_version_larger_than_queue_and_segment_passes(log) -> None:
+    with log.writer(segment_bytes=1 << 16, queue_bytes=1 << 16) as writer:
+        tips = [put(writer, 1, trainer={"padding": "x" * 200_000}) for _ in range(3)]
+    assert log.tips() == tips
+
+
+def test_versions_handed_over_and_appended_are_one_chain(log) -> None:
+    big = np.arange(50_000.0)
+    with log.writer() as writer:
+        first = put(writer, 1)
+        numbers = [writer.hand_over(VersionMeta(step=step), {"dense.w": big + step}) for step in (2, 3)]
+        assert writer.last_number == numbers[-1]
+        last = put(writer, 4)
+        numbers.append(writer.hand_over(VersionMeta(step=5), {}))
+    tips = log.tips()
+    assert tips[0] == first
+    assert tips[3] == last
+    assert [tip.number for tip in tips] == [first.number, *numbers[:2], last.number, numbers[2]]
+    steps = [record.tensors()["dense.w"][0] for record in log.directory.records(None) if record.meta.step in (2, 3)]
+    assert steps == [2.0, 3.0]
+
+
+def test_a_version_that_cannot_be_encoded_is_an_error_of_the_next(log) -> None:
+    with log.writer() as writer:
+        writer.hand_over(VersionMeta(), {"dense.w": np.zeros(3, np.complex128)})
+        with pytest.raises(LogError, match="cannot be encoded"):
+            writer.sync()
+
+
+@pytest.mark.parametrize("thread", ["write", "sync"])
+def test_a_thread_of_the_log_that_ends_is_an_error_of_the_next_append(log, monkeypatch, thread: str) -> None:
+    with log.writer(durable_seconds=0.001) as writer:
+
+        def fail(*_: object) -> int:
+            raise TypeError("nobody thought of this")
+
+        monkeypatch.setattr(writer._segments, thread, fail)
+        put(writer, 1)
+        until(lambda: "TypeError" in writer.reason)
+        with pytest.raises(LogError, match="TypeError: nobody thought of this"):
+            put(writer, 2)
+
+
+@pytest.mark.parametrize("written", [0, 1, 47, 48, 300])
+def test_after_a_failed_append_the_version_stands_in_a_new_file(log, monkeypatch, written: int) -> None:
+    with log.writer() as writer:
+        tips = [put(writer, 1)]
+        writer.sync()
+        write, failures = os.write, []
+
+        def fail_once(descriptor: int, data: bytes) -> int:
+            if len(data) < 300:  # not ours
+                return write(descriptor, data)
+            if not failures:
+                failures.append(write(descriptor, data[:written]))
+            raise OSError(errno.EIO, "the disk is tired")
+
+        def fail_then_write(descriptor: int, data: bytes) -> int:
+            if not failures:
+                return fail_once(descriptor, data)
+            return write(descriptor, data)
+
+        monkeypatch.setattr(os, "write", fail_then_write)
+        tips += [put(writer, 2), put(writer, 3)]
+        writer.sync()
+        assert failures == [written]
+        assert writer.reason == ""
+    assert len(list(log.path.glob("seg-*"))) == 2
+    assert log.tips() == tips
+    with log.writer() as writer:
+        assert writer.past == tips[-1]
+
+
+def test_a_disk_that_fails_for_good_is_an_error_of_the_next_append(log, monkeypatch) -> None:
+    with log.writer() as writer:
+        monkeypatch.setattr("app.version_log.write.writer.RETRY_SECONDS", 0.0)
+
+        def fail(*_: object) -> int:
+            raise OSError(errno.EIO, "the disk is gone")
+
+        monkeypatch.setattr(writer._segments, "write", fail)
+        put(writer, 1)
+        with pytest.raises(LogError, match="the disk is gone"):
+            writer.sync()
+        with pytest.raises(LogError, match="the disk is gone"):
+            put(writer, 2)
+
+
+def test_a_full_disk_is_waited_for(log, monkeypatch) -> None:
+    with log.writer() as writer:
+        monkeypatch.setattr("app.version_log.write.writer.RETRY_SECONDS", 0.001)
+        write, tries = writer._segments.write, []
+
+        def full(frame: bytes) -> None:
+            tries.append(writer.reason)
+            if len(tries) < 10:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(frame)
+
+        monkeypatch.setattr(writer._segments, "write", full)
+        tip = put(writer, 1)
+        writer.sync()
+        assert writer.published == tip
+        assert "No space left" in tries[-1]
+        assert writer.reason == ""
+
+
+def test_a_failed_fsync_is_never_called_durable(log, monkeypatch) -> None:
+    with log.writer() as writer:
+        tip = put(writer, 1)
+        until(lambda: writer.published == tip)
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(LogError, match="fsync"):
+            writer.sync()
+        monkeypatch.undo()
+        with pytest.raises(LogError, match="fsync"):
+            writer.sync()  # an fsync that succeeds now would prove nothing
+        assert writer.durable == writer.first
+
+
+def test_two_trainers_cannot_start(log) -> None:
+    with log.writer(), pytest.raises(LogBusyError, match=f"pid {os.getpid()}.*--take-over"):
+        log.open()
+    with log.writer() as writer:
+        assert writer.epoch == 2
+
+
+def test_who_takes_over_fences_the_other(log) -> None:
+    with log.writer() as old:
+        tips = [put(old, 1)]
+        old.sync()
+        with log.writer(take_over=True) as new:
+            assert new.past == tips[-1]
+            tips.append(put(new, 2))
+            new.sync()
+            put(old, 99)
+            with pytest.raises(OvertakenError):
+                old.sync()
+            assert old.durable == tips[0]
+            assert log.tips() == tips
+            with pytest.raises(LogBusyError):  # the lock is the new one's
+                log.open()
+        with pytest.raises(OvertakenError):
+            put(old, 98)
+    assert log.tips() == tips
+
+
+def test_what_a_zombie_writes_is_never_read_and_never_durable(log) -> None:
+    old = log.open()
+    tips = [put(old, 1)]
+    old.sync()
+    follower = log.directory.follow(old.first)
+    assert [record.tip for record in follower.read()] == tips
+    new = log.open(take_over=True)
+    # the zombie does not look: it writes behind the seal, into the file that is sealed, and into a new one
+    old.directory.overtaken = lambda epoch: False
+    put(old, 66)
+    old.sync()
+    old._segments._torn = True
+    put(old, 67)
+    old.sync()
+    assert len(list(log.path.glob("seg-0000000001-*"))) == 2
+    assert follower.read() == []
+    tips.append(put(new, 2))
+    new.sync()
+    assert [record.tip for record in follower.read()] == tips[1:]
+    assert log.tips() == tips
+    old.close()
+    new.close()
+    with log.writer() as third:
+        assert third.past == tips[-1]
+    follower.close()
+
+
+def test_a_fresh_status_from_another_machine_refuses_a_start_until_it_ages(log, monkeypatch) -> None:
+    with log.writer() as writer:
+        epoch = writer.epoch
+    write_status(log.path, epoch, {"machine": "elsewhere", "host": "far"})
+    with pytest.raises(LogBusyError, match=r"far.*--take-over"):
+        log.open(wait_seconds=0.1)
+    monkeypatch.setattr("app.version_log.write.trainer_lock.FRESH_SECONDS", 0.1)
+    with log.writer(wait_seconds=5.0) as writer:
+        epoch = writer.epoch
+    monkeypatch.undo()
+    write_status(log.path, epoch, {"machine": "elsewhere", "clean_end": True})
+    with log.writer() as writer:
+        epoch = writer.epoch
+    write_status(log.path, epoch, {})  # this machine: the lock was free, so it is dead
+    with log.writer() as writer:
+        epoch = writer.epoch
+    write_status(log.path, epoch, {"machine": "elsewhere"})
+    with log.writer(take_over=True):
+        pass
+
+
+def test_another_schema_is_refused(log) -> None:
+    with log.writer() as writer:
+        put(writer, 1)
+    with pytest.raises(LogError, match="another \\[schema\\]"):
+        LogWriter.open(config(log.path), schema=Schema(labels=("order",), dense=("age",)))
+
+
+def test_an_epoch_whose_claim_somebody_removed_is_not_taken_again(log) -> None:
+    with log.writer() as writer:
+        tip = put(writer, 1)
+    (log.path / "epoch-0000000001.claim").unlink()
+    assert log.tips()[-1] == tip
+    with log.writer() as writer:
+        assert writer.epoch == 2
+        later = put(writer, 2)
+        writer.sync()
+        assert log.tips() == [tip, later]
+
+
+def test_a_log_without_its_bases_is_refused(log) -> None:
+    with log.writer() as writer:
+        put(writer, 1)
+    for base in log.directory.bases():
+        base.rename(log.path / f"lost-{base.name}")
+    with pytest.raises(LogError, match="lost its bases"):
+        log.open()
+
+
+@pytest.mark.parametrize("cut", [1, 20, 47, 48, 100])
+def test_a_torn_tail_does_not_count(log, cut: int) -> None:
+    with log.writer() as writer:
+        tips = [put(writer, 1), put(writer, 2)]
+    segment = next(log.path.glob("seg-*"))
+    os.truncate(segment, segment.stat().st_size - cut)
+    with log.writer() as writer:
+        assert writer.past == tips[0]
+        tip = put(writer, 3)
+    assert log.tips() == [tips[0], tip]
+    assert tip.number > tips[1].number
+
+
+def test_a_flipped_bit_ends_what_counts_and_the_log_goes_on(log) -> None:
+    with log.writer(segment_bytes=1 << 16) as writer:
+        tips = [put(writer, 1, trainer={"padding": "x" * 20_000}) for _ in range(9)]
+    first = min(log.path.glob("seg-*"))
+    data = bytearray(first.read_bytes())
+    data[len(data) // 2] ^= 4
+    first.write_bytes(data)
+    with log.writer() as writer:
+        assert writer.past == tips[0]
+        tip = put(writer, 2)
+    assert log.tips() == [tips[0], tip]
+    with log.writer() as writer:
+        assert writer.past == tip
+
+
+def test_a_damaged_base_is_passed_over(log) -> None:
+    with log.writer() as writer:
+        tips = [put(writer, 1), put(writer, 2)]
+        writer.sync()
+        newer = log.path / f"base-{tips[0].number:020d}"
+        newer.mkdir()
+        (newer / "manifest.json").write_text("{")
+    with log.writer() as writer:
+        assert writer.past == tips[-1]
+
+
+def test_killed_at_any_moment_nothing_durable_is_lost_and_all_that_is_read_links_up(log) -> None:
+    said: list[Tip] = []
+    for _ in range(4):
+        process = start_appender(log)
+        said += [read_durable(process) for _ in range(3)]
+        said += end(process)
+    with log.writer() as writer:
+        assert writer.epoch == 5
+        tip = put(writer, 5)
+    tips = log.tips()
+    assert tips[-1] == tip
+    assert set(said) <= {*tips, *(Tip(epoch << 32, epoch << 32) for epoch in range(6))}
+    assert [t.number for t in tips] == sorted({t.number for t in tips})
+
+
+def test_a_power_loss_takes_only_what_was_not_durable(log) -> None:
+    process = start_appender(log)
+    durable = [read_durable(process) for _ in range(3)][-1]
+    end(process)
+    sizes = {path: path.stat().st_size for path in log.path.glob("seg-*")}
+    ends: dict[Path, int] = {}
+    for path in sorted(sizes):
+        ends[path] = max([end for header, end in walk_segment(path) if header.number <= durable.number], default=0)
+    # what was not fsynced keeps any prefix: here the shortest that the disk may leave, and a bit of the next record
+    for path, size in sizes.items():
+        os.truncate(path, min(size, ends[path] + 13))
+    with log.writer() as writer:
+        assert writer.past == durable
+        tip = put(writer, 7)
+    assert log.tips()[-2:] == [durable, tip]
+
+
+def test_a_paused_trainer_that_wakes_up_changes_nothing(log) -> None:
+    process = start_appender(log)
+    said = [read_durable(process)]
+    process.send_signal(signal.SIGSTOP)
+    with log.writer(take_over=True) as writer:
+        past = writer.past
+        assert past is not None
+        tips = [put(writer, 1)]
+        writer.sync()
+        process.send_signal(signal.SIGCONT)
+        process.wait(timeout=30)  # it notices, and ends with an error
+        assert process.returncode == 1
+        tips.append(put(writer, 2))
+    process.communicate()
+    records = list(LogDirectory(log.path).records(past))
+    assert [record.tip for record in records] == tips
+    assert said[0].number <= past.number
+
+
+def test_the_log_is_full_when_it_takes_more_than_its_bytes(log) -> None:
+    with log.writer(durable_seconds=0.01, log_bytes=1 << 16) as writer:
+        assert not writer.is_full
+        put(writer, 1, trainer={"padding": "x" * 100_000})
+        until(lambda: writer.is_full)
+
+
+def test_meta_of_the_caller_is_left_alone(log) -> None:
+    meta = VersionMeta()
+    with log.writer() as writer:
+        writer.append(meta, {})
+    assert meta == VersionMeta()
