@@ -31,7 +31,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,local]' -c constraints.txt
 	$(BIN)/python -m kernels.compile
 	$(BIN)/python -m stream.compile
-	$(BIN)/python -m app.serving.warm
+	$(BIN)/python -m app.serving.server.warmup
 	touch $@
 
 demo: setup
@@ -60,7 +60,7 @@ torture: setup
 	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --kills 200 $(ARGS)
 	TORTURE_EXAMPLES=500 $(BIN)/python -m pytest tests/torture tests/e2e tests/app/cli/test_run.py tests/app/demo tests/kernels/cpu/rows/test_update.py -q
 	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.mixed_load --seconds 600
-	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/test_contract.py -q
+	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/openapi/test_operations.py -q
 
 gpu-wheels:
 	for package in $(GPU_PACKAGES); do \

@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
     from app.process_tuning import tune_process
 
     tune_process()
-    from app.serving.server import serve
+    from app.serving.server.serve import serve
 
     outline = load_outline(arguments.config)
     try:

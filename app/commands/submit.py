@@ -28,7 +28,7 @@ def give_order(
     """What became of it: executed by a running trainer, or else here. None: it waits for a trainer still."""
     from springtide_client.errors import LogError
 
-    from app.serving.orders import put_order
+    from app.serving.admin.requests import put_order
     from app.version_log.commands.offline import execute_waiting
     from app.version_log.commands.status import receipt_of
     from app.version_log.errors import LogBusyError, OvertakenError

@@ -10,9 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from app.serving import bases, embedding_routes, live, order_routes, pages, predict, version_routes
-from app.serving.contract import complete
-from app.serving.problems import CODES, ApiError, defect
+from app.serving.admin import routes
+from app.serving.feed import base_routes, version_routes
+from app.serving.http.errors import CODES, ApiError, defect
+from app.serving.lookup import routes
+from app.serving.openapi.operations import complete
+from app.serving.ops import routes
+from app.serving.pages import routes
+from app.serving.predict import routes
 from app.serving.service import Service
 
 ABOUT = "Embeddings, predictions and the model itself, moments after the click that changed them."

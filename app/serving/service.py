@@ -12,23 +12,23 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.log.directory_watcher import DirectoryNews
 
-from app.serving.bodies import STATUS_NAMES
+from app.serving.bounded_pool import Work
 from app.serving.cache_folder import CacheFolder
 from app.serving.config import ServeConfig
-from app.serving.follow import DirectoryFollowing
-from app.serving.gate_metrics import declare_gate, show_gate
-from app.serving.guard import Guard
-from app.serving.metrics import Metrics
-from app.serving.problems import busy, too_many
-from app.serving.recent import RecentRecords
-from app.serving.replica import Replica, wall_ms
-from app.serving.scorer import Scorer
-from app.serving.snapshot import Snapshots
-from app.serving.status import History, TrainerStatus
-from app.serving.table_metrics import declare_table, numbers, show_table
-from app.serving.tally import Numbers, Place
-from app.serving.tokens import Tokens
-from app.serving.work import Work
+from app.serving.feed.record_cache import RecentRecords
+from app.serving.feed.snapshot_cache import Snapshots
+from app.serving.http.authorization import Guard
+from app.serving.http.errors import busy, too_many
+from app.serving.http.tokens import Tokens
+from app.serving.lookup.codecs import STATUS_NAMES
+from app.serving.model.log_follower import DirectoryFollowing
+from app.serving.model.replica import Replica, wall_ms
+from app.serving.ops.gate_metrics import declare_gate, show_gate
+from app.serving.ops.registry import Metrics
+from app.serving.ops.shared_metrics import Numbers, Place
+from app.serving.ops.status import History, TrainerStatus
+from app.serving.ops.trainer_metrics import declare_table, numbers, show_table
+from app.serving.predict.micro_batcher import Scorer
 from app.simulator.told import read_best_auc
 from app.version_log.config import LogConfig
 

@@ -4,7 +4,7 @@ import json
 import sys
 
 from app.serving.config import ServeConfig
-from app.serving.server import serve
+from app.serving.server.serve import serve
 
 
 def main() -> None:

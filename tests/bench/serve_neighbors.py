@@ -15,9 +15,9 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 from springtide_client.rows.layers import RowLayer, sorted_layer
 
-from app.serving.follow import ServedView
-from app.serving.neighbors import find_neighbors
-from app.serving.texts import TextTap
+from app.serving.lookup.neighbors import find_neighbors
+from app.serving.model.id_dictionary import TextTap
+from app.serving.model.log_follower import ServedView
 from tests.bench.harness import Case, alternate, arguments, fail, report, timed
 from tests.bench.lookup_log import DIM, FEATURE, values_of, write_log
 

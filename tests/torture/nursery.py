@@ -80,7 +80,7 @@ def warm_up() -> None:
     import app.commands.serve
     import app.commands.train
     import app.merger_keeper
-    import app.serving.server
+    import app.serving.server.serve
     import app.training.trainer  # noqa: F401
     from tests.torture.undisturbed import Undisturbed
 

@@ -15,7 +15,7 @@ from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
 from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
 
-from app.serving.orders import put_order
+from app.serving.admin.requests import put_order
 from app.version_log.commands.queue import Orders
 from app.version_log.compact.merge import merge_base
 from app.version_log.compact.retention import retire

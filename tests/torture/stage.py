@@ -9,7 +9,7 @@ from pathlib import Path
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 
-from app.serving.orders import put_order
+from app.serving.admin.requests import put_order
 from stream.kafka.admin import Admin
 from stream.kafka.consumer import KafkaConfig
 from stream.kafka.producer import Producer

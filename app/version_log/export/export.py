@@ -118,7 +118,7 @@ def _write_snapshot(index: LogIndex, config: ExportConfig, draft: Path) -> int:
     from springtide_client.model.view import View
     from springtide_client.rows.disk_layer import PrivateLayers
 
-    from app.serving.snapshot import Snapshot
+    from app.serving.feed.snapshot_cache import Snapshot
     from app.version_log.read.version_range import PART_BYTES, Stretch
 
     base = index.base_before(config.version)

@@ -18,7 +18,7 @@ from springtide_client.keys import hash_text, mix_keys
 from springtide_client.schema import Schema
 
 from app.serving.config import ServeConfig
-from app.serving.server import serve
+from app.serving.server.serve import serve
 from tests.app.serving.target import Target
 
 DIM = 4

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow
 from springtide_client.keys import hash_text
 
-from tests.app.serving.wire import ARROW, JSON, MSGPACK, RAW, Connection, request
+from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, Connection, request
 
 USER, ITEM = 0, 1
 ADMIN = "Authorization: Bearer admin-secret"

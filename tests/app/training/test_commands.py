@@ -7,7 +7,7 @@ from drawn_clicks import SCHEMA, make_batch
 from made_config import make_config
 from springtide_client.log.directory import LogDirectory
 
-from app.serving.orders import put_order
+from app.serving.admin.requests import put_order
 from app.training.bootstrap import start_state
 from app.training.commands import OrderDesk
 from app.training.state.training_state import TrainingState

@@ -7,7 +7,7 @@ from made_config import make_config
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import KNOWN, View
 
-from app.serving.orders import put_order
+from app.serving.admin.requests import put_order
 from app.training.bootstrap import start_state
 from app.training.commands import OrderDesk
 from app.training.state.spill_gc import Generations

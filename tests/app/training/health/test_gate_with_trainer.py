@@ -9,7 +9,7 @@ from springtide_client.format.records import version_name
 from springtide_client.log.directory import LogDirectory
 from trainer_room import expected_counts, published, records, run_in_thread, wait_until
 
-from app.serving.orders import put_order
+from app.serving.admin.requests import put_order
 from app.training.health.rollback import HeldError
 from app.training.trainer import Trainer
 from app.version_log.commands.status import receipt_of

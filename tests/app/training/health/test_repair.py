@@ -7,7 +7,7 @@ from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 from trainer_room import run_in_thread, wait_until
 
-from app.serving.orders import put_order
+from app.serving.admin.requests import put_order
 from app.training.trainer import Trainer
 from app.version_log.commands.status import receipt_of
 from app.version_log.compact.compactor import Merger

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from trainer_room import expected_counts, published, records, wait_until
 
-from app.serving.orders import put_order
+from app.serving.admin.requests import put_order
 from app.training.input.start_position import StartElsewhere
 from app.training.trainer import Trainer
 from app.version_log.commands.offline import execute_waiting

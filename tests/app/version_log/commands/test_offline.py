@@ -6,7 +6,7 @@ import pytest
 from random_log import RandomLog
 from small_log import SCHEMA, config, put
 
-from app.serving.orders import put_order
+from app.serving.admin.requests import put_order
 from app.version_log.commands.offline import execute_waiting
 from app.version_log.commands.status import receipt_of, whereabouts_of
 from app.version_log.errors import LogBusyError

@@ -1,6 +1,6 @@
 """Orders: executed once, whoever dies, and kept until the version that carries them is durable."""
 
-from app.serving.orders import put_order
+from app.serving.admin.requests import put_order
 from app.version_log.commands.queue import Orders
 
 

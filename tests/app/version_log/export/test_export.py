@@ -22,7 +22,7 @@ from app.errors import UserError
 from app.models.export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
-from app.serving.snapshot import Snapshot, view_at
+from app.serving.feed.snapshot_cache import Snapshot, view_at
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.export import export as export_module
 from app.version_log.export.export import ExportConfig, export, format_of, whole

@@ -1,0 +1,93 @@
+"""Orders to the trainer: files put atomically into <log>/commands/, answered before they are executed."""
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from springtide_client.errors import EncodeError
+from springtide_client.keys import INT64_MAX, id_of
+from springtide_client.schema import Schema
+from springtide_client.system.files import sync_folder
+
+from app.live_limits import EXAMPLE, nested, read_limits
+from app.serving.http.errors import ApiError, bad_request, invalid
+
+
+def check_support(kind: str, status: Mapping[str, Any]) -> None:
+    """Raise ApiError 501 unless the trainer's status names the kind under `orders`."""
+    supported = status.get("orders")
+    if not isinstance(supported, list) or kind not in supported:
+        raise ApiError(
+            501,
+            "not_supported_yet",
+            f"the trainer of this log does not execute {kind} orders, so none was put down",
+            "a trainer that does names the kind in the `orders` list of /v1/status",
+        )
+
+
+def put_order(log_path: Path, kind: str, body: Mapping[str, Any]) -> str:
+    """Put an order down where the trainer looks; returns its id once it would survive a power loss."""
+    # ids sort by time, so that the trainer may execute them in the order they came
+    order_id = f"{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(6)}"
+    order = {"id": order_id, "kind": kind, "created_ms": time.time_ns() // 1_000_000, **body}
+    folder = log_path / "commands"
+    folder.mkdir(parents=True, exist_ok=True)
+    sync_folder(log_path)
+    draft = folder / f".{order_id}.tmp"
+    with draft.open("xb") as file:
+        file.write(msgspec.json.encode(order))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(folder / f"{order_id}.json")
+    sync_folder(folder)
+    return order_id
+
+
+def read_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:
+    """The keys to forget: {"feature", "id"}, {"feature", "ids"} or {"keys": [{"feature", "id"}, ...]}."""
+    if not isinstance(body, dict):
+        raise invalid("the body must be a JSON object", 'for example {"feature": "user_id", "id": 123}')
+    if "keys" in body:
+        keys = body["keys"]
+    elif "ids" in body:
+        ids = body["ids"]
+        keys = [{"feature": body.get("feature"), "id": value} for value in ids] if isinstance(ids, list) else None
+    else:
+        keys = [body]
+    if not isinstance(keys, list) or not keys:
+        raise invalid("there is nothing to forget", 'send {"feature": "user_id", "id": 123}')
+    for key in keys:
+        if not isinstance(key, dict) or set(key) != {"feature", "id"}:
+            raise invalid("a key needs exactly feature and id", 'for example {"feature": "user_id", "id": 123}')
+        if key["feature"] not in features:
+            raise invalid(f"there is no feature {key['feature']!r}", f"the id features are {', '.join(features)}")
+        if key["id"] is None:
+            raise invalid("null is no id", "an id is an integer or a text")
+        try:
+            id_of(key["id"])
+        except EncodeError as error:
+            raise invalid(str(error), "an id is an integer or a text") from None
+    return {"keys": keys}
+
+
+def read_rollback(body: Any) -> dict[str, Any]:
+    """{"version": V}, and whether what was learned since is passed over: {"version": V, "skip": true}."""
+    if not isinstance(body, dict) or type(body.get("version")) is not int or not 0 <= body["version"] <= INT64_MAX:
+        raise invalid("the body must name a version", 'for example {"version": 4294967300}')
+    if unknown := set(body) - {"version", "skip"}:
+        raise invalid(f"{sorted(unknown)[0]!r} is not known here", 'for example {"version": 4294967300, "skip": true}')
+    if not isinstance(body.get("skip", False), bool):
+        raise invalid("skip must be true or false", 'for example {"version": 4294967300, "skip": true}')
+    return {"version": body["version"]} | ({"skip": True} if body.get("skip") else {})
+
+
+def read_table_limits(body: Any, schema: Schema) -> dict[str, Any]:
+    """New limits of the running table: {"lr": ..., "features": {"item_id": {"ttl_seconds": ...}}}. Sizes in bytes."""
+    try:
+        return {"limits": nested(read_limits(body, schema))}
+    except ValueError as error:
+        raise bad_request(str(error), f"for example {EXAMPLE}") from None

@@ -1,0 +1,101 @@
+"""Orders to the trainer; the guard has seen the admin token by then."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from app.serving.admin.requests import check_support, put_order, read_forget, read_rollback, read_table_limits
+from app.serving.http.errors import UNREADABLE, ApiError, bad_request
+from app.serving.http.responses import JsonAnswer
+from app.serving.model.replica import wall_ms
+from app.serving.service import Service
+from app.version_log.commands.status import receipt_of, whereabouts_of
+
+router = APIRouter(tags=["Orders (admin token)"])
+
+
+@router.post("/v1/forget", status_code=202)
+async def forget(request: Request) -> JsonAnswer:
+    """Forget an id
+
+    {"feature": "user_id", "id": 123}, {"feature": ..., "ids": [...]} or {"keys": [{"feature", "id"}, ...]}.
+    """
+    service: Service = request.app.state.service
+    body = await _body(request)
+    features = service.replica.take().schema.features
+    return await _order(service, "forget", read_forget(body, features))
+
+
+@router.patch("/v1/table", status_code=202)
+async def limits(request: Request) -> JsonAnswer:
+    """Change limits of the running table
+
+    device_bytes, disk_bytes, lr; and in "features", by name, ttl_seconds, quota_bytes, min_count (null lifts one):
+    {"lr": 0.02, "features": {"item_id": {"ttl_seconds": 86400}}}. They hold until the configuration says something new.
+    """
+    service: Service = request.app.state.service
+    body = await _body(request)
+    return await _order(service, "limits", read_table_limits(body, service.replica.take().schema))
+
+
+@router.post("/v1/rollback", status_code=202)
+async def rollback(request: Request) -> JsonAnswer:
+    """Go back to a version
+
+    {"version": V}: a new version restores that one, but for what was forgotten since; the stream is read again from
+    there. With "skip": true what was learned since goes to the dead letters instead.
+    """
+    return await _order(request.app.state.service, "rollback", read_rollback(await _body(request)))
+
+
+@router.get("/v1/orders/{order_id}")
+async def order_receipt(request: Request, order_id: str) -> JsonAnswer:
+    """What became of an order
+
+    `state` is waiting (nobody has taken it), taken, published, or durable: the version that carries it outlives a power
+    loss. Of a forgetting, `keys` tells since which version each of the first 16 is gone, and the oldest file of the log
+    that still holds it, with what must happen before that is unlinked.
+    """
+    service: Service = request.app.state.service
+    schema = service.replica.take().schema
+
+    def find() -> dict[str, Any]:
+        receipt = receipt_of(service.log_path, order_id)
+        if receipt is None:
+            raise ApiError(404, "no_such_order", f"nothing is known of an order {order_id}", "ids are in the answers")
+        return receipt.document() | {
+            "keys": whereabouts_of(service.log, schema, receipt),
+            "note": _note(receipt.state, service.trainer.read(now_ms=wall_ms())),
+        }
+
+    return JsonAnswer(await service.scans.run(find))
+
+
+def _note(state: str, trainer: Mapping[str, Any]) -> str:
+    """What an order that is not executed waits for."""
+    if state not in ("waiting", "taken"):
+        return ""
+    condition = trainer.get("trainer")
+    if condition in ("stopped", "failed"):
+        return "no trainer runs: the order stays, and the next one executes it"
+    return f"the trainer is {condition} and executes it with its next version"
+
+
+async def _body(request: Request) -> Any:
+    try:
+        return msgspec.json.decode(await request.body())
+    except UNREADABLE as error:
+        raise bad_request(f"the body cannot be read: {error}", "send a JSON object") from None
+
+
+async def _order(service: Service, kind: str, body: dict[str, Any]) -> JsonAnswer:
+    def put() -> dict[str, Any]:
+        trainer = service.trainer.read(now_ms=wall_ms())
+        check_support(kind, trainer)
+        order = put_order(service.log_path, kind, body)
+        return {"order": order, "kind": kind, "state": "accepted", "note": _note("waiting", trainer)}
+
+    accepted = await service.scans.run(put)
+    return JsonAnswer(accepted, status_code=202, headers={"Location": f"/v1/orders/{accepted['order']}"})

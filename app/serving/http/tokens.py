@@ -1,0 +1,114 @@
+"""Who may do what: tokens with scopes, compared in constant time."""
+
+import hashlib
+import hmac
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from app.serving.config import ServeConfig
+from app.serving.http.errors import ApiError
+
+SCOPES = ("read", "predict", "admin")
+ENVIRONMENT_NAME = "SPRINGTIDE_TOKENS"
+MIN_LENGTH = 8
+
+logger = logging.getLogger(__name__)
+
+
+class Tokens:
+    """The tokens of one server; a scope in `open_scopes` needs none.
+
+    `admin` is never open, and grants only admin: a token names every scope it has.
+    """
+
+    def __init__(self, scopes_by_token: Mapping[str, frozenset[str]], *, open_scopes: Iterable[str] = ()) -> None:
+        # digests have one length, so that comparing tells nothing about a token's
+        self._scopes = [(_digest(token), scopes) for token, scopes in scopes_by_token.items()]
+        self._open = frozenset(open_scopes) - {"admin"}
+
+    @property
+    def open_scopes(self) -> frozenset[str]:
+        """The scopes that anyone who reaches the server has."""
+        return self._open
+
+    def check(self, authorization: str | None, scope: str) -> None:
+        """Raise ApiError 401 without a known token, 403 where the token lacks the scope."""
+        if scope in self._open:
+            return
+        token = authorization[7:].strip() if authorization and authorization[:7].lower() == "bearer " else None
+        granted = self._granted(token) if token else None
+        if granted is None:
+            hint = f"send the header Authorization: Bearer <token> with a token of scope {scope}"
+            if not any(scope in scopes for _, scopes in self._scopes):
+                hint = f"no token has it here: put {scope}=SECRET into tokens_file or {ENVIRONMENT_NAME}, start again"
+            raise ApiError(
+                401,
+                "unauthorized",
+                f"this needs a token of scope {scope}" if token is None else "the token is not known here",
+                hint,
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        if scope not in granted:
+            hint = f"use a token whose entry in tokens_file or {ENVIRONMENT_NAME} names {scope}"
+            raise ApiError(403, "forbidden", f"the token lacks the scope {scope}", hint)
+
+    def _granted(self, token: str) -> frozenset[str] | None:
+        digest = _digest(token)
+        granted = None
+        for known, scopes in self._scopes:  # all of them, always: the time tells nothing
+            if hmac.compare_digest(known, digest):
+                granted = scopes
+        return granted
+
+
+def load_tokens(config: ServeConfig, environment: Mapping[str, str] = os.environ) -> Tokens:
+    """The tokens of `tokens_file` and of the environment; ValueError where the server would be open to the network.
+
+    One entry a line (or between semicolons): `read,predict=SECRET`; lines that begin with # are comments.
+    """
+    text = environment.get(ENVIRONMENT_NAME, "").replace(";", "\n")
+    found = parse_tokens(text, origin=ENVIRONMENT_NAME)
+    if config.tokens_file is not None:
+        found = {**found, **parse_tokens(_read(Path(config.tokens_file)), origin=config.tokens_file)}
+    granted = frozenset[str]().union(*found.values())
+    if granted & {"read", "predict"}:
+        return Tokens(found)
+    if not config.is_loopback and not config.insecure:
+        raise ValueError(
+            f"[serve] host = {config.host!r} can be reached from other machines, but no read or predict token is set: "
+            f"set tokens_file or {ENVIRONMENT_NAME}, bind to 127.0.0.1, or say insecure = true"
+        )
+    return Tokens(found, open_scopes=("read", "predict"))
+
+
+def parse_tokens(text: str, *, origin: str) -> dict[str, frozenset[str]]:
+    """Scopes by token; ValueError names the line, never the token."""
+    found: dict[str, frozenset[str]] = {}
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        names, separator, token = line.partition("=")
+        scopes = frozenset(name.strip() for name in names.split(","))
+        if not separator or not scopes <= set(SCOPES):
+            raise ValueError(f"{origin}, entry {number}: expected scopes=token with scopes of {', '.join(SCOPES)}")
+        token = token.strip()
+        if len(token) < MIN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
+            raise ValueError(f"{origin}, entry {number}: a token is at least {MIN_LENGTH} printable ASCII characters")
+        found[token] = found.get(token, frozenset()) | scopes
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_mode & 0o077:
+            logger.warning("tokens_file can be read by other users: chmod 600 it", extra={"path": str(path)})
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"[serve] tokens_file = {str(path)!r} cannot be read: {error}") from None
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

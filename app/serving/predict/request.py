@@ -1,0 +1,122 @@
+"""The question of POST /v1/predict: read from JSON, and encoded as the arrays that models take."""
+
+# N samples
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from springtide_client.encode import encode_instances
+from springtide_client.errors import EncodeError
+from springtide_client.features import Features, Ragged
+from springtide_client.schema import Schema
+
+from app.serving.http.errors import UNREADABLE, ApiError, bad_request, invalid
+from app.serving.http.preconditions import check_milliseconds
+
+EXAMPLE = 'send {"instances": [{...}]} or {"context": {...}, "candidates": [{...}]}'
+
+
+class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Either instances, or candidates that share a context. A misspelt context is refused, not passed over."""
+
+    instances: list[Any] | None = None
+    context: dict[str, Any] | None = None
+    candidates: list[Any] | None = None
+    max_staleness_ms: float | None = None
+
+
+class Instances(NamedTuple):
+    """Raw features of N samples: their own, and those that all of them share."""
+
+    own_N: list[dict[str, Any]]
+    context: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.own_N)
+
+
+def read_predict(body: bytes, max_instances: int) -> tuple[Instances, float | None]:
+    """What is to be scored, and how many ms old the model may be.
+
+    ApiError 400 where the body is no JSON of this shape, 413 where there are too many, 422 with the index of an
+    instance that is no object.
+    """
+    try:
+        question = msgspec.json.decode(body, type=PredictBody)
+    except UNREADABLE as error:
+        raise bad_request(f"the body cannot be read: {error}", EXAMPLE) from None
+    given = question.instances if question.instances is not None else question.candidates
+    if given is None or (question.instances is not None and question.candidates is not None):
+        raise invalid("instances or candidates, one of the two", EXAMPLE)
+    if question.instances is not None and question.context is not None:
+        raise invalid("a context goes with candidates, not with instances", EXAMPLE)
+    if len(given) > max_instances:
+        hint = "send several requests"
+        raise ApiError(413, "too_many_instances", f"{len(given)} in one request, the limit is {max_instances}", hint)
+    for index, instance in enumerate(given):
+        if not isinstance(instance, dict):
+            details = {"index": index, "field": None}
+            raise ApiError(422, "wrong_type", f"instance {index} is no JSON object", EXAMPLE, details=details)
+    return Instances(given, question.context or {}), check_milliseconds(question.max_staleness_ms)
+
+
+def encode(schema: Schema, instances: Instances) -> Features:
+    """The features of every sample; what the context alone says is encoded once.
+
+    ApiError 422 with the index and field of what cannot be encoded; without an index where it is the context.
+    """
+    own_N, context = instances
+    if not context:
+        return _encoded(schema, own_N, "instance")
+    names = frozenset().union(*own_N)
+    shared = {name: value for name, value in context.items() if name not in names}
+    sometimes = {name: value for name, value in context.items() if name in names}
+    if sometimes:
+        own_N = [{**sometimes, **own} for own in own_N]
+    of_context = _encoded(schema, [shared], "context")
+    return _completed(schema, _encoded(schema, own_N, "candidate"), of_context, frozenset(shared))
+
+
+def join(parts: Sequence[Features]) -> Features:
+    """The samples of all parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    lists = []
+    for ragged in zip(*(part.lists for part in parts), strict=True):
+        offsets = [np.zeros(1, np.int64), *(np.diff(one.offsets) for one in ragged)]
+        lists.append(Ragged(np.concatenate([one.ids_M for one in ragged]), np.cumsum(np.concatenate(offsets))))
+    return Features(
+        categorical_NC=np.concatenate([part.categorical_NC for part in parts]),
+        lists=tuple(lists),
+        dense_NF=np.concatenate([part.dense_NF for part in parts]),
+    )
+
+
+def _completed(schema: Schema, own: Features, shared: Features, names: frozenset[str]) -> Features:
+    """The samples with the features of these names from the one that they share."""
+    num_samples = len(own)
+    for column, name in enumerate(schema.categorical):
+        if name in names:
+            own.categorical_NC[:, column] = shared.categorical_NC[0, column]
+    for column, name in enumerate(schema.dense):
+        if name in names:
+            own.dense_NF[:, column] = shared.dense_NF[0, column]
+    lists = list(own.lists)
+    for column, name in enumerate(schema.lists):
+        if name in names:
+            ids_M = shared.lists[column].ids_M
+            lists[column] = Ragged(np.tile(ids_M, num_samples), len(ids_M) * np.arange(num_samples + 1))
+    return Features(categorical_NC=own.categorical_NC, lists=tuple(lists), dense_NF=own.dense_NF)
+
+
+def _encoded(schema: Schema, instances: Sequence[Mapping[str, Any]], what: str) -> Features:
+    try:
+        return encode_instances(schema, instances, share_values=what == "candidate")
+    except EncodeError as error:
+        where, details = f"{what} {error.index}", {"index": error.index, "field": error.field}
+        if what == "context":
+            where = what
+            del details["index"]
+        hint = f"mend or leave out this {what}: nothing was scored"
+        raise ApiError(422, error.reason, f"{where}: {error}", hint, details=details) from None

@@ -1,0 +1,261 @@
+"""Known heads: the short way gives what the long way gives, and steps aside for everything that is not plain."""
+
+import contextlib
+import re
+
+import msgspec
+import numpy as np
+import pytest
+from springtide_client.keys import hash_text
+
+from app.serving.http import connection, fast_path
+from tests.app.serving.raw_connection import JSON, MSGPACK, RAW, Connection, request
+
+USER, ITEM = 0, 1
+
+
+@pytest.fixture
+def answered(monkeypatch):
+    """The heads that were answered the short way, in order."""
+    heads = []
+    whole = fast_path.Express.answer
+
+    def watched(self, data):
+        answer = whole(self, data)
+        if answer is not None:
+            heads.append(data[: data.find(b"\r\n\r\n") + 4])
+        return answer
+
+    monkeypatch.setattr(fast_path.Express, "answer", watched)
+    return heads
+
+
+@pytest.fixture
+def connect():
+    """Makes connections, and closes them."""
+    made: list[Connection] = []
+
+    def connection(client) -> Connection:
+        made.append(Connection(client))
+        return made[-1]
+
+    yield connection
+    for one in made:
+        one.socket.close()
+
+
+def raw_ids(*ids: int) -> bytes:
+    return np.array(ids, "<i8").tobytes()
+
+
+def same_but_for_time(one, other) -> bool:
+    quiet = [
+        (status, {k: v for k, v in headers.items() if k not in ("date", "x-springtide-staleness-ms")}, body)
+        for status, headers, body in (one, other)
+    ]
+    return quiet[0] == quiet[1] and one[1].keys() == other[1].keys()
+
+
+@pytest.fixture
+def client(world):
+    world.log.start()
+    number = world.log.publish({(USER, 1): [1, 2, 3, 4], (USER, 2): [0.1, 0, -0.3, 1e-7]}, forget=[(USER, 9)])
+    made = world.serve(max_ids=2000)
+    world.served(made, number)
+    return made
+
+
+BODIES = [
+    (RAW, raw_ids(2, 3, 9, 1)),
+    (JSON, b'{"ids": [2, 3 ,9,1]}'),
+    (JSON, b'{"ids":[2,"1",3.0,null]}'),
+    (JSON, b'{"ids":[2],"max_staleness_ms":1e9}'),
+    (MSGPACK, msgspec.msgpack.encode({"ids": [2, -3, 9, 1]})),
+    (MSGPACK, msgspec.msgpack.encode({"ids": ["2", 1]})),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), BODIES)
+@pytest.mark.parametrize(
+    "accept", [RAW, f"{RAW};dtype=float16", JSON, MSGPACK, "application/vnd.apache.arrow.stream", "*/*"]
+)
+def test_the_short_way_answers_like_the_long_one(client, answered, kind, body, accept, connect) -> None:
+    connection = connect(client)
+    asked = request(body, kind=kind, extra=[f"Accept: {accept}", "Connection: keep-alive"])
+    first = connection.ask(asked)
+    assert first[0] == (200 if b"null" not in body or RAW not in accept else first[0])
+    assert answered == []
+    second, third = connection.ask(asked), connect(client).ask(asked)
+    assert same_but_for_time(first, second)
+    assert same_but_for_time(first, third)
+    assert len(answered) == (2 if first[0] == 200 else 0)
+
+
+def test_other_ids_with_the_same_head_are_other_rows(client, answered, connect) -> None:
+    connection = connect(client)
+    connection.ask(request(raw_ids(1)))
+    assert connection.ask(request(raw_ids(2)))[2][:4] == np.float32(0.1).tobytes()
+    assert connection.ask(request(raw_ids(9)))[2][16:] == b"\3"
+    assert connection.ask(request(raw_ids(5)))[2][16:] == b"\1"
+    assert len(answered) == 3
+
+
+def test_a_newer_version_is_seen_at_once_and_old_promises_are_checked_again(world, client, answered, connect) -> None:
+    connection = connect(client)
+    plain = request(raw_ids(1))
+    fresh = request(b'{"ids":[1]}', kind=JSON, extra=["X-Springtide-Max-Staleness-Ms: 60000"])
+    assert connection.ask(plain)[0] == connection.ask(fresh)[0] == connection.ask(fresh)[0] == 200
+    number = world.log.publish({(USER, 1): [9, 9, 9, 9]}, complete_until_ms=world.log.meta().created_ms - 3_600_000)
+    world.served(client, number)
+    status, headers, body = connection.ask(plain)
+    assert (status, headers["x-springtide-version"]) == (200, str(number))
+    assert np.frombuffer(body[:16], "<f4").tolist() == [9, 9, 9, 9]
+    assert len(answered) == 2
+    status, headers, body = connection.ask(fresh)
+    assert (status, msgspec.json.decode(body)["error"]["code"]) == (503, "too_stale")
+    assert headers["retry-after"] == "1"
+    assert len(answered) == 2
+    text = world.log.publish({(USER, hash_text(b"x")): [1, 1, 1, 1]}, texts=[(USER, "x")])
+    world.served(client, text)
+    assert connection.ask(plain)[0] == 415
+    refused = re.findall(r'springtide_refused_total\{reason="max_staleness"\} (\d+)', client.get("/metrics").text)
+    assert refused == ["1"]
+
+
+def test_faults_in_the_body_are_found_under_a_known_head(client, answered, connect) -> None:
+    connection = connect(client)
+    connection.ask(request(b'{"ids":[1,2,3]}', kind=JSON))
+    for body, status in ((b'{"ids":[1,2,3}}', 400), (b'{"ids":[[],1,]}', 400), (b'{"ids":[[],1 ]}', 422)):
+        assert connection.ask(request(body, kind=JSON))[0] == status
+    assert answered == []
+    assert connection.ask(request(b'{"ids":[3,2,1]}', kind=JSON))[0] == 200
+    assert len(answered) == 1
+    many = request(raw_ids(*range(2001)))
+    assert [connection.ask(many)[0] for _ in range(2)] == [413, 413]
+
+
+def test_bytes_that_come_in_pieces_or_all_at_once(client, answered, connect) -> None:
+    connection = connect(client)
+    asked = request(raw_ids(1, 2))
+    expected = connection.ask(asked)
+    for cut in (1, 5, len(asked) - 20, len(asked) - 1):
+        connection.send(asked[:cut])
+        # an answer on another connection: the piece above has arrived
+        client.get("/healthz")
+        assert same_but_for_time(expected, connection.ask(asked[cut:]))
+    num_short = len(answered)
+    connection.send(asked * 3 + asked[:30])
+    assert all(same_but_for_time(expected, connection.answer()) for _ in range(3))
+    assert same_but_for_time(expected, connection.ask(asked[30:] + asked))
+    assert same_but_for_time(expected, connection.answer())
+    assert len(answered) == num_short
+    assert same_but_for_time(expected, connection.ask(asked))
+    assert len(answered) == num_short + 1
+
+
+def test_what_asks_for_more_than_an_answer_is_never_known(client, answered, connect) -> None:
+    body = raw_ids(1)
+    for extra in (["Expect: 100-continue"], ["Connection: close"], ["Connection: keep-alive, close"]):
+        for _ in range(2):
+            connection = connect(client)
+            connection.send(request(body, extra=extra))
+            if extra == ["Expect: 100-continue"]:
+                connection.socket.settimeout(20)
+                while b"100 Continue\r\n\r\n" not in connection.buffer:
+                    connection._more()
+                connection.buffer = connection.buffer.partition(b"100 Continue\r\n\r\n")[2]
+            assert connection.answer()[0] == 200
+    chunked = b"POST /v1/embeddings/user_id HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\n" % RAW.encode()
+    chunked += b"Transfer-Encoding: chunked\r\n\r\n8\r\n" + body + b"\r\n0\r\n\r\n"
+    connection = connect(client)
+    assert [connection.ask(chunked)[0] for _ in range(2)] == [200, 200]
+    old = request(body).replace(b"HTTP/1.1", b"HTTP/1.0")
+    assert [connect(client).ask(old)[0] for _ in range(2)] == [200, 200]
+    assert answered == []
+
+
+def test_a_body_that_the_parser_sees_elsewhere_is_never_known(client, answered, connect) -> None:
+    # whatever a parser forgives between head and body, known heads end where it has seen them end
+    for asked in (request(raw_ids(1)).replace(b"\r\n", b"\n"), b"\r\n\r\n" + request(raw_ids(1))):
+        for _ in range(2):
+            connection = connect(client)
+            connection.send(asked)
+            with contextlib.suppress(AssertionError):
+                assert connection.answer()[0] in (200, 400)
+    assert answered == []
+
+
+def test_a_token_is_part_of_what_is_known(world, monkeypatch, answered, connect) -> None:
+    monkeypatch.setenv("SPRINGTIDE_TOKENS", "read=reader-secret")
+    world.log.start()
+    client = world.serve()
+    headers = ["Authorization: Bearer reader-secret"]
+    reader = connect(client)
+    while reader.ask(request(raw_ids(1), extra=headers))[0] == 503:
+        pass
+    assert reader.ask(request(raw_ids(1), extra=headers))[0] == 200
+    assert len(answered) == 1
+    assert reader.ask(request(raw_ids(1)))[0] == 401
+    assert reader.ask(request(raw_ids(1), extra=["Authorization: Bearer reader-secreT"]))[0] == 401
+    assert len(answered) == 1
+
+
+def test_heads_are_few_and_short(client, answered, monkeypatch, connect) -> None:
+    monkeypatch.setattr(express, "MAX_HEADS", 2)
+    connection = connect(client)
+    for number in range(5):
+        connection.ask(request(raw_ids(1), extra=[f"X-Number: {number}"]))
+    long = request(raw_ids(1), extra=[f"X-Long: {'x' * 3000}"])
+    assert [connection.ask(long)[0] for _ in range(2)] == [200, 200]
+    assert answered == []
+    assert connection.ask(request(raw_ids(1), extra=["X-Number: 4"]))[0] == 200
+    assert len(answered) == 1
+
+
+def test_the_short_way_is_counted(client, answered, connect) -> None:
+    def counted(name: str) -> float:
+        return sum(float(n) for n in re.findall(rf"^{re.escape(name)}[^ ]* (\S+)$", client.get("/metrics").text, re.M))
+
+    answers, rows = 'springtide_http_answers_total{route="/v1/embeddings', "springtide_rows_total"
+    seconds = 'springtide_http_seconds_count{route="/v1/embeddings'
+    before = [counted(name) for name in (answers, rows, seconds)]
+    connection = connect(client)
+    for _ in range(5):
+        connection.ask(request(raw_ids(1, 3, 9)))
+    assert len(answered) == 4
+    assert [counted(name) for name in (answers, rows, seconds)] == [before[0] + 5, before[1] + 15, before[2] + 5]
+    assert 'springtide_rows_total{status="forgotten"} 5' in client.get("/metrics").text
+
+
+def test_a_busy_connection_outlives_its_first_keep_alive_and_an_idle_one_does_not() -> None:
+    closed, armed = [], []
+
+    class Loop:
+        now = 0.0
+
+        def time(self):
+            return self.now
+
+        def call_later(self, seconds, call):
+            armed.append((self.now + seconds, call))
+            return object()
+
+    class Transport:
+        def is_closing(self):
+            return bool(closed)
+
+        def close(self):
+            closed.append(loop.now)
+
+    loop = Loop()
+    protocol = connection.ExpressProtocol.__new__(connection.ExpressProtocol)
+    protocol.loop, protocol.transport, protocol.timeout_keep_alive = loop, Transport(), 30
+    protocol._answered_at = 20.0
+    loop.now = 30.0
+    protocol.timeout_keep_alive_handler()
+    assert not closed
+    (again, call), *_ = armed
+    assert again == 50.0
+    loop.now = again
+    call()
+    assert closed == [50.0]

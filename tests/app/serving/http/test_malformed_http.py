@@ -1,0 +1,129 @@
+"""Bytes that are hardly HTTP: framing, heads, pipelines, tokens. Refusals in our form, in the order that was asked."""
+
+import hmac
+
+import msgspec
+import pytest
+
+from app.serving.http import tokens
+from app.serving.http.connection import MAX_FRAMING_BYTES
+from tests.app.serving.raw_connection import JSON, RAW, get, request, told
+from tests.app.serving.target import ADMIN, BODIES
+
+HEAD = b"POST /v1/embeddings/user_id HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+BODY = BODIES[JSON]
+CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        HEAD + LENGTH + LENGTH + b"\r\n" + BODY,
+        HEAD + LENGTH + b"Content-Length: 5\r\n\r\n" + BODY,
+        HEAD + b"Content-Length: 15, 15\r\n\r\n" + BODY,
+        HEAD + LENGTH + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKS,
+        HEAD + b"Transfer-Encoding: chunked\r\n" + LENGTH + b"\r\n" + CHUNKS,
+        HEAD + b"Transfer-Encoding: identity\r\n\r\n" + BODY,
+        HEAD + b"Transfer-Encoding: xchunked\r\n\r\n" + CHUNKS,
+        HEAD + b"Content-Length: -5\r\n\r\n" + BODY,
+        HEAD + b"Content-Length: +15\r\n\r\n" + BODY,
+        HEAD + b"Content-Length: 99999999999999999999999999\r\n\r\n" + BODY,
+        HEAD + b"Content-Length: \xb2\r\n\r\n" + BODY,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + BODY,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n" + BODY,
+        HEAD.replace(b"localhost", b"local\0host") + LENGTH + b"\r\n" + BODY,
+        HEAD + b"X: a\r\n b\r\n" + LENGTH + b"\r\n" + BODY,
+        HEAD + b"X : a\r\n" + LENGTH + b"\r\n" + BODY,
+        HEAD + b"X: a\rY: b\r\n" + LENGTH + b"\r\n" + BODY,
+        HEAD.replace(b"\r\n", b"\n") + b"\n" + BODY,
+        HEAD.replace(b"HTTP/1.1", b"HTTP/3.7") + LENGTH + b"\r\n" + BODY,
+        HEAD.replace(b"POST", b"EVIL") + LENGTH + b"\r\n" + BODY,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\0\1\0\1\xfc\x03\x03" + bytes(100),
+        b"CONNECT evil.example:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused_in_our_form_and_ends_the_connection(target, content):
+    connection = target.connect()
+    assert told(connection.ask(content), 400) == "bad_request"
+    assert connection.is_closed()
+    target.is_well()
+
+
+@pytest.mark.parametrize("name", ["Host", "Authorization", "Content-Type", "X-Springtide-Min-Version"])
+def test_a_header_that_decides_is_there_once(target, name):
+    twice = [f"{name}: localhost", f"{name}: 5"]
+    told(target.ask(request(BODIES[RAW], extra=twice)), 400)
+    told(target.ask(get("/v1/status", *twice)), 400)
+
+
+def test_a_head_without_end_is_refused_before_it_fills_the_memory(target):
+    for filler in (b"X: " + b"a" * 2**20, b"".join(b"X%d: a\r\n" % n for n in range(40_000))):
+        assert told(target.ask(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + filler), 431) == "head_too_large"
+    trailers = b"".join(b"X%d: a\r\n" % n for n in range(40_000))
+    told(target.ask(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKS[:-2] + trailers), 431, 200)
+    fitting = get("/healthz", "X: " + "a" * (MAX_FRAMING_BYTES - 1_000))
+    assert target.ask(fitting)[0] == 200
+
+
+def test_a_trailer_is_no_header(target):
+    content = b"POST /v1/forget HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    content += b"2\r\n{}\r\n0\r\n" + ADMIN.encode() + b"\r\n\r\n"
+    told(target.ask(content), 401)
+
+
+def test_an_answer_is_finished_before_garbage_behind_its_question_ends_the_connection(target):
+    for first in (get("/v1/embeddings/user_id/1"), request(BODY, kind=JSON), get("/v1/status")):
+        connection = target.connect()
+        status, _, body = connection.ask(first + b"\0garbage\r\n\r\n")
+        assert status == 200
+        assert msgspec.json.decode(body)
+        if connection.buffer or not connection.is_closed():
+            told(connection.answer(), 400)
+
+
+def test_pipelined_questions_are_answered_in_their_order(target):
+    connection = target.connect()
+    known = request(BODIES[RAW])
+    assert connection.ask(known)[0] == 200
+    slow = get("/v1/embeddings/user_id/1/neighbors")
+    connection.send(known + slow + known + get("/healthz") + known)
+    kinds = [connection.answer()[1]["content-type"] for _ in range(5)]
+    assert kinds == [RAW, JSON, RAW, JSON, RAW]
+    target.is_well()
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status", "path"),
+    [
+        (None, 401, "/v1/forget"),
+        ("Bearer admin-secreT", 401, "/v1/forget"),
+        ("Bearer admin-secret2", 401, "/v1/forget"),
+        ("Bearer ", 401, "/v1/forget"),
+        ("Bearer " + "x" * 50_000, 401, "/v1/forget"),
+        ("Bearer \xff\xfe", 401, "/v1/forget"),
+        ("Basic admin-secret", 401, "/v1/forget"),
+        ("admin-secret", 401, "/v1/forget"),
+        (None, 401, "/v1/%66orget"),
+        (None, 401, "/v1/forget/"),
+        (None, 401, "/v1%2forders%2fx"),
+        (None, 404, "/v1//forget"),
+        (None, 404, "/v1/./forget"),
+        (None, 404, "/V1/forget"),
+    ],
+)
+def test_no_spelling_of_a_path_or_a_token_gets_past_the_guard(target, authorization, status, path):
+    extra = [] if authorization is None else [f"Authorization: {authorization}"]
+    told(target.ask(request(b"{}", kind=JSON, path=path, extra=extra)), status)
+    assert not (target.path / "commands").exists()
+
+
+def test_every_token_is_compared_whole_whatever_was_sent(monkeypatch):
+    compared = []
+    whole = hmac.compare_digest
+    monkeypatch.setattr(tokens.hmac, "compare_digest", lambda *pair: compared.append(pair) or whole(*pair))
+    known = tokens.Tokens({f"token-{n}": frozenset({"read"}) for n in range(5)})
+    known.check("Bearer token-0", "read")
+    assert len(compared) == 5
+    assert {len(digest) for pair in compared for digest in pair} == {32}

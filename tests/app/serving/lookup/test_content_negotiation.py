@@ -1,0 +1,104 @@
+"""Look-ups in every form that is asked and answered: the same rows and statuses, from one id to ten thousand."""
+
+import re
+
+import msgspec
+import numpy as np
+import pyarrow
+import pytest
+from springtide_client.keys import id_of
+
+from app.serving.lookup.codecs import Form, read_question
+from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, get, request
+from tests.app.serving.target import ROWS, arrow_stream
+
+HALF = f"{RAW};dtype=float16"
+NAMES = ["known", "unknown", "not_admitted", "forgotten"]
+MIXED = [1, 2, 9, 77]
+
+
+def question(kind: str, ids: list) -> bytes:
+    if kind == RAW:
+        return np.array(ids, "<i8").tobytes()
+    if kind == ARROW:
+        return arrow_stream(pyarrow.table({"id": ids}))
+    return (msgspec.json if kind == JSON else msgspec.msgpack).encode({"ids": ids})
+
+
+def told(kind: str, body: bytes, num: int):
+    """(rows float32 [N, 4], statuses) of an answer."""
+    if kind in (RAW, HALF):
+        width = 4 if kind == RAW else 2
+        rows = np.frombuffer(body[: num * 4 * width], f"<f{width}").astype(np.float32)
+        return rows.reshape(-1, 4), [NAMES[code] for code in body[num * 4 * width :]]
+    if kind == ARROW:
+        table = pyarrow.ipc.open_stream(body).read_all()
+        table.validate(full=True)
+        assert table.column("vector").type == pyarrow.list_(pyarrow.float32(), 4)
+        vectors, status = table.column("vector").to_pylist(), table.column("status").to_pylist()
+    else:
+        answer = (msgspec.json if kind == JSON else msgspec.msgpack).decode(body)
+        vectors, status = answer["vectors"], answer["status"]
+        if kind == MSGPACK:
+            return np.frombuffer(vectors, "<f4").reshape(-1, 4), status
+    return np.array([[np.nan] * 4 if row is None else row for row in vectors], np.float32).reshape(-1, 4), status
+
+
+def expected(ids):
+    rows = np.array([ROWS.get(int(i), [np.nan] * 4) for i in ids], np.float32).reshape(-1, 4)
+    return rows, ["known" if int(i) in ROWS else "forgotten" if int(i) == 9 else "unknown" for i in ids]
+
+
+@pytest.mark.parametrize("accept", [RAW, HALF, JSON, MSGPACK, ARROW])
+@pytest.mark.parametrize("kind", [RAW, JSON, MSGPACK, ARROW])
+def test_every_form_answers_every_form(target, kind, accept):
+    connection = target.connect()
+    for ids in ([1], [], MIXED, MIXED * 2_500):
+        for asked in [ids] if kind == RAW else [ids, [str(i) for i in ids]]:
+            content = request(question(kind, asked), kind=kind, extra=[f"Accept: {accept}"])
+            for _ in range(2):  # the second time the head is known
+                status, headers, body = connection.ask(content)
+                assert (status, headers["content-type"]) == (200, accept)
+                rows, statuses = told(accept, body, len(ids))
+                wanted_rows, wanted = expected(ids)
+                assert statuses == wanted
+                np.testing.assert_array_equal(rows, wanted_rows)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pyarrow.array([1, 2, 9], pyarrow.int32()),
+        pyarrow.array([1, 2, 9], pyarrow.uint64()),
+        pyarrow.array([2**63 + 1, 5], pyarrow.uint64()),
+        pyarrow.array([1, None, 9]),
+        pyarrow.array(["1", "a", "", "-7", "\u00e9", "x" * 100]),
+        pyarrow.array(["1", "a"], pyarrow.large_string()),
+        pyarrow.array(["1", None]),
+        pyarrow.array(["zero", "1", "a", "b"]).slice(1, 2),
+        pyarrow.chunked_array([["1", "a"], ["b"]]),
+        pyarrow.chunked_array([[1], [2, 3]]),
+    ],
+)
+def test_arrow_ids_of_every_kind_are_what_they_are_elsewhere(ids):
+    asked = read_question(Form(ARROW), arrow_stream(pyarrow.table({"id": ids, "other": [0.5] * len(ids)})), 10)
+    assert asked.ids_N.tolist() == [id_of(value)[0] for value in ids.to_pylist()]
+    assert asked.sent.tolist() == ids.to_pylist()
+
+
+def test_every_route_counts_the_rows_it_looked_for(target):
+    def counted():
+        text = target.client.get("/metrics").text
+        found = dict(re.findall(r'springtide_rows_total\{status="(\w+)"\} (\d+)', text))
+        return np.array([int(found.get(name, 0)) for name in NAMES])
+
+    before = counted()
+    for n in MIXED:
+        target.ask(get(f"/v1/embeddings/user_id/{n}"))
+        target.ask(get(f"/v1/embeddings/user_id?id={n}"))
+        target.ask(get(f"/v1/embeddings/user_id/{n}/neighbors"))
+    connection = target.connect()
+    for kind in (RAW, JSON, MSGPACK, ARROW):
+        for _ in range(2):
+            connection.ask(request(question(kind, MIXED), kind=kind))
+    assert (counted() - before).tolist() == [2 * 11, 11, 0, 11]

@@ -1,0 +1,125 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from springtide_client.keys import INT64_MIN
+from springtide_client.rows.layers import RowLayer, sorted_layer
+
+from app.serving.lookup import neighbors
+from app.serving.lookup.neighbors import find_neighbors
+
+FEATURE, DIM = 3, 8
+
+
+class Layered:
+    """A view of layers, newest first, answered by walking through them."""
+
+    def __init__(self, *layers: RowLayer, horizon_ms: int = INT64_MIN) -> None:
+        self.layers, self._horizon_ms = layers, horizon_ms
+
+    def horizon_ms(self, number):
+        return self._horizon_ms if number == FEATURE else INT64_MIN
+
+    def rows(self) -> dict[int, np.ndarray]:
+        """The living rows of the feature."""
+        found: dict[int, tuple[np.ndarray, bool]] = {}
+        for layer in self.layers:
+            for place in np.flatnonzero(layer.feature == FEATURE):
+                dead = layer.last_seen[place] < self._horizon_ms
+                dead |= layer.forgotten is not None and bool(layer.forgotten[place])
+                found.setdefault(int(layer.id[place]), (layer.value[place], bool(dead)))
+        return {row_id: row for row_id, (row, dead) in found.items() if not dead}
+
+    def lookup(self, number, ids):
+        row = self.rows().get(int(ids[0]))
+        if row is None:
+            return np.full((1, DIM), np.nan, np.float32), np.array([1], np.uint8)
+        return row[None], np.array([0], np.uint8)
+
+    def names(self, number, ids):
+        return ids.tolist()
+
+
+def layer(ids, rows, *, feature=FEATURE, seen=100, forgotten=()) -> RowLayer:
+    ids = np.array(ids, np.int64)
+    ones = np.ones(len(ids), np.int64)
+    made = sorted_layer(np.full(len(ids), feature, np.uint16), ids, np.array(rows, np.float32), ones, ones * seen)
+    return replace(made, forgotten=np.isin(made.id, forgotten)) if len(forgotten) else made
+
+
+def joined(*layers: RowLayer) -> RowLayer:
+    """One layer of several features."""
+    columns = [
+        np.concatenate(c) for c in zip(*((x.feature, x.id, x.value, x.count, x.last_seen) for x in layers), strict=True)
+    ]
+    return sorted_layer(*columns)
+
+
+def expected(rows: dict[int, np.ndarray], row_id: int, k: int, metric: str):
+    query = rows[row_id].astype(np.float64)
+    scores = {}
+    for other, row in rows.items():
+        row = row.astype(np.float64)
+        if metric == "dot":
+            scores[other] = row @ query
+        elif metric == "euclidean":
+            scores[other] = -np.sqrt(((row - query) ** 2).sum())
+        else:
+            scores[other] = row @ query / (np.linalg.norm(row) * np.linalg.norm(query))
+    del scores[row_id]
+    best = sorted(scores, key=lambda other: (-np.float32(scores[other]), other))[:k]
+    return best, [-scores[other] if metric == "euclidean" else scores[other] for other in best]
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("k", [1, 10, 500])
+def test_the_nearest_rows_are_those_of_a_full_comparison_of_what_lives(monkeypatch, metric, chunk, k):
+    monkeypatch.setattr(neighbors, "CHUNK_ROWS", chunk)
+    random = np.random.default_rng(0)
+
+    def some_rows(number):
+        return random.integers(-2, 3, (number, DIM)) * random.choice([0.5, 1.0, 3.0], (number, 1)) + 0.25  # many tie
+
+    ids = random.permutation(200).astype(np.int64) - 50
+    base = joined(layer(ids, some_rows(200)), layer(ids[:90], some_rows(90) * 9, feature=FEATURE + 1))
+    older = layer(ids[:120], some_rows(120), forgotten=ids[30:60])  # hides near rows, and marks some
+    newer = layer([*ids[50:70], 700, 701], some_rows(22), forgotten=[700])  # some come back
+    view = Layered(newer, older, base)
+    for row_id in (int(ids[3]), int(ids[60]), 701):
+        found = find_neighbors(view, FEATURE, row_id, k=k, metric=metric)
+        best, scores = expected(view.rows(), row_id, k, metric)
+        assert [neighbor["id"] for neighbor in found] == best
+        np.testing.assert_allclose([neighbor["score"] for neighbor in found], scores, rtol=1e-6, atol=1e-7)
+    assert find_neighbors(view, FEATURE, int(ids[31]), k=k, metric=metric) is None
+
+
+def test_when_everything_near_is_hidden_the_far_is_found():
+    near = layer(range(1, 901), np.ones((900, DIM)))
+    far = layer(range(1_000, 1_005), np.arange(5 * DIM).reshape(5, DIM) - 100.0)
+    marks = layer(range(2, 901), np.zeros((899, DIM)), forgotten=np.arange(2, 901))
+    view = Layered(marks, joined(near, far))
+    found = find_neighbors(view, FEATURE, 1, k=3, metric="dot")
+    assert [neighbor["id"] for neighbor in found] == [1_004, 1_003, 1_002]
+
+
+def test_rows_below_the_horizon_are_dead():
+    view = Layered(layer([1, 2], np.ones((2, DIM)), seen=100), layer([3], np.ones((1, DIM)), seen=10), horizon_ms=50)
+    assert find_neighbors(view, FEATURE, 1, k=5, metric="dot") == [{"id": 2, "score": 8.0}]
+
+
+def test_equal_rows_come_by_their_ids_whatever_the_chunks(monkeypatch):
+    for chunk in (1, 2, 5, 64):
+        monkeypatch.setattr(neighbors, "CHUNK_ROWS", chunk)
+        ids = [*range(100, 40, -1), 3, 7, 1, 5]
+        row = np.random.default_rng(1).normal(size=DIM)
+        found = find_neighbors(Layered(layer(ids, np.tile(row, (64, 1)))), FEATURE, 100, k=3, metric="cosine")
+        assert [neighbor["id"] for neighbor in found] == [1, 3, 5]
+
+
+def test_a_row_of_zeros_is_near_to_nothing_and_a_row_that_is_no_number_is_no_neighbor():
+    rows = np.zeros((3, DIM))
+    rows[1, 0], rows[2, 0] = 1, np.nan
+    view = Layered(layer([1, 2, 3], rows))
+    assert find_neighbors(view, FEATURE, 1, k=3, metric="cosine") == [{"id": 2, "score": 0.0}]
+    assert find_neighbors(view, FEATURE, 4, k=3, metric="cosine") is None

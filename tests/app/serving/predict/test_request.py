@@ -1,0 +1,70 @@
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from springtide_client.encode import encode_instances
+from springtide_client.schema import Schema
+
+from app.serving.http.errors import ApiError
+from app.serving.predict.request import Instances, encode, join, read_predict
+
+SCHEMA = Schema(
+    labels=("click",),
+    categorical=("user_id", "item_id"),
+    multi_value=("genres",),
+    sequence=("last_items",),
+    dense=("age", "price"),
+)
+IDS = st.integers(0, 9) | st.sampled_from(["a", "b"]) | st.none()
+FIELDS = {
+    "user_id": IDS,
+    "item_id": IDS,
+    "genres": st.lists(IDS, max_size=3) | st.none(),
+    "last_items": st.lists(IDS, max_size=3),
+    "age": st.integers(0, 99) | st.none(),
+    "price": st.integers(0, 99),
+    "unknown": st.none(),
+}
+RECORDS = st.fixed_dictionaries({}, optional=FIELDS)
+
+
+def same(one, other):
+    assert np.array_equal(one.categorical_NC, other.categorical_NC)
+    assert np.array_equal(one.dense_NF, other.dense_NF, equal_nan=True)
+    for ragged, wanted in zip(one.lists, other.lists, strict=True):
+        assert np.array_equal(ragged.ids_M, wanted.ids_M)
+        assert np.array_equal(ragged.offsets, wanted.offsets)
+
+
+@given(RECORDS, st.lists(RECORDS, min_size=1, max_size=4))
+def test_a_context_completes_each_candidate_as_if_it_were_written_into_it(context, candidates):
+    whole = [{**context, **candidate} for candidate in candidates]
+    same(encode(SCHEMA, Instances(candidates, context)), encode_instances(SCHEMA, whole))
+
+
+@given(st.lists(st.lists(RECORDS, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_joined_parts_are_encoded_like_the_whole(parts):
+    joined = join([encode_instances(SCHEMA, part) for part in parts])
+    same(joined, encode_instances(SCHEMA, [instance for part in parts for instance in part]))
+
+
+@pytest.mark.parametrize(
+    ("question", "told"),
+    [
+        ({"context": {"age": "old"}, "candidates": [{}, {}]}, {"field": "age"}),
+        ({"context": {"age": "old"}, "candidates": [{"age": 1}, {}]}, {"field": "age", "index": 1}),
+        ({"context": {"user_id": 1}, "candidates": [{}, {"age": "x"}]}, {"field": "age", "index": 1}),
+        ({"instances": [{}, {"genres": 5}]}, {"field": "genres", "index": 1}),
+    ],
+)
+def test_what_cannot_be_encoded_is_told_by_index_and_field(question, told):
+    instances, _ = read_predict(msgspec.json.encode(question), 10)
+    with pytest.raises(ApiError) as caught:
+        encode(SCHEMA, instances)
+    assert caught.value.details == told
+
+
+def test_a_bad_context_that_every_candidate_overrides_is_no_fault():
+    instances, _ = read_predict(b'{"context": {"age": "old"}, "candidates": [{"age": 3}]}', 10)
+    assert encode(SCHEMA, instances).dense_NF[0, 0] == 3

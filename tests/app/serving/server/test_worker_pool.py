@@ -1,0 +1,143 @@
+"""Workers that do nothing but live and die, in processes of their own."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from app.serving.config import ServeConfig
+from app.serving.server.worker_pool import Workers
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Two workers, each of which lives until a signal; what `how` says happens to those that come later."""
+    clock, how = Clock(), {"successor": "lives"}
+
+    def answer(config, place, tell, is_successor):
+        if is_successor and how["successor"] == "dies":
+            return
+        tell()
+        signal.pause()
+
+    tally = tmp_path / "tally"
+    tally.mkdir()
+    workers = Workers(answer, ServeConfig(workers=2, cache_path=str(tmp_path / "cache")), tally, clock=clock)
+    yield workers, clock, how, tally
+    clock.now = 0.0
+    workers.stop(20)
+
+
+def look_until(workers, check):
+    deadline = time.monotonic() + 20
+    while not check():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        workers.look()
+        time.sleep(0.005)
+
+
+def pids(workers):
+    return [worker.process.pid for worker in workers._living if worker.listens]
+
+
+def test_a_worker_that_dies_is_replaced_and_waited_for_longer_when_that_goes_on(kept):
+    workers, clock, how, _ = kept
+    look_until(workers, lambda: workers.all_listen)
+    how["successor"] = "dies"
+    first, second = pids(workers)
+    os.kill(first, signal.SIGKILL)
+    look_until(workers, lambda: len(workers._living) == 1)
+    pauses = []
+    for number in (3, 4, 5):
+        due = workers._due
+        pauses.append(due - clock.now)
+        clock.now = due
+        look_until(workers, lambda number=number: workers._num_started == number)
+        look_until(workers, lambda: len(workers._living) == 1)
+    assert pauses == pytest.approx([0.1, 0.2, 0.4])
+    how["successor"] = "lives"
+    clock.now = workers._due
+    look_until(workers, lambda: workers.all_listen)
+    assert second in pids(workers)
+
+
+def test_nobody_leaves_before_a_successor_answers(kept):
+    workers, clock, how, tally = kept
+    look_until(workers, lambda: workers.all_listen)
+    first = pids(workers)
+    how["successor"] = "dies"
+    workers.roll()
+    look_until(workers, lambda: workers._num_started == 3)
+    look_until(workers, lambda: len(workers._living) == 2)
+    assert pids(workers) == first
+    how["successor"] = "lives"
+    clock.now = workers._due
+    look_until(workers, lambda: workers.all_listen and not set(pids(workers)) & set(first))
+    assert (tally / "ended.json").read_text().count('"replaced"') == 1
+
+
+def test_one_that_does_not_leave_is_killed(tmp_path):
+    clock = Clock()
+
+    def answer(config, place, tell, is_successor):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        tell()
+        signal.pause()
+
+    tally = tmp_path / "tally"
+    tally.mkdir()
+    workers = Workers(answer, ServeConfig(workers=2, cache_path=str(tmp_path / "cache")), tally, clock=clock)
+    look_until(workers, lambda: workers.all_listen)
+    first = pids(workers)
+    workers.roll()
+    look_until(workers, lambda: any(worker.leave_by for worker in workers._living))
+    clock.now += 100
+    look_until(workers, lambda: first[0] not in pids(workers))
+    clock.now = 0.0
+    workers.stop(20)
+
+
+def test_a_system_without_processes_left_ends_no_server(kept, monkeypatch):
+    workers, clock, _, _ = kept
+    look_until(workers, lambda: workers.all_listen)
+    first, second = pids(workers)
+    os.kill(first, signal.SIGKILL)
+    look_until(workers, lambda: len(workers._living) == 1)
+    num_files = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fork", refuse)
+        clock.now = workers._due
+        workers.look()
+        assert workers._due > clock.now
+    assert len(os.listdir("/proc/self/fd")) == num_files
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # it can still be told to stop
+    clock.now = workers._due
+    look_until(workers, lambda: workers.all_listen)
+    assert second in pids(workers)
+
+
+def refuse():
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
+def test_a_full_disk_ends_no_server(kept):
+    workers, clock, _, tally = kept
+    look_until(workers, lambda: workers.all_listen)
+    first, second = pids(workers)
+    tally.rename(tally.with_name("elsewhere"))  # nothing can be written down
+    os.kill(first, signal.SIGKILL)
+    look_until(workers, lambda: len(workers._living) == 1)
+    clock.now = workers._due
+    look_until(workers, lambda: workers.all_listen)
+    assert second in pids(workers)
+    tally.with_name("elsewhere").rename(tally)
+    workers.look()
+    assert (tally / "ended.json").read_text().count('"died"') == 1

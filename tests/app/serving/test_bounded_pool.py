@@ -1,0 +1,35 @@
+import asyncio
+import threading
+
+import pytest
+
+from app.serving.bounded_pool import Work
+from app.serving.http.errors import ApiError
+
+
+def test_one_call_more_than_may_wait_is_refused():
+    async def scenario():
+        work = Work("test", num_threads=1, max_waiting=1)
+        go = threading.Event()
+        first, second = (asyncio.ensure_future(work.run(lambda: go.wait(10))) for _ in range(2))
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as caught:
+            await work.run(lambda: 5)
+        assert caught.value.code == "busy"
+        go.set()
+        assert await first
+        assert await second
+        assert await work.run(lambda: 5) == 5
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_a_call_raises_reaches_the_asker():
+    async def scenario():
+        work = Work("test", num_threads=1, max_waiting=1)
+        with pytest.raises(ZeroDivisionError):
+            await work.run(lambda: 1 // 0)
+        work.close()
+
+    asyncio.run(scenario())
