@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from app.errors import UserError
-from app.parent import end_with_parent
+from app.processes.parent_death import end_with_parent
 
 COMMANDS = (
     "demo",
@@ -96,7 +96,7 @@ def suggest(argv: list[str]) -> list[str]:
 
 def set_up_logging(debug: bool) -> None:
     """Events to stderr, one line each."""
-    from app.event_lines import EventLines
+    from app.processes.log_format import EventLines
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(EventLines())

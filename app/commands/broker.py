@@ -11,9 +11,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config import load_outline
+    from app.config.load import load_outline
     from app.errors import UserError
-    from app.stopping import stop_on_signals
+    from app.processes.signals import stop_on_signals
     from stream.broker.embedded import EmbeddedBroker
     from stream.errors import BrokerError
 

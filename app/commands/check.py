@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.config import Config
+    from app.config.load import Config
 
 HELP = "look at configuration, broker, topic, disk, port and GPU: what is wrong, and how to mend it"
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config import load_config
+    from app.config.load import load_config
 
     config = load_config(arguments.config)
     print(f"ok       configuration: {config.path}, {len(config.schema.features)} id features")

@@ -10,12 +10,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.process_tuning import tune_process
+    from app.processes.tuning import tune_process
 
     tune_process()
-    from app.config import load_config
+    from app.config.load import load_config
     from app.processes.priority import yield_to_others
-    from app.stopping import stop_on_signals
+    from app.processes.signals import stop_on_signals
     from app.version_log.compact.compactor import Merger
 
     yield_to_others()

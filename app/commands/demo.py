@@ -14,11 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.stopping import stop_on_signals
+    from app.processes.signals import stop_on_signals
 
     stopping = stop_on_signals()
-    from app.demo.demo import Demo
     from app.errors import UserError
+    from app.tools.demo.demo import Demo
 
     if arguments.rate is not None and not arguments.rate > 0:
         raise UserError(f"--rate must be above 0, not {arguments.rate:g}")

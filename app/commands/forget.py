@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from app.commands.submit import add_wait
 
 if TYPE_CHECKING:
-    from app.config import Outline
+    from app.config.load import Outline
     from app.version_log.commands.status import Receipt
 
 HELP = "forget ids: gone from the model and from every follower"
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from app.commands.submit import give_order, print_result
-    from app.config import load_outline
+    from app.config.load import load_outline
     from app.errors import UserError
     from app.version_log.compact.compactor import WINDOW_SAMPLES
     from app.version_log.trainer_status import read_status

@@ -16,10 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config import load_outline
+    from app.config.load import load_outline
     from app.errors import UserError
-    from app.replay.replay import Replay, ReplayConfig
-    from app.stopping import stop_on_signals
+    from app.processes.signals import stop_on_signals
+    from app.tools.replay.replay import Replay, ReplayConfig
 
     outline = load_outline(arguments.config)
     try:

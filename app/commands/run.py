@@ -13,12 +13,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.stopping import stop_on_signals
+    from app.processes.signals import stop_on_signals
 
     stopping = stop_on_signals()
-    from app.broker_keeper import BrokerKeeper
-    from app.config import load_outline
-    from app.supervisor import ChildSpec, Supervisor
+    from app.config.load import load_outline
+    from app.processes.broker_supervisor import BrokerKeeper
+    from app.processes.supervisor import ChildSpec, Supervisor
 
     outline = load_outline(arguments.config)
     config = ["--config", str(outline.path)]

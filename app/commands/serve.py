@@ -13,9 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from app.config import load_outline
+    from app.config.load import load_outline
     from app.errors import UserError
-    from app.process_tuning import tune_process
+    from app.processes.tuning import tune_process
 
     tune_process()
     from app.serving.server.serve import serve

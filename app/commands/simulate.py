@@ -12,11 +12,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config import load_outline
+    from app.config.load import load_outline
     from app.errors import UserError
-    from app.simulator.config import SimulatorConfig
-    from app.simulator.process import simulate
-    from app.stopping import stop_on_signals
+    from app.processes.signals import stop_on_signals
+    from app.tools.simulator.config import SimulatorConfig
+    from app.tools.simulator.process import simulate
 
     outline = load_outline(arguments.config)
     settings = {"seed": arguments.seed} | ({} if arguments.rate is None else {"rate": arguments.rate})

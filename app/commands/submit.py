@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config import Outline
+    from app.config.load import Outline
     from app.version_log.commands.status import Receipt
 
 LOOK_SECONDS = 0.1

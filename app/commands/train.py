@@ -31,20 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.process_tuning import tune_process
-    from app.stopping import leave_on_signals
+    from app.processes.signals import leave_on_signals
+    from app.processes.tuning import tune_process
 
     sys.setswitchinterval(SWITCH_SECONDS)
     leave_on_signals()  # before the long imports; the trainer has handlers of its own once it runs
     tune_process()
-    from app.config import load_config, load_outline
+    from app.config.load import load_config, load_outline
     from app.training.input.start_position import StartElsewhere
 
     start = StartElsewhere.of(arguments.from_offset, arguments.from_timestamp)
     outline = load_outline(arguments.config)
     if outline.source.embedded:
         outline.source.connection()  # told at once: nobody else will start the embedded broker
-    from app.merger_keeper import MergerKeeper
+    from app.processes.compactor_supervisor import MergerKeeper
     from app.training.trainer import Trainer
 
     config = load_config(arguments.config)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.log.directory_watcher import DirectoryNews
 
+from app.scores.best_auc_file import read_best_auc
 from app.serving.bounded_pool import Work
 from app.serving.cache_folder import CacheFolder
 from app.serving.config import ServeConfig
@@ -29,7 +30,6 @@ from app.serving.ops.shared_metrics import Numbers, Place
 from app.serving.ops.status import History, TrainerStatus
 from app.serving.ops.trainer_metrics import declare_table, numbers, show_table
 from app.serving.predict.micro_batcher import Scorer
-from app.simulator.told import read_best_auc
 from app.version_log.config import LogConfig
 
 SAMPLE_SECONDS = 1.0

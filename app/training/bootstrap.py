@@ -34,7 +34,7 @@ from kernels.backend import backend
 from kernels.spec import Layout, Verbs
 
 if TYPE_CHECKING:
-    from app.config import Config
+    from app.config.load import Config
 
 
 def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> TrainingState:

@@ -10,7 +10,7 @@ import numpy as np
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import StreamPosition
 
-from app.live_limits import nested, read_limits
+from app.config.runtime_limits import nested, read_limits
 from app.training.state.training_state import TrainingState
 from app.version_log.commands.erasures import forgettings_of
 from app.version_log.commands.offline import keys_of

@@ -35,7 +35,7 @@ from stream.flow.dead_letter_producer import DeadLetters
 from stream.source import Source
 
 if TYPE_CHECKING:
-    from app.config import Config
+    from app.config.load import Config
 
 FLUSH_SECONDS = 2.0  # for dead letters, before a version is put off
 FIRST_PUT_OFF_SECONDS, LONGEST_PUT_OFF_SECONDS = 1.0, 30.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from springtide_client.format.records import HEADER
 
-from app.config import load_config
+from app.config.load import load_config
 from app.training.bootstrap import start_state
 from app.version_log.write.segments import SegmentFiles
 from app.version_log.write.writer import LogWriter

@@ -12,7 +12,7 @@ from springtide_client import HotModel
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.directory import LogDirectory
 
-from app.config import load_config
+from app.config.load import load_config
 from app.processes.priority import yield_to_others
 from app.version_log.compact.merge import merge_base
 from app.version_log.write.writer import LogWriter

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from app.config import load_config
+from app.config.load import load_config
 from stream.broker.embedded import EmbeddedBroker
 from tests.bench.click_logs import make_clicks
 from tests.bench.harness import Case, alternate, arguments, as_the_trainer, fail, report, timed

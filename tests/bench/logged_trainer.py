@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from app.config import Config
+from app.config.load import Config
 from app.training.input.batches import Intake
 from app.training.trainer import Trainer
 from stream.positions import Position

@@ -9,7 +9,7 @@ from springtide_client.keys import mix_keys
 from springtide_client.log.base import ModelName, TableShape
 from springtide_client.rows.layers import RowLayer, sorted_layer
 
-from app.config import Config, load_config
+from app.config.load import Config, load_config
 from app.models.export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model

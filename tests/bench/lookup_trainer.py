@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from springtide_client.features import Features
 
-from app.config import load_config
+from app.config.load import load_config
 from app.training.bootstrap import start_state
 from app.version_log.write.writer import LogWriter
 from stream.columns import Batch, Partition

@@ -18,7 +18,7 @@ from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import OPTIMIZER, ROWS, Base
 from springtide_client.log.directory import LogDirectory
 
-from app.config import load_config
+from app.config.load import load_config
 from app.training.state.base_rows import BaseRows
 from stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness import Case, alternate, arguments, fail, report, timed

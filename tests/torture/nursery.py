@@ -79,7 +79,7 @@ def warm_up() -> None:
     """Everything imported, every kernel of the torture's configuration loaded, no thread left."""
     import app.commands.serve
     import app.commands.train
-    import app.merger_keeper
+    import app.processes.compactor_supervisor
     import app.serving.server.serve
     import app.training.trainer  # noqa: F401
     from tests.torture.undisturbed import Undisturbed

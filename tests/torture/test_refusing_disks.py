@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.config import load_config
+from app.config.load import load_config
 from app.training.trainer import Trainer
 from app.version_log import trainer_status as status_file
 from app.version_log.trainer_status import read_status

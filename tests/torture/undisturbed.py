@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from app.config import load_config
+from app.config.load import load_config
 from app.training.bootstrap import start_state
 from app.training.commands import OrderDesk
 from app.version_log.commands.queue import Order

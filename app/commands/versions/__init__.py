@@ -5,7 +5,7 @@ import importlib
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from app.config import Outline
+    from app.config.load import Outline
 
 HELP = "list, show, compare, export or verify the versions in the log; go back to one"
 ACTIONS = ("list", "show", "diff", "export", "verify", "rollback")
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from springtide_client.errors import LogError
 
-    from app.config import load_outline
+    from app.config.load import load_outline
 
     outline = load_outline(arguments.config)
     try:

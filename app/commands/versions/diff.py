@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config import Outline
+    from app.config.load import Outline
     from app.version_log.inspection.diff import Difference
 
 DENSE_LINES = 20
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     from springtide_client.log.directory import LogDirectory
 
-    from app.commands.words import print_json
+    from app.commands.formatting import print_json
     from app.errors import UserError
     from app.version_log.inspection.diff import compare
     from app.version_log.read.index import LogIndex
@@ -86,7 +86,7 @@ def print_difference(difference: "Difference") -> None:
     """The difference for people."""
     from springtide_client.format.records import version_name
 
-    from app.commands.words import size_of, time_of
+    from app.commands.formatting import size_of, time_of
     from app.version_log.verify.report import plural
 
     older, newer = difference.metas
@@ -114,7 +114,7 @@ def print_rows(difference: "Difference") -> None:
 
 def print_moves(difference: "Difference") -> None:
     """The rows that moved most."""
-    from app.commands.words import figure, signed
+    from app.commands.formatting import figure, signed
 
     if not difference.moves:
         return
@@ -127,7 +127,7 @@ def print_moves(difference: "Difference") -> None:
 
 def print_dense(difference: "Difference") -> None:
     """Each parameter's way, relative to its length before."""
-    from app.commands.words import figure
+    from app.commands.formatting import figure
 
     moved = [change for change in difference.dense if change.distance > 0]
     print(f"\ndense: {len(moved)} of {len(difference.dense)} parameters and statistics changed")
@@ -143,8 +143,8 @@ def print_dense(difference: "Difference") -> None:
 
 def print_stream(difference: "Difference") -> None:
     """Positions, scores, dead letters, horizons and orders."""
+    from app.commands.formatting import signed, time_of
     from app.commands.versions.show import score_lines
-    from app.commands.words import signed, time_of
 
     older, newer = difference.metas
     print("\nstream")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.config import Outline
+    from app.config.load import Outline
 
 HELP = "write a version as one file: the model snapshot, or its rows for other tools"
 
@@ -28,7 +28,7 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     from springtide_client.format.records import version_name
     from springtide_client.log.directory import LogDirectory
 
-    from app.commands.words import size_of
+    from app.commands.formatting import size_of
     from app.errors import UserError
     from app.version_log.export.export import ExportConfig, check_target, export, format_of
     from app.version_log.read.index import LogIndex

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config import Outline
+    from app.config.load import Outline
     from app.version_log.read.index import LogIndex
 
 HELP = "the newest versions, oldest first"
@@ -20,7 +20,7 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     from springtide_client.format.records import version_name
     from springtide_client.log.directory import LogDirectory
 
-    from app.commands.words import print_json, size_of, time_of
+    from app.commands.formatting import print_json, size_of, time_of
     from app.errors import UserError
     from app.version_log.read.index import LogIndex
     from app.version_log.verify.report import plural

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from app.commands.submit import add_wait
 
 if TYPE_CHECKING:
-    from app.config import Outline
+    from app.config.load import Outline
 
 HELP = "go back: a new version that restores an older one; the stream is read again from there"
 
@@ -25,7 +25,7 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     from springtide_client.log.directory import LogDirectory
 
     from app.commands.submit import give_order, print_result
-    from app.config import load_config
+    from app.config.load import load_config
     from app.version_log.read.index import LogIndex
 
     config = load_config(outline.path)

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config import Outline
+    from app.config.load import Outline
     from app.version_log.commands.erasure_audit import Holding
     from app.version_log.inspection.history import History
     from app.version_log.read.index import LogIndex
@@ -42,7 +42,7 @@ def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
     import msgspec
     from springtide_client.format.records import version_name
 
-    from app.commands.words import print_json
+    from app.commands.formatting import print_json
 
     entry = index.find(number)
     head = entry.read_head() if entry else None
@@ -69,7 +69,7 @@ def print_version(document: dict[str, Any]) -> None:
     """The same for people; the whole of it is the JSON."""
     from springtide_client.format.records import version_name
 
-    from app.commands.words import size_of, time_of
+    from app.commands.formatting import size_of, time_of
 
     is_base = ", a base" if document["is_base"] else ""
     print(f"version {document['name']} (number {document['version']}{is_base})")
@@ -105,7 +105,7 @@ def print_version(document: dict[str, Any]) -> None:
 
 def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
     """Each window's figures in one line."""
-    from app.commands.words import figure
+    from app.commands.formatting import figure
 
     lines = []
     for name, values in scores.items():
@@ -146,7 +146,7 @@ def print_history(outline: "Outline", key: str, history: "History", holdings: "l
     """A line for each event, then where the row is on the disk."""
     from springtide_client.format.records import version_name
 
-    from app.commands.words import figure, time_of
+    from app.commands.formatting import figure, time_of
     from app.version_log.verify.report import plural
 
     name, _, said = key.partition("=")
@@ -182,7 +182,7 @@ def print_history_json(outline: "Outline", key: str, history: "History", holding
     """The same for other programs."""
     from springtide_client.format.records import version_name
 
-    from app.commands.words import print_json
+    from app.commands.formatting import print_json
 
     print_json(
         {

@@ -13,7 +13,7 @@ from springtide_client.keys import INT64_MAX, id_of
 from springtide_client.schema import Schema
 from springtide_client.system.files import sync_folder
 
-from app.live_limits import EXAMPLE, nested, read_limits
+from app.config.runtime_limits import EXAMPLE, nested, read_limits
 from app.serving.http.errors import ApiError, bad_request, invalid
 
 

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 
-from app.parent import VARIABLE, end_with_parent
+from app.processes.parent_death import VARIABLE, end_with_parent
 
 LOOK_SECONDS = 0.01
 OURS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})

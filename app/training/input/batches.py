@@ -13,7 +13,7 @@ from stream.positions import Position
 from stream.source import Source
 
 if TYPE_CHECKING:
-    from app.config import Config
+    from app.config.load import Config
 
 ABSENT_SECONDS = 60.0  # how long --until-end waits for a broker and a topic
 POLL_SECONDS = 0.05

@@ -12,7 +12,7 @@ from stream.kafka.range_reader import records_between
 from stream.positions import Position
 
 if TYPE_CHECKING:
-    from app.config import Config
+    from app.config.load import Config
     from app.training.state.training_state import TrainingState
 
 REASON = "gate"

@@ -8,7 +8,7 @@ from typing import Any
 
 from springtide_client.schema import Schema
 
-from app.live_limits import FEATURE_LIMITS, TABLE_LIMITS, Name, named_limits, nested
+from app.config.runtime_limits import FEATURE_LIMITS, TABLE_LIMITS, Name, named_limits, nested
 from embeddings.config import Admission, FeaturePolicy, TableConfig
 from embeddings.optimizer import RowOptimizer
 from embeddings.sizes import num_bytes

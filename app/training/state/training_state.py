@@ -14,8 +14,8 @@ from springtide_client.format.records import Record, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.schema import Schema
 
+from app.config.runtime_limits import Name, table_limits
 from app.errors import UserError
-from app.live_limits import Name, table_limits
 from app.scores.progressive import Scores
 from app.training.state.limit_overrides import LiveLimits
 from app.training.state.version_tensors import (

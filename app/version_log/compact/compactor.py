@@ -15,8 +15,8 @@ from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 
 from app.models.export_onnx import is_possible
-from app.process_tuning import tune_process
 from app.processes.priority import yield_to_others
+from app.processes.tuning import tune_process
 from app.version_log.compact.merge import merge_base
 from app.version_log.compact.onnx import OnnxMaker
 from app.version_log.compact.retention import base_number, readable_bases, remove_drafts, retire

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from app.config_binding import bind
+from app.config.binding import bind
 from app.errors import UserError
 
 

@@ -11,7 +11,7 @@ import pytest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 
-from app.config import load_config
+from app.config.load import load_config
 from app.training.trainer import Trainer
 from stream.broker.embedded import EmbeddedBroker
 from stream.columns import Partition

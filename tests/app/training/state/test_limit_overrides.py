@@ -1,7 +1,7 @@
 import pytest
 from springtide_client.schema import Schema
 
-from app.live_limits import named_limits, nested, read_limits, table_limits
+from app.config.runtime_limits import named_limits, nested, read_limits, table_limits
 from app.training.state.limit_overrides import LiveLimits
 from embeddings.config import FeaturePolicy, TableConfig
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from springtide_client.schema import Schema
 
-from app.config import Config, load_config, load_outline
+from app.config.load import Config, load_config, load_outline
 from app.errors import UserError
 from embeddings.config import FeaturePolicy
 

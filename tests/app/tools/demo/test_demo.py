@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from app.config import load_outline
-from app.demo.demo import built_in_config, check_fields, free_port
-from app.demo.output_files import OutputFiles
-from app.demo.status_line import describe
+from app.config.load import load_outline
 from app.errors import UserError
+from app.tools.demo.demo import built_in_config, check_fields, free_port
+from app.tools.demo.output_files import OutputFiles
+from app.tools.demo.status_line import describe
 
 ROOT = Path(__file__).parents[3]
 # of a machine that does nothing else: beside another file's processes no time is promised, only the end
@@ -127,7 +127,7 @@ def test_the_line_tells_the_numbers_and_dashes_where_there_are_none_yet() -> Non
 
 
 def test_what_children_say_is_kept_in_bounded_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.demo.output_files.MAX_BYTES", 100)
+    monkeypatch.setattr("app.tools.demo.output_files.MAX_BYTES", 100)
     output = OutputFiles(tmp_path / "output")
     for number in range(100):
         output.say("train", f"line {number}")

@@ -6,10 +6,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from app.simulator.best_auc import BestAuc, auc
-from app.simulator.config import SimulatorConfig
-from app.simulator.simulator import Clicks, Simulator
-from app.simulator.world import World
+from app.scores.best_auc import BestAuc, auc
+from app.tools.simulator.click_generator import Clicks, Simulator
+from app.tools.simulator.config import SimulatorConfig
+from app.tools.simulator.world import World
 
 START_MS = 1_795_000_000_000
 FIELDS = ("user_id", "item_id", "segment", "country", "device", "placement", "category", "publisher")

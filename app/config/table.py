@@ -5,8 +5,8 @@ from typing import Any
 
 from springtide_client.schema import Schema
 
-from app.config_binding import as_table, bind, show
-from app.config_features import FeatureConfig
+from app.config.binding import as_table, bind, show
+from app.config.features import FeatureConfig
 from app.errors import UserError
 from embeddings.config import Admission, FeaturePolicy, TableConfig
 from embeddings.optimizer import RowOptimizer

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from app.simulator.config import SimulatorConfig
-from app.simulator.world import Impressions, World
+from app.tools.simulator.config import SimulatorConfig
+from app.tools.simulator.world import Impressions, World
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from springtide_client.errors import SpringtideError
 
 from app.errors import UserError
-from app.parent import environment_of_a_child
+from app.processes.parent_death import environment_of_a_child
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import sys
 FAULTS = """
 import resource, sys
 import numpy as np
-from app.process_tuning import tune_process
+from app.processes.tuning import tune_process
 
 def faults_of_a_round():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -37,7 +37,9 @@ def test_arrays_that_come_and_go_take_pages_that_are_there() -> None:
 
 
 def test_idle_threads_sleep_unless_somebody_said_otherwise() -> None:
-    code = "import os; from app.process_tuning import tune_process; tune_process(); print(os.getenv('GOMP_SPINCOUNT'))"
+    code = (
+        "import os; from app.processes.tuning import tune_process; tune_process(); print(os.getenv('GOMP_SPINCOUNT'))"
+    )
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     for said, spins in (({}, "1000"), ({"OMP_WAIT_POLICY": "active"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")):
         done = subprocess.run(

@@ -4,7 +4,7 @@ import json
 import threading
 from pathlib import Path
 
-from app.topic_room import TopicRoom
+from app.tools.topic_quota import TopicRoom
 from stream.broker.embedded import EmbeddedBroker
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin

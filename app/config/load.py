@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from springtide_client.schema import Schema
 
-from app.config_binding import as_table, bind, show, unknown_key
-from app.config_features import FeatureConfig
+from app.config.binding import as_table, bind, show, unknown_key
+from app.config.features import FeatureConfig
 from app.errors import UserError
 from app.serving.config import ServeConfig
 from app.version_log.config import SMALLEST_BYTES, LogConfig
@@ -51,7 +51,7 @@ class Config(Outline):
 
 def load_config(path: Path | str | None = None) -> Config:
     """Every section, checked; UserError names the file's mistake and the mend."""
-    from app.config_table import bind_table
+    from app.config.table import bind_table
     from app.models.registry import ModelConfig
     from app.training.config import TrainConfig
     from app.training.health.gate import GateConfig

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from app.errors import UserError
-from app.replay.rows import RowFile
+from app.tools.replay.input_file import RowFile
 
 
 def messages(path: Path, key: str | None = None) -> list[Any]:

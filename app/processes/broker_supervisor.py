@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from app.config import Outline
+from app.config.load import Outline
 from stream.broker.embedded import EmbeddedBroker, find_broker
 from stream.errors import BrokerError
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import UserError
-from app.pace import Pace
-from app.replay.progress import Progress
-from app.replay.rows import Row, RowFile
-from app.topic_room import LINGER_MS, TopicRoom
+from app.tools.rate_limiter import Pace
+from app.tools.replay.input_file import Row, RowFile
+from app.tools.replay.progress_bar import Progress
+from app.tools.topic_quota import LINGER_MS, TopicRoom
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer

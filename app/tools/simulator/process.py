@@ -7,11 +7,11 @@ import threading
 import time
 from pathlib import Path
 
-from app.pace import Pace
-from app.simulator.best_auc import BestAuc
-from app.simulator.config import SimulatorConfig
-from app.simulator.simulator import Simulator
-from app.topic_room import LINGER_MS, TopicRoom
+from app.scores.best_auc import BestAuc
+from app.tools.rate_limiter import Pace
+from app.tools.simulator.click_generator import Simulator
+from app.tools.simulator.config import SimulatorConfig
+from app.tools.topic_quota import LINGER_MS, TopicRoom
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer

@@ -13,13 +13,13 @@ from typing import Any
 
 from springtide_client.errors import SpringtideError
 
-from app.broker_keeper import BrokerKeeper
-from app.config import Outline, load_outline
-from app.demo.output_files import OutputFiles
-from app.demo.status_line import StatusLine, describe
+from app.config.load import Outline, load_outline
 from app.errors import UserError
-from app.simulator.told import read_best_auc
-from app.supervisor import ChildSpec, Supervisor
+from app.processes.broker_supervisor import BrokerKeeper
+from app.processes.supervisor import ChildSpec, Supervisor
+from app.scores.best_auc_file import read_best_auc
+from app.tools.demo.output_files import OutputFiles
+from app.tools.demo.status_line import StatusLine, describe
 
 READY_SECONDS = 120.0
 LOOK_SECONDS = 0.1
@@ -111,7 +111,7 @@ class Demo:
 
 def built_in_config() -> Path:
     """The configuration that comes with the program."""
-    return Path(str(files("app.simulator") / "demo.toml"))
+    return Path(str(files("app.tools.simulator") / "demo.toml"))
 
 
 def check_fields(outline: Outline) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from app.errors import UserError
-from app.replay.progress import Progress
-from app.replay.replay import Replay, ReplayConfig
+from app.tools.replay.progress_bar import Progress
+from app.tools.replay.replay import Replay, ReplayConfig
 from stream.broker.embedded import EmbeddedBroker
 from stream.columns import Partition
 from stream.config import SourceConfig

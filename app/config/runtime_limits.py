@@ -5,7 +5,7 @@ from typing import Any
 
 from springtide_client.schema import Schema
 
-from app.config_binding import convert, parse_size, show
+from app.config.binding import convert, parse_size, show
 from embeddings.config import TableLimits
 
 TABLE_LIMITS: dict[str, Callable[[object], Any]] = {

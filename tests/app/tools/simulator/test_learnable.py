@@ -4,13 +4,13 @@ import msgspec
 import numpy as np
 from springtide_client.encode import encode_instances
 
-from app.config import load_config
-from app.demo.demo import built_in_config
+from app.config.load import load_config
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
-from app.simulator.best_auc import auc
-from app.simulator.config import SimulatorConfig
-from app.simulator.simulator import Simulator
+from app.scores.best_auc import auc
+from app.tools.demo.demo import built_in_config
+from app.tools.simulator.click_generator import Simulator
+from app.tools.simulator.config import SimulatorConfig
 from app.training.defaults import with_defaults
 from app.training.step.learner import Learner
 from embeddings.table import EmbeddingTable

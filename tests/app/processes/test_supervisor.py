@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.errors import UserError
-from app.supervisor import FIRST_PAUSE_SECONDS, ChildSpec, Supervisor
+from app.processes.supervisor import FIRST_PAUSE_SECONDS, ChildSpec, Supervisor
 
 ROOT = Path(__file__).parents[3]
 
@@ -99,12 +99,12 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path, monkeypatch: 
     child(
         tmp_path,
         "orphan",
-        "import os, signal\nfrom app.parent import end_with_parent\nend_with_parent()\n"
+        "import os, signal\nfrom app.processes.parent_death import end_with_parent\nend_with_parent()\n"
         "print(os.getpid(), flush=True)\nsignal.pause()",
         monkeypatch,
     )
     (tmp_path / "parent_module.py").write_text(
-        "import signal, sys\nfrom app.supervisor import ChildSpec, Supervisor\n"
+        "import signal, sys\nfrom app.processes.supervisor import ChildSpec, Supervisor\n"
         "s = Supervisor([ChildSpec('orphan', [], module='orphan_module')],"
         " say=lambda n, l: print(l, flush=True))\ns.start()\nsignal.pause()"
     )
@@ -124,7 +124,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_parent_that_is_already_gone_is_noticed() -> None:
-    code = "from app.parent import end_with_parent; end_with_parent(); print('still here')"
+    code = "from app.processes.parent_death import end_with_parent; end_with_parent(); print('still here')"
     environment = dict(os.environ) | {"SPRINGTIDE_PARENT": "999999999", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 1

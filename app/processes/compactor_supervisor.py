@@ -5,9 +5,9 @@ import os
 import threading
 from contextlib import AbstractContextManager
 
-from app.config import Config
+from app.config.load import Config
 from app.errors import UserError
-from app.supervisor import ChildSpec, Supervisor
+from app.processes.supervisor import ChildSpec, Supervisor
 
 logger = logging.getLogger(__name__)
 
