@@ -12,7 +12,7 @@ from stream.kafka.consumer import Reader
 from stream.kafka.offset_gaps import Holes
 from stream.kafka.producer import Producer
 from stream.positions import Position
-from tests.bench.freshness_load import BatchSender, build_batch
+from tests.bench.freshness.event_producer import BatchSender, build_batch
 
 
 def test_records_come_once_and_in_the_order_of_their_offsets(bench):

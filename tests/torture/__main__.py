@@ -5,7 +5,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.torture.nursery import Nursery
+from tests.torture.cluster.process_pool import Nursery
 from tests.torture.torture import Torture
 
 MEMORY = Path("/dev/shm")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.torture.nursery import Nursery
+from tests.torture.cluster.process_pool import Nursery
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.torture.clicks import NUM_USERS
-from tests.torture.nursery import Nursery
+from tests.torture.cluster.process_pool import Nursery
 from tests.torture.torture import Torture
 
 NUM_KILLS = 8

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from springtide_client.log.directory import LogDirectory
 
-from tests.torture.arrivals import check_follower, check_server
-from tests.torture.faults import Fault, Faults
-from tests.torture.image import LogImage
-from tests.torture.judge import Judge
-from tests.torture.nursery import Nursery
-from tests.torture.stage import Stage, until
+from tests.torture.cluster.cluster import Stage, until
+from tests.torture.cluster.faults import Fault, Faults
+from tests.torture.cluster.process_pool import Nursery
+from tests.torture.verify.log_contents import LogImage
+from tests.torture.verify.reader_checks import check_follower, check_server
+from tests.torture.verify.verifier import Judge
 
 COMPARE_EVERY = 20
 

@@ -1,7 +1,7 @@
 """One contender of table.working_set, in a process of its own."""
 
 from tests.bench.peers.serving import serve
-from tests.bench.working_set_contender import Contender
+from tests.bench.table.working_set_contender import Contender
 
 state = {}
 

@@ -1,0 +1,110 @@
+"""So many events a second into one partition, by batches built beforehand: `freshness_load.py ADDRESS TOPIC RATE`.
+
+A producer that builds every record anew would take a third of a core from those that are measured. It lingers 20 ms:
+the embedded broker looks through all that it holds at every fetch: 100 batches a second would take a core from them.
+"""
+
+import random
+import socket
+import struct
+import sys
+import time
+from itertools import cycle
+
+import crc32c
+
+from stream.kafka.library import kafka
+from tests.bench.workloads.clicks import make_clicks
+
+TICK_SECONDS, NUM_BATCHES = 0.02, 50
+# of a record batch, version 2: https://kafka.apache.org/documentation/#recordbatch
+CRC, FIRST_MS, LAST_MS, COVERED = 17, 27, 35, 21
+
+
+def build_batch(values: list[bytes]) -> bytearray:
+    """A record batch of uncompressed values."""
+    builder = kafka.record.default_records.DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1 << 30)
+    for offset, value in enumerate(values):
+        builder.append(offset, 0, None, value, [])
+    return bytearray(builder.build())
+
+
+def stamp(batch: bytearray, now_ms: int) -> None:
+    """The records are of now."""
+    for place in (FIRST_MS, LAST_MS):
+        struct.pack_into(">q", batch, place, now_ms)
+    struct.pack_into(">I", batch, CRC, crc32c.crc32c(memoryview(batch)[COVERED:]))
+
+
+def request_of(topic: str, batch: bytearray, number: int) -> bytes:
+    """Produce, version 3, acks = 1."""
+    name = topic.encode()
+    head = struct.pack(">hhih", 0, 3, number, -1) + struct.pack(">hhi", -1, 1, 30_000)
+    head += struct.pack(f">ih{len(name)}siii", 1, len(name), name, 1, 0, len(batch))
+    return struct.pack(">i", len(head) + len(batch)) + head + batch
+
+
+def flipped(click: bytes) -> bytes:
+    """The same with the other label."""
+    head, _, label = click.rpartition(b":")
+    return head + (b":1}" if label == b"0}" else b":0}")
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not (piece := connection.recv(size - len(data))):
+            raise ConnectionError("the broker closed the connection")
+        data += piece
+    return data
+
+
+def error_of(answer: bytes, topic: str) -> int:
+    """The error code of a produce answer for one partition; 0 = none."""
+    (code,) = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(topic.encode()) + 4 + 4)
+    return int(code)
+
+
+class BatchSender:
+    """Sends ready record batches into partition 0 and waits for each answer; no thread, no queue."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._topic, self._number = topic, 0
+        self._connection = socket.create_connection((host, int(port)))
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> "BatchSender":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def send(self, batch: bytearray) -> None:
+        stamp(batch, time.time_ns() // 1_000_000)
+        self._connection.sendall(request_of(self._topic, batch, self._number))
+        self._number += 1
+        (size,) = struct.unpack(">i", receive(self._connection, 4))
+        if code := error_of(receive(self._connection, size), self._topic):
+            sys.exit(f"the broker refused a batch: error {code}")
+
+
+def main() -> None:
+    address, topic, rate = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    a_tick = int(rate * TICK_SECONDS)
+    clicks = make_clicks(a_tick * NUM_BATCHES, seed=1)
+    clicks += [flipped(click) for click in clicks]  # a stream that can be learned by heart would move no row
+    random.Random(0).shuffle(clicks)
+    batches = cycle([build_batch(clicks[start : start + a_tick]) for start in range(0, len(clicks), a_tick)])
+    with BatchSender(address, topic) as sender:
+        sender.send(next(batches))
+        print("sending", flush=True)
+        due = time.monotonic()
+        for batch in batches:
+            due += TICK_SECONDS
+            time.sleep(max(0.0, due - time.monotonic()))
+            sender.send(batch)
+
+
+if __name__ == "__main__":
+    main()

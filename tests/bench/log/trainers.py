@@ -1,0 +1,138 @@
+"""The real trainer on DLRM-small over a topic that it reads again and again: with its log, and without any."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.config.load import Config
+from app.training.input.batches import Intake
+from app.training.trainer import Trainer
+from stream.positions import Position
+from tests.bench.harness.report import fail
+from tests.bench.workloads.clicks import CATEGORICAL, DENSE
+
+BATCH = 4096
+CONFIG = """
+name = "cost"
+[source]
+bootstrap_servers = "{address}"
+topic = "clicks"
+queue_bytes = "8MiB"
+[schema]
+label = "click"
+categorical = {categorical}
+dense = {dense}
+[table]
+dim = 16
+device_bytes = "1GiB"
+disk_path = "{folder}/spill"
+num_threads = 2
+[model]
+name = "dlrm"
+options = {{ bottom = [512, 256], top = [512, 256], wide = false, rows_on_top = false }}
+[train]
+batch_size = {batch}
+max_wait_seconds = inf
+threads = 2
+[log]
+path = "{folder}/log"
+publish_seconds = 0.5
+base_minutes = {base_minutes}
+[gate]
+logloss_ratio = inf
+[serve]
+cache_path = "{folder}"
+"""
+
+
+def write_config(folder: Path, address: str, *, base_minutes: float = 10.0) -> Path:
+    """The configuration's file in that folder, where log and spill will be, too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"base-minutes-{base_minutes}.toml"
+    texts = {"categorical": list(CATEGORICAL), "dense": list(DENSE), "batch": BATCH, "base_minutes": base_minutes}
+    path.write_text(CONFIG.format(address=address, folder=folder, **texts))
+    return path
+
+
+class LoggedTrainer:
+    """A trainer driven from outside, a number of samples at a time; its loop is the trainer's own."""
+
+    def __init__(self, config: Config) -> None:
+        self.trainer = Trainer(config)
+        self.trainer.open()
+        self.log_path = Path(config.log.path)
+        self.step_seconds: list[float] = []
+
+    def __enter__(self) -> "LoggedTrainer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.trainer.close()
+
+    def run(self, num_samples: int) -> float:
+        """Samples per second over so many from the topic's start; `step_seconds` are those of each batch."""
+        trainer = self.trainer
+        self._rewind()
+        target = trainer.state.samples_trained + num_samples
+        self._pass()  # the first batch has waited for the broker
+        begun, learned = time.perf_counter(), trainer.state.samples_trained
+        self.step_seconds = []
+        while trainer.state.samples_trained < target:
+            self._pass()
+        return (trainer.state.samples_trained - learned) / (time.perf_counter() - begun)
+
+    def _pass(self) -> None:
+        """Passes of the trainer's loop until a batch is learned; what happens between batches is in its time."""
+        start, learned = time.perf_counter(), self.trainer.state.samples_trained
+        while self.trainer.state.samples_trained == learned:
+            self.trainer.advance()
+            self.trainer.say()
+            if self.trainer.gate.held is not None:
+                fail(f"the health gate: {self.trainer.gate.held.detail}")
+        self.step_seconds.append(time.perf_counter() - start)
+
+    def _rewind(self) -> None:
+        """Back to the topic's start, as `--from-offset earliest` does it."""
+        trainer = self.trainer
+        trainer.intake.close()
+        trainer.state.move_to({p: Position(at.topic_id, 0) for p, at in trainer.state.positions.items()})
+        trainer.intake = Intake(trainer.config, trainer.state.positions, until_end=False)
+        trainer.intake.start()
+
+    def settle(self) -> None:
+        """All that was learned is in the log, and durable."""
+        self.trainer.commit(final=True)
+        self.trainer.log.sync()
+
+    @property
+    def loss(self) -> float | None:
+        """Of the newest batch."""
+        return self.trainer.state.loss
+
+    @property
+    def bfloat16(self) -> bool:
+        return self.trainer.state.learner.bfloat16
+
+    def rows(self, feature: str, ids_N: Any) -> Any:
+        """As the table has them, float32 (N, dim)."""
+        number = self.trainer.config.schema.number(feature)
+        return self.trainer.state.learner.table.find(np.full(len(ids_N), number, np.uint16), ids_N)[0]
+
+
+class UnloggedTrainer(LoggedTrainer):
+    """The same trainer, which never cuts a version, and whose table does not note what it touches."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.trainer.put_off(float("inf"))
+        self.trainer.state.learner.table.tracked = False
+
+    def settle(self) -> None:
+        """There is nothing to settle."""
+
+
+def version_count(trainer: Trainer) -> int:
+    """Versions of this epoch."""
+    return 0 if trainer.log.last is None else trainer.log.last.number & 0xFFFFFFFF

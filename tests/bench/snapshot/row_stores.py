@@ -1,0 +1,221 @@
+"""Rows with their optimizer state on disk and back: our log, and who saves arrays; every save ends with an fsync."""
+
+# N rows, D dimension, S width of the optimizer state, K keys asked for
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.log.base import Base, ModelName, TableShape
+from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.layers import RowLayer, sorted_layer
+from springtide_client.schema import Schema
+
+from app.training.state.base_rows import BaseRows
+from app.training.state.version_tensors import touched_to_arrays
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.merge import CHUNK_ROWS
+from app.version_log.config import LogConfig
+from app.version_log.write.writer import LogWriter
+from embeddings.config import TableConfig
+from embeddings.rows import Rows, Touched
+from embeddings.table import EmbeddingTable
+from tests.bench.harness.report import fail
+
+DIM = 64
+SCHEMA = Schema(labels=("click",), categorical=("item_id",))
+OPTIMIZER = {"name": "rowwise-adagrad", "lr": 0.05}
+STATE_WIDTH = 1
+
+
+@dataclass(frozen=True)
+class RowSet:
+    """Rows in the order of their mixed keys, as a table's slots give them."""
+
+    ids_N: Any
+    values_ND: Any
+    states_NS: Any
+    layer: RowLayer
+
+    @staticmethod
+    def draw(num_rows: int) -> "RowSet":
+        """The same ones every time."""
+        random = np.random.default_rng(0)
+        values_ND = random.standard_normal((num_rows, DIM), np.float32)
+        states_NS = random.random((num_rows, STATE_WIDTH), np.float32)
+        ids_N, ones_N = random.permutation(num_rows) * 1_000_003, np.ones(num_rows, np.int64)
+        layer = sorted_layer(np.zeros(num_rows, np.uint16), ids_N, values_ND, ones_N, ones_N * 1000, states_NS)
+        assert layer.state is not None
+        return RowSet(layer.id, layer.value, layer.state, layer)
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.ids_N.nbytes + self.values_ND.nbytes + self.states_NS.nbytes)
+
+    def arrays(self) -> dict[str, Any]:
+        return {"ids": self.ids_N, "values": self.values_ND, "states": self.states_NS}
+
+    def write_raw(self, path: Path) -> None:
+        """The bytes and nothing else: what the disk takes at most."""
+        with path.open("wb", buffering=0) as file:
+            for array in self.arrays().values():
+                view = memoryview(array).cast("B")
+                while len(view):
+                    view = view[os.write(file.fileno(), view) :]
+            os.fsync(file.fileno())
+
+
+class SavedRows(Protocol):
+    """Files that hold all of the rows."""
+
+    def save(self, rows: RowSet) -> None:
+        """New files, on the disk when this returns."""
+        ...
+
+    def load(self, ids_K: Any, at_K: Any) -> Any:
+        """The values of some rows, float32 (K, D), from the files; who keeps no index is told where they stand."""
+        ...
+
+
+class OurLog:
+    """A base as the merger writes it; a delta as the trainer does, out of a table that holds all the rows."""
+
+    def __init__(self, folder: Path, rows: RowSet) -> None:
+        self.directory = LogDirectory(folder)
+        self.log = LogWriter.open(LogConfig(path=folder, durable_seconds=3600.0), schema=SCHEMA)
+        self._number = self.log.first.number - 1
+        config = TableConfig(dim=DIM, optimizer=OPTIMIZER, device_bytes=max(1 << 24, len(rows.ids_N) * 600))
+        self.table = EmbeddingTable(config, seed=0)
+        self.ids_N = rows.ids_N
+        every = rows.layer
+        assert every.state is not None
+        columns = every.feature, every.id, every.value, every.state, every.count, every.last_seen
+        self.table.restore(Touched.of(Rows(*columns)))
+
+    def __enter__(self) -> "OurLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.log.close()
+        self.table.close()
+
+    def save(self, rows: RowSet) -> None:
+        """The next base; the one before goes first, as the others' files do when they are opened to be written."""
+        for old in self.directory.bases():
+            shutil.rmtree(old)
+        first = self._number < self.log.first.number
+        self._number += 1
+        tip = self.log.first if first else Tip(self._number, self._number)
+        write_base(self.directory.path, image_of(tip, rows.layer))
+        if first:
+            self.log.begin(tip)
+
+    def load(self, ids_K: Any, at_K: Any) -> Any:
+        base = Base.open(self.directory.bases()[-1])
+        return BaseRows(base).find(np.zeros(len(ids_K), np.uint16), ids_K).values
+
+    def verify(self) -> None:
+        """Every file matches its checksum."""
+        Base.open(self.directory.bases()[-1]).verify()
+
+    def touch(self, num_rows: int, *, seed: int) -> None:
+        """A batch of so many rows is learned from."""
+        ids_K = np.random.default_rng(seed).choice(self.ids_N, num_rows, replace=False)
+        lookup = self.table.lookup(np.zeros(num_rows, np.uint16), ids_K, np.full(num_rows, 2000))
+        self.table.update(lookup, np.full((num_rows, DIM), 0.01, np.float32))
+
+    def append(self) -> None:
+        """1. Cut. 2. Append. 3. fsync."""
+        self.log.hand_over(VersionMeta(), touched_to_arrays(self.table.cut()))
+        self.log.sync()
+
+    def check_delta(self) -> None:
+        """The rows of a version are the table's."""
+        self.touch(1000, seed=99)
+        self.append()
+        assert self.log.past is not None
+        *_, record = self.directory.records(self.log.past)
+        tensors = record.tensors()
+        now_ND, _ = self.table.find(tensors["rows.feature"], tensors["rows.id"])
+        if len(now_ND) != 1000 or not np.array_equal(now_ND, tensors["rows.value"]):
+            fail("the rows of a delta")
+
+
+def image_of(tip: Tip, layer: RowLayer) -> BaseImage:
+    """A base of these rows, handed on piece by piece as the merger does."""
+    return BaseImage(
+        tip=tip,
+        schema=SCHEMA,
+        table=TableShape(dim=DIM, state_width=STATE_WIDTH, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
+        model=ModelName(name="none", options={}),
+        meta=VersionMeta(),
+        dense={},
+        num_rows=len(layer),
+        blocks=(layer.take(slice(at, at + CHUNK_ROWS)) for at in range(0, len(layer), CHUNK_ROWS)),
+    )
+
+
+class NumpyFiles:
+    """np.save, a file an array, and fsync; np.load."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def save(self, rows: RowSet) -> None:
+        for name, array in rows.arrays().items():
+            with (self.folder / f"{name}.npy").open("wb") as file:
+                np.save(file, array)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def load(self, ids_K: Any, at_K: Any) -> Any:
+        del ids_K
+        arrays = {name: np.load(self.folder / f"{name}.npy") for name in ("ids", "values", "states")}
+        return arrays["values"][at_K]
+
+
+class TorchFile:
+    """torch.save and fsync; torch.load."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.path = folder / "rows.pt"
+
+    def save(self, rows: RowSet) -> None:
+        with self.path.open("wb") as file:
+            torch.save({name: torch.from_numpy(array) for name, array in rows.arrays().items()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def load(self, ids_K: Any, at_K: Any) -> Any:
+        del ids_K
+        return torch.load(self.path, weights_only=True)["values"].numpy()[at_K]
+
+
+class SafetensorsFile:
+    """safetensors' own save_file and load_file, and fsync."""
+
+    def __init__(self, folder: Path) -> None:
+        import safetensors.numpy
+
+        self.library: Any = safetensors.numpy
+        folder.mkdir()
+        self.path = folder / "rows.safetensors"
+
+    def save(self, rows: RowSet) -> None:
+        self.library.save_file(rows.arrays(), self.path)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    def load(self, ids_K: Any, at_K: Any) -> Any:
+        del ids_K
+        return self.library.load_file(self.path)["values"][at_K]
+
+
+PEERS = {"np.save": NumpyFiles, "torch.save": TorchFile, "safetensors": SafetensorsFile}

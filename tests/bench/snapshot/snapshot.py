@@ -1,0 +1,159 @@
+"""snapshot: 1 million rows x 64 with optimizer state: a durable image, a delta of 1 %, loading, swapping while serving.
+
+safetensors: `pip install springtide[bench]`. Bytes are those of ids, values and states, whatever else a format adds.
+"""
+
+# N rows, D dimension, S width of the optimizer state
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from tests.bench.harness.child_process import saved
+from tests.bench.harness.machine_limits import copy_rate
+from tests.bench.harness.peer_process import Peers
+from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
+from tests.bench.harness.slices import Slices
+from tests.bench.snapshot.row_stores import PEERS, OurLog, RowSet, SavedRows
+from tests.bench.snapshot.swap_latency import Swaps
+
+DELTA_RATIO, SWAP_SECONDS, LOAD_SECONDS = 20.0, 0.005, 0.1
+READ_ROWS = 1000
+TFRA = "TFRA save"
+
+
+def open_peers(folder: Path) -> dict[str, SavedRows]:
+    """Those that are installed."""
+    peers: dict[str, SavedRows] = {}
+    for name, make in PEERS.items():
+        try:
+            peers[name] = make(folder / name.split(".")[0])
+        except ImportError:
+            print(f"not installed: {name}")
+    return peers
+
+
+def check(ours: OurLog, peers: dict[str, SavedRows], rows: RowSet) -> None:
+    """Everyone gives back what was put in, bit for bit; a delta holds what moved."""
+    at_K = np.random.default_rng(1).permutation(len(rows.ids_N))[:20_000]
+    for name, store in {"ours": ours, **peers}.items():
+        store.save(rows)
+        if not np.array_equal(store.load(rows.ids_N[at_K], at_K).view(np.uint32), rows.values_ND[at_K].view(np.uint32)):
+            fail(f"the rows of {name}")
+    ours.verify()
+    ours.check_delta()
+
+
+def measure_images(
+    ours: OurLog, peers: dict[str, SavedRows], tfra: Peers, rows: RowSet, raw: Callable[[], None], repeats: int
+) -> tuple[list[Case], list[float]]:
+    """A row for each peer; and our seconds."""
+    num_bytes = rows.num_bytes
+    contenders = {"ours": partial(timed, partial(ours.save, rows), num_bytes)}
+    contenders |= {name: partial(timed, partial(peer.save, rows), num_bytes) for name, peer in peers.items()}
+    contenders |= tfra.contenders(num_bytes, "save_rows")
+    contenders["raw"] = partial(timed, raw, num_bytes)
+    rates = alternate(contenders, repeats=repeats)
+    limit, mine = median(rates.pop("raw")), rates.pop("ours")
+    cases = [
+        Case(
+            f"full image with fsync, against {name}",
+            "bytes/s",
+            mine,
+            {name: found},
+            needed=1.0,
+            limit=limit,
+            contest=False,
+        )
+        for name, found in rates.items()
+    ]
+    return cases, [num_bytes / rate for rate in mine]
+
+
+def measure_delta(ours: OurLog, rows: RowSet, full_seconds: list[float], share: float, repeats: int) -> Case:
+    """Versions of the dirty rows a second, from the cut of the table to the fsync; against our own full image."""
+    num_dirty = int(len(rows.ids_N) * share)
+    rates: list[float] = []
+    for number in range(repeats + 1):
+        ours.touch(num_dirty, seed=number)
+        rates.append(timed(ours.append, 1))
+    images = {"our full image": [1 / seconds for seconds in full_seconds]}
+    return Case(
+        f"delta of {100 * share:.0f} % dirty rows, durable", "1/s", rates[1:], images, needed=DELTA_RATIO, contest=False
+    )
+
+
+def measure_loads(ours: OurLog, peers: dict[str, SavedRows], tfra: Peers, rows: RowSet, repeats: int) -> list[Case]:
+    """From the files to the first rows of a process that has none of them in memory of its own."""
+    at_K = np.random.default_rng(2).permutation(len(rows.ids_N))[:READ_ROWS]
+    ids_K = rows.ids_N[at_K]
+    contenders = {"ours": partial(timed, partial(ours.load, ids_K, at_K), 1)}
+    contenders |= {name: partial(timed, partial(peer.load, ids_K, at_K), 1) for name, peer in peers.items()}
+    contenders |= tfra.contenders(1, "load_rows")
+    rates = alternate(contenders, repeats=repeats)
+    mine, bound = rates.pop("ours"), {f"{LOAD_SECONDS} s": [1 / LOAD_SECONDS] * repeats}
+    what = f"load to the first {READ_ROWS} rows"
+    return [
+        Case(what, "1/s", mine, bound, needed=1.0, contest=False),
+        *(Case(f"{what}, against {name}", "1/s", mine, {name: found}) for name, found in rates.items()),
+    ]
+
+
+def measure_swaps(folder: Path, num_rows: int, seconds: float, repeats: int) -> Case:
+    """The longest call of an inference process's reader while versions and a base replace what it reads."""
+    with Swaps(folder, num_rows) as swaps:
+        rates = alternate(
+            {"swapping": partial(swaps.run, seconds, moving=True), "still": partial(swaps.run, seconds, moving=False)},
+            repeats=repeats,
+        )
+        print(f"calls during {swaps.num_swaps} swaps, of them {swaps.num_bases} to another base; none failed")
+    for name, found in rates.items():
+        print(f"longest call, {name}: {1000 / median(found):.2f} ms (worst {1000 / min(found):.2f})")
+    return Case(
+        "longest call while versions are swapped",
+        "1/s",
+        rates["swapping"],
+        {f"{1000 * SWAP_SECONDS:.0f} ms": [1 / SWAP_SECONDS] * repeats},
+        needed=1.0,
+        limit=median(rates["still"]),
+        contest=False,
+    )
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    num_rows, seconds, repeats = (20_000, 0.5, 2) if options.quick else (1_000_000, 2.0, 5)
+    rows = RowSet.draw(num_rows)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        peers = open_peers(folder)
+        with OurLog(folder / "ours", rows) as ours, Peers({TFRA: "tfra"}, venvs=options.peers, threads=2) as tfra:
+            check(ours, peers, rows)
+            files = {"keys": saved(folder, "keys", rows.ids_N), "rows": saved(folder, "rows", rows.values_ND)}
+            tfra.tell("prepare_files", **files, states=saved(folder, "states", rows.states_NS), folder=str(folder))
+
+            def raw() -> None:
+                rows.write_raw(folder / "raw")
+
+            cases, full_seconds = measure_images(ours, peers, tfra, rows, raw, repeats)
+            cases.append(measure_delta(ours, rows, full_seconds, 0.01, repeats))
+            cases += measure_loads(ours, peers, tfra, rows, repeats)
+        shutil.rmtree(folder / "ours")
+        cases.append(measure_swaps(folder / "swaps", num_rows, seconds, repeats))
+    print(f"a copy in memory: {copy_rate(Slices(1)) / 2e9:.1f} GB/s")
+    report(
+        "snapshot",
+        cases,
+        packages=("torch", "numpy", "numba", "safetensors"),
+        out=options.out,
+        quick=options.quick,
+        peers=tfra.versions,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""An inference process that looks rows up without a pause, while one beside it writes versions, and a third bases."""
+
+import json
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from springtide_client import HotModel
+from springtide_client.format.records import VersionMeta
+from springtide_client.log.directory import LogDirectory
+
+from app.config.load import load_config
+from app.processes.priority import yield_to_others
+from app.version_log.compact.merge import merge_base
+from app.version_log.write.writer import LogWriter
+from tests.bench.harness.report import fail
+from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
+
+VERSION_SECONDS, VERSIONS_A_BASE = 0.05, 20
+CALL_IDS = 64
+
+
+class Swaps:
+    """A HotModel over a log of `num_rows` rows; versions of a hundredth of them come while they are asked for."""
+
+    def __init__(self, folder: Path, num_rows: int) -> None:
+        folder.mkdir()
+        self.folder, self.num_rows = folder, num_rows
+        self.num_swaps = self.num_bases = 0
+        write_log(folder, num_rows)
+        command = [
+            sys.executable,
+            "-c",
+            "from tests.bench.snapshot.swap_latency import write; write()",
+            str(folder),
+            str(num_rows),
+        ]
+        self._writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._say("")  # it has begun its epoch
+        self.model = HotModel(folder / "log")
+
+    def __enter__(self) -> "Swaps":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.model.close()
+        assert self._writer.stdin is not None
+        self._writer.stdin.close()
+        self._writer.wait()
+
+    def run(self, seconds: float, *, moving: bool) -> float:
+        """One over the longest of the calls in so many seconds; fails where an answer is of no version."""
+        assert self._writer.stdin is not None
+        assert self._writer.stdout is not None
+        if moving:
+            self._writer.stdin.write(f"{seconds}\n")
+            self._writer.stdin.flush()
+        random = np.random.default_rng(0)
+        ids = [random.integers(0, self.num_rows, CALL_IDS) for _ in range(64)]
+        expected = [values_of(ids_K) for ids_K in ids]
+        longest, version, num_swaps, number = 0.0, self.model.version, 0, 0
+        end = time.perf_counter() + seconds
+        while (start := time.perf_counter()) < end:
+            rows_KD, status_K = self.model.lookup(FEATURE, ids[number % 64])
+            longest = max(longest, time.perf_counter() - start)
+            # every version adds a whole number to a row, the same to all of its numbers
+            added_KD = rows_KD - expected[number % 64]
+            if status_K.any() or np.abs(added_KD - added_KD[:, :1]).max() > 1e-3:
+                fail("a row of no version")
+            num_swaps += self.model.version != version
+            version, number = self.model.version, number + 1
+        if moving:
+            told = json.loads(self._writer.stdout.readline())
+            self.num_swaps, self.num_bases = self.num_swaps + num_swaps, self.num_bases + told["bases"]
+            if not num_swaps:
+                fail("no version came while rows were looked up")
+        return 1 / longest
+
+    def _say(self, line: str) -> None:
+        """What the writer says first."""
+        assert self._writer.stdout is not None
+        ready, _, _ = select.select([self._writer.stdout], [], [], 60.0)
+        if not ready or "ready" not in self._writer.stdout.readline():
+            fail(f"the writer of versions does not start{line}")
+
+
+def write() -> None:
+    """The other process: for each number of seconds on its standard input, versions and bases meanwhile."""
+    folder, num_rows = Path(sys.argv[1]), int(sys.argv[2])
+    config = load_config(folder / "springtide.toml")
+    random, number = np.random.default_rng(5), 0
+    feature = config.schema.number(FEATURE)
+    command = [sys.executable, "-c", "from tests.bench.snapshot.swap_latency import merge; merge()", str(folder)]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as merger,
+        LogWriter.open(config.log, schema=config.schema) as log,
+    ):
+        assert merger.stdin is not None
+        assert merger.stdout is not None
+        mark = config.schema.fingerprint()
+        log.append(VersionMeta(fingerprint=mark), {})
+        print("ready", flush=True)
+        for line in sys.stdin:
+            end, asked = time.monotonic() + float(line) * 0.9, 0
+            while time.monotonic() < end:
+                number += 1
+                count = max(1, num_rows // 100)
+                ids_M = np.sort(random.choice(num_rows, count, replace=False))
+                arrays = {
+                    "rows.feature": np.full(count, feature, np.uint16),
+                    "rows.id": ids_M,
+                    "rows.value": values_of(ids_M, DIM) + np.float32(number % 8),
+                    "rows.state": np.zeros((count, 1), np.float32),
+                    "rows.count": np.ones(count, np.int64),
+                    "rows.last_seen": np.full(count, 1000),
+                }
+                log.hand_over(VersionMeta(samples_trained=number, fingerprint=mark), arrays)
+                if number % VERSIONS_A_BASE == 0:
+                    log.sync()
+                    print("merge", file=merger.stdin, flush=True)
+                    asked += 1
+                time.sleep(VERSION_SECONDS)
+            print(json.dumps({"bases": sum(int(merger.stdout.readline()) for _ in range(asked))}), flush=True)
+        merger.stdin.close()
+
+
+def merge() -> None:
+    """The merger, as `springtide merge` is: a base for each line of its standard input, in nobody's way."""
+    directory = LogDirectory(Path(sys.argv[1]) / "log")
+    yield_to_others()
+    for _ in sys.stdin:
+        print(int(merge_base(directory, window_samples=100) is not None), flush=True)

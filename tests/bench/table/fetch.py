@@ -1,0 +1,130 @@
+"""table.fetch: key to row, dim 64, 524 k keys a call with 1 % misses, out of a full table of 1 M rows.
+
+FBGEMM and torch have no hash: they are given the numbers of the rows, and no misses.
+"""
+
+# C rows of the table, K keys of a call, D dimension
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tests.bench.harness.child_process import saved
+from tests.bench.harness.machine_limits import copy_rate
+from tests.bench.harness.peer_process import Peers
+from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
+from tests.bench.harness.slices import Slices
+from tests.bench.table.full_store import FullStore, fill_store
+from tests.bench.workloads.keys import Int64Array, positions
+
+DIM = 64
+MISSES = 100  # every so many keys have no row
+NEEDED = {"FBGEMM forward": 3.0, "TFRA look-up": 5.0, "torch index_select(out=)": 0.6}
+VENV_OF = {"FBGEMM forward": "fbgemm", "TFRA look-up": "tfra"}
+Float32Array = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Fetch:
+    """Our fetch: hash, find, gather; NaN where there is no row."""
+
+    def __init__(self, table: FullStore, ids_K: Int64Array, slices: Slices) -> None:
+        self.verbs, self.store, self.ids_K, self.slices = table.verbs, table.store, ids_K, slices
+        self.features_K, self.each_K = np.zeros(len(ids_K), np.uint16), np.arange(len(ids_K))
+        self.out_KD = np.empty((len(ids_K), DIM), np.float32)
+
+    def run(self) -> None:
+        self.slices.run(self._fetch, len(self.ids_K))
+
+    def _fetch(self, start: int, stop: int) -> None:
+        features, ids = self.features_K[start:stop], self.ids_K[start:stop]
+        slots = self.verbs.find(self.store, features, ids, self.verbs.mix_keys(features, ids))
+        self.verbs.gather(self.store, slots, self.each_K[: stop - start], out=self.out_KD[start:stop])
+
+
+def check(
+    found_KD: Any, values_CD: Float32Array, at_K: Int64Array, missing_K: npt.NDArray[np.bool_], name: str
+) -> None:
+    """Bit for bit the rows, and none where there is none."""
+    if not np.array_equal(found_KD[~missing_K], values_CD[at_K[~missing_K]]) or not np.isnan(found_KD[missing_K]).all():
+        fail(f"the rows of {name}")
+
+
+def measure(
+    table: FullStore,
+    values_CD: Float32Array,
+    distribution: str,
+    num_keys: int,
+    peers: Peers,
+    folder: Path,
+    repeats: int,
+) -> list[Case]:
+    """A row for each peer, all of the same repeats."""
+    slices = Slices(peers.threads)
+    at_K = positions(distribution, num_keys, len(table.ids_C), seed=1)
+    missing_K = np.arange(num_keys) % MISSES == 0
+    ids_K = np.where(missing_K, np.arange(num_keys), table.ids_C[at_K])
+    ours = Fetch(table, ids_K, slices)
+    ours.run()
+    check(ours.out_KD, values_CD, at_K, missing_K, "ours")
+
+    query = {"keys": saved(folder, "query", ids_K), "slots": saved(folder, "slots", at_K)}
+    peers.tell("query_rows", **query)
+    nowhere_K = np.zeros(num_keys, np.bool_)
+    for name, peer in peers.installed.items():
+        peer.call("answer_rows", peer=name, path=str(folder / "answer.npy"))
+        check(np.load(folder / "answer.npy"), values_CD, at_K, missing_K if "TFRA" in name else nowhere_K, name)
+    weight, slots, out = (torch.from_numpy(array) for array in (values_CD, at_K, np.empty_like(ours.out_KD)))
+    torch.set_num_threads(peers.threads)
+    select = partial(torch.index_select, weight, 0, slots, out=out)
+    select()
+    check(out.numpy(), values_CD, at_K, nowhere_K, "torch")
+
+    contenders: dict[str, Callable[[], float]] = {"ours": partial(timed, ours.run, num_keys)}
+    contenders |= peers.contenders(num_keys, "run_rows", part="forward")
+    contenders["torch index_select(out=)"] = partial(timed, select, num_keys)
+    rates = alternate(contenders, repeats=repeats)
+    mine = rates.pop("ours")
+    limit = copy_rate(slices) / (2 * 4 * DIM)  # a row read, a row written
+    what = f"{distribution}, {peers.threads} thread{'s' * (peers.threads > 1)}"
+    return [
+        Case(
+            f"{what}, against {name}",
+            "rows/s",
+            mine,
+            {name: rates[name]},
+            needed=NEEDED[name],
+            limit=limit,
+            contest=NEEDED[name] > 1,  # index_select needs no hash: to come near it is enough
+        )
+        for name in rates
+    ]
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    num_rows, num_keys, repeats = (100_000, 65_536, 2) if options.quick else (1_000_000, 524_288, 5)
+    cases: list[Case] = []
+    versions: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        table = fill_store(num_rows, dim=DIM)
+        values_CD = table.verbs.gather(table.store, table.slots_C, np.arange(len(table.slots_C)))
+        rows = {"keys": saved(folder, "keys", table.ids_C), "rows": saved(folder, "rows", values_CD)}
+        for threads in (1, 2):
+            with Peers(VENV_OF, venvs=options.peers, threads=threads) as peers:
+                versions |= peers.versions
+                peers.tell("prepare_rows", **rows, optimizer=None)
+                for distribution in ("uniform", "zipf"):
+                    cases += measure(table, values_CD, distribution, num_keys, peers, folder, repeats)
+    packages = ("numpy", "numba", "torch")
+    report("table.fetch", cases, packages=packages, out=options.out, quick=options.quick, peers=versions)
+
+
+if __name__ == "__main__":
+    main()

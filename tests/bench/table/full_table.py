@@ -1,0 +1,48 @@
+"""An EmbeddingTable in which every slot is taken, and what is in it."""
+
+# C rows, D dimension
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embeddings.config import TableConfig
+from embeddings.memory.capacity import Capacity
+from embeddings.rows import Float32Array, Rows, Touched
+from embeddings.table import EmbeddingTable
+from tests.bench.table.full_store import FILL
+from tests.bench.workloads.keys import Int64Array, scattered_ids
+
+CHUNK = 1 << 18
+
+
+@dataclass
+class FullTable:
+    """One feature, number 0; nobody cuts, nothing lies below."""
+
+    table: EmbeddingTable
+    first: Rows
+
+    @property
+    def ids_C(self) -> Int64Array:
+        return self.first.ids
+
+    @property
+    def values_CD(self) -> Float32Array:
+        """The rows as they were at first."""
+        return self.first.values
+
+    def reset(self) -> None:
+        """All rows as they were at first, their optimizer's state too."""
+        self.table.restore(Touched.of(self.first))
+
+
+def fill_table(num_rows: int, *, dim: int, optimizer: Mapping[str, Any], threads: int) -> FullTable:
+    """Filled by look-ups, evicting; rows have their first values."""
+    config = TableConfig(dim=dim, optimizer=optimizer, num_threads=threads)
+    table = EmbeddingTable(config, seed=0, capacity=Capacity.of_rows(num_rows, num_side=1), tracked=False)
+    for start in range(0, FILL * num_rows, CHUNK):
+        ids_K = scattered_ids(start, min(start + CHUNK, FILL * num_rows))
+        table.lookup(np.zeros(len(ids_K), np.uint16), ids_K, np.zeros(len(ids_K), np.int64)).release()
+    return FullTable(table, table.export())

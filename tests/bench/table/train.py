@@ -1,0 +1,207 @@
+"""table.train: rows out, gradients in, the optimizer's step; duplicates summed. Dim 64, full table of 1 M rows.
+
+FBGEMM and torch have no hash: they are given the numbers of the rows. Ours is EmbeddingTable's lookup, gather, update;
+"backward alone" is update against FBGEMM's backward, which groups the ids itself.
+"""
+
+# C rows of the table, K keys of a call, D dimension
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from embeddings.rows import Float32Array
+from tests.bench.harness.child_process import saved
+from tests.bench.harness.machine_limits import copy_rate
+from tests.bench.harness.peer_process import Peers
+from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
+from tests.bench.harness.slices import Slices
+from tests.bench.table.full_table import FullTable, fill_table
+from tests.bench.workloads.keys import Int64Array, positions
+
+DIM, LR, EPS = 64, 0.05, 1e-8
+# arrays of a row that a step moves between memory and processor: forward 2, gradient 1, row 2, state beside it
+ROWS_MOVED = {"sgd": 5, "rowwise-adagrad": 5, "adagrad": 7, "adam": 9}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A peer of a kind, how many keys a call, and the ratios that are needed."""
+
+    optimizer: str
+    peer: str
+    num_keys: int
+    threads: int
+    distribution: str
+    needed: float
+    needed_backward: float | None = None
+
+
+BAG, EMBEDDING = "torch EmbeddingBag(sparse)", "torch Embedding(sparse)"
+# those of one peer and number of threads together, and among them those of one optimizer
+SETTINGS = (
+    Setting("rowwise-adagrad", "FBGEMM", 524_288, 1, "uniform", 1.5, 1.0),
+    Setting("rowwise-adagrad", "FBGEMM", 524_288, 1, "zipf", 1.5, 1.0),
+    Setting("rowwise-adagrad", "FBGEMM", 524_288, 2, "uniform", 1.5, 1.0),
+    Setting("rowwise-adagrad", "FBGEMM", 524_288, 2, "zipf", 1.5, 1.0),
+    Setting("sgd", "FBGEMM", 524_288, 2, "uniform", 1.5, 1.0),
+    Setting("adam", BAG, 212_992, 2, "uniform", 10.0),
+    Setting("adam", BAG, 212_992, 2, "zipf", 10.0),
+    Setting("adam", EMBEDDING, 65_536, 2, "uniform", 3.0),
+    Setting("adam", "TFRA", 212_992, 2, "uniform", 1.0),
+    Setting("adagrad", BAG, 212_992, 2, "uniform", 10.0),
+    Setting("adagrad", BAG, 212_992, 2, "zipf", 10.0),
+    Setting("adagrad", EMBEDDING, 65_536, 2, "uniform", 3.0),
+    Setting("adagrad", "TFRA", 212_992, 2, "uniform", 1.0),
+)
+VENV_OF = {"FBGEMM": "fbgemm", "TFRA": "tfra"}
+
+
+class Ours:
+    """The table's three calls on one batch."""
+
+    def __init__(self, full: FullTable, ids_K: Int64Array, grads_KD: Float32Array) -> None:
+        self.table, self.grads_KD = full.table, grads_KD
+        self.keys = np.zeros(len(ids_K), np.uint16), ids_K, np.zeros(len(ids_K), np.int64)
+
+    def train(self) -> None:
+        lookup = self.table.lookup(*self.keys)
+        self.table.gather(lookup)
+        self.table.update(lookup, self.grads_KD)
+
+    def backward(self) -> float:
+        """Seconds of the update alone; the look-up before it is not timed."""
+        lookup = self.table.lookup(*self.keys)
+        return timed(partial(self.table.update, lookup, self.grads_KD), len(self.grads_KD))
+
+    def rows(self) -> Float32Array:
+        return self.table.find(*self.keys[:2])[0]
+
+
+class Torch:
+    """A sparse torch module with its optimizer, given the numbers of the rows."""
+
+    def __init__(self, kind: str, optimizer: str, values_CD: Float32Array) -> None:
+        weight = torch.from_numpy(values_CD.copy())
+        module = torch.nn.Embedding if kind == "torch Embedding(sparse)" else torch.nn.EmbeddingBag
+        settings: dict[str, Any] = {"mode": "sum"} if module is torch.nn.EmbeddingBag else {}
+        self.module = module.from_pretrained(weight, freeze=False, sparse=True, **settings)
+        kinds = {"adam": torch.optim.SparseAdam, "adagrad": torch.optim.Adagrad}
+        self.optimizer = kinds[optimizer](self.module.parameters(), lr=LR, eps=EPS)
+
+    def query(self, ids_K: Int64Array, at_K: Int64Array, grads_KD: Float32Array) -> None:
+        """The next calls' keys: their ids, where they are among the rows, the gradients that come back."""
+        self.at_K, self.grads_KD = torch.from_numpy(at_K), torch.from_numpy(grads_KD)
+        # bags of one id each
+        self.more = (torch.arange(len(at_K)),) if isinstance(self.module, torch.nn.EmbeddingBag) else ()
+
+    def contender(self, part: str, num_keys: int) -> Callable[[], float]:
+        """What `alternate` wants, for a part of the step that this peer has."""
+        assert part == "train"
+        return partial(timed, self.train, num_keys)
+
+    def train(self) -> None:
+        self.optimizer.zero_grad()
+        self.module(self.at_K, *self.more).backward(self.grads_KD)
+        self.optimizer.step()
+
+    def rows(self) -> Float32Array:
+        return self.module.weight.detach()[self.at_K].numpy()
+
+
+class Child:
+    """A peer in an interpreter of its own; what it is asked is as above."""
+
+    def __init__(self, peers: Peers, setting: Setting, full: FullTable, folder: Path) -> None:
+        self.peers, self.name, self.folder = peers, setting.peer, folder
+        rows = {"keys": saved(folder, "keys", full.ids_C), "rows": saved(folder, "rows", full.values_CD)}
+        peers.tell("prepare_rows", **rows, optimizer=setting.optimizer, lr=LR, eps=EPS)
+
+    def query(self, ids_K: Int64Array, at_K: Int64Array, grads_KD: Float32Array) -> None:
+        query = {"keys": saved(self.folder, "query", ids_K), "slots": saved(self.folder, "slots", at_K)}
+        self.peers.tell("query_rows", **query, grads=saved(self.folder, "grads", grads_KD))
+
+    def contender(self, part: str, num_keys: int) -> Callable[[], float]:
+        return self.peers.contenders(num_keys, "run_rows", part=part)[self.name]
+
+    def rows(self) -> Float32Array:
+        self.peers.tell("answer_rows", peer=self.name, path=str(self.folder / "answer.npy"))
+        rows: Float32Array = np.load(self.folder / "answer.npy")
+        return rows
+
+
+def make_rival(setting: Setting, full: FullTable, peers: Peers, folder: Path) -> "Torch | Child | None":
+    """None where it is not installed."""
+    if setting.peer in VENV_OF:
+        return Child(peers, setting, full, folder) if setting.peer in peers.installed else None
+    torch.set_num_threads(setting.threads)
+    return Torch(setting.peer, setting.optimizer, full.values_CD)
+
+
+def measure(setting: Setting, full: FullTable, peers: Peers, folder: Path, repeats: int) -> list[Case]:
+    """A row end to end, and one for the backward pass where the peer has it apart."""
+    full.reset()
+    num_keys = setting.num_keys
+    rival = make_rival(setting, full, peers, folder)
+    at_K = positions(setting.distribution, num_keys, len(full.ids_C), seed=1)
+    # eighths: a sum of them is exact in any order, and none is so small that it matters where an Adam adds its eps
+    grads_KD = np.random.default_rng(2).integers(-16, 17, (num_keys, DIM)).astype(np.float32) / 8
+    ours = Ours(full, full.ids_C[at_K], grads_KD)
+    parts = {"train": {"ours": partial(timed, ours.train, num_keys)}}
+    if setting.needed_backward is not None:
+        parts["backward"] = {"ours": ours.backward}
+    if rival is not None:
+        rival.query(full.ids_C[at_K], at_K, grads_KD)
+        for part, contenders in parts.items():
+            contenders[setting.peer] = rival.contender(part, num_keys)
+        # one step each, from the same rows
+        parts["train"][setting.peer]()
+        ours.train()
+        mine, theirs = ours.rows(), rival.rows()
+        if not np.allclose(mine, theirs, rtol=1e-4, atol=1e-5):
+            fail(f"{setting.peer}: rows differ by {np.abs(mine - theirs).max()} after a step of {setting.optimizer}")
+    cases = []
+    for part, contenders in parts.items():
+        rates = alternate(contenders, repeats=repeats)
+        mine_rates = rates.pop("ours")
+        size = f"{num_keys:,} keys, {setting.distribution}, {setting.threads} thread{'s' * (setting.threads > 1)}"
+        what = f"{setting.optimizer}, {size}, {part}, against {setting.peer}"
+        needed = setting.needed if part == "train" else setting.needed_backward
+        limit = None
+        if part == "train" and setting.distribution == "uniform":
+            limit = copy_rate(Slices(setting.threads)) / (ROWS_MOVED[setting.optimizer] * 4 * DIM)
+        cases.append(Case(what, "rows/s", mine_rates, rates, needed=needed, limit=limit))
+    return cases
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    torch.sparse.check_sparse_tensor_invariants.disable()  # its default, said aloud so that it does not warn
+    num_rows, repeats = (100_000, 2) if options.quick else (1_000_000, 5)
+    cases: list[Case] = []
+    versions: dict[str, str] = {}
+    full: FullTable | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        for (optimizer, threads), of_table in groupby(SETTINGS, lambda setting: (setting.optimizer, setting.threads)):
+            if full is not None:
+                full.table.close()
+            settings = {"name": optimizer, "lr": LR, "eps": EPS}
+            full = fill_table(num_rows, dim=DIM, optimizer=settings, threads=threads)
+            for peer, of_peer in groupby(of_table, lambda setting: setting.peer):
+                venv_of = {name: venv for name, venv in VENV_OF.items() if name == peer}
+                with Peers(venv_of, venvs=options.peers, threads=threads) as peers:
+                    versions |= peers.versions
+                    for setting in of_peer:
+                        cases += measure(setting, full, peers, Path(folder), repeats)
+    packages = ("numpy", "numba", "torch")
+    report("table.train", cases, packages=packages, out=options.out, quick=options.quick, peers=versions)
+
+
+if __name__ == "__main__":
+    main()

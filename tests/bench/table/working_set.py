@@ -1,0 +1,210 @@
+"""table.working_set: rows that need ten times the memory they are given, the rest in spill and base.
+
+DLRM-small, 26 features of Zipf 1.05, dim 16, batch 4096, one torch thread. A contender is a process of its own; a pass
+ends when everything that left memory is on the disk. `--cgroup DIR`, a memory cgroup in which this user may make
+another, runs the small ones again under a limit that leaves the page cache no room.
+"""
+
+# N rows of the base, D dimension
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.log.base import ModelName, TableShape
+from springtide_client.rows.layers import RowLayer
+from springtide_client.schema import Schema
+
+from app.version_log.compact.base_writer import BaseImage, write_base
+from kernels.backend import backend
+from kernels.spec import Layout
+from tests.bench.harness.child_process import Child
+from tests.bench.harness.report import Case, alternate, argument_parser, fail, report
+from tests.bench.table.memory_cgroup import MIB, MemoryCgroup, uncached_copy
+from tests.bench.table.working_set_contender import CATEGORICAL, DIM, OPTIMIZER
+
+SCRIPT = Path(__file__).parent / "peers" / "working_set.py"
+TIMES, NEEDED = 10, 0.5  # working set over budget; share of the speed that must be left
+WARM_BATCHES = 24
+CODE_BYTES = 32 * MIB
+CONTENDERS = {"all in memory": (False, False), "with lookahead": (True, True), "without": (True, False)}
+
+
+def make_base(folder: Path, num_rows: int) -> Path:
+    """A base of every id's first value."""
+    verbs = backend("cpu")
+    numbers = np.arange(num_rows)
+    features_N, ids_N = (numbers % CATEGORICAL).astype(np.uint16), numbers // CATEGORICAL
+    mixed_N = verbs.mix_keys(features_N, ids_N)
+    order = np.argsort(mixed_N)
+    features_N, ids_N, mixed_N = features_N[order], ids_N[order], mixed_N[order]
+    values_ND = verbs.first_values(features_N, ids_N, DIM, 0, 0.05)
+    ones_N, zeros_N = np.ones(num_rows, np.int64), np.zeros(num_rows, np.int64)
+    states_NS = np.zeros((num_rows, 1), np.float32)
+    rows = RowLayer(mixed_N, features_N, ids_N, values_ND, ones_N, zeros_N, None, states_NS)
+    image = BaseImage(
+        tip=Tip(1, 1),
+        schema=Schema(labels=("click",), categorical=tuple(f"c{n}" for n in range(CATEGORICAL))),
+        table=TableShape(dim=DIM, state_width=1, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
+        model=ModelName(name="dlrm"),
+        meta=VersionMeta(),
+        dense={},
+        num_rows=num_rows,
+        blocks=[rows],
+    )
+    return write_base(folder, image)
+
+
+class Race:
+    """The contenders of one dtype; each pass of one learns the same batches as that of every other."""
+
+    def __init__(self, folder: Path, base: Path, sizes: dict[str, int], *, bfloat16: bool, budget: int) -> None:
+        self.folder, self.base, self.sizes, self.bfloat16, self.budget = folder, base, sizes, bfloat16, budget
+        self.children: dict[str, Child] = {}
+        self.losses: dict[str, list[float]] = {}
+        self.warm: dict[str, dict[str, int]] = {}  # the counters when a contender was warm
+        self.last: dict[str, dict[str, Any]] = {}
+
+    def start(self, name: str, base: Path, cgroup: MemoryCgroup | None = None) -> None:
+        """Prepared and warm: the spill has what the stream left behind."""
+        small, ahead = CONTENDERS[name.removesuffix(", cgroup")]
+        child = Child(name, [sys.executable, str(SCRIPT)], dict(os.environ) | {"OMP_NUM_THREADS": "1"}, None)
+        self.children[name] = child
+        if cgroup is not None:
+            cgroup.add(child.pid)
+        spill = str(self.folder / f"spill {name} {self.bfloat16}")
+        settings = {"ids_a_feature": self.sizes["ids_a_feature"], "batch_size": self.sizes["batch_size"]}
+        num_bytes = self.budget if small else 0
+        child.call(
+            "prepare",
+            base=str(base),
+            spill=spill,
+            num_bytes=num_bytes,
+            ahead=ahead,
+            bfloat16=self.bfloat16,
+            **settings,
+        )
+        self.run(name, self.sizes["warm"])
+        self.warm[name] = self.last[name]["counters"]
+
+    def run(self, name: str, num_batches: int) -> float:
+        """Samples per second of one pass."""
+        answer = self.children[name].call("run", num_batches=num_batches)
+        self.losses.setdefault(name, []).extend(answer["losses"])
+        self.last[name] = answer
+        return float(num_batches * self.sizes["batch_size"] / answer["seconds"])
+
+    def run_dense(self) -> float:
+        """The same of the net alone."""
+        num_batches = self.sizes["batches"]
+        seconds = self.children["all in memory"].call("dense_only", num_batches=num_batches)["seconds"]
+        return float(num_batches * self.sizes["batch_size"] / seconds)
+
+    def contenders(self) -> dict[str, Callable[[], float]]:
+        return {name: partial(self.run, name, self.sizes["batches"]) for name in self.children}
+
+    def check(self) -> None:
+        """Where a row lay changes no value: all have the same losses, bit for bit."""
+        expected = self.losses["all in memory"]
+        for name, losses in self.losses.items():
+            if losses != expected[: len(losses)]:
+                fail(f"{name} lost otherwise than the table that is all in memory")
+
+    def describe(self) -> None:
+        """What each held and recalled."""
+        for name, answer in self.last.items():
+            since = {key: number - self.warm[name].get(key, 0) for key, number in answer["counters"].items()}
+            spill, base = (since[key] / since["keys"] for key in ("recalled_from_spill", "recalled_from_base"))
+            parts = f"{spill:.1%} of the keys came from the spill, {base:.1%} from the base"
+            print(f"{self.dtype}, {name}: {answer['rss_bytes'] // MIB:,} MiB resident; {parts}")
+
+    @property
+    def dtype(self) -> str:
+        return "bf16" if self.bfloat16 else "fp32"
+
+    def close(self) -> None:
+        with ExitStack() as closing:  # all of them, whatever becomes of one
+            for child in self.children.values():
+                closing.callback(child.close)
+                closing.callback(child.call, "close")
+
+
+def run_in_cgroup(race: Race, cgroup: MemoryCgroup) -> dict[str, list[float]]:
+    """Two passes of each small contender, the first of which only drops what was cached: the disk sets the pace."""
+    base = uncached_copy(race.base, race.folder / "base of the cgroup")
+    names = [f"{name}, cgroup" for name in list(CONTENDERS)[1:]]
+    with cgroup.watched():
+        for name in names:
+            race.start(name, base, cgroup)
+    # what is anonymous has room, and the code; the base's and the spill's pages have to go
+    limit = cgroup.peak_bytes + CODE_BYTES
+    cgroup.limit(limit)
+    print(f"cgroup: {limit // MIB:,} MiB for both, {CODE_BYTES // MIB} of them not for anonymous memory")
+    rates = alternate({name: partial(race.run, name, race.sizes["batches"]) for name in names}, repeats=1)
+    cgroup.lift()
+    return rates
+
+
+def measure(race: Race, repeats: int, cgroup: MemoryCgroup | None) -> list[Case]:
+    for name in CONTENDERS:
+        race.start(name, race.base)
+    rates = alternate(race.contenders() | {"dense only": race.run_dense}, repeats=repeats)
+    limit, whole = median(rates.pop("dense only")), rates.pop("all in memory")
+    if cgroup is not None:
+        rates |= run_in_cgroup(race, cgroup)
+    race.check()
+    race.describe()
+    return [
+        Case(
+            f"{race.dtype}, {name}",
+            "samples/s",
+            mine,
+            {"all in memory": whole},
+            needed=NEEDED if name.startswith("with lookahead") else None,
+            limit=limit,
+            contest=False,
+        )
+        for name, mine in rates.items()
+    ]
+
+
+def main() -> None:
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--cgroup", type=Path, help="also under a memory limit, in a cgroup made here")
+    options = parser.parse_args()
+    sizes = {"ids_a_feature": 200_000, "batch_size": 4096, "batches": 16, "warm": WARM_BATCHES}
+    if options.quick:
+        sizes |= {"ids_a_feature": 50_000, "batch_size": 512, "batches": 8, "warm": 8}
+    repeats = 2 if options.quick else 5
+    num_rows = CATEGORICAL * sizes["ids_a_feature"]
+    working_set = num_rows * backend("cpu").slot_bytes(Layout(DIM, 1))
+    cgroup = MemoryCgroup(options.cgroup) if options.cgroup else None
+    if cgroup is None:
+        print("not run: under a memory cgroup (--cgroup DIR names one in which this user may make another)")
+    print(f"{num_rows:,} rows, {working_set // MIB:,} MiB; budget {working_set // TIMES // MIB:,} MiB")
+    cases: list[Case] = []
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            base = make_base(Path(temporary), num_rows)
+            for bfloat16 in (True, False):
+                race = Race(Path(temporary), base, sizes, bfloat16=bfloat16, budget=working_set // TIMES)
+                try:
+                    cases += measure(race, repeats, cgroup if bfloat16 else None)
+                finally:
+                    race.close()
+    finally:
+        if cgroup is not None:
+            cgroup.remove()
+    packages = ("numpy", "numba", "torch", "rocksdb-py")
+    report("table.working_set", cases, packages=packages, out=options.out, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()

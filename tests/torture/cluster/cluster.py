@@ -1,0 +1,161 @@
+"""The processes under torture, and what may be done to them: trainer, merger and server, broker, disk, orders."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from springtide_client.follow.follower import Follower
+from springtide_client.log.directory import LogDirectory
+
+from app.serving.admin.requests import put_order
+from stream.kafka.admin import Admin
+from stream.kafka.consumer import KafkaConfig
+from stream.kafka.producer import Producer
+from tests.e2e.workspace import free_port
+from tests.torture.clicks import message
+from tests.torture.cluster.config import TOPIC, write_config
+from tests.torture.cluster.faulty_broker import FrailBroker
+from tests.torture.cluster.process_pool import PATHS, Nursery
+from tests.torture.disk.fsync_recorder import Recorder
+
+PATIENCE_SECONDS = 20.0
+
+
+def until(check: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """Return once it holds; AssertionError when the time is over."""
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
+        time.sleep(0.01)
+
+
+class Stage:
+    """Kills count every SIGKILL to one of ours."""
+
+    def __init__(self, folder: Path, seed: int, nursery: Nursery) -> None:
+        self.folder, self.seed, self.num_produced, self.num_kills = folder, seed, 0, 0
+        (folder / "disk").mkdir()
+        (folder / "faults").mkdir()
+        self.recorder = Recorder(folder / "disk", folder / "record")
+        self.recorder.install()  # for the orders that we put down
+        self.recorder.note_all()
+        self.log = folder / "disk" / "log"
+        self.broker, self.port = FrailBroker(), free_port()
+        self.config = write_config(folder / "springtide.toml", folder, address=self.broker.address, port=self.port)
+        self.nursery = nursery
+        self.trainer: int | None = None
+        self.server: int | None = None
+        self.follower = Follower(LogDirectory(self.log))
+        self.follower.start()
+        kafka = KafkaConfig(bootstrap_servers=self.broker.address)
+        with Admin(kafka) as admin:
+            admin.ensure_topic(TOPIC)
+        self.producer = Producer(kafka)
+
+    # the world
+
+    def produce(self, number: int) -> None:
+        for offset in range(self.num_produced, self.num_produced + number):
+            self.producer.send(TOPIC, message(self.seed, offset))
+        self.producer.flush()
+        self.num_produced += number
+
+    def order(self, kind: str, body: dict[str, object]) -> str:
+        return put_order(self.log, kind, body)
+
+    def arm(self, point: str, signal_name: str, visit: int) -> None:
+        """Whoever comes to this point for the n-th time is struck."""
+        draft = self.folder / "faults" / ".draft"
+        draft.write_text(f"{signal_name} {visit}")
+        draft.rename(self.folder / "faults" / point.replace(" ", "-"))
+
+    def disarm(self) -> None:
+        for path in (self.folder / "faults").iterdir():
+            path.unlink()
+
+    def struck(self) -> int | None:
+        """The process that came to an armed point."""
+        return next((int(path.name.rpartition("-")[2]) for path in (self.folder / "faults").glob("*.struck-*")), None)
+
+    # processes
+
+    def start(self, *command: str) -> int:
+        environment = {
+            "SPRINGTIDE_FAULTS": str(self.folder / "faults"),
+            "SPRINGTIDE_RECORD": f"{self.folder / 'disk'}{os.pathsep}{self.folder / 'record'}",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "recorded"), *PATHS]),
+        }
+        out = self.folder / f"{command[0]}.out"
+        return self.nursery.start(list(command), cwd=self.folder, out=out, environment=environment)
+
+    def start_trainer(self, *options: str) -> int:
+        self.trainer = self.start("train", *options)
+        return self.trainer
+
+    def trainer_lives(self) -> bool:
+        return self.trainer is not None and self.nursery.alive(self.trainer)
+
+    def mergers(self) -> list[int]:
+        """Of this log."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                arguments = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"app.version_log.compact.compactor" in arguments and str(self.log).encode() in arguments:
+                found.append(int(path.parent.name))
+        return found
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL, also to one that is stopped."""
+        try:
+            os.kill(pid, signal.SIGKILL)
+            self.num_kills += 1
+        except ProcessLookupError:
+            return
+        until(lambda: not lives(pid), f"the end of {pid}")
+
+    def kill_trainer(self) -> None:
+        if self.trainer is not None and self.trainer_lives():
+            self.kill(self.trainer)
+        self.trainer = None
+
+    def kill_all(self) -> None:
+        """What runs on the trainer's machine, stopped first so that all end at one instant."""
+        pids = [pid for pid in (self.trainer, self.server, *self.mergers()) if pid is not None and lives(pid)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in pids:
+            self.kill(pid)
+        self.trainer = self.server = None
+
+    def newest(self) -> int:
+        """The newest version that is in the log, as one who follows it sees."""
+        view = self.follower.view
+        return 0 if view is None else view.version
+
+    def errors(self) -> str:
+        """What the trainers said last."""
+        path = self.folder / "train.out"
+        return path.read_text()[-3000:] if path.exists() else ""
+
+    def close(self) -> None:
+        self.follower.close()
+        for pid in (self.trainer, self.server, *self.mergers()):
+            if pid is not None and lives(pid):
+                self.kill(pid)
+        self.producer.close()
+        self.broker.close()
+        self.recorder.remove()
+
+
+def lives(pid: int) -> bool:
+    """Whether it still runs; the dead whom nobody has fetched do not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

@@ -1,0 +1,65 @@
+"""The configuration of a torture: promise 1's setting, over a table so small that rows spill, with every policy on."""
+
+from pathlib import Path
+
+from tests.torture.verify.expected_rows import BATCH, MIN_COUNT, TTL_MS
+
+TOPIC = "clicks"
+WINDOW_SAMPLES = 2_000
+CONFIG = """
+name = "torture"
+[source]
+topic = "{topic}"
+bootstrap_servers = "{address}"
+[schema]
+label = "click"
+timestamp = "ts"
+categorical = ["user_id", "item_id"]
+multi_value = ["genres"]
+sequence = ["last_items"]
+dense = ["age"]
+share = {{ last_items = "item_id" }}
+[features.item_id]
+admission = {{ min_count = {min_count} }}
+[features.user_id]
+ttl_seconds = {ttl_seconds}
+[table]
+dim = 8
+device_bytes = "1104KiB"
+disk_path = "{folder}/spill"
+admission = {{ min_count = 1, sketch_bytes = "1MiB" }}
+[train]
+batch_size = {batch}
+max_wait_seconds = inf
+threads = 1
+window_samples = {window}
+[log]
+path = "{folder}/disk/log"
+publish_seconds = {publish}
+durable_seconds = 0.15
+base_minutes = {base_minutes}
+onnx = false
+[serve]
+port = {port}
+"""
+
+
+def write_config(
+    path: Path, folder: Path, *, address: str, port: int = 1, publish: float = 0.05, base_minutes: float = 0.03
+) -> Path:
+    """A springtide.toml whose log and spill lie in `folder`."""
+    path.write_text(
+        CONFIG.format(
+            topic=TOPIC,
+            address=address,
+            min_count=MIN_COUNT,
+            ttl_seconds=TTL_MS // 1000,
+            folder=folder,
+            batch=BATCH,
+            window=WINDOW_SAMPLES,
+            port=port,
+            publish=publish,
+            base_minutes=base_minutes,
+        )
+    )
+    return path

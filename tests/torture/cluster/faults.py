@@ -1,0 +1,229 @@
+"""What is done to the processes under torture. Each fault leaves no trainer behind, and tells what it did."""
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from app.version_log.trainer_status import read_status
+from tests.torture.clicks import NUM_ITEMS, NUM_USERS
+from tests.torture.cluster.cluster import PATIENCE_SECONDS, Stage, lives, until
+from tests.torture.disk.power_loss import TASTES, Wreck
+from tests.torture.verify.reader_checks import check_server
+from tests.torture.verify.verifier import Judge
+
+# named in app/versions and app/training; struck in whoever comes there first, trainer or merger
+POINTS = (
+    "after the look before an append",
+    "after an append before its fsync",
+    "after an fsync before the look",
+    "before a cut",
+    "after a cut",
+    "after a claim",
+    "before a manifest",
+    "after a manifest",
+    "amid reading back",
+    "amid a base",
+    "before a base is renamed",
+    "after a base is renamed",
+    "amid retiring",
+    "before a base is mapped",
+    "while a generation is destroyed",
+    "after an order is claimed",
+    "after an order is executed",
+    "before an order is unlinked",
+)
+STARTS = {"after a claim", "before a manifest", "after a manifest", "amid reading back"}
+ORDERS = {point for point in POINTS if "order" in point}
+STRIKE_SECONDS = 12.0
+
+Fault = Callable[[random.Random], str]
+
+
+class Faults:
+    """Draws what a fault needs from the generator it is given."""
+
+    def __init__(self, stage: Stage, judge: Judge) -> None:
+        self.stage, self.judge = stage, judge
+        self.points: Counter[str] = Counter()
+        self.num_bytes_lost = 0
+
+    def weights(self) -> dict[Fault, int]:
+        """The faults, each with how often it is wanted."""
+        return {
+            self.at_a_point: 10,
+            self.any_moment: 4,
+            self.lose_power: 4,
+            self.merger: 2,
+            self.freeze: 2,
+            self.replace: 2,
+            self.server: 1,
+            self.freeze_broker: 1,
+            self.cut_broker: 1,
+        }
+
+    def at_a_point(self, draw: random.Random) -> str:
+        point = draw.choice(POINTS)
+        struck = self._strike(draw, point, "KILL")
+        return f"killed {point}" if struck else f"nobody came to {point}"
+
+    def any_moment(self, draw: random.Random) -> str:
+        self.learn()
+        time.sleep(draw.uniform(0, 1))
+        self.stage.kill_trainer()
+        return "trainer killed"
+
+    def lose_power(self, draw: random.Random) -> str:
+        """At any moment, or at a named point, where the process is stopped first."""
+        point = draw.choice([None, *POINTS])
+        if point is None:
+            self.learn()
+            time.sleep(draw.uniform(0, 1))
+        else:
+            self._strike(draw, point, "STOP")
+        status = read_status(self.stage.log) or {}
+        self.stage.kill_all()
+        taste = draw.choice(TASTES)
+        wreck = Wreck(self.stage.recorder, self.stage.folder / "record", taste, draw)
+        self.num_bytes_lost += wreck.num_bytes_lost("seg-*")
+        wreck.make()
+        self.judge.promised = max(self.judge.promised, status.get("durable_version") or 0)
+        return f"power lost {point or 'at any moment'}, {taste}"
+
+    def merger(self, draw: random.Random) -> str:
+        self.learn()
+        time.sleep(draw.uniform(0, 2))
+        for pid in self.stage.mergers():
+            self.stage.kill(pid)
+        self.learn(more=True)
+        self.stage.kill_trainer()
+        return "merger killed, then trainer"
+
+    def freeze(self, draw: random.Random) -> str:
+        pid = self.learn()
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(draw.uniform(0, 1.5))
+        os.kill(pid, signal.SIGCONT)
+        self.learn(more=True)
+        self.stage.kill_trainer()
+        return "trainer frozen and thawed, then killed"
+
+    def replace(self, draw: random.Random) -> str:
+        """Stopped between its look and its write, replaced, thawed."""
+        old = self.pause_before_an_append(draw.randrange(1, 4))
+        self.stage.start_trainer("--take-over")
+        self.learn(more=True)
+        os.kill(old, signal.SIGCONT)
+        assert self.stage.nursery.wait(old, 30.0) == 1, "a replaced trainer did not end with an error"
+        self.learn(more=True)
+        self.stage.kill_trainer()
+        return "trainer frozen, replaced, thawed; its successor killed"
+
+    def server(self, draw: random.Random) -> str:
+        if self.stage.server is None:
+            self.stage.server = self.stage.start("serve")
+        self.learn()
+        time.sleep(draw.uniform(0, 1))
+        self.stage.kill(self.stage.server)
+        self.stage.server = self.stage.start("serve")
+        self.stage.kill_trainer()
+        check_server(self.stage, self.judge, self.judge.look())
+        return "server killed, then trainer"
+
+    def freeze_broker(self, draw: random.Random) -> str:
+        self.learn()
+        self.stage.broker.freeze()
+        time.sleep(draw.uniform(0, 2))
+        self.stage.kill_trainer()
+        self.stage.start_trainer()
+        time.sleep(draw.uniform(0, 1))
+        self.stage.broker.thaw()
+        self.learn(more=True)
+        self.stage.kill_trainer()
+        return "broker frozen, trainer killed twice"
+
+    def cut_broker(self, draw: random.Random) -> str:
+        self.learn()
+        self.stage.broker.cut()
+        time.sleep(draw.uniform(0, 2))
+        self.stage.broker.mend()
+        self.learn(more=True)
+        self.stage.kill_trainer()
+        return "broker cut off, then trainer killed"
+
+    # steps
+
+    def order(self, draw: random.Random) -> None:
+        """Some users and items are to be forgotten, or the learning rate changes."""
+        if not self.stage.log.exists():
+            return
+        if draw.random() < 0.3:
+            self._note(self.stage.order("limits", {"limits": {"lr": draw.choice([0.02, 0.05, 0.1])}}), 0)
+            return
+        keys: list[dict[str, Any]] = [
+            {"feature": "user_id", "id": user} for user in draw.sample(range(NUM_USERS), draw.randrange(1, 30))
+        ]
+        keys += [{"feature": "item_id", "id": f"item-{draw.randrange(NUM_ITEMS)}"} for _ in range(10)]
+        self._note(self.stage.order("forget", {"keys": keys}), len(keys))
+
+    def _note(self, order_id: str, num_keys: int) -> None:
+        self.judge.submitted[order_id] = num_keys
+
+    def learn(self, *, more: bool = False) -> int:
+        """A trainer that has published since it started, or since now."""
+        if not self.stage.trainer_lives():
+            self.stage.start_trainer()
+        assert self.stage.trainer is not None
+        pid, before = self.stage.trainer, self.stage.newest()
+        if more:
+            self.stage.produce(200)
+
+        def published() -> bool:
+            assert lives(pid), f"the trainer ended: {self.stage.errors()}"
+            newest = self.stage.newest()
+            status = read_status(self.stage.log) or {}
+            mine = status.get("pid") == pid and newest >> 32 == status.get("epoch")
+            return mine and newest & 0xFFFFFFFF > 0 and (newest > before or not more)
+
+        until(published, "a version")
+        return pid
+
+    def _strike(self, draw: random.Random, point: str, name: str) -> bool:
+        """Run until somebody comes to this point; after a while without anybody the trainer is killed as it stands."""
+        if point not in STARTS and draw.random() < 0.7:
+            self.learn()
+        elif point in STARTS and self.stage.trainer_lives():
+            self.stage.kill_trainer()
+        self.stage.arm(point, name, 1 if point in STARTS else draw.randrange(1, 4) if "base" not in point else 1)
+        if not self.stage.trainer_lives():
+            self.stage.start_trainer()
+        self._until_struck(STRIKE_SECONDS, lambda: self.order(draw) if point in ORDERS else None)
+        struck = self.stage.struck()
+        if struck is not None:
+            self.points[point] += 1
+            if name == "KILL":
+                until(lambda: not lives(struck), "the end of who was struck")
+                self.stage.num_kills += 1
+        if name == "KILL":
+            self.stage.kill_trainer()
+        return struck is not None
+
+    def pause_before_an_append(self, visit: int) -> int:
+        """The trainer, stopped between its look for higher epochs and its write."""
+        pid = self.learn()
+        self.stage.arm("after the look before an append", "STOP", visit)
+        self._until_struck(PATIENCE_SECONDS)
+        assert self.stage.struck() == pid
+        self.stage.disarm()
+        return pid
+
+    def _until_struck(self, seconds: float, also: Callable[[], None] = lambda: None) -> None:
+        """Records for versions to be made of, until somebody is struck or the time is over."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.stage.struck() is None:
+            self.stage.produce(64)
+            also()
+            time.sleep(0.05)

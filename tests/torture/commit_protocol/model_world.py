@@ -1,0 +1,248 @@
+"""One log of a few keys under the real writer, merger, orders and readers, beside what a dictionary knows of it.
+
+Everything happens in this process and one step after the other; a crash may come before any of the steps that move the
+disk (fsync, rename, unlink, rmdir), and takes or keeps what was not fsynced as it likes.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from springtide_client.errors import CorruptRecordError, GapError
+from springtide_client.format.records import Record, Tip, VersionMeta, encode_record
+from springtide_client.log.base import Base
+from springtide_client.log.cursor import LogCursor
+from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
+
+from app.serving.admin.requests import put_order
+from app.version_log.commands.queue import Orders
+from app.version_log.compact.merge import merge_base
+from app.version_log.compact.retention import retire
+from app.version_log.read.resume import Resume
+from app.version_log.write.writer import LogWriter
+from tests.app.version_log.small_log import SmallLog, row_tensors, rows_of, until
+from tests.torture.disk.fsync_recorder import Recorder
+from tests.torture.disk.power_loss import Taste, Wreck
+
+Rows = dict[tuple[int, int], tuple[float, int]]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a version must hold."""
+
+    rows: Rows = field(default_factory=dict)
+    orders: tuple[str, ...] = ()
+
+
+class Reader:
+    """Lives on another machine: it has what it read, also after a power loss took that away."""
+
+    def __init__(self, world: "SmallWorld") -> None:
+        self.world = world
+        self.layer: RowLayer | None = None
+        self.cursor: LogCursor | None = None
+
+    def read(self, limit_bytes: int = 1 << 20) -> None:
+        if self.cursor is None or self.layer is None:
+            self._begin()
+            return
+        try:
+            for record in self.cursor.read(limit_bytes):
+                self.layer = merge_layers(self.layer, record_layer(record.tensors(), 2, 1))
+        except (GapError, CorruptRecordError):
+            self._begin()
+        if self.cursor.tip is not None and self.layer is not None:
+            assert rows_of(self.layer) == self.world.truths[self.cursor.tip].rows, "a reader has what never was"
+
+    def _begin(self) -> None:
+        self.close()
+        base = self.world.log.directory.open_base()
+        if base is not None:
+            self.layer, self.cursor = base.layer, self.world.log.directory.follow(base.tip)
+
+    def close(self) -> None:
+        if self.cursor is not None:
+            self.cursor.close()
+
+
+class SmallWorld:
+    """`promised`: the newest version that the trainer, asked at this instant, calls durable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.record_folder = folder / "record"
+        self.recorder = Recorder(folder / "disk", self.record_folder)
+        (folder / "disk").mkdir()
+        self.recorder.install()
+        self.recorder.note_all()
+        self.log = SmallLog(folder / "disk" / "a" / "log")
+        self.truths: dict[Tip, Truth] = {}
+        self.submitted: set[str] = set()
+        self.writer: LogWriter | None = None
+        self.zombies: list[LogWriter] = []
+        self.readers = [Reader(self), Reader(self)]
+        self.sealed = self.newest_number = 0
+        self.steps = 0
+
+    @property
+    def promised(self) -> int:
+        durable = self.writer.durable if self.writer is not None else None
+        return max(self.sealed, durable.number if durable else 0)
+
+    # what happens
+
+    def start(self) -> None:
+        """A trainer; where one lives already, it is replaced and haunts."""
+        self.sealed = before = self.promised  # also for a crash before the next one is there
+        if self.writer is not None:
+            self.zombies.append(self.writer)
+        self.writer = None
+        writer = self.log.open(take_over=bool(self.zombies), segment_bytes=1 << 16)
+        self.writer = writer
+        assert writer.past is not None
+        assert writer.past.number >= before, f"{before} was durable, the log ends at {writer.past.number}"
+        assert writer.first.number > self.newest_number, "a number comes a second time"
+        self.truths.setdefault(writer.first, Truth())
+        self.newest_number = max(self.newest_number, writer.first.number)
+        self.sealed = writer.past.number
+        resume = Resume.of(self.log.directory, writer.past)
+        assert resume is not None
+        for _ in resume.records():
+            pass
+        self.now = self.truths[writer.past]
+        assert set(resume.orders) == set(self.now.orders)
+        self.orders = Orders(self.log.path, writer.epoch, resume.orders)
+
+    def append(self, rows: Rows, forgotten: list[tuple[int, int]], padding: int = 0) -> None:
+        """A version, with the orders that wait."""
+        if self.writer is None:
+            self.start()
+        assert self.writer is not None
+        claimed = [order.id for order in self.orders.claim()]
+        assert not set(claimed) & set(self.now.orders), "an order is executed a second time"
+        rows = {key: row for key, row in rows.items() if key not in forgotten}
+        kept = {key: row for key, row in self.now.rows.items() if key not in forgotten}
+        self.now = Truth(kept | rows, (*self.now.orders, *claimed))
+        meta = VersionMeta(trainer={"padding": "x" * padding}, orders=[{"id": id} for id in claimed])
+        tip = self.writer.append(meta, row_tensors(rows, forgotten))
+        self.truths[tip] = self.now
+        self.newest_number = tip.number
+        for order_id in claimed:
+            self.orders.executed(order_id, tip.number)
+        writer = self.writer
+        until(lambda: writer.published == tip or writer._error is not None)
+
+    def sync(self) -> None:
+        if self.writer is not None:
+            self.writer.sync()
+            assert self.writer.durable is not None
+            self.orders.retire(self.writer.durable.number)
+
+    def merge(self, overlay_bytes: int = 1 << 20) -> None:
+        path = merge_base(self.log.directory, window_samples=5, overlay_bytes=overlay_bytes)
+        if path is not None:
+            base = Base.open(path)
+            base.verify()
+            truth = self.truths[base.tip]
+            assert rows_of(base.layer) == truth.rows, "a base is not the truth"
+            assert {order["id"] for order in base.manifest.meta.orders} == set(truth.orders)
+            assert base.tip.number <= self.promised, "a base is made of a version that is not durable"
+
+    def retire(self, keep_bases: int = 2) -> None:
+        retire(self.log.directory, keep_bases)
+
+    def order(self) -> None:
+        if not self.log.path.exists():
+            self.start()
+        self.submitted.add(put_order(self.log.path, "forget", {}))
+
+    def haunt(self, whole: bool) -> None:
+        """A replaced trainer that had looked just before it was paused writes on."""
+        for zombie in self.zombies:
+            assert zombie.last is not None
+            ghost = row_tensors({(0, 1): (-5.0, 1)})
+            meta = VersionMeta(durable=zombie.last.number + 1)
+            frame, _ = encode_record(zombie.epoch, zombie.last.number + 1, zombie.last.checksum, meta, ghost)
+            zombie._segments.write(frame if whole else frame[:50])
+
+    def crash(self, taste: Taste, draw: random.Random, countdown: int, amid: Callable[[], None]) -> None:
+        """Everything on this machine dies before the n-th move of the disk in `amid`, or at its end."""
+        planned: list[tuple[Wreck, int, int, set[str]]] = []
+
+        def count() -> None:
+            nonlocal countdown
+            countdown -= 1
+            if countdown == 0:
+                planned.append(self._plan(taste, draw))
+
+        self.recorder.before_each = count
+        try:
+            amid()
+        finally:
+            self.recorder.before_each = lambda: None
+        wreck, promised, newest, submitted = planned[0] if planned else self._plan(taste, draw)
+        self.die()
+        wreck.make()
+        # what came after the instant of the crash never was
+        self.sealed, self.newest_number, self.submitted = promised, newest, submitted
+        self.check()
+
+    def _plan(self, taste: Taste, draw: random.Random) -> tuple[Wreck, int, int, set[str]]:
+        wreck = Wreck(self.recorder, self.record_folder, taste, draw)
+        return wreck, self.promised, self.newest_number, set(self.submitted)
+
+    def die(self) -> None:
+        """Every process of this machine."""
+        for writer in (self.writer, *self.zombies):
+            if writer is not None:
+                self.log.kill(writer)
+        self.writer, self.zombies = None, []
+
+    # what must hold
+
+    def check(self) -> None:
+        """Who begins to read now gets the truth, up to what was promised at least."""
+        if not self.log.directory.look().settled:
+            return
+        base = self.log.directory.open_base()
+        if base is None:
+            assert self.promised == 0, "the bases are lost"
+            return
+        layer, tip = base.layer, base.tip
+        for record in self.records_after(base):
+            layer, tip = merge_layers(layer, record_layer(record.tensors(), 2, 1)), record.tip
+        assert rows_of(layer) == self.truths[tip].rows
+        assert tip.number >= self.promised, f"{self.promised} was durable, readers end at {tip.number}"
+        if self.writer is not None:
+            assert tip == self.writer.published
+
+    def records_after(self, base: Base) -> list[Record]:
+        """As far as they can be read: a torn end of a dead trainer's last file is no harm."""
+        records: list[Record] = []
+        try:
+            records.extend(self.log.directory.records(base.tip))
+        except CorruptRecordError:
+            assert self.writer is None, "a living trainer's log is damaged"
+        return records
+
+    def settle(self) -> None:
+        """The end: one trainer, alone; every order was executed once, every reader arrives."""
+        self.start()
+        self.append({(0, 0): (1.0, 1)}, [])
+        self.sync()
+        assert self.submitted <= set(self.now.orders), "an order is lost"
+        assert len(self.now.orders) == len(set(self.now.orders))
+        for reader in self.readers:
+            for _ in range(20):
+                reader.read()
+            assert reader.cursor is not None
+            assert self.writer is not None
+            assert reader.cursor.tip == self.writer.last, "a reader does not arrive"
+        self.check()
+
+    def end(self) -> None:
+        self.die()
+        for reader in self.readers:
+            reader.close()
+        self.recorder.remove()

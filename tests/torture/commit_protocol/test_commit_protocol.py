@@ -1,0 +1,120 @@
+"""Crashes between any two moves of the disk, in any schedule of trainers, zombies, mergers, orders and readers.
+
+Covers: several epochs and take-overs; kills and power losses before each single fsync, rename, unlink and rmdir of a
+start, an append with a roll, a sync, a merge, retiring, an order put down or unlinked; files cut anywhere or ending in
+rubbish; names that came, went or were renamed since their folder's fsync kept or lost one by one, in any order; zombies
+that write on; readers that outlive what they read. Not covered: bytes damaged after their fsync, two steps at the same
+instant, and what is inside rows (the embeddings' own machine).
+"""
+
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from tests.torture.commit_protocol.model_world import SmallWorld
+from tests.torture.disk.power_loss import KILL, TASTES
+
+# an fsync in memory costs nothing, and what it promises is recorded all the same
+MEMORY = Path("/dev/shm")
+NUM_EXAMPLES = int(os.environ.get("TORTURE_EXAMPLES", "15"))
+
+keys = st.tuples(st.integers(0, 1), st.integers(0, 4))
+rows = st.dictionaries(keys, st.tuples(st.integers(1, 99).map(float), st.just(1)), max_size=3)
+tastes = st.sampled_from([KILL, *TASTES])
+seeds = st.integers(0, 2**16)
+STEPS = ("start", "append", "sync", "merge", "retire", "order", "all")
+
+
+class CommitMachine(RuleBasedStateMachine):
+    """A SmallWorld moved by Hypothesis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+        self.world = SmallWorld(self.folder)
+
+    @rule()
+    def start(self) -> None:
+        if self.world.writer is None or len(self.world.zombies) < 2:
+            self.world.start()
+
+    @rule(rows=rows, forgotten=st.lists(keys, max_size=2), padding=st.sampled_from([0, 0, 30_000]))
+    def append(self, rows: dict, forgotten: list, padding: int) -> None:
+        self.world.append(rows, forgotten, padding)
+
+    @rule()
+    def sync(self) -> None:
+        self.world.sync()
+
+    @rule(overlay_bytes=st.sampled_from([1, 1 << 20]))
+    def merge(self, overlay_bytes: int) -> None:
+        self.world.merge(overlay_bytes)
+
+    @rule(keep_bases=st.sampled_from([1, 2]))
+    def retire(self, keep_bases: int) -> None:
+        self.world.retire(keep_bases)
+
+    @rule()
+    def order(self) -> None:
+        self.world.order()
+
+    @precondition(lambda self: self.world.zombies)
+    @rule(whole=st.booleans())
+    def haunt(self, whole: bool) -> None:
+        self.world.haunt(whole)
+
+    @rule(which=st.integers(0, 1), limit_bytes=st.sampled_from([1, 1 << 20]))
+    def read(self, which: int, limit_bytes: int) -> None:
+        self.world.readers[which].read(limit_bytes)
+
+    @rule(taste=tastes, seed=seeds, countdown=st.integers(1, 20), step=st.sampled_from(STEPS))
+    def crash(self, taste: object, seed: int, countdown: int, step: str) -> None:
+        self.world.crash(taste, random.Random(seed), countdown, lambda: self.step(step))
+
+    def step(self, name: str) -> None:
+        """What is under way when the crash comes."""
+        if name in ("append", "all"):
+            for value in range(3):
+                self.world.append({(0, value): (float(value), 1)}, [], 30_000)
+        if name == "all":
+            for inner in ("sync", "append", "merge", "retire", "order", "sync", "start"):
+                self.step(inner)
+        elif name != "append":
+            getattr(self.world, name)()
+
+    @invariant()
+    def readers_see_the_truth(self) -> None:
+        self.world.check()
+
+    def teardown(self) -> None:
+        try:
+            self.world.settle()
+        finally:
+            self.world.end()
+            shutil.rmtree(self.folder)
+
+
+def test_no_crash_at_any_point_of_the_commit_protocol_loses_or_invents_anything() -> None:
+    run_state_machine_as_test(CommitMachine, settings=settings(max_examples=NUM_EXAMPLES, stateful_step_count=20))
+
+
+@pytest.mark.parametrize("taste", [KILL, *TASTES], ids=lambda taste: f"{taste.names}-{taste.bytes}-{taste.rubbish}")
+@pytest.mark.parametrize("countdown", range(1, 46, 1 if "TORTURE_EXAMPLES" in os.environ else 4))
+def test_a_crash_before_each_single_move_of_the_disk(taste: object, countdown: int) -> None:
+    machine = CommitMachine()
+    try:
+        machine.world.start()
+        machine.step("all")
+        machine.world.readers[0].read()
+        machine.world.readers[0].read()
+        machine.world.crash(taste, random.Random(countdown), countdown, lambda: machine.step("all"))
+        machine.world.readers[0].read()
+    finally:
+        machine.teardown()

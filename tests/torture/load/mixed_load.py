@@ -1,0 +1,191 @@
+"""A server under mixed load while versions come, the trainer is killed and the server restarted.
+
+`python -m tests.torture.load.mixed_load`. Every answer is compared with what its version holds. 503s that say why are
+honest; nothing else above 499 is.
+"""
+
+import argparse
+import os
+import re
+import signal
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from stream.kafka.admin import Admin
+from stream.kafka.consumer import KafkaConfig
+from stream.kafka.producer import Producer
+from tests.e2e.workspace import free_port
+from tests.torture.clicks import message
+from tests.torture.cluster.cluster import lives, until
+from tests.torture.cluster.config import TOPIC, write_config
+from tests.torture.cluster.faulty_broker import FrailBroker
+from tests.torture.cluster.process_pool import PATHS, Nursery
+from tests.torture.load.clients import ARROW, JSON, MSGPACK, RAW, Askers, Client
+from tests.torture.load.response_verifier import AnswerJudge
+
+# of all of these answers were compared, or it goes on a little
+WHO = {RAW, JSON, MSGPACK, ARROW, "predict", "snapshot", "HotModel, directory", "HotModel, http"}
+PUBLISH_SECONDS, TICK_SECONDS, RECORDS_PER_TICK = 0.5, 0.1, 30
+# a process may have grown by so much from the middle third of its life to the last
+GROWTH, GROWTH_BYTES = 1.10, 16 << 20
+
+
+class MixedLoad:
+    """Trainer, server, broker, and everybody who asks."""
+
+    def __init__(self, folder: Path, seed: int, nursery: Nursery, *, workers: int) -> None:
+        self._folder, self._seed, self._nursery, self._num_workers = folder, seed, nursery, workers
+        (folder / "disk").mkdir()
+        self.log, self._port, self._broker = folder / "disk" / "log", free_port(), FrailBroker()
+        path = write_config(
+            folder / "springtide.toml",
+            folder,
+            address=self._broker.address,
+            port=self._port,
+            publish=PUBLISH_SECONDS,
+            base_minutes=0.1,
+        )
+        path.write_text(
+            path.read_text().replace("max_wait_seconds = inf", "max_wait_seconds = 0.1") + f"workers = {workers}\n"
+        )
+        kafka = KafkaConfig(bootstrap_servers=self._broker.address)
+        with Admin(kafka) as admin:
+            admin.ensure_topic(TOPIC)
+        self._producer, self._num_produced = Producer(kafka), 0
+        self.num_kills, self.num_restarts = 0, 0
+        self._is_away = False
+        self.memory: dict[int, list[int]] = {}
+        self._trainer, self._server = self._start("train"), self._start("serve")
+        self._produce()
+        self.judge = AnswerJudge(self.log)
+        until(self._is_ready, "the server's readiness", 60.0)
+        self.askers = Askers(self._port, self.log, self.judge, lambda: self._is_away, seed)
+
+    def run(self, seconds: float) -> None:
+        """Load for so long; on the way the trainer is killed twice and the server restarts.
+
+        Where there are several workers they restart one by one before, at which nobody may be left without an answer.
+        """
+        events: list[tuple[float, Callable[[], None]]] = [
+            (0.20, self._kill_trainer),
+            *([(0.40, self._restart_workers)] if self._num_workers > 1 else []),
+            (0.55, self._kill_trainer),
+            (0.75, self._restart_server),
+        ]
+        began = time.monotonic()
+        while not self.askers.is_at_fault:
+            passed = time.monotonic() - began
+            if passed >= seconds and not events and (self.judge.num_compared.keys() >= WHO or passed > seconds + 60):
+                break
+            self._produce()
+            if events and passed >= events[0][0] * seconds:
+                events.pop(0)[1]()
+            self._watch_memory()
+            time.sleep(TICK_SECONDS)  # the pace of the stream
+        self.askers.close()
+
+    def check_memory(self) -> None:
+        """Of every process that lived long enough to tell."""
+        for pid, sizes in self.memory.items():
+            third = len(sizes) // 3
+            if third * TICK_SECONDS >= 20:
+                middle, last = statistics.median(sizes[third : 2 * third]), statistics.median(sizes[2 * third :])
+                assert last <= GROWTH * middle + GROWTH_BYTES, f"{pid} grew from {middle:,} to {last:,} bytes"
+
+    def close(self) -> None:
+        self._is_away = True
+        for pid in (self._trainer, self._server):
+            if lives(pid):
+                os.kill(pid, signal.SIGTERM)
+                self._nursery.wait(pid, 20.0)
+        self.judge.close()
+        self._producer.close()
+        self._broker.close()
+
+    def said(self) -> str:
+        """What the processes said last."""
+        return "\n".join(path.read_text()[-2_000:] for path in sorted(self._folder.glob("*.out")))
+
+    def _start(self, command: str) -> int:
+        environment = {"PYTHONPATH": os.pathsep.join(PATHS)}
+        out = self._folder / f"{command}.out"
+        return self._nursery.start([command], cwd=self._folder, out=out, environment=environment)
+
+    def _produce(self) -> None:
+        for offset in range(self._num_produced, self._num_produced + RECORDS_PER_TICK):
+            self._producer.send(TOPIC, message(self._seed, offset))
+        self._producer.flush()
+        self._num_produced += RECORDS_PER_TICK
+
+    def _is_ready(self) -> bool:
+        client = Client(self._port, lambda: True, Counter())
+        try:
+            return client.ask("GET", "/readyz") is not None
+        finally:
+            client.close()
+
+    def _kill_trainer(self) -> None:
+        os.kill(self._trainer, signal.SIGKILL)
+        until(lambda: not lives(self._trainer), "the trainer's end")
+        self.num_kills += 1
+        self._trainer = self._start("train")
+
+    def _restart_workers(self) -> None:
+        before = self._workers()
+        os.kill(self._server, signal.SIGHUP)
+        until(lambda: not before & self._workers(), "other workers", 60.0)
+        self.num_restarts += 1
+
+    def _restart_server(self) -> None:
+        self._is_away = True
+        os.kill(self._server, signal.SIGTERM)
+        until(lambda: not lives(self._server), "the server's end")
+        self._server = self._start("serve")
+        until(self._is_ready, "the server's readiness", 60.0)
+        self._is_away = False
+        self.num_restarts += 1
+
+    def _workers(self) -> set[int]:
+        return set(map(int, Path(f"/proc/{self._server}/task/{self._server}/children").read_text().split()))
+
+    def _watch_memory(self) -> None:
+        for pid in (self._trainer, self._server, *self._workers()):
+            try:
+                text = Path(f"/proc/{pid}/status").read_text()
+            except OSError:
+                continue
+            if found := re.search(r"RssAnon:\s+(\d+) kB", text):
+                self.memory.setdefault(pid, []).append(int(found[1]) << 10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="mixed_load", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=None, help="of records and questions; default: the time")
+    options = parser.parse_args()
+    seed = int(time.time()) if options.seed is None else options.seed
+    print(f"mixed load: seed {seed}, {options.seconds:g} s", flush=True)
+    nursery = Nursery()
+    with tempfile.TemporaryDirectory(prefix="mixed-load-") as folder:
+        load = MixedLoad(Path(folder), seed, nursery, workers=2)
+        try:
+            load.run(options.seconds)
+            load.check_memory()
+        except BaseException:
+            print(load.said(), flush=True)
+            raise
+        finally:
+            load.close()
+            nursery.close()
+    for pid, sizes in load.memory.items():
+        print(f"process {pid}: {sizes[0] >> 20} to {sizes[-1] >> 20} MiB, at most {max(sizes) >> 20}")
+    print(f"answers: {dict(load.askers.answers)}; compared: {load.judge.num_compared}")
+    print(f"mixed load: {load.judge.num_versions} versions, {load.num_kills} kills, no wrong answer", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""A short mixed load; `make torture` is the long one."""
+
+from pathlib import Path
+
+from tests.torture.cluster.process_pool import Nursery
+from tests.torture.load.mixed_load import WHO, MixedLoad
+
+SECONDS = 3.0
+
+
+def test_under_mixed_load_every_answer_is_of_the_version_it_names(tmp_path: Path, nursery: Nursery) -> None:
+    load = MixedLoad(tmp_path, 5, nursery, workers=1)
+    try:
+        load.run(SECONDS)
+        assert (load.num_kills, load.num_restarts) == (2, 1)
+        assert load.judge.num_compared.keys() == WHO
+    except BaseException:
+        print(load.said())
+        raise
+    finally:
+        load.close()

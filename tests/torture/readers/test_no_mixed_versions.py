@@ -1,0 +1,70 @@
+"""Readers that check on every read that dense weights and rows carry the stamp of one version."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+from springtide_client.encode import encode_instances
+from springtide_client.features import Features
+from springtide_client.follow.follower import Follower
+from springtide_client.log.directory import LogDirectory
+
+from tests.client.conftest import TOY_SCHEMA
+from tests.torture.cluster.cluster import until
+from tests.torture.readers.stamped_log import KEYS, StampedLog, stamp_of
+
+NUM_VERSIONS = 10_000 if "TORTURE_EXAMPLES" in os.environ else 500
+MERGES, IN_STEP = 10, 5
+INSTANCES = [{"user_id": 1, "item_id": 2, "genres": [1], "last_items": [2], "age": 30.0}]
+
+
+class Reader(threading.Thread):
+    """Reads until told to stop; `wrong` holds what was mixed."""
+
+    def __init__(self, follower: Follower, features: Features) -> None:
+        super().__init__()
+        self.follower, self.features = follower, features
+        self.is_over = threading.Event()
+        self.wrong: list[object] = []
+        self.seen: set[int] = set()
+
+    def run(self) -> None:
+        while not self.is_over.is_set():
+            view = self.follower.view
+            if view is None or view.meta.step == 0:
+                continue
+            step, expected = view.meta.step, 1 / (1 + np.exp(-stamp_of(view.meta.step)))
+            rows, status = view.lookup(*KEYS)
+            chance = view.predict(self.features)[0, 0]
+            if status.any() or (rows != step).any() or abs(chance - expected) > 2e-6:
+                self.wrong.append((step, chance, expected, rows[:, 0]))
+            self.seen.add(step)
+
+
+def test_no_read_ever_mixes_two_versions(tmp_path: Path) -> None:
+    log = StampedLog(tmp_path / "log")
+    follower = Follower(LogDirectory(log.path))
+    readers = [Reader(follower, encode_instances(TOY_SCHEMA, INSTANCES)) for _ in range(2)]
+    follower.start()
+    assert follower.wait_for_view(20.0) is not None
+    for reader in readers:
+        reader.start()
+    next_merge = 0
+    try:
+        while log.step < NUM_VERSIONS:
+            tip = log.append(IN_STEP)
+            # the follower keeps step, else most versions would pass unread
+            until(lambda tip=tip: follower.view.version >= tip.number, f"{tip}")
+            if log.step >= next_merge:
+                next_merge += NUM_VERSIONS // MERGES
+                log.merge()
+        until(lambda: all(log.step in reader.seen for reader in readers), "reads of the last version")
+    finally:
+        for reader in readers:
+            reader.is_over.set()
+            reader.join()
+        follower.close()
+        log.writer.close()
+    assert [wrong for reader in readers for wrong in reader.wrong] == []
+    assert len(set.union(*(reader.seen for reader in readers))) > NUM_VERSIONS // 20

@@ -1,0 +1,94 @@
+"""The run that nobody disturbs: the same records in one go, the orders where the other log says they were executed."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.config.load import load_config
+from app.training.bootstrap import start_state
+from app.training.commands import OrderDesk
+from app.version_log.commands.queue import Order
+from app.version_log.write.writer import LogWriter
+from stream.batcher import Batcher
+from stream.columns import Batch, Partition
+from stream.decode.decoder import Decoder
+from stream.records import RawRecords
+from tests.torture.clicks import message
+from tests.torture.cluster.config import TOPIC, WINDOW_SAMPLES, write_config
+from tests.torture.verify.log_contents import LogImage, read_image
+
+BATCHES_A_VERSION = 20
+RECORDS = 1_000  # decoded at a time
+NOW_MS = 1_800_000_000_000
+
+
+class Undisturbed:
+    """Moves forward only."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        folder.mkdir()
+        self.seed, self.offset = seed, 0
+        config = load_config(write_config(folder / "springtide.toml", folder, address="127.0.0.1:1"))
+        torch.manual_seed(config.train.seed)
+        self.log = LogWriter.open(config.log, schema=config.schema)
+        self.state = start_state(config, self.log, num_threads=config.train.num_threads)
+        self.desk = OrderDesk(config.log.path, self.log.epoch, self.state)
+        self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)
+        self.decoder = Decoder(config.schema)
+        self._random = torch.get_rng_state()  # others in this process draw too
+        self.executed: dict[str, int] = {}  # order -> at how many samples
+
+    @property
+    def num_samples(self) -> int:
+        return self.state.samples_trained
+
+    def advance(self, num_samples: int, orders: list[dict[str, Any]]) -> LogImage:
+        """Learn up to here, and say what the log holds then."""
+        waiting = [order for order in orders if order["id"] not in self.executed]
+        num_batches = 0
+        torch.set_rng_state(self._random)
+        while True:
+            while waiting and waiting[0]["samples_trained"] == self.num_samples:
+                self._execute(waiting.pop(0))
+            if self.num_samples >= num_samples:
+                break
+            batch = self._next_batch(num_samples - self.num_samples)
+            if num_batches % BATCHES_A_VERSION == 0 or self.state.learner.needs_cut(batch):
+                self._cut()
+            self.state.learn(batch, limit_ms=NOW_MS)
+            num_batches += 1
+        assert not waiting
+        self._cut()
+        self._random = torch.get_rng_state()
+        self.log.sync()
+        return read_image(self.log.config.path, window_samples=WINDOW_SAMPLES)
+
+    def _next_batch(self, most: int) -> Batch:
+        while self.batcher.num_rows < self.batcher.batch_size:
+            offsets = range(self.offset, self.offset + RECORDS)
+            values = [message(self.seed, offset) for offset in offsets]
+            raw = RawRecords.from_messages(Partition(TOPIC, 0), values, offsets=list(offsets))
+            self.batcher.add(self.decoder.decode(raw, NOW_MS))
+            self.offset += RECORDS
+        if most < self.batcher.batch_size:
+            self.batcher.batch_size = most  # the last batch of the other run was short
+        batch = self.batcher.take()
+        assert batch is not None
+        return batch
+
+    def _execute(self, told: dict[str, Any]) -> None:
+        """Through the trainer's own handlers."""
+        self._cut()
+        self.executed[told["id"]] = told["samples_trained"]
+        body = {"keys": told["keys"]} if told["kind"] == "forget" else {"limits": told["result"].get("limits")}
+        if "refused" not in told["result"]:
+            order = Order(told["id"], told["kind"], body)
+            self.desk._handler(order)(order.body)
+
+    def _cut(self) -> None:
+        self.log.append(*self.state.cut(created_ms=1, complete_until_ms=1))
+
+    def close(self) -> None:
+        self.state.learner.table.close()
+        self.log.close()
