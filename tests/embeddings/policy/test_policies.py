@@ -191,7 +191,7 @@ def test_counts_towards_admission_halve_with_samples(verbs: Verbs) -> None:
 def test_regret_is_a_row_asked_for_again_soon_after_it_left(
     tmp_path: Path, verbs: Verbs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "REGRET_LOOKUPS", 20)
+    monkeypatch.setattr(eviction, "REGRET_LOOKUPS", 20)
     table, width = make(spill=RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device=verbs), verbs.width
     learn(table, range(width))
     learn(table, range(width, 2 * width))

@@ -201,7 +201,7 @@ def test_a_token_is_part_of_what_is_known(world, monkeypatch, answered, connect)
 
 
 def test_heads_are_few_and_short(client, answered, monkeypatch, connect) -> None:
-    monkeypatch.setattr(express, "MAX_HEADS", 2)
+    monkeypatch.setattr(fast_path, "MAX_HEADS", 2)
     connection = connect(client)
     for number in range(5):
         connection.ask(request(raw_ids(1), extra=[f"X-Number: {number}"]))

@@ -8,7 +8,7 @@ from app.version_log.trainer_status import read_status
 
 
 def test_what_holds_the_trainer_up_is_said_beside_it_and_goes_when_it_is_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "SECONDS", 0.01)
+    monkeypatch.setattr(writer, "SECONDS", 0.01)
     held: dict[str, str] = {}
     keeper = StatusKeeper(tmp_path, 1, lambda: dict(held))
     keeper.say({"trainer": "running", "reason": "", "version": 7})
