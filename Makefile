@@ -72,7 +72,7 @@ gpu-wheels:
 gpu-site:
 	$(if $(GPU_SITE),$(GPU_PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir --upgrade --target $(GPU_SITE) $(GPU_WHEELS)/*.whl)
 
-# GPU_RUN="compute-sanitizer --tool racecheck" ARGS="-k index" watches the memory of the index's verbs. Versions there are
+# GPU_RUN="compute-sanitizer --tool racecheck" ARGS="-k index" watches the memory of the index's ops. Versions there are
 # not ours: their warnings are no errors
 test-gpu: gpu-site
 	$(GPU_PATH) $(GPU_RUN) $(GPU_PYTHON) -m pytest tests/kernels/test_cuda_*.py $(GPU_TESTS) -m gpu -W default -p no:cacheprovider $(ARGS)

@@ -8,7 +8,7 @@ from embeddings.memory.resident import Memory
 from embeddings.policy.ttl import Horizons
 from embeddings.rows import Int64Array, Rows, Touched, UInt16Array, as_keys
 from embeddings.tiers.lower_tiers import Below
-from kernels.spec import NO_SLOT, TOUCHED
+from kernels.spec import DIRTY, NO_SLOT
 
 WRITTEN_ROWS = 65536  # rows that come from elsewhere are taken in steps of so many
 
@@ -23,7 +23,7 @@ class Contents:
     def write(self, rows: Touched, flags: int) -> None:
         """These rows replace what is here. SpillError between steps."""
         # a step's rows are all held at once: few enough that most find a slot
-        step = min(WRITTEN_ROWS, max(self.memory.verbs.width, self.memory.store.num_slots // 2))
+        step = min(WRITTEN_ROWS, max(self.memory.ops.width, self.memory.store.num_slots // 2))
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
             features_N, ids_N, last_seen_N = as_keys(rows.features[part], rows.ids[part], rows.last_seen[part])
@@ -33,14 +33,14 @@ class Contents:
             self.below.departures.settle()
             tick = self.memory.hold()
             try:
-                verbs = self.memory.verbs
-                features_U, ids_U = verbs.put(features_N, ids_N)
-                slots_N = self.memory.place(features_U, ids_U, verbs.mix_keys(features_U, ids_U)).slots_U
+                ops = self.memory.ops
+                features_U, ids_U = ops.put(features_N, ids_N)
+                slots_N = self.memory.place(features_U, ids_U, ops.mix_keys(features_U, ids_U)).slots_U
                 written = Rows(features_N, ids_N, values_ND, states_NS, counts_N, last_seen_N)
                 self.memory.write(slots_N, written, np.full(len(written), flags, np.int64))
                 if self.by_count:
-                    verbs.set_priorities(self.memory.store, slots_N, counts_N)
-                if flags & TOUCHED:
+                    ops.set_priorities(self.memory.store, slots_N, counts_N)
+                if flags & DIRTY:
                     self.changes.touched(slots_N)
             finally:
                 self.memory.release(tick)
@@ -52,7 +52,7 @@ class Contents:
             self.below.departures.settle()  # else a row that still waits there would come after its mark
             self.below.spill.mark(features_N, ids_N)
             slots_N = self.memory.find(features_N, ids_N)
-            self.memory.erase(self.memory.verbs.xp.unique(slots_N[slots_N != NO_SLOT]))
+            self.memory.erase(self.memory.ops.xp.unique(slots_N[slots_N != NO_SLOT]))
             self.memory.writes += 1
 
     def resize(self, num_slots: int, num_overflow: int) -> None:
@@ -64,9 +64,9 @@ class Contents:
     def export(self) -> Rows:
         """Every row in memory and in the spill that is alive, each key once."""
         slots_N = self.memory.occupied()
-        resident, _ = self.memory.read(slots_N, *self.memory.verbs.keys_of(self.memory.store, slots_N))
+        resident, _ = self.memory.read(slots_N, *self.memory.ops.keys_of(self.memory.store, slots_N))
         self.below.departures.settle()
         spilled = self.below.spill.read_all()
-        (slots_M,) = self.memory.verbs.fetch(self.memory.find(spilled.features, spilled.ids))
+        (slots_M,) = self.memory.ops.fetch(self.memory.find(spilled.features, spilled.ids))
         rows = Rows.concatenate([resident, spilled.take(slots_M == NO_SLOT)])
         return rows.take(self.horizons.alive(rows.features, rows.last_seen)) if self.horizons else rows

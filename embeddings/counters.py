@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from kernels.spec import Verbs
+from kernels.spec import Ops
 
 COUNTERS = (
     "keys",  # looked up, every occurrence
@@ -43,9 +43,9 @@ class Counts(Counter[str]):
         else:
             self._late[name] = self._late[name] + number if name in self._late else number
 
-    def arrive(self, verbs: Verbs) -> None:
+    def arrive(self, ops: Ops) -> None:
         """Fetches what the device knows."""
         if self._late:
-            for name, number_1 in zip(list(self._late), verbs.fetch(*self._late.values()), strict=True):
+            for name, number_1 in zip(list(self._late), ops.fetch(*self._late.values()), strict=True):
                 self[name] += int(number_1[0])
             self._late.clear()

@@ -4,25 +4,25 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from kernels.spec import Verbs
+from kernels.spec import Ops
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class HasVerbs(Protocol):
-    verbs: Verbs
+    ops: Ops
 
 
 T = TypeVar("T", bound=HasVerbs)
 
 
-def in_order(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+def on_current_stream(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
     """The method, all of it on that stream."""
 
     @wraps(method)
     def ordered(self: T, /, *arguments: P.args, **named: P.kwargs) -> R:
-        with self.verbs.in_order():
+        with self.ops.on_current_stream():
             return method(self, *arguments, **named)
 
     return ordered

@@ -1,4 +1,4 @@
-"""The threads that share the work of a table's verbs."""
+"""The threads that share the work of a table's ops."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait

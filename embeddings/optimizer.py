@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from kernels.spec import OPTIMIZERS, Step, state_width_of
+from kernels.spec import OPTIMIZERS, OptimizerStep, state_width_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,10 @@ class RowOptimizer:
         """The same at another learning rate; ValueError where it takes none such."""
         return replace(self, lr=lr)
 
-    def step(self, lr: float, seed: int) -> Step:
-        """What the verbs take: at this learning rate, with the seed of the rounding to bfloat16."""
+    def step(self, lr: float, seed: int) -> OptimizerStep:
+        """What the ops take: at this learning rate, with the seed of the rounding to bfloat16."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Step(**(values | {"lr": lr}), seed=seed)
+        return OptimizerStep(**(values | {"lr": lr}), seed=seed)
 
     def state_width(self, dim: int) -> int:
         """Float32 numbers of state a row has."""

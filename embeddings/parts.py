@@ -10,7 +10,7 @@ import numpy as np
 from embeddings.bulk import Contents
 from embeddings.config import Admission, TableConfig, TableLimits
 from embeddings.counters import COUNTERS, Counts
-from embeddings.current_stream import in_order
+from embeddings.current_stream import on_current_stream
 from embeddings.intra_op_pool import Workers
 from embeddings.lookup.materialize import Residence
 from embeddings.lookup.output_buffers import Buffers
@@ -34,7 +34,7 @@ from embeddings.tiers.interface import Spill
 from embeddings.tiers.lower_tiers import Below
 from embeddings.tiers.no_spill import NoSpill
 from kernels.backend import backend
-from kernels.spec import CHANGED, TOUCHED, Layout, Verbs
+from kernels.spec import DIRTY, NEEDS_SPILL, Ops, RowLayout
 
 
 class Tiers:
@@ -53,39 +53,39 @@ class Tiers:
         base: RowSource | None = None,
         capacity: Capacity | None = None,
         tracked: bool = True,
-        device: str | Verbs = "cpu",
+        device: str | Ops = "cpu",
         disk_beside: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`device`: "cpu", "cuda" (the GPU that torch has chosen), or the verbs of one.
+        """`device`: "cpu", "cuda" (the GPU that torch has chosen), or the ops of one.
 
         `disk_beside`: the bytes that others take of `disk_bytes`; the spill keeps half of it in any case.
         """
         self.config, self.seed, self.dim, self.tracked = config, seed, config.dim, tracked
         self.optimizer = RowOptimizer.of(config.optimizer)
         self.lr = self.optimizer.lr
-        self.verbs = backend(device)
-        self.layout = Layout(config.dim, self.optimizer.state_width(config.dim), config.dtype)
-        capacity = capacity or Capacity.of_bytes(config, self.verbs, tracked=tracked)
-        capacity = capacity.in_buckets_of(self.verbs.width)
+        self.ops = backend(device)
+        self.layout = RowLayout(config.dim, self.optimizer.state_width(config.dim), config.dtype)
+        capacity = capacity or Capacity.of_bytes(config, self.ops, tracked=tracked)
+        capacity = capacity.in_buckets_of(self.ops.width)
         self._counters = Counts()
         if base is not None and spill is None:
             raise ValueError("a table over a base needs a spill: evicted rows would be read from the base again")
         self.spill: Spill = spill or NoSpill(config.dim, self.layout.state_width)
         self.rules = Horizons()
         self.side = SideBuffer(capacity.num_side, config.dim, self.layout.state_width)
-        self.quotas = Quotas(config.features, self.verbs.slot_bytes(self.layout))
+        self.quotas = Quotas(config.features, self.ops.slot_bytes(self.layout))
         self.departures = Departures(
-            self.verbs, self.spill, self.side, self.rules, self._counters, capacity.num_slots, tracked=tracked
+            self.ops, self.spill, self.side, self.rules, self._counters, capacity.num_slots, tracked=tracked
         )
-        self.memory = Memory(self.verbs, capacity, self.layout, self.departures, self.quotas)
+        self.memory = Memory(self.ops, capacity, self.layout, self.departures, self.quotas)
         self.below = Below(self.spill, base, self.departures)
-        self.admission = AdmissionControl(self.verbs, Admission.of(config.admission), config.features, tracked=tracked)
+        self.admission = AdmissionControl(self.ops, Admission.of(config.admission), config.features, tracked=tracked)
         self.expiry = Expiry(self.memory, self.rules, config.features)
         self.disk_cap = DiskCap(self.spill, self.rules, config.disk_bytes, beside=disk_beside)
         self.buffers = Buffers()
         self.changes = Changes(self.memory, self.side, self.rules)
         self.residence = Residence(
-            verbs=self.verbs,
+            ops=self.ops,
             memory=self.memory,
             below=self.below,
             departures=self.departures,
@@ -96,7 +96,7 @@ class Tiers:
             seed=seed,
         )
         self.contents = Contents(self.memory, self.below, self.changes, self.rules, by_count=config.eviction == "lfu")
-        self.workers = Workers(config.num_threads if self.verbs.on_host else 1)
+        self.workers = Workers(config.num_threads if self.ops.on_host else 1)
 
     # versions
 
@@ -106,13 +106,13 @@ class Tiers:
         num_leaving = num_keys + self.quotas.most_leaving(self.memory.store.num_slots)
         return self.tracked and not self.side.can_take(num_leaving)
 
-    @in_order
+    @on_current_stream
     def cut(self) -> Touched:
         """All rows touched, all keys forgotten since the last cut; the resident copy goes before the buffered one."""
         self._counters["cuts"] += 1
         return self.changes.cut(self.workers.spread)
 
-    @in_order
+    @on_current_stream
     def cut_sketch(self) -> tuple[Int64Array, UInt8Array]:
         """Blocks of the admission sketch that changed since the last one, and their bytes, (B, 64)."""
         return self.admission.cut()
@@ -121,13 +121,13 @@ class Tiers:
         """Whether ids are counted before they are admitted, in how many blocks, and the age of the counts."""
         return self.admission.facts()
 
-    @in_order
+    @on_current_stream
     def restore(self, touched: Touched) -> None:
         """Takes rows and forgettings of a version as this table's own: changed, but not to be told again."""
         self.contents.forget(touched.forgotten_features, touched.forgotten_ids)
-        self.contents.write(touched, CHANGED)
+        self.contents.write(touched, NEEDS_SPILL)
 
-    @in_order
+    @on_current_stream
     def restore_sketch(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
         """Takes blocks of a version or a base as this table's own."""
         self.admission.restore(blocks_B, bytes_B64)
@@ -159,14 +159,14 @@ class Tiers:
         if self.rules.raise_to(horizons):
             self.spill.purge(self.rules.document())
 
-    @in_order
+    @on_current_stream
     def write(self, rows: Rows) -> None:
         """Rows from elsewhere replace what is here; the next cut tells them. ValueError where one is not finite."""
         if not (np.isfinite(rows.values).all() and np.isfinite(rows.states).all()):
             raise ValueError("rows to be written hold numbers that are not finite: leave those rows out")
-        self.contents.write(Touched.of(rows), CHANGED | TOUCHED if self.tracked else CHANGED)
+        self.contents.write(Touched.of(rows), NEEDS_SPILL | DIRTY if self.tracked else NEEDS_SPILL)
 
-    @in_order
+    @on_current_stream
     def forget(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         """These keys have no row any more, in any tier; the next cut tells it."""
         features_N, ids_N, _ = as_keys(features_N, ids_N, ids_N)
@@ -175,7 +175,7 @@ class Tiers:
             self.side.add_marks(features_N, ids_N)
         self._counters["forgotten"] += len(ids_N)
 
-    @in_order
+    @on_current_stream
     def export(self) -> Rows:
         """Every row in memory and in the spill, each key once; not those of the base."""
         return self.contents.export()
@@ -195,7 +195,7 @@ class Tiers:
     def set_lr(self, lr: float) -> None:
         self.lr = self.optimizer.with_lr(lr).lr
 
-    @in_order
+    @on_current_stream
     def set_limits(self, limits: TableLimits) -> None:
         """Takes effect now; nothing may be held while device_bytes changes. ValueError changes nothing."""
         self.departures.land()
@@ -203,7 +203,7 @@ class Tiers:
         lr = self.lr if limits.lr is None else self.optimizer.with_lr(limits.lr).lr
         if limits.device_bytes is not None:
             config = replace(self.config, device_bytes=limits.device_bytes)
-            capacity = Capacity.of_bytes(config, self.verbs, tracked=self.tracked)
+            capacity = Capacity.of_bytes(config, self.ops, tracked=self.tracked)
             self.contents.resize(capacity.num_slots, capacity.num_overflow)
             self.side.capacity, self.config = capacity.num_side, config
         self.lr = lr
@@ -217,11 +217,11 @@ class Tiers:
 
     # what others want to know
 
-    @in_order
+    @on_current_stream
     def counters(self) -> dict[str, int]:
         """Since the table was made, by name: COUNTERS, and those of the spill."""
         self.departures.land()
-        self._counters.arrive(self.verbs)
+        self._counters.arrive(self.ops)
         counters = dict.fromkeys(COUNTERS, 0) | dict(self._counters) | self.spill.counters()
         return counters | {"overflowed": self.memory.num_overflowed}
 
@@ -245,7 +245,7 @@ class Tiers:
         host = self.spill if isinstance(self.spill, HostTier) else None
         return host, self.spill if host is None else host.spill
 
-    @in_order
+    @on_current_stream
     def check_integrity(self) -> None:
         """AssertionError where the parts contradict each other."""
         check(self.memory, self.changes.slots() if self.tracked else None)

@@ -1,6 +1,6 @@
 """The embedding table: rows for any id, made when first asked for, moved to lower tiers when not asked for long.
 
-Knows no device and no file: devices are verbs (kernels/spec.py), files are a Spill and a RowSource.
+Knows no device and no file: devices are ops (kernels/spec.py), files are a Spill and a RowSource.
 """
 
 # K keys of a batch, U unique keys, B rows of gradients, D dimension
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from embeddings.current_stream import in_order
+from embeddings.current_stream import on_current_stream
 from embeddings.lookup.handle import Lookup
 from embeddings.lookup.prefetch import Prefetch
 from embeddings.lookup.read_only import read_rows
@@ -26,28 +26,28 @@ class EmbeddingTable(Tiers):
     Keys and gradients may be arrays of the host or of the table's device; what is gathered or found is the device's.
     """
 
-    @in_order
+    @on_current_stream
     def advance(self, event_ms: int, num_samples: int) -> None:
         """Before a batch: event time, and samples learned so far. Moves horizons, ages counts, sweeps a little."""
         self.expiry.advance(event_ms)
         self.admission.advance(num_samples)
         self.disk_cap.advance(self.memory.present_features)
 
-    @in_order
+    @on_current_stream
     def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Prefetch:
         """Begins to recall the next batch's rows from below; neither an access nor an admission.
 
         To be given to the next lookup, with the same three arrays.
         """
-        unique = self.verbs.unique(*self.verbs.put(*as_keys(features_K, ids_K, event_ms_K)))
-        slots_U = self.verbs.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
-        there = self.verbs.xp.flatnonzero(slots_U == NO_SLOT)
-        told = self.verbs.fetch(there, unique.features_U[there], unique.ids_U[there])
+        unique = self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
+        slots_U = self.ops.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
+        there = self.ops.xp.flatnonzero(slots_U == NO_SLOT)
+        told = self.ops.fetch(there, unique.features_U[there], unique.ids_U[there])
         missing = Foreseen(self.memory.writes, self.memory.removals, *told)
         recalled = self.below.recall_ahead(missing.features_N, missing.ids_N) if len(missing.ids_N) else None
         return Prefetch(features_K, ids_K, event_ms_K, unique, missing, recalled)
 
-    @in_order
+    @on_current_stream
     def lookup(
         self,
         features_K: Array,
@@ -69,7 +69,7 @@ class EmbeddingTable(Tiers):
         tick = self.memory.hold()
         try:
             if prefetched is None:
-                unique, staged = self.verbs.unique(*self.verbs.put(*as_keys(features_K, ids_K, event_ms_K))), None
+                unique, staged = self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K))), None
                 foreseen = None
             else:
                 unique, staged = prefetched.unique, prefetched.staged(self.memory.writes)
@@ -86,14 +86,14 @@ class EmbeddingTable(Tiers):
         """The rows of a lookup's keys, (K, D), copied; NaN where the key was forgotten since."""
         return self.gather_part(lookup, Part(0, len(lookup)))[0]
 
-    @in_order
+    @on_current_stream
     def gather_part(self, lookup: Lookup, part: Part) -> tuple[Array, Array | None]:
         """The rows of some keys, or of bags of them; for `max` also which key of the part gave each number, else -1."""
         slots_U, inverse_K = self._slots(lookup), lookup.unique.inverse_K[part.start : part.stop]
         if part.offsets_B1 is None:
-            out_KD = self.buffers.take(len(inverse_K), self.dim) if self.verbs.on_host else None
-            return self.verbs.gather(self.memory.store, slots_U, inverse_K, out_KD), None
-        return self.verbs.gather_pooled(self.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode)
+            out_KD = self.buffers.take(len(inverse_K), self.dim) if self.ops.on_host else None
+            return self.ops.gather(self.memory.store, slots_U, inverse_K, out_KD), None
+        return self.ops.gather_pooled(self.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode)
 
     def embed(self, lookup: Lookup) -> torch.Tensor:
         """The rows of a lookup's keys, (K, D); where gradients are on, its backward is `update`."""
@@ -106,7 +106,7 @@ class EmbeddingTable(Tiers):
             raise ValueError(f"parts {bounds} do not cover the {len(lookup)} keys of the lookup in order")
         return autograd.embed(self, lookup, parts)
 
-    @in_order
+    @on_current_stream
     def update(
         self, lookup: Lookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
     ) -> None:
@@ -116,12 +116,12 @@ class EmbeddingTable(Tiers):
         A gradient that is not finite leaves the row's value and state as they are.
         """
         slots_U, unique = self._slots(lookup), lookup.unique
-        order_K, offsets_U1 = self.verbs.group(unique.inverse_K, unique.occurrences_U)
-        last_seen_U = self.rules.touch(self.verbs, unique.features_U, unique.last_seen_U)
+        order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
+        last_seen_U = self.rules.touch(self.ops, unique.features_U, unique.last_seen_U)
         settings = last_seen_U, self.optimizer.step(self.lr, self.seed), self.config.eviction == "lfu"
 
         def move(start: int, stop: int) -> tuple[Array, int]:
-            return self.verbs.update(
+            return self.ops.update(
                 self.memory.store, slots_U, order_K, offsets_U1, grads_BD, *settings, start, stop, bags_K, scales_K
             )
 
@@ -131,7 +131,7 @@ class EmbeddingTable(Tiers):
                 self.changes.touched(fresh_N)
         lookup.release()
 
-    @in_order
+    @on_current_stream
     def release(self, tick: int) -> None:
         """For lookups: their rows may leave from now on."""
         self.memory.release(tick)
@@ -140,15 +140,15 @@ class EmbeddingTable(Tiers):
         """For lookups nobody holds any more: their rows may leave with the next call."""
         self.memory.abandon(tick)
 
-    @in_order
+    @on_current_stream
     def find(self, features_K: Array, ids_K: Array) -> tuple[Array, Array]:
         """The rows, (K, D), NaN where there is none, and their status, (K); creates nothing.
 
         0 known, 1 unknown, 2 seen but not admitted, 3 forgotten.
         """
-        features_K, ids_K = self.verbs.put(*as_keys(features_K, ids_K, ids_K)[:2])
-        unique = self.verbs.unique(features_K, ids_K, ids_K)
-        return read_rows(self.verbs, self.memory, self.below, self.admission, self.rules, unique)
+        features_K, ids_K = self.ops.put(*as_keys(features_K, ids_K, ids_K)[:2])
+        unique = self.ops.unique(features_K, ids_K, ids_K)
+        return read_rows(self.ops, self.memory, self.below, self.admission, self.rules, unique)
 
     # inside
 
@@ -159,5 +159,5 @@ class EmbeddingTable(Tiers):
         if lookup.erasures == self.memory.erasures:
             return lookup.slots_U
         unique = lookup.unique
-        slots_U = self.verbs.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
-        return self.verbs.xp.where(slots_U == lookup.slots_U, slots_U, NO_SLOT)
+        slots_U = self.ops.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
+        return self.ops.xp.where(slots_U == lookup.slots_U, slots_U, NO_SLOT)

@@ -1,18 +1,18 @@
 """Which twin runs: chosen when a table is made, imported no earlier."""
 
-from kernels.spec import Verbs
+from kernels.spec import Ops
 
 
-def backend(device: str | Verbs = "cpu") -> Verbs:
-    """The verbs of a device; ValueError where no twin knows it, or what it needs is not there. Verbs are their own."""
+def backend(device: str | Ops = "cpu") -> Ops:
+    """The ops of a device; ValueError where no twin knows it, or what it needs is not there. Verbs are their own."""
     if not isinstance(device, str):
         return device
     if device == "cpu":
-        from kernels.cpu.ops import CpuVerbs
+        from kernels.cpu.ops import CpuOps
 
-        return CpuVerbs()
+        return CpuOps()
     if device == "cuda":
-        from kernels.cuda.ops import CudaVerbs
+        from kernels.cuda.ops import CudaOps
 
-        return CudaVerbs(late=True)
+        return CudaOps(late=True)
     raise ValueError(f"no kernels for the device {device!r}: it must be 'cpu' or 'cuda'")

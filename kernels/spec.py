@@ -1,4 +1,4 @@
-"""What a device must be able to do for a table: the array verbs. Its twins (kernels/cpu, kernels/cuda) obey this page.
+"""What a device must be able to do for a table: the array ops. Its twins (kernels/cpu, kernels/cuda) obey this page.
 
 A table's arrays are a `Store` that its backend allocates and no one else looks into. A slot's number is its row's
 number. Slots from `num_slots` on are the overflow area: rows of keys that found no slot in their bucket.
@@ -15,9 +15,9 @@ import numpy as np
 Array = Any  # numpy.ndarray on the CPU, cupy.ndarray on CUDA
 HostArray = Any  # numpy.ndarray
 
-TOUCHED = 1  # flag: moved since the last cut
-CHANGED = 2  # flag: what lies below this tier would not give this value
-STORED = 4  # flag: the spill has a copy of this row, perhaps an older one
+DIRTY = 1  # flag: moved since the last cut
+NEEDS_SPILL = 2  # flag: what lies below this tier would not give this value
+SPILLED = 4  # flag: the spill has a copy of this row, perhaps an older one
 
 NO_SLOT = -1
 
@@ -33,12 +33,12 @@ SKETCH_BLOCK_BYTES = 64
 Spread = Callable[[Callable[[int, int], None], int], None]
 
 
-def at_once(work: Callable[[int, int], None], num: int) -> None:
+def run_inline(work: Callable[[int, int], None], num: int) -> None:
     """A Spread: all of it, here."""
     work(0, num)
 
 
-class Unique(NamedTuple):
+class UniqueKeys(NamedTuple):
     """The unique keys of a batch in the order in which they first occur."""
 
     features_U: Array  # uint16
@@ -49,7 +49,7 @@ class Unique(NamedTuple):
     last_seen_U: Array  # int64, the newest event time of each key's occurrences
 
 
-class Placed(NamedTuple):
+class InsertResult(NamedTuple):
     """Where the keys of a call are now, and what had to go."""
 
     slots_U: Array  # int64; NO_SLOT where the overflow area was full: make it larger and call again for these
@@ -60,7 +60,7 @@ class Placed(NamedTuple):
     num_crowded: int  # keys whose bucket had no room: new in the overflow area, or without a slot
 
 
-class Columns(NamedTuple):
+class RowColumns(NamedTuple):
     """Rows with everything that is known of them, one array a column."""
 
     values_ND: Array  # float32, whatever the store's dtype
@@ -70,7 +70,7 @@ class Columns(NamedTuple):
     flags_N: Array  # int64
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """What a row is made of."""
 
     dim: int
@@ -78,7 +78,7 @@ class Layout(NamedTuple):
     dtype: str = "float32"  # or "bfloat16": of the values; states are float32
 
 
-class Step(NamedTuple):
+class OptimizerStep(NamedTuple):
     """An optimizer step's settings; those that the named one has no use for are passed over."""
 
     name: str  # one of OPTIMIZERS
@@ -126,7 +126,7 @@ class Store:
 
     num_slots: int
     num_overflow: int
-    layout: Layout
+    layout: RowLayout
     arrays: tuple[Array, ...]  # the backend's own
     num_bytes: int
 
@@ -149,7 +149,7 @@ def priority_of(scores_N: Any, xp: Any = np) -> Any:
     return xp.where(xp.isnan(scores_N), np.int64(-(1 << (PRIORITY_BITS - 1))), ordered_N)
 
 
-class Verbs(Protocol):
+class Ops(Protocol):
     """A device. Keys of a call are unique unless their axis is K; every verb is deterministic.
 
     A number or a length that the host would have to wait for may be left on the device where a verb says so.
@@ -160,10 +160,10 @@ class Verbs(Protocol):
 
     @property
     def xp(self) -> Any:
-        """The module of its arrays, numpy or one like it; to be used within `in_order`."""
+        """The module of its arrays, numpy or one like it; to be used within `on_current_stream`."""
         ...
 
-    def in_order(self) -> AbstractContextManager[object]:
+    def on_current_stream(self) -> AbstractContextManager[object]:
         """Within it, what the arrays' own module does comes after what was asked of the device before."""
         ...
 
@@ -171,7 +171,7 @@ class Verbs(Protocol):
         """The host's arrays on the device, in one copy; those that are there already as they are."""
         ...
 
-    def put_ahead(self, *arrays: HostArray) -> Callable[[], tuple[Array, ...]]:
+    def upload_async(self, *arrays: HostArray) -> Callable[[], tuple[Array, ...]]:
         """The host's arrays on their way to the device, in one copy beside what is asked of it. From any thread.
 
         The call that it gives waits for nothing: what is asked of the device after it finds them there.
@@ -182,7 +182,7 @@ class Verbs(Protocol):
         """The arrays on the host. Waits once, for everything asked of the device before."""
         ...
 
-    def fetch_later(self, *arrays: Array) -> Callable[[], tuple[HostArray, ...]]:
+    def download_async(self, *arrays: Array) -> Callable[[], tuple[HostArray, ...]]:
         """Arrays that nobody writes to any more, copied beside what is asked of the device from now on.
 
         The call that it gives waits for that copy alone.
@@ -197,11 +197,11 @@ class Verbs(Protocol):
         """An array of the device as a torch tensor, not copied."""
         ...
 
-    def allocate(self, num_slots: int, num_overflow: int, layout: Layout) -> Store:
+    def allocate(self, num_slots: int, num_overflow: int, layout: RowLayout) -> Store:
         """An empty store; num_slots is a multiple of `width`."""
         ...
 
-    def slot_bytes(self, layout: Layout) -> int:
+    def slot_bytes(self, layout: RowLayout) -> int:
         """The bytes one more slot costs, everything counted."""
         ...
 
@@ -241,7 +241,7 @@ class Verbs(Protocol):
         """The first rows, float32 (U, dim): springtide_client.rows.initial_values."""
         ...
 
-    def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Unique:
+    def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
         """The unique keys in order of first occurrence, how often and when each was seen."""
         ...
 
@@ -258,7 +258,7 @@ class Verbs(Protocol):
         tick: int,
         protect_from: int,
         num_new: int | None = None,
-    ) -> Placed:
+    ) -> InsertResult:
         """A slot for every key. Those found take the tick and keep their priority; those inserted get priority 0.
 
         A full bucket gives up the lowest score word among its slots with a tick below `protect_from` (the lower mixed
@@ -299,16 +299,16 @@ class Verbs(Protocol):
         """
         ...
 
-    def read(self, store: Store, slots_N: Array, spread: Spread = at_once) -> Columns:
+    def read(self, store: Store, slots_N: Array, spread: Spread = run_inline) -> RowColumns:
         """The rows with all their columns, copied; on the CPU by those who share the work."""
         ...
 
-    def scatter(self, store: Store, slots_N: Array, columns: Columns) -> None:
+    def scatter(self, store: Store, slots_N: Array, columns: RowColumns) -> None:
         """Writes rows with all their columns; a bfloat16 is the nearest one, the even one of two."""
         ...
 
     def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:
-        """Writes first values; state, count and last-seen 0, CHANGED."""
+        """Writes first values; state, count and last-seen 0, NEEDS_SPILL."""
         ...
 
     def group(self, inverse_K: Array, occurrences_U: Array) -> tuple[Array, Array]:
@@ -323,7 +323,7 @@ class Verbs(Protocol):
         offsets_U1: Array,
         grads_BD: Array,
         last_seen_U: Array,
-        step: Step,
+        step: OptimizerStep,
         count_priority: bool,
         start: int,
         stop: int,
@@ -345,16 +345,16 @@ class Verbs(Protocol):
         else (sign(z) * l1 - z) / ((beta + sqrt(n)) / lr + l2).
         bfloat16 rows are rounded stochastically, by a hash of seed, mixed key, count and element.
 
-        Adds to counts, raises last-seen, sets TOUCHED and CHANGED; count_priority: the key's score word takes the
-        count as its priority. Gives the slots that were not TOUCHED before, and how many rows kept value and state
+        Adds to counts, raises last-seen, sets DIRTY and NEEDS_SPILL; count_priority: the key's score word takes the
+        count as its priority. Gives the slots that were not DIRTY before, and how many rows kept value and state
         because the gradient, or its square, was not finite. NO_SLOT and keys without occurrences are passed over.
         Ranges may run in parallel: the result does not depend on how the keys are split.
         Late: NO_SLOT may follow the slots, and the number may be an array of one.
         """
         ...
 
-    def clear_touched(self, store: Store, slots_N: Array) -> Array:
-        """Those of the slots, once each, that are TOUCHED; they are no longer."""
+    def clear_dirty(self, store: Store, slots_N: Array) -> Array:
+        """Those of the slots, once each, that are DIRTY; they are no longer."""
         ...
 
     def set_flags(self, store: Store, slots_N: Array, flags: int) -> None:

@@ -31,7 +31,7 @@ from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
-from kernels.spec import Layout, Verbs
+from kernels.spec import Ops, RowLayout
 
 if TYPE_CHECKING:
     from app.config.load import Config
@@ -65,7 +65,7 @@ def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> Tr
 
 
 def open_table(
-    config: "Config", epoch: int, base: RowSource | None, *, num_threads: int, device: str | Verbs = "cpu"
+    config: "Config", epoch: int, base: RowSource | None, *, num_threads: int, device: str | Ops = "cpu"
 ) -> EmbeddingTable:
     """An empty table over its lower tiers: rows in RAM where `host_bytes` asks for them, the disk, the base."""
     settings = replace(with_defaults(config.table), num_threads=max(config.table.num_threads, num_threads))
@@ -74,9 +74,9 @@ def open_table(
     spill: Spill = RocksSpill.of_epoch(folder, epoch, dim=settings.dim, state_width=width)
     try:
         if host_bytes := num_bytes(settings.host_bytes):
-            layout, verbs = Layout(settings.dim, width, settings.dtype), backend("cpu")
-            num_rows = HostTier.rows_of_bytes(host_bytes, layout, verbs)
-            spill = HostTier(spill, num_rows=num_rows, layout=layout, verbs=verbs)
+            layout, ops = RowLayout(settings.dim, width, settings.dtype), backend("cpu")
+            num_rows = HostTier.rows_of_bytes(host_bytes, layout, ops)
+            spill = HostTier(spill, num_rows=num_rows, layout=layout, ops=ops)
         return EmbeddingTable(
             settings,
             seed=config.train.seed,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from springtide_client.keys import SHARED_FEATURE
 
-from kernels.spec import Array, Unique
+from kernels.spec import Array, UniqueKeys
 
 if TYPE_CHECKING:
     from embeddings.table import EmbeddingTable
@@ -21,7 +21,7 @@ class Lookup:
 
     __slots__ = ("_table", "erasures", "slots_U", "tick", "unique")
 
-    def __init__(self, table: EmbeddingTable, *, tick: int, erasures: int, unique: Unique, slots_U: Array) -> None:
+    def __init__(self, table: EmbeddingTable, *, tick: int, erasures: int, unique: UniqueKeys, slots_U: Array) -> None:
         self._table: EmbeddingTable | None = table
         self.tick = tick  # of the table's clock: rows stamped with it or later are protected
         self.erasures = erasures

@@ -17,7 +17,7 @@ from embeddings.policy.ttl import Horizons
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from embeddings.tiers.lower_tiers import Below, Recalled
 from embeddings.tiers.upload import flags_of
-from kernels.spec import NO_SLOT, Array, Columns, Unique, Verbs, priority_of
+from kernels.spec import NO_SLOT, Array, Ops, RowColumns, UniqueKeys, priority_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Residence:
     Arrays of U and K are the device's; what the tiers below and admission are asked is the host's.
     """
 
-    verbs: Verbs
+    ops: Ops
     memory: Memory
     below: Below
     departures: Departures
@@ -38,8 +38,8 @@ class Residence:
     seed: int
 
     def settle(
-        self, unique: Unique, staged: Staged | None, foreseen: Foreseen | None, scores_K: Array | None
-    ) -> tuple[Unique, Array]:
+        self, unique: UniqueKeys, staged: Staged | None, foreseen: Foreseen | None, scores_K: Array | None
+    ) -> tuple[UniqueKeys, Array]:
         """The batch, refused keys replaced by shared ones, and its slots. The memory holds a tick."""
         counted = admitted_N = None
         if self.admission:
@@ -60,37 +60,37 @@ class Residence:
             self.counters["admitted"] += num_admitted
             self.counters["not_admitted"] += len(admitted_N) - num_admitted
         if scores_K is not None:
-            order_K, offsets_U1 = self.verbs.group(unique.inverse_K, unique.occurrences_U)
-            (scores_K,) = self.verbs.put(scores_K)
+            order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
+            (scores_K,) = self.ops.put(scores_K)
             scores_U = scores_K[order_K[offsets_U1[1:] - 1]]  # the last one counts
-            self.verbs.set_priorities(self.memory.store, slots_U, priority_of(scores_U, self.verbs.xp))
+            self.ops.set_priorities(self.memory.store, slots_U, priority_of(scores_U, self.ops.xp))
         return unique, slots_U
 
     def _admit(
-        self, unique: Unique, staged: Staged | None
-    ) -> tuple[Unique, Staged, tuple[UInt16Array, UInt64Array, Int64Array], BoolArray]:
+        self, unique: UniqueKeys, staged: Staged | None
+    ) -> tuple[UniqueKeys, Staged, tuple[UInt16Array, UInt64Array, Int64Array], BoolArray]:
         """1. Which keys have no row anywhere. 2. Those seen too seldom share one."""
         features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
-        slots_U = self.verbs.find(self.memory.store, features_U, ids_U, mixed_U)
-        there = self.verbs.xp.flatnonzero(slots_U == NO_SLOT)
-        missing, dead, features_M, ids_M = self.verbs.fetch(
+        slots_U = self.ops.find(self.memory.store, features_U, ids_U, mixed_U)
+        there = self.ops.xp.flatnonzero(slots_U == NO_SLOT)
+        missing, dead, features_M, ids_M = self.ops.fetch(
             there, self.memory.dead(slots_U, features_U, self.horizons), features_U[there], ids_U[there]
         )
         recalled = self._recall(missing, features_M, ids_M, staged)
         staged = Staged.of(missing, recalled, len(ids_U))
         rowless = np.sort(np.concatenate([missing[~recalled.alive(self.horizons).found_U], dead[dead >= 0]]))
-        (at,) = self.verbs.put(rowless)
-        features_N, mixed_N, occurrences_N, last_seen_N = self.verbs.fetch(
+        (at,) = self.ops.put(rowless)
+        features_N, mixed_N, occurrences_N, last_seen_N = self.ops.fetch(
             features_U[at], mixed_U[at], unique.occurrences_U[at], unique.last_seen_U[at]
         )
         admitted_N = self.admission.admits(features_N, mixed_N, occurrences_N)
         if not admitted_N.all():
             refused = Refused(*(column[~admitted_N] for column in (rowless, features_N, occurrences_N, last_seen_N)))
-            unique, kept_U = share_rows(self.verbs, unique, refused)
+            unique, kept_U = share_rows(self.ops, unique, refused)
             staged = staged.kept(kept_U, len(unique.ids_U))
         return unique, staged, (features_N, mixed_N, occurrences_N), admitted_N
 
-    def _fill(self, unique: Unique, settled: Settled, staged: Staged | None) -> None:
+    def _fill(self, unique: UniqueKeys, settled: Settled, staged: Staged | None) -> None:
         """Rows from below where there are any, else first values; a row that is dead by rule begins anew."""
         slots_U, new_N = settled.slots_U, settled.new_N
         dead = self._dead(unique, slots_U, new_N)
@@ -98,10 +98,10 @@ class Residence:
         found_N, first = recalled.found_U, new_N
         if found_N.any():
             slots_F, columns = self._risen(recalled, slots_U[new_N])
-            self.verbs.scatter(self.memory.store, slots_F, columns)
+            self.ops.scatter(self.memory.store, slots_F, columns)
             if self.config.eviction == "lfu":
-                self.verbs.set_priorities(self.memory.store, slots_F, columns.counts_N)
-            (others,) = self.verbs.put(np.flatnonzero(~found_N))
+                self.ops.set_priorities(self.memory.store, slots_F, columns.counts_N)
+            (others,) = self.ops.put(np.flatnonzero(~found_N))
             first = new_N[others]
         if len(first):
             self._create(unique, slots_U[first], first)
@@ -110,38 +110,38 @@ class Residence:
             self._begin_anew(unique, slots_U, dead)
         self.departures.returned(unique.mixed_U[new_N], self.memory.holds.clock)
 
-    def _create(self, unique: Unique, slots_N: Array, positions_N: Array) -> None:
+    def _create(self, unique: UniqueKeys, slots_N: Array, positions_N: Array) -> None:
         keys_N = unique.features_U[positions_N], unique.ids_U[positions_N]
-        self.verbs.create(self.memory.store, slots_N, *keys_N, self.seed, self.config.init_scale)
+        self.ops.create(self.memory.store, slots_N, *keys_N, self.seed, self.config.init_scale)
 
-    def _begin_anew(self, unique: Unique, slots_U: Array, dead: Array) -> None:
+    def _begin_anew(self, unique: UniqueKeys, slots_U: Array, dead: Array) -> None:
         """Rows in memory that are dead take first values. How many they are the device may tell later."""
-        xp, slots_N, num = self.verbs.xp, slots_U[dead], len(dead)
-        if not self.verbs.on_host:
+        xp, slots_N, num = self.ops.xp, slots_U[dead], len(dead)
+        if not self.ops.on_host:
             slots_N = xp.where(dead < 0, NO_SLOT, slots_N)
             num = xp.count_nonzero(dead >= 0).reshape(1)
         self._create(unique, slots_N, dead)
-        self.verbs.set_priorities(self.memory.store, slots_N, xp.zeros(len(dead), np.int64))
+        self.ops.set_priorities(self.memory.store, slots_N, xp.zeros(len(dead), np.int64))
         for name, number in (("created", num), ("expired", num), ("hits_device", -num)):
             self.counters.add(name, number)
 
-    def _risen(self, recalled: Recalled, slots_N: Array) -> tuple[Array, Columns]:
+    def _risen(self, recalled: Recalled, slots_N: Array) -> tuple[Array, RowColumns]:
         """The rows that were found, on the device, and their slots; NO_SLOT where one has died meanwhile."""
         found_N, rows = recalled.found_U, recalled.rows
         if recalled.arrivals is None:
             found = np.flatnonzero(found_N)
             rows = rows if len(found) == len(rows) else rows.take(found)
             known = rows.counts, rows.last_seen, flags_of(recalled.from_spill_U[found])
-            positions, *put = self.verbs.put(found, rows.values, rows.states, *known)
-            return slots_N[positions], Columns(*put)
+            positions, *put = self.ops.put(found, rows.values, rows.states, *known)
+            return slots_N[positions], RowColumns(*put)
         positions, columns = recalled.arrivals.take()
         slots_F, dead_F = slots_N[positions], ~found_N[recalled.arrivals.positions_F]
         if dead_F.any():
-            (dead,) = self.verbs.put(np.flatnonzero(dead_F))
+            (dead,) = self.ops.put(np.flatnonzero(dead_F))
             slots_F[dead] = NO_SLOT
         return slots_F, columns
 
-    def _dead(self, unique: Unique, slots_U: Array, new_N: Array) -> Array:
+    def _dead(self, unique: UniqueKeys, slots_U: Array, new_N: Array) -> Array:
         if not self.horizons:
             return new_N[:0]
         old_U = slots_U.copy()

@@ -10,7 +10,7 @@ from embeddings.errors import SpillError
 from embeddings.memory.placement import Foreseen
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from embeddings.tiers.lower_tiers import Recalled
-from kernels.spec import Unique
+from kernels.spec import UniqueKeys
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Prefetch:
     features_K: UInt16Array
     ids_K: Int64Array
     event_ms_K: Int64Array
-    unique: Unique  # on the device
+    unique: UniqueKeys  # on the device
     missing: Foreseen  # the keys that were not in memory when the recall began
     recalled: "Future[Recalled] | None"  # None: all were
 

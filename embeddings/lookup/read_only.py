@@ -8,37 +8,37 @@ from embeddings.memory.resident import Memory
 from embeddings.policy.admission import AdmissionControl
 from embeddings.policy.ttl import Horizons
 from embeddings.tiers.lower_tiers import Below
-from kernels.spec import NO_SLOT, Array, Unique, Verbs
+from kernels.spec import NO_SLOT, Array, Ops, UniqueKeys
 
 UInt8Array = npt.NDArray[np.uint8]
 KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = 0, 1, 2, 3
 
 
 def read_rows(
-    verbs: Verbs, memory: Memory, below: Below, admission: AdmissionControl, horizons: Horizons, unique: Unique
+    ops: Ops, memory: Memory, below: Below, admission: AdmissionControl, horizons: Horizons, unique: UniqueKeys
 ) -> tuple[Array, Array]:
     """The rows of a batch's keys, (K, D), NaN where there is none, and their status (K); moves nothing.
 
     Both on the device; the host is asked about keys that are not there.
     """
-    xp = verbs.xp
+    xp = ops.xp
     features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
-    slots_U = verbs.find(memory.store, features_U, ids_U, mixed_U)
+    slots_U = ops.find(memory.store, features_U, ids_U, mixed_U)
     dead = memory.dead(slots_U, features_U, horizons)
-    if len(dead) and not verbs.on_host:
+    if len(dead) and not ops.on_host:
         dead = dead[dead >= 0]
     missing = xp.flatnonzero(slots_U == NO_SLOT)
     if len(missing) == len(dead) == 0:
-        return verbs.gather(memory.store, slots_U, unique.inverse_K), xp.zeros(len(unique.inverse_K), np.uint8)
-    values_UD = verbs.gather(memory.store, slots_U, xp.arange(len(slots_U)))
+        return ops.gather(memory.store, slots_U, unique.inverse_K), xp.zeros(len(unique.inverse_K), np.uint8)
+    values_UD = ops.gather(memory.store, slots_U, xp.arange(len(slots_U)))
     status_U = xp.full(len(slots_U), KNOWN, np.uint8)
     values_UD[dead], status_U[dead] = np.nan, FORGOTTEN
-    features_N, ids_N, mixed_N = verbs.fetch(features_U[missing], ids_U[missing], mixed_U[missing])
+    features_N, ids_N, mixed_N = ops.fetch(features_U[missing], ids_U[missing], mixed_U[missing])
     recalled = below.recall(features_N, ids_N).alive(horizons)
     found_N = recalled.found_U
     status_N = np.where(found_N, KNOWN, np.where(recalled.forgotten_U, FORGOTTEN, UNKNOWN)).astype(np.uint8)
     rowless = np.flatnonzero(status_N == UNKNOWN)
     status_N[rowless[admission.was_seen(features_N[rowless], mixed_N[rowless])]] = NOT_ADMITTED
-    found, rows, status = verbs.put(np.flatnonzero(found_N), recalled.rows.values[found_N], status_N)
+    found, rows, status = ops.put(np.flatnonzero(found_N), recalled.rows.values[found_N], status_N)
     values_UD[missing[found]], status_U[missing] = rows, status
     return values_UD[unique.inverse_K], status_U[unique.inverse_K]

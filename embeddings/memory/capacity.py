@@ -6,7 +6,7 @@ from embeddings.config import Admission, TableConfig
 from embeddings.memory.eviction import MIN_GHOSTS
 from embeddings.optimizer import RowOptimizer
 from embeddings.sizes import num_bytes
-from kernels.spec import Layout, Verbs
+from kernels.spec import Ops, RowLayout
 
 PART = 16  # the overflow area has a sixteenth of the slots, the side buffer a sixteenth of the bytes
 OVERFLOW_KEY_BYTES = 64  # key, score, free list and hash places of an overflow row, at most
@@ -35,7 +35,7 @@ class Capacity:
         return replace(self, num_slots=num_slots, num_overflow=max(width, self.num_overflow))
 
     @staticmethod
-    def of_bytes(config: TableConfig, verbs: Verbs, *, tracked: bool = True) -> "Capacity":
+    def of_bytes(config: TableConfig, ops: Ops, *, tracked: bool = True) -> "Capacity":
         """The most rows that fit into device_bytes with everything that comes with them."""
         total = num_bytes(config.device_bytes)
         state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
@@ -43,9 +43,9 @@ class Capacity:
         num_side = total // PART // row_bytes if tracked else 0
         sketch = Admission.of(config.admission).sketch_bytes if _asks_for_admission(config) else 0
         total -= num_bytes(sketch)
-        slot_bytes = verbs.slot_bytes(Layout(config.dim, state_width, config.dtype))
+        slot_bytes = ops.slot_bytes(RowLayout(config.dim, state_width, config.dtype))
         each = (slot_bytes + TOUCHED_BYTES + GHOST_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
-        width = verbs.width
+        width = ops.width
         fixed = width * (slot_bytes + OVERFLOW_KEY_BYTES) + 8 * MIN_GHOSTS
         num_slots = (total - num_side * row_bytes - fixed) // each // width * width
         if num_slots < width:

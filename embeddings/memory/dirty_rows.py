@@ -7,7 +7,7 @@ from embeddings.memory.evicted_dirty_rows import SideBuffer
 from embeddings.memory.resident import Memory
 from embeddings.policy.ttl import Horizons
 from embeddings.rows import BoolArray, Int64Array, Touched, UInt16Array
-from kernels.spec import NO_SLOT, Array, Spread, at_once
+from kernels.spec import NO_SLOT, Array, Spread, run_inline
 
 LATE_PART = 4  # what the device has not yet cut to its length may be a quarter as long as the table
 
@@ -17,19 +17,19 @@ class Changes:
 
     def __init__(self, memory: Memory, side: SideBuffer, horizons: Horizons) -> None:
         self.memory, self.side, self.horizons = memory, side, horizons
-        self.verbs = memory.verbs
+        self.ops = memory.ops
         self._fresh: list[Array] = []  # slots touched since the last cut; a reused slot may stand here twice
         self._num_late = 0  # how long they are with NO_SLOT among them, where it is the device that knows
 
     def touched(self, slots_N: Array) -> None:
         if len(slots_N):
             self._fresh.append(slots_N)
-            if not self.verbs.on_host:
+            if not self.ops.on_host:
                 self._num_late += len(slots_N)
                 if self._num_late > self.memory.store.num_slots // LATE_PART:
-                    self._renew(self.verbs.xp.unique(self._slots()))
+                    self._renew(self.ops.xp.unique(self._slots()))
 
-    def cut(self, spread: Spread = at_once) -> Touched:
+    def cut(self, spread: Spread = run_inline) -> Touched:
         """All rows touched, all keys forgotten since the last cut; none that a rule has forgotten.
 
         `spread`: those who share the work.
@@ -39,7 +39,7 @@ class Changes:
         resident, _ = self.memory.read(slots_N, features_N, ids_N, spread)
 
         def is_resident(features_M: UInt16Array, ids_M: Int64Array) -> BoolArray:
-            slots_M, told_N = self.verbs.fetch(self.memory.find(features_M, ids_M), self.verbs.xp.sort(slots_N))
+            slots_M, told_N = self.ops.fetch(self.memory.find(features_M, ids_M), self.ops.xp.sort(slots_N))
             if len(told_N) == 0:
                 return np.zeros(len(slots_M), np.bool_)
             at_M = np.minimum(np.searchsorted(told_N, slots_M), len(told_N) - 1)
@@ -53,17 +53,17 @@ class Changes:
 
     def _take(self, spread: Spread) -> tuple[Array, Array, Array]:
         """The touched slots, touched no longer, and their keys, by mixed keys: followers search them so."""
-        verbs, store = self.verbs, self.memory.store
+        ops, store = self.ops, self.memory.store
         # the order of slots is nearly that of mixed keys: quick to read, quick to sort
-        fresh_N = verbs.xp.sort(self._slots())
+        fresh_N = ops.xp.sort(self._slots())
         self._renew()
-        if not verbs.on_host or not len(fresh_N):
+        if not ops.on_host or not len(fresh_N):
             return self._take_part(fresh_N)
         parts: dict[int, tuple[Array, Array, Array]] = {}
 
         def bound(at: int) -> int:
             """Between buckets: a slot that stands here twice is for one thread, and so is the order in a bucket."""
-            return at if at == len(fresh_N) else int(fresh_N.searchsorted(fresh_N[at] // verbs.width * verbs.width))
+            return at if at == len(fresh_N) else int(fresh_N.searchsorted(fresh_N[at] // ops.width * ops.width))
 
         def take(start: int, stop: int) -> None:
             parts[start] = self._take_part(fresh_N[bound(start) : bound(stop)])
@@ -74,11 +74,11 @@ class Changes:
         return self._in_order(*columns) if fresh_N[-1] >= store.num_slots else (columns[0], columns[1], columns[2])
 
     def _take_part(self, fresh_M: Array) -> tuple[Array, Array, Array]:
-        slots_M = self.verbs.clear_touched(self.memory.store, fresh_M)
-        return self._in_order(slots_M, *self.verbs.keys_of(self.memory.store, slots_M))
+        slots_M = self.ops.clear_dirty(self.memory.store, fresh_M)
+        return self._in_order(slots_M, *self.ops.keys_of(self.memory.store, slots_M))
 
     def _in_order(self, slots_N: Array, features_N: Array, ids_N: Array) -> tuple[Array, Array, Array]:
-        order_N = self.verbs.xp.argsort(self.verbs.mix_keys(features_N, ids_N), kind="stable")
+        order_N = self.ops.xp.argsort(self.ops.mix_keys(features_N, ids_N), kind="stable")
         return slots_N[order_N], features_N[order_N], ids_N[order_N]
 
     def renumber(self, features_N: Array, ids_N: Array) -> None:
@@ -88,18 +88,18 @@ class Changes:
 
     def keys(self) -> tuple[Array, Array]:
         """The touched keys in memory; some may not be touched."""
-        return self.verbs.keys_of(self.memory.store, self.verbs.xp.unique(self._slots()))
+        return self.ops.keys_of(self.memory.store, self.ops.xp.unique(self._slots()))
 
     def num_bytes(self) -> int:
         return sum(int(slots_N.nbytes) for slots_N in self._fresh) + self.side.num_bytes()
 
     def slots(self) -> set[int]:
         """Where touched rows may stand."""
-        return set(self.verbs.fetch(self._slots())[0].tolist())
+        return set(self.ops.fetch(self._slots())[0].tolist())
 
     def _slots(self) -> Array:
-        slots_N = self.verbs.xp.concatenate(self._fresh) if self._fresh else self.verbs.xp.empty(0, np.int64)
-        return slots_N if self.verbs.on_host else slots_N[slots_N != NO_SLOT]
+        slots_N = self.ops.xp.concatenate(self._fresh) if self._fresh else self.ops.xp.empty(0, np.int64)
+        return slots_N if self.ops.on_host else slots_N[slots_N != NO_SLOT]
 
     def _renew(self, *fresh: Array) -> None:
         self._fresh, self._num_late = list(fresh), 0

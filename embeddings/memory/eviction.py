@@ -14,7 +14,7 @@ from embeddings.memory.evicted_dirty_rows import SideBuffer
 from embeddings.policy.ttl import Horizons
 from embeddings.rows import BoolArray, Int64Array, Rows
 from embeddings.tiers.interface import Spill
-from kernels.spec import CHANGED, STORED, TOUCHED, Array, Verbs
+from kernels.spec import DIRTY, NEEDS_SPILL, SPILLED, Array, Ops
 
 REGRET_LOOKUPS = 1000  # a row asked for again within so many look-ups was missed
 MIN_GHOSTS, MAX_GHOSTS = 64, 1 << 22
@@ -33,7 +33,7 @@ class Departures:
 
     def __init__(
         self,
-        verbs: Verbs,
+        ops: Ops,
         spill: Spill,
         side: SideBuffer,
         horizons: Horizons,
@@ -42,9 +42,9 @@ class Departures:
         *,
         tracked: bool,
     ) -> None:
-        self.verbs, self.spill, self.side, self.horizons, self.counters = verbs, spill, side, horizons, counters
+        self.ops, self.spill, self.side, self.horizons, self.counters = ops, spill, side, horizons, counters
         self._num_ghosts, self.tracked = num_ghosts(num_slots), tracked
-        self.ghosts = verbs.new_ghosts(self._num_ghosts)
+        self.ghosts = ops.new_ghosts(self._num_ghosts)
         self._expected: deque[Callable[[], None]] = deque()
         self._stranded: list[tuple[Rows, int]] = []
 
@@ -64,15 +64,15 @@ class Departures:
 
     def leave(self, rows: Rows, flags_N: Int64Array, reason: Reason, tick: int) -> None:
         """1. Remember who left. 2. Drop the dead. 3. Keep the touched for the cut. 4. Spill the changed."""
-        self.verbs.ghosts_add(self.ghosts, self.verbs.mix_keys(rows.features, rows.ids), tick)
+        self.ops.ghosts_add(self.ghosts, self.ops.mix_keys(rows.features, rows.ids), tick)
         self.counters["evicted"] += len(rows)
         self.counters[f"evicted_{reason}"] += len(rows)
         if self.horizons:
-            alive_N = self.horizons.alive(rows.features, rows.last_seen) | ((flags_N & TOUCHED) != 0)
+            alive_N = self.horizons.alive(rows.features, rows.last_seen) | ((flags_N & DIRTY) != 0)
             if not alive_N.all():
                 self.counters["expired"] += int(np.count_nonzero(~alive_N))
                 rows, flags_N = rows.take(alive_N), flags_N[alive_N]
-        changed_N, touched_N = (flags_N & CHANGED) != 0, (flags_N & TOUCHED) != 0
+        changed_N, touched_N = (flags_N & NEEDS_SPILL) != 0, (flags_N & DIRTY) != 0
         changed = _where(rows, changed_N)
         self.counters["dropped"] += len(rows) - len(changed)
         self.counters["spilled" if self.spill.keeps_rows else "lost"] += len(changed)
@@ -81,7 +81,7 @@ class Departures:
         elif self.tracked:
             self.side.add_marks(changed.features, changed.ids)
         if len(changed):
-            self._stranded.append((changed, int(np.count_nonzero(changed_N & ((flags_N & STORED) == 0)))))
+            self._stranded.append((changed, int(np.count_nonzero(changed_N & ((flags_N & SPILLED) == 0)))))
             with suppress(SpillError):  # whoever asks for more room is told
                 self.settle()
 
@@ -89,7 +89,7 @@ class Departures:
         """As many marks as suit a table of this size; who left before is forgotten where that is another number."""
         if num_ghosts(num_slots) != self._num_ghosts:
             self._num_ghosts = num_ghosts(num_slots)
-            self.ghosts = self.verbs.new_ghosts(self._num_ghosts)
+            self.ghosts = self.ops.new_ghosts(self._num_ghosts)
 
     def num_bytes(self) -> int:
         """Of the marks of who left."""
@@ -105,14 +105,14 @@ class Departures:
 
     def expire(self, features_N: Array, ids_N: Array, tick: int) -> None:
         """Rows that were swept away because they were dead."""
-        self.verbs.ghosts_add(self.ghosts, self.verbs.mix_keys(features_N, ids_N), tick)
+        self.ops.ghosts_add(self.ghosts, self.ops.mix_keys(features_N, ids_N), tick)
         self.counters["expired"] += len(ids_N)
 
     def returned(self, mixed_N: Array, tick: int) -> None:
         """Keys that were asked for and not in memory: some had left only just."""
         if len(mixed_N):
             since = max(0, tick - REGRET_LOOKUPS)
-            self.counters.add("regret", self.verbs.ghosts_count(self.ghosts, mixed_N, since))
+            self.counters.add("regret", self.ops.ghosts_count(self.ghosts, mixed_N, since))
 
     @property
     def num_stranded(self) -> int:

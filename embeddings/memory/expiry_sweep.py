@@ -42,11 +42,11 @@ class Expiry:
 
     def _sweep(self, start: int, stop: int) -> None:
         """Dead rows leave. On a device those of the call before: by now it is known whether there were any."""
-        if self.memory.verbs.on_host:
+        if self.memory.ops.on_host:
             self.memory.remove(self.memory.expired(start, stop, self.horizons))
             return
         expired = self.memory.expired(start, stop, self.horizons)
-        before, self._asked = self._asked, (start, stop, self.memory.verbs.fetch_later(expired))
+        before, self._asked = self._asked, (start, stop, self.memory.ops.download_async(expired))
         if before is not None and (before[2]()[0] != NO_SLOT).any():  # some may have come to life since
             self.memory.remove(self.memory.expired(*before[:2], self.horizons))
 

@@ -12,7 +12,7 @@ from embeddings.memory.placement import NOTHING_NEW, Foreseen, Settled
 from embeddings.policy.quotas import Quotas
 from embeddings.policy.ttl import Horizons
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from kernels.spec import NO_SLOT, Array, Columns, Layout, Spread, Verbs, at_once
+from kernels.spec import NO_SLOT, Array, Ops, RowColumns, RowLayout, Spread, run_inline
 
 LEAVING_ROWS = 65536  # rows that must leave do so in steps of so many
 SMALL_BATCHES = 256
@@ -24,11 +24,9 @@ class Memory:
     Arrays of U are the device's; what leaves crosses to the host in one copy.
     """
 
-    def __init__(
-        self, verbs: Verbs, capacity: Capacity, layout: Layout, departures: Departures, quotas: Quotas
-    ) -> None:
-        self.verbs, self.departures, self.quotas = verbs, departures, quotas
-        self.store = verbs.allocate(capacity.num_slots, capacity.num_overflow, layout)
+    def __init__(self, ops: Ops, capacity: Capacity, layout: RowLayout, departures: Departures, quotas: Quotas) -> None:
+        self.ops, self.departures, self.quotas = ops, departures, quotas
+        self.store = ops.allocate(capacity.num_slots, capacity.num_overflow, layout)
         self.holds = Holds()
         self.num_rows = 0
         self.num_overflowed = 0
@@ -75,11 +73,11 @@ class Memory:
         self.departures.land()
         num_used = 0
         if self.most_in_overflow:
-            slots_V = self.verbs.overflow(self.store, self.holds.protect_now())
+            slots_V = self.ops.overflow(self.store, self.holds.protect_now())
             num_used = len(slots_V)
             if num_used:
-                self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), Reason.CAPACITY)
-                self.verbs.erase(self.store, slots_V)
+                self._leave(slots_V, *self.ops.keys_of(self.store, slots_V), Reason.CAPACITY)
+                self.ops.erase(self.store, slots_V)
                 self.removals += 1
             self.most_in_overflow = self.most_in_overflow - num_used if self.holds else 0
         self._shrink_overflow(num_used)
@@ -90,7 +88,7 @@ class Memory:
 
         Where they were foreseen nobody waits for the device: what leaves for them comes with the next look-up.
         """
-        xp = self.verbs.xp
+        xp = self.ops.xp
         if foreseen is not None and self._is_true(foreseen):
             return self._place_foreseen(features_U, ids_U, mixed_U, foreseen)
         settled, num_crowded = self._place(features_U, ids_U, mixed_U)
@@ -98,10 +96,10 @@ class Memory:
             slots_U, new = settled.slots_U, [settled]
             while len(homeless := xp.flatnonzero(slots_U == NO_SLOT)):
                 # sized for all keys of a batch in one bucket, beside those of lookups that are still held
-                self.store = self.verbs.grow_overflow(self.store, 2 * self.store.num_overflow + len(homeless))
+                self.store = self.ops.grow_overflow(self.store, 2 * self.store.num_overflow + len(homeless))
                 more, _ = self._place(features_U[homeless], ids_U[homeless], mixed_U[homeless])
                 slots_U[homeless] = more.slots_U
-                (homeless_N,) = self.verbs.fetch(homeless)
+                (homeless_N,) = self.ops.fetch(homeless)
                 new.append(more._replace(new_N=homeless[more.new_N], positions_N=homeless_N[more.positions_N]))
             new_N = xp.concatenate([part.new_N for part in new])
             settled = Settled(slots_U, new_N, *(np.concatenate(column) for column in list(zip(*new, strict=True))[2:]))
@@ -114,36 +112,36 @@ class Memory:
 
     def find(self, features_U: Array, ids_U: Array) -> Array:
         """The slots, NO_SLOT where the key is not in memory; keys of the host or the device."""
-        features_U, ids_U = self.verbs.put(features_U, ids_U)
-        return self.verbs.find(self.store, features_U, ids_U, self.verbs.mix_keys(features_U, ids_U))
+        features_U, ids_U = self.ops.put(features_U, ids_U)
+        return self.ops.find(self.store, features_U, ids_U, self.ops.mix_keys(features_U, ids_U))
 
     def erase(self, slots_N: Array) -> None:
         """The keys of these slots have no row here any more, and nothing is kept of it."""
         if self.quotas and len(slots_N):
-            self.quotas.left(self.verbs.fetch(self.verbs.keys_of(self.store, slots_N)[0])[0])
-        self.verbs.erase(self.store, slots_N)
+            self.quotas.left(self.ops.fetch(self.ops.keys_of(self.store, slots_N)[0])[0])
+        self.ops.erase(self.store, slots_N)
         self.num_rows -= len(slots_N)
         self.erasures += 1
         self.removals += 1
 
     def read(
-        self, slots_N: Array, features_N: Array, ids_N: Array, spread: Spread = at_once
+        self, slots_N: Array, features_N: Array, ids_N: Array, spread: Spread = run_inline
     ) -> tuple[Rows, Int64Array]:
         """Copies of rows on the host, and their flags; the keys are those of the slots, on the device."""
-        columns = self.verbs.read(self.store, slots_N, spread)
-        *rows, flags_N = self.verbs.fetch(features_N, ids_N, *columns)
+        columns = self.ops.read(self.store, slots_N, spread)
+        *rows, flags_N = self.ops.fetch(features_N, ids_N, *columns)
         return Rows(*rows), flags_N
 
     def write(self, slots_N: Array, rows: Rows, flags_N: Int64Array) -> None:
         """Rows of the host into slots, with these flags."""
-        columns = self.verbs.put(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
-        self.verbs.scatter(self.store, slots_N, Columns(*columns))
+        columns = self.ops.put(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
+        self.ops.scatter(self.store, slots_N, RowColumns(*columns))
 
     def dead(self, slots_U: Array, features_U: Array, horizons: Horizons) -> Array:
         """The positions of keys whose rows in memory are forgotten by rule; on a device -1 among them."""
         if not horizons:
-            return self.verbs.xp.empty(0, np.int64)
-        return self.verbs.dead(self.store, slots_U, features_U, horizons.by_feature_F)
+            return self.ops.xp.empty(0, np.int64)
+        return self.ops.dead(self.store, slots_U, features_U, horizons.by_feature_F)
 
     def num_bytes(self) -> int:
         """Of rows, index, overflow area, and the marks of who left."""
@@ -151,40 +149,40 @@ class Memory:
 
     def occupied(self) -> Array:
         """The slots that hold a row."""
-        return self.verbs.occupied(self.store, 0, self.store.num_slots + self.store.num_overflow)
+        return self.ops.occupied(self.store, 0, self.store.num_slots + self.store.num_overflow)
 
     def features(self) -> UInt16Array:
         """The features of all rows on the host, one number a row."""
-        features_N: UInt16Array = self.verbs.fetch(self.verbs.keys_of(self.store, self.occupied())[0])[0]
+        features_N: UInt16Array = self.ops.fetch(self.ops.keys_of(self.store, self.occupied())[0])[0]
         return features_N
 
     def expired(self, start: int, stop: int, horizons: Horizons) -> Array:
         """Those of the slots start..stop whose rows are forgotten by rule; on a device NO_SLOT among them."""
-        return self.verbs.expired(self.store, start, min(stop, self.store.num_slots), horizons.by_feature_F)
+        return self.ops.expired(self.store, start, min(stop, self.store.num_slots), horizons.by_feature_F)
 
     def remove(self, slots_N: Array) -> None:
         """Rows that are forgotten by rule leave; nothing is kept of them."""
-        if not self.verbs.on_host:
+        if not self.ops.on_host:
             slots_N = slots_N[slots_N != NO_SLOT]
         if len(slots_N):
-            self.departures.expire(*self.verbs.keys_of(self.store, slots_N), self.holds.clock)
+            self.departures.expire(*self.ops.keys_of(self.store, slots_N), self.holds.clock)
             self.erase(slots_N)
 
     def trim(self) -> None:
         """The coldest rows of features over their quota leave, as far as nobody holds them."""
         for feature, excess in self.quotas.excess(self.store.num_slots).items():
-            slots_N = self.verbs.lowest(self.store, feature, excess, self.holds.protect_now())
+            slots_N = self.ops.lowest(self.store, feature, excess, self.holds.protect_now())
             self._leave_and_erase(slots_N, Reason.QUOTA)
 
     def resize(self, num_slots: int, num_overflow: int) -> None:
         """As many slots from now on; rows that find no room leave. ValueError while somebody holds rows."""
         if self.num_held:
             raise ValueError("the table cannot change its size while look-ups are held: update or release them first")
-        crowded_N = self.verbs.crowded(self.store, num_slots)
+        crowded_N = self.ops.crowded(self.store, num_slots)
         for start in range(0, len(crowded_N), LEAVING_ROWS):
             self._leave_and_erase(crowded_N[start : start + LEAVING_ROWS], Reason.RESIZE)
-        self.store = self.verbs.resize(self.store, num_slots)
-        self.store = self.verbs.reset_overflow(self.store, num_overflow)
+        self.store = self.ops.resize(self.store, num_slots)
+        self.store = self.ops.reset_overflow(self.store, num_overflow)
         self.departures.resize(num_slots)
         self._planned_overflow = num_overflow
         self.erasures += 1
@@ -195,13 +193,13 @@ class Memory:
         if self.store.num_overflow > self._planned_overflow:
             self._small_batches = self._small_batches + 1 if num_used <= self._planned_overflow else 0
             if self._small_batches >= SMALL_BATCHES and not self.holds:
-                self.store = self.verbs.reset_overflow(self.store, self._planned_overflow)
+                self.store = self.ops.reset_overflow(self.store, self._planned_overflow)
                 self.removals += 1
                 self._small_batches = 0
 
     def _place(self, features_U: Array, ids_U: Array, mixed_U: Array) -> tuple[Settled, int]:
         """Also how many keys found no room in their bucket."""
-        placed = self.verbs.find_or_insert(
+        placed = self.ops.find_or_insert(
             self.store, features_U, ids_U, mixed_U, self.holds.clock, self.holds.protect_from(self.holds.clock)
         )
         new_N, leaving, columns = placed.new_N, [], []
@@ -210,9 +208,9 @@ class Memory:
         if len(placed.victim_slots_V):
             # the victims are copied out before anything is written into their rows
             leaving = [placed.victim_features_V, placed.victim_ids_V]
-            columns = [*self.verbs.read(self.store, placed.victim_slots_V)]
+            columns = [*self.ops.read(self.store, placed.victim_slots_V)]
         new = new_N, features_U[new_N], ids_U[new_N]
-        positions_N, features_N, ids_N, *left = self.verbs.fetch(*new, *leaving, *columns)
+        positions_N, features_N, ids_N, *left = self.ops.fetch(*new, *leaving, *columns)
         self._welcome(features_N)
         if left:
             self._see_off(Rows(*left[:-1]), left[-1], Reason.CAPACITY, self.holds.clock)
@@ -222,17 +220,17 @@ class Memory:
         """Whether just these keys are new, and each finds a slot, be it in the overflow area."""
         num_free = self.store.num_overflow - self.most_in_overflow
         is_old = (self.writes, self.removals) != (foreseen.writes, foreseen.removals)
-        return not (self.verbs.on_host or is_old or len(foreseen.ids_N) > num_free)
+        return not (self.ops.on_host or is_old or len(foreseen.ids_N) > num_free)
 
     def _place_foreseen(self, features_U: Array, ids_U: Array, mixed_U: Array, foreseen: Foreseen) -> Settled:
         num_new, tick = len(foreseen.ids_N), self.holds.clock
-        placed = self.verbs.find_or_insert(
+        placed = self.ops.find_or_insert(
             self.store, features_U, ids_U, mixed_U, tick, self.holds.protect_from(tick), num_new
         )
         if num_new:
-            columns = self.verbs.read(self.store, placed.victim_slots_V)
+            columns = self.ops.read(self.store, placed.victim_slots_V)
             leaving = placed.victim_slots_V, placed.victim_features_V, placed.victim_ids_V
-            arrive = self.verbs.fetch_later(placed.num_crowded, *leaving, *columns)
+            arrive = self.ops.download_async(placed.num_crowded, *leaving, *columns)
             self.departures.expect(lambda: self._land(tick, *arrive()))
             self._welcome(foreseen.features_N)
             self.writes += 1
@@ -262,7 +260,7 @@ class Memory:
 
     def _leave_and_erase(self, slots_V: Array, reason: Reason) -> None:
         if len(slots_V):
-            self._leave(slots_V, *self.verbs.keys_of(self.store, slots_V), reason)
-            self.verbs.erase(self.store, slots_V)
+            self._leave(slots_V, *self.ops.keys_of(self.store, slots_V), reason)
+            self.ops.erase(self.store, slots_V)
             self.erasures += 1
             self.removals += 1

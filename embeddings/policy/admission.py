@@ -11,7 +11,7 @@ from springtide_client.keys import SHARED_FEATURE
 from embeddings.config import Admission, FeaturePolicy
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from embeddings.sizes import num_bytes
-from kernels.spec import Array, Sketch, Unique, Verbs
+from kernels.spec import Array, Ops, Sketch, UniqueKeys
 
 UInt64Array = npt.NDArray[np.uint64]
 UInt8Array = npt.NDArray[np.uint8]
@@ -30,10 +30,8 @@ class SketchFacts(NamedTuple):
 class AdmissionControl:
     """Counts the ids that have no row. False where every id is admitted at once: then nothing is counted."""
 
-    def __init__(
-        self, verbs: Verbs, settings: Admission, features: Mapping[int, FeaturePolicy], *, tracked: bool
-    ) -> None:
-        self.verbs, self.settings, self.tracked = verbs, settings, tracked
+    def __init__(self, ops: Ops, settings: Admission, features: Mapping[int, FeaturePolicy], *, tracked: bool) -> None:
+        self.ops, self.settings, self.tracked = ops, settings, tracked
         self.age = 0
         self.sketch: Sketch | None = None
         self._default = settings.min_count
@@ -73,7 +71,7 @@ class AdmissionControl:
             return np.ones(len(features_N), np.bool_)
         if features_N.max() >= SHARED_FEATURE:
             raise ValueError(f"with admission features must be below {SHARED_FEATURE}, not {features_N.max()}")
-        (estimates_N,) = self.verbs.fetch(self.verbs.sketch_estimate(self.sketch, mixed_N, self.age))
+        (estimates_N,) = self.ops.fetch(self.ops.sketch_estimate(self.sketch, mixed_N, self.age))
         seen_N = estimates_N.astype(np.int64) + occurrences_N
         admitted_N: BoolArray = seen_N >= self.min_counts(features_N)
         return admitted_N
@@ -82,7 +80,7 @@ class AdmissionControl:
         """Adds what was seen of keys without a row."""
         counted_N = self.min_counts(features_N) > 1
         if self.sketch is not None and counted_N.any():
-            _, blocks = self.verbs.sketch_add(self.sketch, mixed_N[counted_N], occurrences_N[counted_N], self.age)
+            _, blocks = self.ops.sketch_add(self.sketch, mixed_N[counted_N], occurrences_N[counted_N], self.age)
             if self.tracked:
                 self._touched.append(blocks)
 
@@ -90,7 +88,7 @@ class AdmissionControl:
         """Which keys without a row are waiting to be admitted."""
         if self.sketch is None or not len(features_N):
             return np.zeros(len(features_N), np.bool_)
-        (estimates_N,) = self.verbs.fetch(self.verbs.sketch_estimate(self.sketch, mixed_N, self.age))
+        (estimates_N,) = self.ops.fetch(self.ops.sketch_estimate(self.sketch, mixed_N, self.age))
         seen_N: BoolArray = (estimates_N > 0) & (self.min_counts(features_N) > 1)
         return seen_N
 
@@ -101,17 +99,17 @@ class AdmissionControl:
         """Every block, (B, 64); none where nothing is counted."""
         if self.sketch is None:
             return np.empty((0, BLOCK_BYTES), np.uint8)
-        all_of_them = self.verbs.xp.arange(self.sketch.num_blocks)
-        blocks_B64: UInt8Array = self.verbs.fetch(self.verbs.sketch_read(self.sketch, all_of_them))[0]
+        all_of_them = self.ops.xp.arange(self.sketch.num_blocks)
+        blocks_B64: UInt8Array = self.ops.fetch(self.ops.sketch_read(self.sketch, all_of_them))[0]
         return blocks_B64
 
     def cut(self) -> tuple[Int64Array, UInt8Array]:
         """The blocks that changed since the last cut, once each and ascending, and their bytes (B, 64)."""
         if self.sketch is None or not self._touched:
             return np.empty(0, np.int64), np.empty((0, BLOCK_BYTES), np.uint8)
-        there_B = self.verbs.xp.unique(self.verbs.xp.concatenate(self._touched))
+        there_B = self.ops.xp.unique(self.ops.xp.concatenate(self._touched))
         self._touched.clear()
-        blocks_B, bytes_B64 = self.verbs.fetch(there_B, self.verbs.sketch_read(self.sketch, there_B))
+        blocks_B, bytes_B64 = self.ops.fetch(there_B, self.ops.sketch_read(self.sketch, there_B))
         return blocks_B, bytes_B64
 
     def restore(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
@@ -119,19 +117,19 @@ class AdmissionControl:
         if len(blocks_B) == 0:
             return
         if self.sketch is None:
-            self.sketch = self.verbs.new_sketch(num_bytes(self.settings.sketch_bytes))
+            self.sketch = self.ops.new_sketch(num_bytes(self.settings.sketch_bytes))
         if blocks_B.max() >= self.facts().num_blocks:
             raise ValueError(
                 "admission sketch_bytes is smaller than the sketch that was written: restore it, or begin anew"
             )
-        self.verbs.sketch_write(self.sketch, blocks_B, bytes_B64)
+        self.ops.sketch_write(self.sketch, blocks_B, bytes_B64)
 
     def num_bytes(self) -> int:
         return 0 if self.sketch is None else num_bytes(self.settings.sketch_bytes)
 
     def _begin(self) -> None:
         if self.sketch is None and max([self._default, *self._min_counts.values()]) > 1:
-            self.sketch = self.verbs.new_sketch(num_bytes(self.settings.sketch_bytes))
+            self.sketch = self.ops.new_sketch(num_bytes(self.settings.sketch_bytes))
 
 
 class Refused(NamedTuple):
@@ -143,7 +141,7 @@ class Refused(NamedTuple):
     last_seen_N: Int64Array
 
 
-def share_rows(verbs: Verbs, unique: Unique, refused: Refused) -> tuple[Unique, BoolArray]:
+def share_rows(ops: Ops, unique: UniqueKeys, refused: Refused) -> tuple[UniqueKeys, BoolArray]:
     """The batch with its refused keys replaced by the shared keys of their features, which come last;
 
     and which of the old unique keys were kept.
@@ -160,13 +158,13 @@ def share_rows(verbs: Verbs, unique: Unique, refused: Refused) -> tuple[Unique, 
     np.add.at(occurrences_S, which, refused.occurrences_N)
     np.maximum.at(last_seen_S, which, refused.last_seen_N)
     shared_S, ids_S = (features_S + SHARED_FEATURE).astype(np.uint16), np.full(num_shared, SHARED_ID, np.int64)
-    kept, now, *added = verbs.put(np.flatnonzero(kept_U), now_U, shared_S, ids_S, occurrences_S, last_seen_S)
+    kept, now, *added = ops.put(np.flatnonzero(kept_U), now_U, shared_S, ids_S, occurrences_S, last_seen_S)
     features, ids, occurrences, last_seen = added
-    join = verbs.xp.concatenate
-    batch = Unique(
+    join = ops.xp.concatenate
+    batch = UniqueKeys(
         features_U=join([unique.features_U[kept], features]),
         ids_U=join([unique.ids_U[kept], ids]),
-        mixed_U=join([unique.mixed_U[kept], verbs.mix_keys(features, ids)]),
+        mixed_U=join([unique.mixed_U[kept], ops.mix_keys(features, ids)]),
         inverse_K=now[unique.inverse_K],
         occurrences_U=join([unique.occurrences_U[kept], occurrences]),
         last_seen_U=join([unique.last_seen_U[kept], last_seen]),

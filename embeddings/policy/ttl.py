@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
-from kernels.spec import Array, Verbs
+from kernels.spec import Array, Ops
 
 NEVER = 0  # the horizon of a feature without a rule: event times begin there
 
@@ -39,13 +39,13 @@ class Horizons:
         alive_N: BoolArray = last_seen_N >= self._of_each(features_N)
         return alive_N
 
-    def touch(self, verbs: Verbs, features_N: Array, last_seen_N: Array) -> Array:
-        """When rows touched at these times count as last seen: a touched row is alive. Arrays of the verbs' device."""
+    def touch(self, ops: Ops, features_N: Array, last_seen_N: Array) -> Array:
+        """When rows touched at these times count as last seen: a touched row is alive. Arrays of the ops' device."""
         if not self:
             return last_seen_N
-        (horizons_F1,) = verbs.put(np.append(self.by_feature_F, NEVER))  # the last one is of all features beyond
-        features_N = verbs.xp.minimum(features_N.astype(np.int32), len(self.by_feature_F))
-        return verbs.xp.maximum(last_seen_N, horizons_F1[features_N])
+        (horizons_F1,) = ops.put(np.append(self.by_feature_F, NEVER))  # the last one is of all features beyond
+        features_N = ops.xp.minimum(features_N.astype(np.int32), len(self.by_feature_F))
+        return ops.xp.maximum(last_seen_N, horizons_F1[features_N])
 
     def document(self) -> dict[int, int]:
         """The horizons that were ever raised."""

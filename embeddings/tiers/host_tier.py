@@ -20,29 +20,29 @@ from embeddings.policy.ttl import Horizons
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.tiers.interface import ABSENT, ROW, Spill, SpilledRows
 from embeddings.tiers.write_batch import Block
-from kernels.spec import NO_SLOT, Columns, Layout, Verbs
+from kernels.spec import NO_SLOT, Ops, RowColumns, RowLayout
 
 COUNTS = "hits_host", "host_evicted", "host_spilled", "host_dropped"
 LENT, KEPT = -1, 0  # priorities
-FLAG_BITS = 3  # the verbs' own flags stay zero: above them a row's flags hold its generation
+FLAG_BITS = 3  # the ops' own flags stay zero: above them a row's flags hold its generation
 PART = 16  # the overflow area has a sixteenth of the slots
 
 
 class HostTier:
-    """Rows by LRU in a store of the CPU's verbs, which nobody else may use. One writer; finds from any thread."""
+    """Rows by LRU in a store of the CPU's ops, which nobody else may use. One writer; finds from any thread."""
 
     keeps_rows = True
 
-    def __init__(self, spill: Spill, *, num_rows: int, layout: Layout, verbs: Verbs) -> None:
+    def __init__(self, spill: Spill, *, num_rows: int, layout: RowLayout, ops: Ops) -> None:
         """At most about `num_rows` rows; ValueError below one bucket, or above a spill that keeps none."""
         if not spill.keeps_rows:
             raise ValueError("a host tier needs a spill below it: name a folder for it, or do without host_bytes")
-        width = verbs.width
+        width = ops.width
         if num_rows < width:
             raise ValueError(f"a host tier holds at least {width} rows, not {num_rows}")
-        self.spill, self.verbs = spill, verbs
+        self.spill, self.ops = spill, ops
         num_slots = num_rows // width * width
-        self._store = verbs.allocate(num_slots, max(width, num_slots // PART), layout)
+        self._store = ops.allocate(num_slots, max(width, num_slots // PART), layout)
         self._lock = threading.Lock()  # of the store and of what is below it here
         self._descending: list[Block] = []  # victims that the spill has not yet taken
         self._num_rows = 0
@@ -53,9 +53,9 @@ class HostTier:
         self._counts = Counter(dict.fromkeys(COUNTS, 0))
 
     @staticmethod
-    def rows_of_bytes(num_bytes: int, layout: Layout, verbs: Verbs) -> int:
+    def rows_of_bytes(num_bytes: int, layout: RowLayout, ops: Ops) -> int:
         """How many rows fit, everything counted."""
-        slot_bytes, width = verbs.slot_bytes(layout), verbs.width
+        slot_bytes, width = ops.slot_bytes(layout), ops.width
         return max(0, (num_bytes - width * 2 * slot_bytes) * PART // (slot_bytes * (PART + 2)) // width * width)
 
     def write(self, rows: Rows, num_new: int) -> None:
@@ -74,7 +74,7 @@ class HostTier:
         self._descend()  # else an older row would go down after its mark
         self.spill.mark(features_N, ids_N)
         with self._lock:
-            slots_N = self.verbs.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
+            slots_N = self.ops.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
             self._erase(slots_N[slots_N != NO_SLOT])
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
@@ -82,10 +82,10 @@ class HostTier:
         kinds_U = np.full(len(ids_U), ABSENT, np.uint8)
         mixed_U = mix_keys(features_U, ids_U)
         with self._lock:
-            slots_U = self.verbs.find(self._store, features_U, ids_U, mixed_U)
+            slots_U = self.ops.find(self._store, features_U, ids_U, mixed_U)
             here_U = slots_U != NO_SLOT
-            columns = self.verbs.read(self._store, slots_U[here_U])
-            self.verbs.set_priorities(self._store, slots_U[here_U], np.full(len(columns.flags_N), LENT, np.int64))
+            columns = self.ops.read(self._store, slots_U[here_U])
+            self.ops.set_priorities(self._store, slots_U[here_U], np.full(len(columns.flags_N), LENT, np.int64))
             descending = list(self._descending)
             self._counts["hits_host"] += len(columns.flags_N)
         kinds_U[here_U] = ROW
@@ -106,8 +106,8 @@ class HostTier:
     def read_all(self) -> Rows:
         with self._lock:
             num_slots = self._store.num_slots + self._store.num_overflow
-            slots_N = self.verbs.occupied(self._store, 0, num_slots)
-            parts = [self._read(slots_N, *self.verbs.keys_of(self._store, slots_N))[0]]
+            slots_N = self.ops.occupied(self._store, 0, num_slots)
+            parts = [self._read(slots_N, *self.ops.keys_of(self._store, slots_N))[0]]
             parts += [block.rows for block in reversed(self._descending) if block.rows is not None]
         parts.append(self.spill.read_all())
         rows = Rows.concatenate(parts)
@@ -168,9 +168,9 @@ class HostTier:
     def check_integrity(self) -> None:
         """AssertionError where the parts contradict each other."""
         with self._lock:
-            slots_N = self.verbs.occupied(self._store, 0, self._store.num_slots + self._store.num_overflow)
-            features_N, ids_N = self.verbs.keys_of(self._store, slots_N)
-            found_N = self.verbs.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
+            slots_N = self.ops.occupied(self._store, 0, self._store.num_slots + self._store.num_overflow)
+            features_N, ids_N = self.ops.keys_of(self._store, slots_N)
+            found_N = self.ops.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
             assert np.array_equal(found_N, slots_N), "a key is not found where it stands"
             assert len(slots_N) == self._num_rows, f"{len(slots_N)} keys stand, {self._num_rows} are counted"
             assert not len(slots_N) or slots_N[-1] < self._store.num_slots, "a row was left in the overflow area"
@@ -180,7 +180,7 @@ class HostTier:
     def _take(self, rows: Rows, mixed_N: UInt64Array) -> None:
         self._clock += 1
         store, tick = self._store, self._clock
-        placed = self.verbs.find_or_insert(store, rows.features, rows.ids, mixed_N, tick, tick)
+        placed = self.ops.find_or_insert(store, rows.features, rows.ids, mixed_N, tick, tick)
         self._num_rows += int(np.count_nonzero(placed.slots_U[placed.new_N] != NO_SLOT))
         if len(placed.victim_slots_V):
             # copied out before their slots are written over
@@ -189,16 +189,16 @@ class HostTier:
             self._see_off(*self._read(placed.victim_slots_V, *keys))
         housed_N = (placed.slots_U != NO_SLOT) & (placed.slots_U < store.num_slots)
         flags_N = np.full(len(rows), self._generation << FLAG_BITS, np.int64)
-        columns = Columns(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
+        columns = RowColumns(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
         if not housed_N.all():
             # so many keys in one bucket: those without a slot go straight down
             in_overflow_N = placed.slots_U >= store.num_slots
             self._erase(placed.slots_U[in_overflow_N])
             self._see_off(rows.take(~housed_N), flags_N[~housed_N])
-            columns = Columns(*(column[housed_N] for column in columns))
+            columns = RowColumns(*(column[housed_N] for column in columns))
         slots_N = np.ascontiguousarray(placed.slots_U[housed_N])
-        self.verbs.scatter(store, slots_N, columns)
-        self.verbs.set_priorities(store, slots_N, np.full(len(slots_N), KEPT, np.int64))
+        self.ops.scatter(store, slots_N, columns)
+        self.ops.set_priorities(store, slots_N, np.full(len(slots_N), KEPT, np.int64))
 
     def _see_off(self, rows: Rows, flags_V: Int64Array) -> None:
         """Victims that are alive, and that no base gives, begin their way down."""
@@ -214,11 +214,11 @@ class HostTier:
             self._descending.append(Block.of(rows.features, rows.ids, rows))
 
     def _read(self, slots_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array) -> tuple[Rows, Int64Array]:
-        columns = self.verbs.read(self._store, slots_N)
+        columns = self.ops.read(self._store, slots_N)
         return Rows(features_N, ids_N, *columns[:4]), columns.flags_N
 
     def _erase(self, slots_N: Int64Array) -> None:
-        self.verbs.erase(self._store, slots_N)
+        self.ops.erase(self._store, slots_N)
         self._num_rows -= len(slots_N)
 
     # the writer's, without the lock: a find sees what descends until the spill has it

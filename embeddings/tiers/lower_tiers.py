@@ -13,7 +13,7 @@ from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.tiers.base import RowSource
 from embeddings.tiers.interface import ABSENT, MARK, ROW, Spill
 from embeddings.tiers.upload import Arrivals
-from kernels.spec import Verbs
+from kernels.spec import Ops
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Below:
         self.departures.settle()
         if self._ahead is None:
             self._ahead = ThreadPoolExecutor(1, thread_name_prefix="recall")
-        return self._ahead.submit(_raise, self.departures.verbs, self.spill, self.base, features_U, ids_U)
+        return self._ahead.submit(_raise, self.departures.ops, self.spill, self.base, features_U, ids_U)
 
     def close(self) -> None:
         if self._ahead is not None:
@@ -81,11 +81,11 @@ class Below:
         self.spill.close()
 
 
-def _raise(verbs: Verbs, spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U: Int64Array) -> Recalled:
+def _raise(ops: Ops, spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U: Int64Array) -> Recalled:
     recalled = _recall(spill, base, features_U, ids_U)
-    if verbs.on_host or not recalled.found_U.any():
+    if ops.on_host or not recalled.found_U.any():
         return recalled
-    return replace(recalled, arrivals=Arrivals.of(verbs, recalled.rows, recalled.found_U, recalled.from_spill_U))
+    return replace(recalled, arrivals=Arrivals.of(ops, recalled.rows, recalled.found_U, recalled.from_spill_U))
 
 
 def _recall(spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U: Int64Array) -> Recalled:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embeddings.rows import BoolArray, Int64Array, Rows
-from kernels.spec import STORED, Array, Columns, Verbs
+from kernels.spec import SPILLED, Array, Ops, RowColumns
 
 
 @dataclass(frozen=True)
@@ -18,21 +18,21 @@ class Arrivals:
     _taken: Callable[[], tuple[Array, ...]]
 
     @staticmethod
-    def of(verbs: Verbs, rows: Rows, found_U: BoolArray, from_spill_U: BoolArray) -> "Arrivals":
+    def of(ops: Ops, rows: Rows, found_U: BoolArray, from_spill_U: BoolArray) -> "Arrivals":
         """Begins to copy them. From any thread."""
         positions_F = np.flatnonzero(found_U)
         if len(positions_F) < len(rows):
             rows = rows.take(positions_F)
         flags_F = flags_of(from_spill_U[positions_F])
-        taken = verbs.put_ahead(positions_F, rows.values, rows.states, rows.counts, rows.last_seen, flags_F)
+        taken = ops.upload_async(positions_F, rows.values, rows.states, rows.counts, rows.last_seen, flags_F)
         return Arrivals(positions_F, taken)
 
-    def take(self) -> tuple[Array, Columns]:
+    def take(self) -> tuple[Array, RowColumns]:
         """Positions and rows on the device: what is asked of it from now on finds them there."""
         positions_F, *columns = self._taken()
-        return positions_F, Columns(*columns)
+        return positions_F, RowColumns(*columns)
 
 
 def flags_of(from_spill_F: BoolArray) -> Int64Array:
-    """Of rows that came up: not CHANGED, for each is what lies below."""
-    return np.where(from_spill_F, np.int64(STORED), np.int64(0))
+    """Of rows that came up: not NEEDS_SPILL, for each is what lies below."""
+    return np.where(from_spill_F, np.int64(SPILLED), np.int64(0))

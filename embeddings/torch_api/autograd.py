@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from kernels.spec import Array, Verbs
+from kernels.spec import Array, Ops
 
 if TYPE_CHECKING:
     from embeddings.lookup.handle import Lookup
@@ -37,28 +37,28 @@ class _Embed(torch.autograd.Function):
         ctx.table, ctx.lookup, ctx.parts = table, lookup, parts
         pairs = [table.gather_part(lookup, part) for part in parts]
         ctx.winners = [winners for _, winners in pairs]
-        return tuple(table.verbs.tensor_of(rows) for rows, _ in pairs)
+        return tuple(table.ops.tensor_of(rows) for rows, _ in pairs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None, None, None]:
-        verbs = ctx.table.verbs
-        with verbs.in_order():
-            arrays = [verbs.array_of(grad.detach().to(torch.float32).contiguous()) for grad in grads]
-            ctx.table.update(ctx.lookup, *spread(verbs, ctx.parts, arrays, ctx.winners))
+        ops = ctx.table.ops
+        with ops.on_current_stream():
+            arrays = [ops.array_of(grad.detach().to(torch.float32).contiguous()) for grad in grads]
+            ctx.table.update(ctx.lookup, *spread(ops, ctx.parts, arrays, ctx.winners))
         return None, None, None, None
 
 
 def embed(table: EmbeddingTable, lookup: Lookup, parts: Sequence[Part]) -> tuple[torch.Tensor, ...]:
     """A tensor for each part, (keys, D) or (bags, D) float32; all their gradients go into the table at once."""
     if not torch.is_grad_enabled():
-        return tuple(table.verbs.tensor_of(table.gather_part(lookup, part)[0]) for part in parts)
+        return tuple(table.ops.tensor_of(table.gather_part(lookup, part)[0]) for part in parts)
     anchor = torch.empty(0, requires_grad=True)  # so that the rows, which are no parameters, ask for a gradient
     tensors: tuple[torch.Tensor, ...] = _Embed.apply(anchor, table, lookup, parts)  # type: ignore[no-untyped-call]
     return tensors
 
 
 def spread(
-    verbs: Verbs, parts: Sequence[Part], grads: Sequence[Array], winners: Sequence[Array | None]
+    ops: Ops, parts: Sequence[Part], grads: Sequence[Array], winners: Sequence[Array | None]
 ) -> tuple[Array, Array | None, Array | None]:
     """Gradients of parts, which cover the lookup's keys in order, as `update` takes them:
 
@@ -66,7 +66,7 @@ def spread(
     """
     if len(parts) == 1 and parts[0].offsets_B1 is None:
         return grads[0], None, None
-    xp = verbs.xp
+    xp = ops.xp
     rows: list[Array] = []
     bags: list[Array] = []
     scales: list[Array] = []
@@ -79,9 +79,9 @@ def spread(
         elif winners_BD is not None:
             grads_BD, bag_K = _to_winners(xp, grads_BD, winners_BD, num_keys), xp.arange(num_keys)
         else:
-            (offsets_B1,) = verbs.put(part.offsets_B1)
+            (offsets_B1,) = ops.put(part.offsets_B1)
             lengths_B = offsets_B1[1:] - offsets_B1[:-1]
-            if verbs.on_host:
+            if ops.on_host:
                 bag_K = np.repeat(np.arange(len(lengths_B)), lengths_B)
             else:  # which would wait for the lengths
                 bag_K = xp.searchsorted(offsets_B1[1:], xp.arange(num_keys), side="right")

@@ -22,7 +22,7 @@ from embeddings.torch_api.inference import FEATURE, features_of, predicted_rows
 from embeddings.torch_api.inputs import bags_of, ids_of, scores_of
 from embeddings.torch_api.table_module import TableModule
 from kernels.backend import backend
-from kernels.spec import Array, Verbs
+from kernels.spec import Array, Ops
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +50,7 @@ class DynamicEmbedding(TableModule):
         eviction: str = "lru",
         admission: Mapping[str, Any] | None = None,
         spill: str | Path | None = None,
-        device: str | torch.device | Verbs = "cpu",
+        device: str | torch.device | Ops = "cpu",
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         init_scale: float = 0.01,
@@ -74,15 +74,15 @@ class DynamicEmbedding(TableModule):
             dtype=DTYPES[dtype],
             init_scale=init_scale,
         )
-        verbs = backend(str(device) if isinstance(device, torch.device) else device)
+        ops = backend(str(device) if isinstance(device, torch.device) else device)
         rows = (
-            Capacity.of_bytes(config, verbs, tracked=False) if isinstance(capacity, str) else Capacity.of_rows(capacity)
+            Capacity.of_bytes(config, ops, tracked=False) if isinstance(capacity, str) else Capacity.of_rows(capacity)
         )
         super().__init__(
             config,
-            rows.in_buckets_of(verbs.width),
+            rows.in_buckets_of(ops.width),
             seed=seed,
-            device=verbs,
+            device=ops,
             folder=None if spill is None else Path(spill),
             clock=clock,
         )
@@ -104,15 +104,15 @@ class DynamicEmbedding(TableModule):
         rows = rows_of(ids_N, values_ND.numpy(), emb.dim, emb.table.layout.state_width)
         while emb._write(rows) and capacity is None:
             # some buckets have more than their share of the ids
-            emb.capacity = Capacity.of_rows(2 * emb.capacity.num_slots).in_buckets_of(emb.verbs.width)
+            emb.capacity = Capacity.of_rows(2 * emb.capacity.num_slots).in_buckets_of(emb.ops.width)
             emb._begin()
         return emb
 
     @_disable_dynamo  # a compiled model leaves its graph here: the table is no tensors
     def forward(self, ids: torch.Tensor, scores: torch.Tensor | None = None) -> torch.Tensor:
         """ids: integers of any shape; rows (*ids.shape, dim). scores: with custom eviction, what each id is worth."""
-        ids_K = ids_of(ids, self.verbs)
-        rows_KD = self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.verbs), Part(0, len(ids_K)))
+        ids_K = ids_of(ids, self.ops)
+        rows_KD = self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.ops), Part(0, len(ids_K)))
         return self._placed(rows_KD, ids).reshape(*ids.shape, self.dim)
 
     @_disable_dynamo
@@ -127,20 +127,20 @@ class DynamicEmbedding(TableModule):
 
         As torch's EmbeddingBag: offsets begin with 0, the last bag goes to the end, an empty one gives zeros.
         """
-        ids_K = ids_of(ids, self.verbs)
+        ids_K = ids_of(ids, self.ops)
         part = Part(0, len(ids_K), bags_of(ids, offsets, mode), mode)
-        return self._placed(self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.verbs), part), ids)
+        return self._placed(self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.ops), part), ids)
 
     def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows, float32 (*ids.shape, dim), NaN where there is none, and status, uint8 ids.shape; creates nothing.
 
         0 known, 1 unknown, 2 not admitted, 3 forgotten.
         """
-        ids_K = ids_of(ids, self.verbs)
-        with self._guard, self.verbs.in_order():
-            rows_KD, status_K = self._open_table().find(features_of(self.verbs, ids_K), ids_K)
+        ids_K = ids_of(ids, self.ops)
+        with self._guard, self.ops.on_current_stream():
+            rows_KD, status_K = self._open_table().find(features_of(self.ops, ids_K), ids_K)
             self._count_reads(status_K)
-            rows, status = (self.verbs.tensor_of(array).to(ids.device) for array in (rows_KD, status_K))
+            rows, status = (self.ops.tensor_of(array).to(ids.device) for array in (rows_KD, status_K))
         return rows.reshape(*ids.shape, self.dim), status.reshape(ids.shape)
 
     def forget(self, ids: torch.Tensor) -> None:
@@ -177,17 +177,17 @@ class DynamicEmbedding(TableModule):
     def _rows(self, ids_K: Array, scores_K: Array | None, part: Part) -> torch.Tensor:
         """The rows of a part of them all, with a gradient where it is asked for."""
         if self.training and torch.is_grad_enabled():
-            with self._guard, self.verbs.in_order():
+            with self._guard, self.ops.on_current_stream():
                 table, now_ms = self._open_table(), int(1000 * self.clock())
                 table.advance(now_ms, self.num_ids)
-                times_K = self.verbs.xp.full(len(ids_K), now_ms, np.int64)
-                lookup = table.lookup(features_of(self.verbs, ids_K), ids_K, times_K, scores_K=scores_K)
+                times_K = self.ops.xp.full(len(ids_K), now_ms, np.int64)
+                lookup = table.lookup(features_of(self.ops, ids_K), ids_K, times_K, scores_K=scores_K)
                 self.num_ids += len(ids_K)
                 return table.embed_parts(lookup, [part])[0]
-        with self._guard, self.verbs.in_order():
+        with self._guard, self.ops.on_current_stream():
             rows_KD, status_K = predicted_rows(self._open_table(), ids_K)
             self._count_reads(status_K)
-            rows: torch.Tensor = self.verbs.tensor_of(rows_KD)
+            rows: torch.Tensor = self.ops.tensor_of(rows_KD)
         if part.offsets_B1 is None:
             return rows
         if len(part.offsets_B1) == 1:

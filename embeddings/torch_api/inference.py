@@ -7,13 +7,13 @@ from springtide_client.keys import SHARED_FEATURE
 
 from embeddings.lookup.read_only import KNOWN, NOT_ADMITTED
 from embeddings.table import EmbeddingTable
-from kernels.spec import Array, Verbs
+from kernels.spec import Array, Ops
 
 FEATURE = 0  # the one feature of a module's table
 
 
-def features_of(verbs: Verbs, ids_K: Array) -> Array:
-    return verbs.xp.full(len(ids_K), FEATURE, np.uint16)
+def features_of(ops: Ops, ids_K: Array) -> Array:
+    return ops.xp.full(len(ids_K), FEATURE, np.uint16)
 
 
 def predicted_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
@@ -21,13 +21,13 @@ def predicted_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
 
     else the value it would be created with.
     """
-    verbs, xp = table.verbs, table.verbs.xp
-    rows_KD, status_K = table.find(features_of(verbs, ids_K), ids_K)
+    ops, xp = table.ops, table.ops.xp
+    rows_KD, status_K = table.find(features_of(ops, ids_K), ids_K)
     rowless = xp.flatnonzero(status_K != KNOWN)
     if len(rowless):
         waiting = rowless[status_K[rowless] == NOT_ADMITTED]
         ids_N = ids_K[rowless]
-        rows_KD[rowless] = first_rows(table, features_of(verbs, ids_N), ids_N)
+        rows_KD[rowless] = first_rows(table, features_of(ops, ids_N), ids_N)
         if len(waiting):
             shared_1, zero_1 = xp.full(1, FEATURE + SHARED_FEATURE, np.uint16), xp.zeros(1, np.int64)
             shared_1D, status_1 = table.find(shared_1, zero_1)
@@ -37,8 +37,8 @@ def predicted_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
 
 def first_rows(table: EmbeddingTable, features_N: Array, ids_N: Array) -> Array:
     """The values that the table would create these keys with, as its dtype can hold them."""
-    config, verbs = table.config, table.verbs
-    values_ND = verbs.first_values(features_N, ids_N, config.dim, table.seed, config.init_scale)
+    config, ops = table.config, table.ops
+    values_ND = ops.first_values(features_N, ids_N, config.dim, table.seed, config.init_scale)
     if config.dtype == "bfloat16":
-        return verbs.array_of(verbs.tensor_of(values_ND).to(torch.bfloat16).to(torch.float32))
+        return ops.array_of(ops.tensor_of(values_ND).to(torch.bfloat16).to(torch.float32))
     return values_ND

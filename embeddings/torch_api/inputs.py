@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from embeddings.torch_api.autograd import MODES
-from kernels.spec import Array, Verbs
+from kernels.spec import Array, Ops
 
 INT64_MAX = 2**63 - 1
 INTEGERS = (
@@ -22,8 +22,8 @@ INTEGERS = (
 )
 
 
-def ids_of(ids: Any, verbs: Verbs | None = None) -> Array:
-    """The ids of a tensor of any shape, one after the other: on the host, or on the verbs' device.
+def ids_of(ids: Any, ops: Ops | None = None) -> Array:
+    """The ids of a tensor of any shape, one after the other: on the host, or on the ops' device.
 
     Of uint64 the values are looked at, which waits where they are on a device.
     """
@@ -31,16 +31,16 @@ def ids_of(ids: Any, verbs: Verbs | None = None) -> Array:
         raise ValueError(f"ids must be a tensor of integers, not a {type(ids).__name__}: torch.tensor(ids)")
     if ids.dtype not in INTEGERS:
         raise ValueError(f"ids must be integers, not {ids.dtype}")
-    if verbs is not None and not verbs.on_host and ids.dtype is not torch.uint64:
-        return verbs.array_of(_dense(ids, "ids").to(torch.int64).reshape(-1).contiguous())
+    if ops is not None and not ops.on_host and ids.dtype is not torch.uint64:
+        return ops.array_of(_dense(ids, "ids").to(torch.int64).reshape(-1).contiguous())
     array: Any = _dense(ids, "ids").cpu().numpy()
     if array.dtype == np.uint64 and array.size and array.max() > INT64_MAX:
         raise ValueError(f"ids must fit into int64, and {array.max()} does not: view them as int64 or hash them")
     ids_K = np.ascontiguousarray(array.reshape(-1), np.int64)
-    return ids_K if verbs is None else verbs.put(ids_K)[0]
+    return ids_K if ops is None else ops.put(ids_K)[0]
 
 
-def scores_of(scores: Any, ids: torch.Tensor, eviction: str, verbs: Verbs) -> Array | None:
+def scores_of(scores: Any, ids: torch.Tensor, eviction: str, ops: Ops) -> Array | None:
     """A score for every id, where there are any."""
     if scores is None:
         return None
@@ -49,7 +49,7 @@ def scores_of(scores: Any, ids: torch.Tensor, eviction: str, verbs: Verbs) -> Ar
     if not isinstance(scores, torch.Tensor) or scores.shape != ids.shape or scores.dtype is torch.bool:
         given = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise ValueError(f"scores must be a tensor of numbers in the shape of ids, {tuple(ids.shape)}, not {given}")
-    return verbs.array_of(_dense(scores, "scores").to(torch.float32).reshape(-1).contiguous())
+    return ops.array_of(_dense(scores, "scores").to(torch.float32).reshape(-1).contiguous())
 
 
 def bags_of(ids: torch.Tensor, offsets: torch.Tensor | None, mode: str) -> Array:

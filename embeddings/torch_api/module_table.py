@@ -6,7 +6,7 @@ import weakref
 from pathlib import Path
 
 from embeddings.config import TableConfig
-from embeddings.current_stream import in_order
+from embeddings.current_stream import on_current_stream
 from embeddings.lookup.handle import Lookup
 from embeddings.memory.capacity import Capacity
 from embeddings.optimizer import RowOptimizer
@@ -17,14 +17,14 @@ from embeddings.tiers.rocksdb.spill import RocksSpill
 from embeddings.torch_api.autograd import Part
 from embeddings.torch_api.owner_lock import Guard
 from embeddings.torch_api.spill_folder import SpillFolder
-from kernels.spec import NO_SLOT, Array, Verbs
+from kernels.spec import NO_SLOT, Array, Ops
 
 
 class ModuleTable(EmbeddingTable):
     """What graphs call in a backward pass takes the lock itself; who calls anything else holds it."""
 
     def __init__(
-        self, config: TableConfig, *, seed: int, capacity: Capacity, device: Verbs, folder: Path | None, guard: Guard
+        self, config: TableConfig, *, seed: int, capacity: Capacity, device: Ops, folder: Path | None, guard: Guard
     ) -> None:
         self.guard, self.closed = guard, False
         owned = None if folder is None else SpillFolder(folder)
@@ -55,14 +55,14 @@ class ModuleTable(EmbeddingTable):
                 )
             super().update(lookup, grads_BD, bags_K, scales_K)
 
-    @in_order
+    @on_current_stream
     def read(self, features_N: UInt16Array, ids_N: Int64Array) -> Rows:
         """The rows of those of these unique keys that have one, in their order, from any tier; moves nothing."""
-        (slots_N,) = self.verbs.fetch(self.memory.find(features_N, ids_N))
+        (slots_N,) = self.ops.fetch(self.memory.find(features_N, ids_N))
         recalled = self.below.recall(features_N, ids_N).alive(self.rules)
         rows, found_N = recalled.rows, recalled.found_U
         here_N = slots_N != NO_SLOT
-        resident, _ = self.memory.read(*self.verbs.put(slots_N[here_N], features_N[here_N], ids_N[here_N]))
+        resident, _ = self.memory.read(*self.ops.put(slots_N[here_N], features_N[here_N], ids_N[here_N]))
         alive_N = self.rules.alive(resident.features, resident.last_seen)
         for column, above in zip(rows.columns(), resident.columns(), strict=True):
             column[here_N] = above

@@ -20,12 +20,12 @@ from embeddings.torch_api.module_table import ModuleTable
 from embeddings.torch_api.owner_lock import Guard
 from embeddings.torch_api.state_dict import check_state, fill, state_of
 from kernels.backend import backend
-from kernels.spec import Array, Verbs
+from kernels.spec import Array, Ops
 
 READ = {KNOWN: "read_known", UNKNOWN: "read_unknown", NOT_ADMITTED: "read_not_admitted", FORGOTTEN: "read_forgotten"}
 
 
-NOT_COPIED = "table", "verbs", "_guard", "_late_reads"
+NOT_COPIED = "table", "ops", "_guard", "_late_reads"
 
 
 class TableModule(nn.Module):
@@ -39,12 +39,12 @@ class TableModule(nn.Module):
         capacity: Capacity,
         *,
         seed: int,
-        device: Verbs,
+        device: Ops,
         folder: Path | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        self.config, self.capacity, self.seed, self.verbs = config, capacity, seed, device
+        self.config, self.capacity, self.seed, self.ops = config, capacity, seed, device
         self.folder, self.clock = folder, clock
         self.output_dtype = torch.float32  # until the module is cast
         self._guard = Guard()
@@ -111,13 +111,13 @@ class TableModule(nn.Module):
                 "with another folder and load the state_dict"
             )
         state = {name: value for name, value in self.__dict__.items() if name not in NOT_COPIED}
-        return state | {"_extra_state": self.get_extra_state(), "_device": "cpu" if self.verbs.on_host else "cuda"}
+        return state | {"_extra_state": self.get_extra_state(), "_device": "cpu" if self.ops.on_host else "cuda"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         extra_state = state.pop("_extra_state")
         device = state.pop("_device")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._guard, self.verbs = Guard(), backend(device)
+        self._guard, self.ops = Guard(), backend(device)
         self._begin()
         self.set_extra_state(extra_state)
 
@@ -141,7 +141,7 @@ class TableModule(nn.Module):
             self.config,
             seed=self.seed,
             capacity=self.capacity,
-            device=self.verbs,
+            device=self.ops,
             folder=self.folder,
             guard=self._guard,
         )
@@ -151,15 +151,15 @@ class TableModule(nn.Module):
         return self.table
 
     def _count_reads(self, status_K: Array) -> None:
-        if self.verbs.on_host:
+        if self.ops.on_host:
             counts = np.bincount(status_K, minlength=len(READ)).tolist()
             self._reads.update({name: counts[status] for status, name in READ.items()})
         else:  # told when somebody asks
-            late = (status_K[:, None] == self.verbs.xp.arange(len(READ))).sum(0)
+            late = (status_K[:, None] == self.ops.xp.arange(len(READ))).sum(0)
             self._late_reads = late if self._late_reads is None else self._late_reads + late
 
     def _reads_so_far(self) -> Counter[str]:
         if self._late_reads is not None:
-            counts, self._late_reads = self.verbs.fetch(self._late_reads)[0], None
+            counts, self._late_reads = self.ops.fetch(self._late_reads)[0], None
             self._reads.update({name: int(counts[status]) for status, name in READ.items()})
         return self._reads

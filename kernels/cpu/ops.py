@@ -1,4 +1,4 @@
-"""The verbs on the CPU: checks dtypes and shapes, and calls the kernels."""
+"""The ops on the CPU: checks dtypes and shapes, and calls the kernels."""
 
 # K keys of a batch, U unique keys, N some of them, D dimension, S optimizer state width, O overflow rows
 from typing import Any, cast
@@ -8,9 +8,9 @@ import numpy.typing as npt
 from springtide_client.keys import mix64
 
 from kernels.cpu import hashing
-from kernels.cpu.admission.sketch_ops import SketchVerbs
+from kernels.cpu.admission.sketch_ops import SketchOps
 from kernels.cpu.index import unique as uniques
-from kernels.cpu.index.index_ops import IndexVerbs
+from kernels.cpu.index.index_ops import IndexOps
 from kernels.cpu.rows import rows
 from kernels.cpu.rows.gather import gather_of
 from kernels.cpu.rows.optimizers import check_step, constants_of, corrections
@@ -18,15 +18,15 @@ from kernels.cpu.rows.pooled_gather import MODES, pool_of
 from kernels.cpu.rows.update import Batch, Keys, Rows, update_of
 from kernels.cpu.store.host_arrays import HostArrays
 from kernels.cpu.store.store import parts_of
-from kernels.cpu.store.store_ops import StoreVerbs
-from kernels.spec import Columns, Spread, Step, Store, Unique, at_once
+from kernels.cpu.store.store_ops import StoreOps
+from kernels.spec import OptimizerStep, RowColumns, Spread, Store, UniqueKeys, run_inline
 
 Array = npt.NDArray[Any]
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
-class CpuVerbs(HostArrays, StoreVerbs, IndexVerbs, SketchVerbs):
-    """The verbs of kernels/spec.py, on numpy arrays. One thread at a time, `find` and `update` apart."""
+class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
+    """The ops of kernels/spec.py, on numpy arrays. One thread at a time, `find` and `update` apart."""
 
     def __init__(self) -> None:
         # scratch that is kept: fresh memory costs more in page faults than the work on it
@@ -42,12 +42,12 @@ class CpuVerbs(HostArrays, StoreVerbs, IndexVerbs, SketchVerbs):
     def first_values(self, features_U: Array, ids_U: Array, dim: int, seed: int, scale: float) -> Array:
         return cast(Array, hashing.first_values(features_U, ids_U, dim, *_first_value_constants(seed, scale)))
 
-    def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Unique:
+    def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
         num_places = 1 << max(4, (2 * len(ids_K)).bit_length())
         if len(self._places) < num_places:
             self._places = np.empty(num_places, np.uint32)
             self._entries = np.empty(4 * num_places, np.uint64)
-        return Unique(*uniques.unique(features_K, ids_K, event_ms_K, self._places[:num_places], self._entries))
+        return UniqueKeys(*uniques.unique(features_K, ids_K, event_ms_K, self._places[:num_places], self._entries))
 
     def gather(self, store: Store, slots_U: Array, inverse_K: Array, out: Array | None = None) -> Array:
         shape = (len(inverse_K), store.dim)
@@ -74,10 +74,10 @@ class CpuVerbs(HostArrays, StoreVerbs, IndexVerbs, SketchVerbs):
         )
         return out_BD, winners_BD if mode == "max" else None
 
-    def read(self, store: Store, slots_N: Array, spread: Spread = at_once) -> Columns:
+    def read(self, store: Store, slots_N: Array, spread: Spread = run_inline) -> RowColumns:
         p, num = parts_of(store), len(slots_N)
         values_ND, states_NS = np.empty((num, store.dim), np.float32), np.empty((num, store.state_width), np.float32)
-        columns = Columns(values_ND, states_NS, *(np.empty(num, np.int64) for _ in range(3)))
+        columns = RowColumns(values_ND, states_NS, *(np.empty(num, np.int64) for _ in range(3)))
 
         def copy(start: int, stop: int) -> None:
             rows.read(p.values_CD, p.meta, p.scalars, p.states_CS, slots_N, start, stop, *columns)
@@ -85,7 +85,7 @@ class CpuVerbs(HostArrays, StoreVerbs, IndexVerbs, SketchVerbs):
         spread(copy, num)
         return columns
 
-    def scatter(self, store: Store, slots_N: Array, columns: Columns) -> None:
+    def scatter(self, store: Store, slots_N: Array, columns: RowColumns) -> None:
         p = parts_of(store)
         if columns.values_ND.shape != (len(slots_N), store.dim):
             raise ValueError(f"values of shape {columns.values_ND.shape} for {len(slots_N)} rows of {store.dim}")
@@ -114,7 +114,7 @@ class CpuVerbs(HostArrays, StoreVerbs, IndexVerbs, SketchVerbs):
         offsets_U1: Array,
         grads_BD: Array,
         last_seen_U: Array,
-        step: Step,
+        step: OptimizerStep,
         count_priority: bool,
         start: int,
         stop: int,
@@ -146,8 +146,8 @@ class CpuVerbs(HostArrays, StoreVerbs, IndexVerbs, SketchVerbs):
         )
         return fresh_N, int(num_refused)
 
-    def clear_touched(self, store: Store, slots_N: Array) -> Array:
-        return cast(Array, rows.clear_touched(parts_of(store).meta, slots_N))
+    def clear_dirty(self, store: Store, slots_N: Array) -> Array:
+        return cast(Array, rows.clear_dirty(parts_of(store).meta, slots_N))
 
     def set_flags(self, store: Store, slots_N: Array, flags: int) -> None:
         rows.set_flags(parts_of(store).meta, slots_N, flags)

@@ -1,1 +1,1 @@
-"""The verbs on one NVIDIA GPU: CUDA sources, and launchers on CuPy arrays."""
+"""The ops on one NVIDIA GPU: CUDA sources, and launchers on CuPy arrays."""

@@ -23,7 +23,7 @@ class Device(Protocol):
     threads: int  # of a block
     xp: Any  # the module of its arrays
 
-    def in_order(self) -> AbstractContextManager[object]:
+    def on_current_stream(self) -> AbstractContextManager[object]:
         """Within it, what that module does goes to the current stream."""
         ...
 
@@ -43,7 +43,7 @@ class Device(Protocol):
         """The same for several: the host's in one copy, which nobody waits for."""
         ...
 
-    def put_ahead(self, arrays: Sequence[Any]) -> Callable[[], tuple[Array, ...]]:
+    def upload_async(self, arrays: Sequence[Any]) -> Callable[[], tuple[Array, ...]]:
         """The host's in one copy, beside the work; work asked for after the call that it gives comes after the copy.
 
         From any thread.
@@ -121,7 +121,7 @@ class CupyDevice:
         self._up, self._down = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def in_order(self) -> Iterator[None]:
+    def on_current_stream(self) -> Iterator[None]:
         with self._stream(), self._cupy.cuda.using_allocator(self._allocate):
             yield
 
@@ -150,7 +150,7 @@ class CupyDevice:
         there = iter(self._copied(hosts)[0])
         return tuple(next(there) if isinstance(array, np.ndarray) else self.put(array) for array in arrays)
 
-    def put_ahead(self, arrays: Sequence[Any]) -> Callable[[], tuple[Array, ...]]:
+    def upload_async(self, arrays: Sequence[Any]) -> Callable[[], tuple[Array, ...]]:
         with self._torch.cuda.stream(self._up):
             there, block = self._copied([np.ascontiguousarray(array) for array in arrays])
             arrived = self._recorded()
@@ -166,7 +166,7 @@ class CupyDevice:
     def fetch(self, arrays: Sequence[Array]) -> Callable[[], tuple[Any, ...]]:
         starts, num_bytes = starts_of((array.nbytes for array in arrays), ALIGNMENT)
         block = self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True)
-        with self.in_order():
+        with self.on_current_stream():
             for array, start in zip(arrays, starts, strict=True):
                 if array.nbytes:
                     bytes_ = self._cupy.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -246,7 +246,7 @@ class CupyDevice:
         return event
 
     def _allocate(self, num_bytes: int) -> Any:
-        """Memory of torch's; CuPy's own allocations within `in_order` come from here too."""
+        """Memory of torch's; CuPy's own allocations within `on_current_stream` come from here too."""
         return self._memory_of(self._torch.empty(max(num_bytes, 1), dtype=self._torch.uint8, device="cuda"))
 
     def _memory_of(self, bytes_: Any) -> Any:

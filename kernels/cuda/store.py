@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels.cpu.store.store import num_own_states
 from kernels.cuda.device import Array, Device
-from kernels.spec import Layout, Store
+from kernels.spec import RowLayout, Store
 
 WIDTH = 128  # slots of a bucket
 DTYPES = {"float32": np.float32, "bfloat16": np.uint16}  # CuPy has no bfloat16: the upper halves of float32
@@ -48,11 +48,11 @@ class Parts(NamedTuple):
 
 
 def parts_of(store: Store) -> Parts:
-    """The arrays of a store that `CudaVerbs` allocated."""
+    """The arrays of a store that `CudaOps` allocated."""
     return cast(Parts, store.arrays)
 
 
-def slot_bytes(layout: Layout) -> int:
+def slot_bytes(layout: RowLayout) -> int:
     """Everything counted; a bucket's counter of keys elsewhere is 1/32 of a byte a slot, rounded up."""
     value_bytes = np.dtype(DTYPES[layout.dtype]).itemsize * layout.dim
     return KEY_BYTES + 1 + value_bytes + RECORD_BYTES + 4 * num_own_states(layout)
@@ -90,7 +90,7 @@ def new_keys(device: Device, num_slots: int, overflow: tuple[Any, ...]) -> Keys:
     )
 
 
-def row_forms(num_rows: int, layout: Layout) -> list[tuple[tuple[int, int], Any]]:
+def row_forms(num_rows: int, layout: RowLayout) -> list[tuple[tuple[int, int], Any]]:
     """Shapes and dtypes of values, records and states."""
     return [
         ((num_rows, layout.dim), DTYPES[layout.dtype]),
@@ -99,13 +99,13 @@ def row_forms(num_rows: int, layout: Layout) -> list[tuple[tuple[int, int], Any]
     ]
 
 
-def new_rows(device: Device, num_rows: int, layout: Layout) -> tuple[Array, Array, Array]:
+def new_rows(device: Device, num_rows: int, layout: RowLayout) -> tuple[Array, Array, Array]:
     """Zeros: values, records and states."""
     values_CD, meta, states_CS = (device.filled(*form, 0) for form in row_forms(num_rows, layout))
     return values_CD, meta, states_CS
 
 
-def store_of(keys: Keys, rows: tuple[Array, Array, Array], layout: Layout) -> Store:
+def store_of(keys: Keys, rows: tuple[Array, Array, Array], layout: RowLayout) -> Store:
     """A store of these arrays."""
     store = Store(0, 0, layout, (), 0)
     stand(store, keys, rows)

@@ -3,8 +3,8 @@
 import pytest
 
 from kernels.backend import backend
-from kernels.cuda.ops import CudaVerbs
-from kernels.spec import Verbs
+from kernels.cuda.ops import CudaOps
+from kernels.spec import Ops
 from tests.support.gpu_emulation.emulated_ops import device_of, host
 from tests.support.gpu_emulation.simt import SimtDevice
 
@@ -12,13 +12,13 @@ __all__ = ["TWINS", "host", "is_emulated", "verbs_of"]
 TWINS = ["cpu", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
-def verbs_of(name: str, seed: int = 0) -> Verbs:
-    """The verbs of this name; skips aloud where they cannot run."""
+def verbs_of(name: str, seed: int = 0) -> Ops:
+    """The ops of this name; skips aloud where they cannot run."""
     if name == "cpu":
         return backend("cpu")
-    return CudaVerbs(device_of("gpu" if name == "gpu" else "host", seed), late=True)
+    return CudaOps(device_of("gpu" if name == "gpu" else "host", seed), late=True)
 
 
-def is_emulated(verbs: Verbs) -> bool:
+def is_emulated(ops: Ops) -> bool:
     """Whether these are the slow ones, a fiber for each thread: for them a test is smaller."""
-    return isinstance(getattr(verbs, "_device", None), SimtDevice)
+    return isinstance(getattr(ops, "_device", None), SimtDevice)

@@ -1,11 +1,11 @@
-"""Tests that take `verbs` run on every device."""
+"""Tests that take `ops` run on every device."""
 
 import pytest
 
-from kernels.spec import Verbs
+from kernels.spec import Ops
 from tests.embeddings.backends import TWINS, verbs_of
 
 
 @pytest.fixture(params=TWINS)
-def verbs(request: pytest.FixtureRequest) -> Verbs:
+def ops(request: pytest.FixtureRequest) -> Ops:
     return verbs_of(request.param)

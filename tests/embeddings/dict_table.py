@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from springtide_client.keys import SHARED_FEATURE
 
-from kernels.spec import Step, state_width_of
+from kernels.spec import OptimizerStep, state_width_of
 from tests.kernels.oracle import Key, Row, Sketch, mixed, unique
 
 DIM, SEED, SCALE = 4, 5, 0.1
@@ -21,7 +21,9 @@ def arrays(keys: list[Key]) -> tuple[Any, Any]:
 class DictTable:
     """Rows by key; which were touched or forgotten since the last cut; horizons, and counts of keys without a row."""
 
-    def __init__(self, step: Step, dtype: str = "float32", min_counts: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, step: OptimizerStep, dtype: str = "float32", min_counts: Mapping[int, int] | None = None
+    ) -> None:
         self.step, self.dtype = step, dtype
         self.rows: dict[Key, Row] = {}
         self.touched: set[Key] = set()

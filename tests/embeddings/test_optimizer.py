@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from embeddings.optimizer import RowOptimizer
-from kernels.spec import OPTIMIZERS, Step
+from kernels.spec import OPTIMIZERS, OptimizerStep
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_of_the_kernels_has_settings(name: str) -> None:
     optimizer = RowOptimizer.of({"name": name, "lr": 1})
-    assert optimizer.step(0.5, 7) == Step(name, 0.5, 1e-8, seed=7)
+    assert optimizer.step(0.5, 7) == OptimizerStep(name, 0.5, 1e-8, seed=7)
     widths = {"sgd": 0, "rowwise-adagrad": 1, "adagrad": 8, "ftrl": 16, "adam": 17}
     assert optimizer.state_width(8) == widths[name]
 

@@ -13,14 +13,14 @@ from embeddings.lookup.read_only import FORGOTTEN
 from embeddings.memory.capacity import Capacity
 from embeddings.sizes import num_bytes
 from embeddings.table import EmbeddingTable
-from kernels.spec import Verbs
+from kernels.spec import Ops
 from tests.embeddings.backends import host
 
 BUCKET = Capacity.of_rows(1)  # rounded up to one
 
 
-def make(verbs: Verbs) -> EmbeddingTable:
-    return EmbeddingTable(TableConfig(), seed=0, capacity=BUCKET, device=verbs)
+def make(ops: Ops) -> EmbeddingTable:
+    return EmbeddingTable(TableConfig(), seed=0, capacity=BUCKET, device=ops)
 
 
 def look_up(table: EmbeddingTable, ids: Any, feature: int = 0) -> Lookup:
@@ -47,19 +47,19 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         table.close()
 
 
-def test_a_cut_stands_in_the_order_in_which_followers_search(verbs: Verbs) -> None:
-    table = EmbeddingTable(TableConfig(device_bytes="1MiB"), seed=0, device=verbs)
+def test_a_cut_stands_in_the_order_in_which_followers_search(ops: Ops) -> None:
+    table = EmbeddingTable(TableConfig(device_bytes="1MiB"), seed=0, device=ops)
     ids = np.random.default_rng(0).integers(0, 2**62, 300)
     table.update(look_up(table, ids), np.ones((len(ids), 16), np.float32))
     cut = table.cut()
     mixed = mix_keys(cut.features, cut.ids)
     assert len(cut) == 300
     assert (mixed[1:] > mixed[:-1]).all()
-    np.testing.assert_array_equal(cut.values, verbs.fetch(table.find(cut.features, cut.ids)[0])[0])
+    np.testing.assert_array_equal(cut.values, ops.fetch(table.find(cut.features, cut.ids)[0])[0])
 
 
-def test_a_lookup_takes_one_update(verbs: Verbs) -> None:
-    table = make(verbs)
+def test_a_lookup_takes_one_update(ops: Ops) -> None:
+    table = make(ops)
     lookup = look_up(table, [1, 2])
     table.update(lookup, np.ones((2, 16), np.float32))
     with pytest.raises(ValueError, match="released"):
@@ -68,17 +68,17 @@ def test_a_lookup_takes_one_update(verbs: Verbs) -> None:
         table.gather(lookup)
 
 
-def test_a_batch_of_the_wrong_shape_is_refused(verbs: Verbs) -> None:
-    table = make(verbs)
+def test_a_batch_of_the_wrong_shape_is_refused(ops: Ops) -> None:
+    table = make(ops)
     with pytest.raises(ValueError, match="one length"):
         table.lookup(np.zeros(2, np.uint16), np.zeros(3, np.int64), np.zeros(3, np.int64))
     with pytest.raises(ValueError, match="gradients"):
         table.update(look_up(table, [1]), np.ones((2, 16), np.float32))
 
 
-def test_without_a_spill_an_evicted_row_is_told_as_forgotten(verbs: Verbs) -> None:
-    table = make(verbs)
-    width = verbs.width
+def test_without_a_spill_an_evicted_row_is_told_as_forgotten(ops: Ops) -> None:
+    table = make(ops)
+    width = ops.width
     for start in (0, width):
         table.update(look_up(table, np.arange(start, start + width)), np.ones((width, 16), np.float32))
     touched = table.cut()
@@ -87,8 +87,8 @@ def test_without_a_spill_an_evicted_row_is_told_as_forgotten(verbs: Verbs) -> No
     assert (table.find(np.zeros(width, np.uint16), np.arange(width))[1] == FORGOTTEN).all()
 
 
-def test_an_empty_batch_is_a_batch(verbs: Verbs) -> None:
-    table = make(verbs)
+def test_an_empty_batch_is_a_batch(ops: Ops) -> None:
+    table = make(ops)
     lookup = look_up(table, [])
     assert table.gather(lookup).shape == (0, 16)
     table.update(lookup, np.zeros((0, 16), np.float32))
@@ -98,17 +98,17 @@ def test_an_empty_batch_is_a_batch(verbs: Verbs) -> None:
     assert len(table.cut()) == 0
 
 
-def test_a_batch_larger_than_the_table_is_learned_whole(verbs: Verbs) -> None:
-    table = make(verbs)
+def test_a_batch_larger_than_the_table_is_learned_whole(ops: Ops) -> None:
+    table = make(ops)
     lookup = look_up(table, np.arange(500))
     assert np.isfinite(host(table.gather(lookup))).all()
     table.update(lookup, np.ones((500, 16), np.float32))
-    assert table.rows_by_tier()["device"] <= verbs.width
+    assert table.rows_by_tier()["device"] <= ops.width
     table.check_integrity()
 
 
-def test_a_bfloat16_gradient_is_taken(verbs: Verbs) -> None:
-    table = make(verbs)
+def test_a_bfloat16_gradient_is_taken(ops: Ops) -> None:
+    table = make(ops)
     rows = table.embed(look_up(table, [1, 2]))
     rows.to(torch.bfloat16).sum().backward()
     assert table.cut().counts.tolist() == [1, 1]

@@ -27,7 +27,7 @@ from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
-from kernels.spec import Layout, state_width_of
+from kernels.spec import RowLayout, state_width_of
 from tests.embeddings.backends import host, verbs_of
 from tests.embeddings.dict_table import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, arrays
 from tests.embeddings.tiers.flaky_spill import FlakySpill
@@ -77,8 +77,8 @@ class TableMachine(RuleBasedStateMachine):
     )
     def begin(self, eviction: str, kind: tuple[dict[str, Any], str], host: bool, admits: bool) -> None:
         optimizer, dtype = kind
-        self.verbs = verbs_of(self.twin, seed=1)
-        self.scale = self.verbs.width // backend("cpu").width  # keys of the device for one that is drawn
+        self.ops = verbs_of(self.twin, seed=1)
+        self.scale = self.ops.width // backend("cpu").width  # keys of the device for one that is drawn
         self.host = host
         self.folder = Path(tempfile.mkdtemp(prefix="springtide-machine-"))
         self.epoch, self.samples, self.clock = 0, 0, 0
@@ -109,11 +109,11 @@ class TableMachine(RuleBasedStateMachine):
         self.spill = FlakySpill(RocksSpill.of_epoch(self.folder, self.epoch, dim=DIM, state_width=self.width))
         below: Spill = self.spill
         if self.host:
-            layout = Layout(DIM, self.width, self.config.dtype)
-            below = HostTier(self.spill, num_rows=16 * self.scale, layout=layout, verbs=backend("cpu"))
+            layout = RowLayout(DIM, self.width, self.config.dtype)
+            below = HostTier(self.spill, num_rows=16 * self.scale, layout=layout, ops=backend("cpu"))
         capacity = Capacity.of_rows(self.scale * (16 if self.epoch % 2 else 32), num_side=24 * self.scale)
         self.table = EmbeddingTable(
-            self.config, seed=SEED, spill=below, base=self.base, capacity=capacity, device=self.verbs
+            self.config, seed=SEED, spill=below, base=self.base, capacity=capacity, device=self.ops
         )
         self.table.quotas.slot_bytes = 200
 
@@ -309,9 +309,9 @@ class TableMachine(RuleBasedStateMachine):
         if self.table.needs_cut(48 * self.scale):
             self.cut()
         touched = self.table.changes.keys()
-        self.table.memory.resize(self.verbs.width * num_buckets, self.verbs.width)
+        self.table.memory.resize(self.ops.width * num_buckets, self.ops.width)
         self.table.changes.renumber(*touched)
-        assert self.table.memory.store.num_slots == self.verbs.width * num_buckets
+        assert self.table.memory.store.num_slots == self.ops.width * num_buckets
 
     @precondition(lambda self: not self.spill.broken)
     @rule()

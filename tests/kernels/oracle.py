@@ -1,4 +1,4 @@
-"""The verbs in plain Python, one key at a time: what every twin must equal. Slow, and short enough to be believed."""
+"""The ops in plain Python, one key at a time: what every twin must equal. Slow, and short enough to be believed."""
 
 # K keys of a batch, U unique keys, D dimension
 import math
@@ -8,7 +8,7 @@ import numpy as np
 from springtide_client.keys import mix64
 from springtide_client.rows.initial_values import first_values
 
-from kernels.spec import Step
+from kernels.spec import OptimizerStep
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 GOLDEN = 0x9E37_79B9_7F4A_7C15
@@ -166,7 +166,7 @@ class Row:
     def state(self) -> np.float32:
         return np.float32(self.states[0])
 
-    def update(self, grads: list[Any], last_seen: int, step: Step) -> None:
+    def update(self, grads: list[Any], last_seen: int, step: OptimizerStep) -> None:
         """Sums the gradients in their order, then one step."""
         g = grads[0].copy()
         with np.errstate(over="ignore", invalid="ignore"):
@@ -185,7 +185,7 @@ class Row:
             value = stochastic(value, mixed(self.key), step.seed, self.count)
         self.value = value
 
-    def moved(self, row: Any, g: Any, squares: np.float32, step: Step) -> Any:
+    def moved(self, row: Any, g: Any, squares: np.float32, step: OptimizerStep) -> Any:
         """The new value; the states take theirs."""
         f, dim = np.float32, len(row)
         lr, eps = f(step.lr), f(step.eps)

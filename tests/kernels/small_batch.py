@@ -7,10 +7,10 @@ import numpy as np
 
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
-from kernels.spec import Layout, Step, state_width_of
+from kernels.spec import OptimizerStep, RowLayout, state_width_of
 from tests.kernels.oracle import Key, Row
 
-VERBS = backend()
+OPS = backend()
 SEED, SCALE = 9, 0.1
 
 
@@ -21,26 +21,26 @@ def arrays(keys: list[Key]) -> tuple[Any, Any]:
 def placed(store: Any, keys: list[Key], tick: int = 1) -> Any:
     """The slots of keys, made if need be."""
     features, ids = arrays(keys)
-    return VERBS.find_or_insert(store, features, ids, VERBS.mix_keys(features, ids), tick, tick).slots_U
+    return OPS.find_or_insert(store, features, ids, OPS.mix_keys(features, ids), tick, tick).slots_U
 
 
 class SmallBatch:
     """Occurrences of keys, their rows in a store, and the oracle's rows."""
 
     def __init__(self, keys: list[Key], times: Any, *, dim: int, name: str, dtype: str = "float32") -> None:
-        self.unique = VERBS.unique(*arrays(keys), np.asarray(times, np.int64))
+        self.unique = OPS.unique(*arrays(keys), np.asarray(times, np.int64))
         width = state_width_of(name, dim)
-        self.store = VERBS.allocate(WIDTH * 2, 64, Layout(dim, width, dtype))  # so small that some rows overflow
+        self.store = OPS.allocate(WIDTH * 2, 64, RowLayout(dim, width, dtype))  # so small that some rows overflow
         names = list(zip(self.unique.features_U.tolist(), self.unique.ids_U.tolist(), strict=True))
         self.slots = placed(self.store, names)
-        VERBS.create(self.store, self.slots, self.unique.features_U, self.unique.ids_U, SEED, SCALE)
+        OPS.create(self.store, self.slots, self.unique.features_U, self.unique.ids_U, SEED, SCALE)
         self.rows = [Row(key, dim=dim, seed=SEED, scale=SCALE, dtype=dtype, width=width) for key in names]
-        self.order, self.offsets = VERBS.group(self.unique.inverse_K, self.unique.occurrences_U)
+        self.order, self.offsets = OPS.group(self.unique.inverse_K, self.unique.occurrences_U)
 
     def update(
         self,
         grads: Any,
-        step: Step,
+        step: OptimizerStep,
         *,
         parts: int = 1,
         bags: Any = None,
@@ -52,7 +52,7 @@ class SmallBatch:
         fresh, refused = [], 0
         times = self.unique.last_seen_U
         for start, stop in itertools.pairwise(bounds):
-            new, bad = VERBS.update(
+            new, bad = OPS.update(
                 self.store,
                 self.slots,
                 self.order,
@@ -77,7 +77,7 @@ class SmallBatch:
 
     def check(self) -> None:
         """Store and oracle have the same rows, bit by bit."""
-        columns = VERBS.read(self.store, self.slots)
+        columns = OPS.read(self.store, self.slots)
         for u, row in enumerate(self.rows):
             np.testing.assert_array_equal(columns.values_ND[u], row.value)
             np.testing.assert_array_equal(columns.states_NS[u], row.states)

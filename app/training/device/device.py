@@ -7,7 +7,7 @@ import torch
 from app.training.config import TrainConfig
 from app.training.device.transfer_stream import CudaLane, Lane
 from app.training.step.cuda_graphs import Capture, capture_on_gpu
-from kernels.spec import Verbs
+from kernels.spec import Ops
 
 
 class TrainDevice(NamedTuple):
@@ -16,7 +16,7 @@ class TrainDevice(NamedTuple):
     device: torch.device = torch.device("cpu")
     lane: Lane | None = None
     capture: Capture | None = None
-    table: str | Verbs = "cpu"  # where rows are trained
+    table: str | Ops = "cpu"  # where rows are trained
 
     @property
     def has_bfloat16(self) -> bool:

@@ -91,7 +91,7 @@ class Learner:
         self.optimizer = DenseOptimizer.of(config.optimizer).build(model)
         self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and self.device.has_bfloat16)
         self._staging = None if self.device.lane is None else Staging(self.device.lane)
-        self._keys_travel = self._staging is not None and not table.verbs.on_host
+        self._keys_travel = self._staging is not None and not table.ops.on_host
         self.dense_step: DenseStep = self._dense_step()
         self.refused_steps = 0  # of the dense net, for gradients that were not finite
         self.steps = 0
@@ -171,7 +171,7 @@ class Learner:
         return self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16)
 
     def _offsets(self, columns: Mapping[str, Tensor], part: int) -> Array:
-        return self.table.verbs.array_of(columns[f"offsets.{part}"])
+        return self.table.ops.array_of(columns[f"offsets.{part}"])
 
     def _report_of(self, batch: Batch, outcome: Outcome) -> Callable[[], StepReport]:
         if self.device.lane is None:
@@ -202,7 +202,7 @@ class Learner:
         """The keys as the table takes them without copying anything."""
         if not self._keys_travel or keys.staged is None or not isinstance(keys.ids_K, np.ndarray):
             return keys
-        tensors, array_of = keys.staged.tensors(), self.table.verbs.array_of
+        tensors, array_of = keys.staged.tensors(), self.table.ops.array_of
         return replace(keys, **{name: array_of(tensors[name]) for name in KEYS if name in tensors})
 
     def _look_ahead(self) -> None:

@@ -1,4 +1,4 @@
-"""The verbs that remember keys without rows: how often they were asked for, and when they left."""
+"""The ops that remember keys without rows: how often they were asked for, and when they left."""
 
 # U unique keys, N keys or blocks
 from typing import Any, cast
@@ -14,7 +14,7 @@ from kernels.spec import SKETCH_BLOCK_BYTES, Ghosts, Sketch
 Array = npt.NDArray[Any]
 
 
-class SketchVerbs:
+class SketchOps:
     """The part of kernels/spec.py on the sketch and the ghosts."""
 
     def new_sketch(self, num_bytes: int) -> Sketch:

@@ -1,4 +1,4 @@
-"""The verbs that find, place and choose keys."""
+"""The ops that find, place and choose keys."""
 
 # U unique keys, N some of them, F features
 from typing import Any, cast
@@ -10,12 +10,12 @@ from kernels.cpu.index import buckets, insert, scan
 from kernels.cpu.index.eviction_score import TICK_MASK
 from kernels.cpu.index.overflow import rows_before
 from kernels.cpu.store.store import parts_of
-from kernels.spec import Placed, Store
+from kernels.spec import InsertResult, Store
 
 Array = npt.NDArray[Any]
 
 
-class IndexVerbs:
+class IndexOps:
     """The index's part of kernels/spec.py."""
 
     def find(self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array) -> Array:
@@ -31,11 +31,13 @@ class IndexVerbs:
         tick: int,
         protect_from: int,
         num_new: int | None = None,
-    ) -> Placed:
+    ) -> InsertResult:
         if not 0 <= tick <= TICK_MASK:
             raise ValueError(f"tick must have 40 bits, not {tick}")
         p = parts_of(store)
-        return Placed(*insert.find_or_insert(p.buckets, p.overflow, features_U, ids_U, mixed_U, tick, protect_from))
+        return InsertResult(
+            *insert.find_or_insert(p.buckets, p.overflow, features_U, ids_U, mixed_U, tick, protect_from)
+        )
 
     def set_priorities(self, store: Store, slots_N: Array, priorities_N: Array) -> None:
         p = parts_of(store)

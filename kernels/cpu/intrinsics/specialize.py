@@ -11,7 +11,7 @@ from typing import TypeVar
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def variant(function: Function, *values: object) -> Function:
+def named_specialization(function: Function, *values: object) -> Function:
     """The function under a name of its own; `values`: all that tell it from the others that its maker makes."""
     function.__qualname__ = "_".join([function.__qualname__, *map(str, values)])
     return function

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from kernels.cpu.intrinsics.simd import ask, load, num_lanes, store, zeros
-from kernels.cpu.intrinsics.specialize import variant
+from kernels.cpu.intrinsics.specialize import named_specialization
 
 AHEAD = 24  # rows asked for before their turn
 
@@ -37,4 +37,4 @@ def gather_of(dim: int) -> Any:
                     row = load(blank, values, np.uint64(slot) * width + d, rest)
                 store(out, np.uint64(k) * width + d, rest, row)
 
-    return njit(nogil=True, cache=True)(variant(gather, dim))
+    return njit(nogil=True, cache=True)(named_specialization(gather, dim))

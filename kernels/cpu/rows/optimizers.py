@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from kernels.cpu.intrinsics.simd import load, magnitude, root, signed, store, zero_where_at_most
-from kernels.spec import OPTIMIZERS, Step, Store, state_width_of
+from kernels.spec import OPTIMIZERS, OptimizerStep, Store, state_width_of
 
 NUM_CORRECTIONS = 4096  # steps of Adam whose bias corrections are looked up
 
@@ -31,7 +31,7 @@ class Constants(NamedTuple):
     exact_beta2: Any
 
 
-def check_step(store: Store, step: Step) -> None:
+def check_step(store: Store, step: OptimizerStep) -> None:
     """ValueError where the optimizer is none, or another than the store was made for."""
     if step.name not in OPTIMIZERS:
         raise ValueError(f"optimizer name must be one of {', '.join(OPTIMIZERS)}, not {step.name!r}")
@@ -41,7 +41,7 @@ def check_step(store: Store, step: Step) -> None:
         raise ValueError(f"ftrl divides by lr: it must be positive, not {step.lr}")
 
 
-def constants_of(step: Step) -> Constants:
+def constants_of(step: OptimizerStep) -> Constants:
     return Constants(
         np.float32(step.lr),
         np.float32(step.eps),

@@ -10,7 +10,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from kernels.cpu.intrinsics.simd import ask, call, load, num_lanes, place, splat, store, zeros
-from kernels.cpu.intrinsics.specialize import variant
+from kernels.cpu.intrinsics.specialize import named_specialization
 from kernels.cpu.rows.gather import AHEAD
 
 MODES = ("sum", "mean", "max")
@@ -77,4 +77,4 @@ def pool_of(dim: int, mode: str) -> Any:
                     pooled = pooled / np.float32(num_rows)
                 store(out, to, rest, pooled)
 
-    return njit(nogil=True, cache=True)(variant(pool, dim, mode))
+    return njit(nogil=True, cache=True)(named_specialization(pool, dim, mode))

@@ -11,7 +11,7 @@ from kernels.cpu.intrinsics.instructions import prefetch
 from kernels.cpu.intrinsics.simd import load, store, zeros
 
 COUNT, LAST_SEEN, FLAGS, SCALAR = 0, 1, 2, 6  # SCALAR counts in float32
-TOUCHED, CHANGED = 1, 2
+DIRTY, NEEDS_SPILL = 1, 2
 AHEAD = 12  # rows asked for before their turn
 LANES = 16
 LANES_U, U4 = np.uint64(LANES), np.uint64(4)
@@ -114,11 +114,11 @@ def create(
             copy_row(row_D, np.uint64(0), values, slot * width, width)
         for s in range(states_CS.shape[1]):
             states_CS[slot, s] = 0
-        meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS], meta[slot, 3] = 0, 0, CHANGED, 0
+        meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS], meta[slot, 3] = 0, 0, NEEDS_SPILL, 0
 
 
 @njit(nogil=True, cache=True)
-def clear_touched(meta: Any, slots_N: Any) -> Any:
+def clear_dirty(meta: Any, slots_N: Any) -> Any:
     touched_M = np.empty(len(slots_N), np.int64)
     num = 0
     records = meta.reshape(-1)
@@ -126,8 +126,8 @@ def clear_touched(meta: Any, slots_N: Any) -> Any:
         if n + AHEAD < len(slots_N):
             prefetch(records, np.uint64(slots_N[n + AHEAD]) * U4)
         slot = np.uint64(slots_N[n])
-        if meta[slot, FLAGS] & TOUCHED:
-            meta[slot, FLAGS] &= ~TOUCHED
+        if meta[slot, FLAGS] & DIRTY:
+            meta[slot, FLAGS] &= ~DIRTY
             touched_M[num] = slot
             num += 1
     return touched_M[:num]

@@ -15,9 +15,9 @@ from kernels.cpu.index.buckets import FEATURE_AT_U, FEATURES_U, ID_AT_U, SCORE_A
 from kernels.cpu.index.eviction_score import with_priority
 from kernels.cpu.intrinsics.instructions import prefetch
 from kernels.cpu.intrinsics.simd import ask, load, num_lanes, store, total, zeros
-from kernels.cpu.intrinsics.specialize import variant
+from kernels.cpu.intrinsics.specialize import named_specialization
 from kernels.cpu.rows.optimizers import NUM_CORRECTIONS, adagrad, adam, correction, ftrl
-from kernels.cpu.rows.rows import CHANGED, FLAGS, LAST_SEEN, SCALAR, TOUCHED
+from kernels.cpu.rows.rows import DIRTY, FLAGS, LAST_SEEN, NEEDS_SPILL, SCALAR
 from kernels.cpu.rows.stochastic_rounding import bits_of, store_rounded
 
 AHEAD = 16  # rows asked for before their turn
@@ -216,12 +216,12 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
             meta[about] = count
             meta[about + LAST_SEEN_U] = max(meta[about + LAST_SEEN_U], last_seen_U[u])
             flags = meta[about + FLAGS_U]
-            if flags & TOUCHED == 0:
+            if flags & DIRTY == 0:
                 fresh_N[num_fresh] = np.int64(slot)
                 num_fresh += 1
-            meta[about + FLAGS_U] = flags | TOUCHED | CHANGED
+            meta[about + FLAGS_U] = flags | DIRTY | NEEDS_SPILL
             if count_priority:
                 set_priority(words, scores_O, num_slots, slot, count)
         return fresh_N[:num_fresh], num_refused
 
-    return njit(nogil=True, cache=True)(variant(update, dim, name, is_half, count_priority))
+    return njit(nogil=True, cache=True)(named_specialization(update, dim, name, is_half, count_priority))

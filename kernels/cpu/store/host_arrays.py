@@ -20,19 +20,19 @@ class HostArrays:
     on_host = True
     xp: Any = np
 
-    def in_order(self) -> AbstractContextManager[object]:
+    def on_current_stream(self) -> AbstractContextManager[object]:
         return AT_ONCE
 
     def put(self, *arrays: Any) -> tuple[Array, ...]:
         return arrays
 
-    def put_ahead(self, *arrays: Array) -> Callable[[], tuple[Array, ...]]:
+    def upload_async(self, *arrays: Array) -> Callable[[], tuple[Array, ...]]:
         return lambda: arrays
 
     def fetch(self, *arrays: Array) -> tuple[Array, ...]:
         return arrays
 
-    def fetch_later(self, *arrays: Array) -> Callable[[], tuple[Array, ...]]:
+    def download_async(self, *arrays: Array) -> Callable[[], tuple[Array, ...]]:
         return lambda: arrays
 
     def array_of(self, tensor: Any) -> Array:

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from kernels.cpu.index.buckets import WIDTH, WORDS, Buckets
 from kernels.cpu.index.overflow import Overflow
 from kernels.cpu.store.huge_pages import array_over, new_pages, resized
-from kernels.spec import Layout, Store
+from kernels.spec import RowLayout, Store
 
 Array = npt.NDArray[Any]
 RECORD_BYTES = 32
 DTYPES = {"float32": np.float32, "bfloat16": np.uint16}  # numpy has no bfloat16: the upper halves of float32
 
 
-class Pages(NamedTuple):
+class PageMaps(NamedTuple):
     """The maps that a store's arrays stand on."""
 
     words: mmap.mmap
@@ -40,29 +40,29 @@ class Parts(NamedTuple):
     meta: Array
     scalars: Array
     states_CS: Array
-    pages: Pages
+    pages: PageMaps
 
 
 def parts_of(store: Store) -> Parts:
-    """The arrays of a store that `CpuVerbs` allocated."""
+    """The arrays of a store that `CpuOps` allocated."""
     return cast(Parts, store.arrays)
 
 
-def num_own_states(layout: Layout) -> int:
+def num_own_states(layout: RowLayout) -> int:
     """How many numbers of a row's state have an array of their own: what is one more than whole rows is not there."""
     odd = layout.state_width % 2 if layout.dim == 1 else int(layout.state_width % layout.dim == 1)
     return layout.state_width - odd
 
 
-def slot_bytes(layout: Layout) -> int:
+def slot_bytes(layout: RowLayout) -> int:
     """Everything counted."""
     value_bytes = np.dtype(DTYPES[layout.dtype]).itemsize * layout.dim
     return WORDS * 8 // WIDTH + value_bytes + RECORD_BYTES + 4 * num_own_states(layout)
 
 
-def new_store(num_slots: int, layout: Layout, overflow: Overflow) -> Store:
+def new_store(num_slots: int, layout: RowLayout, overflow: Overflow) -> Store:
     """A store of zeros with this overflow area."""
-    pages = Pages(*map(new_pages, _sizes(num_slots, len(overflow.ids_O), layout)))
+    pages = PageMaps(*map(new_pages, _sizes(num_slots, len(overflow.ids_O), layout)))
     store = Store(num_slots, 0, layout, (), 0)
     _stand(store, num_slots, overflow, pages)
     return store
@@ -82,10 +82,10 @@ def refit(store: Store, num_slots: int, overflow: Overflow) -> None:
     finally:
         if any(len(page) < num_bytes for page, num_bytes in zip(pages, sizes, strict=True)):
             num_slots, overflow = old_num_slots, old_overflow
-        _stand(store, num_slots, overflow, Pages(*pages))
+        _stand(store, num_slots, overflow, PageMaps(*pages))
 
 
-def _stand(store: Store, num_slots: int, overflow: Overflow, pages: Pages) -> None:
+def _stand(store: Store, num_slots: int, overflow: Overflow, pages: PageMaps) -> None:
     """Gives a store its arrays over these maps."""
     forms = _forms(num_slots, len(overflow.ids_O), store.layout)
     arrays = (array_over(page, shape, dtype) for page, (shape, dtype) in zip(pages, forms, strict=True))
@@ -96,7 +96,7 @@ def _stand(store: Store, num_slots: int, overflow: Overflow, pages: Pages) -> No
     store.num_bytes = sum(array.nbytes for array in (words, *overflow, values_CD, meta, states_CS))
 
 
-def _forms(num_slots: int, num_overflow: int, layout: Layout) -> list[tuple[tuple[int, ...], Any]]:
+def _forms(num_slots: int, num_overflow: int, layout: RowLayout) -> list[tuple[tuple[int, ...], Any]]:
     """Shapes and dtypes of the arrays, in the order of Pages."""
     num_rows = num_slots + num_overflow
     return [
@@ -107,6 +107,6 @@ def _forms(num_slots: int, num_overflow: int, layout: Layout) -> list[tuple[tupl
     ]
 
 
-def _sizes(num_slots: int, num_overflow: int, layout: Layout) -> list[int]:
+def _sizes(num_slots: int, num_overflow: int, layout: RowLayout) -> list[int]:
     forms = _forms(num_slots, num_overflow, layout)
     return [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms]

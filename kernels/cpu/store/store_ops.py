@@ -1,4 +1,4 @@
-"""The verbs that make a store and change its size."""
+"""The ops that make a store and change its size."""
 
 # N some slots
 from typing import Any
@@ -11,15 +11,15 @@ from kernels.cpu.index.buckets import WIDTH
 from kernels.cpu.index.overflow import empty_overflow, grown_overflow
 from kernels.cpu.store import store as stores
 from kernels.cpu.store.store import DTYPES, new_store, parts_of, refit
-from kernels.spec import Layout, Store
+from kernels.spec import RowLayout, Store
 
 Array = npt.NDArray[Any]
 
 
-class StoreVerbs:
+class StoreOps:
     """The part of kernels/spec.py on stores as wholes."""
 
-    def allocate(self, num_slots: int, num_overflow: int, layout: Layout) -> Store:
+    def allocate(self, num_slots: int, num_overflow: int, layout: RowLayout) -> Store:
         _check(num_slots)
         if layout.dim < 1 or layout.state_width < 0:
             raise ValueError(f"a row has at least one value, and its state no negative width: not {layout}")
@@ -27,7 +27,7 @@ class StoreVerbs:
             raise ValueError(f"dtype must be one of {sorted(DTYPES)}, not {layout.dtype!r}")
         return new_store(num_slots, layout, empty_overflow(num_overflow))
 
-    def slot_bytes(self, layout: Layout) -> int:
+    def slot_bytes(self, layout: RowLayout) -> int:
         return stores.slot_bytes(layout)
 
     def grow_overflow(self, store: Store, num_overflow: int) -> Store:

@@ -1,4 +1,4 @@
-"""The verbs that find and place keys: launches only; what the kernels promise is in README.md."""
+"""The ops that find and place keys: launches only; what the kernels promise is in README.md."""
 
 # U unique keys, K the same in another order, N some of them, V victims
 from typing import Any
@@ -8,12 +8,12 @@ import numpy as np
 from kernels.cuda.device import Array
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.store import parts_of
-from kernels.spec import TICK_BITS, Placed, Store
+from kernels.spec import TICK_BITS, InsertResult, Store
 
 TILE = 8  # threads that look for one key
 
 
-class IndexVerbs(Launcher):
+class IndexOps(Launcher):
     """The index's part of kernels/spec.py."""
 
     def find(self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array) -> Array:
@@ -31,7 +31,7 @@ class IndexVerbs(Launcher):
         tick: int,
         protect_from: int,
         num_new: int | None = None,
-    ) -> Placed:
+    ) -> InsertResult:
         """1. Find, and protect. 2. Sort the others by bucket. 3. Settle the buckets. 4. Overflow. 5. Lists."""
         if not 0 <= tick < 1 << TICK_BITS:
             raise ValueError(f"tick must have {TICK_BITS} bits, not {tick}")
@@ -66,12 +66,14 @@ class IndexVerbs(Launcher):
         num_new_1 = self._listed("place", "new", num, (is_new_U,), (new_N,))
         num_victims_1 = self._listed("place", "victims", num, victims_U, (slots_V, features_V, ids_V))
         if not self._exact:
-            return Placed(slots_U, new_N, slots_V, features_V, ids_V, num_crowded_1)
+            return InsertResult(slots_U, new_N, slots_V, features_V, ids_V, num_crowded_1)
         if self._late and num_new is not None:
             at_most = slice(num_new)
-            return Placed(slots_U, new_N[at_most], slots_V[at_most], features_V[at_most], ids_V[at_most], num_crowded_1)
+            return InsertResult(
+                slots_U, new_N[at_most], slots_V[at_most], features_V[at_most], ids_V[at_most], num_crowded_1
+            )
         num_new, num_gone, num_crowded = device.read(num_new_1, num_victims_1, num_crowded_1)
-        return Placed(
+        return InsertResult(
             slots_U, new_N[:num_new], slots_V[:num_gone], features_V[:num_gone], ids_V[:num_gone], num_crowded
         )
 

@@ -1,4 +1,4 @@
-"""The verbs on keys before they have rows: hashes, first values, a batch's unique keys, its occurrences by key."""
+"""The ops on keys before they have rows: hashes, first values, a batch's unique keys, its occurrences by key."""
 
 # K keys of a batch, U unique keys, D dimension, T bytes, N texts
 from typing import Any
@@ -8,7 +8,7 @@ from springtide_client.keys import mix64
 
 from kernels.cuda.device import Array
 from kernels.cuda.launchers.launcher import Launcher
-from kernels.spec import Unique
+from kernels.spec import UniqueKeys
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -18,7 +18,7 @@ def first_value_constants(seed: int, scale: float) -> tuple[np.uint64, np.float3
     return np.uint64(mix64(seed & MASK)), np.float32(scale * 2.0**-23)
 
 
-class KeyVerbs(Launcher):
+class KeyOps(Launcher):
     """The part of kernels/spec.py that needs no store."""
 
     def mix_keys(self, features_U: Array, ids_U: Array) -> Array:
@@ -43,7 +43,7 @@ class KeyVerbs(Launcher):
         self._launch("keys", "first_values", num * dim, features_U, ids_U, *sizes, *constants, values_UD)
         return values_UD
 
-    def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Unique:
+    def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
         features_K, ids_K = self._pairs(features_K, ids_K)
         event_ms_K = self._array("event times", event_ms_K, np.int64, len(ids_K))
         device, num = self._device, len(ids_K)
@@ -64,7 +64,7 @@ class KeyVerbs(Launcher):
         if not self._exact:
             self._launch("keys", "pad_unique", num, num_1, size, *columns)
         features_U, ids_U, mixed_U, occurrences_U, last_seen_U = self._cut(num_1, *columns)
-        return Unique(features_U, ids_U, mixed_U, inverse_K, occurrences_U, last_seen_U)
+        return UniqueKeys(features_U, ids_U, mixed_U, inverse_K, occurrences_U, last_seen_U)
 
     def group(self, inverse_K: Array, occurrences_U: Array) -> tuple[Array, Array]:
         inverse_K = self._array("inverse", inverse_K, np.int64, -1)

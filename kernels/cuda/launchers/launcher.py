@@ -12,7 +12,7 @@ ROW_ALIGNMENT = 16
 
 
 class Launcher:
-    """The ground of the verbs.
+    """The ground of the ops.
 
     An answer whose length only the GPU knows is cut to it, which waits for the GPU. With `exact=False` nothing waits:
     such an answer has its longest length, -1 (or no key) from its end on, which every verb passes over; and a count

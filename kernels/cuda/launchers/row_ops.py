@@ -1,4 +1,4 @@
-"""The verbs that move rows in and out of a store."""
+"""The ops that move rows in and out of a store."""
 
 # K keys of a batch, U unique keys, B bags, N some rows, D dimension, S optimizer state width
 import numpy as np
@@ -8,7 +8,7 @@ from kernels.cuda.launchers.key_ops import first_value_constants
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.sources import Defines
 from kernels.cuda.store import parts_of
-from kernels.spec import Columns, Spread, Store, at_once
+from kernels.spec import RowColumns, Spread, Store, run_inline
 
 MODES = ("sum", "mean", "max")  # numbered as in rows.cu
 NULL = np.uint64(0)  # a pointer to nothing
@@ -24,7 +24,7 @@ def vectors_of(dim: int) -> int:
     return -(-dim // 4)
 
 
-class RowVerbs(Launcher):
+class RowOps(Launcher):
     """The rows' part of kernels/spec.py."""
 
     def gather(self, store: Store, slots_U: Array, inverse_K: Array, out: Array | None = None) -> Array:
@@ -55,7 +55,7 @@ class RowVerbs(Launcher):
         self._launch("rows", "pool", num * vectors_of(store.dim), *arguments, defines=defines_of(store))
         return out_BD, winners_BD
 
-    def read(self, store: Store, slots_N: Array, spread: Spread = at_once) -> Columns:
+    def read(self, store: Store, slots_N: Array, spread: Spread = run_inline) -> RowColumns:
         del spread  # the device shares work by itself
         slots_N = self._array("slots", slots_N, np.int64, -1)
         device, p, num = self._device, parts_of(store), len(slots_N)
@@ -68,9 +68,9 @@ class RowVerbs(Launcher):
         counts_N, last_seen_N, flags_N = (device.empty(num, np.int64) for _ in range(3))
         known = (counts_N, last_seen_N, flags_N)
         self._launch("records", "read_records", num, p.meta, slots_N, np.int64(num), *known)
-        return Columns(values_ND, states_NS, *known)
+        return RowColumns(values_ND, states_NS, *known)
 
-    def scatter(self, store: Store, slots_N: Array, columns: Columns) -> None:
+    def scatter(self, store: Store, slots_N: Array, columns: RowColumns) -> None:
         slots_N = self._array("slots", slots_N, np.int64, -1)
         p, num, width = parts_of(store), len(slots_N), store.state_width
         values_ND = self._rows("values", columns.values_ND, num, store.dim)
@@ -93,7 +93,7 @@ class RowVerbs(Launcher):
         arguments = (*rows, slots_N, features_N, ids_N, np.int64(num), *first_value_constants(seed, scale))
         self._launch("rows", "create", num * vectors_of(store.dim), *arguments, defines=defines_of(store))
 
-    def clear_touched(self, store: Store, slots_N: Array) -> Array:
+    def clear_dirty(self, store: Store, slots_N: Array) -> Array:
         slots_N = self._array("slots", slots_N, np.int64, -1)
         meta, num = parts_of(store).meta, len(slots_N)
         for kernel in ("open_claims", "claim_touched"):

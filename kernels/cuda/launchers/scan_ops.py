@@ -1,4 +1,4 @@
-"""The verbs that pass over slots: occupied, expired, dead, lowest, and what stands in the overflow area."""
+"""The ops that pass over slots: occupied, expired, dead, lowest, and what stands in the overflow area."""
 
 # N some slots, F features
 import numpy as np
@@ -11,7 +11,7 @@ from kernels.spec import TICK_BITS, Store
 NUM_DIGITS = 21  # by which the lowest are chosen: sweeps.cu
 
 
-class SweepVerbs(Launcher):
+class ScanOps(Launcher):
     """The sweeps' part of kernels/spec.py."""
 
     def dead(self, store: Store, slots_N: Array, features_N: Array, horizons_F: Array) -> Array:

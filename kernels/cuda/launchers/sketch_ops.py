@@ -1,4 +1,4 @@
-"""The verbs that remember keys without rows: how often they were asked for, and when they left."""
+"""The ops that remember keys without rows: how often they were asked for, and when they left."""
 
 # U unique keys, N keys or blocks, B blocks, G words
 import numpy as np
@@ -10,7 +10,7 @@ from kernels.spec import SKETCH_BLOCK_BYTES, Ghosts, Sketch
 MOST_RANGES = 2**31  # blocks or places: what keys are sorted by is an int32
 
 
-class SketchVerbs(Launcher):
+class SketchOps(Launcher):
     """The part of kernels/spec.py on the sketch and the ghosts."""
 
     def new_sketch(self, num_bytes: int) -> Sketch:

@@ -1,4 +1,4 @@
-"""The verbs that make a store and change its size."""
+"""The ops that make a store and change its size."""
 
 # N some slots
 from typing import Any
@@ -20,21 +20,21 @@ from kernels.cuda.store import (
     stand,
     store_of,
 )
-from kernels.spec import TICK_BITS, Layout, Store
+from kernels.spec import TICK_BITS, RowLayout, Store
 
 HALF_WORD = 2  # bytes: rows are moved in these
 LANES = 32
 NULL = np.uint64(0)  # a pointer to nothing
 
 
-class StoreVerbs(Launcher):
+class StoreOps(Launcher):
     """The part of kernels/spec.py on stores as wholes.
 
     A store that changes its size stands twice for a moment: CUDA memory does not grow in place. Where there is no
     memory for that the store is as it was.
     """
 
-    def allocate(self, num_slots: int, num_overflow: int, layout: Layout) -> Store:
+    def allocate(self, num_slots: int, num_overflow: int, layout: RowLayout) -> Store:
         _check(num_slots)
         if layout.dim < 1 or layout.state_width < 0:
             raise ValueError(f"a row has at least one value, and its state no negative width: not {layout}")
@@ -43,7 +43,7 @@ class StoreVerbs(Launcher):
         keys = new_keys(self._device, num_slots, new_overflow(self._device, num_overflow))
         return store_of(keys, new_rows(self._device, num_slots + num_overflow, layout), layout)
 
-    def slot_bytes(self, layout: Layout) -> int:
+    def slot_bytes(self, layout: RowLayout) -> int:
         return stores.slot_bytes(layout)
 
     def grow_overflow(self, store: Store, num_overflow: int) -> Store:

@@ -1,4 +1,4 @@
-"""The verbs on arrays as such: what crosses between the host and the GPU, and in which order."""
+"""The ops on arrays as such: what crosses between the host and the GPU, and in which order."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,7 +9,7 @@ from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.store import WIDTH
 
 
-class TransferVerbs(Launcher):
+class TransferOps(Launcher):
     """The arrays' part of kernels/spec.py."""
 
     width = WIDTH
@@ -19,19 +19,19 @@ class TransferVerbs(Launcher):
     def xp(self) -> Any:
         return self._device.xp
 
-    def in_order(self) -> AbstractContextManager[object]:
-        return self._device.in_order()
+    def on_current_stream(self) -> AbstractContextManager[object]:
+        return self._device.on_current_stream()
 
     def put(self, *arrays: Any) -> tuple[Array, ...]:
         return self._device.put_all(arrays)
 
-    def put_ahead(self, *arrays: Any) -> Callable[[], tuple[Array, ...]]:
-        return self._device.put_ahead(arrays)
+    def upload_async(self, *arrays: Any) -> Callable[[], tuple[Array, ...]]:
+        return self._device.upload_async(arrays)
 
     def fetch(self, *arrays: Array) -> tuple[Any, ...]:
         return self._device.fetch(arrays)()
 
-    def fetch_later(self, *arrays: Array) -> Callable[[], tuple[Any, ...]]:
+    def download_async(self, *arrays: Array) -> Callable[[], tuple[Any, ...]]:
         return self._device.fetch_beside(arrays)
 
     def array_of(self, tensor: Any) -> Array:

@@ -12,7 +12,7 @@ from kernels.cuda.launchers.key_ops import MASK
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.launchers.row_ops import NULL, defines_of
 from kernels.cuda.store import parts_of
-from kernels.spec import OPTIMIZERS, Step, Store
+from kernels.spec import OPTIMIZERS, OptimizerStep, Store
 
 LONG = 256  # occurrences of a key beyond which they are summed in parts: gradients.cuh
 
@@ -36,7 +36,7 @@ def num_part_floats(num_keys: int, dim: int) -> int:
 OPTIMIZER_NUMBERS = {name: number for number, name in enumerate(OPTIMIZERS)}  # as in optimizers.cuh
 
 
-class UpdateVerbs(Launcher):
+class UpdateOps(Launcher):
     """The update of kernels/spec.py."""
 
     def __init__(self, device: Device | None = None, *, exact: bool = True, late: bool = False) -> None:
@@ -51,7 +51,7 @@ class UpdateVerbs(Launcher):
         offsets_U1: Array,
         grads_BD: Array,
         last_seen_U: Array,
-        step: Step,
+        step: OptimizerStep,
         count_priority: bool,
         start: int,
         stop: int,
@@ -93,7 +93,7 @@ class UpdateVerbs(Launcher):
         num_fresh, num_refused = self._device.read(num_fresh_1, num_refused_1)
         return fresh_N[:num_fresh], num_refused
 
-    def _corrections(self, step: Step) -> Any:
+    def _corrections(self, step: OptimizerStep) -> Any:
         """Adam's bias corrections on the device: put there once for each pair of betas."""
         if step.name != "adam":
             return NULL

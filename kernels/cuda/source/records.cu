@@ -5,7 +5,7 @@
 #define RECORD 4     // words: count, last-seen, flags, and what follows
 #define STATE_AT 6   // a float32 of state, counted in float32
 #define CLAIM_AT 7   // scratch between two passes, counted in uint32
-#define TOUCHED 1ll
+#define DIRTY 1ll
 
 // States are as wide as `own` numbers in an array of their own and one in the record.
 extern "C" __global__ void read_states(const i64* meta, const float* states, i64 own, const i64* slots_N, i64 num,
@@ -66,7 +66,7 @@ extern "C" __global__ void open_claims(i64* meta, const i64* slots_N, i64 num) {
 
 extern "C" __global__ void claim_touched(i64* meta, const i64* slots_N, i64 num) {
   for (i64 n = thread_number(); n < num; n += num_threads())
-    if (slots_N[n] >= 0 && meta[slots_N[n] * RECORD + 2] & TOUCHED) atomicMin(claim_of(meta, slots_N[n]), (u32)n);
+    if (slots_N[n] >= 0 && meta[slots_N[n] * RECORD + 2] & DIRTY) atomicMin(claim_of(meta, slots_N[n]), (u32)n);
 }
 
 extern "C" __global__ void count_touched(i64* meta, const i64* slots_N, i64 num, i64 chunk, i64* counts) {
@@ -78,7 +78,7 @@ extern "C" __global__ void list_touched(i64* meta, const i64* slots_N, i64 num, 
   auto is_claimed = [&](i64 n) { return slots_N[n] >= 0 && *claim_of(meta, slots_N[n]) == (u32)n; };
   auto write = [&](i64 n, i64 rank) {
     slots_M[rank] = slots_N[n];
-    meta[slots_N[n] * RECORD + 2] &= ~TOUCHED;
+    meta[slots_N[n] * RECORD + 2] &= ~DIRTY;
   };
   write_kept(is_claimed, write, num, chunk, counts, num_touched);
 }

@@ -11,8 +11,8 @@
 #define VECTORS ((DIM + VECTOR - 1) / VECTOR)        // of a row
 #define STATE_AT 6                                   // in a record of eight float32: one number of state
 #define RECORD 4                                     // words of a record: count, last-seen, flags
-#define TOUCHED 1ll
-#define CHANGED 2ll
+#define DIRTY 1ll
+#define NEEDS_SPILL 2ll
 
 #if HALF
 typedef u16 Value;

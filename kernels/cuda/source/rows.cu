@@ -57,7 +57,7 @@ extern "C" __global__ void scatter(Value* values, const i64* slots_N, i64 num, c
   }
 }
 
-// First values; state, count and last-seen 0, CHANGED.
+// First values; state, count and last-seen 0, NEEDS_SPILL.
 extern "C" __global__ void create(Value* values, i64* meta, float* states, i64 own_states, const i64* slots_N,
                                   const u16* features_N, const i64* ids_N, i64 num, u64 mixed_seed, float factor) {
   for (i64 i = thread_number(); i < num * VECTORS; i += num_threads()) {
@@ -71,6 +71,6 @@ extern "C" __global__ void create(Value* values, i64* meta, float* states, i64 o
     store_four(values + slot * DIM, d, row);
     for (i64 s = piece; s < own_states; s += VECTORS) states[slot * own_states + s] = 0.0f;
     if (piece == 0)
-      for (i32 w = 0; w < RECORD; w++) meta[slot * RECORD + w] = w == 2 ? CHANGED : 0;
+      for (i32 w = 0; w < RECORD; w++) meta[slot * RECORD + w] = w == 2 ? NEEDS_SPILL : 0;
   }
 }

@@ -50,7 +50,7 @@ INLINE Four squared(Four lanes, Four g) {
   return lanes;
 }
 
-// Keys start..stop; fresh_U gets the slots that were not TOUCHED before, NO_SLOT elsewhere, by position less start.
+// Keys start..stop; fresh_U gets the slots that were not DIRTY before, NO_SLOT elsewhere, by position less start.
 template <i32 OPTIMIZER>
 INLINE void update_rows(const Index& index, const Rows& rows, const i64* slots_U, const Batch& batch,
                         const float* parts, const i64* last_seen_U, const Constants& c, const float* corrections,
@@ -147,11 +147,11 @@ INLINE void update_rows(const Index& index, const Rows& rows, const i64* slots_U
     if (!leads) continue;
     record[0] = count;
     record[1] = max_of(record[1], last_seen_U[u]);
-    record[2] = flags | TOUCHED | CHANGED;
+    record[2] = flags | DIRTY | NEEDS_SPILL;
     if (is_finite && (OPTIMIZER == ROWWISE_ADAGRAD || OPTIMIZER == ADAM)) ((float*)record)[STATE_AT] = scalar;
     if (!is_finite) atomicAdd(num_refused, 1ull);
     if (count_priority) *score_at(index, slot) = with_priority(*score_at(index, slot), count);
-    fresh_U[u - start] = flags & TOUCHED ? NO_SLOT : slot;
+    fresh_U[u - start] = flags & DIRTY ? NO_SLOT : slot;
   }
 }
 

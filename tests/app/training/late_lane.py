@@ -26,10 +26,10 @@ class Mark:
 
 
 class LateLane:
-    """Host memory at both ends. `at_once`: copies happen when they are asked for, else when somebody waits for them."""
+    """Host memory at both ends. `run_inline`: copies happen when they are asked for, else when somebody waits for them."""
 
-    def __init__(self, *, at_once: bool) -> None:
-        self.at_once, self.is_beside = at_once, False
+    def __init__(self, *, run_inline: bool) -> None:
+        self.run_inline, self.is_beside = run_inline, False
         self.num_copies = self.num_allocated = self.num_ahead = 0
         self.fetched: list[str] = []  # "asked" and "waited", in their order
 
@@ -46,7 +46,7 @@ class LateLane:
         assert after.work is None
         self.num_copies += 1
         mark = Mark(lambda: there.copy_(here))
-        if self.at_once:
+        if self.run_inline:
             mark.pass_by()
         return mark
 
@@ -91,6 +91,6 @@ def play_again(work: Callable[[], Result], warm_ups: int) -> tuple[Result, Calla
     return result, play
 
 
-def device(*, at_once: bool = False, captures: bool = False) -> TrainDevice:
+def device(*, run_inline: bool = False, captures: bool = False) -> TrainDevice:
     """One to be trained on."""
-    return TrainDevice(torch.device("cpu"), LateLane(at_once=at_once), play_again if captures else None)
+    return TrainDevice(torch.device("cpu"), LateLane(run_inline=run_inline), play_again if captures else None)

@@ -62,7 +62,7 @@ class Tiers:
         assert isinstance(host, HostTier)
         host.spill.drain()
         buffered = {int(i) for rows, mark in table.side._parts if not mark for i in rows.ids[rows.features == 1]}
-        here = host.verbs.find(host._store, FEATURES, ITEMS, host.verbs.mix_keys(FEATURES, ITEMS))
+        here = host.ops.find(host._store, FEATURES, ITEMS, host.ops.mix_keys(FEATURES, ITEMS))
         base = table.below.base.base.rows
         return {
             "device": _items(table.memory.find(FEATURES, ITEMS) != NO_SLOT),

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from kernels.cuda.device import CupyDevice, Device
-from kernels.cuda.ops import CudaVerbs
+from kernels.cuda.ops import CudaOps
 from kernels.cuda.store import KEY_BYTES, WIDTH
-from kernels.spec import Layout, Step, Store, state_width_of
+from kernels.spec import OptimizerStep, RowLayout, Store, state_width_of
 from tests.bench.harness.report import Case, arguments, describe_case, fail, report
 
 HKV = "HierarchicalKV on an A100, published, x 4.8/1.935"
@@ -131,7 +131,7 @@ class Bench:
 
     def __init__(self, device: Device, clock: Clock, size: Size, *, seed: int = 1) -> None:
         self.device, self.clock, self.size = device, clock, size
-        self.verbs, self.exact = CudaVerbs(device, exact=False), CudaVerbs(device)
+        self.ops, self.exact = CudaOps(device, exact=False), CudaOps(device)
         self.rng, self.tick = np.random.default_rng(seed), 1
 
     def fresh_keys(self, num: int) -> tuple[Any, Any, Any]:
@@ -140,11 +140,11 @@ class Bench:
 
     def keys_of(self, ids: Any) -> tuple[Any, Any, Any]:
         features, ids = self.device.put(np.zeros(len(ids), np.uint16)), self.device.put(ids)
-        return features, ids, self.verbs.mix_keys(features, ids)
+        return features, ids, self.ops.mix_keys(features, ids)
 
-    def filled(self, load: float, layout: Layout) -> Store:
+    def filled(self, load: float, layout: RowLayout) -> Store:
         """A store whose slots are taken to this part; at 1.0 nearly every bucket is full."""
-        store = self.verbs.allocate(self.size.slots_of(layout.dim), 1024, layout)
+        store = self.ops.allocate(self.size.slots_of(layout.dim), 1024, layout)
         left = int(store.num_slots * (OVERFILL if load == 1 else load))
         while left > 0:
             self.insert(store, self.fresh_keys(min(left, self.size.num_keys)))
@@ -154,7 +154,7 @@ class Bench:
     def insert(self, store: Store, keys: tuple[Any, Any, Any]) -> Any:
         """As a training step does it: victims may be of any earlier call."""
         self.tick += 1
-        return self.verbs.find_or_insert(store, *keys, self.tick, self.tick)
+        return self.ops.find_or_insert(store, *keys, self.tick, self.tick)
 
     def standing(self, store: Store) -> Any:
         """Ids that the store has, as many as a call's keys, in no order."""
@@ -202,7 +202,7 @@ def copy_rate(bench: Bench) -> float:
 
 def table_cases(bench: Bench, dim: int, load: float, bandwidth: float) -> list[Case]:
     """find with rows and without; find_or_insert, half of the keys there; insert_and_evict, none there."""
-    store, verbs, num = bench.filled(load, Layout(dim, 0)), bench.verbs, bench.size.num_keys
+    store, ops, num = bench.filled(load, RowLayout(dim, 0)), bench.ops, bench.size.num_keys
     bench.check(store)
     out = bench.device.empty((num, dim), np.float32)
     inverse = bench.device.put(np.arange(num))
@@ -217,21 +217,21 @@ def table_cases(bench: Bench, dim: int, load: float, bandwidth: float) -> list[C
         return bench.keys_of(batch)
 
     def find_rows(keys: Any) -> None:
-        verbs.gather(store, verbs.find(store, *keys), inverse, out=out)
+        ops.gather(store, ops.find(store, *keys), inverse, out=out)
 
     def insert_rows(keys: Any) -> None:
-        verbs.gather(store, bench.insert(store, keys).slots_U, inverse, out=out)
+        ops.gather(store, bench.insert(store, keys).slots_U, inverse, out=out)
 
     def evict_rows(keys: Any) -> None:
         placed = bench.insert(store, keys)
-        verbs.gather(store, placed.victim_slots_V, inverse, out=out)  # before their slots are written over
-        verbs.create(store, placed.slots_U, *keys[:2], 0, 0.01)
+        ops.gather(store, placed.victim_slots_V, inverse, out=out)  # before their slots are written over
+        ops.create(store, placed.slots_U, *keys[:2], 0, 0.01)
 
     lines = WIDTH + 2 * SECTOR + KEY_BYTES  # digests, an id and a feature, the key that is asked for
     row, score = 4 * dim, 2 * SECTOR
     works = {
         "find": (find_rows, known, lines + 2 * row),
-        "find, slots only": (lambda keys: verbs.find(store, *keys), known, lines),
+        "find, slots only": (lambda keys: ops.find(store, *keys), known, lines),
         "find_or_insert": (insert_rows, half, lines + score + 2 * row + (8 * WIDTH if load == 1 else 0) // 2),
         "insert_and_evict": (evict_rows, lambda: bench.fresh_keys(num), lines + score + 3 * row + 8 * WIDTH),
     }
@@ -257,14 +257,14 @@ def table_cases(bench: Bench, dim: int, load: float, bandwidth: float) -> list[C
 
 def step_case(bench: Bench, name: str, bandwidth: float) -> Case:
     """One training step: unique keys, slots, rows, and the optimizer's step on given gradients."""
-    dim, num, verbs = bench.size.step_dim, bench.size.num_keys, bench.verbs
+    dim, num, ops = bench.size.step_dim, bench.size.num_keys, bench.ops
     width = state_width_of(name, dim)
     num_slots = -(-bench.size.num_rows // WIDTH) * WIDTH * 5 // 4 // WIDTH * WIDTH
-    store = verbs.allocate(num_slots, 1024, Layout(dim, width))
+    store = ops.allocate(num_slots, 1024, RowLayout(dim, width))
     grads = bench.device.put(bench.rng.standard_normal((num, dim), np.float32))
     times, out = bench.device.put(np.zeros(num, np.int64)), bench.device.empty((num, dim), np.float32)
     features = bench.device.put(np.zeros(num, np.uint16))
-    step = Step(name, 0.01)
+    step = OptimizerStep(name, 0.01)
 
     def zipf() -> Any:
         # the inverse of a power law's distribution function, 1.05, over all rows
@@ -273,12 +273,12 @@ def step_case(bench: Bench, name: str, bandwidth: float) -> Case:
         return bench.device.put(((1 - u * (1 - top)) ** (1 / (1 - 1.05))).astype(np.int64) * 0x9E3779B1)
 
     def train(ids: Any) -> None:
-        unique = verbs.unique(features, ids, times)
+        unique = ops.unique(features, ids, times)
         bench.tick += 1
-        placed = verbs.find_or_insert(store, *unique[:3], bench.tick, bench.tick)
-        verbs.gather(store, placed.slots_U, unique.inverse_K, out=out)
-        order, offsets = verbs.group(unique.inverse_K, unique.occurrences_U)
-        verbs.update(store, placed.slots_U, order, offsets, grads, unique.last_seen_U, step, False, 0, num)
+        placed = ops.find_or_insert(store, *unique[:3], bench.tick, bench.tick)
+        ops.gather(store, placed.slots_U, unique.inverse_K, out=out)
+        order, offsets = ops.group(unique.inverse_K, unique.occurrences_U)
+        ops.update(store, placed.slots_U, order, offsets, grads, unique.last_seen_U, step, False, 0, num)
 
     seen = bench.exact.unique(features, zipf(), times)
     num_unique = len(seen.ids_U)
@@ -297,14 +297,14 @@ def select_case(bench: Bench, dim: int, bandwidth: float) -> Case:
     num, rows = bench.size.num_keys, bench.size.num_slots
     table = torch.zeros((rows, dim), device="cuda")
     out = torch.empty((num, dim), device="cuda")
-    store = bench.verbs.allocate(rows, 1024, Layout(dim, 0))
+    store = bench.ops.allocate(rows, 1024, RowLayout(dim, 0))
     inverse = bench.device.put(np.arange(num))
 
     def positions() -> Any:
         return torch.from_numpy(bench.rng.integers(0, rows, num)).cuda()
 
     theirs = bench.rates(lambda at: torch.index_select(table, 0, at, out=out), positions, num)
-    ours = bench.rates(lambda at: bench.verbs.gather(store, at, inverse, out=bench.device.put(out)), positions, num)
+    ours = bench.rates(lambda at: bench.ops.gather(store, at, inverse, out=bench.device.put(out)), positions, num)
     limit = bandwidth / (8 * dim + 16)
     return Case(f"gather, dim {dim}", "rows/s", ours, {"torch index_select": theirs}, limit=limit, contest=False)
 

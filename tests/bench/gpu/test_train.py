@@ -10,7 +10,7 @@ from app.training.device.device import TrainDevice
 from app.training.device.transfer_stream import CudaLane
 from app.training.step.cuda_graphs import capture_on_gpu
 from kernels.cuda.device import CupyDevice
-from kernels.cuda.ops import CudaVerbs
+from kernels.cuda.ops import CudaOps
 from tests.app.training.late_lane import LateLane, play_again
 from tests.bench.gpu import train
 from tests.bench.gpu.train import STEPS, Bench, Machine, Size
@@ -20,7 +20,7 @@ TINY = Size(dims=(4,), batch_sizes=(16,), num_batches=3, repeats=1, kafka_sample
 
 
 def bench_without_a_gpu() -> Bench:
-    device = TrainDevice(torch.device("cpu"), LateLane(at_once=False))
+    device = TrainDevice(torch.device("cpu"), LateLane(run_inline=False))
     return Bench(Machine(device, "cpu", play_again, lambda: None), TINY)
 
 
@@ -50,9 +50,9 @@ def test_the_whole_of_it_runs_on_stand_ins_for_cupy_and_torch(monkeypatch: pytes
     install(monkeypatch)
     monkeypatch.setattr(CupyDevice, "threads", 32)
     monkeypatch.setattr(torch, "compile", lambda model: model)
-    verbs = CudaVerbs(CupyDevice(), late=True)
-    place = TrainDevice(torch.device("cpu"), CudaLane(), capture_on_gpu, verbs)
-    machine = Machine(place, verbs, capture_on_gpu, torch.cuda.synchronize)
+    ops = CudaOps(CupyDevice(), late=True)
+    place = TrainDevice(torch.device("cpu"), CudaLane(), capture_on_gpu, ops)
+    machine = Machine(place, ops, capture_on_gpu, torch.cuda.synchronize)
     monkeypatch.setattr(train, "gpu", lambda: machine)
     monkeypatch.setattr(train, "AGREES", 100.0)
     monkeypatch.setattr(train, "STEPS", STEPS[2:4])

@@ -25,7 +25,7 @@ from embeddings.table import EmbeddingTable
 from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
-from kernels.spec import Layout, Verbs
+from kernels.spec import Ops, RowLayout
 from tests.bench.gpu.table import host, markdown
 from tests.bench.harness.report import Case, arguments, fail, report
 
@@ -78,7 +78,7 @@ Keys = tuple[Any, Any, Any]
 class Bench:
     """A device, the way to it, and how much is asked of both."""
 
-    verbs: Verbs
+    ops: Ops
     lane: Lane
     wait: Callable[[], None]  # for all that was asked of the device
     size: Size
@@ -91,9 +91,9 @@ class Bench:
         width, cpu = RowOptimizer.of(config.optimizer).state_width(dim), backend("cpu")
         with tempfile.TemporaryDirectory() as folder:
             disk = RocksSpill(Path(folder) / "spill", dim=dim, state_width=width)
-            below = HostTier(disk, num_rows=max(num_host, cpu.width), layout=Layout(dim, width), verbs=cpu)
+            below = HostTier(disk, num_rows=max(num_host, cpu.width), layout=RowLayout(dim, width), ops=cpu)
             capacity = Capacity.of_rows(num_device, num_side=1)
-            table = EmbeddingTable(config, seed=0, spill=below, capacity=capacity, tracked=False, device=self.verbs)
+            table = EmbeddingTable(config, seed=0, spill=below, capacity=capacity, tracked=False, device=self.ops)
             try:
                 yield table
             finally:
@@ -115,7 +115,7 @@ class Bench:
                     foreseen = table.prefetch(*following)
 
     def put(self, features: Any, ids: Any) -> Keys:
-        features, ids, times = self.verbs.put(features.astype(np.uint16), ids, np.zeros(len(ids), np.int64))
+        features, ids, times = self.ops.put(features.astype(np.uint16), ids, np.zeros(len(ids), np.int64))
         return features, ids, times
 
     def seconds(self, table: EmbeddingTable, batches: Callable[[], list[Keys]], grads: Any) -> list[float]:
@@ -158,7 +158,7 @@ def churn_case(bench: Bench, link: float) -> Case:
     """Half of each batch is not on the device, which is full: as many rows come up as go down."""
     size, dim = bench.size, bench.size.churn_dim
     num, universe = size.num_keys, 2 * size.churn_rows
-    (grads,) = bench.verbs.put(np.ones((num, dim), np.float32))
+    (grads,) = bench.ops.put(np.ones((num, dim), np.float32))
     learned = np.zeros(universe, np.int64)
 
     def batch(ids: Any) -> Keys:
@@ -189,7 +189,7 @@ def step_case(bench: Bench, link: float) -> Case:
     """A step of Adam over ten features, Zipf ids; the device holds 0.8 of the rows."""
     size, dim, rows = bench.size, bench.size.step_dim, bench.size.feature_rows
     num = size.num_keys // FEATURES * FEATURES
-    (grads,) = bench.verbs.put(bench.rng.standard_normal((num, dim), np.float32))
+    (grads,) = bench.ops.put(bench.rng.standard_normal((num, dim), np.float32))
     features = np.repeat(np.arange(FEATURES), num // FEATURES)
 
     def zipf() -> Keys:
@@ -229,10 +229,10 @@ def main() -> None:
     import torch
 
     try:
-        verbs = backend("cuda")
+        ops = backend("cuda")
     except ValueError as error:
         sys.exit(f"gpu.tiers: {error}")
-    bench = Bench(verbs, CudaLane(), torch.cuda.synchronize, QUICK if options.quick else FULL)
+    bench = Bench(ops, CudaLane(), torch.cuda.synchronize, QUICK if options.quick else FULL)
     cases = run(bench)
     packages = ("torch", "cupy-cuda13x", "numpy", "numba", "rocksdb-py")
     report("gpu.tiers", cases, packages=packages, out=options.out, quick=options.quick)

@@ -29,7 +29,7 @@ from app.training.step.dense_step import DeviceStep
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
-from kernels.spec import Verbs
+from kernels.spec import Ops
 from stream.columns import Batch, Partition
 from tests.bench.harness.report import Case, arguments, describe_case, fail, report, timed
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, zipf_ids
@@ -87,7 +87,7 @@ class Machine:
     """Where it is measured: the tests have one without a GPU."""
 
     device: TrainDevice
-    table_device: str | Verbs
+    table_device: str | Ops
     capture: Any
     wait: Callable[[], None]  # for all that was asked of the device
 

@@ -34,7 +34,7 @@ class Fetch:
     """Our fetch: hash, find, gather; NaN where there is no row."""
 
     def __init__(self, table: FullStore, ids_K: Int64Array, slices: Slices) -> None:
-        self.verbs, self.store, self.ids_K, self.slices = table.verbs, table.store, ids_K, slices
+        self.ops, self.store, self.ids_K, self.slices = table.ops, table.store, ids_K, slices
         self.features_K, self.each_K = np.zeros(len(ids_K), np.uint16), np.arange(len(ids_K))
         self.out_KD = np.empty((len(ids_K), DIM), np.float32)
 
@@ -43,8 +43,8 @@ class Fetch:
 
     def _fetch(self, start: int, stop: int) -> None:
         features, ids = self.features_K[start:stop], self.ids_K[start:stop]
-        slots = self.verbs.find(self.store, features, ids, self.verbs.mix_keys(features, ids))
-        self.verbs.gather(self.store, slots, self.each_K[: stop - start], out=self.out_KD[start:stop])
+        slots = self.ops.find(self.store, features, ids, self.ops.mix_keys(features, ids))
+        self.ops.gather(self.store, slots, self.each_K[: stop - start], out=self.out_KD[start:stop])
 
 
 def check(
@@ -114,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         table = fill_store(num_rows, dim=DIM)
-        values_CD = table.verbs.gather(table.store, table.slots_C, np.arange(len(table.slots_C)))
+        values_CD = table.ops.gather(table.store, table.slots_C, np.arange(len(table.slots_C)))
         rows = {"keys": saved(folder, "keys", table.ids_C), "rows": saved(folder, "rows", values_CD)}
         for threads in (1, 2):
             with Peers(VENV_OF, venvs=options.peers, threads=threads) as peers:

@@ -27,7 +27,7 @@ class Find:
     """Our look-up, hashing included."""
 
     def __init__(self, table: FullStore, ids_K: Int64Array, slices: Slices) -> None:
-        self.verbs, self.store, self.ids_K, self.slices = table.verbs, table.store, ids_K, slices
+        self.ops, self.store, self.ids_K, self.slices = table.ops, table.store, ids_K, slices
         self.features_K, self.slots_K = np.zeros(len(ids_K), np.uint16), np.empty(len(ids_K), np.int64)
 
     def run(self) -> Int64Array:
@@ -36,8 +36,8 @@ class Find:
 
     def _find(self, start: int, stop: int) -> None:
         features, ids = self.features_K[start:stop], self.ids_K[start:stop]
-        mixed = self.verbs.mix_keys(features, ids)
-        self.slots_K[start:stop] = self.verbs.find(self.store, features, ids, mixed)
+        mixed = self.ops.mix_keys(features, ids)
+        self.slots_K[start:stop] = self.ops.find(self.store, features, ids, mixed)
 
 
 def check(table: FullStore, ids_K: Int64Array, at_K: Int64Array, peers: Peers, folder: Path, slices: Slices) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
-from kernels.spec import Layout, Store, Verbs
+from kernels.spec import Ops, RowLayout, Store
 from tests.bench.workloads.keys import Int64Array, scattered_ids
 
 FILL = 3  # times as many keys as slots leave hardly a bucket with room: 16 slots, 48 keys on average
@@ -18,7 +18,7 @@ CHUNK = 1 << 20
 class FullStore:
     """One feature, number 0; the ids are in the order of their slots."""
 
-    verbs: Verbs
+    ops: Ops
     store: Store
     ids_C: Int64Array
     slots_C: Int64Array
@@ -26,16 +26,16 @@ class FullStore:
 
 def fill_store(num_slots: int, *, dim: int, scale: float = 0.05) -> FullStore:
     """Filled through find_or_insert, evicting; rows have their first values."""
-    verbs = backend("cpu")
-    store = verbs.allocate(num_slots, WIDTH, Layout(dim, 1))
+    ops = backend("cpu")
+    store = ops.allocate(num_slots, WIDTH, RowLayout(dim, 1))
     for start in range(0, FILL * num_slots, CHUNK):
         ids_U = scattered_ids(start, min(start + CHUNK, FILL * num_slots))
         features_U = np.zeros(len(ids_U), np.uint16)
         tick = 1 + start // CHUNK
         # nothing is protected: a bucket may lose a key of this very call
-        verbs.find_or_insert(store, features_U, ids_U, verbs.mix_keys(features_U, ids_U), tick, tick + 1)
-    slots_C = verbs.occupied(store, 0, num_slots)
-    features_C, ids_C = verbs.keys_of(store, slots_C)
+        ops.find_or_insert(store, features_U, ids_U, ops.mix_keys(features_U, ids_U), tick, tick + 1)
+    slots_C = ops.occupied(store, 0, num_slots)
+    features_C, ids_C = ops.keys_of(store, slots_C)
     if dim > 1:
-        verbs.create(store, slots_C, features_C, ids_C, 0, scale)
-    return FullStore(verbs, store, ids_C, slots_C)
+        ops.create(store, slots_C, features_C, ids_C, 0, scale)
+    return FullStore(ops, store, ids_C, slots_C)

@@ -24,7 +24,7 @@ from springtide_client.schema import Schema
 
 from app.version_log.compact.base_writer import BaseImage, write_base
 from kernels.backend import backend
-from kernels.spec import Layout
+from kernels.spec import RowLayout
 from tests.bench.harness.child_process import Child
 from tests.bench.harness.report import Case, alternate, argument_parser, fail, report
 from tests.bench.table.memory_cgroup import MIB, MemoryCgroup, uncached_copy
@@ -39,13 +39,13 @@ CONTENDERS = {"all in memory": (False, False), "with lookahead": (True, True), "
 
 def make_base(folder: Path, num_rows: int) -> Path:
     """A base of every id's first value."""
-    verbs = backend("cpu")
+    ops = backend("cpu")
     numbers = np.arange(num_rows)
     features_N, ids_N = (numbers % CATEGORICAL).astype(np.uint16), numbers // CATEGORICAL
-    mixed_N = verbs.mix_keys(features_N, ids_N)
+    mixed_N = ops.mix_keys(features_N, ids_N)
     order = np.argsort(mixed_N)
     features_N, ids_N, mixed_N = features_N[order], ids_N[order], mixed_N[order]
-    values_ND = verbs.first_values(features_N, ids_N, DIM, 0, 0.05)
+    values_ND = ops.first_values(features_N, ids_N, DIM, 0, 0.05)
     ones_N, zeros_N = np.ones(num_rows, np.int64), np.zeros(num_rows, np.int64)
     states_NS = np.zeros((num_rows, 1), np.float32)
     rows = RowLayer(mixed_N, features_N, ids_N, values_ND, ones_N, zeros_N, None, states_NS)
@@ -184,7 +184,7 @@ def main() -> None:
         sizes |= {"ids_a_feature": 50_000, "batch_size": 512, "batches": 8, "warm": 8}
     repeats = 2 if options.quick else 5
     num_rows = CATEGORICAL * sizes["ids_a_feature"]
-    working_set = num_rows * backend("cpu").slot_bytes(Layout(DIM, 1))
+    working_set = num_rows * backend("cpu").slot_bytes(RowLayout(DIM, 1))
     cgroup = MemoryCgroup(options.cgroup) if options.cgroup else None
     if cgroup is None:
         print("not run: under a memory cgroup (--cgroup DIR names one in which this user may make another)")

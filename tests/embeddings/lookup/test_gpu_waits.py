@@ -13,7 +13,7 @@ from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
-from kernels.spec import Layout
+from kernels.spec import RowLayout
 from tests.embeddings.backends import host, verbs_of
 from tests.support.gpu_emulation.device_array import waits
 from tests.support.gpu_emulation.simt import COMPILER
@@ -26,9 +26,9 @@ def made(folder: Path, num_rows: int = 1, *, host_rows: int = 0, seed: int = 0) 
     """`host_rows`: of a tier between the device and the disk. An odd seed: copies beside the work come late."""
     spill: Spill = RocksSpill(folder, dim=DIM, state_width=1)
     if host_rows:
-        spill = HostTier(spill, num_rows=host_rows, layout=Layout(DIM, 1), verbs=backend("cpu"))
-    verbs, capacity = verbs_of("emulated", seed), Capacity.of_rows(num_rows)
-    return EmbeddingTable(TableConfig(dim=DIM), seed=0, spill=spill, capacity=capacity, device=verbs)
+        spill = HostTier(spill, num_rows=host_rows, layout=RowLayout(DIM, 1), ops=backend("cpu"))
+    ops, capacity = verbs_of("emulated", seed), Capacity.of_rows(num_rows)
+    return EmbeddingTable(TableConfig(dim=DIM), seed=0, spill=spill, capacity=capacity, device=ops)
 
 
 def keys_of(ids: Any) -> tuple[Any, Any, Any]:
@@ -56,7 +56,7 @@ def test_a_batch_of_known_keys_is_asked_two_numbers_and_none_where_it_was_prefet
 
 def test_new_keys_and_the_rows_that_leave_for_them_cross_in_one_copy(tmp_path: Path) -> None:
     table = made(tmp_path / "spill")
-    width = table.verbs.width
+    width = table.ops.width
     for start in range(0, 3 * width, width):
         step(table, keys_of(range(start, start + width)))
         table.cut()
@@ -124,7 +124,7 @@ def test_rows_on_their_way_up_that_die_meanwhile_are_not_installed(tmp_path: Pat
     zeros = np.zeros(num, np.uint16)
     ids = np.arange(num)
     table.update(table.lookup(zeros, ids, np.where(ids < 10, 1_000, 9_000)), np.ones((num, DIM), np.float32))
-    table.update(table.lookup(*keys_of(range(100, 100 + table.verbs.width))), np.ones((128, DIM), np.float32))
+    table.update(table.lookup(*keys_of(range(100, 100 + table.ops.width))), np.ones((128, DIM), np.float32))
     table.cut()
     keys = zeros, ids, np.full(num, 9_000)
     prefetched = table.prefetch(*keys)
@@ -142,7 +142,7 @@ def test_rows_on_their_way_up_that_die_meanwhile_are_not_installed(tmp_path: Pat
 
 def test_a_bucket_overfull_of_foreseen_keys_is_emptied_with_the_next_batch(tmp_path: Path) -> None:
     table = made(tmp_path / "spill")
-    width = table.verbs.width
+    width = table.ops.width
     held = table.lookup(*keys_of(range(width)))  # every slot is taken and must stay
     keys = keys_of(range(1000, 1050))
     lookup = table.lookup(*keys, prefetched=table.prefetch(*keys))

@@ -14,7 +14,7 @@ from embeddings.memory.expiry_sweep import SWEEP_PARTS
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.base import FoundRows
 from embeddings.tiers.rocksdb.spill import RocksSpill
-from kernels.spec import Verbs
+from kernels.spec import Ops
 from tests.embeddings.backends import host, is_emulated
 
 DIM = 4
@@ -22,7 +22,7 @@ BUCKET = Capacity.of_rows(1)  # rounded up to one
 
 
 def make(
-    capacity: Capacity | None = BUCKET, spill: Any = None, *, device: str | Verbs = "cpu", **settings: Any
+    capacity: Capacity | None = BUCKET, spill: Any = None, *, device: str | Ops = "cpu", **settings: Any
 ) -> EmbeddingTable:
     return EmbeddingTable(TableConfig(dim=DIM, **settings), seed=0, spill=spill, capacity=capacity, device=device)
 
@@ -41,8 +41,8 @@ def status(table: EmbeddingTable, ids: Any, feature: int = 0) -> list[int]:
     return found
 
 
-def test_lru_lets_go_of_what_was_not_asked_for_longest(verbs: Verbs) -> None:
-    table, width = make(device=verbs), verbs.width
+def test_lru_lets_go_of_what_was_not_asked_for_longest(ops: Ops) -> None:
+    table, width = make(device=ops), ops.width
     for ids in ([0], [1], [2], range(3, width)):
         learn(table, ids)
     learn(table, [0])
@@ -50,17 +50,17 @@ def test_lru_lets_go_of_what_was_not_asked_for_longest(verbs: Verbs) -> None:
     assert np.flatnonzero(np.array(status(table, range(width))) != KNOWN).tolist() == [1, 2]
 
 
-def test_lfu_keeps_what_was_learned_most_often(verbs: Verbs) -> None:
-    table, width = make(eviction="lfu", device=verbs), verbs.width
+def test_lfu_keeps_what_was_learned_most_often(ops: Ops) -> None:
+    table, width = make(eviction="lfu", device=ops), ops.width
     learn(table, [5, 9, *np.repeat([id_ for id_ in range(width) if id_ not in (5, 9)], 3)])
     learn(table, [1000])
     learn(table, [1001, 1002])
     assert np.flatnonzero(np.array(status(table, range(width))) != KNOWN).tolist() == [5, 9]
 
 
-def test_lfu_remembers_counts_of_rows_that_were_spilled(tmp_path: Path, verbs: Verbs) -> None:
-    table = make(eviction="lfu", spill=RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device=verbs)
-    zero, width = (np.zeros(1, np.uint16), np.array([7])), verbs.width
+def test_lfu_remembers_counts_of_rows_that_were_spilled(tmp_path: Path, ops: Ops) -> None:
+    table = make(eviction="lfu", spill=RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device=ops)
+    zero, width = (np.zeros(1, np.uint16), np.array([7])), ops.width
     learn(table, [7] * 50)
     learn(table, np.repeat(np.arange(1000, 1000 + width), 60))  # all of them worth more
     assert int(table.memory.find(*zero)[0]) < 0
@@ -72,8 +72,8 @@ def test_lfu_remembers_counts_of_rows_that_were_spilled(tmp_path: Path, verbs: V
     table.close()
 
 
-def test_a_lookup_that_is_not_learned_counts_for_nothing(verbs: Verbs) -> None:
-    table, width = make(eviction="lfu", device=verbs), verbs.width
+def test_a_lookup_that_is_not_learned_counts_for_nothing(ops: Ops) -> None:
+    table, width = make(eviction="lfu", device=ops), ops.width
     learn(table, np.repeat(np.arange(width), 2))
     for _ in range(3):
         table.lookup(np.zeros(1, np.uint16), np.array([3]), np.zeros(1, np.int64)).release()
@@ -82,22 +82,22 @@ def test_a_lookup_that_is_not_learned_counts_for_nothing(verbs: Verbs) -> None:
     assert status(table, [3, 4]) == [FORGOTTEN, KNOWN]
 
 
-def test_custom_scores_decide_who_leaves(verbs: Verbs) -> None:
-    table, width = make(eviction="custom", device=verbs), verbs.width
+def test_custom_scores_decide_who_leaves(ops: Ops) -> None:
+    table, width = make(eviction="custom", device=ops), ops.width
     learn(table, [6, *range(width)], scores=[1000, *(-1.5 if id_ == 6 else id_ for id_ in range(width))])
     learn(table, [1000], scores=[500])
     assert np.flatnonzero(np.array(status(table, range(width))) != KNOWN).tolist() == [6]
     with pytest.raises(ValueError, match="score"):
         learn(table, [1])
     with pytest.raises(ValueError, match="score"):
-        learn(make(device=verbs), [1], scores=[1])
+        learn(make(device=ops), [1], scores=[1])
 
 
-def test_a_quota_holds_between_batches_and_spares_other_features(tmp_path: Path, verbs: Verbs) -> None:
+def test_a_quota_holds_between_batches_and_spares_other_features(tmp_path: Path, ops: Ops) -> None:
     table = make(
         Capacity.of_rows(1024),
         RocksSpill(tmp_path / "spill", dim=DIM, state_width=1),
-        device=verbs,
+        device=ops,
         features={1: FeaturePolicy(quota_bytes="4KiB")},
     )
     allowed = 4096 // table.quotas.slot_bytes
@@ -111,8 +111,8 @@ def test_a_quota_holds_between_batches_and_spares_other_features(tmp_path: Path,
     table.close()
 
 
-def test_a_time_to_live_runs_on_event_time_and_what_returns_is_new(verbs: Verbs) -> None:
-    table = make(Capacity.of_rows(64), device=verbs, features={1: FeaturePolicy(ttl_seconds=10)})
+def test_a_time_to_live_runs_on_event_time_and_what_returns_is_new(ops: Ops) -> None:
+    table = make(Capacity.of_rows(64), device=ops, features={1: FeaturePolicy(ttl_seconds=10)})
     learn(table, [1, 2], feature=1, at_ms=5_000)
     learn(table, [1, 2], feature=0, at_ms=5_000)
     first = table.find(np.ones(1, np.uint16), np.array([3]))
@@ -130,8 +130,8 @@ def test_a_time_to_live_runs_on_event_time_and_what_returns_is_new(verbs: Verbs)
     assert np.isnan(host(first[0])).all()
 
 
-def test_a_late_click_on_an_old_row_keeps_it_alive(verbs: Verbs) -> None:
-    table = make(device=verbs, features={0: FeaturePolicy(ttl_seconds=10)})
+def test_a_late_click_on_an_old_row_keeps_it_alive(ops: Ops) -> None:
+    table = make(device=ops, features={0: FeaturePolicy(ttl_seconds=10)})
     learn(table, [1], at_ms=50_000)
     table.advance(50_000, 0)
     learn(table, [1, 2], at_ms=20_000)  # long past its time
@@ -139,15 +139,15 @@ def test_a_late_click_on_an_old_row_keeps_it_alive(verbs: Verbs) -> None:
     assert table.cut().last_seen.tolist() == [50_000, 40_000]
 
 
-def test_the_highest_feature_may_have_a_time_to_live(verbs: Verbs) -> None:
-    table = make(device=verbs, features={65535: FeaturePolicy(ttl_seconds=10)})
+def test_the_highest_feature_may_have_a_time_to_live(ops: Ops) -> None:
+    table = make(device=ops, features={65535: FeaturePolicy(ttl_seconds=10)})
     table.advance(60_000, 0)
     learn(table, [1], feature=65535, at_ms=1_000)
     assert table.cut().last_seen.tolist() == [50_000]
 
 
-def test_dead_rows_are_swept_out_of_memory(verbs: Verbs) -> None:
-    table = make(Capacity.of_rows(1024), device=verbs, features={0: FeaturePolicy(ttl_seconds=10)})
+def test_dead_rows_are_swept_out_of_memory(ops: Ops) -> None:
+    table = make(Capacity.of_rows(1024), device=ops, features={0: FeaturePolicy(ttl_seconds=10)})
     learn(table, range(300), at_ms=1_000)
     for _ in range(SWEEP_PARTS + 1):  # a device tells what it found with the next call
         table.advance(60_000, 0)
@@ -156,8 +156,8 @@ def test_dead_rows_are_swept_out_of_memory(verbs: Verbs) -> None:
     table.check_integrity()
 
 
-def test_an_id_is_admitted_once_it_was_seen_often_enough(verbs: Verbs) -> None:
-    table = make(Capacity.of_rows(64), device=verbs, admission={"min_count": 3, "sketch_bytes": "64KiB"})
+def test_an_id_is_admitted_once_it_was_seen_often_enough(ops: Ops) -> None:
+    table = make(Capacity.of_rows(64), device=ops, admission={"min_count": 3, "sketch_bytes": "64KiB"})
     zeros, id_ = np.zeros(1, np.uint16), np.array([42])
     lookup = table.lookup(zeros, id_, zeros.astype(np.int64))
     assert lookup.not_admitted_K.tolist() == [True]
@@ -177,8 +177,8 @@ def test_an_id_is_admitted_once_it_was_seen_often_enough(verbs: Verbs) -> None:
     assert table.counters()["not_admitted"] == 3
 
 
-def test_counts_towards_admission_halve_with_samples(verbs: Verbs) -> None:
-    table = make(device=verbs, admission={"min_count": 4, "sketch_bytes": "64KiB", "halve_samples": 100})
+def test_counts_towards_admission_halve_with_samples(ops: Ops) -> None:
+    table = make(device=ops, admission={"min_count": 4, "sketch_bytes": "64KiB", "halve_samples": 100})
     learn(table, [1] * 3)
     learn(table, [2] * 3)
     table.advance(0, 99)
@@ -189,10 +189,10 @@ def test_counts_towards_admission_halve_with_samples(verbs: Verbs) -> None:
 
 
 def test_regret_is_a_row_asked_for_again_soon_after_it_left(
-    tmp_path: Path, verbs: Verbs, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ops: Ops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eviction, "REGRET_LOOKUPS", 20)
-    table, width = make(spill=RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device=verbs), verbs.width
+    table, width = make(spill=RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device=ops), ops.width
     learn(table, range(width))
     learn(table, range(width, 2 * width))
     assert table.counters()["regret"] == 0
@@ -206,10 +206,10 @@ def test_regret_is_a_row_asked_for_again_soon_after_it_left(
     table.close()
 
 
-def test_prefetched_rows_are_recalled_ahead_and_equal_those_recalled_at_once(tmp_path: Path, verbs: Verbs) -> None:
-    rows, width = [], verbs.width
+def test_prefetched_rows_are_recalled_ahead_and_equal_those_recalled_at_once(tmp_path: Path, ops: Ops) -> None:
+    rows, width = [], ops.width
     for ahead in (False, True):
-        table = make(spill=RocksSpill(tmp_path / str(ahead), dim=DIM, state_width=1), device=verbs)
+        table = make(spill=RocksSpill(tmp_path / str(ahead), dim=DIM, state_width=1), device=ops)
         for start in (0, width, 2 * width):
             learn(table, range(start, start + width))
         keys = np.zeros(16, np.uint16), np.arange(16), np.zeros(16, np.int64)
@@ -225,10 +225,10 @@ def test_prefetched_rows_are_recalled_ahead_and_equal_those_recalled_at_once(tmp
     np.testing.assert_array_equal(*rows)
 
 
-def test_a_prefetch_never_brings_back_what_was_forgotten_meanwhile(tmp_path: Path, verbs: Verbs) -> None:
-    table = make(spill=RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device=verbs)
-    for start in (0, verbs.width):
-        learn(table, range(start, start + verbs.width))
+def test_a_prefetch_never_brings_back_what_was_forgotten_meanwhile(tmp_path: Path, ops: Ops) -> None:
+    table = make(spill=RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device=ops)
+    for start in (0, ops.width):
+        learn(table, range(start, start + ops.width))
     keys = np.zeros(3, np.uint16), np.arange(3), np.zeros(3, np.int64)
     prefetched = table.prefetch(*keys)
     table.forget(np.zeros(1, np.uint16), np.array([1]))
@@ -239,16 +239,16 @@ def test_a_prefetch_never_brings_back_what_was_forgotten_meanwhile(tmp_path: Pat
     table.close()
 
 
-def test_a_table_grows_and_shrinks_under_load(tmp_path: Path, verbs: Verbs) -> None:
-    part = 16 if is_emulated(verbs) else 1
+def test_a_table_grows_and_shrinks_under_load(tmp_path: Path, ops: Ops) -> None:
+    part = 16 if is_emulated(ops) else 1
     bytes_of = {"4MiB": 4 * 2**20 // part, "512KiB": 2**19 // part, "2MiB": 2**21 // part, "1MiB": 2**20 // part}
     spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1)
-    table = make(None, spill, device=verbs, device_bytes=bytes_of["1MiB"])
+    table = make(None, spill, device=ops, device_bytes=bytes_of["1MiB"])
     small = table.memory.store.num_slots
     rng = np.random.default_rng(0)
     learned = np.zeros(30_000 // part, np.int64)
     for size in bytes_of.values():
-        for _ in range(2 if is_emulated(verbs) else 4):
+        for _ in range(2 if is_emulated(ops) else 4):
             ids = rng.integers(0, len(learned), 3000 // part)
             learn(table, ids)
             learned += np.bincount(ids, minlength=len(learned))
@@ -269,8 +269,8 @@ def test_a_table_grows_and_shrinks_under_load(tmp_path: Path, verbs: Verbs) -> N
     table.close()
 
 
-def test_limits_change_while_the_table_is_in_use(verbs: Verbs) -> None:
-    table = make(Capacity.of_rows(64), device=verbs)
+def test_limits_change_while_the_table_is_in_use(ops: Ops) -> None:
+    table = make(Capacity.of_rows(64), device=ops)
     learn(table, [1, 2, 3])
     before = host(table.find(np.zeros(1, np.uint16), np.array([1]))[0])
     table.set_limits(TableLimits(lr=0.0))
@@ -294,8 +294,8 @@ def test_limits_change_while_the_table_is_in_use(verbs: Verbs) -> None:
         make(None, device_bytes="16MiB", admission={"min_count": 2})
 
 
-def test_a_quota_may_come_and_go_while_the_table_is_in_use(tmp_path: Path, verbs: Verbs) -> None:
-    table = make(Capacity.of_rows(256), RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device=verbs)
+def test_a_quota_may_come_and_go_while_the_table_is_in_use(tmp_path: Path, ops: Ops) -> None:
+    table = make(Capacity.of_rows(256), RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device=ops)
     learn(table, range(100), feature=1)
     learn(table, range(20), feature=0)
     table.set_limits(TableLimits(quota_bytes={1: 10 * table.quotas.slot_bytes}))
@@ -319,9 +319,9 @@ class OneRow:
         return FoundRows(found_U, zeros, zeros[:, :1].copy(), counts_U, np.zeros(len(ids_U), np.int64))
 
 
-def test_a_base_mapped_meanwhile_voids_a_prefetch(tmp_path: Path, verbs: Verbs) -> None:
+def test_a_base_mapped_meanwhile_voids_a_prefetch(tmp_path: Path, ops: Ops) -> None:
     spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1)
-    table = EmbeddingTable(TableConfig(dim=DIM), seed=0, spill=spill, base=OneRow(5), capacity=BUCKET, device=verbs)
+    table = EmbeddingTable(TableConfig(dim=DIM), seed=0, spill=spill, base=OneRow(5), capacity=BUCKET, device=ops)
     keys = np.zeros(1, np.uint16), np.ones(1, np.int64), np.zeros(1, np.int64)
     generation = table.open_generation()
     prefetched = table.prefetch(*keys)
@@ -331,11 +331,11 @@ def test_a_base_mapped_meanwhile_voids_a_prefetch(tmp_path: Path, verbs: Verbs) 
     table.close()
 
 
-def test_sweeps_and_quotas_do_not_void_a_prefetch(tmp_path: Path, verbs: Verbs) -> None:
+def test_sweeps_and_quotas_do_not_void_a_prefetch(tmp_path: Path, ops: Ops) -> None:
     table = make(
         Capacity.of_rows(64),
         RocksSpill(tmp_path / "spill", dim=DIM, state_width=1),
-        device=verbs,
+        device=ops,
         features={1: FeaturePolicy(ttl_seconds=1), 2: FeaturePolicy(quota_bytes="1KiB")},
     )
     for start in range(0, 400, 40):
@@ -352,10 +352,10 @@ def test_sweeps_and_quotas_do_not_void_a_prefetch(tmp_path: Path, verbs: Verbs) 
     table.close()
 
 
-def test_a_shrunk_table_gives_back_what_a_large_batch_needed(tmp_path: Path, verbs: Verbs) -> None:
-    num_bytes = 2**17 if is_emulated(verbs) else 2**22
+def test_a_shrunk_table_gives_back_what_a_large_batch_needed(tmp_path: Path, ops: Ops) -> None:
+    num_bytes = 2**17 if is_emulated(ops) else 2**22
     spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1)
-    table = make(None, spill, device=verbs, device_bytes=num_bytes)
+    table = make(None, spill, device=ops, device_bytes=num_bytes)
     learn(table, range(num_bytes // 40))
     assert table.bytes_by_tier()["device"] > num_bytes
     table.cut()

@@ -18,11 +18,11 @@ from embeddings.tiers.interface import ABSENT, MARK, ROW
 from embeddings.tiers.no_spill import NoSpill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
-from kernels.spec import Layout
+from kernels.spec import RowLayout
 from tests.embeddings.tiers.spill_support import DictSpill, assert_found, find, numbered
 
 DIM, WIDTH = 4, 9
-LAYOUT = Layout(DIM, WIDTH)
+LAYOUT = RowLayout(DIM, WIDTH)
 
 
 @pytest.fixture(params=["dictionary", "rocksdb"])
@@ -31,7 +31,7 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HostTier]:
     below: Any = DictSpill(DIM, WIDTH)
     if request.param == "rocksdb":
         below = RocksSpill(tmp_path / "spill", dim=DIM, state_width=WIDTH)
-    made = HostTier(below, num_rows=64, layout=LAYOUT, verbs=backend("cpu"))
+    made = HostTier(below, num_rows=64, layout=LAYOUT, ops=backend("cpu"))
     yield made
     made.check_integrity()
     made.close()
@@ -65,7 +65,7 @@ def test_more_rows_at_once_than_there_is_room_for(tier: HostTier) -> None:
 
 
 def test_what_was_lent_leaves_first_and_what_came_back_does_not() -> None:
-    tier = HostTier(DictSpill(DIM, WIDTH), num_rows=16, layout=LAYOUT, verbs=backend("cpu"))
+    tier = HostTier(DictSpill(DIM, WIDTH), num_rows=16, layout=LAYOUT, ops=backend("cpu"))
     rows = numbered(np.arange(16), DIM, WIDTH)
     tier.write(rows, 16)
     assert_found(tier, rows.take(np.arange(4, 16)))
@@ -119,7 +119,7 @@ def test_dead_rows_do_not_go_down(tier: HostTier) -> None:
 
 
 def test_rows_of_bfloat16_values_come_back_as_they_were(tmp_path: Path) -> None:
-    tier = HostTier(DictSpill(DIM, 0), num_rows=64, layout=Layout(DIM, 0, "bfloat16"), verbs=backend("cpu"))
+    tier = HostTier(DictSpill(DIM, 0), num_rows=64, layout=RowLayout(DIM, 0, "bfloat16"), ops=backend("cpu"))
     rows = numbered(np.arange(8), DIM, 0)
     tier.write(rows, 8)
     assert_found(tier, rows)
@@ -127,7 +127,7 @@ def test_rows_of_bfloat16_values_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_a_failing_spill_is_told_before_rows_are_taken_and_nothing_is_lost() -> None:
     below = DictSpill(DIM, WIDTH)
-    tier = HostTier(below, num_rows=32, layout=LAYOUT, verbs=backend("cpu"))
+    tier = HostTier(below, num_rows=32, layout=LAYOUT, ops=backend("cpu"))
     below.fails = True
     rows = numbered(np.arange(500), DIM, WIDTH)
     tier.write(rows, 500)
@@ -169,18 +169,18 @@ def test_finds_from_other_threads_see_every_row_all_the_time(tier: HostTier) -> 
 
 
 def test_what_a_budget_holds_fits_into_it() -> None:
-    verbs = backend("cpu")
+    ops = backend("cpu")
     for num_bytes in (100_000, 1_000_000, 10_000_000):
-        num_rows = HostTier.rows_of_bytes(num_bytes, LAYOUT, verbs)
-        tier = HostTier(DictSpill(DIM, WIDTH), num_rows=num_rows, layout=LAYOUT, verbs=verbs)
+        num_rows = HostTier.rows_of_bytes(num_bytes, LAYOUT, ops)
+        tier = HostTier(DictSpill(DIM, WIDTH), num_rows=num_rows, layout=LAYOUT, ops=ops)
         assert 0.7 * num_bytes < tier.host_bytes() <= num_bytes
 
 
 def test_a_host_tier_needs_a_spill_and_a_bucket() -> None:
     with pytest.raises(ValueError, match="needs a spill below"):
-        HostTier(NoSpill(DIM, WIDTH), num_rows=64, layout=LAYOUT, verbs=backend("cpu"))
+        HostTier(NoSpill(DIM, WIDTH), num_rows=64, layout=LAYOUT, ops=backend("cpu"))
     with pytest.raises(ValueError, match="at least 16 rows"):
-        HostTier(DictSpill(DIM, WIDTH), num_rows=15, layout=LAYOUT, verbs=backend("cpu"))
+        HostTier(DictSpill(DIM, WIDTH), num_rows=15, layout=LAYOUT, ops=backend("cpu"))
 
 
 IDS = st.lists(st.integers(0, 60), max_size=25, unique=True)
@@ -192,7 +192,7 @@ class HostMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.below = DictSpill(DIM, WIDTH)
-        self.tier = HostTier(self.below, num_rows=16, layout=LAYOUT, verbs=backend("cpu"))
+        self.tier = HostTier(self.below, num_rows=16, layout=LAYOUT, ops=backend("cpu"))
         self.truth: dict[int, int] = {}  # id -> version, which is its last-seen too
         self.device: dict[int, tuple[int, bool]] = {}  # id -> version, changed
         self.base: dict[int, int] = {}

@@ -9,35 +9,35 @@ import pytest
 import torch
 
 from embeddings import DynamicEmbedding
-from kernels.spec import Verbs
+from kernels.spec import Ops
 
 DIM, NUM_IDS = 6, 40
 
 
-def place_of(verbs: Verbs) -> torch.device:
+def place_of(ops: Ops) -> torch.device:
     """Where torch finds the arrays of this device."""
-    with verbs.in_order():
-        there: torch.Tensor = verbs.tensor_of(verbs.xp.zeros(1, np.float32))
+    with ops.on_current_stream():
+        there: torch.Tensor = ops.tensor_of(ops.xp.zeros(1, np.float32))
     return there.device
 
 
-def pair(verbs: Verbs, **settings: Any) -> tuple[DynamicEmbedding, DynamicEmbedding]:
+def pair(ops: Ops, **settings: Any) -> tuple[DynamicEmbedding, DynamicEmbedding]:
     """On the device and on the CPU, of as many rows: nothing is evicted, for what is differs with the bucket."""
     settings = {"optimizer": {"name": "rowwise-adagrad", "lr": 0.5}, "clock": lambda: 1000.0} | settings
-    return DynamicEmbedding(DIM, 256, device=verbs, **settings), DynamicEmbedding(DIM, 256, **settings)
+    return DynamicEmbedding(DIM, 256, device=ops, **settings), DynamicEmbedding(DIM, 256, **settings)
 
 
 def same(on_device: torch.Tensor, on_host: torch.Tensor) -> None:
     torch.testing.assert_close(on_device.cpu(), on_host, rtol=0, atol=1e-6, equal_nan=True)
 
 
-def learn(pair: tuple[DynamicEmbedding, DynamicEmbedding], verbs: Verbs, num_batches: int = 3) -> None:
+def learn(pair: tuple[DynamicEmbedding, DynamicEmbedding], ops: Ops, num_batches: int = 3) -> None:
     """Both from the same batches, some ids in several places; each row is compared where it is given."""
     generator = torch.Generator().manual_seed(4)
     for _ in range(num_batches):
         ids = torch.randint(0, NUM_IDS, (4, 5), generator=generator)
         weight = torch.randn(4, 5, DIM, generator=generator)
-        rows = pair[0](ids.to(place_of(verbs))), pair[1](ids)
+        rows = pair[0](ids.to(place_of(ops))), pair[1](ids)
         same(rows[0].detach(), rows[1].detach())
         (rows[0] * weight.to(rows[0].device)).sum().backward()
         (rows[1] * weight).sum().backward()
@@ -45,17 +45,17 @@ def learn(pair: tuple[DynamicEmbedding, DynamicEmbedding], verbs: Verbs, num_bat
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_and_steps_are_those_of_the_cpu(verbs: Verbs, name: str, dtype: torch.dtype) -> None:
-    both = pair(verbs, optimizer={"name": name, "lr": 0.1}, dtype=dtype)
-    learn(both, verbs)
+def test_rows_and_steps_are_those_of_the_cpu(ops: Ops, name: str, dtype: torch.dtype) -> None:
+    both = pair(ops, optimizer={"name": name, "lr": 0.1}, dtype=dtype)
+    learn(both, ops)
     both[0].table.check_integrity()
     assert both[0].export() == both[1].export() or name == "adam"
     assert both[0].counters() == both[1].counters()
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_and_their_gradients_are_those_of_the_cpu(verbs: Verbs, mode: str) -> None:
-    both, where = pair(verbs), place_of(verbs)
+def test_bags_and_their_gradients_are_those_of_the_cpu(ops: Ops, mode: str) -> None:
+    both, where = pair(ops), place_of(ops)
     ids, offsets = torch.tensor([3, 1, 3, 7, 2, 2]), torch.tensor([0, 2, 2, 5])
     for _ in range(2):
         pooled = both[0].pool(ids.to(where), offsets.to(where), mode), both[1].pool(ids, offsets, mode)
@@ -68,9 +68,9 @@ def test_bags_and_their_gradients_are_those_of_the_cpu(verbs: Verbs, mode: str) 
     same(both[0].pool(ids.to(where), offsets.to(where), mode), both[1].pool(ids, offsets, mode))
 
 
-def test_reading_creates_nothing_and_says_what_is_known(verbs: Verbs) -> None:
-    both, where = pair(verbs, admission={"min_count": 3, "sketch_bytes": "64KiB"}), place_of(verbs)
-    learn(both, verbs)
+def test_reading_creates_nothing_and_says_what_is_known(ops: Ops) -> None:
+    both, where = pair(ops, admission={"min_count": 3, "sketch_bytes": "64KiB"}), place_of(ops)
+    learn(both, ops)
     for emb in both:
         emb.forget(torch.tensor([1, 2, 3]))
         emb.eval()
@@ -85,14 +85,14 @@ def test_reading_creates_nothing_and_says_what_is_known(verbs: Verbs) -> None:
     assert len(both[0]) == len(both[1])
 
 
-def test_a_spilled_row_comes_back_with_its_optimizer_state(verbs: Verbs, tmp_path: Path) -> None:
-    where = place_of(verbs)
+def test_a_spilled_row_comes_back_with_its_optimizer_state(ops: Ops, tmp_path: Path) -> None:
+    where = place_of(ops)
     settings: dict[str, Any] = {"optimizer": {"name": "adam", "lr": 0.1}, "clock": lambda: 1000.0}
-    small = DynamicEmbedding(DIM, 1, device=verbs, spill=tmp_path / "spill", **settings)
+    small = DynamicEmbedding(DIM, 1, device=ops, spill=tmp_path / "spill", **settings)
     large = DynamicEmbedding(DIM, 4096, **settings)
-    ids = torch.arange(3 * verbs.width)
-    for start in (0, verbs.width, 2 * verbs.width, 0):
-        some = ids[start : start + verbs.width]
+    ids = torch.arange(3 * ops.width)
+    for start in (0, ops.width, 2 * ops.width, 0):
+        some = ids[start : start + ops.width]
         small(some.to(where)).square().sum().backward()
         large(some).square().sum().backward()
     assert small.counters()["recalled_from_spill"] > 0
@@ -102,26 +102,26 @@ def test_a_spilled_row_comes_back_with_its_optimizer_state(verbs: Verbs, tmp_pat
     small.close()
 
 
-def test_a_state_moves_between_devices(verbs: Verbs) -> None:
-    both = pair(verbs)
-    learn(both, verbs)
+def test_a_state_moves_between_devices(ops: Ops) -> None:
+    both = pair(ops)
+    learn(both, ops)
     both[1].load_state_dict(both[0].state_dict())
     assert both[0].export() == both[1].export()
     both[0].load_state_dict(both[1].state_dict())
-    learn(both, verbs, 1)
+    learn(both, ops, 1)
 
 
-def test_scores_decide_who_leaves(verbs: Verbs) -> None:
-    emb, where = DynamicEmbedding(DIM, 1, device=verbs, eviction="custom"), place_of(verbs)
-    ids = torch.arange(verbs.width, device=where)
+def test_scores_decide_who_leaves(ops: Ops) -> None:
+    emb, where = DynamicEmbedding(DIM, 1, device=ops, eviction="custom"), place_of(ops)
+    ids = torch.arange(ops.width, device=where)
     emb(ids, scores=(ids - 5).abs().float()).sum().backward()
     emb(torch.tensor([-1], device=where), scores=torch.tensor([9.0], device=where)).sum().backward()
     assert math.isnan(emb.lookup(torch.tensor(5, device=where))[0][0])
-    assert len(emb) == verbs.width
+    assert len(emb) == ops.width
 
 
-def test_a_gradient_of_another_kind_and_layout_is_taken(verbs: Verbs) -> None:
-    both, where = pair(verbs), place_of(verbs)
+def test_a_gradient_of_another_kind_and_layout_is_taken(ops: Ops) -> None:
+    both, where = pair(ops), place_of(ops)
     for emb, ids in ((both[0], torch.arange(4, device=where)), (both[1], torch.arange(4))):
         rows = emb(ids).to(torch.bfloat16)
         (rows.T.contiguous() * 2).sum().backward()

@@ -127,7 +127,7 @@ def test_a_process_that_ends_takes_its_folder_along_and_a_killed_one_leaves_no_l
 def test_a_folder_that_vanishes_in_use_gives_no_wrong_row(killed: bool, tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, init_scale=0, optimizer={"name": "sgd", "lr": 1.0}, spill=tmp_path / "spill")
     train(emb, torch.arange(1000))
-    resident = emb.table.memory.verbs.keys_of(emb.table.memory.store, emb.table.memory.occupied())[1]
+    resident = emb.table.memory.ops.keys_of(emb.table.memory.store, emb.table.memory.occupied())[1]
     keeper = emb.table.spill._keeper  # type: ignore[attr-defined]
     keeper.drain()
     shutil.rmtree(tmp_path / "spill")

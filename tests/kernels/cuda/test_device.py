@@ -10,8 +10,8 @@ from embeddings.table import EmbeddingTable
 from embeddings.tiers.host_tier import HostTier
 from kernels.backend import backend
 from kernels.cuda.device import CupyDevice
-from kernels.cuda.ops import CudaVerbs
-from kernels.spec import Layout
+from kernels.cuda.ops import CudaOps
+from kernels.spec import RowLayout
 from tests.embeddings.tiers.spill_support import DictSpill
 from tests.support.gpu_emulation.fake_gpu import install
 from tests.support.gpu_emulation.simt import COMPILER
@@ -33,7 +33,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CupyDevice:
 
 def test_arrays_cross_and_come_back(device: CupyDevice) -> None:
     hosts = [np.arange(6).reshape(2, 3), np.array([True, False]), np.zeros((0, 4), np.float32), np.ones(5, np.uint16)]
-    for there in (device.put_all(hosts), device.put_ahead(hosts)()):
+    for there in (device.put_all(hosts), device.upload_async(hosts)()):
         for begin in (device.fetch, device.fetch_beside):
             for mine, expected in zip(begin(there)(), hosts, strict=True):
                 assert mine.dtype == expected.dtype
@@ -50,16 +50,16 @@ def test_arrays_cross_and_come_back(device: CupyDevice) -> None:
 
 
 def test_a_table_with_lookahead_over_a_host_tier_runs_on_it(device: CupyDevice) -> None:
-    layout = Layout(DIM, 1)
-    below = HostTier(DictSpill(DIM, 1), num_rows=64, layout=layout, verbs=backend("cpu"))
-    verbs, one = CudaVerbs(device, late=True), Capacity.of_rows(1)
-    there = EmbeddingTable(TableConfig(dim=DIM), seed=0, spill=below, capacity=one, device=verbs)
+    layout = RowLayout(DIM, 1)
+    below = HostTier(DictSpill(DIM, 1), num_rows=64, layout=layout, ops=backend("cpu"))
+    ops, one = CudaOps(device, late=True), Capacity.of_rows(1)
+    there = EmbeddingTable(TableConfig(dim=DIM), seed=0, spill=below, capacity=one, device=ops)
     here, rng, foreseen = EmbeddingTable(TableConfig(dim=DIM), seed=0), np.random.default_rng(0), None
     batches = [(np.zeros(60, np.uint16), rng.integers(0, 300, 60), np.zeros(60, np.int64)) for _ in range(4)]
     for keys, following in zip(batches, [*batches[1:], None], strict=True):
         lookup, other = there.lookup(*keys, prefetched=foreseen), here.lookup(*keys)
         foreseen = None if following is None else there.prefetch(*following)
-        np.testing.assert_array_equal(verbs.fetch(there.gather(lookup))[0], here.gather(other))
+        np.testing.assert_array_equal(ops.fetch(there.gather(lookup))[0], here.gather(other))
         grads = rng.standard_normal((60, DIM)).astype(np.float32)
         there.update(lookup, grads)
         here.update(other, grads)

@@ -5,20 +5,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.cuda.ops import CudaVerbs
-from kernels.spec import Layout, Step, Store
+from kernels.cuda.ops import CudaOps
+from kernels.spec import OptimizerStep, RowLayout, Store
 from tests.support.gpu_emulation.emulated_ops import device_of, host
 
 pytestmark = pytest.mark.gpu
 NUM, DIM = 4096, 64
 
 
-def filled(verbs: CudaVerbs, put: Any) -> tuple[Store, Any, Any]:
+def filled(ops: CudaOps, put: Any) -> tuple[Store, Any, Any]:
     """A store with some rows, their keys and slots."""
     features, ids = put(np.zeros(NUM, np.uint16)), put(np.arange(NUM))
-    store = verbs.allocate(2 * NUM, 64, Layout(DIM, 1))
-    slots = verbs.find_or_insert(store, features, ids, verbs.mix_keys(features, ids), 1, 1).slots_U
-    verbs.create(store, slots, features, ids, 1, 0.1)
+    store = ops.allocate(2 * NUM, 64, RowLayout(DIM, 1))
+    slots = ops.find_or_insert(store, features, ids, ops.mix_keys(features, ids), 1, 1).slots_U
+    ops.create(store, slots, features, ids, 1, 0.1)
     return store, (features, ids), slots
 
 
@@ -26,28 +26,28 @@ def test_a_tensor_is_taken_and_written_without_a_copy() -> None:
     import torch
 
     device = device_of("gpu")
-    verbs = CudaVerbs(device)
-    store, _, slots = filled(verbs, device.put)
+    ops = CudaOps(device)
+    store, _, slots = filled(ops, device.put)
     out = torch.full((NUM, DIM), float("nan"), device="cuda")
     taken = device.put(out)
     assert device.address(taken) == out.data_ptr()
-    verbs.gather(store, slots, torch.arange(NUM, device="cuda"), out=taken)
-    np.testing.assert_array_equal(out.cpu().numpy(), host(verbs.read(store, slots).values_ND))
+    ops.gather(store, slots, torch.arange(NUM, device="cuda"), out=taken)
+    np.testing.assert_array_equal(out.cpu().numpy(), host(ops.read(store, slots).values_ND))
 
 
 def test_work_follows_torchs_current_stream() -> None:
     import torch
 
     device = device_of("gpu")
-    verbs = CudaVerbs(device)
-    store, _, slots = filled(verbs, device.put)
-    expected, stream = host(verbs.read(store, slots).values_ND), torch.cuda.Stream()
+    ops = CudaOps(device)
+    store, _, slots = filled(ops, device.put)
+    expected, stream = host(ops.read(store, slots).values_ND), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         inverse = torch.empty(NUM, dtype=torch.int64, device="cuda")
         torch.cuda._sleep(100_000_000)  # what is launched on another stream would read the positions before they are
         inverse.copy_(torch.arange(NUM, device="cuda"))
-        rows = verbs.gather(store, slots, inverse)
+        rows = ops.gather(store, slots, inverse)
     stream.synchronize()
     np.testing.assert_array_equal(host(rows), expected)
 
@@ -56,8 +56,8 @@ def test_a_captured_step_is_played_again_as_it_was() -> None:
     import torch
 
     device = device_of("gpu")
-    eager, patient = CudaVerbs(device, exact=False), CudaVerbs(device)
-    step, put = Step("rowwise-adagrad", 0.1), device.put
+    eager, patient = CudaOps(device, exact=False), CudaOps(device)
+    step, put = OptimizerStep("rowwise-adagrad", 0.1), device.put
     rng = np.random.default_rng(0)
     ids, times = put(rng.integers(0, NUM, 2 * NUM)), put(np.zeros(2 * NUM, np.int64))
     features = put(np.zeros(2 * NUM, np.uint16))

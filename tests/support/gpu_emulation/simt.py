@@ -78,7 +78,7 @@ class SimtDevice:
     def filled(self, shape: int | tuple[int, ...], dtype: Any, byte: int) -> Any:
         return DeviceArray.filled(shape, dtype, byte)
 
-    def in_order(self) -> AbstractContextManager[object]:
+    def on_current_stream(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def put(self, array: Any) -> Any:
@@ -87,7 +87,7 @@ class SimtDevice:
     def put_all(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(map(self.put, arrays))
 
-    def put_ahead(self, arrays: Sequence[Any]) -> Callable[[], tuple[Any, ...]]:
+    def upload_async(self, arrays: Sequence[Any]) -> Callable[[], tuple[Any, ...]]:
         pinned = [np.array(array) for array in arrays]  # they may change once this returns
         there = self.put_all(pinned) if self.copies_early else None
         return lambda: self.put_all(pinned) if there is None else there

@@ -25,7 +25,7 @@ from app.training.step.learner import Learner, StepReport
 from app.version_log.write.writer import LogWriter
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.table import EmbeddingTable
-from kernels.cuda.ops import CudaVerbs
+from kernels.cuda.ops import CudaOps
 from tests.app.training.late_lane import LateLane, Mark, device, play_again
 from tests.support.gpu_emulation.emulated_ops import device_of as device_of_tests
 
@@ -64,11 +64,11 @@ BATCHES = [make_batch(number, samples) for number, samples in enumerate([32, 32,
 BROKEN = [*BATCHES[:3], dataclasses.replace(make_batch(3), weights_N=np.full(32, 3e38, np.float32)), *BATCHES[4:]]
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("run_inline", [True, False])
 @pytest.mark.parametrize(("name", "optimizer"), [("dlrm", "adam"), ("deepfm", "sgd")])
 @pytest.mark.parametrize("batches", [BATCHES, BROKEN], ids=["finite", "overflow"])
-def test_a_device_that_answers_late_learns_what_the_host_learns(batches, name, optimizer, at_once) -> None:
-    host, late = (learner_on(place, name=name, optimizer=optimizer) for place in (None, device(at_once=at_once)))
+def test_a_device_that_answers_late_learns_what_the_host_learns(batches, name, optimizer, run_inline) -> None:
+    host, late = (learner_on(place, name=name, optimizer=optimizer) for place in (None, device(run_inline=run_inline)))
     for mine, other in zip(learned(late, batches), learned(host, batches), strict=True):
         np.testing.assert_array_equal(mine.logits_NL, other.logits_NL)
         assert mine.loss == other.loss or np.isnan(mine.loss)
@@ -81,7 +81,7 @@ def test_a_device_that_answers_late_learns_what_the_host_learns(batches, name, o
 
 def test_rows_on_the_device_too_take_their_keys_from_the_same_copy() -> None:
     """The table's kernels run as host C++: what they wait for is counted."""
-    emulated = CudaVerbs(device_of_tests("host"), late=True)
+    emulated = CudaOps(device_of_tests("host"), late=True)
     place = device(captures=True)._replace(table=emulated)
     host, there = learner_on(None), learner_on(place)
     for mine, other in zip(learned(there, BATCHES), learned(host, BATCHES), strict=True):
@@ -94,7 +94,7 @@ class WatchfulLane(LateLane):
     """What is asked for beside the work must not overtake rows that left: `watched` moves when some do."""
 
     def __init__(self) -> None:
-        super().__init__(at_once=False)
+        super().__init__(run_inline=False)
         self.watched = lambda: 0
 
     def mark(self) -> Mark:
@@ -110,7 +110,7 @@ class WatchfulLane(LateLane):
 
 
 def test_lookahead_comes_after_rows_that_left_with_the_update() -> None:
-    emulated, lane = CudaVerbs(device_of_tests("host"), late=True), WatchfulLane()
+    emulated, lane = CudaOps(device_of_tests("host"), late=True), WatchfulLane()
     place = TrainDevice(torch.device("cpu"), lane, None, emulated)
     # fewer rows than a batch brings: some leave with each update
     policies = {feature: FeaturePolicy(quota_bytes=4 * 200) for feature in range(3)}
@@ -129,7 +129,7 @@ def test_a_log_begun_on_the_host_is_gone_on_with_on_a_device_and_back(tmp_path, 
     for name, places in {"host": [None, None, None], "both": [None, True, None]}.items():
         config = make_config(tmp_path / name, "48KiB")  # rows leave memory, and come back from below
         for turn, there in enumerate(places):
-            emulated = CudaVerbs(device_of_tests("host"), late=True)
+            emulated = CudaOps(device_of_tests("host"), late=True)
             place = device(captures=True)._replace(table=emulated) if there else TrainDevice()
             monkeypatch.setattr("app.training.bootstrap.device_of", lambda _, place=place: place)
             log = LogWriter.open(config.log, schema=SCHEMA)
@@ -167,7 +167,7 @@ def test_every_shape_has_its_graph_up_to_a_number_of_them() -> None:
         captured.append(warm_ups)
         return play_again(work, warm_ups)
 
-    graphed = learner_on(TrainDevice(torch.device("cpu"), LateLane(at_once=True), capture))
+    graphed = learner_on(TrainDevice(torch.device("cpu"), LateLane(run_inline=True), capture))
     learned(graphed, [make_batch(number) for number in range(4)])
     assert len(captured) == 1  # sequences of up to 3 are padded to 4
     step = graphed.dense_step
@@ -192,7 +192,7 @@ def test_what_cannot_be_captured_runs_without_a_graph_and_says_so_once(caplog) -
         work()
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    host, graphed = learner_on(None), learner_on(TrainDevice(torch.device("cpu"), LateLane(at_once=True), capture))
+    host, graphed = learner_on(None), learner_on(TrainDevice(torch.device("cpu"), LateLane(run_inline=True), capture))
     with caplog.at_level(logging.WARNING):
         learned(graphed, BATCHES)
     learned(host, BATCHES)

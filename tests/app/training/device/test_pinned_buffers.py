@@ -36,9 +36,9 @@ def columns_of(number: int, num: int = 50) -> dict[str, np.ndarray]:
     return {"ids": random.integers(0, 2**60, num), "numbers": random.standard_normal((num, 3)).astype(np.float32)}
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_batch_is_read_while_the_next_one_travels(at_once: bool) -> None:
-    lane = LateLane(at_once=at_once)
+@pytest.mark.parametrize("run_inline", [True, False])
+def test_a_batch_is_read_while_the_next_one_travels(run_inline: bool) -> None:
+    lane = LateLane(run_inline=run_inline)
     staging = Staging(lane)
     current = staging.stage(columns_of(0))
     for number in range(1, 9):
@@ -52,7 +52,7 @@ def test_a_batch_is_read_while_the_next_one_travels(at_once: bool) -> None:
 
 
 def test_blocks_grow_with_the_batches() -> None:
-    lane = LateLane(at_once=False)
+    lane = LateLane(run_inline=False)
     staging = Staging(lane)
     for num in (1, SMALLEST, 3 * SMALLEST, 2):
         staged = staging.stage(columns_of(num, num))
@@ -63,7 +63,7 @@ def test_blocks_grow_with_the_batches() -> None:
 
 
 def test_a_third_batch_waits_for_one_to_be_released() -> None:
-    staging = Staging(LateLane(at_once=False))
+    staging = Staging(LateLane(run_inline=False))
     held = [staging.stage(columns_of(number)) for number in range(2)]
     with pytest.raises(RuntimeError, match="release one"):
         staging.stage(columns_of(2))

@@ -96,7 +96,7 @@ def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
         arrays[name] = np.where(alive.reshape(-1, *[1] * (column.ndim - 1)), column, 0)
     blocks = np.arange(2048 // 64)
     if table.admission:
-        arrays["sketch"] = table.verbs.sketch_read(table.admission.sketch, blocks)
+        arrays["sketch"] = table.ops.sketch_read(table.admission.sketch, blocks)
     meta = state.meta(0)
     told = meta.positions, meta.samples_trained, meta.step, meta.event_clock_ms, meta.scores, meta.dead_letters
     trainer = {name: value for name, value in meta.trainer.items() if name not in ("hidden", "furthest")}

@@ -11,7 +11,7 @@ from springtide_client.rows.sketch import estimates
 from kernels.backend import backend
 from tests.kernels.oracle import Sketch
 
-VERBS = backend()
+OPS = backend()
 # few words, so that keys meet in blocks and in counters
 WORDS = st.integers(0, 2**64 - 1) | st.tuples(st.integers(0, 7), st.integers(0, 3)).map(
     lambda pair: pair[0] << 61 | pair[1] << 6
@@ -27,51 +27,51 @@ def words(batch: list[int]) -> Any:
 @settings(deadline=None)
 @given(STEPS, st.sampled_from([1, 2, 5, 64]), st.sampled_from([0, 2**32 - 30]))
 def test_the_sketch_equals_the_oracle_and_the_clients_reader(steps: list[Any], num_blocks: int, age: int) -> None:
-    sketch, oracle = VERBS.new_sketch(num_blocks * 64 + 63), Sketch(num_blocks)
+    sketch, oracle = OPS.new_sketch(num_blocks * 64 + 63), Sketch(num_blocks)
     assert sketch.num_blocks == num_blocks
     everything = np.arange(num_blocks)
     for batch, older in steps:
         age += older
         seen = words([word for word, _ in batch])
-        ours, touched = VERBS.sketch_add(sketch, seen, np.array([n for _, n in batch], np.int64), age)
+        ours, touched = OPS.sketch_add(sketch, seen, np.array([n for _, n in batch], np.int64), age)
         assert ours.tolist() == [oracle.add(word, n, age) for word, n in batch]
         assert touched.tolist() == sorted({oracle.block(word) for word, _ in batch})
-        blocks = VERBS.sketch_read(sketch, everything)
+        blocks = OPS.sketch_read(sketch, everything)
         assert blocks.tobytes() == b"".join(oracle.bytes(block) for block in range(num_blocks))
         for at in (0, age, age + 1, age + 7, age + 8, age + 9, age + 2**40):
             expected = [oracle.estimate(word, at) for word, _ in batch]
-            assert VERBS.sketch_estimate(sketch, seen, at).tolist() == expected
+            assert OPS.sketch_estimate(sketch, seen, at).tolist() == expected
             assert estimates(blocks, seen, at).tolist() == expected
 
 
 def test_an_estimate_is_never_below_the_truth() -> None:
     rng = np.random.default_rng(3)
-    sketch, seen = VERBS.new_sketch(64 * 20), rng.integers(0, 2**64, 500, dtype=np.uint64)
+    sketch, seen = OPS.new_sketch(64 * 20), rng.integers(0, 2**64, 500, dtype=np.uint64)
     times = rng.integers(1, 4, (10, 500))
     for occurrences in times:
-        VERBS.sketch_add(sketch, seen, occurrences, 0)
-    assert (VERBS.sketch_estimate(sketch, seen, 0) >= times.sum(axis=0)).all()
+        OPS.sketch_add(sketch, seen, occurrences, 0)
+    assert (OPS.sketch_estimate(sketch, seen, 0) >= times.sum(axis=0)).all()
 
 
 def test_blocks_that_are_read_and_written_elsewhere_give_the_same_sketch() -> None:
     rng = np.random.default_rng(4)
-    one, other = VERBS.new_sketch(64 * 50), VERBS.new_sketch(64 * 50)
+    one, other = OPS.new_sketch(64 * 50), OPS.new_sketch(64 * 50)
     seen = rng.integers(0, 2**64, 30, dtype=np.uint64)
-    _, touched = VERBS.sketch_add(one, seen, np.full(30, 7), 2)
-    VERBS.sketch_write(other, touched, VERBS.sketch_read(one, touched))
+    _, touched = OPS.sketch_add(one, seen, np.full(30, 7), 2)
+    OPS.sketch_write(other, touched, OPS.sketch_read(one, touched))
     everything = np.arange(50)
-    assert VERBS.sketch_read(one, everything).tobytes() == VERBS.sketch_read(other, everything).tobytes()
+    assert OPS.sketch_read(one, everything).tobytes() == OPS.sketch_read(other, everything).tobytes()
     assert len(touched) < 50
 
 
 def test_a_sketch_smaller_than_a_block_and_foreign_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="not 63"):
-        VERBS.new_sketch(63)
-    sketch = VERBS.new_sketch(128)
+        OPS.new_sketch(63)
+    sketch = OPS.new_sketch(128)
     for block in (-1, 2):
         with pytest.raises(ValueError, match="of a sketch of 2"):
-            VERBS.sketch_write(sketch, np.array([block]), np.zeros((1, 64), np.uint8))
+            OPS.sketch_write(sketch, np.array([block]), np.zeros((1, 64), np.uint8))
     with pytest.raises(ValueError, match="uint8"):
-        VERBS.sketch_write(sketch, np.array([0]), np.zeros((1, 60), np.uint8))
+        OPS.sketch_write(sketch, np.array([0]), np.zeros((1, 60), np.uint8))
     with pytest.raises(ValueError, match="uint8"):
         estimates(np.zeros((1, 60), np.uint8), words([1]), 0)

@@ -1,4 +1,4 @@
-"""The verbs that find, place and choose keys, against the oracle."""
+"""The ops that find, place and choose keys, against the oracle."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
-from kernels.spec import NO_SLOT, PRIORITY_BITS, TICK_BITS, Layout, priority_of
+from kernels.spec import NO_SLOT, PRIORITY_BITS, TICK_BITS, RowLayout, priority_of
 from tests.kernels.oracle import Index, Key, mixed
 
-VERBS = backend()
+OPS = backend()
 LAST_TICK = 2**TICK_BITS - 1
 HIGHEST = 2 ** (PRIORITY_BITS - 1) - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -38,23 +38,23 @@ def arrays(keys: list[Key]) -> tuple[Any, Any]:
 
 def placed(store: Any, keys: list[Key], tick: int, protect_from: int) -> Any:
     features, ids = arrays(keys)
-    return VERBS.find_or_insert(store, features, ids, VERBS.mix_keys(features, ids), tick, protect_from)
+    return OPS.find_or_insert(store, features, ids, OPS.mix_keys(features, ids), tick, protect_from)
 
 
 def found(store: Any, keys: list[Key]) -> Any:
     features, ids = arrays(keys)
-    return VERBS.find(store, features, ids, VERBS.mix_keys(features, ids))
+    return OPS.find(store, features, ids, OPS.mix_keys(features, ids))
 
 
 def keys_of(store: Any, slots: Any) -> list[Key]:
-    features, ids = VERBS.keys_of(store, slots)
+    features, ids = OPS.keys_of(store, slots)
     return list(zip(features.tolist(), ids.tolist(), strict=True))
 
 
 @settings(deadline=None)
 @given(st.lists(STEPS, max_size=12), st.sampled_from([1, LAST_TICK - 12]), st.sampled_from([16, 32, 48]))
 def test_the_index_equals_the_oracle(steps: list[Any], first_tick: int, num_slots: int) -> None:
-    store, oracle = VERBS.allocate(num_slots, 4, Layout(4, 1)), Index(num_slots, WIDTH, 4)
+    store, oracle = OPS.allocate(num_slots, 4, RowLayout(4, 1)), Index(num_slots, WIDTH, 4)
     for tick, (keys, num_held, priorities, erase) in enumerate(steps, first_tick):
         protect_from = max(first_tick, tick - num_held)
         ours = placed(store, keys, tick, protect_from)
@@ -62,23 +62,23 @@ def test_the_index_equals_the_oracle(steps: list[Any], first_tick: int, num_slot
         assert [keys[u] for u in ours.new_N] == new
         assert list(zip(ours.victim_features_V.tolist(), ours.victim_ids_V.tolist(), strict=True)) == victims
         assert [key for key, slot in zip(keys, ours.slots_U, strict=True) if slot == NO_SLOT] == homeless
-        VERBS.set_priorities(store, found(store, [k for k, _ in priorities]), np.array([p for _, p in priorities], int))
+        OPS.set_priorities(store, found(store, [k for k, _ in priorities]), np.array([p for _, p in priorities], int))
         for key, priority in priorities:
             oracle.set_priority(key, priority)
         if erase:
             slots = found(store, keys[::2])
-            VERBS.erase(store, slots[slots != NO_SLOT])
+            OPS.erase(store, slots[slots != NO_SLOT])
             for key in keys[::2]:
                 oracle.erase(key)
-        standing = VERBS.occupied(store, 0, num_slots + 4)
+        standing = OPS.occupied(store, 0, num_slots + 4)
         here = keys_of(store, standing)
         assert set(here) == oracle.keys()
         assert len(set(here)) == len(here)
         np.testing.assert_array_equal(found(store, here), standing)
         for feature, num in itertools.product([-1, 1, 65535], [0, 1, 5, 100]):
-            assert keys_of(store, VERBS.lowest(store, feature, num, tick)) == oracle.lowest(feature, num, tick)
+            assert keys_of(store, OPS.lowest(store, feature, num, tick)) == oracle.lowest(feature, num, tick)
         weak = {key for key, (_, at) in oracle.overflow.items() if at < tick}
-        assert set(keys_of(store, VERBS.overflow(store, tick))) == weak
+        assert set(keys_of(store, OPS.overflow(store, tick))) == weak
 
 
 @settings(deadline=None)
@@ -91,38 +91,38 @@ def test_the_index_equals_the_oracle(steps: list[Any], first_tick: int, num_slot
 def test_dead_rows_are_those_last_seen_before_the_horizon_of_their_feature(
     rows: list[tuple[Key, int]], horizons: list[int], one: int, other: int
 ) -> None:
-    store, keys = VERBS.allocate(32, 4, Layout(4, 1)), [key for key, _ in rows]
+    store, keys = OPS.allocate(32, 4, RowLayout(4, 1)), [key for key, _ in rows]
     slots = placed(store, keys, 1, 1).slots_U
     last_seen = dict(rows)
     here = [key for key, slot in zip(keys, slots, strict=True) if slot != NO_SLOT]
-    columns = VERBS.read(store, slots[slots != NO_SLOT])
-    VERBS.scatter(
+    columns = OPS.read(store, slots[slots != NO_SLOT])
+    OPS.scatter(
         store, slots[slots != NO_SLOT], columns._replace(last_seen_N=np.array([last_seen[k] for k in here], int))
     )
     expected = [key for key in here if key[0] < len(horizons) and last_seen[key] < horizons[key[0]]]
     horizons_F = np.array(horizons, np.int64)
     features, _ = arrays(keys)
-    assert [keys[n] for n in VERBS.dead(store, slots, features, horizons_F)] == expected
-    assert sorted(keys_of(store, VERBS.expired(store, 0, 36, horizons_F))) == sorted(expected)
+    assert [keys[n] for n in OPS.dead(store, slots, features, horizons_F)] == expected
+    assert sorted(keys_of(store, OPS.expired(store, 0, 36, horizons_F))) == sorted(expected)
     start, stop = min(one, other), max(one, other)
-    part = VERBS.expired(store, start, stop, horizons_F)
-    assert part.tolist() == [slot for slot in VERBS.expired(store, 0, 36, horizons_F) if start <= slot < stop]
-    standing = VERBS.occupied(store, 0, 36)
-    assert VERBS.occupied(store, start, stop).tolist() == [slot for slot in standing if start <= slot < stop]
+    part = OPS.expired(store, start, stop, horizons_F)
+    assert part.tolist() == [slot for slot in OPS.expired(store, 0, 36, horizons_F) if start <= slot < stop]
+    standing = OPS.occupied(store, 0, 36)
+    assert OPS.occupied(store, start, stop).tolist() == [slot for slot in standing if start <= slot < stop]
 
 
 def test_an_erased_key_is_not_found_beside_one_of_its_digest() -> None:
     # digests 0 and 1 are the same; an erased slot has digest 0 and still its old key
     alike = [(0, i) for i in range(3000) if mixed((0, i)) & 0xFF in (0, 1)][:8]
-    store = VERBS.allocate(WIDTH, 4, Layout(4, 1))
+    store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
     slots = placed(store, alike, 1, 1).slots_U
     for erased in range(1, len(alike)):
-        VERBS.erase(store, slots[erased : erased + 1])
+        OPS.erase(store, slots[erased : erased + 1])
         assert (found(store, alike) == NO_SLOT).sum() == erased
 
 
 def test_keys_of_one_bucket_and_one_digest_are_told_apart() -> None:
-    store = VERBS.allocate(WIDTH, 16, Layout(4, 1))
+    store = OPS.allocate(WIDTH, 16, RowLayout(4, 1))
     alike = [(f, i) for f in (0, 65535) for i in range(4000) if mixed((f, i)) & 0xFF == 7][:32]
     slots = placed(store, alike, 1, 1).slots_U
     np.testing.assert_array_equal(found(store, alike), slots)
@@ -132,14 +132,14 @@ def test_keys_of_one_bucket_and_one_digest_are_told_apart() -> None:
 
 
 def test_two_threads_share_a_find() -> None:
-    store = VERBS.allocate(1024, 64, Layout(4, 1))
+    store = OPS.allocate(1024, 64, RowLayout(4, 1))
     keys = [(i % 3, i * 7) for i in range(900)]
     slots = placed(store, keys, 1, 1).slots_U
     features, ids = arrays(keys)
-    mixed_keys = VERBS.mix_keys(features, ids)
+    mixed_keys = OPS.mix_keys(features, ids)
 
     def find(part: slice) -> Any:
-        return VERBS.find(store, features[part], ids[part], mixed_keys[part])
+        return OPS.find(store, features[part], ids[part], mixed_keys[part])
 
     with ThreadPoolExecutor(2) as pool:
         halves = list(pool.map(find, [slice(0, 450), slice(450, 900)]))
@@ -147,9 +147,9 @@ def test_two_threads_share_a_find() -> None:
 
 
 def test_a_key_of_the_highest_score_word_may_still_go() -> None:
-    store = VERBS.allocate(WIDTH, 4, Layout(4, 1))
+    store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
     slots = placed(store, [(0, i) for i in range(WIDTH)], LAST_TICK, LAST_TICK).slots_U
-    VERBS.set_priorities(store, slots, np.full(WIDTH, HIGHEST))
+    OPS.set_priorities(store, slots, np.full(WIDTH, HIGHEST))
     assert len(placed(store, [(1, 0)], LAST_TICK, LAST_TICK).victim_ids_V) == 0
     assert len(placed(store, [(1, 1)], LAST_TICK, LAST_TICK + 1).victim_ids_V) == 1
 
@@ -158,29 +158,29 @@ def test_two_keys_with_one_mixed_key_are_two_keys() -> None:
     golden = 0x9E37_79B9_7F4A_7C15
     twins = [(0, 5 ^ (golden - 2**64)), (1, 5)]
     assert mixed(twins[0]) == mixed(twins[1])
-    store = VERBS.allocate(WIDTH, 4, Layout(4, 1))
+    store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
     slots = placed(store, twins, 1, 1).slots_U
     assert len(set(slots.tolist())) == 2
     np.testing.assert_array_equal(found(store, twins), slots)
 
 
 def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area() -> None:
-    store = VERBS.allocate(WIDTH, 8, Layout(4, 1))
+    store = OPS.allocate(WIDTH, 8, RowLayout(4, 1))
     ours = placed(store, [(0, i) for i in range(WIDTH + 10)], 1, 1)
     assert (ours.slots_U == NO_SLOT).sum() == 2
     assert len(ours.new_N) == WIDTH + 8
-    store = VERBS.grow_overflow(store, 20)
+    store = OPS.grow_overflow(store, 20)
     again = placed(store, [(0, i) for i in range(WIDTH + 10)], 1, 1)
     assert len(again.new_N) == 2
     np.testing.assert_array_equal(again.slots_U[: WIDTH + 8], ours.slots_U[: WIDTH + 8])
-    assert len(VERBS.overflow(store, 1)) == 0
-    assert len(VERBS.overflow(store, 2)) == 10
+    assert len(OPS.overflow(store, 1)) == 0
+    assert len(OPS.overflow(store, 2)) == 10
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 60), unique=True, max_size=20), st.booleans()), max_size=20))
 def test_overflow_rows_come_and_go_and_the_others_are_found(steps: list[tuple[list[int], bool]]) -> None:
-    store, oracle = VERBS.allocate(WIDTH, 20, Layout(4, 1)), Index(WIDTH, WIDTH, 20)
+    store, oracle = OPS.allocate(WIDTH, 20, RowLayout(4, 1)), Index(WIDTH, WIDTH, 20)
     fillers = [(9, i) for i in range(WIDTH)]  # held all the time: everything else is in the overflow area
     placed(store, fillers, 1, 1)
     oracle.find_or_insert(fillers, 1, 1)
@@ -191,29 +191,29 @@ def test_overflow_rows_come_and_go_and_the_others_are_found(steps: list[tuple[li
         gone = keys[::2]
         slots = found(store, gone)
         slots = slots[slots != NO_SLOT]
-        VERBS.erase(store, np.concatenate([slots, slots]) if twice else slots)
+        OPS.erase(store, np.concatenate([slots, slots]) if twice else slots)
         for key in gone:
             oracle.erase(key)
         everything = [(0, i) for i in range(61)]
         expected = [key in oracle.overflow for key in everything]
         assert (found(store, everything) != NO_SLOT).tolist() == expected
-        assert set(keys_of(store, VERBS.overflow(store, 3))) == set(oracle.overflow)
+        assert set(keys_of(store, OPS.overflow(store, 3))) == set(oracle.overflow)
 
 
 def test_a_high_priority_outlives_a_late_tick_and_a_low_one_does_not() -> None:
-    store = VERBS.allocate(WIDTH, 4, Layout(4, 1))
+    store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
     keys = [(0, i) for i in range(WIDTH)]
     slots = placed(store, keys, 1, 1).slots_U
-    VERBS.set_priorities(store, slots, np.arange(WIDTH))
+    OPS.set_priorities(store, slots, np.arange(WIDTH))
     placed(store, keys[:1], LAST_TICK - 2, 2)  # asked for last, and still of the lowest priority
     gone = placed(store, [(1, 0)], LAST_TICK - 1, LAST_TICK)
     assert gone.victim_ids_V.tolist() == [0]
-    VERBS.set_priorities(store, found(store, [(1, 0)]), np.array([INT64_MIN]))
+    OPS.set_priorities(store, found(store, [(1, 0)]), np.array([INT64_MIN]))
     assert placed(store, [(1, 1)], LAST_TICK, LAST_TICK).victim_features_V.tolist() == [1]
 
 
 def test_a_tick_of_more_than_40_bits_is_refused() -> None:
-    store = VERBS.allocate(WIDTH, 4, Layout(4, 1))
+    store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
     for tick in (-1, LAST_TICK + 1):
         with pytest.raises(ValueError, match="40 bits"):
             placed(store, [(0, 1)], tick, tick)

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
 from kernels.cpu.store.store import parts_of
-from kernels.spec import NO_SLOT, Columns, Layout, Store
+from kernels.spec import NO_SLOT, RowColumns, RowLayout, Store
 from tests.kernels.oracle import Index, Key
 
-VERBS = backend()
+OPS = backend()
 NUM_OVERFLOW = 8
 MANY_KEYS = st.tuples(st.sampled_from([0, 1, 65535]), st.integers(-3, 200) | st.sampled_from([2**63 - 1, -(2**63)]))
-LAYOUTS = st.sampled_from([Layout(3, 1), Layout(1, 0), Layout(5, 11, "bfloat16"), Layout(16, 16), Layout(2, 4)])
+LAYOUTS = st.sampled_from(
+    [RowLayout(3, 1), RowLayout(1, 0), RowLayout(5, 11, "bfloat16"), RowLayout(16, 16), RowLayout(2, 4)]
+)
 SIZES = st.integers(1, 12).map(lambda num_buckets: num_buckets * WIDTH)
 STEPS = st.tuples(
     st.lists(MANY_KEYS, unique=True, max_size=80), st.integers(0, 2), st.lists(MANY_KEYS, max_size=20), SIZES
@@ -32,93 +34,93 @@ def arrays(keys: list[Key]) -> tuple[Any, Any]:
 
 def found(store: Store, keys: list[Key]) -> Any:
     features, ids = arrays(keys)
-    return VERBS.find(store, features, ids, VERBS.mix_keys(features, ids))
+    return OPS.find(store, features, ids, OPS.mix_keys(features, ids))
 
 
 def keys_of(store: Store, slots: Any) -> list[Key]:
-    features, ids = VERBS.keys_of(store, slots)
+    features, ids = OPS.keys_of(store, slots)
     return list(zip(features.tolist(), ids.tolist(), strict=True))
 
 
-def rows_of(keys: list[Key], layout: Layout, salt: int) -> Columns:
+def rows_of(keys: list[Key], layout: RowLayout, salt: int) -> RowColumns:
     """Rows that can be told from each other; whole numbers below 2**8, so that bfloat16 has them too."""
     seeds = np.array([hash((key, salt)) & 0xFFFF for key in keys], np.int64)
     values = (seeds[:, None] * np.arange(1, layout.dim + 1)) % 251
     states = (seeds[:, None] * np.arange(3, layout.state_width + 3)) % 241
-    return Columns(
+    return RowColumns(
         values.astype(np.float32), states.astype(np.float32), seeds, -seeds, np.where(seeds % 2, 3, 6).astype(np.int64)
     )
 
 
 @settings(deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=6), SIZES, LAYOUTS)
-def test_a_resized_store_equals_the_oracle(steps: list[Any], num_slots: int, layout: Layout) -> None:
-    store, oracle = VERBS.allocate(num_slots, NUM_OVERFLOW, layout), Index(num_slots, WIDTH, NUM_OVERFLOW)
+def test_a_resized_store_equals_the_oracle(steps: list[Any], num_slots: int, layout: RowLayout) -> None:
+    store, oracle = OPS.allocate(num_slots, NUM_OVERFLOW, layout), Index(num_slots, WIDTH, NUM_OVERFLOW)
     salts: dict[Key, int] = {}
     for tick, (keys, num_held, favourites, size) in enumerate(steps, 1):
         features, ids = arrays(keys)
         protect_from = max(1, tick - num_held)
-        placed = VERBS.find_or_insert(store, features, ids, VERBS.mix_keys(features, ids), tick, protect_from)
+        placed = OPS.find_or_insert(store, features, ids, OPS.mix_keys(features, ids), tick, protect_from)
         assert [keys[u] for u in placed.new_N] == oracle.find_or_insert(keys, tick, protect_from)[0]
         for n, key in enumerate(favourites):
-            VERBS.set_priorities(store, found(store, [key]), np.array([n % 5 - 2]))
+            OPS.set_priorities(store, found(store, [key]), np.array([n % 5 - 2]))
             oracle.set_priority(key, n % 5 - 2)
         here = placed.slots_U != NO_SLOT
         homed = list(itertools.compress(keys, here))
-        VERBS.scatter(store, placed.slots_U[here], rows_of(homed, layout, tick))
+        OPS.scatter(store, placed.slots_U[here], rows_of(homed, layout, tick))
         salts.update(dict.fromkeys(homed, tick))
         oracle, crowded = oracle.moved(size)
-        slots = VERBS.crowded(store, size)
+        slots = OPS.crowded(store, size)
         assert set(keys_of(store, slots)) == set(crowded)
-        pieces = [VERBS.crowded(store, size, start, start + WIDTH) for start in range(0, size, WIDTH)]
+        pieces = [OPS.crowded(store, size, start, start + WIDTH) for start in range(0, size, WIDTH)]
         assert sorted(np.concatenate(pieces).tolist()) == slots.tolist()
         if crowded:
             with pytest.raises(ValueError, match="find no room"):
-                VERBS.resize(store, size)
-        VERBS.erase(store, slots)
-        store = VERBS.resize(store, size)
+                OPS.resize(store, size)
+        OPS.erase(store, slots)
+        store = OPS.resize(store, size)
         assert store.num_slots == size
         check(store, oracle, layout, salts)
     for key in list(oracle.keys()):
-        VERBS.erase(store, found(store, [key]))
-    assert len(VERBS.occupied(store, 0, store.num_slots + NUM_OVERFLOW)) == 0
+        OPS.erase(store, found(store, [key]))
+    assert len(OPS.occupied(store, 0, store.num_slots + NUM_OVERFLOW)) == 0
     assert not parts_of(store).buckets.words.reshape(-1, 40)[:, 6].any()  # nobody is looked for elsewhere any more
 
 
-def check(store: Store, oracle: Index, layout: Layout, salts: dict[Key, int]) -> None:
+def check(store: Store, oracle: Index, layout: RowLayout, salts: dict[Key, int]) -> None:
     """Keys, places, scores and rows."""
     num_rows = store.num_slots + store.num_overflow
-    standing = VERBS.occupied(store, 0, num_rows)
+    standing = OPS.occupied(store, 0, num_rows)
     here = keys_of(store, standing)
     assert len(set(here)) == len(here)
     assert set(here) == oracle.keys()
     np.testing.assert_array_equal(found(store, here), standing)
-    assert keys_of(store, VERBS.lowest(store, -1, num_rows, 2**40)) == oracle.lowest(-1, num_rows, 2**40)
-    assert set(keys_of(store, VERBS.overflow(store, 2**40))) == set(oracle.overflow)
-    rows = VERBS.read(store, standing)
+    assert keys_of(store, OPS.lowest(store, -1, num_rows, 2**40)) == oracle.lowest(-1, num_rows, 2**40)
+    assert set(keys_of(store, OPS.overflow(store, 2**40))) == set(oracle.overflow)
+    rows = OPS.read(store, standing)
     for n, key in enumerate(here):
         for ours, expected in zip(rows, rows_of([key], layout, salts[key]), strict=True):
             np.testing.assert_array_equal(ours[n], expected[0])
     empty = np.setdiff1d(np.arange(num_rows), standing)
-    assert not VERBS.read(store, empty).flags_N.any()
+    assert not OPS.read(store, empty).flags_N.any()
 
 
-def filled(num_slots: int, layout: Layout) -> tuple[Store, Any, Any]:
+def filled(num_slots: int, layout: RowLayout) -> tuple[Store, Any, Any]:
     """A store at load 0.8, all its memory written to; the ids and their values."""
-    store, ids = VERBS.allocate(num_slots, WIDTH, layout), np.arange(num_slots * 4 // 5)
+    store, ids = OPS.allocate(num_slots, WIDTH, layout), np.arange(num_slots * 4 // 5)
     features = np.zeros(len(ids), np.uint16)
-    placed = VERBS.find_or_insert(store, features, ids, VERBS.mix_keys(features, ids), 1, 2)
-    VERBS.create(store, placed.slots_U, features, ids, 0, 0.1)
+    placed = OPS.find_or_insert(store, features, ids, OPS.mix_keys(features, ids), 1, 2)
+    OPS.create(store, placed.slots_U, features, ids, 0, 0.1)
     parts_of(store).values_CD[store.num_slots :] = 0
-    kept = VERBS.find(store, features, ids, VERBS.mix_keys(features, ids)) != NO_SLOT
+    kept = OPS.find(store, features, ids, OPS.mix_keys(features, ids)) != NO_SLOT
     ids, features = ids[kept], features[kept]
-    return store, ids, VERBS.first_values(features, ids, layout.dim, 0, 0.1)
+    return store, ids, OPS.first_values(features, ids, layout.dim, 0, 0.1)
 
 
 def holds(store: Store, ids: Any, values: Any) -> bool:
     features = np.zeros(len(ids), np.uint16)
-    slots = VERBS.find(store, features, ids, VERBS.mix_keys(features, ids))
-    return bool((slots != NO_SLOT).all()) and bool(np.array_equal(VERBS.read(store, slots).values_ND, values))
+    slots = OPS.find(store, features, ids, OPS.mix_keys(features, ids))
+    return bool((slots != NO_SLOT).all()) and bool(np.array_equal(OPS.read(store, slots).values_ND, values))
 
 
 def status_bytes(name: str) -> int:
@@ -127,16 +129,16 @@ def status_bytes(name: str) -> int:
 
 @pytest.mark.skipif(not STATUS.exists(), reason="peak memory is read from /proc")
 def test_resizing_needs_no_second_table_beside_the_first() -> None:
-    store, ids, values = filled(200_000, Layout(128, 1))
+    store, ids, values = filled(200_000, RowLayout(128, 1))
     small = store.num_bytes
     assert small > 100 << 20
     for num_slots in (300_000, 240_000):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before, bytes_before = status_bytes("VmRSS"), store.num_bytes
-        crowded = VERBS.crowded(store, num_slots)
-        gone = VERBS.keys_of(store, crowded)[1]
-        VERBS.erase(store, crowded)
-        store = VERBS.resize(store, num_slots)
+        crowded = OPS.crowded(store, num_slots)
+        gone = OPS.keys_of(store, crowded)[1]
+        OPS.erase(store, crowded)
+        store = OPS.resize(store, num_slots)
         growth = max(0, store.num_bytes - bytes_before)
         assert status_bytes("VmHWM") - before < growth + (24 << 20)
         kept = ~np.isin(ids, gone)
@@ -146,18 +148,18 @@ def test_resizing_needs_no_second_table_beside_the_first() -> None:
 
 
 def test_an_array_that_is_still_held_costs_a_copy_and_nothing_else() -> None:
-    store, ids, values = filled(1600, Layout(4, 1))
+    store, ids, values = filled(1600, RowLayout(4, 1))
     for num_slots in (3200, 2400):
         held = parts_of(store).values_CD
-        VERBS.erase(store, VERBS.crowded(store, num_slots))
-        store = VERBS.resize(store, num_slots)
+        OPS.erase(store, OPS.crowded(store, num_slots))
+        store = OPS.resize(store, num_slots)
         parts_of(store).values_CD[:, 0] += 0
         assert holds(store, ids, values)
         assert len(held) > 0
 
 
 def test_a_store_that_finds_no_memory_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, ids, values = filled(1600, Layout(4, 1))
+    store, ids, values = filled(1600, RowLayout(4, 1))
     calls = iter(range(100))
     resized = parts_of.__globals__["resized"]
 
@@ -168,17 +170,17 @@ def test_a_store_that_finds_no_memory_stays_as_it_was(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("kernels.cpu.store.store.resized", short_of_memory)
     with pytest.raises(OSError, match="no memory"):
-        VERBS.resize(store, 3200)
+        OPS.resize(store, 3200)
     assert store.num_slots == 1600
     assert holds(store, ids, values)
     monkeypatch.undo()
-    assert holds(VERBS.resize(store, 3200), ids, values)
+    assert holds(OPS.resize(store, 3200), ids, values)
 
 
 def test_slots_are_whole_buckets() -> None:
-    store = VERBS.allocate(32, 4, Layout(4, 1))
+    store = OPS.allocate(32, 4, RowLayout(4, 1))
     for num_slots in (0, 17, -16):
         with pytest.raises(ValueError, match="multiple of 16"):
-            VERBS.resize(store, num_slots)
+            OPS.resize(store, num_slots)
     with pytest.raises(ValueError, match="whole buckets"):
-        VERBS.crowded(store, 64, 8)
+        OPS.crowded(store, 64, 8)

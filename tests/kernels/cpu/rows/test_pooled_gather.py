@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from kernels.backend import backend
-from kernels.spec import NO_SLOT, Layout
+from kernels.spec import NO_SLOT, RowLayout
 from tests.kernels.cpu.rows.test_rows import filled
 
-VERBS = backend()
+OPS = backend()
 
 
 def bags(rng: Any, num_keys: int, num_bags: int) -> Any:
@@ -40,14 +40,14 @@ def pooled(values: Any, offsets: Any, mode: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("dim", [1, 3, 16, 64, 100])
 def test_bags_are_pooled_in_the_order_of_the_batch(dim: int, mode: str, dtype: str) -> None:
-    store, slots, _ = filled(Layout(dim, 1, dtype))
+    store, slots, _ = filled(RowLayout(dim, 1, dtype))
     slots[::5] = NO_SLOT
     rng = np.random.default_rng(2)
     inverse = rng.integers(0, 30, 200)
     inverse[:20] = 5 * rng.integers(0, 6, 20)  # bags whose keys all have no row
     offsets = bags(rng, 200, 60)
-    out, winners = VERBS.gather_pooled(store, slots, inverse, offsets, mode)
-    expected, expected_winners = pooled(VERBS.gather(store, slots, inverse), offsets, mode)
+    out, winners = OPS.gather_pooled(store, slots, inverse, offsets, mode)
+    expected, expected_winners = pooled(OPS.gather(store, slots, inverse), offsets, mode)
     np.testing.assert_array_equal(out, expected)
     if mode == "max":
         np.testing.assert_array_equal(winners, expected_winners)
@@ -57,10 +57,10 @@ def test_bags_are_pooled_in_the_order_of_the_batch(dim: int, mode: str, dtype: s
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_pooling_equals_torchs_embedding_bag(mode: str) -> None:
-    store, slots, columns = filled(Layout(16, 1))
+    store, slots, columns = filled(RowLayout(16, 1))
     rng = np.random.default_rng(4)
     inverse, offsets = rng.integers(0, 30, 100), bags(rng, 100, 30)
-    out, _ = VERBS.gather_pooled(store, slots, inverse, offsets, mode)
+    out, _ = OPS.gather_pooled(store, slots, inverse, offsets, mode)
     theirs = torch.nn.functional.embedding_bag(
         torch.from_numpy(inverse), torch.from_numpy(columns.values_ND), torch.from_numpy(offsets[:-1]), mode=mode
     )
@@ -68,19 +68,19 @@ def test_pooling_equals_torchs_embedding_bag(mode: str) -> None:
 
 
 def test_of_equals_the_first_wins() -> None:
-    store, slots, columns = filled(Layout(4, 1), num=3)
+    store, slots, columns = filled(RowLayout(4, 1), num=3)
     columns.values_ND[:] = [[1, 2, 3, -np.inf], [1, 3, 3, -np.inf], [0, 3, 2, -np.inf]]
-    VERBS.scatter(store, slots, columns)
-    out, winners = VERBS.gather_pooled(store, slots, np.arange(3), np.array([0, 3, 3]), "max")
+    OPS.scatter(store, slots, columns)
+    out, winners = OPS.gather_pooled(store, slots, np.arange(3), np.array([0, 3, 3]), "max")
     assert out.tolist() == [[1, 3, 3, -np.inf], [0, 0, 0, 0]]
     assert winners is not None
     assert winners.tolist() == [[0, 1, 0, 0], [-1, -1, -1, -1]]
 
 
 def test_bags_that_are_none_are_refused() -> None:
-    store, slots, _ = filled(Layout(4, 1), num=3)
+    store, slots, _ = filled(RowLayout(4, 1), num=3)
     with pytest.raises(ValueError, match="median"):
-        VERBS.gather_pooled(store, slots, np.arange(3), np.array([0, 3]), "median")
+        OPS.gather_pooled(store, slots, np.arange(3), np.array([0, 3]), "median")
     for offsets in ([], [0, 2], [1, 3], [0, 4], [0, 9, 3]):
         with pytest.raises(ValueError, match="from 0 to the number of keys, 3"):
-            VERBS.gather_pooled(store, slots, np.arange(3), np.array(offsets, np.int64), "sum")
+            OPS.gather_pooled(store, slots, np.arange(3), np.array(offsets, np.int64), "sum")

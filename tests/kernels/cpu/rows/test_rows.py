@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 
 from kernels.backend import backend
-from kernels.spec import NO_SLOT, OPTIMIZERS, Layout, state_width_of
+from kernels.spec import NO_SLOT, OPTIMIZERS, RowLayout, state_width_of
 from tests.kernels.oracle import nearest
 from tests.kernels.small_batch import placed
 
-VERBS = backend()
+OPS = backend()
 
 
-def filled(layout: Layout, num: int = 30) -> tuple[Any, Any, Any]:
+def filled(layout: RowLayout, num: int = 30) -> tuple[Any, Any, Any]:
     """A store with random rows, their slots and columns."""
-    store = VERBS.allocate(32, 16, layout)
+    store = OPS.allocate(32, 16, layout)
     slots = placed(store, [(1, i * 7) for i in range(num)])
     rng = np.random.default_rng(0)
-    columns = VERBS.read(store, slots)._replace(
+    columns = OPS.read(store, slots)._replace(
         values_ND=rng.standard_normal((num, layout.dim)).astype(np.float32),
         states_NS=rng.standard_normal((num, layout.state_width)).astype(np.float32),
         counts_N=np.arange(num),
         last_seen_N=np.arange(num) * 3,
         flags_N=np.full(num, 2),
     )
-    VERBS.scatter(store, slots, columns)
+    OPS.scatter(store, slots, columns)
     return store, slots, columns
 
 
@@ -33,10 +33,10 @@ def filled(layout: Layout, num: int = 30) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("dim", [1, 2, 3, 16, 64, 100])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_scattered_is_read_and_outlives_a_larger_overflow_area(dim: int, name: str, dtype: str) -> None:
-    store, slots, columns = filled(Layout(dim, state_width_of(name, dim), dtype))
+    store, slots, columns = filled(RowLayout(dim, state_width_of(name, dim), dtype))
     values = columns.values_ND if dtype == "float32" else nearest(columns.values_ND)
-    for held in (store, VERBS.grow_overflow(store, 40)):
-        read = VERBS.read(held, slots)
+    for held in (store, OPS.grow_overflow(store, 40)):
+        read = OPS.read(held, slots)
         np.testing.assert_array_equal(read.values_ND, values)
         for ours, theirs in zip(read[1:], columns[1:], strict=True):
             np.testing.assert_array_equal(ours, theirs)
@@ -45,56 +45,56 @@ def test_what_is_scattered_is_read_and_outlives_a_larger_overflow_area(dim: int,
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dim", [1, 3, 16, 64, 100])
 def test_what_is_scattered_is_gathered(dim: int, dtype: str) -> None:
-    store, slots, columns = filled(Layout(dim, 1, dtype))
+    store, slots, columns = filled(RowLayout(dim, 1, dtype))
     slots[7] = NO_SLOT
     values = columns.values_ND if dtype == "float32" else nearest(columns.values_ND)
     values[7] = np.nan
     inverse = np.random.default_rng(1).integers(0, 30, 100)
-    np.testing.assert_array_equal(VERBS.gather(store, slots, inverse), values[inverse])
+    np.testing.assert_array_equal(OPS.gather(store, slots, inverse), values[inverse])
     out = np.zeros((100, dim), np.float32)
-    assert VERBS.gather(store, slots, inverse, out=out) is out
+    assert OPS.gather(store, slots, inverse, out=out) is out
     np.testing.assert_array_equal(out, values[inverse])
 
 
 def test_a_created_row_forgets_whose_slot_it_had() -> None:
     for name in OPTIMIZERS:
-        store, slots, _ = filled(Layout(3, state_width_of(name, 3)))
-        features, ids = VERBS.keys_of(store, slots)
-        VERBS.create(store, slots, features, ids, 5, 0.5)
-        read = VERBS.read(store, slots)
-        np.testing.assert_array_equal(read.values_ND, VERBS.first_values(features, ids, 3, 5, 0.5))
+        store, slots, _ = filled(RowLayout(3, state_width_of(name, 3)))
+        features, ids = OPS.keys_of(store, slots)
+        OPS.create(store, slots, features, ids, 5, 0.5)
+        read = OPS.read(store, slots)
+        np.testing.assert_array_equal(read.values_ND, OPS.first_values(features, ids, 3, 5, 0.5))
         assert not any(column.any() for column in (read.states_NS, read.counts_N, read.last_seen_N))
 
 
 def test_bfloat16_rounds_to_nearest_even_and_keeps_what_is_no_number() -> None:
-    store, slots, columns = filled(Layout(8, 0, "bfloat16"), num=1)
+    store, slots, columns = filled(RowLayout(8, 0, "bfloat16"), num=1)
     bits = np.array([[0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F800000, 0xFF800000, 0x7F800001, 0x80000000]])
-    VERBS.scatter(store, slots, columns._replace(values_ND=bits.astype(np.uint32).view(np.float32)))
-    stored = VERBS.gather(store, slots, np.zeros(1, np.int64))[0].view(np.uint32) >> 16
+    OPS.scatter(store, slots, columns._replace(values_ND=bits.astype(np.uint32).view(np.float32)))
+    stored = OPS.gather(store, slots, np.zeros(1, np.int64))[0].view(np.uint32) >> 16
     assert stored[:6].tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80, 0x7F80, 0xFF80]
-    assert np.isnan(VERBS.read(store, slots).values_ND[0, 6])
+    assert np.isnan(OPS.read(store, slots).values_ND[0, 6])
     assert stored[7] == 0x8000
 
 
 def test_a_store_counts_every_byte_of_a_slot() -> None:
     for name in OPTIMIZERS:
         for dtype in ("float32", "bfloat16"):
-            layout = Layout(16, state_width_of(name, 16), dtype)
-            small, large = (VERBS.allocate(num, 16, layout).num_bytes for num in (160, 320))
-            assert large - small == 160 * VERBS.slot_bytes(layout)
+            layout = RowLayout(16, state_width_of(name, 16), dtype)
+            small, large = (OPS.allocate(num, 16, layout).num_bytes for num in (160, 320))
+            assert large - small == 160 * OPS.slot_bytes(layout)
 
 
 def test_wrong_shapes_are_refused_before_a_kernel_sees_them() -> None:
-    store, slots, columns = filled(Layout(4, 1), num=2)
+    store, slots, columns = filled(RowLayout(4, 1), num=2)
     with pytest.raises(ValueError, match="multiple of 16"):
-        VERBS.allocate(17, 1, Layout(4, 1))
+        OPS.allocate(17, 1, RowLayout(4, 1))
     with pytest.raises(ValueError, match="negative width"):
-        VERBS.allocate(16, 1, Layout(4, -1))
+        OPS.allocate(16, 1, RowLayout(4, -1))
     with pytest.raises(ValueError, match="float16"):
-        VERBS.allocate(16, 1, Layout(4, 1, "float16"))
+        OPS.allocate(16, 1, RowLayout(4, 1, "float16"))
     with pytest.raises(ValueError, match="values"):
-        VERBS.scatter(store, slots, columns._replace(values_ND=np.zeros((3, 4), np.float32)))
+        OPS.scatter(store, slots, columns._replace(values_ND=np.zeros((3, 4), np.float32)))
     with pytest.raises(ValueError, match="states"):
-        VERBS.scatter(store, slots, columns._replace(states_NS=np.zeros((2, 2), np.float32)))
+        OPS.scatter(store, slots, columns._replace(states_NS=np.zeros((2, 2), np.float32)))
     with pytest.raises(ValueError, match="out"):
-        VERBS.gather(store, slots, np.zeros(3, np.int64), out=np.zeros((3, 5), np.float32))
+        OPS.gather(store, slots, np.zeros(3, np.int64), out=np.zeros((3, 5), np.float32))

@@ -7,19 +7,19 @@ import numpy as np
 
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
-from kernels.spec import Layout, Step
+from kernels.spec import OptimizerStep, RowLayout
 from tests.kernels.small_batch import placed
 
-VERBS = backend()
+OPS = backend()
 DIM, NUM_ROWS = 32, 200
 
 
 def store_of(values: Any) -> tuple[Any, Any]:
     """A bfloat16 store with these rows, and their slots."""
-    store = VERBS.allocate(WIDTH * 32, 64, Layout(DIM, 0, "bfloat16"))
+    store = OPS.allocate(WIDTH * 32, 64, RowLayout(DIM, 0, "bfloat16"))
     slots = placed(store, [(2, i) for i in range(len(values))])
-    columns = VERBS.read(store, slots)
-    VERBS.scatter(store, slots, columns._replace(values_ND=values))
+    columns = OPS.read(store, slots)
+    OPS.scatter(store, slots, columns._replace(values_ND=values))
     return store, slots
 
 
@@ -29,9 +29,9 @@ def stepped(store: Any, slots: Any, grads: Any, *, seed: int, parts: int = 1) ->
     one_each, times = np.arange(num + 1), np.zeros(num, np.int64)
     bounds = np.linspace(0, num, parts + 1).astype(int)
     for start, stop in reversed(list(itertools.pairwise(bounds))):
-        step = Step("sgd", 1.0, seed=seed)
-        VERBS.update(store, slots, one_each[:-1], one_each, grads, times, step, False, start, stop)
-    return VERBS.read(store, slots).values_ND
+        step = OptimizerStep("sgd", 1.0, seed=seed)
+        OPS.update(store, slots, one_each[:-1], one_each, grads, times, step, False, start, stop)
+    return OPS.read(store, slots).values_ND
 
 
 def random_rows() -> tuple[Any, Any]:
@@ -44,7 +44,7 @@ def test_a_new_value_becomes_one_of_its_two_neighbours_and_itself_on_average() -
     num_seeds, total, ups = 400, np.zeros((NUM_ROWS, DIM)), np.zeros((NUM_ROWS, DIM))
     for seed in range(num_seeds):
         store, slots = store_of(values)
-        exact = VERBS.read(store, slots).values_ND - grads
+        exact = OPS.read(store, slots).values_ND - grads
         low = (exact.view(np.uint32) & 0xFFFF_0000).view(np.float32)  # nearer to 0
         high = ((exact.view(np.uint32) & 0xFFFF_0000) + 0x1_0000).view(np.float32)
         rounded = stepped(store, slots, grads, seed=seed)
@@ -89,7 +89,7 @@ def test_neither_ranges_nor_order_nor_another_run_change_a_bit() -> None:
     backwards = np.arange(NUM_ROWS)[::-1]
     for seed in (5, 6):
         stepped(store, slots[backwards], grads[backwards], seed=seed)
-    results.append(VERBS.read(store, slots).values_ND)
+    results.append(OPS.read(store, slots).values_ND)
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
-from kernels.spec import OPTIMIZERS, TICK_BITS, TOUCHED, Layout, Step, state_width_of
+from kernels.spec import DIRTY, OPTIMIZERS, TICK_BITS, OptimizerStep, RowLayout, state_width_of
 from tests.kernels.oracle import Key
 from tests.kernels.small_batch import SmallBatch, placed
 
-VERBS = backend()
+OPS = backend()
 SMALL_KEYS = st.tuples(st.integers(0, 2), st.integers(-3, 40) | st.sampled_from([2**63 - 1, -(2**63), 1 << 32]))
 DIMS, DTYPES = [1, 3, 16, 100], ["float32", "bfloat16"]
 # each triple is compiled by itself, which takes a second: every dimension with every optimizer, both types with each of
@@ -51,7 +51,7 @@ def test_update_equals_the_oracle_however_it_is_split(
     dim, name, dtype = compiled
     rng = np.random.default_rng(seed)
     batch = SmallBatch(keys, rng.integers(0, 100, len(keys)), dim=dim, name=name, dtype=dtype)
-    step = Step(name, lr, weight_decay=decay, clip_norm=clip, l1=l1, l2=0.1, beta=0.5, beta1=0.8, seed=seed)
+    step = OptimizerStep(name, lr, weight_decay=decay, clip_norm=clip, l1=l1, l2=0.1, beta=0.5, beta1=0.8, seed=seed)
     for turn in range(3):
         grads = rng.standard_normal((len(keys), dim)).astype(np.float32)
         if turn == 1:
@@ -60,9 +60,9 @@ def test_update_equals_the_oracle_however_it_is_split(
         assert fresh == (batch.slots.tolist() if turn == 0 else [])
         assert refused == (1 if turn == 1 else 0)
     batch.check()
-    touched = VERBS.clear_touched(batch.store, np.concatenate([batch.slots, batch.slots]))
+    touched = OPS.clear_dirty(batch.store, np.concatenate([batch.slots, batch.slots]))
     assert sorted(touched.tolist()) == sorted(batch.slots.tolist())
-    assert not (VERBS.read(batch.store, batch.slots).flags_N & TOUCHED).any()
+    assert not (OPS.read(batch.store, batch.slots).flags_N & DIRTY).any()
 
 
 @settings(deadline=None, max_examples=30)
@@ -81,7 +81,7 @@ def test_occurrences_take_the_gradients_of_their_bags(
     bags = np.sort(rng.integers(0, 5, len(keys))) if bagged else None
     scales = rng.standard_normal(len(keys)).astype(np.float32) if scaled else None
     grads = rng.standard_normal((5 if bagged else len(keys), dim)).astype(np.float32)
-    batch.update(grads, Step("rowwise-adagrad", 0.1), parts=2, bags=bags, scales=scales)
+    batch.update(grads, OptimizerStep("rowwise-adagrad", 0.1), parts=2, bags=bags, scales=scales)
     batch.check()
 
 
@@ -90,12 +90,12 @@ def trained(name: str, options: Any, num_steps: int = 30) -> tuple[Any, Any, Any
     rng = np.random.default_rng(3)
     keys = [(0, i) for i in range(20)]
     batch = SmallBatch(keys, np.zeros(20), dim=16, name=name)
-    before = VERBS.read(batch.store, batch.slots).values_ND
+    before = OPS.read(batch.store, batch.slots).values_ND
     grads = rng.standard_normal((num_steps, 20, 16)).astype(np.float32)
     for grad in grads:
-        batch.update(grad, Step(name, **options))
+        batch.update(grad, OptimizerStep(name, **options))
     batch.check()
-    return before, grads, VERBS.read(batch.store, batch.slots).values_ND
+    return before, grads, OPS.read(batch.store, batch.slots).values_ND
 
 
 @pytest.mark.parametrize(
@@ -147,31 +147,31 @@ def test_ftrl_is_that_of_its_paper_from_the_first_value_on() -> None:
 
 def test_a_step_of_ftrl_without_a_gradient_leaves_the_first_value() -> None:
     batch = SmallBatch([(0, 1)], np.zeros(1), dim=16, name="ftrl")
-    before = VERBS.read(batch.store, batch.slots).values_ND
-    batch.update(np.zeros((1, 16), np.float32), Step("ftrl", 0.1, l1=0.01, l2=0.1))
-    np.testing.assert_allclose(VERBS.read(batch.store, batch.slots).values_ND, before, rtol=1e-5)
+    before = OPS.read(batch.store, batch.slots).values_ND
+    batch.update(np.zeros((1, 16), np.float32), OptimizerStep("ftrl", 0.1, l1=0.01, l2=0.1))
+    np.testing.assert_allclose(OPS.read(batch.store, batch.slots).values_ND, before, rtol=1e-5)
 
 
 def test_adam_counts_the_steps_of_each_row_beyond_its_table() -> None:
     batch = SmallBatch([(0, 1), (0, 2)], np.zeros(2), dim=3, name="adam")
     rng = np.random.default_rng(1)
-    columns = VERBS.read(batch.store, batch.slots)
+    columns = OPS.read(batch.store, batch.slots)
     columns.states_NS[:, -1] = 4094, 0
-    VERBS.scatter(batch.store, batch.slots, columns)
+    OPS.scatter(batch.store, batch.slots, columns)
     batch.rows[0].states[-1] = 4094
     for _ in range(4):
-        batch.update(rng.standard_normal((2, 3)).astype(np.float32), Step("adam", 0.1, beta2=0.9999))
+        batch.update(rng.standard_normal((2, 3)).astype(np.float32), OptimizerStep("adam", 0.1, beta2=0.9999))
     batch.check()
-    assert VERBS.read(batch.store, batch.slots).states_NS[:, -1].tolist() == [4098, 4]
+    assert OPS.read(batch.store, batch.slots).states_NS[:, -1].tolist() == [4098, 4]
 
 
 def test_a_long_gradient_is_scaled_and_a_short_one_is_not() -> None:
     batch = SmallBatch([(0, 1), (0, 2)], np.zeros(2), dim=16, name="sgd")
-    before = VERBS.read(batch.store, batch.slots).values_ND
+    before = OPS.read(batch.store, batch.slots).values_ND
     grads = np.zeros((2, 16), np.float32)
     grads[0, 3], grads[1, 3] = -8.0, 0.25
-    batch.update(grads, Step("sgd", 1.0, clip_norm=0.5))
-    moved = before - VERBS.read(batch.store, batch.slots).values_ND
+    batch.update(grads, OptimizerStep("sgd", 1.0, clip_norm=0.5))
+    moved = before - OPS.read(batch.store, batch.slots).values_ND
     np.testing.assert_allclose(moved[:, 3], [-0.5, 0.25], rtol=1e-6)
 
 
@@ -180,12 +180,12 @@ def test_counts_become_priorities_where_that_is_asked_for(dtype: str) -> None:
     keys = [(1, i % 40) for i in range(100)]  # 32 slots: some rows overflow
     batch = SmallBatch(keys, np.zeros(100), dim=16, name="sgd", dtype=dtype)
     grads = np.ones((100, 16), np.float32)
-    batch.update(grads, Step("sgd", 0.1), count_priority=True, parts=3)
+    batch.update(grads, OptimizerStep("sgd", 0.1), count_priority=True, parts=3)
     batch.check()
     words = scores_of(batch.store, batch.slots)
     assert [word >> TICK_BITS for word in words] == [row.count for row in batch.rows]
     assert {word & ((1 << TICK_BITS) - 1) for word in words} == {1}
-    batch.update(grads, Step("sgd", 0.1))
+    batch.update(grads, OptimizerStep("sgd", 0.1))
     assert scores_of(batch.store, batch.slots) == words
 
 
@@ -202,41 +202,41 @@ def scores_of(store: Any, slots: Any) -> list[int]:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_key_without_a_slot_is_passed_over(name: str) -> None:
     batch = SmallBatch([(0, 1), (0, 2)], np.zeros(2), dim=16, name=name)
-    before = VERBS.read(batch.store, batch.slots)
+    before = OPS.read(batch.store, batch.slots)
     slots = batch.slots.copy()
     batch.slots[:] = -1
     batch.rows.clear()
-    assert batch.update(np.ones((2, 16), np.float32), Step(name, 0.1)) == ([], 0)
-    for old, new in zip(before, VERBS.read(batch.store, slots), strict=True):
+    assert batch.update(np.ones((2, 16), np.float32), OptimizerStep(name, 0.1)) == ([], 0)
+    for old, new in zip(before, OPS.read(batch.store, slots), strict=True):
         np.testing.assert_array_equal(old, new)
 
 
 def test_a_key_without_occurrences_is_passed_over() -> None:
     batch = SmallBatch([(0, 1), (0, 2)], np.zeros(2), dim=16, name="sgd")
     offsets, order, times = np.array([0, 1, 1]), np.zeros(1, np.int64), np.ones(2, np.int64)
-    grads, step = np.ones((1, 16), np.float32), Step("sgd", 0.1)
-    fresh, _ = VERBS.update(batch.store, batch.slots, order, offsets, grads, times, step, False, 0, 2)
+    grads, step = np.ones((1, 16), np.float32), OptimizerStep("sgd", 0.1)
+    fresh, _ = OPS.update(batch.store, batch.slots, order, offsets, grads, times, step, False, 0, 2)
     assert fresh.tolist() == batch.slots[:1].tolist()
-    assert VERBS.read(batch.store, batch.slots).counts_N.tolist() == [1, 0]
+    assert OPS.read(batch.store, batch.slots).counts_N.tolist() == [1, 0]
 
 
 def test_what_does_not_fit_the_store_is_refused_before_a_kernel_sees_it() -> None:
-    store = VERBS.allocate(64, 16, Layout(4, 1))
+    store = OPS.allocate(64, 16, RowLayout(4, 1))
     slots, one, grads = placed(store, [(0, 1)]), np.zeros(1, np.int64), np.zeros((1, 4), np.float32)
 
-    def update(grads: Any, step: Step, **options: Any) -> None:
-        VERBS.update(store, slots, one, np.array([0, 1]), grads, one, step, False, 0, 1, **options)
+    def update(grads: Any, step: OptimizerStep, **options: Any) -> None:
+        OPS.update(store, slots, one, np.array([0, 1]), grads, one, step, False, 0, 1, **options)
 
     with pytest.raises(ValueError, match="gradients"):
-        update(np.zeros((1, 5), np.float32), Step("rowwise-adagrad", 0.1))
+        update(np.zeros((1, 5), np.float32), OptimizerStep("rowwise-adagrad", 0.1))
     with pytest.raises(ValueError, match="gradients"):
-        update(grads.astype(np.float64), Step("rowwise-adagrad", 0.1))
+        update(grads.astype(np.float64), OptimizerStep("rowwise-adagrad", 0.1))
     with pytest.raises(ValueError, match="state of width 1"):
-        update(grads, Step("adam", 0.1))
+        update(grads, OptimizerStep("adam", 0.1))
     with pytest.raises(ValueError, match="must be one of sgd"):
-        update(grads, Step("adamw", 0.1))
+        update(grads, OptimizerStep("adamw", 0.1))
     with pytest.raises(ValueError, match="occurrences"):
-        update(grads, Step("rowwise-adagrad", 0.1), scales_K=np.ones(2, np.float32))
-    ftrl = VERBS.allocate(64, 16, Layout(4, state_width_of("ftrl", 4)))
+        update(grads, OptimizerStep("rowwise-adagrad", 0.1), scales_K=np.ones(2, np.float32))
+    ftrl = OPS.allocate(64, 16, RowLayout(4, state_width_of("ftrl", 4)))
     with pytest.raises(ValueError, match="divides by lr"):
-        VERBS.update(ftrl, slots, one, np.array([0, 1]), grads, one, Step("ftrl", 0.0), False, 0, 1)
+        OPS.update(ftrl, slots, one, np.array([0, 1]), grads, one, OptimizerStep("ftrl", 0.0), False, 0, 1)

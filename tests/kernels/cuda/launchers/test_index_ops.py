@@ -1,4 +1,4 @@
-"""The CUDA twin's verbs that find, place and choose keys, against the oracle: kernels and launchers together."""
+"""The CUDA twin's ops that find, place and choose keys, against the oracle: kernels and launchers together."""
 
 from typing import Any
 
@@ -8,21 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from springtide_client.keys import mix_keys
 
-from kernels.cuda.launchers.index_ops import IndexVerbs
+from kernels.cuda.launchers.index_ops import IndexOps
 from kernels.cuda.store import WIDTH, new_keys, new_overflow, new_rows, parts_of, store_of
-from kernels.spec import NO_SLOT, TICK_BITS, Layout, Placed
+from kernels.spec import NO_SLOT, TICK_BITS, InsertResult, RowLayout
 from tests.kernels.oracle import Index, Key, mixed
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 
 LAST_TICK = 2**TICK_BITS - 1
-LAYOUT = Layout(4, 1)
+LAYOUT = RowLayout(4, 1)
 
 
 class Twins:
     """A store of the CUDA twin and the oracle's, given the same calls."""
 
     def __init__(self, device: Any, num_slots: int, num_overflow: int) -> None:
-        self.verbs, self.oracle = IndexVerbs(device), Index(num_slots, WIDTH, num_overflow)
+        self.ops, self.oracle = IndexOps(device), Index(num_slots, WIDTH, num_overflow)
         keys = new_keys(device, num_slots, new_overflow(device, num_overflow))
         self.store = store_of(keys, new_rows(device, num_slots + num_overflow, LAYOUT), LAYOUT)
         self.put = device.put
@@ -34,12 +34,12 @@ class Twins:
         return self.put(features), self.put(ids), self.put(mixed_keys)
 
     def find(self, keys: list[Key]) -> Any:
-        return host(self.verbs.find(self.store, *self.arrays(keys)))
+        return host(self.ops.find(self.store, *self.arrays(keys)))
 
-    def place(self, keys: list[Key], tick: int, protect_from: int) -> Placed:
+    def place(self, keys: list[Key], tick: int, protect_from: int) -> InsertResult:
         """The verb; new keys, victims and keys without room are the oracle's."""
-        placed = self.verbs.find_or_insert(self.store, *self.arrays(keys), tick, protect_from)
-        placed = Placed(*(host(array) for array in placed))
+        placed = self.ops.find_or_insert(self.store, *self.arrays(keys), tick, protect_from)
+        placed = InsertResult(*(host(array) for array in placed))
         new, victims, homeless = self.oracle.find_or_insert(keys, tick, protect_from)
         assert [keys[u] for u in placed.new_N] == new
         assert list(zip(placed.victim_features_V.tolist(), placed.victim_ids_V.tolist(), strict=True)) == victims
@@ -53,7 +53,7 @@ class Twins:
         assert set(here) == {key for key in keys if self.oracle.home(key) is not None}
         standing = slots[slots != NO_SLOT]
         assert len(set(standing.tolist())) == len(standing)
-        features, ids = (host(array) for array in self.verbs.keys_of(self.store, self.put(standing)))
+        features, ids = (host(array) for array in self.ops.keys_of(self.store, self.put(standing)))
         assert list(zip(features.tolist(), ids.tolist(), strict=True)) == here
         assert host(parts_of(self.store).keys.elsewhere_B).sum() == len(self.oracle.overflow)
 
@@ -69,11 +69,11 @@ def test_the_index_equals_the_oracle(name: str, num_slots: int, num_overflow: in
         twins.place(keys, tick, protect_from)
         keys = keys[::2]  # the others keep the priorities they had
         slots, priorities = twins.find(keys), rng.integers(-3, 3, len(keys)) << int(rng.choice([0, 40]))
-        twins.verbs.set_priorities(twins.store, twins.put(slots), twins.put(priorities))
+        twins.ops.set_priorities(twins.store, twins.put(slots), twins.put(priorities))
         for key, priority in zip(keys, priorities.tolist(), strict=True):
             twins.oracle.set_priority(key, priority)
         if tick % 3 == 0:
-            twins.verbs.erase(twins.store, twins.put(np.concatenate([slots[::2], slots[::4]])))
+            twins.ops.erase(twins.store, twins.put(np.concatenate([slots[::2], slots[::4]])))
             for key in keys[::2]:
                 twins.oracle.erase(key)
     twins.check(everything)
@@ -86,7 +86,7 @@ def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area(name: str) -> 
     placed = twins.place(keys, 1, 1)
     assert (placed.slots_U == NO_SLOT).sum() == 2
     slots = twins.find(keys[:4] + keys[-4:])
-    twins.verbs.erase(twins.store, twins.put(slots))
+    twins.ops.erase(twins.store, twins.put(slots))
     for key in keys[:4] + keys[-4:]:
         twins.oracle.erase(key)
     twins.check(keys)
@@ -116,11 +116,11 @@ def test_batches_made_to_collide_equal_the_oracle(name: str, steps: list[Any], n
         twins.place(keys, tick, tick - num_held)
         some = keys[::3]
         priorities = np.full(len(some), priority)
-        twins.verbs.set_priorities(twins.store, twins.put(twins.find(some)), twins.put(priorities))
+        twins.ops.set_priorities(twins.store, twins.put(twins.find(some)), twins.put(priorities))
         for key in some:
             twins.oracle.set_priority(key, priority)
         if erases:
-            twins.verbs.erase(twins.store, twins.put(twins.find(keys[::2])))
+            twins.ops.erase(twins.store, twins.put(twins.find(keys[::2])))
             for key in keys[::2]:
                 twins.oracle.erase(key)
         twins.check(keys)
@@ -160,7 +160,7 @@ def test_batches_of_one_bucket_full_of_protected_keys_equal_the_oracle(
         twins.place(batch, tick, tick - num_held)
         before = batch
         overflowing = list(twins.oracle.overflow)[::2]  # room for the next ones
-        twins.verbs.erase(twins.store, twins.put(twins.find(overflowing)))
+        twins.ops.erase(twins.store, twins.put(twins.find(overflowing)))
         for key in overflowing:
             twins.oracle.erase(key)
     twins.check(keys)
@@ -173,7 +173,7 @@ def test_one_bucket_takes_a_whole_batch_in_its_order(name: str) -> None:
     keys: list[Key] = [(3, i) for i in range(num)]
     placed = twins.place(keys, 1, 1)  # all protected: 128, then the overflow area, then nobody
     assert (placed.slots_U != NO_SLOT).sum() == WIDTH + num // 4
-    twins.verbs.erase(twins.store, twins.put(placed.slots_U[WIDTH:]))
+    twins.ops.erase(twins.store, twins.put(placed.slots_U[WIDTH:]))
     for key in list(twins.oracle.overflow):
         twins.oracle.erase(key)
     placed = twins.place([(4, i) for i in range(num)], 2, 3)  # none protected, also not those of this call
@@ -192,7 +192,7 @@ def test_keys_of_one_digest_and_keys_of_one_mixed_key_are_told_apart(name: str) 
     strangers = [(1, i) for i in range(4000) if mixed((1, i)) & 0xFF in (0, 1)]
     assert (twins.find(strangers) == NO_SLOT).all()
     slots = twins.find(alike)
-    twins.verbs.erase(twins.store, twins.put(slots[:20]))  # their digests go, their ids stay
+    twins.ops.erase(twins.store, twins.put(slots[:20]))  # their digests go, their ids stay
     assert (twins.find(alike)[:20] == NO_SLOT).all()
 
 
@@ -200,14 +200,14 @@ def test_keys_of_one_digest_and_keys_of_one_mixed_key_are_told_apart(name: str) 
 def test_no_verb_waits_where_answers_keep_their_longest_length(name: str) -> None:
     device = device_of(name)
     twins = Twins(device, WIDTH, 4)
-    patient = twins.verbs
+    patient = twins.ops
     twins.place([(0, i) for i in range(WIDTH)], 1, 1)
-    twins.verbs = IndexVerbs(device, exact=False)
+    twins.ops = IndexOps(device, exact=False)
     device.read = None  # type: ignore[method-assign]
     features, ids, mixed_keys = (host(array) for array in twins.arrays([(0, 3), (1, 7), (0, 0)]))
     mixed_keys[2] = 1  # (0, 0) with a mixed key that is not its own is no key
     batch = [twins.put(array) for array in (features, ids, mixed_keys)]
-    placed = Placed(*(host(array) for array in twins.verbs.find_or_insert(twins.store, *batch, 2, 2)))
+    placed = InsertResult(*(host(array) for array in twins.ops.find_or_insert(twins.store, *batch, 2, 2)))
     assert placed.new_N.tolist() == [1, NO_SLOT, NO_SLOT]
     assert placed.victim_slots_V[1:].tolist() == [NO_SLOT, NO_SLOT]
     assert placed.slots_U[2] == NO_SLOT
@@ -220,8 +220,8 @@ def test_arguments_of_another_kind_are_refused_by_name(name: str) -> None:
     twins = Twins(device_of(name), WIDTH, 4)
     features, ids, mixed_keys = twins.arrays([(0, 1), (0, 2)])
     with pytest.raises(ValueError, match=r"features uint16 \(1,\) for contiguous uint16 \(2,\)"):
-        twins.verbs.find(twins.store, features[:1], ids, mixed_keys)
+        twins.ops.find(twins.store, features[:1], ids, mixed_keys)
     with pytest.raises(ValueError, match="mixed keys int64"):
-        twins.verbs.find(twins.store, features, ids, ids)
+        twins.ops.find(twins.store, features, ids, ids)
     with pytest.raises(ValueError, match="40 bits"):
-        twins.verbs.find_or_insert(twins.store, features, ids, mixed_keys, 2**40, 1)
+        twins.ops.find_or_insert(twins.store, features, ids, mixed_keys, 2**40, 1)

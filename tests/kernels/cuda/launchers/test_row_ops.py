@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kernels.cuda.launchers.update_ops import LONG, OPTIMIZER_NUMBERS, group_of, num_part_floats
-from kernels.cuda.ops import CudaVerbs
-from kernels.spec import NO_SLOT, Columns, Layout, Step, state_width_of
+from kernels.cuda.ops import CudaOps
+from kernels.spec import NO_SLOT, OptimizerStep, RowColumns, RowLayout, state_width_of
 from tests.kernels.oracle import Row, mixed, nearest
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 
@@ -20,19 +20,19 @@ class Told:
     """Keys with first values in a store of the CUDA twin, and the oracle's rows."""
 
     def __init__(self, device: Any, dim: int, *, name: str = "sgd", dtype: str = "float32") -> None:
-        self.verbs, self.put = CudaVerbs(device), device.put
+        self.ops, self.put = CudaOps(device), device.put
         self.features = self.put((np.arange(NUM_KEYS) % 3).astype(np.uint16))
         self.ids = self.put(np.arange(NUM_KEYS, dtype=np.int64) * 977 - 5)
         width = state_width_of(name, dim)
-        self.store = self.verbs.allocate(128, 16, Layout(dim, width, dtype))
-        mixed_keys = self.verbs.mix_keys(self.features, self.ids)
-        self.slots = self.verbs.find_or_insert(self.store, self.features, self.ids, mixed_keys, 1, 1).slots_U
-        self.verbs.create(self.store, self.slots, self.features, self.ids, SEED, SCALE)
+        self.store = self.ops.allocate(128, 16, RowLayout(dim, width, dtype))
+        mixed_keys = self.ops.mix_keys(self.features, self.ids)
+        self.slots = self.ops.find_or_insert(self.store, self.features, self.ids, mixed_keys, 1, 1).slots_U
+        self.ops.create(self.store, self.slots, self.features, self.ids, SEED, SCALE)
         self.keys = list(zip(host(self.features).tolist(), host(self.ids).tolist(), strict=True))
         self.rows = [Row(key, dim=dim, seed=SEED, scale=SCALE, dtype=dtype, width=width) for key in self.keys]
 
-    def read(self) -> Columns:
-        return Columns(*(host(array) for array in self.verbs.read(self.store, self.slots)))
+    def read(self) -> RowColumns:
+        return RowColumns(*(host(array) for array in self.ops.read(self.store, self.slots)))
 
     def check(self) -> None:
         """Every column of every row is the oracle's, bit by bit."""
@@ -57,11 +57,11 @@ CASES = [  # a row of one number; rows that are no whole vectors; rows of vector
     *((68, "bfloat16", name) for name in ("sgd", "rowwise-adagrad", "adam", "ftrl")),
 ]
 STEPS = {
-    "sgd": Step("sgd", 0.3, weight_decay=0.1, seed=3),
-    "adagrad": Step("adagrad", 0.3, clip_norm=2.0, seed=4),
-    "rowwise-adagrad": Step("rowwise-adagrad", 0.3, clip_norm=0.5, seed=5),
-    "adam": Step("adam", 0.01, weight_decay=0.01, seed=6),
-    "ftrl": Step("ftrl", 0.1, l1=0.05, l2=0.01, seed=7),
+    "sgd": OptimizerStep("sgd", 0.3, weight_decay=0.1, seed=3),
+    "adagrad": OptimizerStep("adagrad", 0.3, clip_norm=2.0, seed=4),
+    "rowwise-adagrad": OptimizerStep("rowwise-adagrad", 0.3, clip_norm=0.5, seed=5),
+    "adam": OptimizerStep("adam", 0.01, weight_decay=0.01, seed=6),
+    "ftrl": OptimizerStep("ftrl", 0.1, l1=0.05, l2=0.01, seed=7),
 }
 
 
@@ -80,11 +80,11 @@ def test_updates_are_the_oracles_bit_by_bit(name: str, dim: int, dtype: str, opt
         grads = rng.standard_normal((num_bags if turn else len(inverse), dim)).astype(np.float32)
         if turn == 1:
             grads[3, dim // 2] = np.inf
-        order, offsets = told.verbs.group(told.put(inverse), told.put(counts))
+        order, offsets = told.ops.group(told.put(inverse), told.put(counts))
         more = [None if array is None else told.put(array) for array in (bags, scales)]
         learned = (told.put(grads), told.put(times), step, turn == 2)
         parts = [
-            told.verbs.update(told.store, told.slots, order, offsets, *learned, *bounds, *more)
+            told.ops.update(told.store, told.slots, order, offsets, *learned, *bounds, *more)
             for bounds in ((0, 17), (17, NUM_KEYS))
         ]
         fresh = host(told.slots)[[u for u, row in enumerate(told.rows) if not row.count and counts[u]]]
@@ -99,7 +99,7 @@ def test_updates_are_the_oracles_bit_by_bit(name: str, dim: int, dtype: str, opt
             row.update([grads[b] * f for b, f in zip(sources, factors, strict=True)], int(times[u]), step)
             priorities[u] = row.count if turn == 2 else 0
         told.check()
-    lowest = host(told.verbs.lowest(told.store, -1, NUM_KEYS, 99)).tolist()
+    lowest = host(told.ops.lowest(told.store, -1, NUM_KEYS, 99)).tolist()
     ranked = sorted(range(NUM_KEYS), key=lambda u: (priorities[u], mixed(told.keys[u])))
     assert lowest == [host(told.slots)[u] for u in ranked]
 
@@ -112,11 +112,11 @@ def test_a_key_of_many_occurrences_is_summed_in_parts_of_a_written_order(name: s
     inverse = np.repeat(np.arange(NUM_KEYS), counts)
     rng.shuffle(inverse)
     grads = rng.standard_normal((len(inverse), dim)).astype(np.float32)
-    order, offsets = told.verbs.group(told.put(inverse), told.put(counts))
+    order, offsets = told.ops.group(told.put(inverse), told.put(counts))
     times, put = told.put(np.zeros(NUM_KEYS, np.int64)), told.put
     before = told.read().values_ND
-    step = Step("sgd", 1.0)
-    told.verbs.update(told.store, told.slots, order, offsets, put(grads), times, step, False, 0, NUM_KEYS)
+    step = OptimizerStep("sgd", 1.0)
+    told.ops.update(told.store, told.slots, order, offsets, put(grads), times, step, False, 0, NUM_KEYS)
     after = told.read().values_ND
     for u in np.flatnonzero(counts) if name == "gpu" else range(NUM_KEYS):
         mine = grads[inverse == u]
@@ -134,10 +134,10 @@ def test_parts_of_a_sum_are_those_of_their_key(name: str) -> None:
     for counts in ([3 * LONG] + [1] * 39, [1] * 20 + [LONG + 1] * 3 + [0] * 17, [5] * 39 + [2 * LONG + 200]):
         inverse = rng.permutation(np.repeat(np.arange(NUM_KEYS), counts))
         grads = rng.integers(-9, 9, (len(inverse), dim)).astype(np.float32)  # their sums are exact in any order
-        order, offsets = told.verbs.group(told.put(inverse), told.put(np.array(counts)))
+        order, offsets = told.ops.group(told.put(inverse), told.put(np.array(counts)))
         times, step = np.zeros(NUM_KEYS, np.int64), STEPS["rowwise-adagrad"]
         learned = (told.put(grads), told.put(times), step, False, 0, NUM_KEYS)
-        told.verbs.update(told.store, told.slots, order, offsets, *learned)
+        told.ops.update(told.store, told.slots, order, offsets, *learned)
         for u, row in enumerate(told.rows):
             if counts[u]:
                 row.update(list(grads[inverse == u]), 0, step)
@@ -151,8 +151,8 @@ def test_rows_come_out_as_they_were_written(name: str, dim: int, dtype: str) -> 
     told.check()
     values = rng.standard_normal((NUM_KEYS, dim)).astype(np.float32)
     known = [rng.integers(0, 9, NUM_KEYS) for _ in range(3)]
-    columns = Columns(values, rng.random((NUM_KEYS, 1), np.float32), *known)
-    told.verbs.scatter(told.store, told.slots, Columns(*(told.put(array) for array in columns)))
+    columns = RowColumns(values, rng.random((NUM_KEYS, 1), np.float32), *known)
+    told.ops.scatter(told.store, told.slots, RowColumns(*(told.put(array) for array in columns)))
     values = values if dtype == "float32" else nearest(values)
     for written, read in zip((values, *columns[1:]), told.read(), strict=True):
         np.testing.assert_array_equal(read, written)
@@ -161,10 +161,10 @@ def test_rows_come_out_as_they_were_written(name: str, dim: int, dtype: str) -> 
     inverse[40] = 1  # a bag without any row
     batch = [told.put(np.asarray(array)) for array in (slots, inverse, offsets)]
     rows = np.where((slots >= 0)[:, None], values, np.nan)[inverse]
-    np.testing.assert_array_equal(host(told.verbs.gather(told.store, *batch[:2])), rows)
+    np.testing.assert_array_equal(host(told.ops.gather(told.store, *batch[:2])), rows)
     bags = [rows[start:stop] for start, stop in itertools.pairwise(offsets)]
     for mode in ("sum", "mean", "max"):
-        pooled, winners = told.verbs.gather_pooled(told.store, *batch, mode)
+        pooled, winners = told.ops.gather_pooled(told.store, *batch, mode)
         for b, bag in enumerate(bags):
             there = bag[~np.isnan(bag).any(1)]
             sums = np.add.accumulate(there, axis=0)[-1:] if len(there) else np.zeros((1, dim), np.float32)
@@ -183,19 +183,19 @@ def test_rows_come_out_as_they_were_written(name: str, dim: int, dtype: str) -> 
 def test_touched_rows_are_listed_once_in_the_order_given(name: str) -> None:
     told = Told(device_of(name), 6)
     slots = host(told.slots)
-    told.verbs.set_flags(told.store, told.put(slots[:5]), 3)
+    told.ops.set_flags(told.store, told.put(slots[:5]), 3)
     asked = np.concatenate([slots[6:2:-1], [NO_SLOT], slots[:6]])
-    touched = told.verbs.clear_touched(told.store, told.put(asked))
+    touched = told.ops.clear_dirty(told.store, told.put(asked))
     assert host(touched).tolist() == [slots[u] for u in (4, 3, 0, 1, 2)]
     assert told.read().flags_N[:6].tolist() == [2] * 6
-    assert len(told.verbs.clear_touched(told.store, told.put(asked))) == 0
+    assert len(told.ops.clear_dirty(told.store, told.put(asked))) == 0
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_step_waits_for_nothing(name: str) -> None:
     device = device_of(name)
     told, dim = Told(device, 6, name="rowwise-adagrad"), 6
-    eager, store = CudaVerbs(device, exact=False), told.store
+    eager, store = CudaOps(device, exact=False), told.store
     device.read = None  # type: ignore[method-assign]
     features, ids = np.array([0, 0, 1, 0], np.uint16), np.array([-5, 10**6, 3, -5])
     unique = eager.unique(told.put(features), told.put(ids), told.put(np.arange(4)))
@@ -205,12 +205,12 @@ def test_a_step_waits_for_nothing(name: str) -> None:
     assert slots[3] == NO_SLOT
     eager.create(store, placed.victim_slots_V, unique.features_U, unique.ids_U, 0, 0.1)
     order, offsets = eager.group(unique.inverse_K, unique.occurrences_U)
-    grads, step = told.put(np.ones((4, dim), np.float32)), Step("rowwise-adagrad", 0.1)
+    grads, step = told.put(np.ones((4, dim), np.float32)), OptimizerStep("rowwise-adagrad", 0.1)
     last_seen = unique.last_seen_U
     fresh, num_refused = eager.update(store, placed.slots_U, order, offsets, grads, last_seen, step, True, 0, 4)
     assert host(fresh).tolist() == slots.tolist()
     assert host(num_refused).tolist() == [0]
-    columns = eager.read(store, eager.clear_touched(store, fresh))
+    columns = eager.read(store, eager.clear_dirty(store, fresh))
     assert host(columns.counts_N).tolist() == [2, 1, 1, 0]
     assert host(columns.last_seen_N).tolist() == [3, 1, 2, 0]
 
@@ -226,13 +226,13 @@ def test_numbers_that_two_languages_share_are_the_same() -> None:
 def test_gradients_of_another_shape_or_place_are_refused(name: str) -> None:
     told = Told(device_of(name), 68, dtype="bfloat16")
     order, offsets = told.put(np.arange(NUM_KEYS)), told.put(np.arange(NUM_KEYS + 1))
-    times, step = told.put(np.zeros(NUM_KEYS, np.int64)), Step("sgd", 1.0)
+    times, step = told.put(np.zeros(NUM_KEYS, np.int64)), OptimizerStep("sgd", 1.0)
     flat = told.put(np.zeros(NUM_KEYS * 68 + 1, np.float32))
     for grads, message in ((flat[1:].reshape(-1, 68), "16 bytes"), (flat[:-69].reshape(-1, 68), r"float32 \(40, 68\)")):
         with pytest.raises(ValueError, match=message):
-            told.verbs.update(told.store, told.slots, order, offsets, grads, times, step, False, 0, NUM_KEYS)
+            told.ops.update(told.store, told.slots, order, offsets, grads, times, step, False, 0, NUM_KEYS)
     with pytest.raises(ValueError, match="state of width"):
-        told.verbs.update(
+        told.ops.update(
             *(told.store, told.slots, order, offsets, flat[:-1].reshape(-1, 68), times),
-            *(Step("adam", 1.0), False, 0, NUM_KEYS),
+            *(OptimizerStep("adam", 1.0), False, 0, NUM_KEYS),
         )
