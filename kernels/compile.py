@@ -29,7 +29,7 @@ def place(ops: Ops, store: Store) -> None:
     placed = ops.find_or_insert(store, unique.features_U, unique.ids_U, unique.mixed_U, 1, 1)
     features_N, ids_N = ops.keys_of(store, placed.slots_U)
     ops.create(store, placed.slots_U, features_N, ids_N, 0, 0.01)
-    ops.first_values(features_N, ids_N, store.dim, 0, 0.01)
+    ops.initial_values(features_N, ids_N, store.dim, 0, 0.01)
     grads_KD = ops.gather(store, ops.find(store, features_N, ids_N, ops.mix_keys(features_N, ids_N)), ids_K)
     order_K, offsets_U1 = ops.group(unique.inverse_K, unique.occurrences_U)
     num_unique, step = len(placed.slots_U), OptimizerStep("rowwise-adagrad", 0.1)

@@ -234,10 +234,10 @@ class Ops(Protocol):
         ...
 
     def hash_texts(self, bytes_T: Array, offsets_N1: Array) -> Array:
-        """The ids, int64, of N texts: springtide_client.keys.hash_text of bytes_T[offsets[n]:offsets[n + 1]]."""
+        """The ids, int64, of N texts: springtide_client.keys.hash_string of bytes_T[offsets[n]:offsets[n + 1]]."""
         ...
 
-    def first_values(self, features_U: Array, ids_U: Array, dim: int, seed: int, scale: float) -> Array:
+    def initial_values(self, features_U: Array, ids_U: Array, dim: int, seed: int, scale: float) -> Array:
         """The first rows, float32 (U, dim): springtide_client.rows.initial_values."""
         ...
 

@@ -107,7 +107,7 @@ class Batcher:
             columns, start = pending.columns, pending.taken
             stop = start + min(num_rows, pending.num_rows)
             num_rows -= stop - start
-            if start == 0 and columns.texts.texts:
+            if start == 0 and columns.texts.strings:
                 texts.append(columns.texts)
             pieces.append((columns, start, stop))
             moved = advance(columns, start, stop)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.log.directory_watcher import DirectoryNews
+from springtide_client.log.directory_watcher import DirectoryWatcher
 
 from app.scores.best_auc_file import read_best_auc
 from app.serving.bounded_pool import Work
@@ -62,7 +62,7 @@ class Service:
             ),
             poll_seconds=config.poll_seconds,
             metrics=self.metrics,
-            wait=DirectoryNews(log_path).wait,
+            wait=DirectoryWatcher(log_path).wait,
         )
         self.trainer = TrainerStatus(log_path)
         self.history = History(self.status)

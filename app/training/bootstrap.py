@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from springtide_client.log.base import BaseManifest, ModelName, TableShape
+from springtide_client.log.base import BaseManifest, ModelIdentity, TableSpec
 
 from app.errors import UserError
 from app.models.export import export_model
@@ -96,7 +96,7 @@ def write_first_base(config: "Config", log: LogWriter, state: TrainingState, pro
     image = BaseImage(
         tip=log.first,
         schema=config.schema,
-        table=TableShape(
+        table=TableSpec(
             dim=config.table.dim,
             state_width=state.learner.table.layout.state_width,
             seed=config.train.seed,
@@ -104,7 +104,7 @@ def write_first_base(config: "Config", log: LogWriter, state: TrainingState, pro
             optimizer=optimizer,
             dtype=config.table.dtype,
         ),
-        model=ModelName(name=config.model.name, options=dict(config.model.options)),
+        model=ModelIdentity(name=config.model.name, options=dict(config.model.options)),
         meta=state.meta(created_ms=0),
         dense=state.base_arrays(),
         program=program,
@@ -127,7 +127,7 @@ def restore(state: TrainingState, resume: Resume) -> None:
 def check_settings(config: "Config", manifest: BaseManifest) -> None:
     """UserError names the setting that differs from what the log was begun with."""
     ours = {
-        "[schema]": (config.schema, manifest.read_schema()),
+        "[schema]": (config.schema, manifest.decode_schema()),
         "[table] dim": (config.table.dim, manifest.table.dim),
         "[table] dtype": (config.table.dtype, manifest.table.dtype),
         "[table] optimizer name": (optimizer_name(config.table.optimizer), optimizer_name(manifest.table.optimizer)),

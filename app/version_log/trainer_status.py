@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from springtide_client.system.files import FULL, write_atomically
+from springtide_client.system.files import NO_SPACE_ERRNOS, write_atomically
 
 _NAME = re.compile(r"status-(\d{10})\.json")
 
@@ -29,7 +29,7 @@ def write_status(log_path: Path, epoch: int, status: Mapping[str, Any]) -> None:
         # losing a status in a power loss loses nothing: it is not worth an fsync a second
         write_atomically(path, text, durable=False)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in NO_SPACE_ERRNOS:
             raise
         _overwrite(path, text)
 

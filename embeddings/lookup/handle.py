@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from springtide_client.keys import SHARED_FEATURE
+from springtide_client.keys import SHARED_ROW_OFFSET
 
 from kernels.spec import Array, UniqueKeys
 
@@ -35,7 +35,7 @@ class Lookup:
     @property
     def not_admitted_K(self) -> Array:
         """Which keys share a row because they were seen too seldom."""
-        return (self.unique.features_U >= SHARED_FEATURE)[self.unique.inverse_K]
+        return (self.unique.features_U >= SHARED_ROW_OFFSET)[self.unique.inverse_K]
 
     @property
     def released(self) -> bool:

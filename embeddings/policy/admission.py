@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.keys import SHARED_FEATURE
+from springtide_client.keys import SHARED_ROW_OFFSET
 
 from embeddings.config import Admission, FeaturePolicy
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
@@ -69,8 +69,8 @@ class AdmissionControl:
         """Which keys without a row get one, seen so often now. Counts nothing."""
         if self.sketch is None or not len(features_N):
             return np.ones(len(features_N), np.bool_)
-        if features_N.max() >= SHARED_FEATURE:
-            raise ValueError(f"with admission features must be below {SHARED_FEATURE}, not {features_N.max()}")
+        if features_N.max() >= SHARED_ROW_OFFSET:
+            raise ValueError(f"with admission features must be below {SHARED_ROW_OFFSET}, not {features_N.max()}")
         (estimates_N,) = self.ops.fetch(self.ops.sketch_estimate(self.sketch, mixed_N, self.age))
         seen_N = estimates_N.astype(np.int64) + occurrences_N
         admitted_N: BoolArray = seen_N >= self.min_counts(features_N)
@@ -157,7 +157,7 @@ def share_rows(ops: Ops, unique: UniqueKeys, refused: Refused) -> tuple[UniqueKe
     occurrences_S, last_seen_S = np.zeros(num_shared, np.int64), np.zeros(num_shared, np.int64)
     np.add.at(occurrences_S, which, refused.occurrences_N)
     np.maximum.at(last_seen_S, which, refused.last_seen_N)
-    shared_S, ids_S = (features_S + SHARED_FEATURE).astype(np.uint16), np.full(num_shared, SHARED_ID, np.int64)
+    shared_S, ids_S = (features_S + SHARED_ROW_OFFSET).astype(np.uint16), np.full(num_shared, SHARED_ID, np.int64)
     kept, now, *added = ops.put(np.flatnonzero(kept_U), now_U, shared_S, ids_S, occurrences_S, last_seen_S)
     features, ids, occurrences, last_seen = added
     join = ops.xp.concatenate

@@ -3,7 +3,7 @@
 # K keys of one call, D dimension
 import numpy as np
 import torch
-from springtide_client.keys import SHARED_FEATURE
+from springtide_client.keys import SHARED_ROW_OFFSET
 
 from embeddings.lookup.read_only import KNOWN, NOT_ADMITTED
 from embeddings.table import EmbeddingTable
@@ -29,7 +29,7 @@ def predicted_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
         ids_N = ids_K[rowless]
         rows_KD[rowless] = first_rows(table, features_of(ops, ids_N), ids_N)
         if len(waiting):
-            shared_1, zero_1 = xp.full(1, FEATURE + SHARED_FEATURE, np.uint16), xp.zeros(1, np.int64)
+            shared_1, zero_1 = xp.full(1, FEATURE + SHARED_ROW_OFFSET, np.uint16), xp.zeros(1, np.int64)
             shared_1D, status_1 = table.find(shared_1, zero_1)
             rows_KD[waiting] = shared_1D if status_1[0] == KNOWN else first_rows(table, shared_1, zero_1)
     return rows_KD, status_K
@@ -38,7 +38,7 @@ def predicted_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
 def first_rows(table: EmbeddingTable, features_N: Array, ids_N: Array) -> Array:
     """The values that the table would create these keys with, as its dtype can hold them."""
     config, ops = table.config, table.ops
-    values_ND = ops.first_values(features_N, ids_N, config.dim, table.seed, config.init_scale)
+    values_ND = ops.initial_values(features_N, ids_N, config.dim, table.seed, config.init_scale)
     if config.dtype == "bfloat16":
         return ops.array_of(ops.tensor_of(values_ND).to(torch.bfloat16).to(torch.float32))
     return values_ND

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.keys import SHARED_FEATURE
+from springtide_client.keys import SHARED_ROW_OFFSET
 
 from embeddings.policy.admission import BLOCK_BYTES
 from embeddings.rows import Int64Array, Rows, Touched
@@ -58,7 +58,7 @@ def check_state(state: Mapping[str, Any], table: EmbeddingTable) -> None:
     if not all(torch.isfinite(state[name]).all() for name in FLOATS):
         raise ValueError("the state holds numbers that are not finite")
     keys = torch.stack([state["features"].to(torch.int64), state["ids"].to(torch.int64)])
-    if len(torch.unique(keys, dim=1).T) < num_rows or not set(state["features"].tolist()) <= {0, SHARED_FEATURE}:
+    if len(torch.unique(keys, dim=1).T) < num_rows or not set(state["features"].tolist()) <= {0, SHARED_ROW_OFFSET}:
         raise ValueError("the state holds a row twice, or one of another table")
     sketch, own = state["sketch"], table.sketch()
     if own.counting and len(sketch) and tuple(sketch.shape) != (own.num_blocks, BLOCK_BYTES):

@@ -1,4 +1,4 @@
-"""Mixed keys, text hashes and first values: springtide_client.keys and first_values for Numba, equal bit by bit."""
+"""Mixed keys, text hashes and first values: springtide_client.keys and initial_values for Numba, equal bit by bit."""
 
 # U keys, D dimension, T bytes, N texts
 from typing import Any
@@ -8,10 +8,10 @@ from numba import njit
 from springtide_client.keys import GOLDEN as GOLDEN_INT
 from springtide_client.keys import MIX_1 as MIX_1_INT
 from springtide_client.keys import MIX_2 as MIX_2_INT
-from springtide_client.keys import TEXT_SEED as TEXT_SEED_INT
+from springtide_client.keys import STRING_SEED as TEXT_SEED_INT
 
 GOLDEN, MIX_1, MIX_2 = np.uint64(GOLDEN_INT), np.uint64(MIX_1_INT), np.uint64(MIX_2_INT)
-TEXT_SEED = np.uint64(TEXT_SEED_INT)
+STRING_SEED = np.uint64(TEXT_SEED_INT)
 S27, S30, S31, S40 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(40)
 
 
@@ -40,7 +40,7 @@ def hash_texts(bytes_T: Any, offsets_N1: Any) -> Any:
     ids_N = np.empty(len(offsets_N1) - 1, np.int64)
     for n in range(len(ids_N)):
         start, stop = offsets_N1[n], offsets_N1[n + 1]
-        state = mix64(TEXT_SEED ^ np.uint64(stop - start))
+        state = mix64(STRING_SEED ^ np.uint64(stop - start))
         at = start
         while at < stop:
             word = np.uint64(0)
@@ -61,7 +61,7 @@ def first_value_row(row_D: Any, mixed: Any, mixed_seed: Any, factor: Any) -> Non
 
 
 @njit(nogil=True, cache=True)
-def first_values(features_U: Any, ids_U: Any, dim: Any, mixed_seed: Any, factor: Any) -> Any:
+def initial_values(features_U: Any, ids_U: Any, dim: Any, mixed_seed: Any, factor: Any) -> Any:
     values_UD = np.empty((len(ids_U), dim), np.float32)
     for u in range(len(ids_U)):
         first_value_row(values_UD[u], mix_key(features_U[u], ids_U[u]), mixed_seed, factor)

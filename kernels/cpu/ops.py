@@ -39,8 +39,8 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
     def hash_texts(self, bytes_T: Array, offsets_N1: Array) -> Array:
         return cast(Array, hashing.hash_texts(bytes_T, offsets_N1))
 
-    def first_values(self, features_U: Array, ids_U: Array, dim: int, seed: int, scale: float) -> Array:
-        return cast(Array, hashing.first_values(features_U, ids_U, dim, *_first_value_constants(seed, scale)))
+    def initial_values(self, features_U: Array, ids_U: Array, dim: int, seed: int, scale: float) -> Array:
+        return cast(Array, hashing.initial_values(features_U, ids_U, dim, *_first_value_constants(seed, scale)))
 
     def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
         num_places = 1 << max(4, (2 * len(ids_K)).bit_length())

@@ -32,7 +32,7 @@ A poll of one record takes 19 microseconds.
 # N records
 import numpy as np
 from springtide_client.errors import EncodeError
-from springtide_client.features import Texts
+from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
 
 from stream.columns import Columns, DeadLetter, Partition
@@ -80,21 +80,23 @@ class Decoder:
                 dead.append(dead_letter(raw, n, error))
             else:
                 rows.write(n, sample, encoded)
-                texts += encoded.texts
+                texts += encoded.id_strings
         return rows.columns(raw, alive_N, dead, join(found, self.tell(texts)) if texts else found)
 
-    def tell(self, texts: list[tuple[int, int, str]]) -> Texts:
+    def tell(self, texts: list[tuple[int, int, str]]) -> IdStrings:
         """Those texts that have not been told before."""
         features = np.array([feature for feature, _, _ in texts], np.uint16)
         ids = np.array([id_ for _, id_, _ in texts], np.int64)
         fresh = self.told.fresh(features, ids)
-        return Texts(features[fresh], ids[fresh], [texts[t][2] for t in np.flatnonzero(fresh)])
+        return IdStrings(features[fresh], ids[fresh], [texts[t][2] for t in np.flatnonzero(fresh)])
 
 
-def join(one: Texts, other: Texts) -> Texts:
+def join(one: IdStrings, other: IdStrings) -> IdStrings:
     """Both."""
-    return Texts(
-        np.concatenate([one.features, other.features]), np.concatenate([one.ids, other.ids]), one.texts + other.texts
+    return IdStrings(
+        np.concatenate([one.features, other.features]),
+        np.concatenate([one.ids, other.ids]),
+        one.strings + other.strings,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from springtide_client.encode import EncodedInstance, InstanceEncoder, Sample, parse_sample
+from springtide_client.encode import EncodedInstance, InstanceEncoder, SampleTargets, parse_sample
 from springtide_client.errors import EncodeError
 from springtide_client.schema import Schema
 
@@ -20,7 +20,7 @@ class ReferenceDecoder:
         self.max_future_seconds = max_future_seconds
         self.encoder = InstanceEncoder(schema)
 
-    def decode(self, value: bytes | None, record_ms: int, now_ms: int) -> tuple[Sample, EncodedInstance]:
+    def decode(self, value: bytes | None, record_ms: int, now_ms: int) -> tuple[SampleTargets, EncodedInstance]:
         """What the record says; EncodeError, with the dead letter's reason, where it cannot be learned."""
         if value is None:
             raise EncodeError("empty", "the record has no value")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.encode import EncodedInstance, Sample
-from springtide_client.features import Features, Ragged, Texts
+from springtide_client.encode import EncodedInstance, SampleTargets
+from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
 
 from stream.columns import Columns, DeadLetter
@@ -35,7 +35,7 @@ class Rows:
             larger_E[: self.num_elements] = self.elements_E[: self.num_elements]
             self.elements_E = larger_E
 
-    def write(self, n: int, sample: Sample, encoded: EncodedInstance) -> None:
+    def write(self, n: int, sample: SampleTargets, encoded: EncodedInstance) -> None:
         """Record n as the reference encoder has it."""
         self.labels_NL[n] = sample.labels
         self.weights_N[n] = sample.weight
@@ -50,7 +50,7 @@ class Rows:
             self.num_elements += len(ids)
 
     def columns(
-        self, raw: RawRecords, alive_N: npt.NDArray[np.bool_], dead: Sequence[DeadLetter], texts: Texts
+        self, raw: RawRecords, alive_N: npt.NDArray[np.bool_], dead: Sequence[DeadLetter], texts: IdStrings
     ) -> Columns:
         """The rows of the records that are alive, in their order."""
         whole = bool(alive_N.all())

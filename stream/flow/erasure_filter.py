@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.features import Features, Ragged, Texts
+from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
 
@@ -54,7 +54,7 @@ class Hidden:
 
     def hide(self, columns: Columns, at: Partition, topic_id: str) -> Columns:
         """The columns of one partition without what is hidden."""
-        num_texts = len(columns.texts.texts)
+        num_texts = len(columns.texts.strings)
         for until, ids in self._forgettings:
             end = until.get(at)
             if end is None or not end.is_of_topic(topic_id) or not len(columns):
@@ -63,7 +63,7 @@ class Hidden:
             if early_N.any():
                 columns = replace(columns, features=self._without(columns.features, ids, early_N))
                 columns = replace(columns, texts=self._told_of(columns, ids))
-        self._owes_text |= len(columns.texts.texts) < num_texts
+        self._owes_text |= len(columns.texts.strings) < num_texts
         return columns
 
     def _without(
@@ -82,16 +82,16 @@ class Hidden:
             lists.append(ragged)
         return replace(features, categorical_NC=categorical_NC, lists=tuple(lists))
 
-    def _told_of(self, columns: Columns, ids: dict[int, npt.NDArray[np.int64]]) -> Texts:
+    def _told_of(self, columns: Columns, ids: dict[int, npt.NDArray[np.int64]]) -> IdStrings:
         """The texts, but for those of ids that are nowhere in the columns any more."""
         texts = columns.texts
-        if not texts.texts:
+        if not texts.strings:
             return texts
-        kept_T = np.ones(len(texts.texts), np.bool_)
+        kept_T = np.ones(len(texts.strings), np.bool_)
         for feature, forgotten in ids.items():
             mine_T = (texts.features == feature) & np.isin(texts.ids, forgotten)
             kept_T &= ~mine_T | np.isin(texts.ids, self._present(columns.features, feature))
-        return Texts(texts.features[kept_T], texts.ids[kept_T], [texts.texts[t] for t in np.flatnonzero(kept_T)])
+        return IdStrings(texts.features[kept_T], texts.ids[kept_T], [texts.strings[t] for t in np.flatnonzero(kept_T)])
 
     def _present(self, features: Features, feature: int) -> npt.NDArray[Any]:
         parts = [features.categorical_NC[:, c] for c, number in enumerate(self._categorical) if number == feature]

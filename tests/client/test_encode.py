@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from springtide_client.encode import FLOAT32_OVERFLOW, EncodedInstance, InstanceEncoder, encode_instances, parse_number
 from springtide_client.errors import EncodeError
-from springtide_client.keys import MISSING_ID, hash_text
+from springtide_client.keys import MISSING_ID, hash_string
 from springtide_client.schema import Schema
 
 SCHEMA = Schema(
@@ -106,14 +106,14 @@ def test_what_cannot_be_encoded_is_named(instance, reason, field):
 def test_texts_are_told_for_all_hashed_ids():
     encoded = InstanceEncoder(SCHEMA).encode({"user": "u", "item": "12", "genres": ["a", "b", "c"], "last": ["x"]})
     assert isinstance(encoded, EncodedInstance)
-    assert encoded.categorical == [hash_text(b"u"), 12]
+    assert encoded.categorical == [hash_string(b"u"), 12]
     item = SCHEMA.number("item")
-    assert encoded.texts == [
-        (0, hash_text(b"u"), "u"),
-        (2, hash_text(b"a"), "a"),
-        (2, hash_text(b"b"), "b"),
-        (2, hash_text(b"c"), "c"),
-        (item, hash_text(b"x"), "x"),
+    assert encoded.id_strings == [
+        (0, hash_string(b"u"), "u"),
+        (2, hash_string(b"a"), "a"),
+        (2, hash_string(b"b"), "b"),
+        (2, hash_string(b"c"), "c"),
+        (item, hash_string(b"x"), "x"),
     ]
 
 

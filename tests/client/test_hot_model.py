@@ -11,9 +11,9 @@ import pytest
 from springtide_client import EncodeError, HotModel, NoModelError, StaleModel
 from springtide_client.encode import encode_instances
 from springtide_client.hot_model import as_ids
-from springtide_client.keys import id_of
+from springtide_client.keys import encode_id
 from springtide_client.model.view import View
-from springtide_client.system.sizes import parse_bytes
+from springtide_client.system.sizes import parse_size
 from toy_server import TOKEN, ToyServer
 
 INSTANCES = [
@@ -55,7 +55,7 @@ def open_model(request, tmp_path):
 
 def test_predictions_and_rows_follow_the_log(open_model, make_log) -> None:
     log = make_log()
-    shoe = id_of("shoe")[0]
+    shoe = encode_id("shoe")[0]
     log.append({(0, 1): row(log, 1), (1, shoe): row(log, 2)})
     model = open_model(log)
     swaps: list[int] = []
@@ -186,15 +186,15 @@ def test_ids_keep_their_shape_and_mean_what_records_mean() -> None:
     ids, shape = as_ids(np.arange(6, dtype=np.int32).reshape(2, 3))
     assert (ids.tolist(), ids.dtype, shape) == ([0, 1, 2, 3, 4, 5], np.int64, (2, 3))
     ids, shape = as_ids([1, "1", "shoe", 1.0, 2**64 - 1])
-    assert ids.tolist() == [1, 1, id_of("shoe")[0], 1, id_of(2**64 - 1)[0]]
+    assert ids.tolist() == [1, 1, encode_id("shoe")[0], 1, encode_id(2**64 - 1)[0]]
     assert as_ids(7)[1] == ()
-    assert as_ids(np.array(["7", "shoe"]))[0].tolist() == [7, id_of("shoe")[0]]
-    assert as_ids(np.array([2**64 - 1], np.uint64))[0].tolist() == [id_of(2**64 - 1)[0]]
+    assert as_ids(np.array(["7", "shoe"]))[0].tolist() == [7, encode_id("shoe")[0]]
+    assert as_ids(np.array([2**64 - 1], np.uint64))[0].tolist() == [encode_id(2**64 - 1)[0]]
     assert as_ids([])[0].tolist() == []
 
 
 def test_sizes_take_units() -> None:
-    assert [parse_bytes(size) for size in (7, "7", "1KiB", "1 kB", "1.5GiB")] == [7, 7, 1024, 1000, 3 << 29]
+    assert [parse_size(size) for size in (7, "7", "1KiB", "1 kB", "1.5GiB")] == [7, 7, 1024, 1000, 3 << 29]
 
 
 def test_importing_the_package_imports_no_torch() -> None:

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from springtide_client.encode import Sample, parse_sample
+from springtide_client.encode import SampleTargets, parse_sample
 from springtide_client.errors import EncodeError
 from springtide_client.schema import Schema
 
@@ -16,7 +16,7 @@ def parse(record, schema=ONE, record_ms=NOW_MS):
 
 @pytest.mark.parametrize("label", [1, 1.0, True, "1", "1.0"])
 def test_a_label_is_a_number_a_boolean_or_a_decimal_text(label):
-    assert parse({"click": label, "ts": NOW_MS}) == Sample([1.0], 1.0, NOW_MS)
+    assert parse({"click": label, "ts": NOW_MS}) == SampleTargets([1.0], 1.0, NOW_MS)
 
 
 @pytest.mark.parametrize("ts", [NOW_MS, float(NOW_MS), str(NOW_MS), f"{NOW_MS}.0", "1.7e12", NOW_MS + 60_000, 0])

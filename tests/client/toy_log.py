@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from springtide_client.format.checksummed_json import encode_checked
+from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import VersionMeta, encode_record
 from springtide_client.keys import mix_keys
 from springtide_client.schema import Schema
@@ -81,7 +81,7 @@ class ToyLog:
             "fingerprint": self.schema.fingerprint(),
         }
         unfinished = self.path / ".tmp-manifest"
-        unfinished.write_bytes(encode_checked(document))
+        unfinished.write_bytes(encode_checksummed_json(document))
         unfinished.rename(self.path / f"manifest-{self.epoch:010d}.json")
 
     def meta(self, **changes: object) -> VersionMeta:
@@ -214,7 +214,7 @@ class ToyLog:
             "meta": json.loads(msgspec.json.encode(meta)),
             "files": files,
         }
-        (folder / "manifest.json").write_bytes(encode_checked(manifest))
+        (folder / "manifest.json").write_bytes(encode_checksummed_json(manifest))
         path = self.path / f"base-{self.number:020d}"
         folder.rename(path)
         self.newest_base = {"number": self.number, "checksum": self.checksum}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from springtide_client.keys import SHARED_FEATURE, id_of
+from springtide_client.keys import SHARED_ROW_OFFSET, encode_id
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
 
@@ -80,7 +80,7 @@ def assert_as_expected(view: View, expected: Expected) -> None:
         assert (info["count"], info["last_seen_ms"]) == (count, seen), user
     for number in range(NUM_ITEMS):
         item = f"item-{number}"
-        info = view.row_info(1, id_of(item)[0])
+        info = view.row_info(1, encode_id(item)[0])
         waits = "not_admitted" if expected.waiting[item] else "unknown"
         assert (info["status"], info["count"]) == (
             ("known", expected.items[item]) if item in expected.items else (waits, None)
@@ -113,7 +113,7 @@ def test_policies_hold_through_kills_as_in_an_undisturbed_run(workspace: Workspa
     assert min(expected.num_expired, len(expected.waiting), len(expected.items)) > 10
     killed = view_of(workspace.log)
     assert_as_expected(killed, expected)
-    assert killed.meta.horizons == {"0": expected.horizon_ms}
+    assert killed.meta.expiry_cutoffs == {"0": expected.horizon_ms}
 
     other = workspace.folder / "other.toml"
     text = config.read_text().replace('topic = "clicks"', f'topic = "clicks"\nbootstrap_servers = "{address}"')
@@ -126,8 +126,8 @@ def test_policies_hold_through_kills_as_in_an_undisturbed_run(workspace: Workspa
         assert table[counter] > 0, counter
 
     undisturbed = view_of(workspace.folder / "other" / "log")
-    features_K = np.repeat([0, 1, SHARED_FEATURE + 1], [NUM_USERS, NUM_ITEMS, 1]).astype(np.uint16)
-    items = [id_of(f"item-{number}")[0] for number in range(NUM_ITEMS)]
+    features_K = np.repeat([0, 1, SHARED_ROW_OFFSET + 1], [NUM_USERS, NUM_ITEMS, 1]).astype(np.uint16)
+    items = [encode_id(f"item-{number}")[0] for number in range(NUM_ITEMS)]
     ids_K = np.array([*range(NUM_USERS), *items, 0])
     (rows, status), (other_rows, other_status) = (view.lookup(features_K, ids_K) for view in (killed, undisturbed))
     np.testing.assert_array_equal(rows, other_rows)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from springtide_client.keys import SHARED_FEATURE
+from springtide_client.keys import SHARED_ROW_OFFSET
 
 from kernels.spec import OptimizerStep, state_width_of
 from tests.kernels.oracle import Key, Row, Sketch, mixed, unique
@@ -41,7 +41,7 @@ class DictTable:
             feature = names[u][0]
             seen = self.sketch.estimate(mixed(names[u]), self.age) + occurrences[u]
             if seen < self.min_counts.get(feature, 1):
-                taken[u] = (feature + SHARED_FEATURE, 0)
+                taken[u] = (feature + SHARED_ROW_OFFSET, 0)
         for u in rowless:
             if self.min_counts.get(names[u][0], 1) > 1:
                 self.sketch.add(mixed(names[u]), occurrences[u], self.age)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from springtide_client.keys import SHARED_FEATURE
+from springtide_client.keys import SHARED_ROW_OFFSET
 
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.errors import SpillError
@@ -190,7 +190,7 @@ class TableMachine(RuleBasedStateMachine):
             assert self.table.memory.num_rows <= num_rows
             return
         taken = self.truth.look_up(keys, times)
-        shared = [feature >= SHARED_FEATURE for feature, _ in taken]
+        shared = [feature >= SHARED_ROW_OFFSET for feature, _ in taken]
         np.testing.assert_array_equal(host(lookup.not_admitted_K), shared)
         for key, row in zip(taken, host(self.table.gather(lookup)), strict=True):
             np.testing.assert_array_equal(row, self.truth.rows[key].value)

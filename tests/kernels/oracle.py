@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from springtide_client.keys import mix64
-from springtide_client.rows.initial_values import first_values
+from springtide_client.rows.initial_values import initial_values
 
 from kernels.spec import OptimizerStep
 
@@ -157,7 +157,7 @@ class Row:
 
     def __init__(self, key: Key, *, dim: int, seed: int, scale: float, dtype: str = "float32", width: int = 1) -> None:
         features, ids = np.array([key[0]], np.uint16), np.array([key[1]], np.int64)
-        first = first_values(features, ids, dim=dim, seed=seed, scale=scale)[0]
+        first = initial_values(features, ids, dim=dim, seed=seed, scale=scale)[0]
         self.value: Any = first if dtype == "float32" else nearest(first)
         self.key, self.dtype, self.count, self.last_seen = key, dtype, 0, 0
         self.states = np.zeros(width, np.float32)

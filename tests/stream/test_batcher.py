@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from springtide_client.features import Features, Ragged, Texts
+from springtide_client.features import Features, IdStrings, Ragged
 
 from stream.batcher import Batcher
 from stream.columns import Columns, DeadLetter, Partition
@@ -36,7 +36,7 @@ def columns_of(partition, kinds, begin, *, event_ms=None, topic_id="x"):
         partitions=(partition,),
         dead=tuple(DeadLetter(partition, offset, "empty", "", None, None, 0) for offset in dead),
         end={partition: begin + len(kinds)},
-        texts=Texts(np.zeros(len(rows), np.uint16), offset_N, [f"{partition.number}-{o}" for o in rows]),
+        texts=IdStrings(np.zeros(len(rows), np.uint16), offset_N, [f"{partition.number}-{o}" for o in rows]),
         topic_ids={partition: topic_id},
     )
 

@@ -62,7 +62,7 @@ class Torture:
         for pid in mergers:
             self.stage.kill(pid)
         directory = LogDirectory(self.stage.log)
-        if not directory.look().settled or not directory.bases():
+        if not directory.scan().is_settled or not directory.bases():
             self.num_unsettled += 1  # killed amid a start: readers wait, and the next verdict is on this one too
             return
         image = self.judge.look()
@@ -78,7 +78,7 @@ class Torture:
         assert self.stage.nursery.wait(done, 120.0) == 0, self.stage.errors()
         image = self.judge.look()
         assert image.offset == self.stage.num_produced
-        missing = self.judge.submitted.keys() - {order["id"] for order in image.meta.orders}
+        missing = self.judge.submitted.keys() - {order["id"] for order in image.meta.executed_commands}
         assert not missing, f"orders are lost: {missing}"
         self.judge.compare(image)
         until(lambda: self.stage.newest() == image.tip.number, "the follower's arrival")
@@ -101,7 +101,7 @@ class Torture:
             "samples": image.meta.samples_trained,
             "rows": len(image.rows),
             "items_without_text": sum(key[0] == 1 and key not in image.texts for key in image.rows),
-            "orders": len(image.meta.orders),
+            "orders": len(image.meta.executed_commands),
             "epochs": image.tip.number >> 32,
             "follower_restarts": self.stage.follower.num_restarts,
         }

@@ -75,9 +75,9 @@ def document_of(difference: "Difference") -> dict[str, Any]:
             for name in sorted({*older.dead_letters, *newer.dead_letters})
         },
         "horizons": {
-            difference.feature_name(int(number)): {"from": older.horizons.get(number), "to": horizon}
-            for number, horizon in newer.horizons.items()
-            if horizon != older.horizons.get(number)
+            difference.feature_name(int(number)): {"from": older.expiry_cutoffs.get(number), "to": horizon}
+            for number, horizon in newer.expiry_cutoffs.items()
+            if horizon != older.expiry_cutoffs.get(number)
         },
     }
 
@@ -161,7 +161,7 @@ def print_stream(difference: "Difference") -> None:
     for reason, letters in newer.dead_letters.items():
         if more := letters - older.dead_letters.get(reason, 0):
             print(f"  dead letters, {reason}: {signed(more)}")
-    for number, horizon in newer.horizons.items():
-        if horizon != older.horizons.get(number):
+    for number, horizon in newer.expiry_cutoffs.items():
+        if horizon != older.expiry_cutoffs.get(number):
             name = difference.feature_name(int(number))
             print(f"  {name}: rows last seen before {time_of(horizon)} are forgotten by rule")

@@ -38,7 +38,7 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     format = arguments.format or format_of(path)
     check_target(path, force=arguments.force)
     index = LogIndex(LogDirectory(outline.log.path))
-    schema = index.manifest.read_schema()
+    schema = index.manifest.decode_schema()
     if arguments.feature is not None and arguments.feature not in schema.features:
         raise UserError(f"--feature {arguments.feature}: there is none; only {', '.join(schema.features)}")
     config = ExportConfig(

@@ -119,7 +119,7 @@ def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
 
 def show_key(outline: "Outline", index: "LogIndex", arguments: argparse.Namespace) -> int:
     """The history of one row, where it stands, and until when."""
-    from springtide_client.keys import id_of
+    from springtide_client.keys import encode_id
 
     from app.errors import UserError
     from app.version_log.commands.erasure_audit import files_holding
@@ -128,10 +128,10 @@ def show_key(outline: "Outline", index: "LogIndex", arguments: argparse.Namespac
     feature, equals, text = arguments.key.partition("=")
     if not equals:
         raise UserError(f"--key {arguments.key}: write FEATURE=ID, such as user_id=123")
-    schema = index.manifest.read_schema()
+    schema = index.manifest.decode_schema()
     if feature not in schema.features:
         raise UserError(f"--key {arguments.key}: no feature {feature!r}, only {', '.join(schema.features)}")
-    number, (row_id, id_text) = schema.number(feature), id_of(text)
+    number, (row_id, id_text) = schema.number(feature), encode_id(text)
     history = history_of(index, number, row_id, limit=arguments.limit)
     history.text = history.text or id_text
     holdings = files_holding(outline.log, number, row_id)

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 from springtide_client.errors import EncodeError
-from springtide_client.keys import INT64_MAX, id_of
+from springtide_client.keys import INT64_MAX, encode_id
 from springtide_client.schema import Schema
-from springtide_client.system.files import sync_folder
+from springtide_client.system.files import fsync_folder
 
 from app.config.runtime_limits import EXAMPLE, nested, read_limits
 from app.serving.http.errors import ApiError, bad_request, invalid
@@ -36,14 +36,14 @@ def put_order(log_path: Path, kind: str, body: Mapping[str, Any]) -> str:
     order = {"id": order_id, "kind": kind, "created_ms": time.time_ns() // 1_000_000, **body}
     folder = log_path / "commands"
     folder.mkdir(parents=True, exist_ok=True)
-    sync_folder(log_path)
+    fsync_folder(log_path)
     draft = folder / f".{order_id}.tmp"
     with draft.open("xb") as file:
         file.write(msgspec.json.encode(order))
         file.flush()
         os.fsync(file.fileno())
     draft.rename(folder / f"{order_id}.json")
-    sync_folder(folder)
+    fsync_folder(folder)
     return order_id
 
 
@@ -68,7 +68,7 @@ def read_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:
         if key["id"] is None:
             raise invalid("null is no id", "an id is an integer or a text")
         try:
-            id_of(key["id"])
+            encode_id(key["id"])
         except EncodeError as error:
             raise invalid(str(error), "an id is an integer or a text") from None
     return {"keys": keys}

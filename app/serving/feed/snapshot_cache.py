@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.errors import SpringtideError
 from springtide_client.format.tensor_writer import TensorWriter
-from springtide_client.format.tensors import TensorShape, layout_of
+from springtide_client.format.tensors import TensorShape, tensor_layout
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 from springtide_client.rows.layers import empty_layer, sorted_layer
@@ -92,7 +92,7 @@ class Snapshots:
 
     def _write(self, view: View, draft: Path, *, with_rows: bool) -> None:
         snapshot = Snapshot.of(view, with_rows=with_rows)
-        self._make_room(layout_of(snapshot.shapes, snapshot.metadata).num_bytes)
+        self._make_room(tensor_layout(snapshot.shapes, snapshot.metadata).num_bytes)
         snapshot.write(draft, stopping=self._stopping)
 
     def _make_room(self, num_bytes: int) -> None:
@@ -191,7 +191,7 @@ def dense_tensors(view: View) -> dict[str, npt.NDArray[Any]]:
 def living_texts(view: View) -> dict[str, npt.NDArray[Any]]:
     """The texts behind ids that have a row, by (feature, id): equal at equal versions, whatever base leads there."""
     base = view.base
-    parts = [base.texts] if base.texts is not None else []
+    parts = [base.id_strings] if base.id_strings is not None else []
     if view.version != base.tip.number:
         for record in LogDirectory(base.path.parent).records(base.tip):
             if record.number > view.version:

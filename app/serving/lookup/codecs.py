@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from springtide_client.errors import EncodeError
-from springtide_client.keys import id_of
+from springtide_client.keys import encode_id
 
 from app.serving.http.errors import UNREADABLE, ApiError, bad_request, too_many_ids
 from app.serving.http.preconditions import check_milliseconds
@@ -153,7 +153,7 @@ def ids_of(values: Sequence[Any]) -> npt.NDArray[np.int64]:
                 texts.append(value.encode())
                 places.append(index)
             else:
-                ids_N[index] = id_of(value)[0]
+                ids_N[index] = encode_id(value)[0]
         except (EncodeError, UnicodeEncodeError) as error:
             reason = error.reason if isinstance(error, EncodeError) else "wrong_type"
             hint = "an id is an integer or a text"

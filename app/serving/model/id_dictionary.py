@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.follow.follower import Cursor, Source
+from springtide_client.follow.follower import LogSource, RecordCursor
 from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import Base
 
@@ -16,7 +16,7 @@ from springtide_client.log.base import Base
 class TextTap:
     """A log whose records' texts are noted on their way to the follower, for views do not keep them."""
 
-    def __init__(self, source: Source, on_record: Callable[[Record], None] | None = None) -> None:
+    def __init__(self, source: LogSource, on_record: Callable[[Record], None] | None = None) -> None:
         """`on_record` hears of each record too."""
         self._source = source
         self._on_record = on_record
@@ -34,13 +34,13 @@ class TextTap:
 
     def older_bases(self, than: Path) -> list[Path]:
         """The source's."""
-        return self._source.older_bases(than)
+        return self._source.bases_before(than)
 
     def arrived_base(self) -> Path | None:
         """The source's."""
-        return self._source.arrived_base()
+        return self._source.local_base()
 
-    def follow(self, after: Tip | None) -> Cursor:
+    def follow(self, after: Tip | None) -> RecordCursor:
         """The source's cursor, its records noted."""
         return _TapCursor(self._source.follow(after), self.note)
 
@@ -55,7 +55,7 @@ class TextTap:
         """Whether any id of the feature is the hash of a text."""
         if number in self._features:
             return True
-        texts = base.texts
+        texts = base.id_strings
         if texts is None:
             return False
         first, end = np.searchsorted(texts["feature"], np.array([number, number + 1]))
@@ -84,7 +84,7 @@ class TextTap:
 
 
 class _TapCursor:
-    def __init__(self, inner: Cursor, note: Callable[[Record], None]) -> None:
+    def __init__(self, inner: RecordCursor, note: Callable[[Record], None]) -> None:
         self._inner = inner
         self._note = note
 
@@ -100,7 +100,7 @@ class _TapCursor:
 
 def find_in_base(base: Base, number: int, row_id: int) -> str | None:
     """The text of an id in the base's file, which is sorted by (feature, id)."""
-    texts = base.texts
+    texts = base.id_strings
     if texts is None:
         return None
     first, end = np.searchsorted(texts["feature"], np.array([number, number + 1])).tolist()

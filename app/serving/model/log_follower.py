@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features
-from springtide_client.follow.follower import Applied, Follower
+from springtide_client.follow.follower import AppliedVersion, Follower
 from springtide_client.format.records import Record
 from springtide_client.keys import INT64_MIN
 from springtide_client.log.directory import LogDirectory
@@ -66,7 +66,7 @@ class ServedView:
         return info["count"], info["last_seen_ms"]
 
     def predict(self, features: Features) -> tuple[npt.NDArray[np.float32], StatusArray]:
-        return self.inner.predict_and_tell(features)
+        return self.inner.predict_with_status(features)
 
     def has_texts(self, number: int) -> bool:
         return self._texts.has_texts(self.inner.base, number)
@@ -80,7 +80,7 @@ class ServedView:
         return self.inner.all_layers
 
     def horizon_ms(self, number: int) -> int:
-        return self.inner.meta.horizons.get(str(number), INT64_MIN)
+        return self.inner.meta.expiry_cutoffs.get(str(number), INT64_MIN)
 
 
 @lru_cache(maxsize=1_024)
@@ -115,7 +115,7 @@ class DirectoryFollowing:
         self._on_swap = on_swap
         self._wrapped: ServedView | None = None
         self._base_number = -1
-        self._follower.listen(self._heard)
+        self._follower.add_listener(self._heard)
         self._follower.on_swap(self._swapped)
 
     @property
@@ -145,15 +145,15 @@ class DirectoryFollowing:
     def close(self) -> None:
         self._follower.close()
 
-    def _heard(self, view: View, applied: Applied, servable_ms: int) -> None:
+    def _heard(self, view: View, applied: AppliedVersion, servable_ms: int) -> None:
         self._on_version(entry_of(applied), servable_ms, applied.num_bytes)
 
     def _swapped(self, view: View) -> None:
         # a base that nothing follows yet is a version that no record told of
-        self._on_swap(entry_of(Applied(view.tip.number, view.parent, view.tip.checksum, view.meta)))
+        self._on_swap(entry_of(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta)))
 
 
-def entry_of(applied: Applied) -> VersionEntry:
+def entry_of(applied: AppliedVersion) -> VersionEntry:
     """What the version index keeps of a version."""
     facts = msgspec.to_builtins(applied.meta)
     created_ms, record_ms = facts["created_ms"], facts["record_ms"]

@@ -127,11 +127,11 @@ def _serve_by_workers(
 
 def _load_model(log_path: Path) -> None:
     """Import what loading a model imports, by loading one, where the log has one by now."""
-    from springtide_client.model.exported_model import Model
+    from springtide_client.model.exported_model import ExportedModel
 
     for path in reversed(LogDirectory(log_path).bases()):
         with suppress(SpringtideError, OSError):
-            Model.load(path / MODEL)
+            ExportedModel.load(path / MODEL)
             return
 
 

@@ -1,9 +1,9 @@
 """Everything compiled that look-ups call is called once before the first asker comes: loading it takes a while."""
 
 import numpy as np
-from springtide_client.rows.admission_counts import Seen
+from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.layers import sorted_layer
-from springtide_client.rows.search import Stack
+from springtide_client.rows.search import LayerStack
 
 from app.serving.lookup.codecs import FEW_NUMBERS, JSON, MSGPACK, Form, read_question, write_answer
 from app.serving.lookup.neighbors import nearness_of
@@ -15,7 +15,9 @@ def warm_up() -> None:
     ids_N = np.arange(max(FEW_KEYS, FEW_NUMBERS) + 1)
     feature, ones_N = np.zeros(1, np.uint16), np.ones(1, np.int64)
     rows = sorted_layer(feature, ids_N[:1], np.zeros((1, 1), np.float32), ones_N, ones_N)
-    search = LayerSearches()(Stack((rows, rows), 1, {}, {"0": 2}, Seen(1, np.zeros((1, 64), np.uint8)), 0))
+    search = LayerSearches()(
+        LayerStack((rows, rows), 1, {}, {"0": 2}, AdmissionCounts(1, np.zeros((1, 64), np.uint8)), 0)
+    )
     nearness_of(rows, 0, 0, np.zeros(1, np.float32), "dot")
     for asked_N in (np.frombuffer(bytes(8), "<i8"), ids_N[:1], ids_N):
         search.packed(feature, asked_N)

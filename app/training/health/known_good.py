@@ -32,4 +32,4 @@ def newest_before(directory: LogDirectory, num_samples: int) -> int | None:
 
 def reachable(directory: LogDirectory, number: int) -> int:
     """The version, or the oldest that can still be built where its base is retired."""
-    return max(number, min(directory.look().bases, default=0))
+    return max(number, min(directory.scan().bases, default=0))

@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
-from springtide_client.log.readahead import PageRequests
+from springtide_client.log.readahead import Readahead
 
 from embeddings.tiers.base import FoundRows
 from kernels.cpu.rows import base_file_rows
@@ -18,8 +18,8 @@ class BaseRows:
 
     def __init__(self, base: Base) -> None:
         self.base = base
-        base.expect_finds()
-        self._requests = PageRequests()
+        base.advise_random_access()
+        self._requests = Readahead()
 
     def find(self, features_U: npt.NDArray[np.uint16], ids_U: npt.NDArray[np.int64]) -> FoundRows:
         """1. The keys' places, page by page where they have to come from the disk. 2. The rows."""
@@ -30,19 +30,19 @@ class BaseRows:
             np.zeros(len(ids_U), np.int64),
             np.zeros(len(ids_U), np.int64),
         )
-        mixed_U, before = mix_keys(features_U, ids_U), self._requests.disk_pages()
-        if self._requests.worthwhile:
+        mixed_U, before = mix_keys(features_U, ids_U), self._requests.num_pages_read()
+        if self._requests.is_worthwhile:
             for start in range(0, len(ids_U), STEP_KEYS):
                 part = slice(start, start + STEP_KEYS)
                 self._find(mixed_U[part], features_U[part], _part(found, part))
         else:
             self._find(mixed_U, features_U, found)
-        self._requests.learn(self._requests.disk_pages() - before, len(ids_U))
+        self._requests.observe(self._requests.num_pages_read() - before, len(ids_U))
         return found
 
     def _find(self, mixed_M: npt.NDArray[np.uint64], features_M: npt.NDArray[np.uint16], found: FoundRows) -> None:
-        rows, states, ask = self.base.rows, self.base.states, self._requests.ask
-        if self._requests.worthwhile and len(rows):
+        rows, states, ask = self.base.rows, self.base.states, self._requests.request
+        if self._requests.is_worthwhile and len(rows):
             places_M = base_file_rows.guesses(len(rows), mixed_M)
             ask(rows.mixed, places_M)
             places_M = base_file_rows.nearer_places(rows.mixed, places_M, mixed_M)

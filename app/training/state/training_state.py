@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from springtide_client.features import Texts
+from springtide_client.features import IdStrings
 from springtide_client.format.records import Record, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.schema import Schema
@@ -64,7 +64,7 @@ class TrainingState:
         self.told_scores = scores.document()  # by the newest version
         self._cut_step = 0
         self._record_ms: list[npt.NDArray[np.int64]] = []
-        self._texts: list[Texts] = []
+        self._texts: list[IdStrings] = []
         self._orders: list[dict[str, Any]] = []  # executed since the last cut, with their results
 
     def learn(self, batch: Batch, *, upcoming: Batch | None = None, limit_ms: int | None = None) -> None:
@@ -149,7 +149,7 @@ class TrainingState:
             step=self.learner.steps,
             positions=told_positions(self.positions),
             event_clock_ms=self.clock.now_ms,
-            horizons={str(feature): ms for feature, ms in table.horizons.items()},
+            expiry_cutoffs={str(feature): ms for feature, ms in table.horizons.items()},
             admission={str(feature): count for feature, count in self.limits.min_counts().items()},
             sketch_blocks=sketch.num_blocks if sketch.counting else 0,
             sketch_age=sketch.age,
@@ -157,7 +157,7 @@ class TrainingState:
             scores=self.told_scores,
             dead_letters=dict(self.dead_letters),
             record_ms=pick_times(self._record_ms),
-            orders=self._orders,
+            executed_commands=self._orders,
             trainer={
                 "watermarks": {str(partition): event_ms for partition, event_ms in self.clock.watermarks.items()},
                 "idle": sorted(map(str, self.clock.idle)),
@@ -258,7 +258,7 @@ class TrainingState:
         self.complete_until_ms = meta.complete_until_ms
         table = self.learner.table
         table.restore_clock_state(meta.trainer.get("table", {}))
-        table.raise_horizons({int(feature): ms for feature, ms in meta.horizons.items()})
+        table.raise_horizons({int(feature): ms for feature, ms in meta.expiry_cutoffs.items()})
         self.limits.restore(meta.trainer.get("limits", {}))
         if changed := self.limits.changed:
             try:

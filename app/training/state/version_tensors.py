@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.features import Texts
+from springtide_client.features import IdStrings
 
 from embeddings.rows import Touched
 
@@ -59,10 +59,10 @@ def sketch_to_arrays(blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.
     return {"sketch.block": blocks_B, "sketch.bytes": bytes_B64} if len(blocks_B) else {}
 
 
-def texts_to_arrays(texts: Iterable[Texts]) -> Arrays:
+def texts_to_arrays(texts: Iterable[IdStrings]) -> Arrays:
     """Texts end to end in one array of bytes."""
     parts = list(texts)
-    encoded = [text.encode() for part in parts for text in part.texts]
+    encoded = [text.encode() for part in parts for text in part.strings]
     if not encoded:
         return {}
     offsets = np.zeros(len(encoded) + 1, np.int64)

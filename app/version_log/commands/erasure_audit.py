@@ -16,7 +16,7 @@ import numpy as np
 from springtide_client.errors import LogError
 from springtide_client.format.tensors import Arrays, decode_tensors, map_tensors
 from springtide_client.keys import mix_keys
-from springtide_client.log.base import ROWS, TEXTS, read_base_manifest
+from springtide_client.log.base import ID_STRINGS, ROWS, read_base_manifest
 from springtide_client.log.directory import Listing, LogDirectory, base_name
 
 from app.version_log.config import LogConfig
@@ -75,10 +75,10 @@ def oldest_file_holding(log: LogConfig, feature: int, row_id: int) -> Holding | 
 def files_holding(log: LogConfig, feature: int, row_id: int) -> list[Holding]:
     """Every file that still holds the id, the one with the oldest version first."""
     directory = LogDirectory(log.path)
-    listing = directory.look()
+    listing = directory.scan()
     found = [*_in_bases(directory, listing, feature, row_id), *_in_segments(directory, listing, feature, row_id)]
     found += _in_drafts(directory, feature, row_id)
-    open_file = max(listing.segments.get(listing.claimed, [""]))
+    open_file = max(listing.segments.get(listing.claimed_epoch, [""]))
     holdings = []
     for place in sorted(found, key=lambda place: (place.version, "/" in place.file, place.file)):
         newer = sum(number >= place.covered_by for number in listing.bases)
@@ -94,7 +94,7 @@ def files_holding(log: LogConfig, feature: int, row_id: int) -> list[Holding]:
 def _in_bases(directory: LogDirectory, listing: Listing, feature: int, row_id: int) -> Iterator[_Found]:
     for number in listing.bases:
         path = directory.path / base_name(number)
-        for name in (ROWS, TEXTS):
+        for name in (ROWS, ID_STRINGS):
             arrays = _mapped(path / name)
             if arrays is not None and _holds_sorted(arrays, feature, row_id, is_rows=name == ROWS):
                 yield _Found(f"{path.name}/{name}", number, number + 1)
@@ -102,7 +102,7 @@ def _in_bases(directory: LogDirectory, listing: Listing, feature: int, row_id: i
 
 def _in_segments(directory: LogDirectory, listing: Listing, feature: int, row_id: int) -> Iterator[_Found]:
     manifest = directory.manifest(listing)
-    counting = {name for name, _ in directory.files(listing, manifest)} if manifest else set()
+    counting = {name for name, _ in directory.readable_segments(listing, manifest)} if manifest else set()
     for epoch, names in listing.segments.items():
         for name in names:
             is_ignored = manifest is not None and epoch < manifest.epoch and name not in counting
@@ -119,7 +119,7 @@ def _in_drafts(directory: LogDirectory, feature: int, row_id: int) -> Iterator[_
     """What mergers left, or make now: its rows may not be sorted yet."""
     for path in sorted(directory.path.glob(".tmp-*")):
         match = _DRAFT.fullmatch(path.name)
-        for name, group in ((ROWS, ""), (TEXTS, "")) if match else ():
+        for name, group in ((ROWS, ""), (ID_STRINGS, "")) if match else ():
             arrays = _mapped(path / name)
             if match and arrays is not None and _holds(arrays, group, feature, row_id):
                 yield _Found(f"{path.name}/{name}", int(match[1]), 0, is_draft=True)

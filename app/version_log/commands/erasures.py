@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from springtide_client.errors import EncodeError
 from springtide_client.format.records import StreamPosition, VersionMeta
-from springtide_client.keys import id_of
+from springtide_client.keys import encode_id
 from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
@@ -34,7 +34,7 @@ def keys_of_entry(entry: Entry, schema: Schema) -> list[tuple[int, int]]:
     keys = []
     for key in named:
         try:
-            keys.append((schema.number(key["feature"]), id_of(key["id"])[0]))
+            keys.append((schema.number(key["feature"]), encode_id(key["id"])[0]))
         except (EncodeError, KeyError, TypeError):
             continue
     return keys

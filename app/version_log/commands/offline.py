@@ -8,7 +8,7 @@ import numpy as np
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Arrays
-from springtide_client.keys import id_of
+from springtide_client.keys import encode_id
 from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 
@@ -32,7 +32,7 @@ def keys_of(body: dict[str, Any], schema: Schema) -> list[tuple[int, int]]:
     for key in named if isinstance(named, list) else []:
         if not isinstance(key, dict) or key.get("feature") not in schema.features or "id" not in key:
             raise ValueError(f"{key!r} is no key of this log")
-        keys[schema.number(key["feature"]), id_of(key["id"])[0]] = None
+        keys[schema.number(key["feature"]), encode_id(key["id"])[0]] = None
     if not keys:
         raise ValueError("the order names no keys")
     return list(keys)

@@ -67,12 +67,12 @@ def rollback_to(directory: LogDirectory, number: int, *, window_samples: int, pa
     entries: list[dict[str, Any]] = []
     for record in since.records():
         now.apply_sketch(record)
-        entries += record.meta.orders
+        entries += record.meta.executed_commands
     arrays = then.arrays
     arrays |= _sketch(then.sketch, now.sketch)
-    schema = base.manifest.read_schema()
+    schema = base.manifest.decode_schema()
     gone = forgotten_keys(entries, schema)
-    arrays |= _rows(base, before, since, gone, now.meta.horizons, part_bytes)
+    arrays |= _rows(base, before, since, gone, now.meta.expiry_cutoffs, part_bytes)
     return Rollback(_meta(number, then.meta, now.meta, entries, schema), arrays)
 
 
@@ -96,7 +96,7 @@ def _meta(
     return msgspec.structs.replace(
         then,
         created_ms=0,
-        horizons=now.horizons,
+        horizons=now.expiry_cutoffs,
         admission=now.admission,
         sketch_blocks=now.sketch_blocks,
         record_ms=[],
@@ -125,7 +125,7 @@ def _rows(
     for part in parts_of(before.num_bytes + since.num_bytes, part_bytes):
         keys = since.keys(part)
         rows = _rows_then(base, before, keys, part)
-        alive_n = rows.alive(horizons) & (gone.find_mixed(rows.mixed, rows.feature) < 0)
+        alive_n = rows.live_mask(horizons) & (gone.find_mixed(rows.mixed, rows.feature) < 0)
         written.append(_unmarked(rows.take(np.flatnonzero(alive_n))))
         marked.append(_bare(keys).take(np.flatnonzero(written[-1].find_mixed(keys.mixed, keys.feature) < 0)))
     both = flatten_layers(reversed(written), table.dim, table.state_width), flatten_layers(reversed(marked), 0)
@@ -142,7 +142,7 @@ def _rows_then(base: Base, before: Stretch, keys: RowLayer, part: Part) -> RowLa
     table = base.manifest.table
     changed = before.changes(part, table.dim, state_width=table.state_width, only=keys)
     below = np.flatnonzero(changed.find_mixed(keys.mixed, keys.feature) < 0)
-    found = base.find_states(keys.feature[below], keys.id[below])
+    found = base.find_rows(keys.feature[below], keys.id[below])
     at, here = below[found.found], found.found
     columns = found.values[here], found.counts[here], found.last_seen[here]
     old = RowLayer(keys.mixed[at], keys.feature[at], keys.id[at], *columns, None, found.states[here])

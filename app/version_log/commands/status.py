@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import version_name
-from springtide_client.keys import id_of
+from springtide_client.keys import encode_id
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory, base_name
 from springtide_client.schema import Schema
@@ -59,7 +59,7 @@ def whereabouts_of(log: LogConfig, schema: Schema, receipt: Receipt) -> list[dic
     places = []
     for key in (receipt.entry or {}).get("keys", ())[:MAX_KEYS]:
         try:
-            holding = oldest_file_holding(log, schema.number(key["feature"]), id_of(key["id"])[0])
+            holding = oldest_file_holding(log, schema.number(key["feature"]), encode_id(key["id"])[0])
         except (EncodeError, KeyError, TypeError):
             continue
         place = {"feature": key["feature"], "id": key["id"], "gone_since": receipt.version or None}
@@ -92,14 +92,14 @@ def _in_log(directory: LogDirectory, order_id: str) -> tuple[int, dict[str, Any]
             meta = place.read_head().meta
         except LogError:  # retired meanwhile
             break
-        for entry in meta.orders:
+        for entry in meta.executed_commands:
             if entry.get("id") == order_id:
                 return place.number, entry
         if meta.created_ms < born_ms - SLACK_MS:
             return None
     for number in reversed(index.bases):
         try:
-            orders = read_base_manifest(directory.path / base_name(number)).meta.orders
+            orders = read_base_manifest(directory.path / base_name(number)).meta.executed_commands
         except (FileNotFoundError, LogError):  # retired meanwhile, or damaged: the others tell it too
             continue
         for entry in orders:

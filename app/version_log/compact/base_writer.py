@@ -11,30 +11,30 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import encode_checked
+from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import Array, Arrays, TensorShape, shape_of
 from springtide_client.log.base import (
     DENSE,
+    ID_STRINGS,
     MANIFEST,
     MODEL,
     ONNX,
     OPTIMIZER,
     ROWS,
     SKETCH,
-    TEXTS,
     BaseManifest,
-    FileSum,
-    ModelName,
-    TableShape,
+    FileChecksum,
+    ModelIdentity,
+    TableSpec,
     crc32_of_file,
     read_base_manifest,
 )
 from springtide_client.log.directory import base_name
 from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
-from springtide_client.system.files import sync_folder
+from springtide_client.system.files import fsync_folder
 
 from app.version_log.failpoints import reach
 
@@ -47,8 +47,8 @@ class BaseImage:
 
     tip: Tip  # of the record that it equals
     schema: Schema
-    table: TableShape
-    model: ModelName
+    table: TableSpec
+    model: ModelIdentity
     meta: VersionMeta
     dense: Arrays  # `dense.*` and `state.*`
     num_rows: int = 0
@@ -75,7 +75,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
         if image.sketch is not None:
             _write_arrays(draft / SKETCH, {"sketch.bytes": image.sketch})
         if image.texts is not None and len(image.texts["id"]):
-            _write_arrays(draft / TEXTS, image.texts)
+            _write_arrays(draft / ID_STRINGS, image.texts)
         _write_program(draft / MODEL, image.program)
         _write_program(draft / ONNX, image.onnx)
         _write_manifest(draft, image, sums)
@@ -88,7 +88,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
             if not is_whole(path):
                 raise
         reach("after a base is renamed")
-        sync_folder(path.parent)
+        fsync_folder(path.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return path
@@ -103,7 +103,7 @@ def is_whole(path: Path) -> bool:
         return False
 
 
-def _write_rows(draft: Path, image: BaseImage) -> dict[str, FileSum]:
+def _write_rows(draft: Path, image: BaseImage) -> dict[str, FileChecksum]:
     """The two files of the rows, and their checksums, so that they need not be read for them."""
     n, table = image.num_rows, image.table
     shapes = {
@@ -121,7 +121,7 @@ def _write_rows(draft: Path, image: BaseImage) -> dict[str, FileSum]:
     ):
         _write_blocks(image, rows, states)
     sums = ((ROWS, rows), (OPTIMIZER, states))
-    return {name: FileSum(file.num_bytes, file.crc32) for name, file in sums if file.crc32 is not None}
+    return {name: FileChecksum(file.num_bytes, file.crc32) for name, file in sums if file.crc32 is not None}
 
 
 def _write_blocks(image: BaseImage, rows: TensorWriter, states: TensorWriter) -> None:
@@ -164,9 +164,9 @@ def _write_program(path: Path, program: bytes | Path | None) -> None:
         os.fsync(file.fileno())
 
 
-def _write_manifest(draft: Path, image: BaseImage, sums: Mapping[str, FileSum]) -> None:
+def _write_manifest(draft: Path, image: BaseImage, sums: Mapping[str, FileChecksum]) -> None:
     files = {
-        file.name: sums.get(file.name) or FileSum(file.stat().st_size, crc32_of_file(file))
+        file.name: sums.get(file.name) or FileChecksum(file.stat().st_size, crc32_of_file(file))
         for file in sorted(draft.iterdir())
     }
     manifest = BaseManifest(
@@ -181,7 +181,7 @@ def _write_manifest(draft: Path, image: BaseImage, sums: Mapping[str, FileSum]) 
         files=files,
     )
     with (draft / MANIFEST).open("wb") as file:
-        file.write(encode_checked(manifest))
+        file.write(encode_checksummed_json(manifest))
         file.flush()
         os.fsync(file.fileno())
-    sync_folder(draft)
+    fsync_folder(draft)

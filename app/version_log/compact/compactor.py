@@ -63,12 +63,12 @@ class Merger:
 
     def _pending_bytes(self, number: int) -> int:
         """The bytes of segments that a base does not cover."""
-        listing = self.directory.look()
+        listing = self.directory.scan()
         manifest = self.directory.manifest(listing)
         if manifest is None:
             return 0
         pending, is_covered = 0, True
-        for name, limit in self.directory.files(listing, manifest):
+        for name, limit in self.directory.readable_segments(listing, manifest):
             path, covered = self.config.path / name, 0
             for header, end in walk_segment(path, limit, verify_after=2**63) if is_covered else ():
                 if header.number > number:

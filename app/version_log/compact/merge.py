@@ -96,17 +96,17 @@ def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:
 def write_next(log_path: Path, base: Base, overlay: Overlay, onnx: OnnxMaker | None = None) -> Path:
     """The base that equals `base` with `overlay` applied. Marks and dead rows end here."""
     changes, meta, manifest = overlay.flat(), overlay.meta, base.manifest
-    counted = count_rows(base.rows, changes, meta.horizons)
+    counted = count_rows(base.rows, changes, meta.expiry_cutoffs)
     image = BaseImage(
         tip=overlay.tip,
-        schema=manifest.read_schema(),
+        schema=manifest.decode_schema(),
         table=manifest.table,
         model=manifest.model,
         meta=meta,
         dense=overlay.arrays,
         sketch=overlay.sketch,
         num_rows=counted[0],
-        blocks=(block for block, _ in merged_blocks(base.layer, changes, meta.horizons)),
+        blocks=(block for block, _ in merged_blocks(base.layer, changes, meta.expiry_cutoffs)),
         texts=merge_texts([*overlay.texts, *_texts_of(base)], counted[1]),
         program=base.model_path,
         onnx=None if onnx is None else onnx.make(base, overlay.arrays),
@@ -135,7 +135,7 @@ def merged_blocks(
     bounds = longer.mixed[CHUNK_ROWS::CHUNK_ROWS]
     for old, new in zip(_cut(rows, bounds), _cut(changes, bounds), strict=True):
         merged = merge_layers(old, new)
-        alive = merged.alive(horizons)
+        alive = merged.live_mask(horizons)
         if alive.all():
             yield _bare(merged), merged.take(slice(0, 0))
         else:
@@ -159,4 +159,4 @@ def _bare(layer: RowLayer) -> RowLayer:
 
 
 def _texts_of(base: Base) -> list[Arrays]:
-    return [] if base.texts is None else [base.texts]
+    return [] if base.id_strings is None else [base.id_strings]

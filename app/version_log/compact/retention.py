@@ -20,9 +20,9 @@ def retire(directory: LogDirectory, keep_bases: int) -> list[str]:
 
     Only unlinks; who has one open or mapped reads on. Does nothing while an epoch starts.
     """
-    listing = directory.look()
+    listing = directory.scan()
     manifest = directory.manifest(listing)
-    if manifest is None or not listing.settled:
+    if manifest is None or not listing.is_settled:
         return []
     kept = readable_bases(directory)[-keep_bases:]
     if not kept:
@@ -54,7 +54,7 @@ def readable_bases(directory: LogDirectory) -> list[Path]:
 
 def covered_segments(directory: LogDirectory, listing: Listing, manifest: LogManifest, number: int) -> list[str]:
     """Segments of which no record after `number` counts. The newest file of the present epoch is never among them."""
-    files = directory.files(listing, manifest)
+    files = directory.readable_segments(listing, manifest)
     own = listing.segments.get(manifest.epoch, [])
     covered = []
     for name, limit in files:

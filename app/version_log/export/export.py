@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from springtide_client.errors import LogError
-from springtide_client.system.files import sync_folder
+from springtide_client.system.files import fsync_folder
 
 from app.errors import UserError
 from app.version_log.export.arrow_parquet import write_arrow, write_parquet
@@ -81,7 +81,7 @@ def whole(path: Path, write: Callable[[Path], int], *, force: bool) -> int:
         finally:
             os.close(descriptor)
         _name(draft, path, force=force)
-        sync_folder(path.parent)
+        fsync_folder(path.parent)
         return result
     except OSError as error:
         raise LogError(f"{path} cannot be written: {_reason(error)}") from None
@@ -116,15 +116,15 @@ def _write_snapshot(index: LogIndex, config: ExportConfig, draft: Path) -> int:
     import threading
 
     from springtide_client.model.view import View
-    from springtide_client.rows.disk_layer import PrivateLayers
+    from springtide_client.rows.disk_layer import DiskLayers
 
     from app.serving.feed.snapshot_cache import Snapshot
     from app.version_log.read.version_range import PART_BYTES, Stretch
 
     base = index.base_before(config.version)
-    view, layers = View.open(base.path), PrivateLayers(draft.parent)
+    view, layers = View.open(base.path), DiskLayers(draft.parent)
     for record in Stretch(index, base.tip.number, config.version).records():
-        view = layers.bounded(view.apply(record).merged(), view.parameters.num_bytes * 2 + PART_BYTES)
+        view = layers.limit_memory(view.apply(record).merged(), view.parameters.num_bytes * 2 + PART_BYTES)
     snapshot = Snapshot.of(view, with_rows=config.with_rows)
     snapshot.write(draft, stopping=threading.Event())
     return snapshot.shapes["rows.id"].shape[0]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Array
-from springtide_client.keys import SHARED_FEATURE
+from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import (
     BoolArray,
@@ -21,7 +21,7 @@ from springtide_client.rows.layers import (
     RowLayer,
     UInt16Array,
     empty_layer,
-    horizon_of,
+    expiry_cutoffs_of,
 )
 from springtide_client.schema import Schema
 
@@ -110,7 +110,7 @@ def compare(index: LogIndex, older: int, newer: int, *, top: int = 10, part_byte
     before = Stretch(index, base.tip.number, older)
     between = Stretch(index, older, newer)
     metas = index.meta(older), index.meta(newer)
-    schema = base.manifest.read_schema()
+    schema = base.manifest.decode_schema()
     result = Difference(older, newer, schema, metas, len(between.entries), between.num_bytes)
     comparison = _Rows(result, base, before, between, top)
     for part in parts_of(before.num_bytes + between.num_bytes, part_bytes):
@@ -130,8 +130,8 @@ def compare(index: LogIndex, older: int, newer: int, *, top: int = 10, part_byte
 
 def feature_name(schema: Schema, number: int) -> str:
     """The feature whose rows have this number; the rows that its not-admitted ids share have one of their own."""
-    shared = number >= SHARED_FEATURE
-    own = number - SHARED_FEATURE if shared else number
+    shared = number >= SHARED_ROW_OFFSET
+    own = number - SHARED_ROW_OFFSET if shared else number
     name = schema.features[own] if own < len(schema.features) else f"feature {own}"
     return f"{name} (shared by ids not admitted)" if shared else name
 
@@ -139,7 +139,7 @@ def feature_name(schema: Schema, number: int) -> str:
 class _Rows:
     def __init__(self, result: Difference, base: Base, before: Stretch, between: Stretch, top: int) -> None:
         self._result, self._base, self._before, self._between, self._top = result, base, before, between, top
-        self._horizons = tuple(meta.horizons for meta in result.metas)
+        self._horizons = tuple(meta.expiry_cutoffs for meta in result.metas)
         self._sum, self._num_moves = 0.0, 0
 
     def add(self, part: Part) -> None:
@@ -179,11 +179,11 @@ class _Rows:
             )
             missing = missing[rows < 0]
         if self._horizons[0]:
-            old.alive[:] &= old.last_seen >= horizon_of(written.feature, self._horizons[0])
+            old.alive[:] &= old.last_seen >= expiry_cutoffs_of(written.feature, self._horizons[0])
         return old
 
     def _compare(self, written: RowLayer, old: _Old, forgotten: RowLayer) -> None:
-        alive = written.alive(self._horizons[1])
+        alive = written.live_mask(self._horizons[1])
         by_key = np.zeros(len(written), np.bool_) if written.forgotten is None else written.forgotten
         differs = (written.value != old.value).any(axis=1) | (written.count != old.count)
         changed = alive & old.alive & (differs | (written.last_seen != old.last_seen))
@@ -217,7 +217,7 @@ class _Rows:
 
     def _expired(self, rows: RowLayer, written: RowLayer) -> UInt16Array:
         """The features of rows that a rule raised in between took, those left out that were written in between."""
-        dead = rows.alive(self._horizons[0]) & ~rows.alive(self._horizons[1])
+        dead = rows.live_mask(self._horizons[0]) & ~rows.live_mask(self._horizons[1])
         rows = rows.take(np.flatnonzero(dead))
         return rows.feature[_not_in(written, rows)]
 

@@ -86,7 +86,7 @@ class _Life:
             count, seen = int(tensors["rows.count"][row]), int(tensors["rows.last_seen"][row])
             kind = CREATED if self._vector is None else WRITTEN
             self._tell(number, meta, kind, count, seen, tensors["rows.value"][row])
-        if self._vector is not None and self._last_seen < meta.horizons.get(
+        if self._vector is not None and self._last_seen < meta.expiry_cutoffs.get(
             str(self._history.feature), self._last_seen
         ):
             self._end(number, meta, EXPIRED)

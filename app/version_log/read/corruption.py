@@ -30,7 +30,7 @@ class _Note(msgspec.Struct):
 
 def note_break(directory: LogDirectory, reason: str) -> None:
     """For the trainer of the present epoch."""
-    epoch = directory.look().claimed
+    epoch = directory.scan().claimed_epoch
     with suppress(OSError):  # a full disk: it will be found again
         write_atomically(directory.path / NAME, msgspec.json.encode(_Note(epoch, reason)), durable=False)
 
@@ -66,11 +66,11 @@ def lost_orders(directory: LogDirectory, told: Container[str]) -> Iterator[dict[
 
     Their files went because they were done for good. What is readable is read, whatever stands before it.
     """
-    listing = directory.look()
+    listing = directory.scan()
     manifest = directory.manifest(listing)
     if manifest is None:
         return
-    counting = dict(directory.files(listing, manifest))
+    counting = dict(directory.readable_segments(listing, manifest))
     for epoch, names in listing.segments.items():
         for name in names if epoch < manifest.epoch else ():
             path, limit = directory.path / name, counting.get(name) or 0
@@ -78,7 +78,7 @@ def lost_orders(directory: LogDirectory, told: Container[str]) -> Iterator[dict[
                 if end <= limit:
                     continue
                 try:
-                    orders = Entry(header, path, end - header.length - HEADER.size).read().meta.orders
+                    orders = Entry(header, path, end - header.length - HEADER.size).read().meta.executed_commands
                 except LogError:
                     continue
                 for order in orders:

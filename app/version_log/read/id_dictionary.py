@@ -20,7 +20,7 @@ class TextFinder:
     def __init__(self, base: Base, stretch: Stretch) -> None:
         since = [texts for tensors in stretch.with_tensor("texts.id") if (texts := record_texts(tensors)) is not None]
         merged = merge_texts(since, empty_layer(0))
-        self._parts = [part for part in (base.texts, merged) if part is not None]
+        self._parts = [part for part in (base.id_strings, merged) if part is not None]
 
     def find(self, features_K: UInt16Array, ids_K: Int64Array) -> list[str | None]:
         """The text of each key; None where the id is a number, or the text is not known."""

@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
     def read(self) -> Record:
         """The whole record, verified; LogError."""
-        return Record.of(self.header, self._read(self.header.length, 0))
+        return Record.verify_payload(self.header, self._read(self.header.length, 0))
 
     def _read(self, length: int, start: int) -> bytes:
         try:
@@ -96,16 +96,16 @@ class LogIndex:
     def __init__(self, directory: LogDirectory) -> None:
         """UserError where there is no log."""
         self.directory = directory
-        listing = directory.look()
+        listing = directory.scan()
         manifest = directory.manifest(listing)
         if manifest is None:
             raise UserError(f"there is no log in {directory.path} yet: `springtide run` begins one")
         self.manifest = manifest
         self.bases = listing.bases
         # a trainer that starts, or one that died starting: until it seals, followers wait
-        self.unsealed_epoch = 0 if listing.settled else listing.claimed
+        self.unsealed_epoch = 0 if listing.is_settled else listing.claimed_epoch
         self.entries: list[Entry] = []
-        for name, limit in directory.files(listing, manifest):
+        for name, limit in directory.readable_segments(listing, manifest):
             path = directory.path / name
             for header, end in walk_segment(path, limit, verify_after=2**63):
                 if not self.entries or header.number > self.entries[-1].number:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import numpy as np
-from springtide_client.keys import SHARED_FEATURE
+from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.model.view import View
-from springtide_client.rows.disk_layer import chunks, merge_all, without_values
+from springtide_client.rows.disk_layer import aligned_chunks, keys_only, merge_newest_first
 from springtide_client.rows.layers import RowLayer
 
 
@@ -15,11 +15,11 @@ def living_rows(view: View, *, with_values: bool = True) -> Iterator[RowLayer]:
     if not stack:
         return
     if not with_values:
-        stack = [without_values(layer) for layer in stack]
-    for part in chunks(stack):
-        rows = merge_all(part)
+        stack = [keys_only(layer) for layer in stack]
+    for part in aligned_chunks(stack):
+        rows = merge_newest_first(part)
         # the rows shared by keys that are not admitted are nobody's
-        alive = rows.alive(view.meta.horizons) & (rows.feature < SHARED_FEATURE)
+        alive = rows.live_mask(view.meta.expiry_cutoffs) & (rows.feature < SHARED_ROW_OFFSET)
         yield rows if alive.all() else rows.take(np.flatnonzero(alive))
 
 

@@ -21,11 +21,11 @@ class StateOverlay:
         self.base = base
         self.tip: Tip = base.tip
         self._meta = base.manifest.meta
-        self._orders = list(self._meta.orders)
+        self._orders = list(self._meta.executed_commands)
         self._sketch = base.sketch
         arrays = {**base.dense, **base.trainer_state}
         self._arrays = {name: array for name, array in arrays.items() if not name.startswith(SCORES)}
-        self._scores = Scores(base.manifest.read_schema().labels, window_samples)
+        self._scores = Scores(base.manifest.decode_schema().labels, window_samples)
         self._scores.restore(_scores_of(arrays))
 
     def apply(self, record: Record) -> None:
@@ -45,7 +45,7 @@ class StateOverlay:
         """Of the next version only what it counted and its meta: all else stays as it was."""
         self._count_in(record.tensors(), record.meta.sketch_blocks)
         self._meta = record.meta
-        self._orders += record.meta.orders
+        self._orders += record.meta.executed_commands
         self.tip = record.tip
 
     def copy(self) -> "StateOverlay":

@@ -52,7 +52,7 @@ class Resume:
             raise LogError(f"the log {self.directory.path} cannot be read up to {self.tip}: it ends at {tip}")
 
     def _note(self, number: int, meta: VersionMeta) -> None:
-        for order in meta.orders:
+        for order in meta.executed_commands:
             self.orders[str(order.get("id"))] = number
             if order.get("kind") == "forget":
                 self.forgettings.append(order)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 from springtide_client.format.records import VersionMeta
-from springtide_client.keys import SHARED_FEATURE
+from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
-from springtide_client.rows.disk_layer import chunks
+from springtide_client.rows.disk_layer import aligned_chunks
 from springtide_client.rows.layers import RowLayer, merge_layers
 
 from app.version_log.read.index import LogIndex
@@ -24,7 +24,7 @@ class Image:
         self.stretch = Stretch(index, self.base.tip.number, number)
         self.meta: VersionMeta = index.meta(number)
         self.checksum = index.tip(number).checksum
-        self.schema = self.base.manifest.read_schema()
+        self.schema = self.base.manifest.decode_schema()
         self.dim = self.base.manifest.table.dim
         self._parts = parts_of(self.stretch.num_bytes, part_bytes)
 
@@ -35,9 +35,9 @@ class Image:
             rows = part.of(self.base.rows)
             if not with_values:
                 rows = RowLayer(rows.mixed, rows.feature, rows.id, rows.value[:, :0], rows.count, rows.last_seen)
-            for old, new in chunks([rows, changes]):
+            for old, new in aligned_chunks([rows, changes]):
                 merged = merge_layers(old, new)
-                wanted = merged.alive(self.meta.horizons) & (merged.feature < SHARED_FEATURE)
+                wanted = merged.live_mask(self.meta.expiry_cutoffs) & (merged.feature < SHARED_ROW_OFFSET)
                 if feature is not None:
                     wanted &= merged.feature == feature
                 if wanted.any():

@@ -6,19 +6,19 @@ import numpy as np
 from springtide_client.errors import LogError
 from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Arrays
-from springtide_client.keys import SHARED_FEATURE, hash_text, mix_keys
+from springtide_client.keys import SHARED_ROW_OFFSET, hash_string, mix_keys
 from springtide_client.log.base import (
+    ID_STRINGS,
     MANIFEST,
     OPTIMIZER,
     ROWS,
-    TEXTS,
     Base,
     BaseManifest,
     crc32_of_file,
     read_base_manifest,
 )
 from springtide_client.log.directory import base_name
-from springtide_client.rows.layers import horizon_of
+from springtide_client.rows.layers import expiry_cutoffs_of
 
 from app.version_log.verify.inventory import REMOVE, Folder, has_checksum
 from app.version_log.verify.report import Findings, plural
@@ -65,8 +65,8 @@ class BaseCheck:
             return None  # told already: a file is missing or cut
         if len(self._findings.wrong) == num_wrong:
             self._check_rows(base)
-            if base.texts is not None:
-                self._check_texts(base, base.texts, deep=deep)
+            if base.id_strings is not None:
+                self._check_texts(base, base.id_strings, deep=deep)
         if len(self._findings.wrong) == num_wrong:
             size = sum(file.bytes for file in manifest.files.values())
             name = version_name(manifest.number)
@@ -101,7 +101,7 @@ class BaseCheck:
                 f"{base.path.name}/{OPTIMIZER}", "rows and states are not as wide as the manifest says", base.tip.number
             )
             return
-        num_features = len(manifest.read_schema().features)
+        num_features = len(manifest.decode_schema().features)
         before = (-1, -1)
         for start in range(0, n, CHUNK_ROWS):
             some = rows.take(slice(start, start + CHUNK_ROWS))
@@ -112,8 +112,8 @@ class BaseCheck:
             wrong = {
                 "its key stands at the wrong place": some.mixed != mix_keys(some.feature, some.id),
                 "it does not stand in the order of mixed keys": ~np.concatenate([[first > before], rising]),
-                "its feature is not in the schema": some.feature % SHARED_FEATURE >= num_features,
-                "a rule had forgotten it": some.last_seen < horizon_of(some.feature, meta.horizons),
+                "its feature is not in the schema": some.feature % SHARED_ROW_OFFSET >= num_features,
+                "a rule had forgotten it": some.last_seen < expiry_cutoffs_of(some.feature, meta.expiry_cutoffs),
             }
             for what, found in wrong.items():
                 if found.any():
@@ -124,7 +124,7 @@ class BaseCheck:
             before = (int(some.mixed[-1]), int(some.feature[-1]))
 
     def _check_texts(self, base: Base, texts: Arrays, *, deep: bool) -> None:
-        place = f"{base.path.name}/{TEXTS}"
+        place = f"{base.path.name}/{ID_STRINGS}"
         features, ids, offsets = texts["feature"], texts["id"], texts["offsets"]
         rising = (features[1:] > features[:-1]) | ((features[1:] == features[:-1]) & (ids[1:] > ids[:-1]))
         fits = len(offsets) == len(ids) + 1 and offsets[0] == 0 and offsets[-1] == len(texts["bytes"])
@@ -135,7 +135,7 @@ class BaseCheck:
             chunk = offsets[start : start + CHUNK_ROWS + 1].tolist()
             content = texts["bytes"][chunk[0] : chunk[-1]].tobytes()
             for k, row_id in enumerate(ids[start : start + CHUNK_ROWS].tolist()):
-                if hash_text(content[chunk[k] - chunk[0] : chunk[k + 1] - chunk[0]]) != row_id:
+                if hash_string(content[chunk[k] - chunk[0] : chunk[k + 1] - chunk[0]]) != row_id:
                     self._add(place, f"text {start + k:,} is not that of its id {row_id}", base.tip.number)
                     return
 

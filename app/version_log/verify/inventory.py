@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import decode_checked
+from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.log.directory import Listing, LogDirectory, LogManifest, claim_name, manifest_name
 
 from app.version_log.verify.report import Findings, plural
@@ -35,7 +35,7 @@ class Folder:
     def of(directory: LogDirectory) -> "Folder":
         """As it is now."""
         durable = told_durable(directory.path)  # before the sizes: what was durable then must stand in the files
-        listing = directory.look()
+        listing = directory.scan()
         sizes = {}
         for name in (name for names in listing.segments.values() for name in names):
             try:
@@ -46,9 +46,9 @@ class Folder:
 
     def is_as(self, other: "Folder") -> bool:
         """Whether nothing came or went that may explain a finding; files may have grown."""
-        return (self.listing.bases, self.listing.sealed_by, set(self.sizes)) == (
+        return (self.listing.bases, self.listing.manifest_epoch, set(self.sizes)) == (
             other.listing.bases,
-            other.listing.sealed_by,
+            other.listing.manifest_epoch,
             set(other.sizes),
         )
 
@@ -68,20 +68,22 @@ def check_folder(folder: Folder, findings: Findings) -> LogManifest | None:
     """Claims, manifests and owners; the newest manifest, or None where it cannot be read."""
     listing = folder.listing
     num_wrong = len(findings.wrong)
-    for epoch in range(1, max(listing.claimed, listing.sealed_by) + 1):
+    for epoch in range(1, max(listing.claimed_epoch, listing.manifest_epoch) + 1):
         if claim_name(epoch) not in folder.names:
             reader = "followers may wait, and a replaced trainer would not notice: make an empty file of that name"
             findings.add_wrong(claim_name(epoch), None, "it is missing", reader)
     newest = None
-    for epoch in range(1, listing.sealed_by + 1):
+    for epoch in range(1, listing.manifest_epoch + 1):
         if manifest_name(epoch) in folder.names:
             newest = check_manifest(folder, epoch, findings)
     for name in sorted(folder.names):
         check_owner(folder, name, findings)
-    if listing.claimed > listing.sealed_by:
-        findings.note(f"epoch {listing.claimed} is claimed and has sealed nothing: a trainer starts, or died starting")
+    if listing.claimed_epoch > listing.manifest_epoch:
+        findings.note(
+            f"epoch {listing.claimed_epoch} is claimed and has sealed nothing: a trainer starts, or died starting"
+        )
     if len(findings.wrong) == num_wrong:
-        epochs = plural(listing.claimed, "epoch")
+        epochs = plural(listing.claimed_epoch, "epoch")
         findings.ok(f"{epochs}: claims and manifests; {plural(len(folder.names), 'name')}, each with its owner")
     return newest
 
@@ -90,12 +92,12 @@ def check_manifest(folder: Folder, epoch: int, findings: Findings) -> LogManifes
     """One epoch's; None where it cannot be read."""
     name = manifest_name(epoch)
     reader = "nobody reads it any more: remove it"
-    if epoch == folder.listing.sealed_by:
+    if epoch == folder.listing.manifest_epoch:
         reader = "nobody can follow the log, and no trainer can start: restore it from a copy"
     try:
         text = (folder.path / name).read_bytes()
-        manifest = decode_checked(text, LogManifest, name)
-        schema = manifest.read_schema()
+        manifest = decode_checksummed_json(text, LogManifest, name)
+        schema = manifest.decode_schema()
     except LogError as error:
         findings.add_wrong(name, None, str(error).removeprefix(f"{name} "), reader)
         return None
@@ -109,7 +111,7 @@ def check_manifest(folder: Folder, epoch: int, findings: Findings) -> LogManifes
 
 
 def has_checksum(text: bytes) -> bool:
-    """Whether a file of `encode_checked` still has its last key: one without it would be believed."""
+    """Whether a file of `encode_checksummed_json` still has its last key: one without it would be believed."""
     return _TAIL.search(text) is not None
 
 
@@ -121,8 +123,8 @@ def check_owner(folder: Folder, name: str, findings: Findings) -> None:
             findings.add_wrong(name, None, "it has no owner", REMOVE)
         return
     kind, epoch, listing = numbered[1], int(numbered[2]), folder.listing
-    if epoch > max(listing.claimed, listing.sealed_by):
+    if epoch > max(listing.claimed_epoch, listing.manifest_epoch):
         findings.add_wrong(name, None, f"nobody has claimed epoch {epoch}", REMOVE)
-    elif kind == "seg" and epoch > listing.sealed_by:
+    elif kind == "seg" and epoch > listing.manifest_epoch:
         reader = "followers wait, and the next trainer would leave that file out: restore the manifest from a copy"
         findings.add_wrong(manifest_name(epoch), None, f"it is missing, and {name} is there", reader)

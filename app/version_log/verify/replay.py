@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Array, Arrays
-from springtide_client.log.base import DENSE, OPTIMIZER, ROWS, SKETCH, TEXTS, Base
-from springtide_client.rows.disk_layer import chunks
+from springtide_client.log.base import DENSE, ID_STRINGS, OPTIMIZER, ROWS, SKETCH, Base
+from springtide_client.rows.disk_layer import aligned_chunks
 from springtide_client.rows.layers import RowLayer, merge_layers
 
 from app.version_log.inspection.diff import feature_name
@@ -62,9 +62,9 @@ class Replay:
     def _expected(self, part: Part) -> Iterator[RowLayer]:
         table = self._older.manifest.table
         changes = self._stretch.changes(part, table.dim, state_width=table.state_width)
-        for old, new in chunks([part.of(self._older.layer), changes]):
+        for old, new in aligned_chunks([part.of(self._older.layer), changes]):
             merged = merge_layers(old, new)
-            alive = np.flatnonzero(merged.alive(self._meta.horizons))
+            alive = np.flatnonzero(merged.live_mask(self._meta.expiry_cutoffs))
             for start in range(0, len(alive), CHUNK_ROWS):
                 yield merged.take(alive[start : start + CHUNK_ROWS])
 
@@ -98,19 +98,19 @@ class Replay:
 
     def _compare_texts(self) -> None:
         """Of every id that has a row, the text is there."""
-        there = self._newer.texts
+        there = self._newer.id_strings
         for texts in self._texts():
             features, ids = texts["feature"], texts["id"]
             wanted = self._newer.rows.find(features, ids) >= 0
             missing = wanted if there is None else wanted & (find_texts(there, features, ids) < 0)
             if missing.any():
                 k = int(np.flatnonzero(missing)[0])
-                self._tell(TEXTS, f"the text of {self._key(int(features[k]), int(ids[k]))} is missing")
+                self._tell(ID_STRINGS, f"the text of {self._key(int(features[k]), int(ids[k]))} is missing")
                 return
 
     def _texts(self) -> Iterator[Arrays]:
-        if self._older.texts is not None:
-            yield self._older.texts
+        if self._older.id_strings is not None:
+            yield self._older.id_strings
         for tensors in self._stretch.with_tensor("texts.id"):
             yield {"feature": tensors["texts.feature"], "id": tensors["texts.id"]}
 
@@ -135,8 +135,8 @@ class Replay:
         told = self._stretch.entries[-1].read_head().meta
         if msgspec.structs.replace(told, orders=[]) != msgspec.structs.replace(self._meta, orders=[]):
             self._tell("manifest.json", "what it says of its version is not what the log says")
-        ids = [order.get("id") for order in self._meta.orders]
-        if any(order.get("id") not in ids for order in told.orders):
+        ids = [order.get("id") for order in self._meta.executed_commands]
+        if any(order.get("id") not in ids for order in told.executed_commands):
             self._tell("manifest.json", "an executed order is missing: it would be executed again")
 
     def _tell_row(self, place: int, layer: RowLayer, row: int, what: str, file: str = ROWS) -> None:
@@ -147,7 +147,7 @@ class Replay:
         self._findings.add_wrong(f"{self._newer.path.name}/{file}", None, what, READER)
 
     def _key(self, feature: int, row_id: int) -> str:
-        return f"{feature_name(self._newer.manifest.read_schema(), feature)} = {row_id}"
+        return f"{feature_name(self._newer.manifest.decode_schema(), feature)} = {row_id}"
 
 
 def _differs(expected: Array, found: Array) -> Array:

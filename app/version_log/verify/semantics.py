@@ -3,8 +3,8 @@
 import numpy as np
 from springtide_client.format.records import Record, VersionMeta, version_name
 from springtide_client.format.tensors import Array, Arrays
-from springtide_client.keys import SHARED_FEATURE, mix_keys
-from springtide_client.log.base import TableShape
+from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
+from springtide_client.log.base import TableSpec
 from springtide_client.log.directory import LogManifest
 
 from app.version_log.verify.report import Findings
@@ -20,9 +20,9 @@ GROUPS = {
 class Meaning:
     """Sees the versions of a log one after the other."""
 
-    def __init__(self, manifest: LogManifest, table: TableShape | None, findings: Findings) -> None:
+    def __init__(self, manifest: LogManifest, table: TableSpec | None, findings: Findings) -> None:
         self._manifest, self._table, self._findings = manifest, table, findings
-        self._num_features = len(manifest.read_schema().features)
+        self._num_features = len(manifest.decode_schema().features)
         self._before: VersionMeta | None = None
         self._epoch = 0
         self.durable = 0  # the newest version that any of them calls durable
@@ -51,8 +51,8 @@ class Meaning:
         wrong = []
         if meta.durable < before.durable:
             wrong.append("fewer versions are durable than before")
-        for number, horizon in before.horizons.items():
-            if meta.horizons.get(number, horizon - 1) < horizon:
+        for number, horizon in before.expiry_cutoffs.items():
+            if meta.expiry_cutoffs.get(number, horizon - 1) < horizon:
                 wrong.append(f"the horizon of feature {number} went back: rows forgotten by rule would return")
         return wrong
 
@@ -100,7 +100,7 @@ class Meaning:
 
     def _of_keys(self, tensors: Arrays, group: str) -> list[str]:
         features, ids = tensors[f"{group}.feature"], tensors[f"{group}.id"]
-        if len(features) and int((features % SHARED_FEATURE).max()) >= self._num_features:
+        if len(features) and int((features % SHARED_ROW_OFFSET).max()) >= self._num_features:
             return [f"{group} of a feature that is not in the schema"]
         if group == "texts":
             return []  # the same text may come from several batches

@@ -32,8 +32,8 @@ def verify(
     A trainer and a merger may be at work meanwhile: where files went away under a look that found damage, it is
     repeated. UserError where there is no log.
     """
-    listing = directory.look()
-    if not listing.claimed and not listing.sealed_by:
+    listing = directory.scan()
+    if not listing.claimed_epoch and not listing.manifest_epoch:
         raise UserError(f"there is no log in {directory.path} yet: `springtide run` begins one")
     folder = Folder.of(directory)
     for attempt in range(1, ATTEMPTS + 1):
@@ -59,7 +59,7 @@ def look(directory: LogDirectory, folder: Folder, findings: Findings, *, deep: b
     if not folder.listing.bases:
         findings.note("there is no base: a trainer has not begun, or died beginning")
     if manifest is None:
-        if folder.listing.sealed_by:
+        if folder.listing.manifest_epoch:
             findings.note("without the newest manifest nobody knows which records count: they were not read")
         return
     num_wrong = len(findings.wrong)

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import msgspec
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import encode_checked
+from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import Tip
 from springtide_client.log.directory import (
     LogDirectory,
     LogManifest,
-    SealedFile,
+    SealedSegment,
     claim_name,
     manifest_name,
 )
 from springtide_client.schema import Schema
-from springtide_client.system.files import make_folder, sync_folder, write_atomically
+from springtide_client.system.files import fsync_folder, make_durable_folder, write_atomically
 
 from app.version_log.errors import OtherSchemaError, OvertakenError
 from app.version_log.failpoints import reach
@@ -42,7 +42,7 @@ class Epoch:
 class Past:
     """What can be read of a log."""
 
-    sealed: list[SealedFile]
+    sealed: list[SealedSegment]
     base: Tip | None
     tip: Tip | None
 
@@ -55,7 +55,7 @@ def start_epoch(
     The claim comes before the measuring: whoever reads looks for claims before using what was read, so nothing that
     the predecessor appends after it was measured is ever used. LogBusyError where another trainer lives.
     """
-    make_folder(log_path)
+    make_durable_folder(log_path)
     directory = LogDirectory(log_path)
     check_schema(directory, schema)
     lock = TrainerLock.take(log_path, take_over=take_over, wait_seconds=wait_seconds)
@@ -74,9 +74,9 @@ def start_epoch(
             fingerprint=schema.fingerprint(),
         )
         reach("before a manifest")
-        write_atomically(log_path / manifest_name(number), encode_checked(manifest))
+        write_atomically(log_path / manifest_name(number), encode_checksummed_json(manifest))
         reach("after a manifest")
-        if directory.overtaken(number):
+        if directory.is_fenced(number):
             raise OvertakenError(f"another trainer started at the same time and took epoch {number + 1}")
     except BaseException:
         lock.release()
@@ -87,7 +87,7 @@ def start_epoch(
 
 def check_schema(directory: LogDirectory, schema: Schema) -> None:
     """OtherSchemaError where the log was written with another schema: its rows would be taken for other features'."""
-    listing = directory.look()
+    listing = directory.scan()
     manifest = directory.manifest(listing)
     if manifest is not None and listing.bases and manifest.fingerprint != schema.fingerprint():
         raise OtherSchemaError(
@@ -98,18 +98,18 @@ def check_schema(directory: LogDirectory, schema: Schema) -> None:
 def claim(directory: LogDirectory) -> int:
     """The next epoch, exclusively. Claims have no gaps and are never removed."""
     while True:
-        number = directory.look().claimed + 1
+        number = directory.scan().claimed_epoch + 1
         try:
             os.close(os.open(directory.path / claim_name(number), os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
         except FileExistsError:
             continue
-        sync_folder(directory.path)
+        fsync_folder(directory.path)
         return number
 
 
 def measure(directory: LogDirectory) -> Past:
     """How far the files of the newest manifest link up, record by record, from the newest base that can be opened."""
-    listing = directory.look()
+    listing = directory.scan()
     manifest = directory.manifest(listing)
     base = directory.open_base()
     if base is None:
@@ -117,7 +117,7 @@ def measure(directory: LogDirectory) -> Past:
             raise LogError(f"the log {directory.path} has lost its bases: restore them, or name another [log] path")
         return Past([], None, None)
     tip, sealed = base.tip, []
-    for file, limit in directory.files(listing, manifest) if manifest is not None else []:
+    for file, limit in directory.readable_segments(listing, manifest) if manifest is not None else []:
         counting = 0
         for header, end in walk_segment(directory.path / file, limit, verify_after=base.tip.number):
             if header.number > base.tip.number and header.tip != tip:
@@ -126,7 +126,7 @@ def measure(directory: LogDirectory) -> Past:
                 tip = header.tip
             counting = end
         if counting:
-            sealed.append(SealedFile(file, counting))
+            sealed.append(SealedSegment(file, counting))
         _tell_loss(directory.path / file, limit, counting)
     return Past(sealed, base.tip, tip)
 

@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.records import HEADER, RecordHeader, parse_header
-from springtide_client.format.tensor_writer import begin_write_back
+from springtide_client.format.tensor_writer import start_writeback
 from springtide_client.log.directory import segment_name
-from springtide_client.system.files import FULL, sync_folder
+from springtide_client.system.files import NO_SPACE_ERRNOS, fsync_folder
 
 PIECE_BYTES = 1 << 20
 CACHED_BYTES = 64 << 20  # the newest, for followers; pages of older ones are taken again by what is written next
@@ -67,7 +67,7 @@ class SegmentFile:
     def begin_write_back(self) -> None:
         """The disk may begin, so that whoever syncs, and who waits for that, has less to wait for."""
         if self.size - self.begun >= WRITE_BACK_BYTES:
-            begin_write_back(self.descriptor, self.begun, self.size - self.begun)
+            start_writeback(self.descriptor, self.begun, self.size - self.begun)
             self.begun = self.size
 
     def let_go_of(self, num_bytes: int) -> int:
@@ -111,7 +111,7 @@ class SegmentFiles:
                 try:
                     written = os.write(self._file.descriptor, view)
                 except OSError as error:
-                    self._torn = not untouched or error.errno not in FULL
+                    self._torn = not untouched or error.errno not in NO_SPACE_ERRNOS
                     raise
                 if written == 0:
                     raise OSError(errno.EIO, "nothing was written")
@@ -175,7 +175,7 @@ class SegmentFiles:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             descriptor = os.open(self._log_path / segment_name(self._epoch, self._count), flags, 0o644)
             self._count += 1
-            sync_folder(self._log_path)
+            fsync_folder(self._log_path)
             with self._lock:
                 if self._file is not None:
                     self._former.append(self._file)

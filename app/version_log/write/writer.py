@@ -13,7 +13,7 @@ from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta, vers
 from springtide_client.format.tensors import Array
 from springtide_client.log.directory import LogDirectory, LogManifest
 from springtide_client.schema import Schema
-from springtide_client.system.files import FULL
+from springtide_client.system.files import NO_SPACE_ERRNOS
 
 from app.processes.priority import yield_to_learning
 from app.version_log.config import LogConfig
@@ -215,7 +215,7 @@ class LogWriter:
             self._changed.notify_all()
 
     def _is_overtaken(self) -> bool:
-        if self.directory.overtaken(self.epoch):
+        if self.directory.is_fenced(self.epoch):
             self._fail(OvertakenError(f"epoch {self.epoch + 1} is claimed: another trainer has taken over"))
         return self._error is not None
 
@@ -264,7 +264,7 @@ class LogWriter:
                 self._fail(error)
             except OSError as error:
                 self._reason = f"an append failed: {error.strerror}"
-                failures += error.errno not in FULL
+                failures += error.errno not in NO_SPACE_ERRNOS
                 if failures > RETRIES:
                     self._fail(LogError(self._reason))
                 elif self._stopping.wait(RETRY_SECONDS):

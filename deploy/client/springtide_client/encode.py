@@ -14,7 +14,7 @@ import numpy as np
 
 from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
-from springtide_client.keys import id_of
+from springtide_client.keys import encode_id
 from springtide_client.schema import Schema
 
 # a number from here on rounds to infinity in float32: its largest value and half a step more
@@ -27,7 +27,7 @@ _NOT_FINITE_TEXT = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 
 
 # by field and identity of a value: its id, or the ids of its list
-Seen = dict[tuple[str, int], Any]
+EncodedValues = dict[tuple[str, int], Any]
 
 
 class EncodedInstance(NamedTuple):
@@ -36,10 +36,10 @@ class EncodedInstance(NamedTuple):
     categorical: list[int]
     lists: list[list[int]]
     dense: list[float]
-    texts: list[tuple[int, int, str]]
+    id_strings: list[tuple[int, int, str]]
 
 
-class Sample(NamedTuple):
+class SampleTargets(NamedTuple):
     """What a record says beside its features."""
 
     labels: list[float]  # 0..1; NaN = masked
@@ -81,7 +81,7 @@ class InstanceEncoder:
         self._lists = [*first, *last]
         self._dense = schema.dense
 
-    def encode(self, instance: Mapping[str, Any], seen: "Seen | None" = None) -> EncodedInstance:
+    def encode(self, instance: Mapping[str, Any], seen: "EncodedValues | None" = None) -> EncodedInstance:
         """The instance's features; EncodeError names the field that cannot be encoded.
 
         `seen`: what instances before it had, where they are alive and share values; a value's texts are told once.
@@ -94,18 +94,18 @@ class InstanceEncoder:
             for name, number in self._categorical:
                 value = instance.get(name)
                 if seen is None or not isinstance(value, str):
-                    encoded.categorical.append(_id(value, number, encoded.texts))
+                    encoded.categorical.append(_id(value, number, encoded.id_strings))
                     continue
                 if (place := (name, id(value))) not in seen:
-                    seen[place] = _id(value, number, encoded.texts)
+                    seen[place] = _id(value, number, encoded.id_strings)
                 encoded.categorical.append(seen[place])
             for name, number, kept in self._lists:
                 value = instance.get(name)
                 if seen is None or not isinstance(value, list):
-                    encoded.lists.append(_ids(value, number, kept, encoded.texts))
+                    encoded.lists.append(_ids(value, number, kept, encoded.id_strings))
                     continue
                 if (place := (name, id(value))) not in seen:
-                    seen[place] = _ids(value, number, kept, encoded.texts)
+                    seen[place] = _ids(value, number, kept, encoded.id_strings)
                 encoded.lists.append(seen[place])
             for name in self._dense:
                 value = instance.get(name)
@@ -140,7 +140,7 @@ def encode_instances(schema: Schema, instances: Sequence[Mapping[str, Any]], *, 
     Raises EncodeError with reason, field and index.
     """
     encoder = InstanceEncoder(schema)
-    seen: Seen | None = {} if share_values else None
+    seen: EncodedValues | None = {} if share_values else None
     encoded = []
     for index, instance in enumerate(instances):
         try:
@@ -153,7 +153,7 @@ def encode_instances(schema: Schema, instances: Sequence[Mapping[str, Any]], *, 
 
 def parse_sample(
     schema: Schema, record: Mapping[str, Any], *, record_ms: int, now_ms: int, max_future_seconds: float
-) -> Sample:
+) -> SampleTargets:
     """The labels, weight and event time of a record; EncodeError where it cannot be learned from."""
     labels = [_label(name, record.get(name)) for name in schema.labels]
     if all(math.isnan(label) for label in labels):
@@ -176,7 +176,7 @@ def parse_sample(
         event_ms = _event_ms(schema.timestamp, record.get(schema.timestamp))
     if event_ms > latest_ms:
         raise EncodeError("bad_timestamp", f"{event_ms} is in the future of {latest_ms}", field=schema.timestamp)
-    return Sample(labels, weight, event_ms)
+    return SampleTargets(labels, weight, event_ms)
 
 
 def _label(name: str, value: Any) -> float:
@@ -206,7 +206,7 @@ def _event_ms(name: str, value: Any) -> int:
 
 
 def _id(value: Any, number: int, texts: list[tuple[int, int, str]]) -> int:
-    key, text = id_of(value.item() if isinstance(value, np.generic) else value)
+    key, text = encode_id(value.item() if isinstance(value, np.generic) else value)
     if text is not None:
         texts.append((number, key, text))
     return key

@@ -28,9 +28,9 @@ class Features:
 
 
 @dataclass(frozen=True)
-class Texts:
+class IdStrings:
     """Texts behind hashed ids: (feature number, id, text), each at least once before a row of it can be learned."""
 
     features: npt.NDArray[np.uint16]
     ids: npt.NDArray[np.int64]
-    texts: list[str]
+    strings: list[str]

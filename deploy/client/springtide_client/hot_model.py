@@ -16,12 +16,12 @@ from springtide_client.encode import encode_instances
 from springtide_client.errors import LogError, NoModelError, StaleModelError
 from springtide_client.follow.follower import Follower
 from springtide_client.http.http_log import HttpLog
-from springtide_client.keys import Int64Array, id_of
+from springtide_client.keys import Int64Array, encode_id
 from springtide_client.log.directory import LogDirectory
-from springtide_client.log.directory_watcher import DirectoryNews
+from springtide_client.log.directory_watcher import DirectoryWatcher
 from springtide_client.model.inputs import FloatArray
 from springtide_client.model.view import View
-from springtide_client.system.sizes import parse_bytes
+from springtide_client.system.sizes import parse_size
 
 WAIT_SECONDS = 30.0
 ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")
@@ -54,7 +54,7 @@ class HotModel:
         self._where = str(url_or_directory)
         self._max_staleness_seconds = max_staleness_seconds
         cache_path = None if cache_dir is None else Path(cache_dir)
-        memory_bytes, disk_bytes = parse_bytes(cache_bytes), parse_bytes(cache_disk_bytes)
+        memory_bytes, disk_bytes = parse_size(cache_bytes), parse_size(cache_disk_bytes)
         self._http: HttpLog | None = None
         source: HttpLog | LogDirectory
         if self._where.lower().startswith(("http://", "https://")):
@@ -68,11 +68,11 @@ class HotModel:
             cache_bytes=memory_bytes,
             cache_dir=cache_path,
             disk_bytes=disk_bytes,
-            wait=DirectoryNews(self._where).wait if self._http is None else self._http.wait,
+            wait=DirectoryWatcher(self._where).wait if self._http is None else self._http.wait,
         )
         self._pid = os.getpid()
         # a model that is dropped without a word is followed no longer
-        weakref.finalize(self, self._follower.abandon).atexit = False
+        weakref.finalize(self, self._follower.stop_from_finalizer).atexit = False
         self._follower.start()
         if self._follower.wait_for_view(wait_seconds) is None:
             reason = self._follower.error or self._what_is_missing()
@@ -178,4 +178,4 @@ def as_ids(ids: npt.ArrayLike) -> tuple[Int64Array, tuple[int, ...]]:
     if not isinstance(ids, np.ndarray):
         array = np.asarray(ids, object)  # a list of texts and numbers would all become texts
     flat = [value.item() if isinstance(value, np.generic) else value for value in array.reshape(-1)]
-    return np.array([id_of(value)[0] for value in flat], np.int64), array.shape
+    return np.array([encode_id(value)[0] for value in flat], np.int64), array.shape

@@ -18,14 +18,14 @@ MASK = 0xFFFF_FFFF_FFFF_FFFF
 GOLDEN = 0x9E37_79B9_7F4A_7C15
 MIX_1 = 0xBF58_476D_1CE4_E5B9
 MIX_2 = 0x94D0_49BB_1331_11EB
-TEXT_SEED = 0x5350_5249_4E47_5444  # "SPRINGTD"
+STRING_SEED = 0x5350_5249_4E47_5444  # "SPRINGTD"
 GOLDEN_64, MIX_1_64, MIX_2_64 = np.uint64(GOLDEN), np.uint64(MIX_1), np.uint64(MIX_2)
 S27, S30, S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
-# the row that the not-admitted keys of a feature share: key (feature + SHARED_FEATURE, id 0); features stay below it
-SHARED_FEATURE = 32768
+# the row that the not-admitted keys of a feature share: key (feature + SHARED_ROW_OFFSET, id 0); features stay below it
+SHARED_ROW_OFFSET = 32768
 
 
 def mix64(x: int) -> int:
@@ -35,16 +35,16 @@ def mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def hash_text(text: bytes) -> int:
+def hash_string(text: bytes) -> int:
     """A text's id, int64: its UTF-8 bytes in little-endian words of 8 (the last padded with zeros), mixed in order."""
-    state = mix64(TEXT_SEED ^ len(text))
+    state = mix64(STRING_SEED ^ len(text))
     for start in range(0, len(text), 8):
         state = mix64(state ^ int.from_bytes(text[start : start + 8], "little"))
     return state - 2**64 if state >= 2**63 else state
 
 
 # a missing or null categorical value is a value of its own; no text has these bytes, for they are not UTF-8
-MISSING_ID = hash_text(b"\xff")
+MISSING_ID = hash_string(b"\xff")
 
 
 def is_canonical_decimal(text: str) -> bool:
@@ -55,7 +55,7 @@ def is_canonical_decimal(text: str) -> bool:
     return digits[0] != "0" or text == "0"
 
 
-def id_of(value: Any) -> tuple[int, str | None]:
+def encode_id(value: Any) -> tuple[int, str | None]:
     """The int64 id of a categorical value, and its text where the id is a hash.
 
     An integer, an integral float below 2**53 and a text in canonical decimal are the same id where they fit in int64;
@@ -74,14 +74,14 @@ def id_of(value: Any) -> tuple[int, str | None]:
         if INT64_MIN <= value <= INT64_MAX:
             return int(value), None
         text = str(value)
-        return hash_text(text.encode()), text
+        return hash_string(text.encode()), text
     if isinstance(value, str):
         if len(value) <= 20 and is_canonical_decimal(value):
             number = int(value)
             if INT64_MIN <= number <= INT64_MAX:
                 return number, None
         try:
-            return hash_text(value.encode()), value
+            return hash_string(value.encode()), value
         except UnicodeEncodeError:
             raise EncodeError("wrong_type", f"{value!r} is not valid Unicode (a lone surrogate)") from None
     raise EncodeError("wrong_type", f"{type(value).__name__} is no id: an id is an integer or a text")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from springtide_client.errors import SpringtideError
-from springtide_client.keys import SHARED_FEATURE
+from springtide_client.keys import SHARED_ROW_OFFSET
 
 DEFAULT_MAX_LENGTH = 50
 POOLINGS = ("mean", "sum", "max")
@@ -39,8 +39,8 @@ class Schema:
             raise ValueError('[schema] needs label = "..." or labels = [...]')
         if not (self.features or self.dense):
             raise ValueError("[schema] needs at least one feature in categorical, multi_value, sequence or dense")
-        if len(self.features) > SHARED_FEATURE:
-            raise ValueError(f"[schema] has {len(self.features)} id features: at most {SHARED_FEATURE} have numbers")
+        if len(self.features) > SHARED_ROW_OFFSET:
+            raise ValueError(f"[schema] has {len(self.features)} id features: at most {SHARED_ROW_OFFSET} have numbers")
         roles = [*self.labels, *self.features, *self.dense]
         roles += [name for name in (self.timestamp, self.weight) if name is not None]
         for name in roles:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.keys import Int64Array
 from springtide_client.rows.layers import Float32Array, RowLayer, UInt16Array
-from springtide_client.rows.search import Stack, UInt8Array
+from springtide_client.rows.search import LayerStack, UInt8Array
 
 from kernels.cpu.serving.view_search import (
     NUM_COLUMNS,
@@ -31,13 +31,13 @@ NO_HORIZON = np.iinfo(np.int64).min
 class LayerSearch:
     """Finds rows in one stack; keeps its arrays alive, for the kernels know them by address."""
 
-    def __init__(self, stack: Stack, layers: list["KnownLayer"]) -> None:
+    def __init__(self, stack: LayerStack, layers: list["KnownLayer"]) -> None:
         self._stack, self._layers = stack, layers
         self.dim = stack.dim
         self._layers_LC = np.array([known.line for known in layers], np.int64).reshape(-1, NUM_COLUMNS)
-        self._horizons_F = by_feature(stack.horizons, NO_HORIZON)
+        self._horizons_F = by_feature(stack.expiry_cutoffs, NO_HORIZON)
         self._admits_F = by_feature(dict.fromkeys(stack.admission, 1), 0)
-        seen = stack.seen
+        seen = stack.admission_counts
         lines = [(len(layer.block), address(layer.block), address(layer.bytes)) for layer in seen.layers]
         self._sketch_LC = np.array(lines, np.int64).reshape(-1, NUM_SKETCH_COLUMNS)
         self._sketch_base = 0 if seen.base is None else address(seen.base)
@@ -57,7 +57,7 @@ class LayerSearch:
         search = search_holding_gil if num_keys <= FEW_KEYS else search_layers
         num_unknown = search(self._layers_LC, self._horizons_F, features_K, ids_K, self.dim, out)
         if num_unknown and len(self._admits_F):
-            seen = self._stack.seen
+            seen = self._stack.admission_counts
             mark_seen(
                 self._sketch_LC,
                 self._sketch_base,
@@ -101,7 +101,7 @@ class LayerSearches:
     def __init__(self) -> None:
         self._known: dict[int, KnownLayer] = {}  # by the identity of their rows, which they keep alive
 
-    def __call__(self, stack: Stack) -> LayerSearch:
+    def __call__(self, stack: LayerStack) -> LayerSearch:
         before, known = self._known, {}
         for number, rows in enumerate(stack.layers):
             is_last = number == len(stack.layers) - 1

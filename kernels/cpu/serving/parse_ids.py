@@ -108,7 +108,7 @@ def read_msgpack_ids(bytes_B: Any, ids_N: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def read_text_ids(text_B: Any, offsets_N1: Any) -> Any:
-    """The ids of UTF-8 texts that lie end to end: springtide_client.keys.id_of."""
+    """The ids of UTF-8 texts that lie end to end: springtide_client.keys.encode_id."""
     ids_N = hash_texts(text_B, offsets_N1)
     for n in range(len(ids_N)):
         at, end = offsets_N1[n], offsets_N1[n + 1]

@@ -35,12 +35,12 @@ class KeyOps(Launcher):
         self._launch("keys", "hash_texts", num, bytes_T, offsets_N1, np.int64(num), ids_N)
         return ids_N
 
-    def first_values(self, features_U: Array, ids_U: Array, dim: int, seed: int, scale: float) -> Array:
+    def initial_values(self, features_U: Array, ids_U: Array, dim: int, seed: int, scale: float) -> Array:
         features_U, ids_U = self._pairs(features_U, ids_U)
         num, constants = len(ids_U), first_value_constants(seed, scale)
         values_UD = self._device.empty((num, dim), np.float32)
         sizes = (np.int64(num), np.int64(dim))
-        self._launch("keys", "first_values", num * dim, features_U, ids_U, *sizes, *constants, values_UD)
+        self._launch("keys", "initial_values", num * dim, features_U, ids_U, *sizes, *constants, values_UD)
         return values_UD
 
     def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:

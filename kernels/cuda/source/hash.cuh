@@ -1,9 +1,9 @@
-// Mixed keys, text hashes and first values: springtide_client.keys and first_values, equal bit by bit.
+// Mixed keys, text hashes and first values: springtide_client.keys and initial_values, equal bit by bit.
 #pragma once
 #include "portable.cuh"
 
 #define GOLDEN 0x9E3779B97F4A7C15ull
-#define TEXT_SEED 0x535052494E475444ull
+#define STRING_SEED 0x535052494E475444ull
 
 INLINE u64 mix64(u64 x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -20,8 +20,8 @@ INLINE bool is_no_key(u16 feature, i64 id, u64 mixed) { return mixed == NO_KEY_M
 // Ranges of mixed keys, in ascending order.
 INLINE u64 range_of(u64 mixed, u64 num_ranges) { return ((mixed >> 32) * num_ranges) >> 32; }
 
-INLINE i64 hash_text(const u8* bytes, i64 start, i64 stop) {
-  u64 state = mix64(TEXT_SEED ^ (u64)(stop - start));
+INLINE i64 hash_string(const u8* bytes, i64 start, i64 stop) {
+  u64 state = mix64(STRING_SEED ^ (u64)(stop - start));
   for (i64 at = start; at < stop; at += 8) {
     u64 word = 0;
     for (i64 b = 0; b < min_of(8, stop - at); b++) word |= (u64)bytes[at + b] << (8 * b);

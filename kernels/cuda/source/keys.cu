@@ -8,10 +8,10 @@ extern "C" __global__ void mix_keys(const u16* features_U, const i64* ids_U, i64
 
 extern "C" __global__ void hash_texts(const u8* bytes_T, const i64* offsets_N1, i64 num, i64* ids_N) {
   for (i64 n = thread_number(); n < num; n += num_threads())
-    ids_N[n] = hash_text(bytes_T, offsets_N1[n], offsets_N1[n + 1]);
+    ids_N[n] = hash_string(bytes_T, offsets_N1[n], offsets_N1[n + 1]);
 }
 
-extern "C" __global__ void first_values(const u16* features_U, const i64* ids_U, i64 num, i64 dim, u64 mixed_seed,
+extern "C" __global__ void initial_values(const u16* features_U, const i64* ids_U, i64 num, i64 dim, u64 mixed_seed,
                                         float factor, float* values_UD) {
   for (i64 i = thread_number(); i < num * dim; i += num_threads())
     values_UD[i] = first_value(mix_key(features_U[i / dim], ids_U[i / dim]), mixed_seed, i % dim, factor);

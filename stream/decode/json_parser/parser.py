@@ -4,7 +4,7 @@
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from springtide_client.features import Texts
+from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
 
 from stream.decode.json_parser.field_table import make_plan
@@ -42,7 +42,7 @@ class Scanner:
             shape=np.full(MAX_SHAPE, -1, np.int64),
         )
 
-    def scan(self, raw: RawRecords, rows: Rows, now_ms: int) -> tuple[npt.NDArray[np.bool_], Texts]:
+    def scan(self, raw: RawRecords, rows: Rows, now_ms: int) -> tuple[npt.NDArray[np.bool_], IdStrings]:
         """Which records deviate, their rows being unwritten; the texts told by the others."""
         deviates_N = np.empty(len(raw), np.bool_)
         messages = Messages(np.frombuffer(raw.buffer, np.uint8), raw.value_start_N, raw.value_length_N, raw.record_ms_N)
@@ -73,7 +73,7 @@ class Scanner:
         rows.num_elements = int(self.work.counts[NUM_ELEMENTS])
         return deviates_N, self.texts(raw.buffer)
 
-    def texts(self, buffer: bytes) -> Texts:
+    def texts(self, buffer: bytes) -> IdStrings:
         """The texts found by the last scan: a step in Python for each, but at its first sight only."""
         num_texts = int(self.work.counts[NUM_TEXTS])
         texts = []
@@ -84,7 +84,7 @@ class Scanner:
                 texts.append(msgspec.json.decode(buffer[start - 1 : start - length + 1], type=str))
             else:
                 texts.append(buffer[start : start + length].decode())
-        return Texts(self.work.text_feature_T[:num_texts].copy(), self.work.text_id_T[:num_texts].copy(), texts)
+        return IdStrings(self.work.text_feature_T[:num_texts].copy(), self.work.text_id_T[:num_texts].copy(), texts)
 
     def grow(self, *, elements: int = 0, texts: int = 0, scratch: int = 0) -> None:
         """Room for so many in all; what is there stays."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.hashing import TEXT_SEED, mix64
+from kernels.cpu.hashing import STRING_SEED, mix64
 from kernels.cpu.intrinsics.instructions import trailing_zeros
 from stream.decode.json_parser.byte_ops import byte_at, load_word, partial_word
 from stream.decode.json_parser.jit import compiled, inlined
@@ -151,7 +151,7 @@ def unescape(buffer: Any, at: Any, close: Any, scratch: Any) -> Any:
 
 @inlined
 def text_id(buffer: Any, start: Any, length: Any) -> Any:
-    """(id, whether it is a hash) of a text: springtide_client.keys.id_of."""
+    """(id, whether it is a hash) of a text: springtide_client.keys.encode_id."""
     if 0 < length <= 20:
         negative = buffer[np.uint64(start)] == 45
         first = start + 1 if negative else start
@@ -170,7 +170,7 @@ def text_id(buffer: Any, start: Any, length: Any) -> Any:
                 return -np.int64(number) if negative else np.int64(number), False
             if canonical and negative and number == INT64_LIMIT:
                 return np.int64(-(2**63)), False
-    state = mix64(TEXT_SEED ^ np.uint64(length))
+    state = mix64(STRING_SEED ^ np.uint64(length))
     done = 0
     while done + 8 <= length:
         state = mix64(state ^ load_word(buffer, np.uint64(start + done)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 
 from app.cli import main
 from app.version_log.read.index import LogIndex
@@ -34,16 +34,16 @@ def log(tmp_path, monkeypatch) -> SmallLog:
     log = SmallLog(tmp_path / "var" / "tiny" / "log")
     texts = {
         "texts.feature": np.array([1], np.uint16),
-        "texts.id": np.array([hash_text(TEXT.encode())], np.int64),
+        "texts.id": np.array([hash_string(TEXT.encode())], np.int64),
         "texts.offsets": np.array([0, len(TEXT.encode())], np.int64),
         "texts.bytes": np.frombuffer(TEXT.encode(), np.uint8),
     }
     with log.writer() as writer:
         made = RandomLog(log, writer)
         made.write(6)
-        made.append({(1, hash_text(TEXT.encode())): (40.0, 9_000)}, [], texts)
+        made.append({(1, hash_string(TEXT.encode())): (40.0, 9_000)}, [], texts)
         made.merge()
-        made.append({(1, hash_text(TEXT.encode())): (43.0, 9_000)}, [], {"dense.w": np.ones(3, np.float32)})
+        made.append({(1, hash_string(TEXT.encode())): (43.0, 9_000)}, [], {"dense.w": np.ones(3, np.float32)})
         made.write(2)
         writer.sync()
     return log
@@ -80,11 +80,11 @@ def test_show_tells_of_one_version(log, capsys) -> None:
 def test_show_key_tells_the_history_of_a_text_id(log, capsys) -> None:
     out = told(capsys, "show", "--key", f"item_id={TEXT}")
     lines = out.splitlines()
-    assert lines[0] == f"item_id={TEXT} (id {hash_text(TEXT.encode())}), from version 1.0 on"
+    assert lines[0] == f"item_id={TEXT} (id {hash_string(TEXT.encode())}), from version 1.0 on"
     assert [line.split()[3] for line in lines[2:4]] == ["created", "written"]
     assert "it stands in base 1.7" in out
     assert "the oldest file that holds it, of 3: seg-0000000001-000000.log" in out
-    by_number = json.loads(told(capsys, "show", "--key", f"item_id={hash_text(TEXT.encode())}", "--json"))
+    by_number = json.loads(told(capsys, "show", "--key", f"item_id={hash_string(TEXT.encode())}", "--json"))
     assert by_number["text"] == TEXT
     assert [event["kind"] for event in by_number["events"]] == ["created", "written"]
     assert by_number["events"][1]["move"] == pytest.approx(3 * 2**0.5)

@@ -3,7 +3,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from springtide_client.model.exported_model import Model as ServedModel
+from springtide_client.model.exported_model import ExportedModel as ServedModel
 from springtide_client.model.inputs import ModelInputs
 from torch import nn
 

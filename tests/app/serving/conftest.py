@@ -14,7 +14,7 @@ import pytest
 import torch
 from springtide_client.format.records import VersionMeta, encode_record
 from springtide_client.format.tensors import encode_tensors
-from springtide_client.keys import hash_text, mix_keys
+from springtide_client.keys import hash_string, mix_keys
 from springtide_client.schema import Schema
 
 from app.serving.config import ServeConfig
@@ -132,7 +132,7 @@ class ToyLog:
                 "forgotten.feature": np.array([feature for feature, _ in forget], np.uint16),
                 "forgotten.id": np.array([row_id for _, row_id in forget], np.int64),
             }
-        new = {(feature, hash_text(text.encode())): text.encode() for feature, text in texts}
+        new = {(feature, hash_string(text.encode())): text.encode() for feature, text in texts}
         if new:
             tensors |= text_tensors(new, "texts.")
         tensors |= {f"dense.{name}": array for name, array in (dense or {}).items()}

@@ -7,7 +7,7 @@ import re
 import msgspec
 import numpy as np
 import pyarrow
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 
 from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, Connection, request
 
@@ -38,7 +38,7 @@ class Target:
     def __init__(self, world) -> None:
         world.log.start()
         world.log.write_status(orders=["forget", "limits", "rollback"])
-        rows = {(USER, n): row for n, row in ROWS.items()} | {(ITEM, hash_text(b"a")): [1, 1, 1, 1]}
+        rows = {(USER, n): row for n, row in ROWS.items()} | {(ITEM, hash_string(b"a")): [1, 1, 1, 1]}
         number = world.log.publish(rows, texts=[(ITEM, "a")], forget=[(USER, 9)])
         self.client = world.serve(max_ids=10_000, max_body_bytes=2**21)
         world.served(self.client, number)

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 
 from app.errors import UserError
 from app.serving.config import ServeConfig
@@ -50,7 +50,7 @@ def test_the_server_starts_before_the_log_and_catches_up_by_itself(world):
 
 def test_one_row_by_get(world):
     world.log.start()
-    text = hash_text(b"a/b")
+    text = hash_string(b"a/b")
     number = world.log.publish({(USER, 5): [1, 2, 3, 4], (ITEM, text): [4, 3, 2, 1]}, texts=[(ITEM, "a/b")])
     client = world.serve()
     world.served(client, number)
@@ -117,7 +117,7 @@ def test_many_rows_by_post(world):
 
 def test_raw_ids_are_for_integer_features(world):
     world.log.start()
-    number = world.log.publish({(ITEM, hash_text(b"x")): [1, 1, 1, 1]}, texts=[(ITEM, "x")])
+    number = world.log.publish({(ITEM, hash_string(b"x")): [1, 1, 1, 1]}, texts=[(ITEM, "x")])
     client = world.serve()
     world.served(client, number)
     raw = {"content-type": "application/octet-stream"}
@@ -134,7 +134,7 @@ def test_raw_ids_are_for_integer_features(world):
 def test_neighbors_carry_their_texts(world):
     world.log.start()
     names = ["here", "near", "far"]
-    ids = {name: hash_text(name.encode()) for name in names}
+    ids = {name: hash_string(name.encode()) for name in names}
     world.log.publish(
         {(ITEM, ids["here"]): [1, 0, 0, 0], (ITEM, ids["far"]): [-1, 0, 0, 0], (USER, 4): [1, 0, 0, 0]},
         texts=[(ITEM, "here"), (ITEM, "far")],

@@ -1,7 +1,7 @@
 """Clicks for tests of learning: a schema with every kind of feature, and batches drawn from a seed."""
 
 import numpy as np
-from springtide_client.features import Features, Ragged, Texts
+from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
 
 from stream.columns import Batch, DeadLetter, Partition
@@ -34,7 +34,7 @@ def make_batch(number: int, samples: int = 32, schema: Schema = SCHEMA) -> Batch
     start = number * samples
     event_ms = (1_600_000_000_000 + start + np.arange(samples)).astype(np.int64)
     dead = DeadLetter(PARTITION, start, "bad_json", "", None, b"{", 0)
-    text = Texts(np.array([0], np.uint16), np.array([number], np.int64), [f"text {number}"])
+    text = IdStrings(np.array([0], np.uint16), np.array([number], np.int64), [f"text {number}"])
     return Batch(
         features=Features(
             np.stack([users, items], axis=1).astype(np.int64)[:, : len(schema.categorical)], tuple(lists), dense

@@ -45,7 +45,9 @@ class RandomLog:
         keys = [{"feature": ("user_id", "item_id")[feature], "id": str(row_id)} for feature, row_id in ordered]
         orders = [{"id": f"o{len(self.worlds)}", "kind": "forget", "keys": keys}] if keys else []
         fingerprint = SCHEMA.fingerprint()
-        meta = VersionMeta(horizons=horizons, samples_trained=len(self.worlds), fingerprint=fingerprint, orders=orders)
+        meta = VersionMeta(
+            expiry_cutoffs=horizons, samples_trained=len(self.worlds), fingerprint=fingerprint, executed_commands=orders
+        )
         version = self.writer.append(meta, row_tensors(rows, forgotten) | (more or {}))
         self.worlds[version.number] = dict(self.now)
         self.forgotten[version.number], self.ordered[version.number] = set(forgotten), ordered

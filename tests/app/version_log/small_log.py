@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
-from springtide_client.log.base import ModelName, TableShape
+from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
@@ -18,7 +18,7 @@ from app.version_log.config import LogConfig
 from app.version_log.write.writer import LogWriter
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id", "item_id"))
-TABLE = TableShape(dim=2, state_width=1, seed=7, init_scale=0.01)
+TABLE = TableSpec(dim=2, state_width=1, seed=7, init_scale=0.01)
 DIM = TABLE.dim
 
 Key = tuple[int, int]
@@ -64,7 +64,7 @@ def first_base(path: Path, tip: Tip, program: bytes = b"program") -> Path:
             tip=tip,
             schema=SCHEMA,
             table=TABLE,
-            model=ModelName(name="logistic"),
+            model=ModelIdentity(name="logistic"),
             meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
             dense={"dense.w": np.zeros(3, np.float32)},
             program=program,

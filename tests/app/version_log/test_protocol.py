@@ -138,7 +138,7 @@ class World:
         """Half an append, as by a kill."""
         if self.writer is not None:
             self.kill()
-            segments = sorted(self.log.path.glob(f"seg-{self.log.directory.look().claimed:010d}-*"))
+            segments = sorted(self.log.path.glob(f"seg-{self.log.directory.scan().claimed_epoch:010d}-*"))
             if segments:
                 with segments[-1].open("ab") as file:
                     frame, _ = encode_record(9, 9 << 32, 9, VersionMeta(), {})
@@ -178,7 +178,7 @@ class World:
 
     def check(self) -> None:
         """Who starts to read now gets the truth, at least up to what was promised."""
-        if not self.log.directory.look().settled:
+        if not self.log.directory.scan().is_settled:
             return
         base = self.log.directory.open_base()
         if base is None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from springtide_client.format.records import Tip, VersionMeta
-from springtide_client.log.base import Base, ModelName, TableShape
+from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
@@ -150,8 +150,8 @@ def image_of(tip: Tip, layer: RowLayer) -> BaseImage:
     return BaseImage(
         tip=tip,
         schema=SCHEMA,
-        table=TableShape(dim=DIM, state_width=STATE_WIDTH, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
-        model=ModelName(name="none", options={}),
+        table=TableSpec(dim=DIM, state_width=STATE_WIDTH, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
+        model=ModelIdentity(name="none", options={}),
         meta=VersionMeta(),
         dense={},
         num_rows=len(layer),

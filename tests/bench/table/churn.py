@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from springtide_client.rows.initial_values import first_values
+from springtide_client.rows.initial_values import initial_values
 
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.memory.capacity import Capacity
@@ -96,7 +96,7 @@ def check(kind: str, ours: Ours, capacity: int) -> None:
     config = ours.table.config
     for ids_K in ours.stream.batches(0)[:10]:
         rows_KD = ours.step(ids_K)
-        own_KD = first_values(ours.features_K, ids_K, dim=DIM, seed=0, scale=config.init_scale)
+        own_KD = initial_values(ours.features_K, ids_K, dim=DIM, seed=0, scale=config.init_scale)
         is_own_K = (rows_KD == own_KD).all(axis=1)
         if kind == "lru, admission":
             others = rows_KD[~is_own_K]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from springtide_client.format.records import Tip, VersionMeta
-from springtide_client.log.base import ModelName, TableShape
+from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
 
@@ -45,15 +45,15 @@ def make_base(folder: Path, num_rows: int) -> Path:
     mixed_N = ops.mix_keys(features_N, ids_N)
     order = np.argsort(mixed_N)
     features_N, ids_N, mixed_N = features_N[order], ids_N[order], mixed_N[order]
-    values_ND = ops.first_values(features_N, ids_N, DIM, 0, 0.05)
+    values_ND = ops.initial_values(features_N, ids_N, DIM, 0, 0.05)
     ones_N, zeros_N = np.ones(num_rows, np.int64), np.zeros(num_rows, np.int64)
     states_NS = np.zeros((num_rows, 1), np.float32)
     rows = RowLayer(mixed_N, features_N, ids_N, values_ND, ones_N, zeros_N, None, states_NS)
     image = BaseImage(
         tip=Tip(1, 1),
         schema=Schema(labels=("click",), categorical=tuple(f"c{n}" for n in range(CATEGORICAL))),
-        table=TableShape(dim=DIM, state_width=1, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
-        model=ModelName(name="dlrm"),
+        table=TableSpec(dim=DIM, state_width=1, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
+        model=ModelIdentity(name="dlrm"),
         meta=VersionMeta(),
         dense={},
         num_rows=num_rows,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from springtide_client.keys import mix_keys
-from springtide_client.log.base import ModelName, TableShape
+from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.rows.layers import RowLayer, sorted_layer
 
 from app.config.load import Config, load_config
@@ -74,14 +74,14 @@ def _image(config: Config, log: LogWriter, num_rows: int) -> BaseImage:
     return BaseImage(
         tip=log.first,
         schema=config.schema,
-        table=TableShape(
+        table=TableSpec(
             dim=config.table.dim,
             state_width=width,
             seed=config.train.seed,
             init_scale=config.table.init_scale,
             optimizer=dict(table.config.optimizer),
         ),
-        model=ModelName(name=config.model.name, options=dict(config.model.options)),
+        model=ModelIdentity(name=config.model.name, options=dict(config.model.options)),
         meta=state.meta(created_ms=0),
         dense=state.base_arrays(),
         num_rows=num_rows,

@@ -4,14 +4,14 @@ import zlib
 
 from hypothesis import given
 from hypothesis import strategies as st
-from springtide_client.format.checksums import joined_crc32
+from springtide_client.format.checksums import combine_crc32
 
 
 @given(st.lists(st.binary(max_size=300), max_size=6))
 def test_the_checksum_of_parts_in_a_row_is_that_of_the_whole(parts: list[bytes]) -> None:
-    assert joined_crc32([(zlib.crc32(part), len(part)) for part in parts]) == zlib.crc32(b"".join(parts))
+    assert combine_crc32([(zlib.crc32(part), len(part)) for part in parts]) == zlib.crc32(b"".join(parts))
 
 
 def test_long_parts_are_joined_too() -> None:
     long = bytes(range(256)) * 40_000
-    assert joined_crc32([(zlib.crc32(long), len(long))] * 2) == zlib.crc32(long + long)
+    assert combine_crc32([(zlib.crc32(long), len(long))] * 2) == zlib.crc32(long + long)

@@ -10,9 +10,9 @@ from springtide_client.format.records import HEADER, Tip, VersionMeta, decode_re
 META = VersionMeta(
     created_ms=5,
     positions={"clicks/0": {"topic_id": "t", "offset": 17}},
-    horizons={"3": 99},
+    expiry_cutoffs={"3": 99},
     scores={"whole": {"auc": None}},
-    orders=[{"id": "a", "kind": "forget"}],
+    executed_commands=[{"id": "a", "kind": "forget"}],
 )
 TENSORS = {"rows.id": np.arange(5, dtype=np.int64), "rows.value": np.ones((5, 3), np.float32)}
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-from springtide_client.format.checksummed_json import encode_checked
+from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import Tip, VersionMeta, encode_record
-from springtide_client.log.directory import LogManifest, SealedFile, claim_name, manifest_name, segment_name
+from springtide_client.log.directory import LogManifest, SealedSegment, claim_name, manifest_name, segment_name
 
 
 class LogOnDisk:
@@ -15,7 +15,7 @@ class LogOnDisk:
         self.path = path
         self.epoch, self.count, self.segment = 0, 0, 0
         self.tip = Tip(1 << 32, 1 << 32)
-        self.sealed: list[SealedFile] = []
+        self.sealed: list[SealedSegment] = []
 
     def claim(self) -> None:
         self.epoch += 1
@@ -26,7 +26,7 @@ class LogOnDisk:
         manifest = LogManifest(
             epoch=self.epoch, sealed=list(self.sealed), base=None, tip=self.tip, schema={}, fingerprint=""
         )
-        (self.path / manifest_name(self.epoch)).write_bytes(encode_checked(manifest))
+        (self.path / manifest_name(self.epoch)).write_bytes(encode_checksummed_json(manifest))
         self.count, self.segment = 0, 0
 
     def start(self) -> None:
@@ -54,4 +54,4 @@ class LogOnDisk:
 
     def seal_now(self) -> None:
         """Note that the present file counts as far as it goes."""
-        self.sealed.append(SealedFile(self.file.name, self.file.stat().st_size))
+        self.sealed.append(SealedSegment(self.file.name, self.file.stat().st_size))

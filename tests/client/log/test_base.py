@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from springtide_client.errors import LogError
 from springtide_client.format.records import Tip, VersionMeta
-from springtide_client.log.base import MANIFEST, Base, ModelName, TableShape
+from springtide_client.log.base import MANIFEST, Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
@@ -30,8 +30,8 @@ def write(path, layer: RowLayer, **changes) -> Base:
         **{
             "tip": Tip(1 << 32, 5),
             "schema": SCHEMA,
-            "table": TableShape(dim=layer.dim, state_width=1, seed=1, init_scale=0.1),
-            "model": ModelName(name="dlrm", options={"width": 8}),
+            "table": TableSpec(dim=layer.dim, state_width=1, seed=1, init_scale=0.1),
+            "model": ModelIdentity(name="dlrm", options={"width": 8}),
             "meta": VersionMeta(step=3),
             "dense": {
                 "dense.w": np.ones((2, 2), np.float32),
@@ -50,12 +50,12 @@ def write(path, layer: RowLayer, **changes) -> Base:
 def test_a_base_opens_with_all_that_was_written(tmp_path) -> None:
     base = write(tmp_path, rows(1000))
     assert (base.tip, base.manifest.epoch, base.manifest.meta.step) == (Tip(1 << 32, 5), 1, 3)
-    assert base.manifest.read_schema() == SCHEMA
+    assert base.manifest.decode_schema() == SCHEMA
     assert base.manifest.model.options == {"width": 8}
     assert set(base.dense) == {"dense.w", "dense.scalar"}
     assert base.dense["dense.scalar"] == 7
     assert set(base.trainer_state) == {"state.optimizer.m"}
-    assert base.texts is None
+    assert base.id_strings is None
     assert base.model_path is not None
     assert base.model_path.read_bytes() == b"PK"
     base.verify()
@@ -64,20 +64,20 @@ def test_a_base_opens_with_all_that_was_written(tmp_path) -> None:
 
 def test_rows_are_found_with_their_states(tmp_path) -> None:
     base = write(tmp_path, rows(1000))
-    found = base.find_states(np.zeros(4, np.uint16), np.array([0, 1, 2997, 9000]))
+    found = base.find_rows(np.zeros(4, np.uint16), np.array([0, 1, 2997, 9000]))
     assert found.found.tolist() == [True, False, True, False]
     np.testing.assert_array_equal(found.values[2], [2997, 2998, 2999, 3000])
     np.testing.assert_array_equal(found.states[:, 0], [0, 0, 5994, 0])
     np.testing.assert_array_equal(found.counts, [1, 0, 2998, 0])
     np.testing.assert_array_equal(found.last_seen, [2, 0, 2999, 0])
-    assert not base.find_states(np.ones(1, np.uint16), np.array([0])).found.any()
+    assert not base.find_rows(np.ones(1, np.uint16), np.array([0])).found.any()
 
 
 def test_a_base_without_rows_opens(tmp_path) -> None:
     base = write(tmp_path, rows(0), program=None)
     assert len(base) == 0
     assert base.model_path is None
-    assert not base.find_states(np.zeros(1, np.uint16), np.array([0])).found.any()
+    assert not base.find_rows(np.zeros(1, np.uint16), np.array([0])).found.any()
     base.verify()
 
 
@@ -141,7 +141,7 @@ def test_an_open_base_outlives_its_folder(tmp_path) -> None:
     base = write(tmp_path, rows(1000))
     for file in base.path.iterdir():
         file.unlink()
-    assert base.find_states(np.zeros(1, np.uint16), np.array([300])).values[0, 0] == 300
+    assert base.find_rows(np.zeros(1, np.uint16), np.array([300])).values[0, 0] == 300
 
 
 def test_of_damaged_bases_the_newest_good_one_is_opened(tmp_path) -> None:
@@ -171,10 +171,10 @@ def test_a_base_that_exists_already_stays(tmp_path) -> None:
 def test_a_reader_of_single_rows_is_not_given_megabytes_around_each(tmp_path) -> None:
     base = write(tmp_path, rows(1000))
     assert not is_read_randomly(base.path / "rows.safetensors")
-    base.expect_finds()
+    base.advise_random_access()
     assert is_read_randomly(base.path / "rows.safetensors")
     assert is_read_randomly(base.path / "optimizer.safetensors")
-    assert base.find_states(np.zeros(1, np.uint16), np.array([300])).values[0, 0] == 300
+    assert base.find_rows(np.zeros(1, np.uint16), np.array([300])).values[0, 0] == 300
 
 
 def is_read_randomly(path: Path) -> bool:

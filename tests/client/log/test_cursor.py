@@ -161,7 +161,7 @@ def test_nothing_is_used_while_a_higher_epoch_starts(log) -> None:
 def test_an_epoch_claimed_between_reading_and_looking_takes_the_records_back(log, monkeypatch) -> None:
     expected = [log.append() for _ in range(2)]
     directory = LogDirectory(log.path)
-    files = directory.files
+    files = directory.readable_segments
 
     def files_then_claim(*args):
         (log.path / claim_name(log.epoch + 1)).touch()

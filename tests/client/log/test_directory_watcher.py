@@ -2,7 +2,7 @@ import os
 import threading
 
 import springtide_client.log.directory_watcher as directory_news
-from springtide_client.log.directory_watcher import DirectoryNews
+from springtide_client.log.directory_watcher import DirectoryWatcher
 
 LONG = 60.0  # nobody waits so long here
 
@@ -18,7 +18,7 @@ def after(news, change):
 
 def test_a_file_that_grows_ends_the_wait(tmp_path):
     (tmp_path / "seg").write_bytes(b"a")
-    news = DirectoryNews(tmp_path)
+    news = DirectoryWatcher(tmp_path)
     news.wait(0)
     with (tmp_path / "seg").open("ab", buffering=0) as file:
         assert after(news, lambda: file.write(b"b"))
@@ -27,13 +27,13 @@ def test_a_file_that_grows_ends_the_wait(tmp_path):
 def test_a_file_that_is_moved_in_ends_the_wait(tmp_path):
     (tmp_path / "log").mkdir()
     (tmp_path / "new").write_bytes(b"a")
-    news = DirectoryNews(tmp_path / "log")
+    news = DirectoryWatcher(tmp_path / "log")
     news.wait(0)
     assert after(news, lambda: os.replace(tmp_path / "new", tmp_path / "log/manifest"))
 
 
 def test_a_folder_that_is_made_later_is_watched_then(tmp_path):
-    news = DirectoryNews(tmp_path / "log")
+    news = DirectoryWatcher(tmp_path / "log")
     news.wait(0)
     (tmp_path / "log").mkdir()
     news.wait(0)
@@ -44,5 +44,5 @@ def test_without_inotify_the_time_is_waited_for(tmp_path, monkeypatch):
     slept = []
     monkeypatch.setattr(directory_news, "_inotify", lambda: None)
     monkeypatch.setattr(directory_news.time, "sleep", slept.append)
-    DirectoryNews(tmp_path).wait(0.5)
+    DirectoryWatcher(tmp_path).wait(0.5)
     assert slept == [0.5]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.format.tensors import Array, encode_tensors, expect_random_reads, map_tensors
+from springtide_client.format.tensors import Array, advise_random_access, encode_tensors, map_tensors
 from springtide_client.log import readahead
-from springtide_client.log.readahead import PageRequests
+from springtide_client.log.readahead import Readahead
 
 ROWS_N = np.array([0, 511, 512, 70_000, 99_999, 99_999])
 
@@ -22,30 +22,30 @@ def column(tmp_path: Path) -> Array:
 
 
 def test_pages_that_were_asked_for_hold_what_the_file_holds(column: Array) -> None:
-    expect_random_reads(column)
-    requests = PageRequests()
-    requests.learn(1, 1)
-    requests.ask(column, ROWS_N)
+    advise_random_access(column)
+    requests = Readahead()
+    requests.observe(1, 1)
+    requests.request(column, ROWS_N)
     assert np.array_equal(column[ROWS_N], ROWS_N)
-    assert requests.worthwhile == (requests._call is not None)
+    assert requests.is_worthwhile == (requests._call is not None)
 
 
 def test_ranges_cover_the_rows_and_no_page_twice(column: Array) -> None:
-    requests, asked = PageRequests(), []
+    requests, asked = Readahead(), []
 
     def call(address: int, num: int) -> int:
         asked.extend((ctypes.c_uint64 * (2 * num)).from_address(address))
         return 0
 
     requests._call = call
-    requests.learn(1, 1)
-    requests.ask(column, np.arange(0, 100_000, 4096))  # every eighth page
+    requests.observe(1, 1)
+    requests.request(column, np.arange(0, 100_000, 4096))  # every eighth page
     starts, lengths = asked[::2], asked[1::2]
     addresses = column.ctypes.data + 8 * np.arange(0, 100_000, 4096)
     assert all(length == 4096 for length in lengths)
     assert starts == (addresses // 4096 * 4096).tolist()
     asked.clear()
-    requests.ask(column, np.arange(1000, 2000))
+    requests.request(column, np.arange(1000, 2000))
     (start, length) = asked
     assert start <= column.ctypes.data + 8000
     assert start + length >= column.ctypes.data + 16_000
@@ -53,13 +53,13 @@ def test_ranges_cover_the_rows_and_no_page_twice(column: Array) -> None:
 
 
 def test_who_reads_from_memory_asks_for_nothing(column: Array) -> None:
-    requests = PageRequests()
+    requests = Readahead()
     requests._call = refuse
-    assert not requests.worthwhile
-    requests.ask(column, ROWS_N)
-    requests.learn(1, 100)
-    requests.ask(column, ROWS_N)
-    assert not requests.worthwhile
+    assert not requests.is_worthwhile
+    requests.request(column, ROWS_N)
+    requests.observe(1, 100)
+    requests.request(column, ROWS_N)
+    assert not requests.is_worthwhile
 
 
 @pytest.mark.parametrize("make", [lambda pid: None, lambda pid: refuse])
@@ -67,10 +67,10 @@ def test_a_kernel_that_cannot_be_asked_is_asked_no_more(
     column: Array, monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
 ) -> None:
     monkeypatch.setattr(readahead, "_process_madvise", make)
-    requests = PageRequests()
-    requests.learn(1, 1)
-    requests.ask(column, ROWS_N)
-    assert not requests.worthwhile
+    requests = Readahead()
+    requests.observe(1, 1)
+    requests.request(column, ROWS_N)
+    assert not requests.is_worthwhile
 
 
 def refuse(address: int, num: int) -> int:

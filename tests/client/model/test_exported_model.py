@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from springtide_client.errors import LogError
-from springtide_client.model.exported_model import Model
+from springtide_client.model.exported_model import ExportedModel
 from springtide_client.model.inputs import ModelInputs
 
 
@@ -28,7 +28,7 @@ def random_inputs(num_samples: int, longest: int) -> ModelInputs:
 
 @pytest.mark.parametrize(("num_samples", "longest"), [(1, 1), (1, 7), (5, 1), (1000, 3)])
 def test_probabilities_equal_the_sigmoid_of_the_program(toy_archive, toy_program, num_samples, longest) -> None:
-    model = Model(toy_archive)
+    model = ExportedModel(toy_archive)
     inputs = random_inputs(num_samples, longest)
     expected = torch.sigmoid(toy_program.module()(*map(torch.from_numpy, inputs))).detach().numpy()
     found = model.predict(model.parameters({}), inputs)
@@ -37,12 +37,12 @@ def test_probabilities_equal_the_sigmoid_of_the_program(toy_archive, toy_program
 
 
 def test_an_empty_batch_has_no_predictions(toy_archive) -> None:
-    model = Model(toy_archive)
+    model = ExportedModel(toy_archive)
     assert model.predict(model.parameters({}), random_inputs(0, 1)).shape == (0, 2)
 
 
 def test_parameters_travel_by_name_and_the_others_stay(toy_archive) -> None:
-    model = Model(toy_archive)
+    model = ExportedModel(toy_archive)
     assert set(model.parameter_names) == {"linear.weight", "linear.bias", "mean", "seen"}
     first = model.parameters({"linear.weight": np.zeros((2, 18), np.float32), "seen": np.array(3)})
     bias = np.array([0.0, 2.0], np.float32)
@@ -54,11 +54,11 @@ def test_parameters_travel_by_name_and_the_others_stay(toy_archive) -> None:
 
 def test_a_parameter_of_another_shape_is_refused(toy_archive) -> None:
     with pytest.raises(LogError, match=r"linear\.bias.*\(3,\)"):
-        Model(toy_archive).parameters({"linear.bias": np.zeros(3, np.float32)})
+        ExportedModel(toy_archive).parameters({"linear.bias": np.zeros(3, np.float32)})
 
 
 def test_threads_with_different_parameters_do_not_mix(toy_archive) -> None:
-    model = Model(toy_archive)
+    model = ExportedModel(toy_archive)
     inputs = random_inputs(16, 2)
     sides = [model.parameters({"linear.bias": np.full(2, value, np.float32)}) for value in (-3.0, 3.0)]
     expected = [model.predict(side, inputs) for side in sides]
@@ -110,14 +110,14 @@ def replacing(old: bytes, new: bytes) -> Callable[[str, bytes], bytes]:
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_an_archive_that_could_run_code_is_refused(toy_archive, change, extra, message) -> None:
     with pytest.raises(LogError, match=message):
-        Model(rewrite(toy_archive, change, extra))
+        ExportedModel(rewrite(toy_archive, change, extra))
 
 
 def test_rewriting_alone_does_not_spoil_an_archive(toy_archive) -> None:
-    Model(rewrite(toy_archive, replacing(b"", b"")))
+    ExportedModel(rewrite(toy_archive, replacing(b"", b"")))
 
 
 def test_a_broken_archive_is_an_error_of_the_log(toy_archive) -> None:
     for archive in (b"", b"nonsense", toy_archive[:-100]):
         with pytest.raises(LogError):
-            Model(archive)
+            ExportedModel(archive)

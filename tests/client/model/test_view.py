@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from springtide_client.encode import encode_instances
 from springtide_client.errors import GapError, LogError
-from springtide_client.keys import SHARED_FEATURE, mix_keys
+from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, View
-from springtide_client.rows.disk_layer import PrivateLayers
-from springtide_client.rows.initial_values import first_values
+from springtide_client.rows.disk_layer import DiskLayers
+from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.sketch import estimates
 
 KEYS = [(feature, row_id) for feature in (0, 1, 2) for row_id in (-3, 0, 1, 2, 7, 2**40)]
@@ -79,13 +79,13 @@ def newest(log, view: View | None = None) -> View:
 def test_a_view_answers_like_a_dictionary(make_log, drawn, data) -> None:
     log = make_log()
     plain = moved = open_newest(log)
-    private = PrivateLayers(log.path / "cache")
+    private = DiskLayers(log.path / "cache")
     for changed, forgotten in drawn:
         log.append({key: row(log, seed) for key, seed in changed.items()}, forgotten)
         (record,) = LogDirectory(log.path).records(plain.tip)
         plain, moved = plain.apply(record), moved.apply(record).merged()
         if data.draw(st.booleans()):
-            moved = private.bounded(moved, moved.parameters.num_bytes)
+            moved = private.limit_memory(moved, moved.parameters.num_bytes)
         assert plain.version == moved.version == log.number
         for view in (plain, moved):
             assert_equals_dictionary(view, log)
@@ -126,7 +126,7 @@ def test_an_unknown_id_predicts_with_its_first_value(make_log) -> None:
     view = newest(log)
     features_K, ids_K = np.array([0, 0, 1], np.uint16), np.array([5, 9, 5])
     rows = view.rows_for_model(features_K, ids_K)
-    first = first_values(features_K, ids_K, dim=log.dim, seed=log.seed, scale=log.init_scale)
+    first = initial_values(features_K, ids_K, dim=log.dim, seed=log.seed, scale=log.init_scale)
     np.testing.assert_array_equal(rows[0], log.rows[0, 5][0])
     np.testing.assert_array_equal(rows[1:], first[1:])
 
@@ -173,22 +173,26 @@ def test_what_was_seen_is_forgotten_by_ages_and_by_another_sketch(make_log) -> N
         assert status_of(view, (0, 2)) == [status]
     log.append(sketch_blocks=64)
     view = newest(log, view)
-    assert (view.seen.num_blocks, view.seen.layers, view.seen.base) == (64, (), None)
+    assert (view.admission_counts.num_blocks, view.admission_counts.layers, view.admission_counts.base) == (
+        64,
+        (),
+        None,
+    )
 
 
 def test_ids_that_are_not_admitted_predict_with_the_row_that_they_share(make_log) -> None:
     log = make_log()
     log.admission = {"0": 3, "1": 3}
-    log.append({(SHARED_FEATURE, 0): row(log, 5)}, seen={(0, 2): 1, (0, 4): 1, (1, 2): 1})
+    log.append({(SHARED_ROW_OFFSET, 0): row(log, 5)}, seen={(0, 2): 1, (0, 4): 1, (1, 2): 1})
     view = newest(log)
     features_K, ids_K = np.array([0, 0, 0, 1], np.uint16), np.array([2, 3, 4, 2])
     rows = view.rows_for_model(features_K, ids_K)
-    shared = log.rows[SHARED_FEATURE, 0][0]
+    shared = log.rows[SHARED_ROW_OFFSET, 0][0]
     shape = {"dim": log.dim, "seed": log.seed, "scale": log.init_scale}
     np.testing.assert_array_equal(rows[[0, 2]], [shared, shared])
-    np.testing.assert_array_equal(rows[1], first_values(features_K[1:2], ids_K[1:2], **shape)[0])
+    np.testing.assert_array_equal(rows[1], initial_values(features_K[1:2], ids_K[1:2], **shape)[0])
     # nobody has moved the shared row of feature 1 yet: it has its first value
-    born = first_values(np.array([1 + SHARED_FEATURE], np.uint16), np.array([0]), **shape)[0]
+    born = initial_values(np.array([1 + SHARED_ROW_OFFSET], np.uint16), np.array([0]), **shape)[0]
     np.testing.assert_array_equal(rows[3], born)
 
 
@@ -202,12 +206,14 @@ def test_counts_in_many_layers_are_those_of_one(make_log) -> None:
         log.append(seen={(0, int(i)): int(random.integers(1, 9)) for i in random.integers(0, 200, 10)})
         (record,) = LogDirectory(log.path).records(plain.tip)
         plain, merged = plain.apply(record), merged.apply(record).merged()
-    assert len(merged.seen.layers) <= 4
+    assert len(merged.admission_counts.layers) <= 4
     np.testing.assert_array_equal(ask(plain, keys)[1], ask(merged, keys)[1])
     mixed = mix_keys(np.zeros(300, np.uint16), np.arange(300))
-    np.testing.assert_array_equal(merged.seen.estimates(mixed, 0), estimates(log.sketch, mixed, 0))
+    np.testing.assert_array_equal(merged.admission_counts.estimates(mixed, 0), estimates(log.sketch, mixed, 0))
     log.write_base()
-    np.testing.assert_array_equal(open_newest(log).seen.estimates(mixed, 0), estimates(log.sketch, mixed, 0))
+    np.testing.assert_array_equal(
+        open_newest(log).admission_counts.estimates(mixed, 0), estimates(log.sketch, mixed, 0)
+    )
 
 
 def test_first_values_of_a_bfloat16_table_are_its_nearest_numbers(make_log) -> None:
@@ -217,7 +223,7 @@ def test_first_values_of_a_bfloat16_table_are_its_nearest_numbers(make_log) -> N
     log.number += 1
     log.write_base()
     rows = torch.from_numpy(open_newest(log).rows_for_model(features_K, ids_K))
-    full = torch.from_numpy(first_values(features_K, ids_K, dim=log.dim, seed=log.seed, scale=log.init_scale))
+    full = torch.from_numpy(initial_values(features_K, ids_K, dim=log.dim, seed=log.seed, scale=log.init_scale))
     assert torch.equal(rows, full.to(torch.bfloat16).float())
     assert not torch.equal(rows, full)
 
@@ -255,4 +261,4 @@ def test_layers_stay_few(make_log) -> None:
 def test_parameters_larger_than_the_cache_are_refused(make_log, tmp_path: Path) -> None:
     log = make_log()
     with pytest.raises(LogError, match="cache_bytes"):
-        PrivateLayers(tmp_path).bounded(newest(log), 10)
+        DiskLayers(tmp_path).limit_memory(newest(log), 10)

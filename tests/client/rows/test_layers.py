@@ -11,8 +11,8 @@ from springtide_client.keys import GOLDEN, MASK
 from springtide_client.rows.layers import (
     RowLayer,
     empty_layer,
+    expiry_cutoffs_of,
     flatten_layers,
-    horizon_of,
     merge_layers,
     push_layer,
     record_layer,
@@ -101,10 +101,10 @@ def test_a_row_is_dead_when_forgotten_or_last_seen_before_its_horizon() -> None:
     layer = record_layer(tensors_of({(0, 1): 10.0, (0, 7): 30.0, (2, 1): 10.0, (1, 7): None}), DIM)
     alive = {
         (int(feature), int(id)): bool(alive)
-        for feature, id, alive in zip(layer.feature, layer.id, layer.alive({"0": 11}), strict=True)
+        for feature, id, alive in zip(layer.feature, layer.id, layer.live_mask({"0": 11}), strict=True)
     }
     assert alive == {(0, 1): False, (0, 7): True, (2, 1): True, (1, 7): False}
-    horizons = horizon_of(np.array([0, 5], np.uint16), {"0": 11})
+    horizons = expiry_cutoffs_of(np.array([0, 5], np.uint16), {"0": 11})
     assert horizons[0] == 11
     assert horizons[1] < -(2**62)
 

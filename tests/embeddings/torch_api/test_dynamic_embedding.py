@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from springtide_client.keys import SHARED_FEATURE
-from springtide_client.rows.initial_values import first_values
+from springtide_client.keys import SHARED_ROW_OFFSET
+from springtide_client.rows.initial_values import initial_values
 from torch import nn
 
 from embeddings import DynamicEmbedding
@@ -16,7 +16,7 @@ INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torc
 
 def values(ids: torch.Tensor, dim: int = 8, seed: int = 0, feature: int = 0) -> torch.Tensor:
     flat = ids.reshape(-1).numpy().astype(np.int64)
-    rows = first_values(np.full(len(flat), feature, np.uint16), flat, dim=dim, seed=seed, scale=0.01)
+    rows = initial_values(np.full(len(flat), feature, np.uint16), flat, dim=dim, seed=seed, scale=0.01)
     return torch.from_numpy(rows).reshape(*ids.shape, dim)
 
 
@@ -117,7 +117,7 @@ def test_a_forgotten_id_is_predicted_as_a_new_one() -> None:
 
 def test_an_id_seen_too_seldom_trains_and_shows_the_shared_row() -> None:
     emb = DynamicEmbedding(8, 64, admission={"min_count": 3}, optimizer={"name": "sgd", "lr": 0.5})
-    shared = values(torch.tensor(0), feature=SHARED_FEATURE)
+    shared = values(torch.tensor(0), feature=SHARED_ROW_OFFSET)
     predicted = emb.eval()(torch.tensor(1))
     assert torch.equal(predicted, values(torch.tensor(1)))  # nothing has been seen of it
     learn(emb.train(), [1, 2])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from springtide_client.keys import INT64_MAX, INT64_MIN, hash_text, mix_keys
-from springtide_client.rows.initial_values import first_values
+from springtide_client.keys import INT64_MAX, INT64_MIN, hash_string, mix_keys
+from springtide_client.rows.initial_values import initial_values
 
 from kernels.backend import backend
 from tests.support.gpu_emulation.emulated_ops import gpu_or_why_not
@@ -32,8 +32,8 @@ def test_first_values_equal_the_clients_bit_by_bit(
     keys: list[tuple[int, int]], dim: int, seed: int, scale: float
 ) -> None:
     features, ids = arrays(keys)
-    ours = backend().first_values(features, ids, dim, seed, scale)
-    theirs = first_values(features, ids, dim=dim, seed=seed, scale=scale)
+    ours = backend().initial_values(features, ids, dim, seed, scale)
+    theirs = initial_values(features, ids, dim=dim, seed=seed, scale=scale)
     np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
@@ -42,7 +42,7 @@ def test_first_values_equal_the_clients_bit_by_bit(
 def test_texts_hash_as_the_clients_do(texts: list[bytes]) -> None:
     offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)
     joined = np.frombuffer(b"".join(texts) or b"\0", np.uint8)
-    assert backend().hash_texts(joined, offsets).tolist() == [hash_text(text) for text in texts]
+    assert backend().hash_texts(joined, offsets).tolist() == [hash_string(text) for text in texts]
 
 
 def test_a_device_without_kernels_is_refused_by_name() -> None:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from springtide_client.features import Texts
+from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
 
 from stream.columns import Partition
@@ -24,8 +24,8 @@ vocabulary = [[f"{rng.randrange(2**32):08x}" for _ in range(2000)] for _ in rang
 class NothingScanned:
     """Lets every record deviate."""
 
-    def scan(self, raw: RawRecords, *_: Any) -> tuple[np.ndarray, Texts]:
-        return np.ones(len(raw), np.bool_), Texts(np.empty(0, np.uint16), np.empty(0, np.int64), [])
+    def scan(self, raw: RawRecords, *_: Any) -> tuple[np.ndarray, IdStrings]:
+        return np.ones(len(raw), np.bool_), IdStrings(np.empty(0, np.uint16), np.empty(0, np.int64), [])
 
 
 def ids_and_numbers() -> dict[str, Any]:

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 from springtide_client.encode import encode_instances
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 from springtide_client.schema import Schema
 
 from stream.columns import Partition
@@ -115,17 +115,17 @@ def test_a_text_is_told_once():
     raw = RawRecords.from_messages(CLICKS, [dumps(GOOD), dumps(GOOD)])
     texts = decoder.decode(raw, NOW_MS).texts
     item, genres = SCHEMA.number("item"), SCHEMA.number("genres")
-    told = set(zip(texts.features.tolist(), texts.ids.tolist(), texts.texts, strict=True))
+    told = set(zip(texts.features.tolist(), texts.ids.tolist(), texts.strings, strict=True))
     assert told == {
-        (item, hash_text(b"a"), "a"),
-        (item, hash_text(b"b"), "b"),
-        (genres, hash_text(b"x"), "x"),
-        (genres, hash_text(b"z"), "z"),
+        (item, hash_string(b"a"), "a"),
+        (item, hash_string(b"b"), "b"),
+        (genres, hash_string(b"x"), "x"),
+        (genres, hash_string(b"z"), "z"),
     }
-    assert len(texts.texts) == 4
-    assert decoder.decode(raw, NOW_MS).texts.texts == []
+    assert len(texts.strings) == 4
+    assert decoder.decode(raw, NOW_MS).texts.strings == []
 
 
 def test_texts_of_dead_letters_are_not_told():
     columns = decode([dumps({**GOOD, "item": "never", "click": 7})])
-    assert columns.texts.texts == []
+    assert columns.texts.strings == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from springtide_client.features import Texts
+from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
 
 from stream.columns import Columns, Partition
@@ -39,7 +39,7 @@ class NothingScanned:
     """Lets every record deviate, so that the reference decodes all."""
 
     def scan(self, raw, rows, now_ms):
-        return np.ones(len(raw), np.bool_), Texts(np.empty(0, np.uint16), np.empty(0, np.int64), [])
+        return np.ones(len(raw), np.bool_), IdStrings(np.empty(0, np.uint16), np.empty(0, np.int64), [])
 
 
 def both(schema: Schema, values, record_ms=None, max_message_bytes=400) -> tuple[Columns, Columns]:
@@ -55,9 +55,9 @@ def same(one: np.ndarray, other: np.ndarray) -> None:
     assert one.tobytes() == other.tobytes(), (one, other)
 
 
-def told(texts: Texts) -> list[tuple[int, int, str]]:
+def told(texts: IdStrings) -> list[tuple[int, int, str]]:
     assert texts.features.dtype == np.uint16
-    return sorted(zip(texts.features.tolist(), texts.ids.tolist(), texts.texts, strict=True))
+    return sorted(zip(texts.features.tolist(), texts.ids.tolist(), texts.strings, strict=True))
 
 
 def assert_same(fast: Columns, slow: Columns) -> None:
@@ -279,5 +279,5 @@ def test_long_lists_and_many_texts_make_room():
     values = [json.dumps(record).encode() for record in records]
     fast, slow = both(FIELDS, values, max_message_bytes=1 << 20)
     assert len(fast) == 9
-    assert len(fast.texts.texts) == 18_000
+    assert len(fast.texts.strings) == 18_000
     assert_same(fast, slow)

@@ -3,7 +3,7 @@
 import json
 
 import numpy as np
-from springtide_client.keys import MISSING_ID, hash_text
+from springtide_client.keys import MISSING_ID, hash_string
 from springtide_client.schema import Schema
 
 from stream.columns import Partition
@@ -20,7 +20,7 @@ SCHEMA = Schema(
     share={"last": "item"},
 )
 CLICKS = Partition("clicks", 0)
-BOB, TEA = hash_text(b"bob"), hash_text(b"tea")
+BOB, TEA = hash_string(b"bob"), hash_string(b"tea")
 
 
 def decoded(records: list[dict]):
@@ -41,7 +41,7 @@ RECORDS = [
 
 def test_an_id_is_missing_before_its_forgetting_and_there_after_it():
     columns = hidden((0, BOB), (1, TEA), until=2).hide(decoded(RECORDS), CLICKS, "t")
-    ann = hash_text(b"ann")
+    ann = hash_string(b"ann")
     assert columns.features.categorical_NC.tolist() == [[MISSING_ID, MISSING_ID], [ann, 7], [BOB, TEA]]
     tags, last = columns.features.lists
     assert tags.offsets.tolist() == [0, 2, 2, 3]  # the text of another feature is another key
@@ -52,16 +52,16 @@ def test_an_id_is_missing_before_its_forgetting_and_there_after_it():
 def test_a_hidden_text_is_not_handed_on_and_is_owed_until_its_id_may_come_again():
     hiding = hidden((0, BOB), until=2)
     early = decoded(RECORDS[:2])
-    assert "bob" in early.texts.texts
+    assert "bob" in early.texts.strings
     # as a tag it is another key, whose text stays
     columns = hiding.hide(early, CLICKS, "t")
-    told = set(zip(columns.texts.features.tolist(), columns.texts.texts, strict=True))
+    told = set(zip(columns.texts.features.tolist(), columns.texts.strings, strict=True))
     assert told == {(0, "ann"), (1, "tea"), (2, "bob"), (2, "red")}
     assert not hiding.owes_text(CLICKS, 2)
     assert hiding.owes_text(CLICKS, 3)
     assert not hiding.owes_text(CLICKS, 4)
     whole = hidden((0, BOB), until=2).hide(decoded(RECORDS), CLICKS, "t")
-    assert (0, "bob") in zip(whole.texts.features.tolist(), whole.texts.texts, strict=True)
+    assert (0, "bob") in zip(whole.texts.features.tolist(), whole.texts.strings, strict=True)
 
 
 def test_offsets_of_another_topic_of_the_same_name_hide_nothing():

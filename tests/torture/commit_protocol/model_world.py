@@ -124,7 +124,7 @@ class SmallWorld:
         rows = {key: row for key, row in rows.items() if key not in forgotten}
         kept = {key: row for key, row in self.now.rows.items() if key not in forgotten}
         self.now = Truth(kept | rows, (*self.now.orders, *claimed))
-        meta = VersionMeta(trainer={"padding": "x" * padding}, orders=[{"id": id} for id in claimed])
+        meta = VersionMeta(trainer={"padding": "x" * padding}, executed_commands=[{"id": id} for id in claimed])
         tip = self.writer.append(meta, row_tensors(rows, forgotten))
         self.truths[tip] = self.now
         self.newest_number = tip.number
@@ -146,7 +146,7 @@ class SmallWorld:
             base.verify()
             truth = self.truths[base.tip]
             assert rows_of(base.layer) == truth.rows, "a base is not the truth"
-            assert {order["id"] for order in base.manifest.meta.orders} == set(truth.orders)
+            assert {order["id"] for order in base.manifest.meta.executed_commands} == set(truth.orders)
             assert base.tip.number <= self.promised, "a base is made of a version that is not durable"
 
     def retire(self, keep_bases: int = 2) -> None:
@@ -203,7 +203,7 @@ class SmallWorld:
 
     def check(self) -> None:
         """Who begins to read now gets the truth, up to what was promised at least."""
-        if not self.log.directory.look().settled:
+        if not self.log.directory.scan().is_settled:
             return
         base = self.log.directory.open_base()
         if base is None:

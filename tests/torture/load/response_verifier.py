@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from springtide_client.encode import encode_instances
-from springtide_client.follow.follower import Applied, Follower
-from springtide_client.keys import id_of
+from springtide_client.follow.follower import AppliedVersion, Follower
+from springtide_client.keys import encode_id
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 
@@ -29,7 +29,7 @@ class AnswerJudge:
         self._passed: set[int] = set()  # that had no view of their own here: several were applied at once
         self.num_compared: dict[str, int] = {}
         self._follower = Follower(LogDirectory(log))
-        self._follower.listen(self._heard)
+        self._follower.add_listener(self._heard)
         self._follower.on_swap(self._keep)  # a base is a version that no record tells of
         self._follower.start()
         view = self._follower.wait_for_view(60.0)
@@ -48,7 +48,7 @@ class AnswerJudge:
         view = self._view(who, version)
         if view is None:
             return
-        ids_K = np.array([id_of(value)[0] for value in ids])
+        ids_K = np.array([encode_id(value)[0] for value in ids])
         wanted_KD, wanted_K = view.lookup(np.array([view.schema.number(feature)], np.uint16), ids_K)
         np.testing.assert_array_equal(rows_KD, wanted_KD, f"{who}: rows of version {version}")
         # how long a forgetting is remembered depends on the base that one began with
@@ -78,7 +78,7 @@ class AnswerJudge:
             self.num_compared[who] = self.num_compared.get(who, 0) + 1
         return view
 
-    def _heard(self, view: View, applied: Applied, servable_ms: int) -> None:
+    def _heard(self, view: View, applied: AppliedVersion, servable_ms: int) -> None:
         if applied.number == view.version:
             self._keep(view)
             return

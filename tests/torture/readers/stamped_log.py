@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
-from springtide_client.log.base import ModelName, TableShape
+from springtide_client.log.base import ModelIdentity, TableSpec
 
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.merge import merge_base
@@ -49,8 +49,8 @@ class StampedLog:
         image = BaseImage(
             tip=self.writer.first,
             schema=TOY_SCHEMA,
-            table=TableShape(dim=DIM, state_width=1, seed=1, init_scale=0.01),
-            model=ModelName(name="toy"),
+            table=TableSpec(dim=DIM, state_width=1, seed=1, init_scale=0.01),
+            model=ModelIdentity(name="toy"),
             meta=VersionMeta(fingerprint=TOY_SCHEMA.fingerprint()),
             dense={"dense.linear.bias": np.zeros(2, np.float32)},
             program=save(program),

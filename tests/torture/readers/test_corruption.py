@@ -117,6 +117,6 @@ def test_who_sleeps_through_retirement_begins_again_from_the_base(log: StampedLo
         log.merge(keep_bases=1)
     log.append(2)
     log.writer.sync()
-    assert log.directory.look().bases[0] > sleeper.view.version
+    assert log.directory.scan().bases[0] > sleeper.view.version
     settles(sleeper, 68)
     assert sleeper.num_restarts == 1

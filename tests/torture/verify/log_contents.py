@@ -9,7 +9,7 @@ import numpy as np
 from springtide_client.errors import CorruptRecordError
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
-from springtide_client.keys import id_of
+from springtide_client.keys import encode_id
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import merge_layers
 
@@ -89,7 +89,7 @@ def read_image(log: Path, *, window_samples: int) -> LogImage:
     except CorruptRecordError:
         pass
     layer = merge_layers(base.layer, overlay.flat())
-    layer = layer.take(np.flatnonzero(layer.alive(overlay.meta.horizons)))
+    layer = layer.take(np.flatnonzero(layer.live_mask(overlay.meta.expiry_cutoffs)))
     assert layer.state is not None
     rows = {
         (int(layer.feature[i]), int(layer.id[i])): (
@@ -101,7 +101,9 @@ def read_image(log: Path, *, window_samples: int) -> LogImage:
         for i in range(len(layer))
     }
     sketch = b"" if overlay.sketch is None else overlay.sketch.tobytes()
-    return LogImage(overlay.tip, overlay.meta, rows, overlay.arrays, sketch, texts_of([*overlay.texts, base.texts]))
+    return LogImage(
+        overlay.tip, overlay.meta, rows, overlay.arrays, sketch, texts_of([*overlay.texts, base.id_strings])
+    )
 
 
 def texts_of(parts: list[Mapping[str, Any] | None]) -> frozenset[Key]:
@@ -116,4 +118,4 @@ def texts_of(parts: list[Mapping[str, Any] | None]) -> frozenset[Key]:
 
 def item_ids() -> dict[str, int]:
     """The ids behind the texts."""
-    return {f"item-{number}": id_of(f"item-{number}")[0] for number in range(NUM_ITEMS)}
+    return {f"item-{number}": encode_id(f"item-{number}")[0] for number in range(NUM_ITEMS)}

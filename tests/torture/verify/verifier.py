@@ -29,7 +29,7 @@ class Judge:
         image = read_image(self.log, window_samples=WINDOW_SAMPLES)
         assert image.tip.number >= self.promised, f"{self.promised} was durable, the log ends at {image.tip}"
         self.num_judged += 1
-        orders = image.meta.orders
+        orders = image.meta.executed_commands
         ids = [order["id"] for order in orders]
         assert len(ids) == len(set(ids)), "an order was executed twice"
         assert set(ids) <= self.submitted.keys(), "an order that nobody gave"
@@ -55,7 +55,7 @@ class Judge:
             self._undisturbed = None
         if self._undisturbed is None:
             self._undisturbed = Undisturbed(self.folder / "undisturbed", self.seed)
-        other = self._undisturbed.advance(image.meta.samples_trained, image.meta.orders)
+        other = self._undisturbed.advance(image.meta.samples_trained, image.meta.executed_commands)
         differences = image.differences(other)
         assert not differences, "\n".join(differences[:MAX_DIFFERENCES])
         self.num_compared += 1
@@ -76,13 +76,13 @@ class Judge:
         """Whether the undisturbed run, which only goes forward, is where the log was before."""
         run = self._undisturbed
         assert run is not None
-        before = [order for order in image.meta.orders if order["id"] in run.executed]
+        before = [order for order in image.meta.executed_commands if order["id"] in run.executed]
         return (
             run.num_samples <= image.meta.samples_trained
             and {order["id"]: order["samples_trained"] for order in before} == run.executed
             and all(
                 order["samples_trained"] >= run.num_samples
-                for order in image.meta.orders
+                for order in image.meta.executed_commands
                 if order["id"] not in run.executed
             )
         )

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from springtide_client.errors import CorruptRecordError, GapError, LogError, SpringtideError
-from springtide_client.follow.log_source import Cursor as Cursor
-from springtide_client.follow.log_source import Source as Source
+from springtide_client.follow.log_source import LogSource as LogSource
+from springtide_client.follow.log_source import RecordCursor as RecordCursor
 from springtide_client.follow.log_source import base_number
 from springtide_client.format.records import Record, Tip, VersionMeta
 from springtide_client.model.view import View
-from springtide_client.rows.disk_layer import PrivateLayers
-from springtide_client.rows.search import MakeSearch, NumpySearch
+from springtide_client.rows.disk_layer import DiskLayers
+from springtide_client.rows.search import NumpySearch, SearchFactory
 
 # how long one poll may rebuild beside a view that is live: freshness goes before compactness
 REBUILD_SECONDS = 0.02
@@ -39,7 +39,7 @@ DISK_BYTES = 20 << 30
 logger = logging.getLogger(__name__)
 
 
-class Applied(NamedTuple):
+class AppliedVersion(NamedTuple):
     """A version that became servable, by itself or with a newer one."""
 
     number: int
@@ -50,7 +50,7 @@ class Applied(NamedTuple):
 
 
 # the view that is served now, the version, the wall time in ms at which it became servable
-Listener = Callable[[View, Applied, int], None]
+Listener = Callable[[View, AppliedVersion, int], None]
 
 
 def wall_ms() -> int:
@@ -63,14 +63,14 @@ class Follower:
 
     def __init__(
         self,
-        source: Source,
+        source: LogSource,
         *,
         cache_bytes: int = 2**30,
         cache_dir: Path | None = None,
         disk_bytes: int = DISK_BYTES,
         wait: Callable[[float], object] | None = None,
         clock_ms: Callable[[], int] = wall_ms,
-        make_search: MakeSearch = NumpySearch,
+        make_search: SearchFactory = NumpySearch,
     ) -> None:
         """`cache_bytes` bounds the memory of changed rows and parameters; beyond half of it (merging takes as much
         again) rows move to an unnamed file in `cache_dir` of at most `disk_bytes`. At both limits the served version
@@ -81,7 +81,7 @@ class Follower:
                 raise ValueError(f"{name} = {limit}: must be at least 1")
         self._source = source
         self._layer_bytes = cache_bytes // 2
-        self._private = PrivateLayers(cache_dir, max_bytes=disk_bytes)
+        self._private = DiskLayers(cache_dir, max_bytes=disk_bytes)
         self._stopping = threading.Event()
         self._is_abandoned = False
         self._wait = wait if wait is not None else self._stopping.wait
@@ -92,8 +92,10 @@ class Follower:
         self._view: View | None = None
         self._is_broken = False  # the view's successor is not in the log: it is served until `_next` has passed it
         self._next: View | None = None  # rebuilt from a base
-        self._cursors: dict[Tip, Cursor] = {}  # by what was last taken from them: of the served view, and of `_next`
-        self._passed: deque[Applied] = deque(maxlen=MAX_PASSED)  # by `_next`, and not yet served
+        self._cursors: dict[
+            Tip, RecordCursor
+        ] = {}  # by what was last taken from them: of the served view, and of `_next`
+        self._passed: deque[AppliedVersion] = deque(maxlen=MAX_PASSED)  # by `_next`, and not yet served
         self._broken_by: SpringtideError | None = None
         self._tried: tuple[int, Tip] | None = None  # (base, tip) that a restart led nowhere from
         self._error: SpringtideError | OSError | ValueError | None = None
@@ -122,7 +124,7 @@ class Follower:
             return None
         return max(0, self._clock_ms() - view.meta.complete_until_ms)
 
-    def listen(self, listener: Listener) -> None:
+    def add_listener(self, listener: Listener) -> None:
         """Call listener(view, applied, wall ms) for every version as it becomes servable, in order.
 
         Where many become servable at once, by catching up, it hears of the last MAX_PASSED of them.
@@ -142,7 +144,7 @@ class Follower:
         """Ask the thread to end, without waiting for it."""
         self._stopping.set()
 
-    def abandon(self) -> None:
+    def stop_from_finalizer(self) -> None:
         """`stop` for a finalizer: it takes no lock, for the collector may run in any thread, at any place."""
         self._is_abandoned = True
 
@@ -200,12 +202,12 @@ class Follower:
 
     def _follow_live(self, view: View) -> None:
         if view.num_bytes > self._layer_bytes:  # a disk was full, or the limit on it: no further before it is within
-            self._view = view = self._private.bounded(view, self._layer_bytes)
+            self._view = view = self._private.limit_memory(view, self._layer_bytes)
         for record in self._records(view.tip):
             view = view.apply(record)
             self._serve(view, [applied_of(record)])
             # the same version in fewer layers, made after it is served
-            view = self._private.bounded(view.merged(), self._layer_bytes)
+            view = self._private.limit_memory(view.merged(), self._layer_bytes)
             view.prepare()
             self._view = view
             if self._stopping.is_set():
@@ -248,12 +250,12 @@ class Follower:
         if served is None or self._is_broken:
             base_path = self._source.newest_base()
             return None if base_path is None else self._open_at_or_before(base_path, served)
-        num_changed = sum(map(len, served.layers)) + (0 if served.private is None else len(served.private))
+        num_changed = sum(map(len, served.layers)) + (0 if served.disk_layer is None else len(served.disk_layer))
         is_heavy = num_changed >= REBASE_ROWS or 2 * served.num_bytes > self._layer_bytes
         if not is_heavy or time.monotonic() < self._rebase_at:
             return None
         self._rebase_at = time.monotonic() + REBASE_SECONDS
-        base_path = self._source.arrived_base()
+        base_path = self._source.local_base()
         if base_path is None or base_number(base_path) <= served.base.manifest.number:
             return None
         is_stuck = served.num_bytes > self._layer_bytes
@@ -266,7 +268,7 @@ class Follower:
         try:
             return View.open(base_path, served, self._make_search)
         except LogError as error:
-            for older in self._source.older_bases(base_path):
+            for older in self._source.bases_before(base_path):
                 with suppress(LogError):
                     view = View.open(older, served, self._make_search)
                     logger.warning("beginning at an older base: %s", error)
@@ -280,7 +282,7 @@ class Follower:
         deadline = time.monotonic() + REBUILD_SECONDS
         try:
             for record in self._records(view.tip):
-                view = self._private.bounded(view.apply(record).merged(), self._layer_bytes)
+                view = self._private.limit_memory(view.apply(record).merged(), self._layer_bytes)
                 self._next = view
                 if served is None or view.version > served.version:
                     self._passed.append(applied_of(record))
@@ -308,7 +310,7 @@ class Follower:
         view.prepare()
         self._view = view
 
-    def _serve(self, view: View, passed: list[Applied]) -> None:
+    def _serve(self, view: View, passed: list[AppliedVersion]) -> None:
         """1. Swap. 2. Tell the listeners of every version. 3. Call back."""
         view.prepare()
         with self._swapped:
@@ -360,6 +362,6 @@ def _tell(listener: Callable[..., object], *what: object) -> None:
         logger.exception("a listener failed")  # it is the asker's own, and the next version comes all the same
 
 
-def applied_of(record: Record) -> Applied:
+def applied_of(record: Record) -> AppliedVersion:
     """What a record says of its version."""
-    return Applied(record.number, record.parent, record.checksum, record.meta, record.num_bytes)
+    return AppliedVersion(record.number, record.parent, record.checksum, record.meta, record.num_bytes)

@@ -7,7 +7,7 @@ from typing import Protocol
 from springtide_client.format.records import Record, Tip
 
 
-class Cursor(Protocol):
+class RecordCursor(Protocol):
     """A place in a log that moves."""
 
     def read(self) -> Sequence[Record]:
@@ -16,19 +16,19 @@ class Cursor(Protocol):
     def close(self) -> None: ...
 
 
-class Source(Protocol):
+class LogSource(Protocol):
     """Where bases and records come from."""
 
     def newest_base(self) -> Path | None:
         """The folder of the newest base, complete, or None before the first."""
 
-    def older_bases(self, than: Path) -> list[Path]:
+    def bases_before(self, than: Path) -> list[Path]:
         """What there is before a base, newest first, should that one be damaged."""
 
-    def arrived_base(self) -> Path | None:
+    def local_base(self) -> Path | None:
         """The newest base that can be had at once. Asking again may give a newer one."""
 
-    def follow(self, after: Tip | None) -> Cursor:
+    def follow(self, after: Tip | None) -> RecordCursor:
         """A cursor behind a version."""
 
 

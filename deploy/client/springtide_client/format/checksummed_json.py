@@ -12,13 +12,13 @@ T = TypeVar("T")
 _TAIL = re.compile(rb',"crc32":(\d+)\}\s*$')
 
 
-def encode_checked(value: Any) -> bytes:
+def encode_checksummed_json(value: Any) -> bytes:
     """The JSON object (of at least one key) with its checksum as last key."""
     body = msgspec.json.encode(value)[:-1]
     return body + b',"crc32":%d}' % zlib.crc32(body)
 
 
-def decode_checked(text: bytes, type: type[T], what: str) -> T:
+def decode_checksummed_json(text: bytes, type: type[T], what: str) -> T:
     """The object; LogError, naming `what`, where the text is damaged or cut. One without a checksum is believed."""
     tail = _TAIL.search(text)
     if tail is not None and zlib.crc32(text[: tail.start()]) != int(tail.group(1)):

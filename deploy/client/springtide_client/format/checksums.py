@@ -10,7 +10,7 @@ POLYNOMIAL = 0xEDB88320
 ONE, X = 1 << 31, 1 << 30  # bits are reflected: the highest is the constant term
 
 
-def joined_crc32(parts: Iterable[tuple[int, int]]) -> int:
+def combine_crc32(parts: Iterable[tuple[int, int]]) -> int:
     """The crc32 of all parts in a row, each given by its own crc32 and its length in bytes."""
     crc = 0
     for part, num_bytes in parts:

@@ -37,7 +37,7 @@ class VersionMeta(msgspec.Struct, kw_only=True):
     step: int = 0
     positions: dict[str, StreamPosition] = {}
     event_clock_ms: int = 0
-    horizons: dict[str, int] = {}  # feature number -> ms: of this feature, rows last seen before are dead
+    expiry_cutoffs: dict[str, int] = {}  # feature number -> ms: of this feature, rows last seen before are dead
     admission: dict[str, int] = {}  # feature number -> occurrences before an id gets a row of its own, where above 1
     sketch_blocks: int = 0  # of the sketch that counts ids without a row; another number than before: it began anew
     sketch_age: int = 0  # how often the sketch's counts have been halved
@@ -45,7 +45,9 @@ class VersionMeta(msgspec.Struct, kw_only=True):
     scores: dict[str, Any] = {}
     dead_letters: dict[str, int] = {}
     record_ms: list[int] = []
-    orders: list[dict[str, Any]] = []  # executed in this version; in a base, all that may still lie in commands/
+    executed_commands: list[
+        dict[str, Any]
+    ] = []  # executed in this version; in a base, all that may still lie in commands/
     trainer: dict[str, Any] = {}
     # a rollback: `dense.*` and `state.*` are whole, as that version's; nothing of them counts that an earlier one told
     restores: int = 0
@@ -106,7 +108,7 @@ class Record:
     payload: bytes
 
     @staticmethod
-    def of(header: RecordHeader, payload: bytes) -> "Record":
+    def verify_payload(header: RecordHeader, payload: bytes) -> "Record":
         """Verifies the payload; CorruptRecordError where it does not match."""
         if zlib.crc32(payload) != header.payload_crc:
             raise CorruptRecordError(f"version {version_name(header.number)} does not match its checksum")
@@ -180,7 +182,7 @@ def decode_record(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tu
     end = start + header.length
     if end > len(view):
         return None
-    return Record.of(header, bytes(view[start:end])), end
+    return Record.verify_payload(header, bytes(view[start:end])), end
 
 
 def _pack_header(length: int, epoch: int, number: int, parent: int, payload_crc: int) -> tuple[bytes, int]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from springtide_client.format.checksums import joined_crc32
-from springtide_client.format.tensors import Array, TensorShape, bytes_of, layout_of
+from springtide_client.format.checksums import combine_crc32
+from springtide_client.format.tensors import Array, TensorShape, array_bytes, tensor_layout
 
 SYNC_FILE_RANGE_WRITE = 2
 SPLIT_BYTES = 1 << 20  # fewer are not worth a second thread
@@ -30,7 +30,7 @@ class TensorWriter:
         self, path: Path, tensors: Mapping[str, TensorShape], metadata: Mapping[str, str] | None = None
     ) -> None:
         self._tensors = dict(tensors)
-        self._layout = layout_of(tensors, metadata)
+        self._layout = tensor_layout(tensors, metadata)
         self._crcs = dict.fromkeys(self._layout.begin, 0)
         self._ends = dict(self._layout.begin)  # up to where each tensor is written without a gap
         self._in_order = True
@@ -56,7 +56,7 @@ class TensorWriter:
         if not self._in_order or any(self._ends[name] != begin[name] + sizes[name] for name in begin):
             return None
         head = zlib.crc32(self._layout.head), len(self._layout.head)
-        return joined_crc32([head, *((self._crcs[name], sizes[name]) for name in begin)])
+        return combine_crc32([head, *((self._crcs[name], sizes[name]) for name in begin)])
 
     def write(self, name: str, first_row: int, rows: Array) -> None:
         """Put rows at `first_row` of the tensor; ValueError where they do not fit its shape."""
@@ -84,7 +84,7 @@ class TensorWriter:
         if rows.shape[1:] != shape[1:] or first_row + len(rows) > shape[0]:
             raise ValueError(f"{rows.shape} at row {first_row} does not fit {name!r} of {shape}")
         row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
-        data = bytes_of(np.asarray(rows, dtype, order="C"))
+        data = array_bytes(np.asarray(rows, dtype, order="C"))
         offset = self._layout.begin[name] + first_row * row_bytes
         self._in_order = self._in_order and offset == self._ends[name]
         self._ends[name] = offset + len(data)
@@ -98,7 +98,7 @@ class TensorWriter:
         for _, offset, data in pieces:
             self._write_at(offset, data)
             if len(data) >= WRITE_BACK_BYTES:
-                begin_write_back(self._file.fileno(), offset, len(data))
+                start_writeback(self._file.fileno(), offset, len(data))
 
     def close(self) -> None:
         """Everything is on the disk when this returns; the file is closed in any case."""
@@ -116,7 +116,7 @@ class TensorWriter:
             view, offset = view[written:], offset + written
 
 
-def begin_write_back(descriptor: int, offset: int, num_bytes: int) -> None:
+def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
     """The disk may begin with these bytes, so that a later fsync has less to wait for."""
     if _sync_file_range is not None:
         _sync_file_range(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), SYNC_FILE_RANGE_WRITE)

@@ -48,7 +48,7 @@ class TensorShape(NamedTuple):
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """Where the tensors of one file or payload stand."""
 
     head: bytes  # the length and the JSON header
@@ -62,7 +62,7 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def layout_of(tensors: Mapping[str, TensorShape], metadata: Mapping[str, str] | None = None) -> Layout:
+def tensor_layout(tensors: Mapping[str, TensorShape], metadata: Mapping[str, str] | None = None) -> TensorLayout:
     """Where each tensor will stand; ValueError for a dtype that the format has no name for."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offsets, end = {}, 0
@@ -74,7 +74,7 @@ def layout_of(tensors: Mapping[str, TensorShape], metadata: Mapping[str, str] | 
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
-    return Layout(head, {name: len(head) + begin for name, begin in offsets.items()}, len(head) + end)
+    return TensorLayout(head, {name: len(head) + begin for name, begin in offsets.items()}, len(head) + end)
 
 
 def shape_of(array: Array) -> TensorShape:
@@ -85,8 +85,8 @@ def shape_of(array: Array) -> TensorShape:
 def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
     """The pieces whose concatenation is the file; the arrays among them are not copied unless they are strided."""
     plain: Arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-    layout = layout_of({name: shape_of(array) for name, array in plain.items()}, metadata)
-    return [memoryview(layout.head), *(bytes_of(plain[name]) for name in layout.begin)]
+    layout = tensor_layout({name: shape_of(array) for name, array in plain.items()}, metadata)
+    return [memoryview(layout.head), *(array_bytes(plain[name]) for name in layout.begin)]
 
 
 def decode_tensors(buffer: bytes | memoryview | mmap.mmap) -> tuple[Arrays, dict[str, str]]:
@@ -121,7 +121,7 @@ def map_tensors(path: Path) -> Arrays:
         return decode_tensors(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[0]
 
 
-def expect_random_reads(array: Array) -> None:
+def advise_random_access(array: Array) -> None:
     """Of a mapped file: the kernel reads the pages that are touched, not the megabytes around them.
 
     What is in no memory yet is read ahead once, where it is small beside the machine's memory.
@@ -134,6 +134,6 @@ def expect_random_reads(array: Array) -> None:
         pages.madvise(mmap.MADV_WILLNEED)
 
 
-def bytes_of(array: Array) -> memoryview:
+def array_bytes(array: Array) -> memoryview:
     """The bytes of a contiguous array, not copied."""
     return array.reshape(-1).view(np.uint8).data

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from springtide_client.errors import GapError, LogError
-from springtide_client.format.checksummed_json import decode_checked
-from springtide_client.http.http_client import HttpServer, NotReadyError
-from springtide_client.log.base import MANIFEST, SERVED, BaseManifest, FileSum
+from springtide_client.format.checksummed_json import decode_checksummed_json
+from springtide_client.http.http_client import HttpClient, NotReadyError
+from springtide_client.log.base import MANIFEST, SERVING_FILES, BaseManifest, FileChecksum
 from springtide_client.log.directory import base_name
 
 CHUNK_BYTES = 1 << 20
@@ -31,7 +31,7 @@ LOCK_SECONDS = 0.05
 class BaseCache:
     """The bases of one server, each in `<folder>/<hash of its manifest>/base-<number>`: the files that answer alone."""
 
-    def __init__(self, server: HttpServer, folder: Path, *, max_bytes: int) -> None:
+    def __init__(self, server: HttpClient, folder: Path, *, max_bytes: int) -> None:
         """`max_bytes`: of the folder, while an older base lies beside the one that is fetched, too."""
         self._server = server
         self._folder = folder
@@ -51,7 +51,7 @@ class BaseCache:
         raise AssertionError
 
     def _fetch(self, number: int, body: bytes) -> Path:
-        manifest = decode_checked(body, BaseManifest, f"the manifest of base {number}")
+        manifest = decode_checksummed_json(body, BaseManifest, f"the manifest of base {number}")
         # a log made anew may give the same number to another base: the name is what the manifest says, all of it
         home = self._folder / hashlib.sha256(body).hexdigest()[:16]
         path = home / base_name(number)
@@ -69,7 +69,7 @@ class BaseCache:
         for name in manifest.files:
             if not FILE_NAME.fullmatch(name):
                 raise LogError(f"the base names a file {name!r}: refused")
-        wanted = {name: expected for name, expected in manifest.files.items() if name in SERVED}
+        wanted = {name: expected for name, expected in manifest.files.items() if name in SERVING_FILES}
         needed = sum(expected.bytes for expected in wanted.values()) - _bytes_in(path)
         if (total := _bytes_in(self._folder) + needed) > self._max_bytes:
             raise LogError(
@@ -82,7 +82,7 @@ class BaseCache:
             if not (path / name).exists():
                 self._fetch_file(f"/v1/bases/{manifest.number}/files/{name}", path / name, expected)
 
-    def _fetch_file(self, route: str, path: Path, expected: FileSum) -> None:
+    def _fetch_file(self, route: str, path: Path, expected: FileChecksum) -> None:
         part = path.with_name(path.name + ".part")
         crc, size = self._receive(route, part, expected)
         if size < expected.bytes:
@@ -92,7 +92,7 @@ class BaseCache:
             raise LogError(f"{path.name} arrived damaged: it is fetched again")
         part.rename(path)
 
-    def _receive(self, route: str, part: Path, expected: FileSum) -> tuple[int, int]:
+    def _receive(self, route: str, part: Path, expected: FileChecksum) -> tuple[int, int]:
         """Append what is missing; returns the CRC and the size of the whole."""
         with part.open("a+b") as file:
             file.seek(0)

@@ -21,7 +21,7 @@ class NotReadyError(LogError):
     """The server is up but serves no version yet."""
 
 
-class Answer:
+class HttpResponse:
     """An answer whose body is still to be read; a context manager that closes its connection."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Answer:
         self._socket, self._let_go = connected, let_go
         self.response = connection.getresponse()
 
-    def __enter__(self) -> "Answer":
+    def __enter__(self) -> "HttpResponse":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -47,7 +47,7 @@ class Answer:
         self._let_go()
 
 
-class HttpServer:
+class HttpClient:
     """Opens requests below one base URL, with a token where there is one. `close` ends those that are under way."""
 
     def __init__(self, url: str, *, token: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
@@ -81,7 +81,7 @@ class HttpServer:
         if self._closed.wait(seconds):
             raise LogError(f"{self.url} is no longer asked: this was closed")
 
-    def open(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
+    def open(self, path: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
         """A 2xx answer.
 
         GapError for 410, NotReadyError for 503, LogError for any other refusal and for a server that cannot be reached.
@@ -103,7 +103,7 @@ class HttpServer:
                 self._sockets.add(connected)
             self.wait(0)  # whoever closed before saw no socket to end
             connection.request("GET", self._prefix + path, headers={**self._headers, **(headers or {})})
-            answer = Answer(connection, connected, let_go)
+            answer = HttpResponse(connection, connected, let_go)
             if 200 <= answer.response.status < 300:
                 return answer
             raise _refusal(self.url + path, answer.response)

@@ -12,7 +12,7 @@ from pathlib import Path
 from springtide_client.errors import CorruptRecordError, LogError, SpringtideError
 from springtide_client.format.records import HEADER, Record, Tip, parse_header
 from springtide_client.http.base_cache import BaseCache
-from springtide_client.http.http_client import TIMEOUT_SECONDS, HttpServer
+from springtide_client.http.http_client import TIMEOUT_SECONDS, HttpClient
 
 # records received and not yet applied; a full queue stops reading, and TCP then slows the server
 QUEUE_BYTES = 64 << 20
@@ -39,7 +39,7 @@ class HttpLog:
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         """Bases take at most `disk_bytes` in `cache_dir`; without it in an own folder, which `close` removes."""
-        self._server = HttpServer(url, token=token, timeout_seconds=timeout_seconds)
+        self._server = HttpClient(url, token=token, timeout_seconds=timeout_seconds)
         self._timeout_seconds = timeout_seconds
         self._own_folder = None if cache_dir is not None else Path(tempfile.mkdtemp(prefix="springtide-"))
         folder = cache_dir or self._own_folder
@@ -109,7 +109,7 @@ def _remove(folder: Path | None, pid: int) -> None:
 class RecordStream:
     """One answer of /v1/log, read by a thread into a bounded queue."""
 
-    def __init__(self, server: HttpServer, after: int, news: threading.Event) -> None:
+    def __init__(self, server: HttpClient, after: int, news: threading.Event) -> None:
         self._server = server
         self._answer = server.open(f"/v1/log?after={after}")
         self._news = news
@@ -189,4 +189,4 @@ class RecordStream:
         if header.length > MAX_RECORD_BYTES:
             raise CorruptRecordError(f"a record claims {header.length:,} bytes")
         payload = self._answer.response.read(header.length)
-        return Record.of(header, payload) if len(payload) == header.length else None
+        return Record.verify_payload(header, payload) if len(payload) == header.length else None

@@ -12,22 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import decode_checked
+from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.format.records import Tip, VersionMeta, version_name
-from springtide_client.format.tensors import Array, Arrays, expect_random_reads, map_tensors
+from springtide_client.format.tensors import Array, Arrays, advise_random_access, map_tensors
 from springtide_client.rows.layers import BoolArray, Float32Array, Int64Array, RowLayer, UInt16Array
 from springtide_client.schema import Schema
 
 UInt8Array = npt.NDArray[np.uint8]
 
 MANIFEST, ROWS, OPTIMIZER = "manifest.json", "rows.safetensors", "optimizer.safetensors"
-DENSE, TEXTS, MODEL = "dense.safetensors", "texts.safetensors", "model.pt2"
+DENSE, ID_STRINGS, MODEL = "dense.safetensors", "texts.safetensors", "model.pt2"
 SKETCH, ONNX = "sketch.safetensors", "model.onnx"
 # what answers are made of; the rest is for trainers, for people, and for inference without Python
-SERVED = frozenset({ROWS, DENSE, SKETCH, MODEL})
+SERVING_FILES = frozenset({ROWS, DENSE, SKETCH, MODEL})
 
 
-class TableShape(msgspec.Struct, kw_only=True):
+class TableSpec(msgspec.Struct, kw_only=True):
     """What a follower must know of the table to read rows and to make first values."""
 
     dim: int
@@ -39,14 +39,14 @@ class TableShape(msgspec.Struct, kw_only=True):
     sketch_blocks: int = 0  # of sketch.safetensors, which is absent where nothing was ever counted
 
 
-class ModelName(msgspec.Struct, kw_only=True):
+class ModelIdentity(msgspec.Struct, kw_only=True):
     """Which dense model it is."""
 
     name: str
     options: dict[str, Any] = {}
 
 
-class FileSum(msgspec.Struct):
+class FileChecksum(msgspec.Struct):
     """What a file must measure."""
 
     bytes: int
@@ -61,21 +61,21 @@ class BaseManifest(msgspec.Struct, kw_only=True):
     epoch: int
     created_ms: int
     schema: dict[str, Any]
-    table: TableShape
-    model: ModelName
+    table: TableSpec
+    model: ModelIdentity
     meta: VersionMeta
-    files: dict[str, FileSum]
+    files: dict[str, FileChecksum]
 
     @property
     def tip(self) -> Tip:
         return Tip(self.number, self.checksum)
 
-    def read_schema(self) -> Schema:
+    def decode_schema(self) -> Schema:
         """The schema it was written with."""
         return Schema.from_json(msgspec.json.encode(self.schema))
 
 
-class FoundStates(NamedTuple):
+class FoundBaseRows(NamedTuple):
     """Rows of some keys with what only a trainer needs; where `found` is False the rest is zero."""
 
     found: BoolArray
@@ -126,11 +126,11 @@ class Base:
         except KeyError as missing:
             raise LogError(f"{self.path} lacks the tensor {missing}") from None
 
-    def expect_finds(self, *, with_states: bool = True) -> None:
+    def advise_random_access(self, *, with_states: bool = True) -> None:
         """Single rows will be read, not all in order: at a memory limit the kernel's read-ahead would only thrash."""
-        expect_random_reads(self.rows.value)
+        advise_random_access(self.rows.value)
         if with_states:
-            expect_random_reads(self.states)
+            advise_random_access(self.states)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -150,9 +150,9 @@ class Base:
         return {name: array for name, array in self._arrays.items() if name.startswith("state.")}
 
     @cached_property
-    def texts(self) -> Arrays | None:
+    def id_strings(self) -> Arrays | None:
         """`feature`, `id`, `offsets`, `bytes`, sorted by (feature, id); None where the base has none."""
-        return map_tensors(self.path / TEXTS) if TEXTS in self.manifest.files else None
+        return map_tensors(self.path / ID_STRINGS) if ID_STRINGS in self.manifest.files else None
 
     @cached_property
     def sketch(self) -> UInt8Array | None:
@@ -171,7 +171,7 @@ class Base:
         fields = (rows.mixed, rows.feature, rows.id, rows.value, rows.count, rows.last_seen)
         return RowLayer(*fields, None, self.states)
 
-    def find_states(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundStates:
+    def find_rows(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundBaseRows:
         """The rows of some keys with their optimizer states. Whether a rule forgot one since, the caller looks."""
         rows_K = self.rows.find(features_K, ids_K)
         found_K = rows_K >= 0
@@ -183,7 +183,9 @@ class Base:
             return out
 
         rows = self.rows
-        return FoundStates(found_K, gather(rows.value), gather(self.states), gather(rows.count), gather(rows.last_seen))
+        return FoundBaseRows(
+            found_K, gather(rows.value), gather(self.states), gather(rows.count), gather(rows.last_seen)
+        )
 
     def verify(self) -> None:
         """Reads everything; LogError at the first file that does not match its checksum."""
@@ -200,7 +202,7 @@ class Base:
 
 def read_base_manifest(path: Path) -> BaseManifest:
     """The manifest of a base's directory; LogError, or FileNotFoundError once the base is retired."""
-    return decode_checked((path / MANIFEST).read_bytes(), BaseManifest, str(path / MANIFEST))
+    return decode_checksummed_json((path / MANIFEST).read_bytes(), BaseManifest, str(path / MANIFEST))
 
 
 def crc32_of_file(path: Path) -> int:

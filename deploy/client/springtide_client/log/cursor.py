@@ -7,7 +7,7 @@ from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header
 
 if TYPE_CHECKING:
-    from springtide_client.log.directory import Listing, LogDirectory, Ruling
+    from springtide_client.log.directory import CurrentManifest, Listing, LogDirectory
 
 READ_BYTES = 64 << 20  # a read hands out about so much at most
 
@@ -29,7 +29,7 @@ class LogCursor:
         self._directory = directory
         self._place = _Place(after, None, 0)
         self._open: tuple[str, int] | None = None  # name and descriptor
-        self._ruling: Ruling | None = None  # what ruled when this was read last
+        self._ruling: CurrentManifest | None = None  # what ruled when this was read last
 
     @property
     def tip(self) -> Tip | None:
@@ -44,17 +44,17 @@ class LogCursor:
         first.
         """
         # 1. list first: a file that has a successor in the listing is complete when it is read
-        listing = self._directory.look()
-        if self._ruling is not None and not listing.claimed:
+        listing = self._directory.scan()
+        if self._ruling is not None and not listing.claimed_epoch:
             raise GapError(f"the log's folder {self._directory.path} is empty or gone")
-        if not listing.settled:
+        if not listing.is_settled:
             return []
-        ruling = self._directory.ruling(listing)
+        ruling = self._directory.current_manifest(listing)
         assert ruling is not None
-        if self._ruling is not None and self._ruling.is_other(ruling):
+        if self._ruling is not None and self._ruling.is_replaced_by(ruling):
             raise GapError(f"the log in {self._directory.path} was made anew")
         self._ruling, manifest = ruling, ruling.manifest
-        files = self._directory.files(listing, manifest)
+        files = self._directory.readable_segments(listing, manifest)
         # 2. read
         records: list[Record] = []
         error: Exception | None = None
@@ -65,7 +65,7 @@ class LogCursor:
         except (GapError, CorruptRecordError) as broken:
             error = broken
         # 3. look: had a new trainer measured these files before our records were in them, they would not count
-        if self._directory.overtaken(manifest.epoch):
+        if self._directory.is_fenced(manifest.epoch):
             return []
         # 4. use
         if error and not records:
@@ -125,7 +125,7 @@ class LogCursor:
         descriptor = self._descriptor(file)
         if os.fstat(descriptor).st_size < end:
             return None
-        return Record.of(header, _read_fully(descriptor, header.length, start)), end
+        return Record.verify_payload(header, _read_fully(descriptor, header.length, start)), end
 
     def _header(self, file: str, offset: int, limit: int | None) -> RecordHeader | None:
         if limit is not None and offset + HEADER.size > limit:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import decode_checked
+from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
@@ -23,7 +23,7 @@ _NAMES = {
 }
 
 
-class SealedFile(msgspec.Struct, frozen=True):
+class SealedSegment(msgspec.Struct, frozen=True):
     """A segment of an older epoch, and how many of its bytes count."""
 
     file: str
@@ -34,24 +34,24 @@ class LogManifest(msgspec.Struct, kw_only=True):
     """What an epoch makes of the past."""
 
     epoch: int
-    sealed: list[SealedFile]  # in order; one that is missing was retired
+    sealed: list[SealedSegment]  # in order; one that is missing was retired
     base: Tip | None  # the newest at its start; None in a new log
     tip: Tip | None  # where the past ends
     schema: dict[str, Any]
     fingerprint: str
 
-    def read_schema(self) -> Schema:
+    def decode_schema(self) -> Schema:
         """The schema that the epoch writes with."""
         return Schema.from_json(msgspec.json.encode(self.schema))
 
 
-class Ruling(NamedTuple):
+class CurrentManifest(NamedTuple):
     """The manifest that rules, and when it was written."""
 
     manifest: LogManifest
     written_ns: int
 
-    def is_other(self, later: "Ruling") -> bool:
+    def is_replaced_by(self, later: "CurrentManifest") -> bool:
         """Whether what is seen later cannot be of the same log."""
         is_same_epoch = later.manifest.epoch == self.manifest.epoch
         return later.manifest.epoch < self.manifest.epoch or (is_same_epoch and later.written_ns != self.written_ns)
@@ -60,15 +60,15 @@ class Ruling(NamedTuple):
 class Listing(NamedTuple):
     """The names in a log's folder at one instant."""
 
-    claimed: int  # the highest epoch that anyone claimed; 0: none
-    sealed_by: int  # the highest epoch that has a manifest; 0: none
+    claimed_epoch: int  # the highest epoch that anyone claimed; 0: none
+    manifest_epoch: int  # the highest epoch that has a manifest; 0: none
     bases: list[int]  # their numbers, ascending
     segments: dict[int, list[str]]  # by epoch, in order
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether the newest manifest rules: no epoch above it is claimed."""
-        return 0 < self.claimed == self.sealed_by
+        return 0 < self.claimed_epoch == self.manifest_epoch
 
 
 def claim_name(epoch: int) -> str:
@@ -92,9 +92,9 @@ class LogDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._ruling: Ruling | None = None  # a manifest never changes, unless the log is made anew
+        self._ruling: CurrentManifest | None = None  # a manifest never changes, unless the log is made anew
 
-    def look(self) -> Listing:
+    def scan(self) -> Listing:
         """What is there; an empty listing where the folder is missing."""
         claims, manifests, bases = [0], [0], []
         segments: dict[int, list[str]] = {}
@@ -116,26 +116,26 @@ class LogDirectory:
 
     def manifest(self, listing: Listing | None = None) -> LogManifest | None:
         """The newest manifest, also while a higher epoch is claimed; None in a log without one."""
-        ruling = self.ruling(listing or self.look())
+        ruling = self.current_manifest(listing or self.scan())
         return None if ruling is None else ruling.manifest
 
-    def ruling(self, listing: Listing) -> "Ruling | None":
+    def current_manifest(self, listing: Listing) -> "CurrentManifest | None":
         """The newest manifest, and what tells it from one that was written in its place."""
-        epoch, known = listing.sealed_by, self._ruling
+        epoch, known = listing.manifest_epoch, self._ruling
         if not epoch:
             return None
         path = self.path / manifest_name(epoch)
         written_ns = path.stat().st_mtime_ns
         if known is None or (known.manifest.epoch, known.written_ns) != (epoch, written_ns):
-            known = Ruling(decode_checked(path.read_bytes(), LogManifest, str(path)), written_ns)
+            known = CurrentManifest(decode_checksummed_json(path.read_bytes(), LogManifest, str(path)), written_ns)
             self._ruling = known
         return known
 
-    def overtaken(self, epoch: int) -> bool:
+    def is_fenced(self, epoch: int) -> bool:
         """Whether an epoch above this one is claimed. Claims are made one after the other and never removed."""
         return os.path.exists(self.path / claim_name(epoch + 1))
 
-    def files(self, listing: Listing, manifest: LogManifest) -> list[tuple[str, int | None]]:
+    def readable_segments(self, listing: Listing, manifest: LogManifest) -> list[tuple[str, int | None]]:
         """The segments that count, in order, each with the bytes that count (None: all)."""
         own: list[tuple[str, int | None]] = [(name, None) for name in listing.segments.get(manifest.epoch, [])]
         present = {name for names in listing.segments.values() for name in names}
@@ -143,7 +143,7 @@ class LogDirectory:
 
     def bases(self) -> list[Path]:
         """The bases, oldest first."""
-        return [self.path / base_name(number) for number in self.look().bases]
+        return [self.path / base_name(number) for number in self.scan().bases]
 
     def newest_base(self) -> Path | None:
         """The newest base; it may be retired before it is opened: see `open_base`."""

@@ -15,7 +15,7 @@ MODIFY, MOVED_TO, CREATE = 0x2, 0x80, 0x100
 EVENT_BYTES = 1 << 16
 
 
-class DirectoryNews:
+class DirectoryWatcher:
     """News of one folder, for one thread; what the kernel gives for it is asked for by the first wait."""
 
     def __init__(self, path: str | Path) -> None:

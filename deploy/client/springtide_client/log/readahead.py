@@ -24,7 +24,7 @@ SECTOR_BYTES = 512
 COLD_SHARE = 1 / 8  # pages read from the disk for each row, from which on it is worth asking
 
 
-class PageRequests:
+class Readahead:
     """Asks while the disk is being read, and is silent while the page cache answers: a page asked in vain costs too."""
 
     def __init__(self) -> None:
@@ -32,23 +32,23 @@ class PageRequests:
         self._cold = threading.local()  # a recall ahead and one at once are threads of their own
 
     @property
-    def worthwhile(self) -> bool:
+    def is_worthwhile(self) -> bool:
         """Whether this thread's last reads came from the disk."""
         return self._call is not None and getattr(self._cold, "last", False)
 
-    def disk_pages(self) -> int:
+    def num_pages_read(self) -> int:
         """Pages that this thread has read from disks so far."""
         if not hasattr(resource, "RUSAGE_THREAD"):
             return 0
         return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock * SECTOR_BYTES // mmap.PAGESIZE
 
-    def learn(self, num_pages: int, num_rows: int) -> None:
+    def observe(self, num_pages: int, num_rows: int) -> None:
         """So many pages were read from the disk for so many rows."""
         self._cold.last = num_pages > COLD_SHARE * num_rows
 
-    def ask(self, column: Array, rows_N: Int64Array) -> None:
-        """For the pages of these rows of a mapped column, if it is worthwhile. Does not wait, holds no interpreter."""
-        if not self.worthwhile or not len(rows_N) or not column.nbytes:
+    def request(self, column: Array, rows_N: Int64Array) -> None:
+        """For the pages of these rows of a mapped column, if it is is_worthwhile. Does not wait, holds no interpreter."""
+        if not self.is_worthwhile or not len(rows_N) or not column.nbytes:
             return
         assert column.flags.c_contiguous
         address, width = column.ctypes.data, column.nbytes // len(column)

@@ -20,7 +20,7 @@ from springtide_client.model.inputs import FloatArray, ModelInputs
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ModelParameters:
     """The parameters and buffers of one view: the program's leading arguments, in its own order."""
 
     tensors: tuple[torch.Tensor, ...]
@@ -31,7 +31,7 @@ class Parameters:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-class Model:
+class ExportedModel:
     """A program without state of its own: calls with different parameters may run at once, in any thread."""
 
     def __init__(self, archive: bytes) -> None:
@@ -56,16 +56,18 @@ class Model:
             raise LogError("the model's program takes its parameters after its inputs")
 
     @staticmethod
-    def load(path: Path) -> "Model":
+    def load(path: Path) -> "ExportedModel":
         """The model of a base's `model.pt2`."""
-        return Model(path.read_bytes())
+        return ExportedModel(path.read_bytes())
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
         """What a version's `dense.<name>` may replace."""
         return tuple(self._initial)
 
-    def parameters(self, dense: Mapping[str, npt.NDArray[Any]], before: Parameters | None = None) -> Parameters:
+    def parameters(
+        self, dense: Mapping[str, npt.NDArray[Any]], before: ModelParameters | None = None
+    ) -> ModelParameters:
         """The parameters `before` (at first: the archive's own) with those of `dense` in place of theirs, copied.
 
         Names that the program does not use are skipped (the trainer keeps what only training needs); LogError where a
@@ -79,9 +81,9 @@ class Model:
                 tensors.append(before.tensors[index])
             else:
                 tensors.append(self._initial[name] if name in self._initial else self._constants[name])
-        return Parameters(tuple(tensors))
+        return ModelParameters(tuple(tensors))
 
-    def predict(self, parameters: Parameters, inputs: ModelInputs) -> FloatArray:
+    def predict(self, parameters: ModelParameters, inputs: ModelInputs) -> FloatArray:
         """The probabilities [N, L] float32: the sigmoid, in float32, of the program's logits."""
         with torch.inference_mode():
             arguments = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]

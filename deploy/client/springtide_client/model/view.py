@@ -17,21 +17,21 @@ import numpy.typing as npt
 from springtide_client.errors import GapError, LogError
 from springtide_client.features import Features
 from springtide_client.format.records import Record, Tip, VersionMeta
-from springtide_client.keys import SHARED_FEATURE, Int64Array
-from springtide_client.log.base import MODEL, SERVED, Base
+from springtide_client.keys import SHARED_ROW_OFFSET, Int64Array
+from springtide_client.log.base import MODEL, SERVING_FILES, Base
 from springtide_client.model.inputs import FloatArray, assemble, lookup_keys
-from springtide_client.rows.admission_counts import Seen
-from springtide_client.rows.initial_values import first_values
+from springtide_client.rows.admission_counts import AdmissionCounts
+from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
 from springtide_client.rows.search import FORGOTTEN as FORGOTTEN
 from springtide_client.rows.search import KNOWN as KNOWN
 from springtide_client.rows.search import NOT_ADMITTED as NOT_ADMITTED
 from springtide_client.rows.search import UNKNOWN as UNKNOWN
-from springtide_client.rows.search import MakeSearch, NumpySearch, Search, Stack
+from springtide_client.rows.search import LayerStack, NumpySearch, RowSearch, SearchFactory
 from springtide_client.schema import Schema
 
 if TYPE_CHECKING:
-    from springtide_client.model.exported_model import Model, Parameters
+    from springtide_client.model.exported_model import ExportedModel, ModelParameters
 
 STATUS_NAMES = ("known", "unknown", "not_admitted", "forgotten")
 
@@ -45,45 +45,45 @@ class View:
 
     base: Base
     layers: tuple[RowLayer, ...]  # changed rows and marks of forgotten ids since the base, newest first
-    private: RowLayer | None  # older ones, moved to a mapped file
-    seen: Seen  # ids without a row
+    disk_layer: RowLayer | None  # older ones, moved to a mapped file
+    admission_counts: AdmissionCounts  # ids without a row
     tip: Tip
     parent: int  # checksum of the version before
     meta: VersionMeta
     schema: Schema
-    model: "Model"
-    parameters: "Parameters"
-    make_search: MakeSearch = NumpySearch
+    model: "ExportedModel"
+    parameters: "ModelParameters"
+    search_factory: SearchFactory = NumpySearch
 
     @staticmethod
-    def open(base_path: Path, like: "View | None" = None, make_search: MakeSearch = NumpySearch) -> "View":
+    def open(base_path: Path, like: "View | None" = None, make_search: SearchFactory = NumpySearch) -> "View":
         """The view of a base alone; the program of `like` is taken over where it is the same.
 
         LogError where the base's files do not fit together.
         """
-        from springtide_client.model.exported_model import Model  # torch takes a second to import
+        from springtide_client.model.exported_model import ExportedModel  # torch takes a second to import
 
-        base = Base.open(base_path, SERVED)
-        base.expect_finds(with_states=False)
+        base = Base.open(base_path, SERVING_FILES)
+        base.advise_random_access(with_states=False)
         manifest = base.manifest
         if base.model_path is None:
             raise LogError(f"{base_path} holds no {MODEL}: it cannot be served")
         if like is not None and like.base.manifest.files.get(MODEL) == manifest.files[MODEL]:
             model = like.model  # parsing a program holds up other threads
         else:
-            model = Model.load(base.model_path)
+            model = ExportedModel.load(base.model_path)
         return View(
             base=base,
             layers=(),
-            private=None,
-            seen=Seen(manifest.meta.sketch_blocks, base.sketch),
+            disk_layer=None,
+            admission_counts=AdmissionCounts(manifest.meta.sketch_blocks, base.sketch),
             tip=manifest.tip,
             parent=0,
             meta=manifest.meta,
-            schema=manifest.read_schema(),
+            schema=manifest.decode_schema(),
             model=model,
             parameters=model.parameters(dense_of(base.dense)),
-            make_search=make_search,
+            search_factory=make_search,
         )
 
     @property
@@ -99,17 +99,17 @@ class View:
     @property
     def num_bytes(self) -> int:
         """The memory of its own: layers in RAM and dense parameters; what is mapped from files is not counted."""
-        return sum(layer.num_bytes for layer in self.layers) + self.lasting_bytes
+        return sum(layer.num_bytes for layer in self.layers) + self.fixed_bytes
 
     @property
-    def lasting_bytes(self) -> int:
+    def fixed_bytes(self) -> int:
         """Of it, what cannot move to a file: dense parameters, and blocks of the admission sketch."""
-        return self.parameters.num_bytes + self.seen.num_bytes
+        return self.parameters.num_bytes + self.admission_counts.num_bytes
 
     @cached_property
-    def search(self) -> Search:
+    def search(self) -> RowSearch:
         """What finds its rows."""
-        return self.make_search(self._stack)
+        return self.search_factory(self._stack)
 
     def prepare(self) -> None:
         """Make what look-ups need, so that the first of them does not wait for it."""
@@ -118,13 +118,15 @@ class View:
     @property
     def all_layers(self) -> tuple[RowLayer, ...]:
         """Changed rows and the base's, newest first, without empty ones."""
-        private = () if self.private is None else (self.private,)
+        private = () if self.disk_layer is None else (self.disk_layer,)
         return tuple(layer for layer in (*self.layers, *private, self.base.rows) if len(layer))
 
     @property
-    def _stack(self) -> Stack:
+    def _stack(self) -> LayerStack:
         meta = self.meta
-        return Stack(self.all_layers, self.dim, meta.horizons, meta.admission, self.seen, meta.sketch_age)
+        return LayerStack(
+            self.all_layers, self.dim, meta.expiry_cutoffs, meta.admission, self.admission_counts, meta.sketch_age
+        )
 
     def lookup(self, features_K: npt.NDArray[np.uint16], ids_K: Int64Array) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
         """Rows float32 (K, D), NaN where there is none, and status uint8 (K).
@@ -165,7 +167,7 @@ class View:
         missing_M = np.flatnonzero(status_K)
         if len(missing_M):
             shared_M = status_K[missing_M] == NOT_ADMITTED
-            features_M = np.where(shared_M, features_K[missing_M] + np.uint16(SHARED_FEATURE), features_K[missing_M])
+            features_M = np.where(shared_M, features_K[missing_M] + np.uint16(SHARED_ROW_OFFSET), features_K[missing_M])
             ids_M = np.where(shared_M, 0, ids_K[missing_M])
             rows_MD = self._first_values(features_M, ids_M)
             if shared_M.any():
@@ -176,15 +178,15 @@ class View:
 
     def _first_values(self, features_M: npt.NDArray[np.uint16], ids_M: Int64Array) -> FloatArray:
         table = self.base.manifest.table
-        return first_values(
+        return initial_values(
             features_M, ids_M, dim=table.dim, seed=table.seed, scale=table.init_scale, dtype=table.dtype
         )
 
     def predict(self, features: Features) -> FloatArray:
         """Probabilities float32 (N, L) in the order of the schema's labels."""
-        return self.predict_and_tell(features)[0]
+        return self.predict_with_status(features)[0]
 
-    def predict_and_tell(self, features: Features) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
+    def predict_with_status(self, features: Features) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
         """The same, and the status (K) of the rows that were wanted for it, in the order of `lookup_keys`."""
         features_K, ids_K = lookup_keys(self.schema, features)
         rows_KD, status_K = self._rows_for_model(features_K, ids_K)
@@ -202,7 +204,7 @@ class View:
         return replace(
             self,
             layers=(layer, *self.layers) if len(layer) else self.layers,
-            seen=self.seen.apply(tensors, record.meta.sketch_blocks),
+            seen=self.admission_counts.apply(tensors, record.meta.sketch_blocks),
             tip=Tip(record.number, record.checksum),
             parent=record.parent,
             meta=record.meta,
@@ -211,13 +213,13 @@ class View:
 
     def merged(self) -> "View":
         """The same version in few layers: apart from `apply`, so that no version waits for it to be served."""
-        seen = self.seen.merged()
+        seen = self.admission_counts.merged()
         layers = list(reversed(self.layers))  # oldest first: a stack
         start = len(layers) if len(layers) > FEW_LAYERS else 0
         while start > 1 and len(layers[start - 2]) < LAYER_RATIO * sum(len(layer) for layer in layers[start - 1 :]):
             start -= 1
         if start == 0 or start > len(layers) - 1:
-            return self if seen is self.seen else replace(self, seen=seen)
+            return self if seen is self.admission_counts else replace(self, seen=seen)
         top = merge_layers(*layers[start - 1 :])
         return replace(self, layers=(top, *reversed(layers[: start - 1])), seen=seen)
 

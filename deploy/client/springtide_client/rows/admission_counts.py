@@ -29,7 +29,7 @@ class SketchLayer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Seen:
+class AdmissionCounts:
     """The counts of one version. `base` is None where nothing is counted below the layers."""
 
     num_blocks: int = 0
@@ -41,16 +41,16 @@ class Seen:
         """The memory of the layers."""
         return sum(layer.block.nbytes + layer.bytes.nbytes for layer in self.layers)
 
-    def apply(self, tensors: Mapping[str, npt.NDArray[Any]], num_blocks: int) -> "Seen":
+    def apply(self, tensors: Mapping[str, npt.NDArray[Any]], num_blocks: int) -> "AdmissionCounts":
         """The counts of the next version, whose sketch has so many blocks; another number begins anew."""
-        seen = self if num_blocks == self.num_blocks else Seen(num_blocks)
+        seen = self if num_blocks == self.num_blocks else AdmissionCounts(num_blocks)
         if not len(tensors.get("sketch.block", ())):
             return seen
         order = np.argsort(tensors["sketch.block"], kind="stable")
         layer = SketchLayer(tensors["sketch.block"][order], tensors["sketch.bytes"][order])
         return replace(seen, layers=(layer, *seen.layers))
 
-    def merged(self) -> "Seen":
+    def merged(self) -> "AdmissionCounts":
         """The same counts in few layers."""
         layers = list(reversed(self.layers))  # oldest first: a stack
         start = len(layers)

@@ -19,7 +19,7 @@ from springtide_client.rows.layers import RowLayer, empty_layer, merge_layers
 CHUNK_ROWS = 65_536
 
 
-class PrivateLayers:
+class DiskLayers:
     """Bounds the memory of views."""
 
     def __init__(self, folder: Path | None, *, max_bytes: int = 20 << 30) -> None:
@@ -30,24 +30,26 @@ class PrivateLayers:
         self._folder = folder
         self._max_bytes = max_bytes
 
-    def bounded(self, view: View, max_bytes: int) -> View:
+    def limit_memory(self, view: View, max_bytes: int) -> View:
         """The same version within `max_bytes` of memory: where it has more, its layers become one mapped file.
 
         LogError where what cannot move is more; OSError where the disk is full.
         """
         if view.num_bytes <= max_bytes:
             return view
-        if view.lasting_bytes > max_bytes:
-            needed = 2 * view.lasting_bytes
-            what = "the dense parameters" + (" and the admission sketch" if view.seen.num_bytes else "")
+        if view.fixed_bytes > max_bytes:
+            needed = 2 * view.fixed_bytes
+            what = "the dense parameters" + (" and the admission sketch" if view.admission_counts.num_bytes else "")
             raise LogError(f"{what} do not fit into cache_bytes: give more than {needed:,}")
         if not view.layers:
             return view
-        older = () if view.private is None else (view.private,)
+        older = () if view.disk_layer is None else (view.disk_layer,)
         return replace(view, layers=(), private=self._write((*view.layers, *older), view.dim))
 
     def _write(self, layers: Sequence[RowLayer], dim: int) -> RowLayer:
-        num_rows = sum(len(merge_all(chunk)) for chunk in chunks([without_values(layer) for layer in layers]))
+        num_rows = sum(
+            len(merge_newest_first(chunk)) for chunk in aligned_chunks([keys_only(layer) for layer in layers])
+        )
         shapes = {
             "mixed": TensorShape(np.dtype(np.uint64), (num_rows,)),
             "feature": TensorShape(np.dtype(np.uint16), (num_rows,)),
@@ -71,8 +73,8 @@ class PrivateLayers:
             writer = TensorWriter(Path(name), shapes)
             at = 0
             try:
-                for chunk in chunks(layers):
-                    rows = merge_all(chunk)
+                for chunk in aligned_chunks(layers):
+                    rows = merge_newest_first(chunk)
                     marks_n = np.zeros(len(rows), np.bool_) if rows.forgotten is None else rows.forgotten
                     columns = {name: getattr(rows, name) for name in shapes if name != "forgotten"}
                     for column, array in {**columns, "forgotten": marks_n}.items():
@@ -85,7 +87,7 @@ class PrivateLayers:
             os.unlink(name)
 
 
-def chunks(layers: Sequence[RowLayer]) -> Iterator[list[RowLayer]]:
+def aligned_chunks(layers: Sequence[RowLayer]) -> Iterator[list[RowLayer]]:
     """The layers cut at the same keys, in the order of the keys, a bounded number of rows at a time."""
     largest = max(layers, key=len)
     bounds = largest.mixed[CHUNK_ROWS::CHUNK_ROWS]
@@ -94,12 +96,12 @@ def chunks(layers: Sequence[RowLayer]) -> Iterator[list[RowLayer]]:
         yield [layer.take(slice(cut[part], cut[part + 1])) for layer, cut in zip(layers, cuts, strict=True)]
 
 
-def merge_all(layers: Sequence[RowLayer]) -> RowLayer:
+def merge_newest_first(layers: Sequence[RowLayer]) -> RowLayer:
     """One layer that answers like all of them, newest first."""
     return merge_layers(*reversed(layers))
 
 
-def without_values(layer: RowLayer) -> RowLayer:
+def keys_only(layer: RowLayer) -> RowLayer:
     """The keys alone, for counting."""
     return RowLayer(
         layer.mixed, layer.feature, layer.id, layer.value[:, :0], layer.count, layer.last_seen, layer.forgotten

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from springtide_client.keys import GOLDEN, Int64Array, _mix64_array, mix64, mix_keys
 
 
-def first_values(
+def initial_values(
     features_K: npt.NDArray[np.uint16],
     ids_K: Int64Array,
     *,
@@ -26,10 +26,10 @@ def first_values(
     start_K = mix_keys(features_K, ids_K) ^ np.uint64(mix64(seed & 0xFFFF_FFFF_FFFF_FFFF))
     bits_KD = _mix64_array(start_K[:, None] + step_D[None, :]) >> np.uint64(40)
     values_KD = (bits_KD.astype(np.int32) - np.int32(2**23)).astype(np.float32) * np.float32(scale * 2.0**-23)
-    return rounded_to_bfloat16(values_KD) if dtype == "bfloat16" else values_KD
+    return round_to_bfloat16(values_KD) if dtype == "bfloat16" else values_KD
 
 
-def rounded_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Finite numbers as the nearest that bfloat16 has, ties to even, in float32."""
     bits = values.view(np.uint32)
     nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF_0000)

@@ -103,15 +103,15 @@ class RowLayer:
         fields = (self.mixed, self.feature, self.id, self.value, self.count, self.last_seen, self.forgotten)
         return RowLayer(*fields)
 
-    def alive(self, horizons: Mapping[str, int]) -> BoolArray:
+    def live_mask(self, horizons: Mapping[str, int]) -> BoolArray:
         """Which rows are neither forgotten by key nor, by `horizons` (feature number -> ms), by rule."""
         alive_n = np.ones(len(self), np.bool_) if self.forgotten is None else ~self.forgotten
         if horizons:
-            alive_n &= self.last_seen >= horizon_of(self.feature, horizons)
+            alive_n &= self.last_seen >= expiry_cutoffs_of(self.feature, horizons)
         return alive_n
 
 
-def horizon_of(features_K: UInt16Array, horizons: Mapping[str, int]) -> Int64Array:
+def expiry_cutoffs_of(features_K: UInt16Array, horizons: Mapping[str, int]) -> Int64Array:
     """For each key the time before which its feature's rows are dead."""
     known = {int(number): horizon for number, horizon in horizons.items()}
     table = np.full(max(known, default=0) + 2, np.iinfo(np.int64).min)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide_client.keys import Int64Array, mix_keys
-from springtide_client.rows.admission_counts import Seen
-from springtide_client.rows.layers import Float32Array, Indices, RowLayer, UInt16Array, horizon_of
+from springtide_client.rows.admission_counts import AdmissionCounts
+from springtide_client.rows.layers import Float32Array, Indices, RowLayer, UInt16Array, expiry_cutoffs_of
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -21,31 +21,31 @@ SORTED_KEYS = 512
 
 
 @dataclass(frozen=True, eq=False)
-class Stack:
+class LayerStack:
     """What is searched: of one version, and never changed."""
 
     layers: tuple[RowLayer, ...]  # newest first, the base's last; one without rows is left out
     dim: int
-    horizons: Mapping[str, int]  # feature number -> ms: of this feature, rows last seen before are dead
+    expiry_cutoffs: Mapping[str, int]  # feature number -> ms: of this feature, rows last seen before are dead
     admission: Mapping[str, int]  # feature number -> what an id must be seen for a row; only these are in `seen`
-    seen: Seen
+    admission_counts: AdmissionCounts
     sketch_age: int
 
 
-class Search(Protocol):
+class RowSearch(Protocol):
     """Finds rows in one stack."""
 
     def __call__(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
         """Rows float32 (K, D), NaN where there is none, and status uint8 (K). One feature may stand for all."""
 
 
-MakeSearch = Callable[[Stack], Search]
+SearchFactory = Callable[[LayerStack], RowSearch]
 
 
 class NumpySearch:
     """Layer by layer, each time for the keys that are still missing."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: LayerStack) -> None:
         self._stack = stack
         self._admission = np.array([int(number) for number in stack.admission], np.uint16)
 
@@ -72,7 +72,7 @@ class NumpySearch:
         status_K[at_M] = UNKNOWN
         if len(self._admission) and len(at_M):
             at_M = at_M[np.isin(features_K[at_M], self._admission)]
-            seen_M = self._stack.seen.estimates(mixed_K[at_M], self._stack.sketch_age) > 0
+            seen_M = self._stack.admission_counts.estimates(mixed_K[at_M], self._stack.sketch_age) > 0
             status_K[at_M[seen_M]] = NOT_ADMITTED
         return rows_KD, status_K
 
@@ -88,8 +88,8 @@ class NumpySearch:
         """Write a layer's rows to where their keys stand; dead ones are NaN."""
         rows_KD[at_M] = layer.value.take(places_M, axis=0)
         dead_M = None if layer.forgotten is None else layer.forgotten[places_M]
-        if self._stack.horizons:
-            expired_M = layer.last_seen[places_M] < horizon_of(features_M, self._stack.horizons)
+        if self._stack.expiry_cutoffs:
+            expired_M = layer.last_seen[places_M] < expiry_cutoffs_of(features_M, self._stack.expiry_cutoffs)
             dead_M = expired_M if dead_M is None else dead_M | expired_M
         if dead_M is not None and dead_M.any():
             rows_KD[at_M[dead_M]] = np.nan

@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # may pass, and nothing was written
+NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # may pass, and nothing was written
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -23,18 +23,18 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
             draft.unlink(missing_ok=True)
         raise
     if durable:
-        sync_folder(path.parent)
+        fsync_folder(path.parent)
 
 
-def make_folder(path: Path) -> None:
+def make_durable_folder(path: Path) -> None:
     """The folder is there also after a power loss, whoever made it."""
     path.mkdir(parents=True, exist_ok=True)
     for folder in path.absolute().parents:
         with suppress(OSError):  # somebody else's
-            sync_folder(folder)
+            fsync_folder(folder)
 
 
-def sync_folder(path: Path) -> None:
+def fsync_folder(path: Path) -> None:
     """The names in the folder are on the disk when this returns."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

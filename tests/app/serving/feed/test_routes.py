@@ -12,7 +12,7 @@ from springtide_client.follow.follower import Follower
 from springtide_client.format.records import decode_record
 from springtide_client.format.tensors import decode_tensors
 from springtide_client.http.http_log import HttpLog
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 from springtide_client.log.directory import LogDirectory
 
 from app.serving.feed.snapshot_cache import Snapshots, view_at
@@ -207,7 +207,7 @@ def test_a_snapshot_outlives_the_base_of_its_view(world, tmp_path):
 
 def test_a_snapshot_names_the_texts_of_its_living_rows(world):
     world.log.start()
-    shoe, hat = (hash_text(text.encode()) for text in ("shoe", "hat"))
+    shoe, hat = (hash_string(text.encode()) for text in ("shoe", "hat"))
     world.log.publish({(ITEM, shoe): [1, 1, 1, 1]}, texts=[(ITEM, "shoe")])
     both = world.log.publish({(ITEM, hat): [2, 2, 2, 2]}, texts=[(ITEM, "hat"), (ITEM, "never learned")])
     one = world.log.publish(forget=[(ITEM, shoe)])

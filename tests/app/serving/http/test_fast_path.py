@@ -6,7 +6,7 @@ import re
 import msgspec
 import numpy as np
 import pytest
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 
 from app.serving.http import connection, fast_path
 from tests.app.serving.raw_connection import JSON, MSGPACK, RAW, Connection, request
@@ -115,7 +115,7 @@ def test_a_newer_version_is_seen_at_once_and_old_promises_are_checked_again(worl
     assert (status, msgspec.json.decode(body)["error"]["code"]) == (503, "too_stale")
     assert headers["retry-after"] == "1"
     assert len(answered) == 2
-    text = world.log.publish({(USER, hash_text(b"x")): [1, 1, 1, 1]}, texts=[(USER, "x")])
+    text = world.log.publish({(USER, hash_string(b"x")): [1, 1, 1, 1]}, texts=[(USER, "x")])
     world.served(client, text)
     assert connection.ask(plain)[0] == 415
     refused = re.findall(r'springtide_refused_total\{reason="max_staleness"\} (\d+)', client.get("/metrics").text)

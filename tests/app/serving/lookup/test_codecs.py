@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pyarrow
 import pytest
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 
 from app.serving.http.errors import ApiError
 from app.serving.lookup.codecs import (
@@ -28,8 +28,8 @@ def test_ids_in_json_are_what_they_are_in_records():
     ids = ids_of([5, "5", 5.0, True, "text", 2**70, None])
     assert ids[0] == ids[1] == ids[2] == 5
     assert ids[3] == 1
-    assert ids[4] == hash_text(b"text")
-    assert ids[5] == hash_text(str(2**70).encode())
+    assert ids[4] == hash_string(b"text")
+    assert ids[5] == hash_string(str(2**70).encode())
 
 
 @pytest.mark.parametrize("bad", [[1], {"a": 1}, 1.5])

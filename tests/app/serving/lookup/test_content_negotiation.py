@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pyarrow
 import pytest
-from springtide_client.keys import id_of
+from springtide_client.keys import encode_id
 
 from app.serving.lookup.codecs import Form, read_question
 from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, get, request
@@ -82,7 +82,7 @@ def test_every_form_answers_every_form(target, kind, accept):
 )
 def test_arrow_ids_of_every_kind_are_what_they_are_elsewhere(ids):
     asked = read_question(Form(ARROW), arrow_stream(pyarrow.table({"id": ids, "other": [0.5] * len(ids)})), 10)
-    assert asked.ids_N.tolist() == [id_of(value)[0] for value in ids.to_pylist()]
+    assert asked.ids_N.tolist() == [encode_id(value)[0] for value in ids.to_pylist()]
     assert asked.sent.tolist() == ids.to_pylist()
 
 

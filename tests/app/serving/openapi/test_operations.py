@@ -13,7 +13,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 from schemathesis.generation import GenerationMode
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 
 from app.serving.openapi.operations import OPERATIONS
 from app.serving.openapi.schemas import TEXT
@@ -54,7 +54,7 @@ class Served:
     def __init__(self, world) -> None:
         world.log.start()
         world.log.write_status(orders=["forget", "limits", "rollback"])
-        rows = {(USER, n): [1, n, 2, 3] for n in range(-1, 6)} | {(ITEM, hash_text(b"a")): [1, 2, 3, 4]}
+        rows = {(USER, n): [1, n, 2, 3] for n in range(-1, 6)} | {(ITEM, hash_string(b"a")): [1, 2, 3, 4]}
         self.version = world.log.publish(rows, texts=[(ITEM, "a")], forget=[(USER, 9)])
         client = world.serve(max_ids=50, max_instances=50)
         world.served(client, self.version)

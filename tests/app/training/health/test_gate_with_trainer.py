@@ -165,7 +165,7 @@ def test_where_the_good_versions_base_is_retired_the_gate_goes_back_as_far_as_th
     status = trainer.run()
     assert status["gate"]["rollbacks"] == 1
     (back,) = [record for record in records(room) if record.meta.restores]
-    assert [back.meta.restores] == LogDirectory(room.config.log.path).look().bases
+    assert [back.meta.restores] == LogDirectory(room.config.log.path).scan().bases
 
 
 def test_too_much_passed_over_in_a_row_ends_in_an_alert(room):

@@ -29,7 +29,7 @@ def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(room, 
     (back,) = [record for record in records(room) if record.meta.restores]
     assert (back.meta.restores, back.meta.samples_trained) == (goal, 1000)
     assert back.meta.positions["clicks/0"]["offset"] == 1000
-    (entry,) = back.meta.orders
+    (entry,) = back.meta.executed_commands
     assert entry["result"]["version"] == goal
     published(room, 1500)
     running.stop()

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from springtide_client.format.records import Tip, VersionMeta
-from springtide_client.log.base import ModelName, TableShape
+from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 
@@ -46,8 +46,8 @@ def write(path: Path, number: int) -> None:
     image = BaseImage(
         tip=Tip(number, number),
         schema=SCHEMA,
-        table=TableShape(dim=2, state_width=1, seed=0, init_scale=0.1),
-        model=ModelName(name="logistic"),
+        table=TableSpec(dim=2, state_width=1, seed=0, init_scale=0.1),
+        model=ModelIdentity(name="logistic"),
         meta=VersionMeta(),
         dense={"dense.w": np.zeros(1, np.float32)},
     )

@@ -128,7 +128,11 @@ def test_a_version_cut_while_the_spill_refuses_a_batch_goes_on_bitwise_too(tmp_p
     learn(state, log, range(16, 24))
     assert_same(snapshot(state), snapshot(whole))
     ours, theirs = state.meta(0), whole.meta(0)
-    assert (ours.horizons, ours.sketch_age, ours.trainer) == (theirs.horizons, theirs.sketch_age, theirs.trainer)
+    assert (ours.expiry_cutoffs, ours.sketch_age, ours.trainer) == (
+        theirs.expiry_cutoffs,
+        theirs.sketch_age,
+        theirs.trainer,
+    )
     end(state, log)
     end(whole, whole_log)
 

@@ -3,7 +3,7 @@
 import numpy as np
 from small_log import SmallLog, config, put, row_tensors
 from springtide_client.format.records import VersionMeta
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 from springtide_client.log.directory import base_name
 
 from app.version_log.commands.erasure_audit import files_holding, oldest_file_holding
@@ -51,7 +51,7 @@ def test_a_forgotten_id_stays_in_older_files_until_enough_bases_are_made(log: Sm
 
 
 def test_a_text_is_held_like_a_row(log: SmallLog) -> None:
-    row_id = hash_text(b"ann@example.org")
+    row_id = hash_string(b"ann@example.org")
     texts = {
         "texts.feature": np.array([0], np.uint16),
         "texts.id": np.array([row_id], np.int64),

@@ -17,7 +17,7 @@ def read(log: SmallLog) -> dict:
     layer = flatten_layers([record_layer(record.tensors(), DIM, 1) for record in records], DIM, 1)
     merged = merge_layers(base.layer, layer)
     meta = records[-1].meta if records else base.manifest.meta
-    alive = merged.alive(meta.horizons)
+    alive = merged.live_mask(meta.expiry_cutoffs)
     return rows_of(merged.take(alive.nonzero()[0]))
 
 
@@ -80,7 +80,7 @@ def test_the_meta_is_that_of_then_but_for_horizons_and_limits(log):
         random.append({}, [])
         writer.sync()
         rollback = rollback_to(log.directory, number, window_samples=100)
-        assert rollback.meta.horizons == {"1": 500}
+        assert rollback.meta.expiry_cutoffs == {"1": 500}
         assert rollback.meta.samples_trained == 3
-        assert rollback.meta.orders == []
+        assert rollback.meta.executed_commands == []
         assert msgspec.json.decode(msgspec.json.encode(rollback.meta))["restores"] == number

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from small_log import DIM, SmallLog, config, put, row_tensors, rows_of, until
 from springtide_client.format.records import Tip, VersionMeta
-from springtide_client.keys import SHARED_FEATURE
+from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import RowLayer
 
@@ -72,10 +72,10 @@ def test_a_base_holds_what_a_dictionary_holds_after_the_same_versions(log) -> No
                 for key in forgotten:
                     expected.pop(key, None)
                 expected |= rows
-                writer.append(VersionMeta(horizons={"1": horizon}), row_tensors(rows, forgotten))
+                writer.append(VersionMeta(expiry_cutoffs={"1": horizon}), row_tensors(rows, forgotten))
             alive = {key: row for key, row in expected.items() if key[0] != 1 or row[1] >= horizon}
             writer.sync()
-            writer.append(VersionMeta(horizons={"1": horizon}), {})
+            writer.append(VersionMeta(expiry_cutoffs={"1": horizon}), {})
             writer.sync()
             base = merge(log)
             assert base is not None
@@ -125,8 +125,10 @@ def test_dense_state_scores_orders_and_meta_travel_in_bases(log) -> None:
         }
 
     with log.writer() as writer:
-        writer.append(VersionMeta(orders=[{"id": "a"}]), {"dense.w": np.full(3, 1, np.float32), **scores(1, 0)})
-        writer.append(VersionMeta(orders=[{"id": "b"}]), {"state.optimizer.step": np.array(9), **scores(1)})
+        writer.append(
+            VersionMeta(executed_commands=[{"id": "a"}]), {"dense.w": np.full(3, 1, np.float32), **scores(1, 0)}
+        )
+        writer.append(VersionMeta(executed_commands=[{"id": "b"}]), {"state.optimizer.step": np.array(9), **scores(1)})
         last = writer.append(VersionMeta(step=4), {"dense.w": np.full(3, 2, np.float32)})
         writer.sync()
         writer.append(VersionMeta(step=5), {})
@@ -139,7 +141,7 @@ def test_dense_state_scores_orders_and_meta_travel_in_bases(log) -> None:
     assert base.trainer_state["state.scores.window.labels"].ravel().tolist() == [1, 0, 1]
     assert "state.scores.logits" not in base.trainer_state
     assert base.trainer_state["state.scores.sums"][0, 0] == 3
-    assert (base.manifest.meta.step, [order["id"] for order in base.manifest.meta.orders]) == (4, ["a", "b"])
+    assert (base.manifest.meta.step, [order["id"] for order in base.manifest.meta.executed_commands]) == (4, ["a", "b"])
     assert base.model_path is not None
     assert base.model_path.read_bytes() == b"program"
 
@@ -155,10 +157,10 @@ def text_tensors(texts: dict[tuple[int, int], str]) -> dict[str, np.ndarray]:
 
 
 def texts_of(base: Base) -> dict[tuple[int, int], str]:
-    if base.texts is None:
+    if base.id_strings is None:
         return {}
-    content, offsets = base.texts["bytes"].tobytes(), base.texts["offsets"].tolist()
-    keys = list(zip(base.texts["feature"].tolist(), base.texts["id"].tolist(), strict=True))
+    content, offsets = base.id_strings["bytes"].tobytes(), base.id_strings["offsets"].tolist()
+    keys = list(zip(base.id_strings["feature"].tolist(), base.id_strings["id"].tolist(), strict=True))
     assert keys == sorted(keys)
     return {key: content[offsets[i] : offsets[i + 1]].decode() for i, key in enumerate(keys)}
 
@@ -397,7 +399,7 @@ def blocks(**counts: int) -> dict[str, np.ndarray]:
 
 
 def test_the_admission_sketch_and_the_shared_rows_travel_in_bases(log) -> None:
-    shared = {(SHARED_FEATURE, 0): (3.0, 50), (0, 1): (4.0, 60)}
+    shared = {(SHARED_ROW_OFFSET, 0): (3.0, 50), (0, 1): (4.0, 60)}
     counting = VersionMeta(sketch_blocks=4, sketch_age=2, admission={"0": 3})
     with log.writer() as writer:
         put(writer, 1)

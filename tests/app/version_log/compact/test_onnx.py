@@ -8,8 +8,8 @@ import torch
 from small_log import DIM, SCHEMA, TABLE, SmallLog, config
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
-from springtide_client.log.base import ONNX, Base, ModelName
-from springtide_client.model.exported_model import Model
+from springtide_client.log.base import ONNX, Base, ModelIdentity
+from springtide_client.model.exported_model import ExportedModel
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.model.view import dense_of
 
@@ -65,7 +65,7 @@ def writer(log: SmallLog, model):
         tip=writer.first,
         schema=SCHEMA,
         table=TABLE,
-        model=ModelName(name="dlrm"),
+        model=ModelIdentity(name="dlrm"),
         meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
         dense={},
         program=export_model(model, SPEC),
@@ -86,7 +86,7 @@ def test_a_merged_base_runs_in_onnxruntime_with_the_numbers_of_torch(log: SmallL
         append(writer, model, seed)
         base = Base.open(merge_base(log.directory, window_samples=10, onnx=maker))
         session = runtime.InferenceSession(base.path / ONNX, providers=["CPUExecutionProvider"])
-        served = Model.load(base.model_path)
+        served = ExportedModel.load(base.model_path)
         for given in (inputs(1, 1), inputs(7, 4)):
             (logits_NL,) = session.run(["logits"], given._asdict())
             expected_NL = served.predict(served.parameters(dense_of(base.dense)), given)

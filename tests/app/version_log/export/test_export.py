@@ -15,8 +15,8 @@ from random_log import RandomLog
 from small_log import DIM, SCHEMA, TABLE, SmallLog, config
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
-from springtide_client.keys import hash_text
-from springtide_client.log.base import ModelName
+from springtide_client.keys import hash_string
+from springtide_client.log.base import ModelIdentity
 
 from app.errors import UserError
 from app.models.export import export_model
@@ -45,7 +45,7 @@ def made(log: SmallLog, program) -> RandomLog:
         tip=writer.first,
         schema=SCHEMA,
         table=TABLE,
-        model=ModelName(name="logistic"),
+        model=ModelIdentity(name="logistic"),
         meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
         dense=program[1],
         program=program[0],
@@ -59,12 +59,12 @@ def made(log: SmallLog, program) -> RandomLog:
         made.write(6)
         texts = {
             "texts.feature": np.array([0], np.uint16),
-            "texts.id": np.array([hash_text(b"blue")], np.int64),
+            "texts.id": np.array([hash_string(b"blue")], np.int64),
             "texts.offsets": np.array([0, 4], np.int64),
             "texts.bytes": np.frombuffer(b"blue", np.uint8),
         }
-        made.now[0, hash_text(b"blue")] = (5.0, 10_000)
-        made.append({(0, hash_text(b"blue")): (5.0, 10_000)}, [], texts)
+        made.now[0, hash_string(b"blue")] = (5.0, 10_000)
+        made.append({(0, hash_string(b"blue")): (5.0, 10_000)}, [], texts)
         writer.sync()
     return made
 
@@ -89,7 +89,7 @@ def test_arrow_and_parquet_hold_the_rows_of_the_version(made, tmp_path, format: 
         for row in table.to_pylist()
     }
     assert len(found) == num_rows == len(table)
-    blue = hash_text(b"blue")
+    blue = hash_string(b"blue")
     assert found == {
         key: ([value, -value], int(value), seen, "blue" if key[1] == blue else None)
         for key, (value, seen) in made.worlds[number].items()
@@ -113,7 +113,7 @@ def test_torch_loads_its_file_with_weights_only(made, tmp_path, program) -> None
             found[SCHEMA.number(feature), row_id] = row
     assert found == {k: ([v, -v], int(v), seen) for k, (v, seen) in made.worlds[number].items()}
     users = loaded["rows"]["user_id"]
-    at = users["id"].tolist().index(hash_text(b"blue"))
+    at = users["id"].tolist().index(hash_string(b"blue"))
     begin, end = users["text_offsets"][at : at + 2].tolist()
     assert bytes(users["text_bytes"][begin:end].tolist()) == b"blue"
     assert "text_bytes" not in loaded["rows"]["item_id"]

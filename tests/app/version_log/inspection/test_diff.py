@@ -9,7 +9,7 @@ from random_log import RandomLog, World
 from small_log import SmallLog, put, row_tensors
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 from springtide_client.log.directory import base_name
 
 from app.errors import UserError
@@ -61,7 +61,7 @@ def test_rows_forgotten_by_key_and_by_rule_are_told_apart(log: SmallLog) -> None
         rows = {(1, i): (1.0, 100 * i) for i in range(1, 8)}
         older = writer.append(VersionMeta(), row_tensors(rows))
         writer.append(VersionMeta(), row_tensors({}, [(1, 6)]))
-        newer = writer.append(VersionMeta(horizons={"1": 300}), row_tensors({(1, 9): (2.0, 200)}))
+        newer = writer.append(VersionMeta(expiry_cutoffs={"1": 300}), row_tensors({(1, 9): (2.0, 200)}))
         writer.sync()
         found = compare(LogIndex(log.directory), older.number, newer.number)
     # 9 was written and died at once: it is at neither end
@@ -81,7 +81,7 @@ def test_a_row_that_was_forgotten_and_came_back_is_changed(log: SmallLog) -> Non
 
 
 def test_texts_dense_parameters_and_meta_are_told(log: SmallLog) -> None:
-    text, row_id = "café", hash_text("café".encode())
+    text, row_id = "café", hash_string("café".encode())
     texts = {
         "texts.feature": np.array([1], np.uint16),
         "texts.id": np.array([row_id], np.int64),

@@ -15,8 +15,8 @@ def test_a_row_is_created_written_forgotten_born_again_and_expires(log: SmallLog
         writer.append(VersionMeta(), row_tensors({(1, 5): (6.0, 200), (0, 5): (1.0, 1)}))
         writer.append(VersionMeta(), row_tensors({}, [(1, 5)]))
         writer.append(VersionMeta(), row_tensors({(1, 5): (2.0, 300)}, [(1, 5)]))
-        writer.append(VersionMeta(horizons={"1": 301}), {})
-        writer.append(VersionMeta(horizons={"1": 301}), {})
+        writer.append(VersionMeta(expiry_cutoffs={"1": 301}), {})
+        writer.append(VersionMeta(expiry_cutoffs={"1": 301}), {})
         writer.sync()
         history = history_of(LogIndex(log.directory), 1, 5, limit=10)
     kinds = [(event.version - (1 << 32), event.kind) for event in history.events]

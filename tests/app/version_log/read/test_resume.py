@@ -20,7 +20,7 @@ def test_base_and_records_are_the_past(log) -> None:
     with log.writer() as writer:
         for step in range(6):
             rows = {(0, step): (float(step + 1), 9), (0, 99): (float(step + 1), 9)}
-            writer.append(VersionMeta(step=step, orders=[{"id": f"o{step}"}]), row_tensors(rows))
+            writer.append(VersionMeta(step=step, executed_commands=[{"id": f"o{step}"}]), row_tensors(rows))
             if step == 3:
                 writer.sync()
                 assert merge_base(log.directory, window_samples=10) is None

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from random_log import RandomLog
 from small_log import SCHEMA, SmallLog, put, row_tensors
-from springtide_client.format.checksummed_json import encode_checked
+from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import VersionMeta, encode_record
 from springtide_client.format.tensors import map_tensors
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 from springtide_client.log.base import MANIFEST, ROWS, read_base_manifest
 from springtide_client.log.directory import LogDirectory, base_name, claim_name, manifest_name, segment_name
 
@@ -43,11 +43,11 @@ def made(tmp_path_factory) -> Path:
             text = f"text {epoch}".encode()
             texts = {
                 "texts.feature": np.array([0], np.uint16),
-                "texts.id": np.array([hash_text(text)], np.int64),
+                "texts.id": np.array([hash_string(text)], np.int64),
                 "texts.offsets": np.array([0, len(text)], np.int64),
                 "texts.bytes": np.frombuffer(text, np.uint8),
             }
-            made.append({(0, hash_text(text)): (3.0, 9_000)}, [], texts | {"dense.w": np.full(3, epoch, np.float32)})
+            made.append({(0, hash_string(text)): (3.0, 9_000)}, [], texts | {"dense.w": np.full(3, epoch, np.float32)})
             made.merge()
             made.write(4)
             writer.sync()
@@ -219,7 +219,7 @@ def forge(folder: Path, name: str, change: Callable[[dict], None]) -> None:
     (folder / name).unlink()
     (folder / name).write_bytes(content)
     manifest.files[name].crc32 = crc32_of_file(folder / name)
-    (folder / MANIFEST).write_bytes(encode_checked(manifest))
+    (folder / MANIFEST).write_bytes(encode_checksummed_json(manifest))
 
 
 def newest_base(path: Path) -> Path:
@@ -268,7 +268,7 @@ def test_a_base_whose_rows_break_the_rules_is_found_without_replaying(path: Path
 def test_a_base_that_is_no_version_of_the_log_is_found(path: Path) -> None:
     folder = newest_base(path)
     manifest = read_base_manifest(folder)
-    (folder / MANIFEST).write_bytes(encode_checked(msgspec.structs.replace(manifest, checksum=77)))
+    (folder / MANIFEST).write_bytes(encode_checksummed_json(msgspec.structs.replace(manifest, checksum=77)))
     assert any("is not the one that a base" in finding.what for finding in look(path).wrong)
 
 
@@ -326,8 +326,8 @@ def test_positions_go_back_only_by_order_or_at_a_start(log: SmallLog) -> None:
         assert findings.wrong == []
         assert any("went back from 6 to 2, at the start" in finding.what for finding in findings.all)
         writer.append(at(1), {})
-        writer.append(VersionMeta(fingerprint=PRINT, positions=at(1).positions, horizons={"1": 5}), {})
-        writer.append(VersionMeta(fingerprint=PRINT, positions=at(1).positions, horizons={"1": 4}), {})
+        writer.append(VersionMeta(fingerprint=PRINT, positions=at(1).positions, expiry_cutoffs={"1": 5}), {})
+        writer.append(VersionMeta(fingerprint=PRINT, positions=at(1).positions, expiry_cutoffs={"1": 4}), {})
         writer.sync()
         what = [finding.what for finding in look(log.path).wrong]
     assert len(what) == 2

@@ -114,7 +114,7 @@ def filled(num_slots: int, layout: RowLayout) -> tuple[Store, Any, Any]:
     parts_of(store).values_CD[store.num_slots :] = 0
     kept = OPS.find(store, features, ids, OPS.mix_keys(features, ids)) != NO_SLOT
     ids, features = ids[kept], features[kept]
-    return store, ids, OPS.first_values(features, ids, layout.dim, 0, 0.1)
+    return store, ids, OPS.initial_values(features, ids, layout.dim, 0, 0.1)
 
 
 def holds(store: Store, ids: Any, values: Any) -> bool:

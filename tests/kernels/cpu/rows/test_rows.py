@@ -62,7 +62,7 @@ def test_a_created_row_forgets_whose_slot_it_had() -> None:
         features, ids = OPS.keys_of(store, slots)
         OPS.create(store, slots, features, ids, 5, 0.5)
         read = OPS.read(store, slots)
-        np.testing.assert_array_equal(read.values_ND, OPS.first_values(features, ids, 3, 5, 0.5))
+        np.testing.assert_array_equal(read.values_ND, OPS.initial_values(features, ids, 3, 5, 0.5))
         assert not any(column.any() for column in (read.states_NS, read.counts_N, read.last_seen_N))
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from springtide_client.keys import id_of
+from springtide_client.keys import encode_id
 
 from kernels.cpu.serving.parse_ids import NOT_PLAIN, read_json_ids, read_msgpack_ids, read_text_ids
 
@@ -78,4 +78,4 @@ def test_texts_have_the_ids_that_the_client_gives_them(texts) -> None:
     encoded = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, encoded)]).astype(np.int64)
     found = read_text_ids(np.frombuffer(b"".join(encoded) or b"\0", np.uint8), offsets)
-    assert found.tolist() == [id_of(text)[0] for text in texts]
+    assert found.tolist() == [encode_id(text)[0] for text in texts]

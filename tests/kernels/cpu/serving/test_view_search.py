@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from springtide_client.keys import GOLDEN, MASK, mix_keys
-from springtide_client.rows.admission_counts import Seen, SketchLayer
+from springtide_client.rows.admission_counts import AdmissionCounts, SketchLayer
 from springtide_client.rows.layers import RowLayer, record_layer, sorted_layer
-from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, NumpySearch, Stack
+from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, LayerStack, NumpySearch
 
 from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearches
 
@@ -41,11 +41,13 @@ def row_layer(rows: dict[tuple[int, int], int], marks: list[tuple[int, int]] = [
     return record_layer(tensors, DIM)
 
 
-def stack_of(layers, horizons=None, admission=None, seen=None, age=0) -> Stack:
-    return Stack(tuple(x for x in layers if len(x)), DIM, horizons or {}, admission or {}, seen or Seen(), age)
+def stack_of(layers, horizons=None, admission=None, seen=None, age=0) -> LayerStack:
+    return LayerStack(
+        tuple(x for x in layers if len(x)), DIM, horizons or {}, admission or {}, seen or AdmissionCounts(), age
+    )
 
 
-def assert_equal_answers(stack: Stack, features, ids, search=None) -> np.ndarray:
+def assert_equal_answers(stack: LayerStack, features, ids, search=None) -> np.ndarray:
     rows, status = (search or LayerSearches()(stack))(features, ids)
     expected_rows, expected_status = NumpySearch(stack)(features, ids)
     np.testing.assert_array_equal(status, expected_status)
@@ -66,7 +68,7 @@ def test_the_compiled_search_answers_like_numpy(versions, asked, horizons, admis
 
     numbers = np.array(sorted(data.draw(st.sets(st.integers(0, num_blocks - 1)))), np.int64)
     layers = (SketchLayer(numbers, blocks(len(numbers))),) if len(numbers) else ()
-    seen = Seen(num_blocks, blocks(num_blocks) if data.draw(st.booleans()) else None, layers)
+    seen = AdmissionCounts(num_blocks, blocks(num_blocks) if data.draw(st.booleans()) else None, layers)
     stack = stack_of(
         [row_layer(*change) for change in versions], horizons, admission, seen, data.draw(st.integers(0, 9))
     )
@@ -80,7 +82,7 @@ def test_a_mark_a_horizon_and_the_sketch_say_why_there_is_no_row() -> None:
     sketch = np.full((1, 64), 1, np.uint8)
     sketch[:, :4] = 0
     layers = [row_layer({(0, 1): 5}, [(0, 2)]), row_layer({(0, 2): 9, (1, 3): 9, (1, 4): 10})]
-    stack = stack_of(layers, {"1": 10}, {"0": 2}, Seen(1, sketch))
+    stack = stack_of(layers, {"1": 10}, {"0": 2}, AdmissionCounts(1, sketch))
     features, ids = np.array([0, 0, 0, 1, 1, 1], np.uint16), np.array([1, 2, 3, 3, 4, 5])
     expected = [KNOWN, FORGOTTEN, NOT_ADMITTED, FORGOTTEN, KNOWN, UNKNOWN]
     assert assert_equal_answers(stack, features, ids).tolist() == expected

@@ -26,8 +26,8 @@ def test_hashes_and_first_values_are_the_cpus(name: str) -> None:
     ops, (features, ids, _) = CudaOps(device), batch(np.random.default_rng(1), 50, 10**12)
     put = device.put
     np.testing.assert_array_equal(host(ops.mix_keys(put(features), put(ids))), CPU.mix_keys(features, ids))
-    ours = ops.first_values(put(features), put(ids), 5, 7, 0.3)
-    np.testing.assert_array_equal(host(ours), CPU.first_values(features, ids, 5, 7, 0.3))
+    ours = ops.initial_values(put(features), put(ids), 5, 7, 0.3)
+    np.testing.assert_array_equal(host(ours), CPU.initial_values(features, ids, 5, 7, 0.3))
     texts = [b"", b"a", b"springtide", bytes(range(64)), b"12345678"]
     offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)
     joined = np.frombuffer(b"".join(texts), np.uint8)

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from springtide_client.keys import hash_text
+from springtide_client.keys import hash_string
 from springtide_client.schema import Schema
 
 from stream.columns import Partition
@@ -55,7 +55,7 @@ def test_a_text_of_a_deviating_record_is_not_taken_as_told():
     bad = json.dumps({**GOOD, "t": 5}).encode()
     good = json.dumps(GOOD).encode()
     texts = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), [bad, good]), NOW_MS).texts
-    assert sorted(texts.texts) == ["four", "text", "x"]
+    assert sorted(texts.strings) == ["four", "text", "x"]
 
 
 def test_texts_are_told_again_once_the_memory_was_full():
@@ -63,11 +63,11 @@ def test_texts_are_told_again_once_the_memory_was_full():
     for start in range(0, 1000, 10):
         values = [json.dumps({**GOOD, "c": f"c{start + i}", "m": [], "s": []}).encode() for i in range(10)]
         columns = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), values), NOW_MS)
-        assert columns.texts.texts == [f"c{start + i}" for i in range(10)]
+        assert columns.texts.strings == [f"c{start + i}" for i in range(10)]
         assert decoder.told.num_keys[0] <= len(decoder.told.slots) // 2
     values = [json.dumps({**GOOD, "c": "c0", "m": [], "s": []}).encode()]
     columns = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), values), NOW_MS)
-    assert columns.texts.ids.tolist() == [hash_text(b"c0")]
+    assert columns.texts.ids.tolist() == [hash_string(b"c0")]
 
 
 def test_names_that_json_must_escape_are_left_to_the_reference():
