@@ -13,7 +13,7 @@ from stream.slices import join_features, slice_features
 
 
 @dataclass
-class Pending:
+class PendingColumns:
     """Columns of which some rows may have been taken."""
 
     columns: Columns
@@ -53,19 +53,19 @@ class Batcher:
         self._enough_rows = min(min_batch_size or 1, batch_size) if is_eager else batch_size
         self.num_rows = 0  # waiting
         self._clock = clock
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[PendingColumns] = deque()
 
     def __len__(self) -> int:
         return self.num_rows
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether nothing waits, neither rows nor positions."""
         return not self._pending
 
     def add(self, columns: Columns) -> None:
         """Queue decoded rows."""
-        self._pending.append(Pending(columns, self._clock(), dead=list(columns.dead)))
+        self._pending.append(PendingColumns(columns, self._clock(), dead=list(columns.dead)))
         self.num_rows += len(columns)
 
     def take(self) -> Batch | None:
@@ -107,13 +107,13 @@ class Batcher:
             columns, start = pending.columns, pending.taken
             stop = start + min(num_rows, pending.num_rows)
             num_rows -= stop - start
-            if start == 0 and columns.texts.strings:
-                texts.append(columns.texts)
+            if start == 0 and columns.id_strings.strings:
+                texts.append(columns.id_strings)
             pieces.append((columns, start, stop))
-            moved = advance(columns, start, stop)
+            moved = positions_after(columns, start, stop)
             positions.update(moved)
             topic_ids.update((partition, columns.topic_ids.get(partition, "")) for partition in moved)
-            for partition, event_ms in latest_events(columns, start, stop).items():
+            for partition, event_ms in latest_event_ms(columns, start, stop).items():
                 watermarks[partition] = max(watermarks.get(partition, event_ms), event_ms)
             dead += [letter for letter in pending.dead if letter.offset < moved.get(letter.partition, 0)]
             if stop == len(columns):
@@ -129,13 +129,13 @@ class Batcher:
             record_ms_N=np.concatenate([columns.record_ms_N[start:stop] for columns, start, stop in pieces]),
             positions=positions,
             dead=tuple(dead),
-            texts=texts,
+            id_strings=texts,
             topic_ids=topic_ids,
             watermarks=watermarks,
         )
 
 
-def advance(columns: Columns, start: int, stop: int) -> dict[Partition, int]:
+def positions_after(columns: Columns, start: int, stop: int) -> dict[Partition, int]:
     """The positions reached once rows start to stop are learned and those before them were."""
     if stop == len(columns):
         return dict(columns.end)
@@ -149,7 +149,7 @@ def advance(columns: Columns, start: int, stop: int) -> dict[Partition, int]:
     return positions
 
 
-def latest_events(columns: Columns, start: int, stop: int) -> dict[Partition, int]:
+def latest_event_ms(columns: Columns, start: int, stop: int) -> dict[Partition, int]:
     """The latest event time among rows start to stop, by partition."""
     if start == stop:
         return {}

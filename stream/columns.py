@@ -53,7 +53,7 @@ class Columns:
     partitions: tuple[Partition, ...]
     dead: tuple[DeadLetter, ...]  # by partition and offset
     end: dict[Partition, int]  # the offset after everything that this holds, dead letters and gaps included
-    texts: IdStrings
+    id_strings: IdStrings
     # changes when a topic of the same name is made anew and offsets begin at 0 again; empty where the broker has none
     topic_ids: Mapping[Partition, str] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class Batch:
     record_ms_N: npt.NDArray[np.int64]
     positions: dict[Partition, int]  # next offset to read, of every partition that this batch moves
     dead: tuple[DeadLetter, ...] = ()  # the dead letters that these positions pass
-    texts: list[IdStrings] = field(default_factory=list)
+    id_strings: list[IdStrings] = field(default_factory=list)
     topic_ids: dict[Partition, str] = field(default_factory=dict)  # of the partitions in positions, where known
     watermarks: dict[Partition, int] = field(default_factory=dict)  # the latest event time learned of each, ms
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from stream.decode.decoder import compile_scanner
+from stream.decode.decoder import compile_parser
 from stream.kafka.raw_parse import parse_batches
 
 
 def main() -> None:
     """Compile everything that a first start would otherwise wait for."""
-    compile_scanner()
+    compile_parser()
     # no batch at all; the buffer of a fetch is read-only, and a type of its own for the compiler
     parse_batches(np.frombuffer(b"-", np.uint8), np.zeros((0, 2), np.int64), 0, np.zeros((6, 0), np.int64))
 

@@ -41,15 +41,15 @@ class SourceConfig:
             if self.log_path is None:
                 raise ValueError("[source] needs bootstrap_servers, or a log whose embedded broker is read")
         else:
-            self.connection()
+            self.kafka_config()
 
     @property
-    def embedded(self) -> bool:
+    def uses_embedded_broker(self) -> bool:
         """Whether the broker is the log's own."""
         return self.bootstrap_servers is None
 
-    def connection(self) -> KafkaConfig:
-        """How to reach the broker as of now; BrokerAbsentError where the embedded one does not run."""
+    def kafka_config(self) -> KafkaConfig:
+        """How to reach the broker as of now; BrokerUnavailableError where the embedded one does not run."""
         servers = self.bootstrap_servers
         if servers is None:
             assert self.log_path is not None

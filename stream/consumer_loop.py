@@ -10,16 +10,16 @@ import numpy as np
 from stream.columns import Columns, Partition
 from stream.config import SourceConfig
 from stream.errors import (
-    BrokerAbsentError,
-    OutOfRangeError,
+    BrokerUnavailableError,
+    OffsetOutOfRangeError,
+    RetriableError,
     StreamError,
-    TopicAbsentError,
+    TopicNotFoundError,
     TopicResetError,
-    WaitingError,
 )
-from stream.flow.event_time_merge import TimeMerge
-from stream.kafka.admin import Admin, Topic, probe
-from stream.kafka.consumer import Reader
+from stream.flow.event_time_merge import EventTimeMerge
+from stream.kafka.admin import Admin, Topic, unreachable_reason
+from stream.kafka.consumer import PartitionConsumer
 from stream.kafka.offset_gaps import cut
 from stream.positions import Position
 from stream.records import RawRecords
@@ -34,7 +34,7 @@ HOLD_SECONDS = 2.0  # how long a silent partition holds the others back
 REPORT_SECONDS = 1.0
 
 
-class TopicChangedError(WaitingError):
+class TopicChangedError(RetriableError):
     """Begin a new session at once."""
 
 
@@ -50,34 +50,36 @@ class Owner(Protocol):
     def topic_was_reset(self, why: str) -> None: ...
 
 
-class Session:
+class ConsumerLoop:
     """Reads on from `positions`, which outlive the connection. run() returns when closed or finished, else raises."""
 
     def __init__(self, config: SourceConfig, positions: dict[Partition, Position], owner: Owner) -> None:
         self.config = config
         self.positions = positions  # the next offset to fetch; what was fetched is in the merge or with the owner
         self.owner = owner
-        self.began: dict[Partition, Position] = {}  # where reading began in the topic as it is
+        self.start_positions: dict[Partition, Position] = {}  # where reading began in the topic as it is
         self.ends: dict[Partition, int] = {}
         self.stop_at: dict[Partition, int] | None = None
-        self.stop_wanted_at: float | None = None
-        self.to_report: dict[Partition, int] | None = None
-        self.merge = TimeMerge()
+        self.stop_requested_at: float | None = None
+        self.offsets_to_report: dict[Partition, int] | None = None
+        self.merge = EventTimeMerge()
         self._last_record: dict[Partition, float] = {}
         self._looked = self._progressed = self._reported = 0.0
 
     def run(self) -> None:
         """1. Find the broker. 2. Find the topic. 3. Settle where to begin. 4. Read until something ends it."""
-        kafka = self.config.connection()
-        if reason := probe(kafka.bootstrap_servers):
-            raise BrokerAbsentError(f"Kafka: {reason}: start the broker, or correct [source] bootstrap_servers")
+        kafka = self.config.kafka_config()
+        if reason := unreachable_reason(kafka.bootstrap_servers):
+            raise BrokerUnavailableError(f"Kafka: {reason}: start the broker, or correct [source] bootstrap_servers")
         with Admin(kafka) as admin:
             topic = admin.require_topic(self.config.topic)
             self._settle(admin, topic)
-            if self.began.keys() != set(topic.partitions) or any(b.topic_id != topic.id for b in self.began.values()):
-                self.began = dict(self.positions)
+            if self.start_positions.keys() != set(topic.partitions) or any(
+                b.topic_id != topic.id for b in self.start_positions.values()
+            ):
+                self.start_positions = dict(self.positions)
             offsets = {partition: self.positions[partition].offset for partition in topic.partitions}
-            reader = Reader(kafka, offsets, whole=self.config.embedded)
+            reader = PartitionConsumer(kafka, offsets, whole=self.config.uses_embedded_broker)
             try:
                 self._looked = self._progressed = time.monotonic()
                 self.owner.is_reading()
@@ -95,11 +97,11 @@ class Session:
             if self._offset(partition) >= end and now - self._last_record.get(partition, 0.0) > seconds
         }
 
-    def _pass(self, reader: Reader, admin: Admin, topic: Topic) -> None:
+    def _pass(self, reader: PartitionConsumer, admin: Admin, topic: Topic) -> None:
         """1. Fetch. 2. Make sure it is still the same topic. 3. Learn its ends. 4. Decode. 5. Hand on in order."""
         try:
             raws = reader.poll(POLL_SECONDS)
-        except OutOfRangeError as error:
+        except OffsetOutOfRangeError as error:
             self._look(admin, topic)
             self._reset(admin, topic, str(error), error.partitions or topic.partitions)
             raise TopicChangedError("the positions begin anew") from None
@@ -116,7 +118,7 @@ class Session:
             behind = set()
         for columns in self.merge.take(behind):
             self.owner.deliver(columns)
-        reader.pause(self.merge.ahead() & set(topic.partitions))
+        reader.pause(self.merge.partitions_ahead() & set(topic.partitions))
         self._report(admin)
 
     def _take(self, raw: RawRecords, topic: Topic) -> None:
@@ -138,11 +140,11 @@ class Session:
         seen = admin.topic(topic.name)
         self._looked = now
         if seen is None:
-            raise TopicAbsentError(f"the topic {topic.name!r} has been deleted: create it again")
+            raise TopicNotFoundError(f"the topic {topic.name!r} has been deleted: create it again")
         if seen != topic:
             raise TopicChangedError(f"the topic {topic.name!r} has changed")
 
-    def _learn_ends(self, reader: Reader, admin: Admin, topic: Topic) -> None:
+    def _learn_ends(self, reader: PartitionConsumer, admin: Admin, topic: Topic) -> None:
         told = reader.ends
         if not told.keys() >= set(topic.partitions):
             return
@@ -157,8 +159,8 @@ class Session:
         self.ends = ends
         asked_ms = int((time.time() - (time.monotonic() - asked)) * 1000)
         self.owner.mark(asked_ms, {partition: Position(topic.id, end) for partition, end in ends.items()})
-        if self.stop_wanted_at is not None and asked >= self.stop_wanted_at:
-            self.stop_at, self.stop_wanted_at = dict(ends), None
+        if self.stop_requested_at is not None and asked >= self.stop_requested_at:
+            self.stop_at, self.stop_requested_at = dict(ends), None
 
     def _settle(self, admin: Admin, topic: Topic) -> None:
         """Positions for every partition: where they were, at the beginning where there are none, anew if they must."""
@@ -179,29 +181,33 @@ class Session:
 
     def _reset(self, admin: Admin, topic: Topic, why: str, partitions: Collection[Partition]) -> None:
         """Begin these anew, where the settings allow it."""
-        if self.config.on_reset == "fail" and not self.config.embedded:
+        if self.config.on_reset == "fail" and not self.config.uses_embedded_broker:
             raise TopicResetError(
                 f'{why}: set [source] on_reset = "earliest" (learn all that is there) or "latest" (only what comes)'
             )
         # what was read before comes before the first record after it
         for columns in self.merge.take(()):
             self.owner.deliver(columns)
-        latest = self.config.on_reset == "latest" and not self.config.embedded
+        latest = self.config.on_reset == "latest" and not self.config.uses_embedded_broker
         offsets = admin.end_offsets(topic) if latest else admin.beginning_offsets(topic)
         if set(partitions) == set(topic.partitions):
             self.positions.clear()
         self.positions.update({partition: Position(topic.id, offsets[partition]) for partition in partitions})
         self.ends = {}
         if self.stop_at is not None:
-            self.stop_at, self.stop_wanted_at = None, time.monotonic()
+            self.stop_at, self.stop_requested_at = None, time.monotonic()
         told = ", ".join(f"{partition} from {offsets[partition]}" for partition in partitions)
         self.owner.topic_was_reset(f"{why}; reading {told}")
 
     def _report(self, admin: Admin) -> None:
-        if self.to_report is None or self.config.group is None or time.monotonic() - self._reported < REPORT_SECONDS:
+        if (
+            self.offsets_to_report is None
+            or self.config.group is None
+            or time.monotonic() - self._reported < REPORT_SECONDS
+        ):
             return
         self._reported = time.monotonic()
-        positions, self.to_report = self.to_report, None
+        positions, self.offsets_to_report = self.offsets_to_report, None
         try:
             admin.report_offsets(self.config.group, positions)
         except StreamError as error:

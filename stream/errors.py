@@ -9,15 +9,15 @@ class StreamError(SpringtideError):
     """The stream cannot go on as it is."""
 
 
-class WaitingError(StreamError):
+class RetriableError(StreamError):
     """Something is absent that may come back by itself: a broker, a topic. Worth waiting for."""
 
 
-class BrokerAbsentError(WaitingError):
+class BrokerUnavailableError(RetriableError):
     """Nobody answers at the address."""
 
 
-class TopicAbsentError(WaitingError):
+class TopicNotFoundError(RetriableError):
     """The broker is there, the topic is not."""
 
 
@@ -25,7 +25,7 @@ class TopicResetError(StreamError):
     """The topic is not the one, or no longer holds the records, that the positions speak of."""
 
 
-class OutOfRangeError(StreamError):
+class OffsetOutOfRangeError(StreamError):
     """The broker does not hold the offset that was asked for."""
 
     def __init__(self, message: str, partitions: tuple[Partition, ...]) -> None:
@@ -45,5 +45,5 @@ class ProduceError(StreamError):
     """A message was not taken by the broker."""
 
 
-class BrokerError(StreamError):
+class EmbeddedBrokerError(StreamError):
     """The embedded broker cannot be started."""

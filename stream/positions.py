@@ -14,17 +14,17 @@ class Position(NamedTuple):
     topic_id: str
     offset: int
 
-    def is_of_topic(self, topic_id: str) -> bool:
+    def matches_topic(self, topic_id: str) -> bool:
         """Whether it is, as far as is known, of this topic: else the offsets of one mean nothing to the other."""
         return self.topic_id == topic_id or "" in (self.topic_id, topic_id)
 
 
-def read_positions(positions: Mapping[str, StreamPosition]) -> dict[Partition, Position]:
+def positions_from_meta(positions: Mapping[str, StreamPosition]) -> dict[Partition, Position]:
     """As a version tells them."""
     return {Partition.parse(name): Position(at["topic_id"], at["offset"]) for name, at in positions.items()}
 
 
-def told_positions(positions: Mapping[Partition, Position]) -> dict[str, StreamPosition]:
+def positions_to_meta(positions: Mapping[Partition, Position]) -> dict[str, StreamPosition]:
     """For a version's meta."""
     return {
         str(partition): StreamPosition(topic_id=position.topic_id, offset=position.offset)

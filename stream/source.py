@@ -14,13 +14,13 @@ from springtide_client.schema import Schema
 
 from stream.columns import Columns, Partition
 from stream.config import SourceConfig
-from stream.consumer_loop import Session, TopicChangedError
+from stream.consumer_loop import ConsumerLoop, TopicChangedError
 from stream.decode.decoder import Decoder
-from stream.decode.json_parser.seen_set import Told
-from stream.errors import CorruptBatchError, StreamError, WaitingError
+from stream.decode.json_parser.seen_set import SeenSet
+from stream.errors import CorruptBatchError, RetriableError, StreamError
 from stream.flow.column_queue import ColumnQueue
-from stream.flow.erasure_filter import Forgetting, Hidden
-from stream.flow.freshness import CaughtUp
+from stream.flow.erasure_filter import Erasure, ErasureFilter
+from stream.flow.freshness import FreshnessTracker
 from stream.positions import Position
 from stream.records import RawRecords
 
@@ -32,10 +32,10 @@ CORRUPT_TRIES = 3
 IDLE_SECONDS = 2.0
 
 
-class Decode(Protocol):
+class RecordDecoder(Protocol):
     """What turns raw records into columns."""
 
-    told: Told
+    told: SeenSet
 
     def decode(self, raw: RawRecords, now_ms: int) -> Columns:
         """The records as columns, dead letters beside them."""
@@ -53,26 +53,26 @@ class Source:
         schema: Schema,
         positions: Mapping[Partition, Position] | None = None,
         *,
-        decoder: Decode | None = None,
-        forgettings: Sequence[Forgetting] = (),
+        decoder: RecordDecoder | None = None,
+        forgettings: Sequence[Erasure] = (),
     ) -> None:
         """`forgettings`: ids that records before some positions do not have any more."""
         self.config = config
         self.state = "waiting"
         self.reason = "not connected yet"
-        self.resets = 0  # how often the topic turned out to be another one, or to have lost what was asked for
+        self.num_resets = 0  # how often the topic turned out to be another one, or to have lost what was asked for
         self.waiting_since: float | None = time.monotonic()
         self._decoder = decoder or Decoder(
             schema, max_message_bytes=config.max_message_bytes, max_future_seconds=config.max_future_seconds
         )
-        self._session = Session(config, dict(positions or {}), self)
+        self._session = ConsumerLoop(config, dict(positions or {}), self)
         self._queue = ColumnQueue(config.queue_bytes)
         self._marks = threading.Lock()
         self._handed: dict[Partition, Position] = dict(positions or {})
-        self._caught_up = CaughtUp()
-        self._handed_up = CaughtUp()
+        self._caught_up = FreshnessTracker()
+        self._handed_up = FreshnessTracker()
         self._closing = threading.Event()
-        self._hidden = Hidden(schema, forgettings) if forgettings else None
+        self._hidden = ErasureFilter(schema, forgettings) if forgettings else None
         self._tell_again = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -122,12 +122,12 @@ class Source:
     def caught_up_ms(self) -> int | None:
         """The wall time at which everything then readable has been handed out; None before the first."""
         with self._marks:
-            return self._handed_up.passed_ms(self._stands(self._handed))
+            return self._handed_up.complete_until_ms(self._stands(self._handed))
 
     def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:
         """The wall time at which everything then readable lies before these positions; None before the first."""
         with self._marks:
-            return self._caught_up.passed_ms(self._stands(learned))
+            return self._caught_up.complete_until_ms(self._stands(learned))
 
     def end_offsets(self) -> dict[Partition, int]:
         """Where the partitions end as last told; {} before the first answer."""
@@ -148,8 +148,8 @@ class Source:
         return {partition: position.topic_id for partition, position in self._session.positions.items()}
 
     @property
-    def idle(self) -> set[Partition]:
-        """Partitions read to their end that have had nothing new for a while (see EventClock)."""
+    def idle_partitions(self) -> set[Partition]:
+        """Partitions read to their end that have had nothing new for a while (see WatermarkClock)."""
         return self._session.idle(IDLE_SECONDS)
 
     def stop_at(self, end_offsets: Mapping[Partition, int]) -> None:
@@ -158,20 +158,20 @@ class Source:
 
     def stop_at_end(self) -> None:
         """Stop where the partitions end when next asked; call it before start() for the ends at the start."""
-        self._session.stop_wanted_at = time.monotonic()
+        self._session.stop_requested_at = time.monotonic()
 
     @property
-    def ends_asked(self) -> dict[Partition, int] | None:
+    def stop_offsets(self) -> dict[Partition, int] | None:
         """Where reading stops (see stop_at); None where it does not, or the ends are not known yet."""
         return None if self._session.stop_at is None else dict(self._session.stop_at)
 
-    def tell_texts_again(self) -> None:
+    def reset_emitted_strings(self) -> None:
         """The texts of ids count as untold: somebody has let go of some. Of what is decoded from now on."""
         self._tell_again.set()
 
     def report_offsets(self, positions: Mapping[Partition, int]) -> None:
         """Let monitoring tools see these positions in the consumer group; soon, and only if that is possible."""
-        self._session.to_report = dict(positions)
+        self._session.offsets_to_report = dict(positions)
 
     def close(self) -> None:
         """Stop reading; what is queued is dropped."""
@@ -194,25 +194,25 @@ class Source:
 
     def decode(self, raw: RawRecords, topic_id: str) -> Columns:
         """The records as columns that name their topic's id."""
-        is_owed = self._hidden is not None and self._hidden.owes_text(raw.partition, raw.end)
+        is_owed = self._hidden is not None and self._hidden.needs_string_replay(raw.partition, raw.end)
         if is_owed or self._tell_again.is_set():
             self._tell_again.clear()
-            self._decoder.told.clear()
+            self._decoder.seen_strings.clear()
         columns = self._decoder.decode(raw, int(time.time() * 1000))
         if self._hidden is not None:
-            columns = self._hidden.hide(columns, raw.partition, topic_id)
+            columns = self._hidden.apply(columns, raw.partition, topic_id)
         return replace(columns, topic_ids={raw.partition: topic_id})
 
     def mark(self, wall_ms: int, ends: Mapping[Partition, Position]) -> None:
         """The partitions ended there at that time."""
         with self._marks:
-            self._caught_up.mark(wall_ms, ends)
-            self._handed_up.mark(wall_ms, ends)
+            self._caught_up.observe_ends(wall_ms, ends)
+            self._handed_up.observe_ends(wall_ms, ends)
 
     def topic_was_reset(self, why: str) -> None:
         """Offsets begin anew."""
-        self.resets += 1
-        logger.warning("topic reset: %s", why, extra={"topic": self.config.topic, "resets": self.resets})
+        self.num_resets += 1
+        logger.warning("topic reset: %s", why, extra={"topic": self.config.topic, "resets": self.num_resets})
 
     def is_reading(self) -> None:
         """Connected."""
@@ -222,7 +222,7 @@ class Source:
 
     def _stands(self, positions: Mapping[Partition, Position]) -> dict[Partition, Position]:
         """Positions in the topic as it is now: where reading began until something of it has come."""
-        stands = dict(self._session.began)
+        stands = dict(self._session.start_positions)
         for partition, began in stands.items():
             position = positions.get(partition, began)
             if position.topic_id == began.topic_id:
@@ -238,7 +238,7 @@ class Source:
                 self._session.run()
             except TopicChangedError:
                 continue
-            except WaitingError as error:
+            except RetriableError as error:
                 if self.state == "reading":
                     pause = FIRST_PAUSE_SECONDS
                 self._wait(error, pause)
@@ -258,7 +258,7 @@ class Source:
         self.state = "closed" if self.closing else "finished"
         self._queue.end()
 
-    def _wait(self, error: WaitingError, seconds: float) -> None:
+    def _wait(self, error: RetriableError, seconds: float) -> None:
         if self.state != "waiting" or self.reason != str(error):
             logger.warning("waiting: %s", error, extra={"topic": self.config.topic})
         if self.waiting_since is None:

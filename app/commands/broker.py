@@ -15,10 +15,10 @@ def run(arguments: argparse.Namespace) -> int:
     from app.errors import UserError
     from app.processes.signals import stop_on_signals
     from stream.broker.embedded import EmbeddedBroker
-    from stream.errors import BrokerError
+    from stream.errors import EmbeddedBrokerError
 
     outline = load_outline(arguments.config)
-    if not outline.source.embedded:
+    if not outline.source.uses_embedded_broker:
         raise UserError(
             f"[source] bootstrap_servers = {outline.source.bootstrap_servers!r} names a broker of your own: "
             "take the key out to use the embedded one"
@@ -28,5 +28,5 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"embedded broker at {broker.address}, memory only; Ctrl-C stops it", file=sys.stderr)
         while not stopping.wait(0.2):
             if not broker.alive:
-                raise BrokerError(f"the embedded broker ended by itself: see {outline.log.path / 'broker.err'}")
+                raise EmbeddedBrokerError(f"the embedded broker ended by itself: see {outline.log.path / 'broker.err'}")
     return 0

@@ -43,16 +43,16 @@ def of_settings(config: "Config") -> Iterator[tuple[str, str]]:
 
 def of_the_broker(config: "Config") -> Iterator[tuple[str, str]]:
     """Whether there is a broker with the topic."""
-    from stream.broker.embedded import find_binary, find_broker
-    from stream.errors import BrokerError
+    from stream.broker.embedded import find_broker, find_broker_binary
+    from stream.errors import EmbeddedBrokerError
     from stream.kafka.admin import check_kafka
 
     source = config.source
     address = source.bootstrap_servers
     if address is None:
         try:
-            find_binary()
-        except BrokerError as error:
+            find_broker_binary()
+        except EmbeddedBrokerError as error:
             yield "problem", str(error)
             return
         broker = find_broker(config.log.path)
@@ -62,7 +62,7 @@ def of_the_broker(config: "Config") -> Iterator[tuple[str, str]]:
         address = broker.address
     problems = check_kafka(address, source.topic, options=source.kafka)
     for problem in problems:
-        yield "problem", f"{problem.what}: {problem.mend}"
+        yield "problem", f"{problem.what}: {problem.fix}"
     if not problems:
         yield "ok", f"broker: {address}, topic {source.topic!r}"
 

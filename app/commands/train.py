@@ -42,8 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     start = StartElsewhere.of(arguments.from_offset, arguments.from_timestamp)
     outline = load_outline(arguments.config)
-    if outline.source.embedded:
-        outline.source.connection()  # told at once: nobody else will start the embedded broker
+    if outline.source.uses_embedded_broker:
+        outline.source.kafka_config()  # told at once: nobody else will start the embedded broker
     from app.processes.compactor_supervisor import MergerKeeper
     from app.training.trainer import Trainer
 

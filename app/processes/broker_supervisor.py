@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from app.config.load import Outline
 from stream.broker.embedded import EmbeddedBroker, find_broker
-from stream.errors import BrokerError
+from stream.errors import EmbeddedBrokerError
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class BrokerKeeper(AbstractContextManager["BrokerKeeper"]):
         self._clock = clock
         self._pause = FIRST_PAUSE_SECONDS
         self._due = 0.0
-        needed = outline.source.embedded and find_broker(outline.log.path) is None
+        needed = outline.source.uses_embedded_broker and find_broker(outline.log.path) is None
         self.broker = EmbeddedBroker(outline.log.path) if needed else None
 
     def __enter__(self) -> "BrokerKeeper":
@@ -43,5 +43,5 @@ class BrokerKeeper(AbstractContextManager["BrokerKeeper"]):
         try:
             self.broker.stop()
             self.broker.start()
-        except BrokerError as error:
+        except EmbeddedBrokerError as error:
             logger.warning("the embedded broker does not start: %s", error)

@@ -32,10 +32,10 @@ class TopicRoom:
         self._look_every = look_every
         self._looked_at = 0
         self._cap = None
-        if source.embedded:
+        if source.uses_embedded_broker:
             broker = find_broker(log_path)
             self._cap = TopicCap(
-                source.connection(),
+                source.kafka_config(),
                 source.topic,
                 max_bytes=max_bytes,
                 learned=self._learned,
@@ -48,8 +48,8 @@ class TopicRoom:
             return 0.0
         self._looked_at = producer.sent_messages
         began = time.monotonic()
-        while self._cap.full(producer) and not stopping.is_set():
-            self._cap.roll(producer, timeout_seconds=ROLL_SECONDS, stopping=stopping.is_set)
+        while self._cap.is_full(producer) and not stopping.is_set():
+            self._cap.recreate_topic(producer, timeout_seconds=ROLL_SECONDS, stopping=stopping.is_set)
         return time.monotonic() - began
 
     def _learned(self) -> Mapping[Partition, Position] | None:

@@ -17,7 +17,7 @@ from app.version_log.commands.offline import keys_of
 from app.version_log.commands.queue import Order, Orders, entry_of
 from app.version_log.failpoints import reach
 from embeddings.errors import SpillError
-from stream.positions import told_positions
+from stream.positions import positions_to_meta
 
 RollBack = Callable[[Order], dict[str, Any] | None]
 
@@ -110,7 +110,7 @@ class OrderDesk:
     ) -> None:
         at = self._state
         entry = entry_of(
-            order, result, samples_trained=at.samples_trained, positions=positions or told_positions(at.reached)
+            order, result, samples_trained=at.samples_trained, positions=positions or positions_to_meta(at.reached)
         )
         at.note_order(entry)
         at.hide(forgettings_of([entry], at.schema))

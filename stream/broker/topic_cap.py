@@ -38,19 +38,21 @@ class TopicCap:
         self.config = config
         self.topic = topic
         self.max_bytes = max_bytes
-        self.rolls = 0
+        self.num_recreated = 0
         self._learned = learned
         self._memory_bytes = memory_bytes
         self._begun_at = 0  # the producer's sent_bytes when the topic was made
         self._memory_floor = 0  # memory that a roll did not give back is not the topic's
 
-    def full(self, producer: Producer) -> bool:
+    def is_full(self, producer: Producer) -> bool:
         """Whether the topic holds more than it may, by what was sent or by the broker's memory."""
         if producer.sent_bytes - self._begun_at > self.max_bytes:
             return True
         return (self._memory_bytes() or 0) - self._memory_floor > self.max_bytes
 
-    def roll(self, producer: Producer, *, timeout_seconds: float, stopping: Callable[[], bool] = lambda: False) -> bool:
+    def recreate_topic(
+        self, producer: Producer, *, timeout_seconds: float, stopping: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Make the topic anew as soon as all of it is learned; False, and nothing done, when the time is over.
 
         1. Flush. 2. Wait until the learned positions have reached the true ends. 3. Delete. 4. Create with as many
@@ -68,10 +70,10 @@ class TopicCap:
             made = admin.ensure_topic(self.topic, num_partitions=topic.num_partitions)
             assert made.id != topic.id or not made.id, "a topic made anew has the old one's id"
         producer.reconnect()
-        self.rolls += 1
+        self.num_recreated += 1
         self._begun_at = producer.sent_bytes
         self._memory_floor = self._memory_bytes() or 0
-        logger.info("topic made anew", extra={"topic": self.topic, "rolls": self.rolls})
+        logger.info("topic made anew", extra={"topic": self.topic, "rolls": self.num_recreated})
         return True
 
     def _all_learned(self, admin: Admin, topic: Topic) -> bool:
@@ -87,7 +89,7 @@ class TopicCap:
         return True
 
 
-def delete_topics(config: KafkaConfig, prefix: str, *, keep: Collection[str] = ()) -> list[str]:
+def delete_topics_by_prefix(config: KafkaConfig, prefix: str, *, keep: Collection[str] = ()) -> list[str]:
     """Delete the topics whose names begin so, but for those kept; returns the deleted. For topics of old simulators."""
     if not prefix:
         raise ValueError("an empty prefix would delete every topic")

@@ -36,10 +36,10 @@ from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
 
 from stream.columns import Columns, DeadLetter, Partition
-from stream.decode.json_parser.parser import Scanner
-from stream.decode.json_parser.seen_set import Told
+from stream.decode.json_parser.parser import JsonParser
+from stream.decode.json_parser.seen_set import SeenSet
 from stream.decode.reference import ReferenceDecoder
-from stream.decode.rows import Rows
+from stream.decode.rows import DecodedRows
 from stream.records import RawRecords
 
 MAX_DETAIL = 300
@@ -54,12 +54,12 @@ class Decoder:
         *,
         max_message_bytes: int = 1 << 20,
         max_future_seconds: float = 60,
-        told: Told | None = None,
+        told: SeenSet | None = None,
     ) -> None:
         self.schema = schema
-        self.told = told or Told()
-        self.scanner = Scanner(
-            schema, max_message_bytes=max_message_bytes, max_future_seconds=max_future_seconds, told=self.told
+        self.seen_strings = told or SeenSet()
+        self.parser = JsonParser(
+            schema, max_message_bytes=max_message_bytes, max_future_seconds=max_future_seconds, told=self.seen_strings
         )
         self.reference = ReferenceDecoder(
             schema, max_message_bytes=max_message_bytes, max_future_seconds=max_future_seconds
@@ -67,8 +67,8 @@ class Decoder:
 
     def decode(self, raw: RawRecords, now_ms: int) -> Columns:
         """The records as columns, dead letters beside them; never raises for what a record holds."""
-        rows = Rows(self.schema, len(raw))
-        deviates_N, found = self.scanner.scan(raw, rows, now_ms)
+        rows = DecodedRows(self.schema, len(raw))
+        deviates_N, found = self.parser.parse(raw, rows, now_ms)
         alive_N = np.ones(len(raw), np.bool_)
         dead: list[DeadLetter] = []
         texts: list[tuple[int, int, str]] = []
@@ -77,17 +77,17 @@ class Decoder:
                 sample, encoded = self.reference.decode(raw.value(n), int(raw.record_ms_N[n]), now_ms)
             except EncodeError as error:
                 alive_N[n] = False
-                dead.append(dead_letter(raw, n, error))
+                dead.append(make_dead_letter(raw, n, error))
             else:
                 rows.write(n, sample, encoded)
                 texts += encoded.id_strings
-        return rows.columns(raw, alive_N, dead, join(found, self.tell(texts)) if texts else found)
+        return rows.columns(raw, alive_N, dead, join(found, self.unseen(texts)) if texts else found)
 
-    def tell(self, texts: list[tuple[int, int, str]]) -> IdStrings:
+    def unseen(self, texts: list[tuple[int, int, str]]) -> IdStrings:
         """Those texts that have not been told before."""
         features = np.array([feature for feature, _, _ in texts], np.uint16)
         ids = np.array([id_ for _, id_, _ in texts], np.int64)
-        fresh = self.told.fresh(features, ids)
+        fresh = self.seen_strings.add_all(features, ids)
         return IdStrings(features[fresh], ids[fresh], [texts[t][2] for t in np.flatnonzero(fresh)])
 
 
@@ -100,14 +100,14 @@ def join(one: IdStrings, other: IdStrings) -> IdStrings:
     )
 
 
-def compile_scanner() -> None:
+def compile_parser() -> None:
     """Compiles the scanner into Numba's cache, so that a first start is quick."""
     schema = Schema(labels=("label",), categorical=("id",), sequence=("ids",))
     raw = RawRecords.from_messages(Partition("", 0), [b'{"label": 1, "id": "text", "ids": [1]}', b"{"])
     Decoder(schema).decode(raw, 0)
 
 
-def dead_letter(raw: RawRecords, n: int, error: EncodeError) -> DeadLetter:
+def make_dead_letter(raw: RawRecords, n: int, error: EncodeError) -> DeadLetter:
     """Record n with the reason why it cannot be learned."""
     return DeadLetter(
         partition=raw.partition,

@@ -10,11 +10,11 @@ from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
 
 from stream.columns import Columns, DeadLetter
-from stream.decode.json_parser.ragged import pack_lists
+from stream.decode.json_parser.ragged import gather_lists
 from stream.records import RawRecords
 
 
-class Rows:
+class DecodedRows:
     """One row a record. Lists lie anywhere in elements_E: record n's list p is length_NP[n, p] ids from start_NP."""
 
     def __init__(self, schema: Schema, num_records: int) -> None:
@@ -56,7 +56,7 @@ class Rows:
         whole = bool(alive_N.all())
         kept = slice(None) if whole else alive_N
         start_NP, length_NP = self.start_NP[kept], self.length_NP[kept]
-        lists = tuple(Ragged(*pack_lists(self.elements_E, start_NP, length_NP, p)) for p in range(start_NP.shape[1]))
+        lists = tuple(Ragged(*gather_lists(self.elements_E, start_NP, length_NP, p)) for p in range(start_NP.shape[1]))
         offset_N = raw.offset_N[kept]
         return Columns(
             features=Features(categorical_NC=self.categorical_NC[kept], lists=lists, dense_NF=self.dense_NF[kept]),
@@ -69,5 +69,5 @@ class Rows:
             partitions=(raw.partition,),
             dead=tuple(dead),
             end={raw.partition: raw.end},
-            texts=texts,
+            id_strings=texts,
         )

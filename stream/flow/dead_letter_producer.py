@@ -13,7 +13,7 @@ from stream.kafka.producer import Producer
 LETTER_BYTES = 500  # headers, and what Python needs for one
 
 
-class DeadLetters:
+class DeadLetterProducer:
     """At least once: a letter may be there twice after a crash; topic, partition and offset in its headers tell.
 
     The topic is made with one partition when the first letter comes.
@@ -26,7 +26,7 @@ class DeadLetters:
         self._kafka = kafka
         self._producer: Producer | None = None
         self._unconfirmed: list[DeadLetter] = []
-        self.unconfirmed_bytes = 0  # what the letters hold that no broker has acknowledged yet
+        self.unacknowledged_bytes = 0  # what the letters hold that no broker has acknowledged yet
 
     def send(self, letters: Sequence[DeadLetter]) -> None:
         """Count and send; never fails and waits for nobody: flush() does."""
@@ -34,7 +34,7 @@ class DeadLetters:
             return
         self.counts.update(letter.reason for letter in letters)
         self._unconfirmed += letters
-        self.unconfirmed_bytes += sum(map(letter_bytes, letters))
+        self.unacknowledged_bytes += sum(map(letter_bytes, letters))
         if self._producer is not None:
             try:
                 for letter in letters:
@@ -69,7 +69,7 @@ class DeadLetters:
             for letter in self._unconfirmed:
                 self._send(self._producer, letter)
         self._producer.flush(seconds)
-        self._unconfirmed, self.unconfirmed_bytes = [], 0
+        self._unconfirmed, self.unacknowledged_bytes = [], 0
 
     def _send(self, producer: Producer, letter: DeadLetter) -> None:
         headers = {

@@ -19,51 +19,51 @@ from stream.positions import Position
 
 
 @dataclass(frozen=True)
-class Forgetting:
+class Erasure:
     """Keys, (feature number, id), and how far the stream was learned when they were forgotten."""
 
     keys: tuple[tuple[int, int], ...]
     until: Mapping[Partition, Position]
 
-    def is_ahead(self, positions: Mapping[Partition, Position]) -> bool:
+    def affects_replay_from(self, positions: Mapping[Partition, Position]) -> bool:
         """Whether reading on from these positions meets a record from before it."""
         return any(
-            (at := positions.get(partition)) is None or (at.is_of_topic(end.topic_id) and at.offset < end.offset)
+            (at := positions.get(partition)) is None or (at.matches_topic(end.topic_id) and at.offset < end.offset)
             for partition, end in self.until.items()
             if end.offset > 0
         )
 
 
-class Hidden:
+class ErasureFilter:
     """Takes ids out of decoded columns, exactly where their records lie before the forgetting.
 
-    Their texts go too. They count as told, so before what may bring such an id again all texts must: see `owes_text`.
+    Their texts go too. They count as told, so before what may bring such an id again all texts must: see `needs_string_replay`.
     """
 
-    def __init__(self, schema: Schema, forgettings: Sequence[Forgetting]) -> None:
+    def __init__(self, schema: Schema, forgettings: Sequence[Erasure]) -> None:
         self._categorical = [schema.number(name) for name in schema.categorical]
         self._lists = [schema.number(name) for name in schema.lists]
         self._owes_text = False
         self._forgettings = [(forgetting.until, _by_feature(forgetting)) for forgetting in forgettings]
 
-    def owes_text(self, at: Partition, end: int) -> bool:
+    def needs_string_replay(self, at: Partition, end: int) -> bool:
         """Whether records of the partition up to this offset may bring an id whose text was hidden. Told once."""
         owes = self._owes_text and any(end > (until[at].offset if at in until else 0) for until, _ in self._forgettings)
         self._owes_text = self._owes_text and not owes
         return owes
 
-    def hide(self, columns: Columns, at: Partition, topic_id: str) -> Columns:
+    def apply(self, columns: Columns, at: Partition, topic_id: str) -> Columns:
         """The columns of one partition without what is hidden."""
-        num_texts = len(columns.texts.strings)
+        num_texts = len(columns.id_strings.strings)
         for until, ids in self._forgettings:
             end = until.get(at)
-            if end is None or not end.is_of_topic(topic_id) or not len(columns):
+            if end is None or not end.matches_topic(topic_id) or not len(columns):
                 continue
             early_N = columns.offset_N < end.offset
             if early_N.any():
                 columns = replace(columns, features=self._without(columns.features, ids, early_N))
                 columns = replace(columns, texts=self._told_of(columns, ids))
-        self._owes_text |= len(columns.texts.strings) < num_texts
+        self._owes_text |= len(columns.id_strings.strings) < num_texts
         return columns
 
     def _without(
@@ -84,7 +84,7 @@ class Hidden:
 
     def _told_of(self, columns: Columns, ids: dict[int, npt.NDArray[np.int64]]) -> IdStrings:
         """The texts, but for those of ids that are nowhere in the columns any more."""
-        texts = columns.texts
+        texts = columns.id_strings
         if not texts.strings:
             return texts
         kept_T = np.ones(len(texts.strings), np.bool_)
@@ -99,6 +99,6 @@ class Hidden:
         return np.concatenate(parts)
 
 
-def _by_feature(forgetting: Forgetting) -> dict[int, npt.NDArray[np.int64]]:
+def _by_feature(forgetting: Erasure) -> dict[int, npt.NDArray[np.int64]]:
     features = {feature for feature, _ in forgetting.keys}
     return {f: np.array([row_id for feature, row_id in forgetting.keys if feature == f], np.int64) for f in features}

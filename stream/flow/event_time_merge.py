@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stream.batcher import advance
+from stream.batcher import positions_after
 from stream.columns import Columns, Partition
 from stream.slices import slice_features
 
 
 @dataclass
-class Waiting:
+class QueuedColumns:
     """Columns of one partition of which some rows may have been handed on."""
 
     columns: Columns
@@ -25,14 +25,14 @@ class Waiting:
     taken: int = 0
 
 
-class TimeMerge:
+class EventTimeMerge:
     """Hands on the partition whose next row is the oldest, a slice at a time."""
 
     def __init__(self, *, slice_rows: int = 512, ahead_bytes: int = 8 << 20) -> None:
         """A partition with more than `ahead_bytes` waiting is ahead; slices shorter than `slice_rows` are not made."""
         self.slice_rows = slice_rows
         self.ahead_bytes = ahead_bytes
-        self._waiting: dict[Partition, deque[Waiting]] = {}
+        self._waiting: dict[Partition, deque[QueuedColumns]] = {}
 
     def __len__(self) -> int:
         """How many columns wait."""
@@ -40,9 +40,9 @@ class TimeMerge:
 
     def add(self, partition: Partition, columns: Columns, num_bytes: int) -> None:
         """Columns that hold rows of this partition only."""
-        self._waiting.setdefault(partition, deque()).append(Waiting(columns, num_bytes))
+        self._waiting.setdefault(partition, deque()).append(QueuedColumns(columns, num_bytes))
 
-    def ahead(self) -> set[Partition]:
+    def partitions_ahead(self) -> set[Partition]:
         """The partitions that should be read no further for now."""
         return {
             partition
@@ -77,7 +77,7 @@ class TimeMerge:
         return slice_columns(head.columns, start, stop)
 
 
-def next_event_ms(waiting: Waiting) -> float:
+def next_event_ms(waiting: QueuedColumns) -> float:
     """The event time of the next row; columns without rows hold nobody up."""
     columns = waiting.columns
     return float(columns.event_ms_N[waiting.taken]) if waiting.taken < len(columns) else float("-inf")
@@ -90,8 +90,8 @@ def slice_columns(columns: Columns, start: int, stop: int) -> Columns:
     """
     if start == 0 and stop == len(columns):
         return columns
-    end = advance(columns, start, stop)
-    begin = advance(columns, 0, start) if start else {}
+    end = positions_after(columns, start, stop)
+    begin = positions_after(columns, 0, start) if start else {}
     return replace(
         columns,
         features=slice_features(columns.features, start, stop),

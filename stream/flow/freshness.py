@@ -9,7 +9,7 @@ from stream.positions import Position
 MAX_MARKS = 1024
 
 
-class CaughtUp:
+class FreshnessTracker:
     """Remembers where the partitions ended at given times, and answers which of those ends have been passed.
 
     Sound for any reader: an end is told with the time at which it was asked for, so whoever has passed the end has
@@ -20,7 +20,7 @@ class CaughtUp:
         self._marks: deque[tuple[int, dict[Partition, Position]]] = deque()
         self._passed_ms: int | None = None
 
-    def mark(self, wall_ms: int, ends: Mapping[Partition, Position]) -> None:
+    def observe_ends(self, wall_ms: int, ends: Mapping[Partition, Position]) -> None:
         """The partitions ended there when they were asked at that time."""
         if self._marks and identity(self._marks[-1][1]) != identity(ends):
             self._marks.clear()  # the ends of a topic that is no more can never be passed
@@ -31,7 +31,7 @@ class CaughtUp:
         if len(self._marks) > MAX_MARKS:
             self._marks = deque(mark for number, mark in enumerate(self._marks) if number % 2 or number > MAX_MARKS - 8)
 
-    def passed_ms(self, positions: Mapping[Partition, Position]) -> int | None:
+    def complete_until_ms(self, positions: Mapping[Partition, Position]) -> int | None:
         """The latest time whose ends these positions have passed; None before the first. Positions only grow."""
         passed = None
         while self._marks and covers(positions, self._marks[0][1]):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from stream.columns import Partition
 
 
-class EventClock:
+class WatermarkClock:
     """The minimum over the partitions of the latest event time seen; it never goes back.
 
     Moved by what has been learned, batch by batch, so a replay of the same stream gives the same times. Timestamps
@@ -30,7 +30,7 @@ class EventClock:
         self.idle -= watermarks.keys()
         return self._move(limit_ms)
 
-    def pass_by(self, idle: Iterable[Partition], *, limit_ms: int | None = None) -> int:
+    def mark_idle(self, idle: Iterable[Partition], *, limit_ms: int | None = None) -> int:
         """These are idle: read to their end and silent for a while, or gone. Returns the time.
 
         They hold the others back no more, until something of them is learned. Call it where a version is cut, which

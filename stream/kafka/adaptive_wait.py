@@ -7,14 +7,14 @@ short a wait brings nothing, for ever; too long a one holds records back, and ke
 
 from collections import deque
 
-LONGEST_MS = 500
+MAX_WAIT_MS = 500
 SHORTENED = 0.9
 # the look that goes on when the time is over makes an answer late by a part of it: three answers of four are less late
 # than this part of the whole, and a wait of twice as much has room for a whole look
 NUM_LATE, LATE_SHARE, LOOKS = 16, 0.75, 2.0
 
 
-class FetchWait:
+class AdaptiveFetchWait:
     """Doubles where answers do not keep up with what comes, else shrinks to the shortest that they have room in."""
 
     def __init__(self, shortest_ms: int) -> None:
@@ -27,17 +27,17 @@ class FetchWait:
         """For the next fetch."""
         return round(self._ms)
 
-    def was_late(self, ms: float) -> None:
+    def observe_delay(self, ms: float) -> None:
         """An answer was seen so long after its time was over; less than 0: before."""
         self._late_ms.append(max(0.0, ms))
 
-    def answered(self, num_records: int, num_behind: int, *, is_full: bool = False) -> None:
+    def observe_response(self, num_records: int, num_behind: int, *, is_full: bool = False) -> None:
         """An answer brought so many records and left so many behind it; a full one had no room for them.
 
         What it leaves came while it was made, unless that is more than it brought.
         """
         if num_behind > num_records and not is_full:
-            self._ms = max(self._ms, min(LONGEST_MS, 2 * max(1.0, self._ms)))
+            self._ms = max(self._ms, min(MAX_WAIT_MS, 2 * max(1.0, self._ms)))
         else:
             self._ms = min(self._ms, max(self.shortest_ms, self._room_ms, SHORTENED * self._ms))
 

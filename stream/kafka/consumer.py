@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stream.columns import Partition
-from stream.errors import BrokerAbsentError, CorruptBatchError, OutOfRangeError, StreamError, WaitingError
-from stream.kafka.adaptive_wait import FetchWait
-from stream.kafka.library import kafka, quiet
-from stream.kafka.offset_gaps import Holes
-from stream.kafka.record_batches import Blob, raw_records, tap, tap_is_possible
+from stream.errors import BrokerUnavailableError, CorruptBatchError, OffsetOutOfRangeError, RetriableError, StreamError
+from stream.kafka.adaptive_wait import AdaptiveFetchWait
+from stream.kafka.library import kafka, prepare_library
+from stream.kafka.offset_gaps import GapDetector
+from stream.kafka.record_batches import RawBatch, install_raw_fetch, records_from_objects, supports_raw_fetch
 from stream.records import RawRecords
 
 CONNECT_SECONDS = 3.0
@@ -36,12 +36,12 @@ class KafkaConfig:
     def __post_init__(self) -> None:
         if self.fetch_wait_ms < 0:
             raise ValueError(f"fetch_wait_ms must not be negative, not {self.fetch_wait_ms}")
-        addresses(self.bootstrap_servers)
+        parse_addresses(self.bootstrap_servers)
 
     def client_options(self) -> dict[str, Any]:
         """What consumer, producer and admin share."""
         return {
-            "bootstrap_servers": [f"{host}:{port}" for host, port in addresses(self.bootstrap_servers)],
+            "bootstrap_servers": [f"{host}:{port}" for host, port in parse_addresses(self.bootstrap_servers)],
             "client_id": "springtide",
             "bootstrap_timeout_ms": int(CONNECT_SECONDS * 1000),
             "reconnect_backoff_max_ms": 2000,
@@ -49,7 +49,7 @@ class KafkaConfig:
         }
 
 
-def addresses(bootstrap_servers: str) -> list[tuple[str, int]]:
+def parse_addresses(bootstrap_servers: str) -> list[tuple[str, int]]:
     """[(host, port)]; ValueError names the part that is none."""
     found = []
     for part in bootstrap_servers.split(","):
@@ -60,7 +60,7 @@ def addresses(bootstrap_servers: str) -> list[tuple[str, int]]:
     return found
 
 
-def explain(error: BaseException, config: KafkaConfig) -> StreamError:
+def translate_error(error: BaseException, config: KafkaConfig) -> StreamError:
     """kafka-python's error as one of ours, in one line."""
     if isinstance(error, StreamError):
         return error
@@ -69,7 +69,7 @@ def explain(error: BaseException, config: KafkaConfig) -> StreamError:
         asked = error.args[0] if error.args and isinstance(error.args[0], dict) else {}
         partitions = tuple(Partition(*topic_partition) for topic_partition in asked)
         told = ", ".join(f"{Partition(*topic_partition)} offset {offset}" for topic_partition, offset in asked.items())
-        return OutOfRangeError(f"the broker no longer holds {told or 'the position'}", partitions)
+        return OffsetOutOfRangeError(f"the broker no longer holds {told or 'the position'}", partitions)
     if isinstance(error, kafka.errors.CorruptRecordError):
         return CorruptBatchError(f"a record batch does not match its checksum: {text}")
     if isinstance(
@@ -84,15 +84,15 @@ def explain(error: BaseException, config: KafkaConfig) -> StreamError:
     if isinstance(
         error, kafka.errors.KafkaConnectionError | kafka.errors.KafkaTimeoutError | kafka.errors.NodeNotReadyError
     ):
-        return BrokerAbsentError(
+        return BrokerUnavailableError(
             f"no Kafka broker answers at {config.bootstrap_servers}: start it, or correct the address"
         )
     if isinstance(error, kafka.errors.KafkaConfigurationError):
         return StreamError(f"Kafka options: {text}")
-    return WaitingError(f"Kafka at {config.bootstrap_servers}: {text}")
+    return RetriableError(f"Kafka at {config.bootstrap_servers}: {text}")
 
 
-class Reader:
+class PartitionConsumer:
     """Reads given partitions from given offsets on, as raw records."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Reader:
 
         `whole`: the broker is one whose offsets have no holes but for a moment (see holes.py).
         """
-        quiet()
+        prepare_library()
         self.config = config
         # where each partition ends, and the monotonic time at which the fetch that told it was sent
         self.ends: dict[Partition, tuple[int, float]] = {}
@@ -122,15 +122,15 @@ class Reader:
                 **config.client_options(),
             )
         except kafka.errors.KafkaError as error:
-            raise explain(error, config) from None
-        self._wait = FetchWait(config.fetch_wait_ms)
-        self._holes = Holes(offsets) if whole else None
+            raise translate_error(error, config) from None
+        self._wait = AdaptiveFetchWait(config.fetch_wait_ms)
+        self._holes = GapDetector(offsets) if whole else None
         self._answered_bytes: int | None = None  # of the last answer, until the next fetch
         self._asked: dict[Any, int] = {}  # by partition, the offset of its last fetch
         self._polling_since = time.monotonic()
-        self.raw = raw and tap_is_possible(self.consumer)
+        self.raw = raw and supports_raw_fetch(self.consumer)
         if self.raw:
-            tap(self.consumer)
+            install_raw_fetch(self.consumer)
         self.hooked = self._hook()
         self._hook_requests()
         self.topic_partitions = {partition: kafka.TopicPartition(*partition) for partition in offsets}
@@ -144,21 +144,21 @@ class Reader:
         try:
             polled = self.consumer.poll(timeout_ms=int(timeout_seconds * 1000))
         except (kafka.errors.KafkaError, ValueError) as error:
-            raise explain(error, self.config) from None
+            raise translate_error(error, self.config) from None
         if not self.hooked:
             for partition, topic_partition in self.topic_partitions.items():
                 if (end := self.consumer.highwater(topic_partition)) is not None:
                     self.ends[partition] = (end, called - UNSEEN_SEND_SECONDS)
         if self.raw:
-            raws = [blob.raw for blobs in polled.values() for blob in blobs if isinstance(blob, Blob)]
+            raws = [blob.raw for blobs in polled.values() for blob in blobs if isinstance(blob, RawBatch)]
         else:
             raws = [
-                raw_records(Partition(*topic_partition), records, self.consumer.position(topic_partition))
+                records_from_objects(Partition(*topic_partition), records, self.consumer.position(topic_partition))
                 for topic_partition, records in polled.items()
             ]
         if self._holes is None:
             return raws
-        raws, again = self._holes.cut(raws)
+        raws, again = self._holes.truncate(raws)
         for partition, offset in again.items():
             self.consumer.seek(self.topic_partitions[partition], offset)  # what is being fetched is dropped with it
         return raws
@@ -194,7 +194,7 @@ class Reader:
         def handle_and_look(node_id: Any, fetch_offsets: Any, send_time: float, response: Any) -> None:
             now = time.monotonic()
             if now - self._polling_since > WAITED_SECONDS:  # else it may have lain there since long before
-                self._wait.was_late((now - send_time) * 1000 - self._wait.ms)
+                self._wait.observe_delay((now - send_time) * 1000 - self._wait.ms)
             self._answered_bytes = 0
             for topic in response.responses:
                 for told in topic.partitions:
@@ -223,7 +223,7 @@ class Reader:
                     ends = {told: self.ends.get(Partition(*told), (0,))[0] for told in fetch_offsets}
                     behind = sum(max(0, ends[told] - at) for told, at in fetch_offsets.items())
                     is_full = self._answered_bytes >= self.config.partition_fetch_bytes // 2
-                    self._wait.answered(brought, behind, is_full=is_full)
+                    self._wait.observe_response(brought, behind, is_full=is_full)
                     self._answered_bytes = None
                 self._asked.update(fetch_offsets)
                 request.max_wait_ms = self._wait.ms

@@ -17,21 +17,21 @@ with warnings.catch_warnings():
     import kafka.record.legacy_records
     import kafka.structs
 
-__all__ = ["kafka", "quiet"]
+__all__ = ["kafka", "prepare_library"]
 
 
-def quiet() -> None:
+def prepare_library() -> None:
     """Keep kafka-python from logging every lost connection with a traceback: states and reasons are told by us.
 
     A level that somebody set is left alone.
     """
-    close_sockets_that_do_not_connect()
+    close_refused_sockets()
     logger = logging.getLogger("kafka")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL + 1)
 
 
-def close_sockets_that_do_not_connect() -> None:
+def close_refused_sockets() -> None:
     """kafka-python 3.0 leaves a refused socket to the garbage collector, which warns: a broker that is away for a while
     would fill a test's output, or fail it."""
     sockets: Any = kafka.net.inet.KafkaNetSocket

@@ -14,12 +14,12 @@ import numpy as np
 from stream.columns import Partition
 from stream.records import RawRecords
 
-PATIENCE_SECONDS = 1.0  # then nobody will fill it
+GAP_TIMEOUT_SECONDS = 1.0  # then nobody will fill it
 
 logger = logging.getLogger(__name__)
 
 
-class Holes:
+class GapDetector:
     """Cuts what was fetched where the first hole is, until it is filled or old."""
 
     def __init__(self, offsets: Mapping[Partition, int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,9 +27,9 @@ class Holes:
         self._next = dict(offsets)
         self._clock = clock
         self._seen: dict[Partition, tuple[int, float]] = {}  # the hole that is waited for, since when
-        self.num_passed = 0  # that were never filled
+        self.num_skipped = 0  # that were never filled
 
-    def cut(self, raws: Iterable[RawRecords]) -> tuple[list[RawRecords], dict[Partition, int]]:
+    def truncate(self, raws: Iterable[RawRecords]) -> tuple[list[RawRecords], dict[Partition, int]]:
         """What lies before the holes, and where to fetch again."""
         whole: list[RawRecords] = []
         again: dict[Partition, int] = {}
@@ -58,9 +58,9 @@ class Holes:
             if seen != hole:
                 self._seen[raw.partition] = hole, now
                 return hole
-            if now - since < PATIENCE_SECONDS:
+            if now - since < GAP_TIMEOUT_SECONDS:
                 return hole
-            self.num_passed += 1
+            self.num_skipped += 1
             logger.warning("offsets without a record", extra={"partition": str(raw.partition), "offset": hole})
         return None
 

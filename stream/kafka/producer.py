@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stream.errors import ProduceError
-from stream.kafka.consumer import KafkaConfig, explain
-from stream.kafka.library import kafka, quiet
+from stream.kafka.consumer import KafkaConfig, translate_error
+from stream.kafka.library import kafka, prepare_library
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class Producer:
     """Appends messages in order, batched; the first that fails makes the next call raise ProduceError."""
 
     def __init__(self, config: KafkaConfig, *, linger_ms: int = 5, delivery_seconds: float = 30.0) -> None:
-        quiet()
+        prepare_library()
         self.config = config
         self.linger_ms = linger_ms
         self.delivery_seconds = delivery_seconds
@@ -103,7 +103,7 @@ class Producer:
                 **self.config.client_options(),
             )
         except kafka.errors.KafkaError as error:
-            raise explain(error, self.config) from None
+            raise translate_error(error, self.config) from None
 
     def _fail(self, error: BaseException) -> None:
         self._failed = self._failed or error

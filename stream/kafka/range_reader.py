@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 
 from stream.columns import Partition
-from stream.errors import BrokerAbsentError, OutOfRangeError
+from stream.errors import BrokerUnavailableError, OffsetOutOfRangeError
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import KafkaConfig, Reader
+from stream.kafka.consumer import KafkaConfig, PartitionConsumer
 from stream.kafka.offset_gaps import cut
 from stream.positions import Position
 from stream.records import RawRecords
 
-SILENT_SECONDS = 10.0
+SILENCE_TIMEOUT_SECONDS = 10.0
 POLL_SECONDS = 0.1
 
 
-def records_between(
+def read_range(
     kafka: KafkaConfig, begin: Mapping[Partition, Position], end: Mapping[Partition, Position]
 ) -> Iterator[RawRecords]:
     """The records from `begin` (where it says nothing: from the first) up to `end`, as far as the topic holds them.
@@ -46,14 +46,14 @@ def records_between(
 
 def _read(kafka: KafkaConfig, bounds: Mapping[Partition, tuple[int, int]]) -> Iterator[RawRecords]:
     places = {partition: first for partition, (first, _) in bounds.items()}
-    reader = Reader(kafka, places)
+    reader = PartitionConsumer(kafka, places)
     heard = time.monotonic()
     try:
         while behind := [partition for partition, place in places.items() if place < bounds[partition][1]]:
             reader.pause(set(places) - set(behind))
             try:
                 raws = reader.poll(POLL_SECONDS)
-            except OutOfRangeError as error:
+            except OffsetOutOfRangeError as error:
                 places.update({partition: bounds[partition][1] for partition in error.partitions or behind})
                 continue
             for raw in raws:
@@ -62,8 +62,8 @@ def _read(kafka: KafkaConfig, bounds: Mapping[Partition, tuple[int, int]]) -> It
                 if len(raw):
                     yield raw
                 heard = time.monotonic()  # what the reader of these took its time for is no silence of the broker
-            if time.monotonic() - heard > SILENT_SECONDS:
-                raise BrokerAbsentError(f"the broker at {kafka.bootstrap_servers} sends nothing of {behind[0]}")
+            if time.monotonic() - heard > SILENCE_TIMEOUT_SECONDS:
+                raise BrokerUnavailableError(f"the broker at {kafka.bootstrap_servers} sends nothing of {behind[0]}")
     finally:
         reader.close()
 

@@ -32,14 +32,14 @@ SMALLEST_RECORD_BYTES = 7
 
 
 @dataclass
-class Blob:
+class RawBatch:
     """What the consumer believes to be one record: it looks at the offset only."""
 
     offset: int
     raw: RawRecords
 
 
-class Unpacker:
+class RecordBatchParser:
     """Cuts the bytes of one fetch into raw records, batch by batch."""
 
     def __init__(self, partition: Partition, fetch_offset: int, *, aborted: Callable[[Any], bool]) -> None:
@@ -49,7 +49,7 @@ class Unpacker:
         self.leader_epoch = -1
         self.aborted = aborted
 
-    def unpack(self, buffer: bytes) -> Iterator[RawRecords]:
+    def parse_fetch(self, buffer: bytes) -> Iterator[RawRecords]:
         """Raw records at and after next_offset; moves it before each. CorruptBatchError, CodecMissingError.
 
         What stands before a broken batch is handed out first. A last batch that is cut short is not looked at.
@@ -143,15 +143,15 @@ class Unpacker:
         if end_offset is None:
             end_offset = records[-1].offset + 1 if records else self.next_offset
         self.next_offset = max(end_offset, self.next_offset)
-        return raw_records(self.partition, records, self.next_offset)
+        return records_from_objects(self.partition, records, self.next_offset)
 
     def skip(self, end_offset: int) -> RawRecords:
         """No record, but a position to move to."""
         self.next_offset = max(end_offset, self.next_offset)
-        return raw_records(self.partition, [], self.next_offset)
+        return records_from_objects(self.partition, [], self.next_offset)
 
 
-def raw_records(partition: Partition, records: list[Any], end: int) -> RawRecords:
+def records_from_objects(partition: Partition, records: list[Any], end: int) -> RawRecords:
     """kafka-python's record objects as raw records."""
     return RawRecords.from_messages(
         partition,
@@ -173,7 +173,7 @@ def require_codec(codec: int, partition: Partition) -> None:
             )
 
 
-def tap_is_possible(consumer: Any) -> bool:
+def supports_raw_fetch(consumer: Any) -> bool:
     """Whether this kafka-python still has the private names that tap() relies on."""
     records = getattr(getattr(consumer, "_fetcher", None), "PartitionRecords", None)
     return records is not None and all(
@@ -182,7 +182,7 @@ def tap_is_possible(consumer: Any) -> bool:
     )
 
 
-def tap(consumer: Any) -> None:
+def install_raw_fetch(consumer: Any) -> None:
     """Let this consumer's poll() return Blobs, one or a few a fetch, in place of record objects.
 
     Only the instance is changed. `max_poll_records` then counts blobs.
@@ -191,7 +191,7 @@ def tap(consumer: Any) -> None:
     read_committed = kafka.consumer.fetcher.IsolationLevel.READ_COMMITTED
 
     class PartitionRecords(parent):  # type: ignore[misc]
-        def _unpack_records(self, tp: Any, records: Any, *_: Any) -> Iterator[Blob]:
+        def _unpack_records(self, tp: Any, records: Any, *_: Any) -> Iterator[RawBatch]:
             def aborted(batch: Any) -> bool:
                 if self.isolation_level != read_committed or not batch.has_producer_id():
                     return False
@@ -201,14 +201,14 @@ def tap(consumer: Any) -> None:
                     return False
                 return bool(self._is_batch_aborted(batch))
 
-            unpacker = Unpacker(Partition(tp.topic, tp.partition), self.fetch_offset, aborted=aborted)
-            for raw in unpacker.unpack(bytes(records._buffer)):
+            unpacker = RecordBatchParser(Partition(tp.topic, tp.partition), self.fetch_offset, aborted=aborted)
+            for raw in unpacker.parse_fetch(bytes(records._buffer)):
                 # the consumer copies both into its position once it has taken the blob
                 self.next_fetch_offset = unpacker.next_offset
                 self.leader_epoch = unpacker.leader_epoch
                 self.records_read += len(raw)
                 self.bytes_read += len(raw.buffer)
-                yield Blob(unpacker.next_offset, raw)
+                yield RawBatch(unpacker.next_offset, raw)
             self.drain()
 
     consumer._fetcher.PartitionRecords = PartitionRecords

@@ -6,11 +6,11 @@ import numpy as np
 
 from stream.columns import Partition
 from stream.kafka.consumer import KafkaConfig
-from stream.kafka.range_reader import records_between
+from stream.kafka.range_reader import read_range
 from stream.positions import Position
 
 
-def offsets_at(
+def scan_offsets_for_time(
     kafka: KafkaConfig, begins: Mapping[Partition, int], ends: Mapping[Partition, int], time_ms: int
 ) -> dict[Partition, int]:
     """The offset of each partition's first record at or after the time; its end where there is none.
@@ -20,7 +20,7 @@ def offsets_at(
     found: dict[Partition, int] = {}
     for partition, end in ends.items():
         begin, stop = {partition: Position("", begins[partition])}, {partition: Position("", end)}
-        for raw in records_between(kafka, begin, stop) if begins[partition] < end else ():
+        for raw in read_range(kafka, begin, stop) if begins[partition] < end else ():
             if len(later_N := np.flatnonzero(raw.record_ms_N >= time_ms)):
                 found[partition] = int(raw.offset_N[later_N[0]])
                 break

@@ -9,7 +9,7 @@ from springtide_client.features import Features, IdStrings, Ragged
 
 from stream.batcher import Batcher
 from stream.columns import Columns, DeadLetter, Partition
-from stream.flow.event_time_merge import TimeMerge, slice_columns
+from stream.flow.event_time_merge import EventTimeMerge, slice_columns
 
 A, B = Partition("clicks", 0), Partition("clicks", 1)
 KINDS = st.lists(st.sampled_from("rrrdg"), max_size=40)  # a row, a dead letter, a gap (compacted, control)
@@ -36,7 +36,7 @@ def columns_of(partition, kinds, begin, *, event_ms=None, topic_id="x"):
         partitions=(partition,),
         dead=tuple(DeadLetter(partition, offset, "empty", "", None, None, 0) for offset in dead),
         end={partition: begin + len(kinds)},
-        texts=IdStrings(np.zeros(len(rows), np.uint16), offset_N, [f"{partition.number}-{o}" for o in rows]),
+        id_strings=IdStrings(np.zeros(len(rows), np.uint16), offset_N, [f"{partition.number}-{o}" for o in rows]),
         topic_ids={partition: topic_id},
     )
 
@@ -98,7 +98,7 @@ def test_positions_pass_exactly_what_was_learned_or_buried(kinds_a, kinds_b, cut
         now[0] += random.choice([0.0, 0.6])
         batches += drain(batcher)
     batches += list(iter(batcher.flush, None))
-    assert batcher.empty
+    assert batcher.is_empty
     assert batcher.take() is None
 
     positions = {A: 0, B: 0}
@@ -180,7 +180,7 @@ def test_settings_that_cannot_be_are_refused(size, wait):
 @settings(max_examples=200, deadline=None)
 @given(KINDS, KINDS, st.integers(1, 6), st.integers(1, 50), st.integers(1, 50))
 def test_a_merge_hands_on_everything_once_and_keeps_partitions_in_step(kinds_a, kinds_b, slice_rows, pace_a, pace_b):
-    merge = TimeMerge(slice_rows=slice_rows)
+    merge = EventTimeMerge(slice_rows=slice_rows)
     for partition, kinds, pace in ((A, kinds_a, pace_a), (B, kinds_b, pace_b)):
         for start in range(0, len(kinds), 9):
             columns = columns_of(partition, kinds[start : start + 9], start, event_ms=lambda o, pace=pace: o * pace)
@@ -198,15 +198,15 @@ def test_a_merge_hands_on_everything_once_and_keeps_partitions_in_step(kinds_a, 
 
 
 def test_a_merge_waits_for_a_partition_that_is_behind():
-    merge = TimeMerge(slice_rows=1, ahead_bytes=10)
+    merge = EventTimeMerge(slice_rows=1, ahead_bytes=10)
     merge.add(A, columns_of(A, "rrrr", 0), 20)
     assert merge.take({B}) == []
-    assert merge.ahead() == {A}
+    assert merge.partitions_ahead() == {A}
     merge.add(B, columns_of(B, "rr", 0), 5)
     order = [(part.partitions[0].number, part.offset_N.tolist()) for part in merge.take({B})]
     # beyond the last row of B, which is behind, nothing of A is handed on
     assert order == [(0, [0]), (1, [0, 1])]
-    assert merge.ahead() == {A}
+    assert merge.partitions_ahead() == {A}
 
 
 def test_slices_of_columns_join_to_the_whole():

@@ -8,8 +8,8 @@ from stream.columns import Partition
 from stream.errors import CorruptBatchError, StreamError, TopicResetError
 from stream.kafka import record_batches
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import Reader
-from stream.kafka.offset_gaps import Holes
+from stream.kafka.consumer import PartitionConsumer
+from stream.kafka.offset_gaps import GapDetector
 from stream.kafka.producer import Producer
 from stream.positions import Position
 from tests.bench.freshness.event_producer import BatchSender, build_batch
@@ -299,7 +299,7 @@ def test_a_fetch_that_was_cut_short_is_granted_more_time(bench):
             producer.send(bench.name, bench.click(n))
             producer.flush()  # each its own batch
     # one byte: each answer holds a single batch, as if the broker's time had been over then
-    reader = Reader(replace(bench.kafka, fetch_wait_ms=7, fetch_bytes=1), {bench.partition: 0})
+    reader = PartitionConsumer(replace(bench.kafka, fetch_wait_ms=7, fetch_bytes=1), {bench.partition: 0})
     fetcher, asked = reader.consumer._fetcher, {}
     create = fetcher._create_fetch_requests
 
@@ -326,7 +326,7 @@ def test_many_small_batches_do_not_starve_who_reads_the_newest(bench):
     with BatchSender(bench.kafka.bootstrap_servers, bench.name) as sender:
         for _ in range(number):
             sender.send(batch)
-    reader = Reader(replace(bench.kafka, fetch_wait_ms=1), {bench.partition: number - 1})
+    reader = PartitionConsumer(replace(bench.kafka, fetch_wait_ms=1), {bench.partition: number - 1})
     fetched = []
     bench.until(lambda: fetched.extend(reader.poll(0.05)) or fetched)
     reader.close()
@@ -337,8 +337,8 @@ def test_from_a_hole_on_is_fetched_again(bench, monkeypatch):
     bench.create()
     bench.produce([bench.click(n) for n in range(30)])
     holes = [7]
-    monkeypatch.setattr(Holes, "_first", lambda *_: holes.pop() if holes else None)
-    reader = Reader(bench.kafka, {bench.partition: 0}, whole=True)
+    monkeypatch.setattr(GapDetector, "_first", lambda *_: holes.pop() if holes else None)
+    reader = PartitionConsumer(bench.kafka, {bench.partition: 0}, whole=True)
     fetched = []
     bench.until(lambda: fetched.extend(reader.poll(0.05)) or sum(map(len, fetched)) >= 30)
     reader.close()

@@ -52,7 +52,7 @@ class Replay:
 
     def run(self, stopping: threading.Event) -> int:
         """Send until the end, the limit or the event; returns how many the broker has acknowledged."""
-        connection = self._source.connection()
+        connection = self._source.kafka_config()
         num_partitions = self._make_topic()
         progress = self._progress or Progress()
         with Producer(connection, linger_ms=LINGER_MS) as producer:
@@ -78,7 +78,7 @@ class Replay:
     def _make_topic(self) -> int:
         """The topic, made if it is missing; returns its number of partitions."""
         wanted = self.config.partitions
-        with Admin(self._source.connection()) as admin:
+        with Admin(self._source.kafka_config()) as admin:
             topic = admin.ensure_topic(self._source.topic, num_partitions=wanted or 1)
         if wanted is not None and topic.num_partitions != wanted:
             raise UserError(

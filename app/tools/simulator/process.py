@@ -31,7 +31,7 @@ def simulate(
     limit: int | None = None,
 ) -> int:
     """Send clicks until the limit or the event; returns how many."""
-    connection = source.connection()
+    connection = source.kafka_config()
     with Admin(connection) as admin:
         admin.ensure_topic(source.topic, num_partitions=1)
     best = BestAuc()

@@ -20,7 +20,7 @@ from app.version_log.commands.queue import Order, entry_of
 from app.version_log.commands.rollback import Rollback, rollback_to
 from app.version_log.failpoints import reach
 from stream.errors import StreamError
-from stream.positions import read_positions, told_positions
+from stream.positions import positions_from_meta, positions_to_meta
 
 if TYPE_CHECKING:
     from app.training.trainer import Trainer
@@ -121,7 +121,7 @@ def prepare(trainer: "Trainer", number: int) -> Rollback:
 
 def skip_samples(trainer: "Trainer", rollback: Rollback, stand: Stand, detail: str) -> dict[str, int]:
     """Sends what is passed over to the dead letters; what the version says of it."""
-    begin = read_positions(rollback.meta.positions)
+    begin = positions_from_meta(rollback.meta.positions)
     num_sent = send_skipped(trainer.config, trainer.dead_letters, begin, stand, detail)
     num_skipped = max(0, stand.samples - rollback.meta.samples_trained)
     if num_sent != num_skipped:
@@ -134,7 +134,7 @@ def append(trainer: "Trainer", rollback: Rollback, stand: Stand | None, meta: An
     """1. Append the version. 2. Make it durable. 3. Begin anew from the log."""
     if stand is not None:
         letters = stand.skipped_since(rollback.meta.samples_trained)
-        meta = msgspec.structs.replace(meta, positions=told_positions(stand.positions), dead_letters=letters)
+        meta = msgspec.structs.replace(meta, positions=positions_to_meta(stand.positions), dead_letters=letters)
     reach("before a rollback is appended")
     version = trainer.log.append(meta, rollback.arrays)
     if not trainer.settle():

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from stream.batcher import Batcher
 from stream.columns import Batch, Partition
-from stream.errors import WaitingError
-from stream.flow.erasure_filter import Forgetting
-from stream.flow.watermark import EventClock
+from stream.errors import RetriableError
+from stream.flow.erasure_filter import Erasure
+from stream.flow.watermark import WatermarkClock
 from stream.positions import Position
 from stream.source import Source
 
@@ -28,7 +28,7 @@ class Intake:
         positions: Mapping[Partition, Position],
         *,
         until_end: bool,
-        hidden: Sequence[Forgetting] = (),
+        hidden: Sequence[Erasure] = (),
     ) -> None:
         self.until_end, self.batch_size = until_end, config.train.batch_size
         self.hidden = list(hidden)
@@ -43,9 +43,9 @@ class Intake:
 
     def start(self, after: "Intake | None" = None) -> None:
         """Begin to read. An end that the intake before was given is kept."""
-        ends = None if after is None else after.source.ends_asked
+        ends = None if after is None else after.source.stop_offsets
         if after is not None:
-            self.source.resets, self._ends = after.source.resets, after.end_offsets()
+            self.source.num_resets, self._ends = after.source.num_resets, after.end_offsets()
         if ends is not None:
             self.source.stop_at(ends)
         elif self.until_end:
@@ -56,18 +56,18 @@ class Intake:
         """Where the partitions end as last told."""
         return self.source.end_offsets() or self._ends
 
-    def idle(self, learned: Mapping[Partition, Position], clock: EventClock) -> set[Partition]:
+    def idle(self, learned: Mapping[Partition, Position], clock: WatermarkClock) -> set[Partition]:
         """Partitions learned to their end that have been silent for a while, and those that the topic lost."""
         ends = self.end_offsets()
-        silent = {p for p in self.source.idle if p in learned and learned[p].offset >= ends.get(p, 0)}
+        silent = {p for p in self.source.idle_partitions if p in learned and learned[p].offset >= ends.get(p, 0)}
         return silent | (clock.watermarks.keys() - ends.keys() if ends else set())
 
     @property
     def finished(self) -> bool:
-        """Whether the end that was asked for is handed out; WaitingError where it cannot be reached for too long."""
+        """Whether the end that was asked for is handed out; RetriableError where it cannot be reached for too long."""
         if self.until_end and self.source.waiting_seconds > ABSENT_SECONDS:
-            raise WaitingError(f"waited {ABSENT_SECONDS:.0f} s: {self.source.reason}")
-        return self.until_end and self.source.finished and self.batcher.empty and self.upcoming is None
+            raise RetriableError(f"waited {ABSENT_SECONDS:.0f} s: {self.source.reason}")
+        return self.until_end and self.source.finished and self.batcher.is_empty and self.upcoming is None
 
     def gather(self, patience_seconds: float) -> None:
         """Take what the stream has, unless a whole batch waits already; wait so long at most."""

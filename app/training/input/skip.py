@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from stream.columns import DeadLetter, Partition
 from stream.decode.decoder import Decoder
-from stream.flow.dead_letter_producer import DeadLetters
-from stream.kafka.range_reader import records_between
+from stream.flow.dead_letter_producer import DeadLetterProducer
+from stream.kafka.range_reader import read_range
 from stream.positions import Position
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Stand:
 
 
 def send_skipped(
-    config: "Config", letters: DeadLetters, begin: Mapping[Partition, Position], stand: Stand, detail: str
+    config: "Config", letters: DeadLetterProducer, begin: Mapping[Partition, Position], stand: Stand, detail: str
 ) -> int:
     """Every sample between `begin` and the stand as a dead letter that the broker has; returns how many.
 
@@ -48,13 +48,13 @@ def send_skipped(
     decoder = Decoder(
         config.schema, max_message_bytes=source.max_message_bytes, max_future_seconds=source.max_future_seconds
     )
-    for raw in records_between(source.connection(), begin, stand.positions):
+    for raw in read_range(source.kafka_config(), begin, stand.positions):
         unreadable = {letter.offset for letter in decoder.decode(raw, int(time.time() * 1000)).dead}
         samples = [n for n, offset in enumerate(raw.offset_N.tolist()) if offset not in unreadable]
         for n in samples:
             fields = int(raw.offset_N[n]), REASON, detail, raw.key(n), raw.value(n), int(raw.record_ms_N[n])
             letters.send([DeadLetter(raw.partition, *fields)])
-            if letters.unconfirmed_bytes > FLUSH_BYTES:
+            if letters.unacknowledged_bytes > FLUSH_BYTES:
                 letters.flush(FLUSH_SECONDS)
         num_sent += len(samples)
     letters.flush(FLUSH_SECONDS)

@@ -8,7 +8,7 @@ from app.errors import UserError
 from stream.columns import Partition
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin, Topic
-from stream.kafka.times import offsets_at
+from stream.kafka.times import scan_offsets_for_time
 from stream.positions import Position
 
 PLACES = ("earliest", "latest")
@@ -50,13 +50,13 @@ class StartElsewhere:
 
     def find(self, source: SourceConfig, positions: Mapping[Partition, Position]) -> dict[Partition, Position]:
         """The positions to begin at; UserError where the topic does not hold them, StreamError without a broker."""
-        with Admin(source.connection()) as admin:
+        with Admin(source.kafka_config()) as admin:
             topic = admin.require_topic(source.topic)
             begins, ends = admin.beginning_offsets(topic), admin.end_offsets(topic)
             if isinstance(self.place, int):
                 # the embedded broker answers by batches; what it holds is little enough to be read
-                hints = begins if source.embedded else admin.offsets_at(topic, self.place, ends)
-                found = offsets_at(source.connection(), hints, ends, self.place)
+                hints = begins if source.uses_embedded_broker else admin.offsets_for_time(topic, self.place, ends)
+                found = scan_offsets_for_time(source.kafka_config(), hints, ends, self.place)
             elif self.place is not None:
                 found = begins if self.place == "earliest" else ends
             else:

@@ -30,9 +30,9 @@ from app.training.state.version_tensors import (
 from app.training.step.learner import Learner, StepReport
 from app.version_log.commands.erasures import FURTHEST, HIDDEN, ahead, from_json, further, furthest, to_json
 from stream.columns import Batch, Partition
-from stream.flow.erasure_filter import Forgetting
-from stream.flow.watermark import EventClock
-from stream.positions import Position, read_positions, told_positions
+from stream.flow.erasure_filter import Erasure
+from stream.flow.watermark import WatermarkClock
+from stream.positions import Position, positions_from_meta, positions_to_meta
 
 RECORD_TIMES = 64  # of a version
 
@@ -47,7 +47,7 @@ class TrainingState:
         self.limits = LiveLimits(learner.table.config, schema)
         self.executed_orders: dict[str, int] = {}  # when learning began: id -> version, of all that the log knows
         self.base_number = 0  # of the base that learning began with
-        self.clock = EventClock()
+        self.clock = WatermarkClock()
         self.positions: dict[Partition, Position] = {}
         self.samples_trained = 0
         self.dead_letters: dict[str, int] = {}
@@ -55,9 +55,9 @@ class TrainingState:
         self.complete_until_ms = 0
         self.gate: dict[str, Any] = {}  # what the health gate has done: see app/training/health/rollback.py
         self.moved: dict[str, Any] = {}  # since the last cut, by hand: partition -> from and to which offset
-        self.hidden: list[Forgetting] = []  # those that lie ahead in the stream, for it is read again
+        self.hidden: list[Erasure] = []  # those that lie ahead in the stream, for it is read again
         self.furthest: dict[Partition, Position] = {}  # how far it was ever learned, where that is further than now
-        self.forgettings: list[Forgetting] = []  # when learning began: all that the log tells of
+        self.forgettings: list[Erasure] = []  # when learning began: all that the log tells of
         self.changed = False  # since the last cut
         self._begun: Batch | None = None  # for it time has passed; its rows could not be looked up
         self._before: dict[str, Any] = {}  # the table's clocks before that: for whoever passes it once more
@@ -90,7 +90,7 @@ class TrainingState:
             self.dead_letters[letter.reason] = self.dead_letters.get(letter.reason, 0) + 1
         if len(batch):
             self._record_ms.append(batch.record_ms_N)
-        self._texts += batch.texts
+        self._texts += batch.id_strings
         for partition, offset in batch.positions.items():
             self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
         self.clock.observe(batch.watermarks, limit_ms=limit_ms)
@@ -141,13 +141,13 @@ class TrainingState:
         if self.furthest and self.reached == self.positions:
             self.furthest = {}
         by_hand = {"gate": self.gate, "moved": self.moved, HIDDEN: to_json(self.hidden)}
-        by_hand |= {FURTHEST: told_positions(self.furthest)}
+        by_hand |= {FURTHEST: positions_to_meta(self.furthest)}
         return VersionMeta(
             created_ms=created_ms,
             complete_until_ms=self.complete_until_ms,
             samples_trained=self.samples_trained,
             step=self.learner.steps,
-            positions=told_positions(self.positions),
+            positions=positions_to_meta(self.positions),
             event_clock_ms=self.clock.now_ms,
             expiry_cutoffs={str(feature): ms for feature, ms in table.horizons.items()},
             admission={str(feature): count for feature, count in self.limits.min_counts().items()},
@@ -179,7 +179,7 @@ class TrainingState:
         """How far the stream was ever learned: what lies before that is no news of anybody."""
         return further(self.positions, self.furthest)
 
-    def hide(self, forgettings: Iterable[Forgetting]) -> None:
+    def hide(self, forgettings: Iterable[Erasure]) -> None:
         """Nothing of these is learned from records before them."""
         self.hidden = ahead([*self.hidden, *forgettings], self.positions)
 
@@ -247,11 +247,11 @@ class TrainingState:
         self.samples_trained = meta.samples_trained
         self.learner.steps = self._cut_step = meta.step
         self.learner.refused_steps = int(meta.trainer.get("refused_steps", 0))
-        self.positions = read_positions(meta.positions)
+        self.positions = positions_from_meta(meta.positions)
         self.furthest = furthest(meta)
         self.hidden = ahead(from_json(meta.trainer.get(HIDDEN, ())), self.positions)
         watermarks = {Partition.parse(name): ms for name, ms in meta.trainer.get("watermarks", {}).items()}
-        self.clock = EventClock(meta.event_clock_ms, watermarks, map(Partition.parse, meta.trainer.get("idle", ())))
+        self.clock = WatermarkClock(meta.event_clock_ms, watermarks, map(Partition.parse, meta.trainer.get("idle", ())))
         self.gate = dict(meta.trainer.get("gate", {}))
         self.told_scores = self.scores.document()
         self.dead_letters = dict(meta.dead_letters)

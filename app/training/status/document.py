@@ -33,7 +33,7 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
         "scores": state.told_scores,
         "loss": state.loss,
         "dead_letters": dict(state.dead_letters),
-        "topic_resets": trainer.source.resets,
+        "topic_resets": trainer.source.num_resets,
         "orders": list(trainer.orders.kinds),
         "event_clock_ms": state.clock.now_ms,
         "idle_partitions": sorted(map(str, state.clock.idle)),

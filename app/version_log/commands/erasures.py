@@ -15,8 +15,8 @@ from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
 from stream.columns import Partition
-from stream.flow.erasure_filter import Forgetting
-from stream.positions import Position, read_positions, told_positions
+from stream.flow.erasure_filter import Erasure
+from stream.positions import Position, positions_from_meta, positions_to_meta
 
 # in a version's meta.trainer: the forgettings that lie ahead of its positions, and how far the stream was ever learned
 HIDDEN, FURTHEST = "hidden", "furthest"
@@ -49,21 +49,21 @@ def forgotten_keys(entries: Iterable[Entry], schema: Schema) -> RowLayer:
     return sorted_layer(features, ids, np.zeros((len(keys), 0), np.float32), zeros, zeros)
 
 
-def forgettings_of(entries: Iterable[Entry], schema: Schema, *, otherwise: Positions | None = None) -> list[Forgetting]:
+def forgettings_of(entries: Iterable[Entry], schema: Schema, *, otherwise: Positions | None = None) -> list[Erasure]:
     """Where in the stream each order has forgotten its keys; `otherwise`: where it does not say."""
     found = []
     for entry in entries:
         keys, positions = keys_of_entry(entry, schema), entry.get("positions", otherwise)
         if keys and positions:
-            found.append(Forgetting(tuple(keys), read_positions(positions)))
+            found.append(Erasure(tuple(keys), positions_from_meta(positions)))
     return found
 
 
-def ahead(forgettings: Iterable[Forgetting], positions: Mapping[Partition, Position]) -> list[Forgetting]:
+def ahead(forgettings: Iterable[Erasure], positions: Mapping[Partition, Position]) -> list[Erasure]:
     """Those that reading on from the positions has to mind, each once."""
-    found: list[Forgetting] = []
+    found: list[Erasure] = []
     for forgetting in forgettings:
-        if forgetting not in found and forgetting.is_ahead(positions):
+        if forgetting not in found and forgetting.affects_replay_from(positions):
             found.append(forgetting)
     return found
 
@@ -73,27 +73,29 @@ def further(one: Mapping[Partition, Position], other: Mapping[Partition, Positio
     found = dict(one)
     for partition, at in other.items():
         here = found.setdefault(partition, at)
-        if at.is_of_topic(here.topic_id) and at.offset > here.offset:
+        if at.matches_topic(here.topic_id) and at.offset > here.offset:
             found[partition] = at
     return found
 
 
 def furthest(meta: VersionMeta) -> dict[Partition, Position]:
     """How far the stream was ever learned up to a version: what lies before that is no news of anybody."""
-    return further(read_positions(meta.positions), read_positions(meta.trainer.get(FURTHEST, {})))
+    return further(positions_from_meta(meta.positions), positions_from_meta(meta.trainer.get(FURTHEST, {})))
 
 
-def to_json(forgettings: Sequence[Forgetting]) -> list[dict[str, Any]]:
+def to_json(forgettings: Sequence[Erasure]) -> list[dict[str, Any]]:
     """For a version's meta."""
     return [
-        {"keys": [list(key) for key in forgetting.keys], "until": told_positions(forgetting.until)}
+        {"keys": [list(key) for key in forgetting.keys], "until": positions_to_meta(forgetting.until)}
         for forgetting in forgettings
     ]
 
 
-def from_json(documents: Iterable[Mapping[str, Any]]) -> list[Forgetting]:
+def from_json(documents: Iterable[Mapping[str, Any]]) -> list[Erasure]:
     """What `to_json` gave."""
     return [
-        Forgetting(tuple((feature, row_id) for feature, row_id in document["keys"]), read_positions(document["until"]))
+        Erasure(
+            tuple((feature, row_id) for feature, row_id in document["keys"]), positions_from_meta(document["until"])
+        )
         for document in documents
     ]

@@ -19,8 +19,8 @@ from app.version_log.commands.rollback import ONCE, rollback_to
 from app.version_log.config import LogConfig
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
-from stream.flow.erasure_filter import Forgetting
-from stream.positions import read_positions, told_positions
+from stream.flow.erasure_filter import Erasure
+from stream.positions import positions_from_meta, positions_to_meta
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Clerk:
         except (ValueError, EncodeError, UserError) as error:
             meta, arrays, result = self._meta, {}, {"refused": str(error)}
         trainer = {name: value for name, value in meta.trainer.items() if name not in ONCE}
-        positions = told_positions(furthest(self._meta))
+        positions = positions_to_meta(furthest(self._meta))
         entry = entry_of(order, result, samples_trained=self._meta.samples_trained, positions=positions)
         meta = msgspec.structs.replace(meta, created_ms=0, record_ms=[], orders=[entry], trainer=trainer)
         number = self.log.append(meta, arrays).number
@@ -94,9 +94,9 @@ class Clerk:
             "forgotten.feature": np.array([feature for feature, _ in keys], np.uint16),
             "forgotten.id": np.array([row_id for _, row_id in keys], np.int64),
         }
-        hidden = [*from_json(self._meta.trainer.get(HIDDEN, ())), Forgetting(tuple(keys), furthest(self._meta))]
+        hidden = [*from_json(self._meta.trainer.get(HIDDEN, ())), Erasure(tuple(keys), furthest(self._meta))]
         trainer = {name: value for name, value in self._meta.trainer.items() if name != HIDDEN}
-        if hidden := ahead(hidden, read_positions(self._meta.positions)):
+        if hidden := ahead(hidden, positions_from_meta(self._meta.positions)):
             trainer[HIDDEN] = to_json(hidden)
         return msgspec.structs.replace(self._meta, trainer=trainer), arrays, {"keys": len(keys)}
 

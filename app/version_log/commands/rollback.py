@@ -32,7 +32,7 @@ from app.version_log.commands.erasures import (
 from app.version_log.read.index import LogIndex
 from app.version_log.read.model_replay_state import StateOverlay
 from app.version_log.read.version_range import PART_BYTES, Part, Stretch, parts_of
-from stream.positions import read_positions, told_positions
+from stream.positions import positions_from_meta, positions_to_meta
 
 ONCE = ("moved",)  # what a version's meta says of itself alone
 ROW_COLUMNS = ("feature", "id", "value", "state", "count", "last_seen")
@@ -87,11 +87,11 @@ def _meta(
         # how often the gate went back is counted on; what it did lately is gone back on
         trainer["gate"] = {**trainer.get("gate", {}), "rollbacks": now.trainer["gate"].get("rollbacks", 0)}
     trainer.pop(FURTHEST, None)
-    if (reached := furthest(now)) != read_positions(then.positions):
-        trainer[FURTHEST] = told_positions(reached)
+    if (reached := furthest(now)) != positions_from_meta(then.positions):
+        trainer[FURTHEST] = positions_to_meta(reached)
     told = [*then.trainer.get(HIDDEN, ()), *now.trainer.get(HIDDEN, ())]
     hidden = [*from_json(told), *forgettings_of(entries, schema, otherwise=now.positions)]
-    if hidden := ahead(hidden, read_positions(then.positions)):
+    if hidden := ahead(hidden, positions_from_meta(then.positions)):
         trainer[HIDDEN] = to_json(hidden)
     return msgspec.structs.replace(
         then,

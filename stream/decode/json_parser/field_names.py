@@ -34,10 +34,10 @@ def find_field(buffer: Any, at: Any, close: Any, end: Any, plan: Any) -> Any:
     length = close - at
     first = partial_word(buffer, at, min(8, length))
     last = partial_word(buffer, close - min(8, length), min(8, length))
-    mask = np.uint64(len(plan.places_H) - 1)
+    mask = np.uint64(len(plan.buckets_H) - 1)
     place = mix64(first ^ (last << S7 | last >> S57) ^ np.uint64(length)) & mask
-    while plan.places_H[place] >= 0:
-        field = plan.places_H[place]
+    while plan.buckets_H[place] >= 0:
+        field = plan.buckets_H[place]
         if plan.name_length_J[field] == length and is_name(buffer, at, end, plan, field):
             return field
         place = (place + np.uint64(1)) & mask

@@ -13,7 +13,7 @@ LABEL, WEIGHT, TIME, CATEGORICAL, LIST, DENSE = range(6)
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
-class Plan(NamedTuple):
+class FieldTable(NamedTuple):
     """Every field of a schema; plain arrays, so that Numba takes it as it is."""
 
     role_J: npt.NDArray[np.int64]
@@ -22,10 +22,10 @@ class Plan(NamedTuple):
     limit_J: npt.NDArray[np.int64]  # of a list: so many first elements are kept, or if negative, last ones
     name_length_J: npt.NDArray[np.int64]
     name_words_JW: npt.NDArray[np.uint64]
-    places_H: npt.NDArray[np.int64]  # field, or -1; found by name_hash, and then one after the other
+    buckets_H: npt.NDArray[np.int64]  # field, or -1; found by name_hash, and then one after the other
 
 
-def make_plan(schema: Schema) -> Plan:
+def build_field_table(schema: Schema) -> FieldTable:
     """The plan of a schema."""
     fields: list[tuple[str, int, int, int, int]] = [
         *((name, LABEL, column, 0, 0) for column, name in enumerate(schema.labels)),
@@ -48,18 +48,18 @@ def make_plan(schema: Schema) -> Plan:
     num_words = max(1, *(-(-len(name) // 8) for name in names))
     padded = b"".join(name.ljust(8 * num_words, b"\0") for name in names)
     columns = np.array([field[1:] for field in fields], np.int64).T.copy()
-    return Plan(
+    return FieldTable(
         role_J=columns[0],
         column_J=columns[1],
         feature_J=columns[2],
         limit_J=columns[3],
         name_length_J=np.array([len(name) for name in names], np.int64),
         name_words_JW=np.frombuffer(padded, "<u8").reshape(len(names), num_words).copy(),
-        places_H=hash_places(names),
+        buckets_H=build_hash_table(names),
     )
 
 
-def hash_places(names: list[bytes]) -> npt.NDArray[np.int64]:
+def build_hash_table(names: list[bytes]) -> npt.NDArray[np.int64]:
     """An open-addressing table of field numbers, at most a quarter full so that misses end soon."""
     places = np.full(1 << (4 * len(names)).bit_length(), -1, np.int64)
     for number, name in enumerate(names):

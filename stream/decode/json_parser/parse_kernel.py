@@ -16,7 +16,7 @@ from stream.decode.json_parser.byte_ops import byte_at, skip_space
 from stream.decode.json_parser.field_names import find_field, is_name
 from stream.decode.json_parser.field_table import CATEGORICAL, DENSE, LABEL, LIST, TIME, WEIGHT
 from stream.decode.json_parser.jit import OPTIONS, inlined
-from stream.decode.json_parser.seen_set import forget_if_full, untell
+from stream.decode.json_parser.seen_set import clear_if_full, undo_add
 from stream.decode.json_parser.skip import CLOSE_OBJECT, COLON, COMMA, OPEN_OBJECT, literal_length, skip_value
 from stream.decode.json_parser.strings import QUOTE, scan_string
 from stream.decode.json_parser.values import (
@@ -34,7 +34,7 @@ from stream.decode.json_parser.values import (
 NAN32 = np.float32(np.nan)
 
 
-class Messages(NamedTuple):
+class MessageBytes(NamedTuple):
     """The bytes of the records, and what is known of them without reading."""
 
     buffer: npt.NDArray[np.uint8]
@@ -43,7 +43,7 @@ class Messages(NamedTuple):
     record_ms_N: npt.NDArray[np.int64]
 
 
-class Target(NamedTuple):
+class ParseTarget(NamedTuple):
     """The columns of decode_rows.Rows, and which records deviate: those rows hold nothing of use."""
 
     labels_NL: npt.NDArray[np.float32]
@@ -164,7 +164,7 @@ def read_record(buffer: Any, at: Any, end: Any, plan: Any, n: Any, target: Any, 
     return num_labels > 0
 
 
-def build(fingerprint: str) -> Callable[..., int]:
+def compile_kernel(fingerprint: str) -> Callable[..., int]:
     """The scanner, compiled. Numba's cache looks at this file alone; the fingerprint makes it see all of them."""
 
     @njit(cache=True, **OPTIONS)
@@ -193,7 +193,7 @@ def build(fingerprint: str) -> Callable[..., int]:
             num_elements, num_texts = work.counts[NUM_ELEMENTS], work.counts[NUM_TEXTS]
             if num_elements + most > len(work.elements_E) or num_texts + most > len(work.text_id_T):
                 return n
-            forget_if_full(work.told_slots, work.told_count)
+            clear_if_full(work.seen_slots, work.seen_count)
             latest = (min(record_ms, now_ms) if record_ms > 0 else now_ms) + future_ms
             if not has_time:
                 target.event_ms_N[n] = max(record_ms, 0)
@@ -207,7 +207,7 @@ def build(fingerprint: str) -> Callable[..., int]:
             work.counts[NUM_ELEMENTS] = num_elements
             while work.counts[NUM_TEXTS] > num_texts:
                 work.counts[NUM_TEXTS] -= 1
-                untell(work.told_slots, work.told_count, work.text_slot_T[work.counts[NUM_TEXTS]])
+                undo_add(work.seen_slots, work.seen_count, work.text_slot_T[work.counts[NUM_TEXTS]])
         return len(messages.start_N)
 
     compiled: Callable[..., int] = scan
@@ -215,7 +215,7 @@ def build(fingerprint: str) -> Callable[..., int]:
 
 
 @lru_cache(1)
-def scan_kernel() -> Callable[..., int]:
+def parse_kernel() -> Callable[..., int]:
     """The scanner; compiled, or loaded from Numba's cache, at its first call."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    return build(hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest())
+    return compile_kernel(hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest())

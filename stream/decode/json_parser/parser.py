@@ -7,11 +7,11 @@ import numpy.typing as npt
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
 
-from stream.decode.json_parser.field_table import make_plan
-from stream.decode.json_parser.parse_kernel import Messages, Target, scan_kernel
-from stream.decode.json_parser.seen_set import Told
+from stream.decode.json_parser.field_table import build_field_table
+from stream.decode.json_parser.parse_kernel import MessageBytes, ParseTarget, parse_kernel
+from stream.decode.json_parser.seen_set import SeenSet
 from stream.decode.json_parser.values import NUM_ELEMENTS, NUM_TEXTS, Workspace
-from stream.decode.rows import Rows
+from stream.decode.rows import DecodedRows
 from stream.records import RawRecords
 
 # fields beyond so many in a record are found by hash only
@@ -19,11 +19,11 @@ MAX_SHAPE = 512
 MIN_ROOM = 1 << 12
 
 
-class Scanner:
+class JsonParser:
     """Reads the records that it understands into rows. One thread at a time."""
 
-    def __init__(self, schema: Schema, *, max_message_bytes: int, max_future_seconds: float, told: Told) -> None:
-        self.plan = make_plan(schema)
+    def __init__(self, schema: Schema, *, max_message_bytes: int, max_future_seconds: float, told: SeenSet) -> None:
+        self.plan = build_field_table(schema)
         self.max_message_bytes = max_message_bytes
         self.future_ms = int(max_future_seconds * 1000)
         self.told = told
@@ -35,18 +35,20 @@ class Scanner:
             text_start_T=np.empty(MIN_ROOM, np.int64),
             text_length_T=np.empty(MIN_ROOM, np.int64),
             text_slot_T=np.empty(MIN_ROOM, np.int64),
-            told_slots=told.slots,
-            told_count=told.num_keys,
+            seen_slots=told.slots,
+            seen_count=told.num_keys,
             scratch=np.empty(0, np.uint8),
             seen_J=np.zeros(len(self.plan.role_J), np.int64),
             shape=np.full(MAX_SHAPE, -1, np.int64),
         )
 
-    def scan(self, raw: RawRecords, rows: Rows, now_ms: int) -> tuple[npt.NDArray[np.bool_], IdStrings]:
+    def parse(self, raw: RawRecords, rows: DecodedRows, now_ms: int) -> tuple[npt.NDArray[np.bool_], IdStrings]:
         """Which records deviate, their rows being unwritten; the texts told by the others."""
         deviates_N = np.empty(len(raw), np.bool_)
-        messages = Messages(np.frombuffer(raw.buffer, np.uint8), raw.value_start_N, raw.value_length_N, raw.record_ms_N)
-        target = Target(
+        messages = MessageBytes(
+            np.frombuffer(raw.buffer, np.uint8), raw.value_start_N, raw.value_length_N, raw.record_ms_N
+        )
+        target = ParseTarget(
             rows.labels_NL,
             rows.weights_N,
             rows.event_ms_N,
@@ -56,7 +58,7 @@ class Scanner:
             rows.dense_NF,
             deviates_N,
         )
-        kernel = scan_kernel()
+        kernel = parse_kernel()
         self.work.counts[[NUM_ELEMENTS, NUM_TEXTS]] = 0
         # what an escaped text may need, as long as the longest message that is read
         self.grow(scratch=min(self.max_message_bytes, int(raw.value_length_N.max(initial=0))))
@@ -71,9 +73,9 @@ class Scanner:
             self.grow(elements=num_elements + most, texts=num_texts + most)
         rows.elements_E = self.work.elements_E
         rows.num_elements = int(self.work.counts[NUM_ELEMENTS])
-        return deviates_N, self.texts(raw.buffer)
+        return deviates_N, self.id_strings(raw.buffer)
 
-    def texts(self, buffer: bytes) -> IdStrings:
+    def id_strings(self, buffer: bytes) -> IdStrings:
         """The texts found by the last scan: a step in Python for each, but at its first sight only."""
         num_texts = int(self.work.counts[NUM_TEXTS])
         texts = []

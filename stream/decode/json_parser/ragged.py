@@ -9,7 +9,7 @@ from numba import njit
 
 
 @njit(nogil=True, cache=True)
-def pack_lists(elements_E: Any, start_NP: Any, length_NP: Any, p: Any) -> Any:
+def gather_lists(elements_E: Any, start_NP: Any, length_NP: Any, p: Any) -> Any:
     """(ids_M, offsets) of the lists of column p in their order."""
     offsets = np.empty(len(start_NP) + 1, np.int64)
     offsets[0] = 0

@@ -15,7 +15,7 @@ from springtide_client.keys import mix_keys
 from stream.decode.json_parser.jit import compiled, inlined
 
 
-class Told:
+class SeenSet:
     """An open-addressing set of uint64 keys, 0 = empty; at most half full between records."""
 
     def __init__(self, max_keys: int = 1 << 19) -> None:
@@ -24,7 +24,7 @@ class Told:
         self.slots = np.zeros(max(16, 1 << (2 * max_keys - 1).bit_length()), np.uint64)
         self.num_keys = np.zeros(1, np.int64)
 
-    def fresh(self, features_K: npt.NDArray[np.uint16], ids_K: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def add_all(self, features_K: npt.NDArray[np.uint16], ids_K: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which of these have not been told before; they count as told from now on."""
         return np.asarray(_fresh(self.slots, self.num_keys, mix_keys(features_K, ids_K)))
 
@@ -35,7 +35,7 @@ class Told:
 
 
 @inlined
-def tell(slots: Any, num_keys: Any, mixed: Any) -> Any:
+def add_key(slots: Any, num_keys: Any, mixed: Any) -> Any:
     """The slot that the key was put in; -1 if it was there before, -2 if there is no room left for it."""
     mask = np.uint64(len(slots) - 1)
     key = max(mixed, np.uint64(1))
@@ -52,7 +52,7 @@ def tell(slots: Any, num_keys: Any, mixed: Any) -> Any:
 
 
 @inlined
-def forget_if_full(slots: Any, num_keys: Any) -> None:
+def clear_if_full(slots: Any, num_keys: Any) -> None:
     """Start anew once the set is half full."""
     if 2 * num_keys[0] >= len(slots):
         slots[:] = np.uint64(0)
@@ -60,7 +60,7 @@ def forget_if_full(slots: Any, num_keys: Any) -> None:
 
 
 @compiled
-def untell(slots: Any, num_keys: Any, slot: Any) -> None:
+def undo_add(slots: Any, num_keys: Any, slot: Any) -> None:
     """Takes back the newest key: those told after it must have been taken back before."""
     slots[slot] = np.uint64(0)
     num_keys[0] -= 1
@@ -70,6 +70,6 @@ def untell(slots: Any, num_keys: Any, slot: Any) -> None:
 def _fresh(slots: Any, num_keys: Any, mixed_K: Any) -> Any:
     fresh_K = np.empty(len(mixed_K), np.bool_)
     for k in range(len(mixed_K)):
-        forget_if_full(slots, num_keys)
-        fresh_K[k] = tell(slots, num_keys, mixed_K[k]) >= 0
+        clear_if_full(slots, num_keys)
+        fresh_K[k] = add_key(slots, num_keys, mixed_K[k]) >= 0
     return fresh_K

@@ -150,7 +150,7 @@ def unescape(buffer: Any, at: Any, close: Any, scratch: Any) -> Any:
 
 
 @inlined
-def text_id(buffer: Any, start: Any, length: Any) -> Any:
+def string_id(buffer: Any, start: Any, length: Any) -> Any:
     """(id, whether it is a hash) of a text: springtide_client.keys.encode_id."""
     if 0 < length <= 20:
         negative = buffer[np.uint64(start)] == 45

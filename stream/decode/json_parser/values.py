@@ -14,9 +14,9 @@ from kernels.cpu.hashing import mix_key
 from stream.decode.json_parser.byte_ops import byte_at, skip_space
 from stream.decode.json_parser.jit import inlined
 from stream.decode.json_parser.numbers import INTEGER, REFUSED, scan_number, to_float
-from stream.decode.json_parser.seen_set import tell
+from stream.decode.json_parser.seen_set import add_key
 from stream.decode.json_parser.skip import CLOSE_LIST, COMMA, OPEN_LIST, literal_length
-from stream.decode.json_parser.strings import INT64_LIMIT, QUOTE, scan_string, text_id, unescape
+from stream.decode.json_parser.strings import INT64_LIMIT, QUOTE, scan_string, string_id, unescape
 
 MISSING_ID = np.int64(MISSING_ID_INT)
 DEVIATES = np.int64(-1)
@@ -34,9 +34,9 @@ class Workspace(NamedTuple):
     text_id_T: npt.NDArray[np.int64]
     text_start_T: npt.NDArray[np.int64]  # in the buffer
     text_length_T: npt.NDArray[np.int64]  # negative: as JSON with escapes
-    text_slot_T: npt.NDArray[np.int64]  # in told_slots
-    told_slots: npt.NDArray[np.uint64]
-    told_count: npt.NDArray[np.int64]
+    text_slot_T: npt.NDArray[np.int64]  # in seen_slots
+    seen_slots: npt.NDArray[np.uint64]
+    seen_count: npt.NDArray[np.int64]
     scratch: npt.NDArray[np.uint8]  # as long as the longest message
     seen_J: npt.NDArray[np.int64]  # the record in which a field was last seen
     shape: npt.NDArray[np.int64]  # the field of each place in a record, as last seen
@@ -86,11 +86,11 @@ def read_id(buffer: Any, at: Any, end: Any, feature: Any, work: Any) -> Any:
         if close < 0:
             return DEVIATES, np.int64(0)
         if escaped:
-            id_, hashed = text_id(work.scratch, 0, unescape(buffer, start, close, work.scratch))
+            id_, hashed = string_id(work.scratch, 0, unescape(buffer, start, close, work.scratch))
         else:
-            id_, hashed = text_id(buffer, start, close - start)
+            id_, hashed = string_id(buffer, start, close - start)
         if hashed:
-            slot = tell(work.told_slots, work.told_count, mix_key(feature, id_))
+            slot = add_key(work.seen_slots, work.seen_count, mix_key(feature, id_))
             if slot == -2:
                 return DEVIATES, np.int64(0)
             if slot >= 0:

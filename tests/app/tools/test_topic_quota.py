@@ -16,7 +16,7 @@ def write_status(log: Path, committed: int) -> None:
 
 
 def num_records(source: SourceConfig) -> int:
-    with Admin(source.connection()) as admin:
+    with Admin(source.kafka_config()) as admin:
         [end] = admin.end_offsets(admin.require_topic("clicks")).values()
     return end
 
@@ -25,9 +25,9 @@ def test_a_full_topic_is_made_anew_once_all_of_it_is_durably_learned(tmp_path: P
     log, stopping = tmp_path / "log", threading.Event()
     with EmbeddedBroker(log):
         source = SourceConfig(topic="clicks", log_path=log)
-        with Admin(source.connection()) as admin:
+        with Admin(source.kafka_config()) as admin:
             admin.ensure_topic("clicks")
-        with Producer(source.connection()) as producer:
+        with Producer(source.kafka_config()) as producer:
             room = TopicRoom(source, log, max_bytes=100_000, look_every=0)
             for _ in range(1_000):
                 producer.send("clicks", b"x" * 200)
@@ -51,9 +51,9 @@ def test_a_full_topic_is_made_anew_once_all_of_it_is_durably_learned(tmp_path: P
 def test_a_broker_of_ones_own_is_left_alone(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "log") as broker:
         source = SourceConfig(topic="clicks", bootstrap_servers=broker.address)
-        with Admin(source.connection()) as admin:
+        with Admin(source.kafka_config()) as admin:
             admin.ensure_topic("clicks")
-        with Producer(source.connection()) as producer:
+        with Producer(source.kafka_config()) as producer:
             room = TopicRoom(source, tmp_path, max_bytes=1, look_every=0)
             producer.send("clicks", b"x" * 200)
             producer.flush()

@@ -45,7 +45,7 @@ def make_batch(number: int, samples: int = 32, schema: Schema = SCHEMA) -> Batch
         record_ms_N=event_ms + 5,
         positions={PARTITION: start + samples},
         dead=(dead,) if number % 3 == 0 else (),
-        texts=[text],
+        id_strings=[text],
         topic_ids={PARTITION: "topic-1"},
         watermarks={PARTITION: int(event_ms[-1])} if samples else {},
     )

@@ -11,7 +11,7 @@ from trainer_room import WAIT_SECONDS, run_in_thread, wait_until
 from app.training.state.training_state import TrainingState
 from app.training.trainer import Trainer
 from app.version_log.trainer_status import read_status
-from stream.errors import WaitingError
+from stream.errors import RetriableError
 
 
 def test_until_end_learns_every_click_once_and_goes_on_where_it_ended(room):
@@ -81,7 +81,7 @@ def test_a_trainer_without_a_topic_waits_visibly_and_learns_when_it_comes(room):
 
 def test_the_end_of_an_absent_topic_is_not_waited_for_for_ever(room, monkeypatch):
     monkeypatch.setattr("app.training.input.batches.ABSENT_SECONDS", 3.0)
-    with pytest.raises(WaitingError, match="clicks"):
+    with pytest.raises(RetriableError, match="clicks"):
         Trainer(room.config, until_end=True).run()
     status = read_status(room.config.log.path)
     assert status["trainer"] == "failed"
@@ -112,7 +112,7 @@ def test_a_version_waits_for_the_broker_to_have_its_dead_letters(room, monkeypat
     refuse = trainer.dead_letters._try_flush
 
     def no_broker(seconds: float) -> None:
-        raise WaitingError("nobody answers")
+        raise RetriableError("nobody answers")
 
     trainer.dead_letters._try_flush = no_broker
     thread, ended = run_in_thread(trainer)

@@ -29,7 +29,7 @@ def draw(random: np.random.Generator, size: int, num_rows: int) -> Batch:
         record_ms_N=now_N,
         positions={Partition("clicks", 0): 0},
         dead=(),
-        texts=[],
+        id_strings=[],
         topic_ids={Partition("clicks", 0): "topic"},
         watermarks={Partition("clicks", 0): int(now_N[0])},
     )

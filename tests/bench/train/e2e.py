@@ -88,7 +88,7 @@ class DenseOnly:
 
 def fill(log: Path, values: list[bytes]) -> None:
     """The topic, made with one partition, holding these records."""
-    connection = SourceConfig(topic=TOPIC, log_path=log).connection()
+    connection = SourceConfig(topic=TOPIC, log_path=log).kafka_config()
     with Admin(connection) as admin:
         admin.ensure_topic(TOPIC)
     with Producer(connection) as producer:

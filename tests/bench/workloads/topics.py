@@ -9,7 +9,7 @@ from stream.kafka.producer import Producer
 
 def fill(config: SourceConfig, values: Iterable[bytes]) -> None:
     """The topic, made with one partition, holding these records."""
-    connection = config.connection()
+    connection = config.kafka_config()
     with Admin(connection) as admin:
         admin.ensure_topic(config.topic)
     with Producer(connection) as producer:

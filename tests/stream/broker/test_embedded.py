@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stream.broker.embedded import EmbeddedBroker, find_broker, require_broker
-from stream.errors import BrokerAbsentError, BrokerError
+from stream.errors import BrokerUnavailableError, EmbeddedBrokerError
 from stream.kafka.admin import Admin, check_kafka
 from stream.kafka.consumer import KafkaConfig
 
@@ -53,7 +53,7 @@ def test_its_address_stands_in_the_log_while_it_lives(own_broker):
     own_broker.stop()
     assert not (own_broker.log_path / "broker.json").exists()
     assert find_broker(own_broker.log_path) is None
-    with pytest.raises(BrokerAbsentError, match="springtide broker"):
+    with pytest.raises(BrokerUnavailableError, match="springtide broker"):
         require_broker(own_broker.log_path)
 
 
@@ -73,7 +73,7 @@ def test_it_dies_with_a_killed_parent_and_its_file_no_longer_counts(tmp_path, ow
 
 def test_a_second_broker_of_the_same_log_is_refused_in_one_line(own_broker):
     owner = start_owner(own_broker.log_path)
-    with pytest.raises(BrokerError, match="already running at") as refused:
+    with pytest.raises(EmbeddedBrokerError, match="already running at") as refused:
         own_broker.start()
     assert "\n" not in str(refused.value)
     assert find_broker(own_broker.log_path) is not None
@@ -83,7 +83,7 @@ def test_a_second_broker_of_the_same_log_is_refused_in_one_line(own_broker):
 
 def test_a_taken_port_is_refused(own_broker, tmp_path):
     own_broker.start()
-    with pytest.raises(BrokerError, match="is taken"):
+    with pytest.raises(EmbeddedBrokerError, match="is taken"):
         EmbeddedBroker(tmp_path / "other", own_broker.port).start()
     assert not (tmp_path / "other" / "broker.json").exists()
 
@@ -112,7 +112,7 @@ def test_check_tells_what_is_wrong_and_how_to_mend_it(own_broker):
         assert admin.ensure_topic("clicks").num_partitions == 1
     assert check_kafka(own_broker.address, "clicks") == []
     for problem in (wrong, unknown, refused, missing):
-        assert "\n" not in problem.what + problem.mend
+        assert "\n" not in problem.what + problem.fix
 
 
 def test_something_that_does_not_speak_kafka_is_told(tmp_path):

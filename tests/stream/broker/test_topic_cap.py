@@ -1,6 +1,6 @@
 import threading
 
-from stream.broker.topic_cap import TopicCap, delete_topics
+from stream.broker.topic_cap import TopicCap, delete_topics_by_prefix
 from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer
 from stream.positions import Position
@@ -29,15 +29,15 @@ def test_a_full_topic_is_made_anew_once_it_is_learned_and_nothing_is_lost(bench)
     with Producer(bench.kafka) as producer:
         cap = TopicCap(bench.kafka, bench.name, max_bytes=400_000, learned=lambda: dict(learned))
         for n in range(30_000):
-            if n % 100 == 0 and cap.full(producer):
-                assert cap.roll(producer, timeout_seconds=20)
+            if n % 100 == 0 and cap.is_full(producer):
+                assert cap.recreate_topic(producer, timeout_seconds=20)
             producer.send(bench.name, bench.click(n))
         producer.flush()
         done.set()
     thread.join(20)
     assert seen == list(range(30_000))
-    assert cap.rolls >= 3
-    assert source.resets == cap.rolls
+    assert cap.num_recreated >= 3
+    assert source.resets == cap.num_recreated
 
 
 def test_a_topic_that_is_not_learned_is_not_touched(bench):
@@ -47,7 +47,7 @@ def test_a_topic_that_is_not_learned_is_not_touched(bench):
     with Producer(bench.kafka) as producer:
         for learned in (None, {}, positions, {bench.partition: Position("another", 10)}):
             cap = TopicCap(bench.kafka, bench.name, max_bytes=1, learned=lambda learned=learned: learned)
-            assert not cap.roll(producer, timeout_seconds=0.05)
+            assert not cap.recreate_topic(producer, timeout_seconds=0.05)
     assert len(bench.read(bench.source(), 10)) >= 1
     with Admin(bench.kafka) as admin:
         assert admin.topic(bench.name) == topic
@@ -70,9 +70,9 @@ def test_a_roll_gives_the_brokers_memory_back(bench, own_broker):
             learned=lambda: learned,
             memory_bytes=own_broker.memory_bytes,
         )
-        assert cap.full(producer)
-        assert cap.roll(producer, timeout_seconds=10)
-        assert not cap.full(producer)
+        assert cap.is_full(producer)
+        assert cap.recreate_topic(producer, timeout_seconds=10)
+        assert not cap.is_full(producer)
     assert own_broker.memory_bytes() < before + (30 << 20)
 
 
@@ -80,6 +80,6 @@ def test_topics_of_old_simulators_are_deleted(bench):
     with Admin(bench.kafka) as admin:
         for name in ("sim-1", "sim-2", "other-1"):
             admin.ensure_topic(name)
-    assert delete_topics(bench.kafka, "sim-", keep=("sim-2",)) == ["sim-1"]
+    assert delete_topics_by_prefix(bench.kafka, "sim-", keep=("sim-2",)) == ["sim-1"]
     with Admin(bench.kafka) as admin:
         assert {"sim-2", "other-1"} <= set(admin.topics())

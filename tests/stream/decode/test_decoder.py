@@ -113,7 +113,7 @@ def test_no_records_are_empty_columns():
 def test_a_text_is_told_once():
     decoder = Decoder(SCHEMA)
     raw = RawRecords.from_messages(CLICKS, [dumps(GOOD), dumps(GOOD)])
-    texts = decoder.decode(raw, NOW_MS).texts
+    texts = decoder.decode(raw, NOW_MS).id_strings
     item, genres = SCHEMA.number("item"), SCHEMA.number("genres")
     told = set(zip(texts.features.tolist(), texts.ids.tolist(), texts.strings, strict=True))
     assert told == {
@@ -123,9 +123,9 @@ def test_a_text_is_told_once():
         (genres, hash_string(b"z"), "z"),
     }
     assert len(texts.strings) == 4
-    assert decoder.decode(raw, NOW_MS).texts.strings == []
+    assert decoder.decode(raw, NOW_MS).id_strings.strings == []
 
 
 def test_texts_of_dead_letters_are_not_told():
     columns = decode([dumps({**GOOD, "item": "never", "click": 7})])
-    assert columns.texts.strings == []
+    assert columns.id_strings.strings == []

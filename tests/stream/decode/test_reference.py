@@ -45,7 +45,7 @@ class NothingScanned:
 def both(schema: Schema, values, record_ms=None, max_message_bytes=400) -> tuple[Columns, Columns]:
     raw = RawRecords.from_messages(CLICKS, values, record_ms=record_ms)
     fast, slow = (Decoder(schema, max_message_bytes=max_message_bytes) for _ in range(2))
-    slow.scanner = NothingScanned()
+    slow.parser = NothingScanned()
     return fast.decode(raw, NOW_MS), slow.decode(raw, NOW_MS)
 
 
@@ -70,7 +70,7 @@ def assert_same(fast: Columns, slow: Columns) -> None:
     for one, other in zip(fast.features.lists, slow.features.lists, strict=True):
         same(one.ids_M, other.ids_M)
         same(one.offsets, other.offsets)
-    assert told(fast.texts) == told(slow.texts)
+    assert told(fast.id_strings) == told(slow.id_strings)
 
 
 @st.composite
@@ -279,5 +279,5 @@ def test_long_lists_and_many_texts_make_room():
     values = [json.dumps(record).encode() for record in records]
     fast, slow = both(FIELDS, values, max_message_bytes=1 << 20)
     assert len(fast) == 9
-    assert len(fast.texts.strings) == 18_000
+    assert len(fast.id_strings.strings) == 18_000
     assert_same(fast, slow)

@@ -2,9 +2,9 @@ import pytest
 
 from stream.columns import DeadLetter
 from stream.errors import ProduceError, StreamError
-from stream.flow.dead_letter_producer import LETTER_BYTES, DeadLetters
+from stream.flow.dead_letter_producer import LETTER_BYTES, DeadLetterProducer
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import Reader
+from stream.kafka.consumer import PartitionConsumer
 from stream.kafka.library import kafka
 from stream.kafka.producer import Producer
 
@@ -27,11 +27,11 @@ def read_back(bench, topic, number):
 
 
 def test_letters_arrive_with_their_bytes_and_what_is_wrong(bench):
-    dead = DeadLetters(lambda: bench.kafka, bench.name + ".dead")
+    dead = DeadLetterProducer(lambda: bench.kafka, bench.name + ".dead")
     dead.send([*letters(bench, 3), DeadLetter(bench.partition, 3, "empty", "", None, None, 5)])
-    assert dead.unconfirmed_bytes == 4 * LETTER_BYTES + 9
+    assert dead.unacknowledged_bytes == 4 * LETTER_BYTES + 9
     dead.flush()
-    assert dead.unconfirmed_bytes == 0
+    assert dead.unacknowledged_bytes == 0
     dead.send(letters(bench, 1, "too_large"))
     dead.flush()
     dead.close()
@@ -52,7 +52,7 @@ def test_letters_arrive_with_their_bytes_and_what_is_wrong(bench):
 
 
 def test_without_letters_no_topic_is_made(bench):
-    dead = DeadLetters(lambda: bench.kafka, bench.name + ".dead", counts={"bad_json": 2})
+    dead = DeadLetterProducer(lambda: bench.kafka, bench.name + ".dead", counts={"bad_json": 2})
     dead.send([])
     dead.flush()
     assert dead.counts == {"bad_json": 2}
@@ -63,7 +63,7 @@ def test_without_letters_no_topic_is_made(bench):
 def test_letters_wait_for_a_broker_that_is_away(bench, own_broker):
     bench.broker = own_broker
     own_broker.start()
-    dead = DeadLetters(lambda: bench.kafka, "gone.dead")
+    dead = DeadLetterProducer(lambda: bench.kafka, "gone.dead")
     dead.send(letters(bench, 2))
     dead.flush()
     own_broker.stop()
@@ -84,7 +84,7 @@ def test_a_producer_keeps_order_and_sets_the_record_time(bench):
             producer.send(bench.name, b"%d" % n, record_ms=10**12 + n)
         producer.flush()
         assert producer.sent_messages == 5000
-    reader = Reader(bench.kafka, {bench.partition: 0})
+    reader = PartitionConsumer(bench.kafka, {bench.partition: 0})
     found = []
     while len(found) < 5000:
         for raw in reader.poll(0.5):
@@ -130,8 +130,8 @@ def test_how_much_waits_is_known_without_looking_at_every_letter(bench):
             Value.looks += 1
             return super().__len__()
 
-    dead = DeadLetters(lambda: bench.kafka, bench.name + ".dead")
+    dead = DeadLetterProducer(lambda: bench.kafka, bench.name + ".dead")
     for number in range(200):
         dead.send([DeadLetter(bench.partition, number, "gate", "", b"k", Value(b"1234567"), 5)])
-        assert dead.unconfirmed_bytes == (number + 1) * (LETTER_BYTES + 8)
+        assert dead.unacknowledged_bytes == (number + 1) * (LETTER_BYTES + 8)
     assert Value.looks <= 400

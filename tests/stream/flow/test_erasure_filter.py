@@ -8,7 +8,7 @@ from springtide_client.schema import Schema
 
 from stream.columns import Partition
 from stream.decode.decoder import Decoder
-from stream.flow.erasure_filter import Forgetting, Hidden
+from stream.flow.erasure_filter import Erasure, ErasureFilter
 from stream.positions import Position
 from stream.records import RawRecords
 
@@ -28,8 +28,8 @@ def decoded(records: list[dict]):
     return Decoder(SCHEMA).decode(raw, 0)
 
 
-def hidden(*keys: tuple[int, int], until: int, topic_id: str = "t") -> Hidden:
-    return Hidden(SCHEMA, [Forgetting(keys, {CLICKS: Position(topic_id, until)})])
+def hidden(*keys: tuple[int, int], until: int, topic_id: str = "t") -> ErasureFilter:
+    return ErasureFilter(SCHEMA, [Erasure(keys, {CLICKS: Position(topic_id, until)})])
 
 
 RECORDS = [
@@ -40,7 +40,7 @@ RECORDS = [
 
 
 def test_an_id_is_missing_before_its_forgetting_and_there_after_it():
-    columns = hidden((0, BOB), (1, TEA), until=2).hide(decoded(RECORDS), CLICKS, "t")
+    columns = hidden((0, BOB), (1, TEA), until=2).apply(decoded(RECORDS), CLICKS, "t")
     ann = hash_string(b"ann")
     assert columns.features.categorical_NC.tolist() == [[MISSING_ID, MISSING_ID], [ann, 7], [BOB, TEA]]
     tags, last = columns.features.lists
@@ -52,21 +52,21 @@ def test_an_id_is_missing_before_its_forgetting_and_there_after_it():
 def test_a_hidden_text_is_not_handed_on_and_is_owed_until_its_id_may_come_again():
     hiding = hidden((0, BOB), until=2)
     early = decoded(RECORDS[:2])
-    assert "bob" in early.texts.strings
+    assert "bob" in early.id_strings.strings
     # as a tag it is another key, whose text stays
-    columns = hiding.hide(early, CLICKS, "t")
-    told = set(zip(columns.texts.features.tolist(), columns.texts.strings, strict=True))
+    columns = hiding.apply(early, CLICKS, "t")
+    told = set(zip(columns.id_strings.features.tolist(), columns.id_strings.strings, strict=True))
     assert told == {(0, "ann"), (1, "tea"), (2, "bob"), (2, "red")}
-    assert not hiding.owes_text(CLICKS, 2)
-    assert hiding.owes_text(CLICKS, 3)
-    assert not hiding.owes_text(CLICKS, 4)
-    whole = hidden((0, BOB), until=2).hide(decoded(RECORDS), CLICKS, "t")
-    assert (0, "bob") in zip(whole.texts.features.tolist(), whole.texts.strings, strict=True)
+    assert not hiding.needs_string_replay(CLICKS, 2)
+    assert hiding.needs_string_replay(CLICKS, 3)
+    assert not hiding.needs_string_replay(CLICKS, 4)
+    whole = hidden((0, BOB), until=2).apply(decoded(RECORDS), CLICKS, "t")
+    assert (0, "bob") in zip(whole.id_strings.features.tolist(), whole.id_strings.strings, strict=True)
 
 
 def test_offsets_of_another_topic_of_the_same_name_hide_nothing():
     columns = decoded(RECORDS)
-    same = hidden((0, BOB), until=3).hide(columns, CLICKS, "made anew")
+    same = hidden((0, BOB), until=3).apply(columns, CLICKS, "made anew")
     assert np.array_equal(same.features.categorical_NC, columns.features.categorical_NC)
 
 
@@ -76,8 +76,8 @@ def test_a_partition_with_a_slash_in_its_topic_is_read_back():
 
 
 def test_a_forgetting_is_ahead_of_whoever_reads_from_before_it():
-    forgetting = Forgetting(((0, 1),), {CLICKS: Position("t", 5), Partition("clicks", 1): Position("t", 0)})
-    assert forgetting.is_ahead({CLICKS: Position("t", 4)})
-    assert forgetting.is_ahead({})
-    assert not forgetting.is_ahead({CLICKS: Position("t", 5)})
-    assert not forgetting.is_ahead({CLICKS: Position("made anew", 0)})
+    forgetting = Erasure(((0, 1),), {CLICKS: Position("t", 5), Partition("clicks", 1): Position("t", 0)})
+    assert forgetting.affects_replay_from({CLICKS: Position("t", 4)})
+    assert forgetting.affects_replay_from({})
+    assert not forgetting.affects_replay_from({CLICKS: Position("t", 5)})
+    assert not forgetting.affects_replay_from({CLICKS: Position("made anew", 0)})

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from stream.columns import Partition
-from stream.kafka.range_reader import SILENT_SECONDS, records_between
+from stream.kafka.range_reader import SILENCE_TIMEOUT_SECONDS, read_range
 from stream.positions import Position
 
 
@@ -19,7 +19,7 @@ def test_a_stretch_is_read_from_each_partition_and_its_reader_may_take_long(benc
     monotonic, passed = time.monotonic, [0.0]
     monkeypatch.setattr("stream.kafka.range_reader.time", SimpleNamespace(monotonic=lambda: monotonic() + passed[0]))
     found = []
-    for raw in records_between(bench.kafka, begin, end):
+    for raw in read_range(bench.kafka, begin, end):
         found += [(raw.partition.number, offset) for offset in raw.offset_N.tolist()]
-        passed[0] += 2 * SILENT_SECONDS  # dead letters are sent meanwhile
+        passed[0] += 2 * SILENCE_TIMEOUT_SECONDS  # dead letters are sent meanwhile
     assert sorted(found) == [(0, 4), (0, 5), (0, 6), (0, 7), (1, 0), (1, 1), (1, 2)]

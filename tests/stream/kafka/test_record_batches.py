@@ -8,9 +8,9 @@ import pytest
 
 from stream.columns import Partition
 from stream.errors import CodecMissingError, CorruptBatchError
-from stream.kafka.consumer import Reader
+from stream.kafka.consumer import PartitionConsumer
 from stream.kafka.library import kafka
-from stream.kafka.record_batches import Unpacker, tap_is_possible
+from stream.kafka.record_batches import RecordBatchParser, supports_raw_fetch
 
 HERE = Partition("clicks", 0)
 RECORDS = [
@@ -40,9 +40,9 @@ def reseal(content):
 
 
 def unpack(content, offset=0, aborted=lambda batch: False):
-    unpacker = Unpacker(HERE, offset, aborted=aborted)
+    unpacker = RecordBatchParser(HERE, offset, aborted=aborted)
     found = []
-    for raw in unpacker.unpack(content):
+    for raw in unpacker.parse_fetch(content):
         assert raw.end == unpacker.next_offset
         found += [
             (int(raw.offset_N[n]), raw.key(n), raw.value(n), int(raw.record_ms_N[n]) - 1_700_000_000_000)
@@ -82,8 +82,8 @@ def test_a_missing_codec_is_named_with_its_package_after_what_comes_before(codec
         monkeypatch.setattr(kafka.codec, name, lambda: False)
     compressed = bytearray(batch(base=5))
     compressed[21:23] = struct.pack(">h", codec)
-    unpacker = Unpacker(HERE, 0, aborted=lambda batch: False)
-    found = unpacker.unpack(batch() + reseal(bytes(compressed)))
+    unpacker = RecordBatchParser(HERE, 0, aborted=lambda batch: False)
+    found = unpacker.parse_fetch(batch() + reseal(bytes(compressed)))
     assert len(next(found)) == 5
     with pytest.raises(CodecMissingError, match=f"pip install {package}"):
         next(found)
@@ -148,8 +148,8 @@ def test_every_flipped_byte_is_noticed():
 def test_what_comes_before_a_broken_batch_is_handed_out_first():
     broken = bytearray(batch(base=5))
     broken[-1] ^= 1
-    unpacker = Unpacker(HERE, 0, aborted=lambda batch: False)
-    found = unpacker.unpack(batch() + bytes(broken))
+    unpacker = RecordBatchParser(HERE, 0, aborted=lambda batch: False)
+    found = unpacker.parse_fetch(batch() + bytes(broken))
     assert len(next(found)) == 5
     with pytest.raises(CorruptBatchError):
         next(found)
@@ -171,10 +171,10 @@ def test_lengths_that_lead_outside_the_batch_are_refused_not_followed():
 
 def test_the_names_that_the_tap_needs_are_there(bench):
     bench.create()
-    reader = Reader(bench.kafka, {bench.partition: 0})
+    reader = PartitionConsumer(bench.kafka, {bench.partition: 0})
     assert reader.raw
     assert reader.hooked
-    assert tap_is_possible(reader.consumer)
+    assert supports_raw_fetch(reader.consumer)
     reader.close()
 
 
@@ -191,7 +191,7 @@ def test_the_tap_reads_what_a_plain_poll_reads(bench, raw, compression):
     for n in range(2000):
         client.send(bench.name, b"v%d" % n if n % 5 else None, key=b"k%d" % n, partition=0, timestamp_ms=10**12 + n)
     client.close()
-    reader = Reader(bench.kafka, {bench.partition: 123}, raw=raw)
+    reader = PartitionConsumer(bench.kafka, {bench.partition: 123}, raw=raw)
     found = []
     while len(found) < 2000 - 123:
         for records in reader.poll(0.5):
@@ -204,8 +204,8 @@ def test_the_tap_reads_what_a_plain_poll_reads(bench, raw, compression):
 
 def test_without_the_private_names_a_source_still_reads_and_catches_up(bench, monkeypatch):
     kafka_door = sys.modules["stream.kafka.consumer"]
-    monkeypatch.setattr(kafka_door, "tap_is_possible", lambda consumer: False)
-    monkeypatch.setattr(Reader, "_hook", lambda self: False)
+    monkeypatch.setattr(kafka_door, "supports_raw_fetch", lambda consumer: False)
+    monkeypatch.setattr(PartitionConsumer, "_hook", lambda self: False)
     bench.create()
     bench.produce([bench.click(n) for n in range(100)])
     source = bench.source()

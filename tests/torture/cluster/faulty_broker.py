@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import suppress
 
-from stream.broker.embedded import find_binary
+from stream.broker.embedded import find_broker_binary
 from tests.e2e.workspace import free_port
 
 
@@ -22,7 +22,7 @@ class FrailBroker:
         self._open: list[socket.socket] = []
         urls = ["--listener-url", f"tcp://127.0.0.1:{self._port}", "--advertised-listener-url", f"tcp://{self.address}"]
         self._process = subprocess.Popen(
-            [find_binary(), "broker", *urls, "--storage-engine", "memory://tansu/", "--silent"],
+            [find_broker_binary(), "broker", *urls, "--storage-engine", "memory://tansu/", "--silent"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

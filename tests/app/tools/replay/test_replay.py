@@ -16,7 +16,7 @@ from stream.broker.embedded import EmbeddedBroker
 from stream.columns import Partition
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import Reader
+from stream.kafka.consumer import PartitionConsumer
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def replay(source: SourceConfig, **settings: object) -> int:
 def read(source: SourceConfig, num: int, num_partitions: int = 1) -> dict[int, list[tuple[int, int]]]:
     """(n of the record, its timestamp) by partition."""
     partitions = [Partition(source.topic, number) for number in range(num_partitions)]
-    reader = Reader(source.connection(), dict.fromkeys(partitions, 0))
+    reader = PartitionConsumer(source.kafka_config(), dict.fromkeys(partitions, 0))
     found: dict[int, list[tuple[int, int]]] = {number: [] for number in range(num_partitions)}
     deadline = time.monotonic() + 20
     while sum(map(len, found.values())) < num:
@@ -60,7 +60,7 @@ def test_the_topic_is_made_with_one_partition_and_holds_the_file_in_its_order(
 ) -> None:
     before_ms = int(time.time() * 1000)
     assert replay(source, path=write(tmp_path, 2_000)) == 2_000
-    with Admin(source.connection()) as admin:
+    with Admin(source.kafka_config()) as admin:
         topic = admin.require_topic("clicks")
     assert topic.num_partitions == 1
     records = read(source, 2_000)[0]

@@ -6,10 +6,10 @@ from springtide_client.keys import hash_string
 from springtide_client.schema import Schema
 
 from stream.columns import Partition
-from stream.decode.decoder import Decoder, compile_scanner
-from stream.decode.json_parser.field_table import hash_places, make_plan
-from stream.decode.json_parser.seen_set import Told
-from stream.decode.rows import Rows
+from stream.decode.decoder import Decoder, compile_parser
+from stream.decode.json_parser.field_table import build_field_table, build_hash_table
+from stream.decode.json_parser.seen_set import SeenSet
+from stream.decode.rows import DecodedRows
 from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000
@@ -19,7 +19,7 @@ GOOD = {"l": 1, "c": "text", "m": [3, "x"], "s": ["four"], "d": 5.5, "t": NOW_MS
 
 def deviates(message: bytes) -> bool:
     raw = RawRecords.from_messages(Partition("clicks", 0), [message])
-    (answer,) = Decoder(SCHEMA).scanner.scan(raw, Rows(SCHEMA, 1), NOW_MS)[0].tolist()
+    (answer,) = Decoder(SCHEMA).parser.parse(raw, DecodedRows(SCHEMA, 1), NOW_MS)[0].tolist()
     return answer
 
 
@@ -54,25 +54,25 @@ def test_a_text_of_a_deviating_record_is_not_taken_as_told():
     decoder = Decoder(SCHEMA)
     bad = json.dumps({**GOOD, "t": 5}).encode()
     good = json.dumps(GOOD).encode()
-    texts = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), [bad, good]), NOW_MS).texts
+    texts = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), [bad, good]), NOW_MS).id_strings
     assert sorted(texts.strings) == ["four", "text", "x"]
 
 
 def test_texts_are_told_again_once_the_memory_was_full():
-    decoder = Decoder(SCHEMA, told=Told(64))
+    decoder = Decoder(SCHEMA, told=SeenSet(64))
     for start in range(0, 1000, 10):
         values = [json.dumps({**GOOD, "c": f"c{start + i}", "m": [], "s": []}).encode() for i in range(10)]
         columns = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), values), NOW_MS)
-        assert columns.texts.strings == [f"c{start + i}" for i in range(10)]
-        assert decoder.told.num_keys[0] <= len(decoder.told.slots) // 2
+        assert columns.id_strings.strings == [f"c{start + i}" for i in range(10)]
+        assert decoder.seen_strings.num_keys[0] <= len(decoder.seen_strings.slots) // 2
     values = [json.dumps({**GOOD, "c": "c0", "m": [], "s": []}).encode()]
     columns = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), values), NOW_MS)
-    assert columns.texts.ids.tolist() == [hash_string(b"c0")]
+    assert columns.id_strings.ids.tolist() == [hash_string(b"c0")]
 
 
 def test_names_that_json_must_escape_are_left_to_the_reference():
     schema = Schema(labels=("l",), categorical=('a"b', "a\\b", "plain"))
-    assert sorted(number for number in hash_places([b'a"b', b"a\\b", b"plain"]).tolist() if number >= 0) == [2]
+    assert sorted(number for number in build_hash_table([b'a"b', b"a\\b", b"plain"]).tolist() if number >= 0) == [2]
     message = json.dumps({"l": 1, 'a"b': 4, "a\\b": 5, "plain": 6}).encode()
     columns = Decoder(schema).decode(RawRecords.from_messages(Partition("clicks", 0), [message]), NOW_MS)
     assert columns.features.categorical_NC.tolist() == [[4, 5, 6]]
@@ -81,7 +81,7 @@ def test_names_that_json_must_escape_are_left_to_the_reference():
 def test_a_plan_of_many_like_named_fields_finds_each():
     names = tuple(f"a rather long common beginning {i:03d} and a common end" for i in range(300))
     schema = Schema(labels=("l",), dense=names)
-    assert len(make_plan(schema).places_H) >= 4 * 301
+    assert len(build_field_table(schema).buckets_H) >= 4 * 301
     record = {"l": 1, **{name: i for i, name in enumerate(names)}}
     for order in (list(record), list(reversed(record))):
         message = json.dumps({name: record[name] for name in order}).encode()
@@ -100,10 +100,10 @@ def test_the_workspace_does_not_leak_into_columns():
 
 
 def test_compiling_ahead_compiles_the_types_of_a_fetch():
-    from stream.decode.json_parser.parse_kernel import scan_kernel
+    from stream.decode.json_parser.parse_kernel import parse_kernel
 
-    compile_scanner()
-    num_signatures = len(scan_kernel().signatures)
+    compile_parser()
+    num_signatures = len(parse_kernel().signatures)
     compiled_for = RawRecords.from_messages(Partition("clicks", 0), [json.dumps(GOOD).encode()])
     fetched = np.empty((6, 5), np.int64)
     fetched[:, 0] = [compiled_for.value_start_N[0], compiled_for.value_length_N[0], 0, -1, NOW_MS, 0]
@@ -112,4 +112,4 @@ def test_compiling_ahead_compiles_the_types_of_a_fetch():
         Partition("clicks", 0), compiled_for.buffer, start, length, key_start, key_length, record_ms, offset, 1
     )
     assert len(Decoder(SCHEMA).decode(raw, NOW_MS)) == 1
-    assert len(scan_kernel().signatures) == num_signatures == 1
+    assert len(parse_kernel().signatures) == num_signatures == 1

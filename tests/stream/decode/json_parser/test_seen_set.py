@@ -1,27 +1,27 @@
 import numpy as np
 import pytest
 
-from stream.decode.json_parser.seen_set import Told
+from stream.decode.json_parser.seen_set import SeenSet
 
 
 def test_a_key_is_fresh_once():
-    told = Told(1000)
+    told = SeenSet(1000)
     features, ids = np.array([1, 1, 2, 1], np.uint16), np.array([7, 8, 7, 7], np.int64)
-    assert told.fresh(features, ids).tolist() == [True, True, True, False]
-    assert not told.fresh(features, ids).any()
+    assert told.add_all(features, ids).tolist() == [True, True, True, False]
+    assert not told.add_all(features, ids).any()
 
 
 def test_it_is_bounded_and_starts_anew_when_full():
-    told = Told(100)
+    told = SeenSet(100)
     size = len(told.slots)
     for start in range(0, 10_000, 10):
-        fresh = told.fresh(np.zeros(10, np.uint16), np.arange(start, start + 10))
+        fresh = told.add_all(np.zeros(10, np.uint16), np.arange(start, start + 10))
         assert fresh.all()
         assert told.num_keys[0] <= size // 2
     assert len(told.slots) == size
-    assert told.fresh(np.zeros(1, np.uint16), np.zeros(1, np.int64)).all()
+    assert told.add_all(np.zeros(1, np.uint16), np.zeros(1, np.int64)).all()
 
 
 def test_it_needs_room():
     with pytest.raises(ValueError, match="max_keys"):
-        Told(0)
+        SeenSet(0)
