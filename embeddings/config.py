@@ -31,27 +31,27 @@ class FeaturePolicy:
 class Admission:
     """Which ids get a row: those seen at least `min_count` times, by a counting sketch of `sketch_bytes`.
 
-    Its counts halve every `halve_samples` samples, so that an id must be asked for within a time, not ever.
+    Its counts halve every `decay_every_samples` samples, so that an id must be asked for within a time, not ever.
     """
 
     min_count: int = 1
     sketch_bytes: int | str = "16MiB"
-    halve_samples: int = 10_000_000
+    decay_every_samples: int = 10_000_000
 
     def __post_init__(self) -> None:
         check_min_count(self.min_count)
         if num_bytes(self.sketch_bytes) < 64:
             raise ValueError(f"admission sketch_bytes must be at least 64, not {self.sketch_bytes}")
-        if self.halve_samples < 1:
-            raise ValueError(f"admission halve_samples must be at least 1, not {self.halve_samples}")
+        if self.decay_every_samples < 1:
+            raise ValueError(f"admission decay_every_samples must be at least 1, not {self.decay_every_samples}")
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> "Admission":
         """From the table of a config; ValueError names an unknown key."""
-        unknown = set(options) - {"min_count", "sketch_bytes", "halve_samples"}
+        unknown = set(options) - {"min_count", "sketch_bytes", "decay_every_samples"}
         if unknown:
             raise ValueError(
-                f"admission does not know {sorted(unknown)}: it takes min_count, sketch_bytes, halve_samples"
+                f"admission does not know {sorted(unknown)}: it takes min_count, sketch_bytes, decay_every_samples"
             )
         return Admission(**options)
 

@@ -29,7 +29,7 @@ COUNTERS = (
 )
 
 
-class Counts(Counter[str]):
+class TableCounters(Counter[str]):
     """Numbers by name. Some of what is added may be known to the device only, until somebody asks."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Counts(Counter[str]):
         else:
             self._late[name] = self._late[name] + number if name in self._late else number
 
-    def arrive(self, ops: Ops) -> None:
+    def fetch_pending(self, ops: Ops) -> None:
         """Fetches what the device knows."""
         if self._late:
             for name, number_1 in zip(list(self._late), ops.fetch(*self._late.values()), strict=True):

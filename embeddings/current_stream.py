@@ -10,11 +10,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class HasVerbs(Protocol):
+class HasOps(Protocol):
     ops: Ops
 
 
-T = TypeVar("T", bound=HasVerbs)
+T = TypeVar("T", bound=HasOps)
 
 
 def on_current_stream(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:

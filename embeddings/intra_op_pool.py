@@ -7,10 +7,10 @@ from typing import TypeVar
 
 R = TypeVar("R")
 
-SPLIT_KEYS = 4096  # fewer are not worth a second thread
+MIN_SPLIT_KEYS = 4096  # fewer are not worth a second thread
 
 
-class Workers:
+class IntraOpPool:
     """So many threads, of which whoever asks for the work is one: it need not be woken, nor wait for all others."""
 
     def __init__(self, num_threads: int) -> None:
@@ -19,7 +19,7 @@ class Workers:
 
     def map(self, work: Callable[[int, int], R], num: int) -> list[R]:
         """What work(start, stop) gives for parts of 0..num, in their order."""
-        if self._pool is None or num < SPLIT_KEYS:
+        if self._pool is None or num < MIN_SPLIT_KEYS:
             return [work(0, num)]
         (_, end), *others = pairwise(num * part // self._num_threads for part in range(self._num_threads + 1))
         futures = [self._pool.submit(work, start, stop) for start, stop in others]
@@ -29,7 +29,7 @@ class Workers:
             wait(futures)  # nobody works on when this is left, whatever happened here
         return [first, *(future.result() for future in futures)]
 
-    def spread(self, work: Callable[[int, int], None], num: int) -> None:
+    def parallel_for(self, work: Callable[[int, int], None], num: int) -> None:
         """work(start, stop) for parts of 0..num is done when this returns."""
         for _ in self.map(work, num):
             pass

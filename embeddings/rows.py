@@ -60,7 +60,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Touched:
+class TableDelta:
     """What a version says of rows: all that moved since the cut before, and all that was forgotten. Each key once.
 
     Where it is applied, forgetting goes before rows.
@@ -76,21 +76,21 @@ class Touched:
     forgotten_ids: Int64Array
 
     @staticmethod
-    def of(rows: Rows) -> "Touched":
+    def of(rows: Rows) -> "TableDelta":
         """Rows that moved, and nothing forgotten."""
         nothing = rows.features[:0], rows.ids[:0]
-        return Touched(
+        return TableDelta(
             rows.features, rows.ids, rows.values, rows.states, rows.counts, rows.last_seen, nothing[0], nothing[1]
         )
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def where(self, chosen_N: BoolArray) -> "Touched":
+    def where(self, chosen_N: BoolArray) -> "TableDelta":
         """The same without the rows for which this is false."""
         if chosen_N.all():
             return self
-        return Touched(
+        return TableDelta(
             self.features[chosen_N],
             self.ids[chosen_N],
             self.values[chosen_N],

@@ -12,15 +12,15 @@ from embeddings.current_stream import on_current_stream
 from embeddings.lookup.handle import Lookup
 from embeddings.lookup.prefetch import Prefetch
 from embeddings.lookup.read_only import read_rows
-from embeddings.memory.placement import Foreseen
-from embeddings.parts import Tiers
+from embeddings.memory.placement import PredictedMisses
+from embeddings.parts import TableParts
 from embeddings.rows import as_keys
 from embeddings.torch_api import autograd
-from embeddings.torch_api.autograd import Part
+from embeddings.torch_api.autograd import LookupSlice
 from kernels.spec import NO_SLOT, Array
 
 
-class EmbeddingTable(Tiers):
+class EmbeddingTable(TableParts):
     """Rows by (feature, id): looked up, gathered, and moved by their gradients, a batch at a time.
 
     Keys and gradients may be arrays of the host or of the table's device; what is gathered or found is the device's.
@@ -29,7 +29,7 @@ class EmbeddingTable(Tiers):
     @on_current_stream
     def advance(self, event_ms: int, num_samples: int) -> None:
         """Before a batch: event time, and samples learned so far. Moves horizons, ages counts, sweeps a little."""
-        self.expiry.advance(event_ms)
+        self.ttl.advance(event_ms)
         self.admission.advance(num_samples)
         self.disk_cap.advance(self.memory.present_features)
 
@@ -43,8 +43,8 @@ class EmbeddingTable(Tiers):
         slots_U = self.ops.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
         there = self.ops.xp.flatnonzero(slots_U == NO_SLOT)
         told = self.ops.fetch(there, unique.features_U[there], unique.ids_U[there])
-        missing = Foreseen(self.memory.writes, self.memory.removals, *told)
-        recalled = self.below.recall_ahead(missing.features_N, missing.ids_N) if len(missing.ids_N) else None
+        missing = PredictedMisses(self.memory.writes, self.memory.removals, *told)
+        recalled = self.lower_tiers.recall_async(missing.features_N, missing.ids_N) if len(missing.ids_N) else None
         return Prefetch(features_K, ids_K, event_ms_K, unique, missing, recalled)
 
     @on_current_stream
@@ -63,19 +63,19 @@ class EmbeddingTable(Tiers):
         """
         if (scores_K is not None) != (self.config.eviction == "custom"):
             raise ValueError('a score for every key is wanted with eviction = "custom", and only then')
-        if prefetched is not None and not prefetched.is_of(features_K, ids_K, event_ms_K):
+        if prefetched is not None and not prefetched.matches(features_K, ids_K, event_ms_K):
             raise ValueError("these are not the keys that were prefetched: give the same arrays")
-        self.departures.settle()
-        tick = self.memory.hold()
+        self.eviction_sink.retry_spill()
+        tick = self.memory.pin()
         try:
             if prefetched is None:
                 unique, staged = self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K))), None
                 foreseen = None
             else:
-                unique, staged = prefetched.unique, prefetched.staged(self.memory.writes)
+                unique, staged = prefetched.unique, prefetched.rows_if_current(self.memory.writes)
                 foreseen = prefetched.missing
                 self._counters["prefetched"] += len(foreseen.ids_N) if staged else 0
-            unique, slots_U = self.residence.settle(unique, staged, foreseen, scores_K)
+            unique, slots_U = self.materializer.ensure_resident(unique, staged, foreseen, scores_K)
         except BaseException:
             self.memory.release(tick)
             raise
@@ -84,22 +84,22 @@ class EmbeddingTable(Tiers):
 
     def gather(self, lookup: Lookup) -> Array:
         """The rows of a lookup's keys, (K, D), copied; NaN where the key was forgotten since."""
-        return self.gather_part(lookup, Part(0, len(lookup)))[0]
+        return self.gather_slice(lookup, LookupSlice(0, len(lookup)))[0]
 
     @on_current_stream
-    def gather_part(self, lookup: Lookup, part: Part) -> tuple[Array, Array | None]:
+    def gather_slice(self, lookup: Lookup, part: LookupSlice) -> tuple[Array, Array | None]:
         """The rows of some keys, or of bags of them; for `max` also which key of the part gave each number, else -1."""
-        slots_U, inverse_K = self._slots(lookup), lookup.unique.inverse_K[part.start : part.stop]
+        slots_U, inverse_K = self._current_slots(lookup), lookup.unique.inverse_K[part.start : part.stop]
         if part.offsets_B1 is None:
-            out_KD = self.buffers.take(len(inverse_K), self.dim) if self.ops.on_host else None
+            out_KD = self.output_buffers.take(len(inverse_K), self.dim) if self.ops.on_host else None
             return self.ops.gather(self.memory.store, slots_U, inverse_K, out_KD), None
         return self.ops.gather_pooled(self.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode)
 
     def embed(self, lookup: Lookup) -> torch.Tensor:
         """The rows of a lookup's keys, (K, D); where gradients are on, its backward is `update`."""
-        return autograd.embed(self, lookup, [Part(0, len(lookup))])[0]
+        return autograd.embed(self, lookup, [LookupSlice(0, len(lookup))])[0]
 
-    def embed_parts(self, lookup: Lookup, parts: Sequence[Part]) -> tuple[torch.Tensor, ...]:
+    def embed_parts(self, lookup: Lookup, parts: Sequence[LookupSlice]) -> tuple[torch.Tensor, ...]:
         """A tensor for each part of a lookup, rows or pooled bags; the parts cover its keys in order."""
         bounds = [0, *(part.stop for part in parts)]
         if bounds[-1] != len(lookup) or [part.start for part in parts] != bounds[:-1]:
@@ -115,9 +115,9 @@ class EmbeddingTable(Tiers):
         Key k takes the gradient of row bags_K[k] (none given: k) times scales_K[k] (1). Counts and last-seen move too.
         A gradient that is not finite leaves the row's value and state as they are.
         """
-        slots_U, unique = self._slots(lookup), lookup.unique
+        slots_U, unique = self._current_slots(lookup), lookup.unique
         order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
-        last_seen_U = self.rules.touch(self.ops, unique.features_U, unique.last_seen_U)
+        last_seen_U = self.cutoffs.last_seen_after_touch(self.ops, unique.features_U, unique.last_seen_U)
         settings = last_seen_U, self.optimizer.step(self.lr, self.seed), self.config.eviction == "lfu"
 
         def move(start: int, stop: int) -> tuple[Array, int]:
@@ -125,10 +125,10 @@ class EmbeddingTable(Tiers):
                 self.memory.store, slots_U, order_K, offsets_U1, grads_BD, *settings, start, stop, bags_K, scales_K
             )
 
-        for fresh_N, num_refused in self.workers.map(move, len(slots_U)):
+        for fresh_N, num_refused in self.pool.map(move, len(slots_U)):
             self._counters.add("refused_gradients", num_refused)
             if self.tracked:
-                self.changes.touched(fresh_N)
+                self.dirty_rows.add(fresh_N)
         lookup.release()
 
     @on_current_stream
@@ -136,9 +136,9 @@ class EmbeddingTable(Tiers):
         """For lookups: their rows may leave from now on."""
         self.memory.release(tick)
 
-    def abandon(self, tick: int) -> None:
+    def release_later(self, tick: int) -> None:
         """For lookups nobody holds any more: their rows may leave with the next call."""
-        self.memory.abandon(tick)
+        self.memory.release_later(tick)
 
     @on_current_stream
     def find(self, features_K: Array, ids_K: Array) -> tuple[Array, Array]:
@@ -148,11 +148,11 @@ class EmbeddingTable(Tiers):
         """
         features_K, ids_K = self.ops.put(*as_keys(features_K, ids_K, ids_K)[:2])
         unique = self.ops.unique(features_K, ids_K, ids_K)
-        return read_rows(self.ops, self.memory, self.below, self.admission, self.rules, unique)
+        return read_rows(self.ops, self.memory, self.lower_tiers, self.admission, self.cutoffs, unique)
 
     # inside
 
-    def _slots(self, lookup: Lookup) -> Array:
+    def _current_slots(self, lookup: Lookup) -> Array:
         """The slots of a held lookup; NO_SLOT for keys that were forgotten since."""
         if lookup.released:
             raise ValueError("this lookup has been released (it takes one update): look the keys up again")

@@ -83,7 +83,7 @@ def open_table(
             spill=spill,
             base=base,
             device=device,
-            disk_beside=partial(disk_bytes, config.log.path),
+            other_disk_bytes=partial(disk_bytes, config.log.path),
         )
     except ValueError as error:
         spill.close()

@@ -189,7 +189,7 @@ class Trainer:
 
     def learn(self, batch: Batch) -> None:
         """1. Make room for the rows it may evict. 2. Send its dead letters. 3. Learn it, with a look at the next."""
-        if self.state.learner.needs_cut(batch):
+        if self.state.learner.needs_checkpoint(batch):
             while not self.commit():
                 if self.gate.held is not None or self.signals.wait(POLL_SECONDS):
                     return  # its positions are not passed: whoever goes on from the log learns it
@@ -298,7 +298,7 @@ class Trainer:
 
     def hitch(self) -> dict[str, str]:
         """What a step waits for at the moment, for whoever asks beside it: it may be a while until the step says so."""
-        reason = self.state.learner.table.spill.waits_for() if hasattr(self, "state") else ""
+        reason = self.state.learner.table.spill.stall_reason() if hasattr(self, "state") else ""
         return {"trainer": "waiting", "reason": reason} if reason else {}
 
     def close(self) -> dict[str, Any]:

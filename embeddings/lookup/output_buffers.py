@@ -11,7 +11,7 @@ MAX_BUFFERS = 4
 UNUSED = 3  # references to a buffer that only the list, the loop and the question know of
 
 
-class Buffers:
+class OutputBuffers:
     """Arrays (K, D) over a few kept buffers. One thread takes; any may let go, by forgetting its array."""
 
     def __init__(self) -> None:

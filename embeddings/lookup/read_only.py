@@ -4,10 +4,10 @@
 import numpy as np
 import numpy.typing as npt
 
-from embeddings.memory.resident import Memory
+from embeddings.memory.resident import ResidentRows
 from embeddings.policy.admission import AdmissionControl
-from embeddings.policy.ttl import Horizons
-from embeddings.tiers.lower_tiers import Below
+from embeddings.policy.ttl import ExpiryCutoffs
+from embeddings.tiers.lower_tiers import LowerTiers
 from kernels.spec import NO_SLOT, Array, Ops, UniqueKeys
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -15,7 +15,12 @@ KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = 0, 1, 2, 3
 
 
 def read_rows(
-    ops: Ops, memory: Memory, below: Below, admission: AdmissionControl, horizons: Horizons, unique: UniqueKeys
+    ops: Ops,
+    memory: ResidentRows,
+    below: LowerTiers,
+    admission: AdmissionControl,
+    horizons: ExpiryCutoffs,
+    unique: UniqueKeys,
 ) -> tuple[Array, Array]:
     """The rows of a batch's keys, (K, D), NaN where there is none, and their status (K); moves nothing.
 
@@ -24,7 +29,7 @@ def read_rows(
     xp = ops.xp
     features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
     slots_U = ops.find(memory.store, features_U, ids_U, mixed_U)
-    dead = memory.dead(slots_U, features_U, horizons)
+    dead = memory.expired_positions(slots_U, features_U, horizons)
     if len(dead) and not ops.on_host:
         dead = dead[dead >= 0]
     missing = xp.flatnonzero(slots_U == NO_SLOT)
@@ -34,7 +39,7 @@ def read_rows(
     status_U = xp.full(len(slots_U), KNOWN, np.uint8)
     values_UD[dead], status_U[dead] = np.nan, FORGOTTEN
     features_N, ids_N, mixed_N = ops.fetch(features_U[missing], ids_U[missing], mixed_U[missing])
-    recalled = below.recall(features_N, ids_N).alive(horizons)
+    recalled = below.recall(features_N, ids_N).without_expired(horizons)
     found_N = recalled.found_U
     status_N = np.where(found_N, KNOWN, np.where(recalled.forgotten_U, FORGOTTEN, UNKNOWN)).astype(np.uint8)
     rowless = np.flatnonzero(status_N == UNKNOWN)

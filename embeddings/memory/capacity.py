@@ -19,15 +19,15 @@ class Capacity:
 
     num_slots: int
     num_overflow: int
-    num_side: int
+    num_evicted_dirty: int
 
     @staticmethod
-    def of_rows(num_rows: int, *, num_side: int | None = None) -> "Capacity":
+    def of_rows(num_rows: int, *, num_evicted_dirty: int | None = None) -> "Capacity":
         """So many rows, and a side buffer for as many unless told."""
         if num_rows < 1:
             raise ValueError(f"a table needs at least 1 row, not {num_rows}")
-        side = num_rows if num_side is None else num_side
-        return Capacity(num_slots=num_rows, num_overflow=num_rows // PART, num_side=side)
+        side = num_rows if num_evicted_dirty is None else num_evicted_dirty
+        return Capacity(num_slots=num_rows, num_overflow=num_rows // PART, num_evicted_dirty=side)
 
     def in_buckets_of(self, width: int) -> "Capacity":
         """At least as many rows in buckets of so many slots; no fewer than one in the overflow area."""
@@ -40,20 +40,22 @@ class Capacity:
         total = num_bytes(config.device_bytes)
         state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
         row_bytes = 2 + 8 + 4 * (config.dim + state_width) + 16
-        num_side = total // PART // row_bytes if tracked else 0
+        num_evicted_dirty = total // PART // row_bytes if tracked else 0
         sketch = Admission.of(config.admission).sketch_bytes if _asks_for_admission(config) else 0
         total -= num_bytes(sketch)
         slot_bytes = ops.slot_bytes(RowLayout(config.dim, state_width, config.dtype))
         each = (slot_bytes + TOUCHED_BYTES + GHOST_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
         width = ops.width
         fixed = width * (slot_bytes + OVERFLOW_KEY_BYTES) + 8 * MIN_GHOSTS
-        num_slots = (total - num_side * row_bytes - fixed) // each // width * width
+        num_slots = (total - num_evicted_dirty * row_bytes - fixed) // each // width * width
         if num_slots < width:
             raise ValueError(
                 f"device_bytes = {config.device_bytes} holds no bucket of {width} rows: {each} bytes a row"
                 + (f", and {sketch} for the sketch of admission" if sketch else "")
             )
-        return Capacity(num_slots=num_slots, num_overflow=max(width, num_slots // PART), num_side=max(1, num_side))
+        return Capacity(
+            num_slots=num_slots, num_overflow=max(width, num_slots // PART), num_evicted_dirty=max(1, num_evicted_dirty)
+        )
 
 
 def _asks_for_admission(config: TableConfig) -> bool:

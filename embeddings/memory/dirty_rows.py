@@ -3,38 +3,38 @@
 # N rows
 import numpy as np
 
-from embeddings.memory.evicted_dirty_rows import SideBuffer
-from embeddings.memory.resident import Memory
-from embeddings.policy.ttl import Horizons
-from embeddings.rows import BoolArray, Int64Array, Touched, UInt16Array
+from embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
+from embeddings.memory.resident import ResidentRows
+from embeddings.policy.ttl import ExpiryCutoffs
+from embeddings.rows import BoolArray, Int64Array, TableDelta, UInt16Array
 from kernels.spec import NO_SLOT, Array, Spread, run_inline
 
 LATE_PART = 4  # what the device has not yet cut to its length may be a quarter as long as the table
 
 
-class Changes:
+class DirtyRows:
     """Told once, at the next cut, the resident copy of a key before its buffered one."""
 
-    def __init__(self, memory: Memory, side: SideBuffer, horizons: Horizons) -> None:
-        self.memory, self.side, self.horizons = memory, side, horizons
+    def __init__(self, memory: ResidentRows, side: EvictedDirtyRows, horizons: ExpiryCutoffs) -> None:
+        self.memory, self.evicted_dirty, self.cutoffs = memory, side, horizons
         self.ops = memory.ops
-        self._fresh: list[Array] = []  # slots touched since the last cut; a reused slot may stand here twice
+        self._parts: list[Array] = []  # slots touched since the last cut; a reused slot may stand here twice
         self._num_late = 0  # how long they are with NO_SLOT among them, where it is the device that knows
 
-    def touched(self, slots_N: Array) -> None:
+    def add(self, slots_N: Array) -> None:
         if len(slots_N):
-            self._fresh.append(slots_N)
+            self._parts.append(slots_N)
             if not self.ops.on_host:
                 self._num_late += len(slots_N)
                 if self._num_late > self.memory.store.num_slots // LATE_PART:
-                    self._renew(self.ops.xp.unique(self._slots()))
+                    self._replace(self.ops.xp.unique(self._slots()))
 
-    def cut(self, spread: Spread = run_inline) -> Touched:
+    def take_delta(self, spread: Spread = run_inline) -> TableDelta:
         """All rows touched, all keys forgotten since the last cut; none that a rule has forgotten.
 
         `spread`: those who share the work.
         """
-        self.memory.departures.land()
+        self.memory.eviction_sink.drain_inflight()
         slots_N, features_N, ids_N = self._take(spread)
         resident, _ = self.memory.read(slots_N, features_N, ids_N, spread)
 
@@ -46,19 +46,19 @@ class Changes:
             here_M: BoolArray = told_N[at_M] == slots_M
             return here_M
 
-        touched = self.side.drain(resident, is_resident)
-        if not self.horizons:
+        touched = self.evicted_dirty.drain(resident, is_resident)
+        if not self.cutoffs:
             return touched
-        return touched.where(self.horizons.alive(touched.features, touched.last_seen))
+        return touched.where(self.cutoffs.alive(touched.features, touched.last_seen))
 
     def _take(self, spread: Spread) -> tuple[Array, Array, Array]:
         """The touched slots, touched no longer, and their keys, by mixed keys: followers search them so."""
         ops, store = self.ops, self.memory.store
         # the order of slots is nearly that of mixed keys: quick to read, quick to sort
         fresh_N = ops.xp.sort(self._slots())
-        self._renew()
+        self._replace()
         if not ops.on_host or not len(fresh_N):
-            return self._take_part(fresh_N)
+            return self._clear_dirty(fresh_N)
         parts: dict[int, tuple[Array, Array, Array]] = {}
 
         def bound(at: int) -> int:
@@ -66,14 +66,14 @@ class Changes:
             return at if at == len(fresh_N) else int(fresh_N.searchsorted(fresh_N[at] // ops.width * ops.width))
 
         def take(start: int, stop: int) -> None:
-            parts[start] = self._take_part(fresh_N[bound(start) : bound(stop)])
+            parts[start] = self._clear_dirty(fresh_N[bound(start) : bound(stop)])
 
         spread(take, len(fresh_N))
         columns = [np.concatenate(column) for column in zip(*(parts[start] for start in sorted(parts)), strict=True)]
         # rows of the overflow area have no place in the order of slots
         return self._in_order(*columns) if fresh_N[-1] >= store.num_slots else (columns[0], columns[1], columns[2])
 
-    def _take_part(self, fresh_M: Array) -> tuple[Array, Array, Array]:
+    def _clear_dirty(self, fresh_M: Array) -> tuple[Array, Array, Array]:
         slots_M = self.ops.clear_dirty(self.memory.store, fresh_M)
         return self._in_order(slots_M, *self.ops.keys_of(self.memory.store, slots_M))
 
@@ -84,22 +84,22 @@ class Changes:
     def renumber(self, features_N: Array, ids_N: Array) -> None:
         """After rows got other slots: these keys are the touched ones (see `keys`)."""
         slots_N = self.memory.find(features_N, ids_N)
-        self._renew(slots_N[slots_N != NO_SLOT])  # some left because they found no room
+        self._replace(slots_N[slots_N != NO_SLOT])  # some left because they found no room
 
     def keys(self) -> tuple[Array, Array]:
         """The touched keys in memory; some may not be touched."""
         return self.ops.keys_of(self.memory.store, self.ops.xp.unique(self._slots()))
 
     def num_bytes(self) -> int:
-        return sum(int(slots_N.nbytes) for slots_N in self._fresh) + self.side.num_bytes()
+        return sum(int(slots_N.nbytes) for slots_N in self._parts) + self.evicted_dirty.num_bytes()
 
     def slots(self) -> set[int]:
         """Where touched rows may stand."""
         return set(self.ops.fetch(self._slots())[0].tolist())
 
     def _slots(self) -> Array:
-        slots_N = self.ops.xp.concatenate(self._fresh) if self._fresh else self.ops.xp.empty(0, np.int64)
+        slots_N = self.ops.xp.concatenate(self._parts) if self._parts else self.ops.xp.empty(0, np.int64)
         return slots_N if self.ops.on_host else slots_N[slots_N != NO_SLOT]
 
-    def _renew(self, *fresh: Array) -> None:
-        self._fresh, self._num_late = list(fresh), 0
+    def _replace(self, *fresh: Array) -> None:
+        self._parts, self._num_late = list(fresh), 0

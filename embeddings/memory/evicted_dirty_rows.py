@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 from springtide_client.keys import mix_keys
 
-from embeddings.rows import BoolArray, Int64Array, Rows, Touched, UInt16Array
+from embeddings.rows import BoolArray, Int64Array, Rows, TableDelta, UInt16Array
 
 
-class SideBuffer:
+class EvictedDirtyRows:
     """Keeps the newest copy of a key: a mark replaces its row, a row replaces its mark."""
 
     def __init__(self, capacity: int, dim: int, state_width: int) -> None:
@@ -24,7 +24,7 @@ class SideBuffer:
         self._parts: list[tuple[Rows, bool]] = []  # oldest first; True: marks
         self._num_rows = 0
 
-    def can_take(self, num_rows: int) -> bool:
+    def has_room_for(self, num_rows: int) -> bool:
         """Whether this many more rows fit; an empty buffer takes any number."""
         return self._num_rows == 0 or self._num_rows + num_rows <= self.capacity
 
@@ -33,7 +33,7 @@ class SideBuffer:
             self._parts.append((rows, False))
             self._num_rows += len(rows)
 
-    def add_marks(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+    def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         if len(ids_N):
             nothing = Rows.empty(len(ids_N), self.dim, self.state_width)
             rows = Rows(features_N, ids_N, nothing.values, nothing.states, nothing.counts, nothing.last_seen)
@@ -43,10 +43,10 @@ class SideBuffer:
     def num_bytes(self) -> int:
         return sum(column.nbytes for rows, _ in self._parts for column in rows.columns())
 
-    def drain(self, resident: Rows, is_resident: Callable[[UInt16Array, Int64Array], BoolArray]) -> Touched:
+    def drain(self, resident: Rows, is_resident: Callable[[UInt16Array, Int64Array], BoolArray]) -> TableDelta:
         """The resident rows, and the newest copies of all keys that are not among them; the buffer is empty then."""
         if not self._parts:
-            return Touched.of(resident)
+            return TableDelta.of(resident)
         newest_first = self._parts[::-1]
         rows = Rows.concatenate([rows for rows, _ in newest_first])
         is_mark = np.concatenate([np.full(len(rows), mark) for rows, mark in newest_first])
@@ -55,7 +55,7 @@ class SideBuffer:
         newest = newest[~is_resident(rows.features[newest], rows.ids[newest])]
         marks = newest[is_mark[newest]]
         moved = Rows.concatenate([resident, rows.take(newest[~is_mark[newest]])])
-        return Touched(
+        return TableDelta(
             moved.features,
             moved.ids,
             moved.values,

@@ -8,10 +8,10 @@ import numpy as np
 from embeddings.rows import Int64Array, UInt16Array
 from kernels.spec import Array
 
-NOTHING_NEW = np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int64)
+NO_NEW_KEYS = np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int64)
 
 
-class Settled(NamedTuple):
+class Placement(NamedTuple):
     """Where a batch's keys are; of those that are new, which hold no row yet, also what the host is told."""
 
     slots_U: Array
@@ -21,7 +21,7 @@ class Settled(NamedTuple):
     ids_N: Int64Array
 
 
-class Foreseen(NamedTuple):
+class PredictedMisses(NamedTuple):
     """The keys of a batch that had no row when it was looked at ahead of its turn, in the order of the batch."""
 
     writes: int  # of the memory at that time

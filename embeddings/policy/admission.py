@@ -19,7 +19,7 @@ SHARED_ID = 0
 BLOCK_BYTES = 64
 
 
-class SketchFacts(NamedTuple):
+class SketchInfo(NamedTuple):
     """What a version tells of the counts beside the counts."""
 
     num_blocks: int  # once it counts
@@ -36,8 +36,8 @@ class AdmissionControl:
         self.sketch: Sketch | None = None
         self._default = settings.min_count
         self._min_counts = {f: policy.min_count for f, policy in features.items() if policy.min_count is not None}
-        self._touched: list[Array] = []  # blocks since the last cut, with repetitions
-        self._begin()
+        self._dirty_blocks: list[Array] = []  # blocks since the last cut, with repetitions
+        self._start_counting()
 
     def __bool__(self) -> bool:
         return self.sketch is not None
@@ -49,7 +49,7 @@ class AdmissionControl:
                 self._min_counts.pop(feature, None)
             else:
                 self._min_counts[feature] = count
-        self._begin()
+        self._start_counting()
 
     def min_counts(self, features_N: UInt16Array) -> Int64Array:
         """The occurrences that a key of each of these features needs."""
@@ -63,7 +63,7 @@ class AdmissionControl:
 
     def advance(self, num_samples: int) -> None:
         """Counts halve once for every so many samples."""
-        self.age = max(self.age, num_samples // self.settings.halve_samples)
+        self.age = max(self.age, num_samples // self.settings.decay_every_samples)
 
     def admits(self, features_N: UInt16Array, mixed_N: UInt64Array, occurrences_N: Int64Array) -> BoolArray:
         """Which keys without a row get one, seen so often now. Counts nothing."""
@@ -82,7 +82,7 @@ class AdmissionControl:
         if self.sketch is not None and counted_N.any():
             _, blocks = self.ops.sketch_add(self.sketch, mixed_N[counted_N], occurrences_N[counted_N], self.age)
             if self.tracked:
-                self._touched.append(blocks)
+                self._dirty_blocks.append(blocks)
 
     def was_seen(self, features_N: UInt16Array, mixed_N: UInt64Array) -> BoolArray:
         """Which keys without a row are waiting to be admitted."""
@@ -92,8 +92,8 @@ class AdmissionControl:
         seen_N: BoolArray = (estimates_N > 0) & (self.min_counts(features_N) > 1)
         return seen_N
 
-    def facts(self) -> SketchFacts:
-        return SketchFacts(num_bytes(self.settings.sketch_bytes) // BLOCK_BYTES, self.sketch is not None, self.age)
+    def sketch_info(self) -> SketchInfo:
+        return SketchInfo(num_bytes(self.settings.sketch_bytes) // BLOCK_BYTES, self.sketch is not None, self.age)
 
     def read_all(self) -> UInt8Array:
         """Every block, (B, 64); none where nothing is counted."""
@@ -103,12 +103,12 @@ class AdmissionControl:
         blocks_B64: UInt8Array = self.ops.fetch(self.ops.sketch_read(self.sketch, all_of_them))[0]
         return blocks_B64
 
-    def cut(self) -> tuple[Int64Array, UInt8Array]:
+    def take_delta(self) -> tuple[Int64Array, UInt8Array]:
         """The blocks that changed since the last cut, once each and ascending, and their bytes (B, 64)."""
-        if self.sketch is None or not self._touched:
+        if self.sketch is None or not self._dirty_blocks:
             return np.empty(0, np.int64), np.empty((0, BLOCK_BYTES), np.uint8)
-        there_B = self.ops.xp.unique(self.ops.xp.concatenate(self._touched))
-        self._touched.clear()
+        there_B = self.ops.xp.unique(self.ops.xp.concatenate(self._dirty_blocks))
+        self._dirty_blocks.clear()
         blocks_B, bytes_B64 = self.ops.fetch(there_B, self.ops.sketch_read(self.sketch, there_B))
         return blocks_B, bytes_B64
 
@@ -118,7 +118,7 @@ class AdmissionControl:
             return
         if self.sketch is None:
             self.sketch = self.ops.new_sketch(num_bytes(self.settings.sketch_bytes))
-        if blocks_B.max() >= self.facts().num_blocks:
+        if blocks_B.max() >= self.sketch_info().num_blocks:
             raise ValueError(
                 "admission sketch_bytes is smaller than the sketch that was written: restore it, or begin anew"
             )
@@ -127,12 +127,12 @@ class AdmissionControl:
     def num_bytes(self) -> int:
         return 0 if self.sketch is None else num_bytes(self.settings.sketch_bytes)
 
-    def _begin(self) -> None:
+    def _start_counting(self) -> None:
         if self.sketch is None and max([self._default, *self._min_counts.values()]) > 1:
             self.sketch = self.ops.new_sketch(num_bytes(self.settings.sketch_bytes))
 
 
-class Refused(NamedTuple):
+class NotAdmitted(NamedTuple):
     """Keys of a batch that get no row of their own, on the host."""
 
     positions_N: Int64Array  # in U
@@ -141,7 +141,7 @@ class Refused(NamedTuple):
     last_seen_N: Int64Array
 
 
-def share_rows(ops: Ops, unique: UniqueKeys, refused: Refused) -> tuple[UniqueKeys, BoolArray]:
+def share_rows(ops: Ops, unique: UniqueKeys, refused: NotAdmitted) -> tuple[UniqueKeys, BoolArray]:
     """The batch with its refused keys replaced by the shared keys of their features, which come last;
 
     and which of the old unique keys were kept.

@@ -32,11 +32,11 @@ class Quotas:
                 self._quotas[feature] = num_bytes(quota)
         self.rows_F = np.bincount(present_N).astype(np.int64)
 
-    def arrived(self, features_N: UInt16Array) -> None:
-        self._add(features_N, 1)
+    def add(self, features_N: UInt16Array) -> None:
+        self._count(features_N, 1)
 
-    def left(self, features_N: UInt16Array) -> None:
-        self._add(features_N, -1)
+    def remove(self, features_N: UInt16Array) -> None:
+        self._count(features_N, -1)
 
     def excess(self, num_slots: int) -> dict[int, int]:
         """Feature -> how many of its rows must leave a table of so many slots."""
@@ -48,11 +48,11 @@ class Quotas:
                 excess[feature] = present - (allowed - allowed // PART)
         return excess
 
-    def most_leaving(self, num_slots: int) -> int:
+    def max_evictions(self, num_slots: int) -> int:
         """Rows that may have to leave after a batch beside those it brings."""
         return sum(quota // self.slot_bytes // PART + num_slots // SLACK for quota in self._quotas.values())
 
-    def _add(self, features_N: UInt16Array, sign: int) -> None:
+    def _count(self, features_N: UInt16Array, sign: int) -> None:
         if not self._quotas or not len(features_N):
             return
         counts_F = np.bincount(features_N)

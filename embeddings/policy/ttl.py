@@ -11,7 +11,7 @@ from kernels.spec import Array, Ops
 NEVER = 0  # the horizon of a feature without a rule: event times begin there
 
 
-class Horizons:
+class ExpiryCutoffs:
     """Horizons in ms of event time by feature number; they only rise. False where no rule was ever made."""
 
     def __init__(self) -> None:
@@ -36,10 +36,10 @@ class Horizons:
 
     def alive(self, features_N: UInt16Array, last_seen_N: Int64Array) -> BoolArray:
         """Which of these rows are not forgotten by rule."""
-        alive_N: BoolArray = last_seen_N >= self._of_each(features_N)
+        alive_N: BoolArray = last_seen_N >= self._of_each_row(features_N)
         return alive_N
 
-    def touch(self, ops: Ops, features_N: Array, last_seen_N: Array) -> Array:
+    def last_seen_after_touch(self, ops: Ops, features_N: Array, last_seen_N: Array) -> Array:
         """When rows touched at these times count as last seen: a touched row is alive. Arrays of the ops' device."""
         if not self:
             return last_seen_N
@@ -47,11 +47,11 @@ class Horizons:
         features_N = ops.xp.minimum(features_N.astype(np.int32), len(self.by_feature_F))
         return ops.xp.maximum(last_seen_N, horizons_F1[features_N])
 
-    def document(self) -> dict[int, int]:
+    def as_dict(self) -> dict[int, int]:
         """The horizons that were ever raised."""
         return {int(feature): int(self.by_feature_F[feature]) for feature in np.flatnonzero(self.by_feature_F)}
 
-    def _of_each(self, features_N: UInt16Array) -> Int64Array:
+    def _of_each_row(self, features_N: UInt16Array) -> Int64Array:
         known_N = features_N < len(self.by_feature_F)
         horizons_N = np.full(len(features_N), NEVER, np.int64)
         horizons_N[known_N] = self.by_feature_F[features_N[known_N]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from embeddings.policy.ttl import Horizons
+from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.sizes import num_bytes
 from embeddings.tiers.interface import Spill
 
@@ -18,10 +18,10 @@ class DiskCap:
     """
 
     def __init__(
-        self, spill: Spill, horizons: Horizons, disk_bytes: int | str, *, beside: Callable[[], int] = lambda: 0
+        self, spill: Spill, horizons: ExpiryCutoffs, disk_bytes: int | str, *, beside: Callable[[], int] = lambda: 0
     ) -> None:
         """`beside`: bytes that others take of it; at most half counts, for no forgetting gives those back."""
-        self.spill, self.horizons, self._beside = spill, horizons, beside
+        self.spill, self.cutoffs, self._beside = spill, horizons, beside
         self.num_bytes = num_bytes(disk_bytes)
         self._num_calls = 0
 
@@ -37,11 +37,11 @@ class DiskCap:
         self._num_calls += 1
         if self._num_calls % CHECK_CALLS:
             return
-        if self.horizons:
-            self.spill.purge(self.horizons.document())
+        if self.cutoffs:
+            self.spill.purge(self.cutoffs.as_dict())
         # what is being cleared may be enough
-        if self.spill.num_bytes() <= self.spill_bytes() or self.spill.purging():
+        if self.spill.num_bytes() <= self.spill_bytes() or self.spill.is_purging():
             return
-        coldest = self.spill.coldest(FORGET_FRACTION)
-        if coldest is not None and self.horizons.raise_to(dict.fromkeys(features, coldest)):
-            self.spill.purge(self.horizons.document())
+        coldest = self.spill.last_seen_quantile(FORGET_FRACTION)
+        if coldest is not None and self.cutoffs.raise_to(dict.fromkeys(features, coldest)):
+            self.spill.purge(self.cutoffs.as_dict())

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from springtide_client.keys import UInt64Array, mix_keys
 
 from embeddings.errors import SpillError
-from embeddings.policy.ttl import Horizons
+from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.tiers.interface import ABSENT, ROW, Spill, SpilledRows
-from embeddings.tiers.write_batch import Block
+from embeddings.tiers.write_batch import WriteBatch
 from kernels.spec import NO_SLOT, Ops, RowColumns, RowLayout
 
 COUNTS = "hits_host", "host_evicted", "host_spilled", "host_dropped"
-LENT, KEPT = -1, 0  # priorities
+CACHED_ABOVE, ONLY_HERE = -1, 0  # priorities
 FLAG_BITS = 3  # the ops' own flags stay zero: above them a row's flags hold its generation
 PART = 16  # the overflow area has a sixteenth of the slots
 
@@ -44,12 +44,12 @@ class HostTier:
         num_slots = num_rows // width * width
         self._store = ops.allocate(num_slots, max(width, num_slots // PART), layout)
         self._lock = threading.Lock()  # of the store and of what is below it here
-        self._descending: list[Block] = []  # victims that the spill has not yet taken
+        self._inflight: list[WriteBatch] = []  # victims that the spill has not yet taken
         self._num_rows = 0
-        self._num_only_here = 0  # of those, the ones that the spill has no copy of, nearly
+        self._num_unspilled = 0  # of those, the ones that the spill has no copy of, nearly
         self._clock = 0
-        self._generation, self._covered = 0, -1  # the newest one, and the newest one that a base covers
-        self._horizons = Horizons()
+        self._generation, self._covered_generation = 0, -1  # the newest one, and the newest one that a base covers
+        self._cutoffs = ExpiryCutoffs()
         self._counts = Counter(dict.fromkeys(COUNTS, 0))
 
     @staticmethod
@@ -60,19 +60,19 @@ class HostTier:
 
     def write(self, rows: Rows, num_new: int) -> None:
         """1. What waits goes down. 2. These rows come in. 3. Their victims go down, or wait where the spill fails."""
-        self._descend()
+        self._spill_inflight()
         if not len(rows):
             return
         mixed_N = mix_keys(rows.features, rows.ids)
         with self._lock:
-            self._num_only_here += num_new
-            self._take(rows, mixed_N)
+            self._num_unspilled += num_new
+            self._insert(rows, mixed_N)
         with suppress(SpillError):  # told to the next writer, before its rows are taken
-            self._descend()
+            self._spill_inflight()
 
-    def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
-        self._descend()  # else an older row would go down after its mark
-        self.spill.mark(features_N, ids_N)
+    def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+        self._spill_inflight()  # else an older row would go down after its mark
+        self.spill.add_tombstones(features_N, ids_N)
         with self._lock:
             slots_N = self.ops.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
             self._erase(slots_N[slots_N != NO_SLOT])
@@ -85,8 +85,8 @@ class HostTier:
             slots_U = self.ops.find(self._store, features_U, ids_U, mixed_U)
             here_U = slots_U != NO_SLOT
             columns = self.ops.read(self._store, slots_U[here_U])
-            self.ops.set_priorities(self._store, slots_U[here_U], np.full(len(columns.flags_N), LENT, np.int64))
-            descending = list(self._descending)
+            self.ops.set_priorities(self._store, slots_U[here_U], np.full(len(columns.flags_N), CACHED_ABOVE, np.int64))
+            descending = list(self._inflight)
             self._counts["hits_host"] += len(columns.flags_N)
         kinds_U[here_U] = ROW
         if here_U.all():
@@ -96,7 +96,7 @@ class HostTier:
         _put(rows, here_U, columns[:4])
         missing = np.flatnonzero(~here_U)
         for block in reversed(descending):
-            missing = block.answer(mixed_U, missing, kinds_U, rows)
+            missing = block.fill_found(mixed_U, missing, kinds_U, rows)
         if len(missing):
             below = self.spill.find(features_U[missing], ids_U[missing])
             kinds_U[missing] = below.kinds
@@ -108,7 +108,7 @@ class HostTier:
             num_slots = self._store.num_slots + self._store.num_overflow
             slots_N = self.ops.occupied(self._store, 0, num_slots)
             parts = [self._read(slots_N, *self.ops.keys_of(self._store, slots_N))[0]]
-            parts += [block.rows for block in reversed(self._descending) if block.rows is not None]
+            parts += [block.rows for block in reversed(self._inflight) if block.rows is not None]
         parts.append(self.spill.read_all())
         rows = Rows.concatenate(parts)
         mixed_N = mix_keys(rows.features, rows.ids)
@@ -125,32 +125,32 @@ class HostTier:
     def destroy_generations(self, upto: int) -> None:
         """Rows from those generations stay, and are simply dropped when they leave: the base gives them too."""
         with self._lock:
-            self._covered = max(self._covered, upto)
+            self._covered_generation = max(self._covered_generation, upto)
         self.spill.destroy_generations(upto)
 
     def purge(self, horizons: dict[int, int]) -> None:
         with self._lock:
-            self._horizons.raise_to(horizons)
+            self._cutoffs.raise_to(horizons)
         self.spill.purge(horizons)
 
-    def waits_for(self) -> str:
-        return self.spill.waits_for()
+    def stall_reason(self) -> str:
+        return self.spill.stall_reason()
 
-    def purging(self) -> bool:
-        return self.spill.purging()
+    def is_purging(self) -> bool:
+        return self.spill.is_purging()
 
-    def coldest(self, fraction: float) -> int | None:
-        return self.spill.coldest(fraction)
+    def last_seen_quantile(self, fraction: float) -> int | None:
+        return self.spill.last_seen_quantile(fraction)
 
     def num_host_rows(self) -> int:
         return self._num_rows
 
     def host_bytes(self) -> int:
         """Of memory: the store, and what waits to go down."""
-        return self._store.num_bytes + sum(block.num_bytes for block in self._descending)
+        return self._store.num_bytes + sum(block.num_bytes for block in self._inflight)
 
     def num_rows(self) -> int:
-        return self._num_only_here + self.spill.num_rows()
+        return self._num_unspilled + self.spill.num_rows()
 
     def num_bytes(self) -> int:
         return self.spill.num_bytes()
@@ -177,7 +177,7 @@ class HostTier:
 
     # under the lock
 
-    def _take(self, rows: Rows, mixed_N: UInt64Array) -> None:
+    def _insert(self, rows: Rows, mixed_N: UInt64Array) -> None:
         self._clock += 1
         store, tick = self._store, self._clock
         placed = self.ops.find_or_insert(store, rows.features, rows.ids, mixed_N, tick, tick)
@@ -186,7 +186,7 @@ class HostTier:
             # copied out before their slots are written over
             self._num_rows -= len(placed.victim_slots_V)
             keys = placed.victim_features_V, placed.victim_ids_V
-            self._see_off(*self._read(placed.victim_slots_V, *keys))
+            self._evict(*self._read(placed.victim_slots_V, *keys))
         housed_N = (placed.slots_U != NO_SLOT) & (placed.slots_U < store.num_slots)
         flags_N = np.full(len(rows), self._generation << FLAG_BITS, np.int64)
         columns = RowColumns(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
@@ -194,24 +194,24 @@ class HostTier:
             # so many keys in one bucket: those without a slot go straight down
             in_overflow_N = placed.slots_U >= store.num_slots
             self._erase(placed.slots_U[in_overflow_N])
-            self._see_off(rows.take(~housed_N), flags_N[~housed_N])
+            self._evict(rows.take(~housed_N), flags_N[~housed_N])
             columns = RowColumns(*(column[housed_N] for column in columns))
         slots_N = np.ascontiguousarray(placed.slots_U[housed_N])
         self.ops.scatter(store, slots_N, columns)
-        self.ops.set_priorities(store, slots_N, np.full(len(slots_N), KEPT, np.int64))
+        self.ops.set_priorities(store, slots_N, np.full(len(slots_N), ONLY_HERE, np.int64))
 
-    def _see_off(self, rows: Rows, flags_V: Int64Array) -> None:
+    def _evict(self, rows: Rows, flags_V: Int64Array) -> None:
         """Victims that are alive, and that no base gives, begin their way down."""
-        needed_V: BoolArray = (flags_V >> FLAG_BITS) > self._covered
-        if self._horizons:
-            needed_V &= self._horizons.alive(rows.features, rows.last_seen)
+        needed_V: BoolArray = (flags_V >> FLAG_BITS) > self._covered_generation
+        if self._cutoffs:
+            needed_V &= self._cutoffs.alive(rows.features, rows.last_seen)
         num_needed = int(np.count_nonzero(needed_V))
         self._counts["host_evicted"] += len(rows)
         self._counts["host_spilled"] += num_needed
         self._counts["host_dropped"] += len(rows) - num_needed
         if num_needed:
             rows = rows.take(needed_V)
-            self._descending.append(Block.of(rows.features, rows.ids, rows))
+            self._inflight.append(WriteBatch.of(rows.features, rows.ids, rows))
 
     def _read(self, slots_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array) -> tuple[Rows, Int64Array]:
         columns = self.ops.read(self._store, slots_N)
@@ -223,16 +223,16 @@ class HostTier:
 
     # the writer's, without the lock: a find sees what descends until the spill has it
 
-    def _descend(self) -> None:
-        while self._descending:
-            block = self._descending[0]
+    def _spill_inflight(self) -> None:
+        while self._inflight:
+            block = self._inflight[0]
             assert block.rows is not None
-            share = min(1.0, self._num_only_here / max(1, self._num_rows + len(block)))
+            share = min(1.0, self._num_unspilled / max(1, self._num_rows + len(block)))
             num_new = round(share * len(block))
             self.spill.write(block.rows, num_new)
             with self._lock:
-                self._descending.pop(0)
-                self._num_only_here -= num_new
+                self._inflight.pop(0)
+                self._num_unspilled -= num_new
 
 
 def _put(rows: Rows, at_N: BoolArray | Int64Array, columns: Sequence[npt.NDArray[Any]]) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from embeddings.rows import Int64Array, Rows, UInt16Array
 
-ABSENT, ROW, MARK = 0, 1, 2  # nothing is known of the key; its row; it was forgotten, whatever lies below
+ABSENT, ROW, TOMBSTONE = 0, 1, 2  # nothing is known of the key; its row; it was forgotten, whatever lies below
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Spill(Protocol):
         """
         ...
 
-    def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+    def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         """Keeps in the newest generation that these keys were forgotten."""
         ...
 
@@ -61,15 +61,15 @@ class Spill(Protocol):
         """
         ...
 
-    def waits_for(self) -> str:
+    def stall_reason(self) -> str:
         """Why somebody has been waiting for it for a while; empty where nobody has. For any thread, at once."""
         ...
 
-    def purging(self) -> bool:
+    def is_purging(self) -> bool:
         """Whether a purge is still under way."""
         ...
 
-    def coldest(self, fraction: float) -> int | None:
+    def last_seen_quantile(self, fraction: float) -> int | None:
         """A last-seen below which about this fraction of the stored rows lies; None where there are none."""
         ...
 

@@ -5,7 +5,7 @@ import numpy as np
 from springtide_client.keys import mix_keys
 
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.tiers.interface import ABSENT, MARK, SpilledRows
+from embeddings.tiers.interface import ABSENT, TOMBSTONE, SpilledRows
 
 NUM_PLACES = 1 << 20  # 8 MiB: of so many forgotten keys most are remembered as such
 
@@ -20,9 +20,9 @@ class NoSpill:
         self._generations = {0: np.zeros(0, np.uint64)}  # places by generation, allocated when first written to
 
     def write(self, rows: Rows, num_new: int) -> None:
-        self.mark(rows.features, rows.ids)
+        self.add_tombstones(rows.features, rows.ids)
 
-    def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+    def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         newest = max(self._generations)
         if len(ids_N) and not len(self._generations[newest]):
             self._generations[newest] = np.zeros(NUM_PLACES, np.uint64)
@@ -36,7 +36,7 @@ class NoSpill:
         mixed_U = mix_keys(features_U, ids_U)
         for places in self._generations.values():
             if len(places):
-                kinds[places[mixed_U & np.uint64(NUM_PLACES - 1)] == mixed_U] = MARK
+                kinds[places[mixed_U & np.uint64(NUM_PLACES - 1)] == mixed_U] = TOMBSTONE
         return SpilledRows(kinds, Rows.empty_of(features_U, ids_U, self.dim, self.state_width))
 
     def read_all(self) -> Rows:
@@ -53,13 +53,13 @@ class NoSpill:
     def purge(self, horizons: dict[int, int]) -> None:
         """There is nothing to purge: marks go with their generation."""
 
-    def waits_for(self) -> str:
+    def stall_reason(self) -> str:
         return ""
 
-    def purging(self) -> bool:
+    def is_purging(self) -> bool:
         return False
 
-    def coldest(self, fraction: float) -> int | None:
+    def last_seen_quantile(self, fraction: float) -> int | None:
         return None
 
     def num_rows(self) -> int:

@@ -11,28 +11,28 @@ from kernels.spec import SPILLED, Array, Ops, RowColumns
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class RowUpload:
     """The rows that were found, without the others."""
 
     positions_F: Int64Array  # among the recalled keys
-    _taken: Callable[[], tuple[Array, ...]]
+    _finish_copy: Callable[[], tuple[Array, ...]]
 
     @staticmethod
-    def of(ops: Ops, rows: Rows, found_U: BoolArray, from_spill_U: BoolArray) -> "Arrivals":
+    def start(ops: Ops, rows: Rows, found_U: BoolArray, from_spill_U: BoolArray) -> "RowUpload":
         """Begins to copy them. From any thread."""
         positions_F = np.flatnonzero(found_U)
         if len(positions_F) < len(rows):
             rows = rows.take(positions_F)
-        flags_F = flags_of(from_spill_U[positions_F])
+        flags_F = recalled_flags(from_spill_U[positions_F])
         taken = ops.upload_async(positions_F, rows.values, rows.states, rows.counts, rows.last_seen, flags_F)
-        return Arrivals(positions_F, taken)
+        return RowUpload(positions_F, taken)
 
-    def take(self) -> tuple[Array, RowColumns]:
+    def finish(self) -> tuple[Array, RowColumns]:
         """Positions and rows on the device: what is asked of it from now on finds them there."""
-        positions_F, *columns = self._taken()
+        positions_F, *columns = self._finish_copy()
         return positions_F, RowColumns(*columns)
 
 
-def flags_of(from_spill_F: BoolArray) -> Int64Array:
+def recalled_flags(from_spill_F: BoolArray) -> Int64Array:
     """Of rows that came up: not NEEDS_SPILL, for each is what lies below."""
     return np.where(from_spill_F, np.int64(SPILLED), np.int64(0))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from springtide_client.keys import GOLDEN, MIX_1, MIX_2, mix_keys
 
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from embeddings.tiers.interface import MARK, ROW
+from embeddings.tiers.interface import ROW, TOMBSTONE
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
@@ -17,7 +17,7 @@ UNMIX_1, UNMIX_2 = (np.uint64(pow(factor, -1, 2**64)) for factor in (MIX_1, MIX_
 
 
 @dataclass(frozen=True)
-class Block:
+class WriteBatch:
     """One write, sorted by mixed key, so that it can be searched while it waits. Without rows: marks."""
 
     mixed: UInt64Array
@@ -26,14 +26,14 @@ class Block:
     rows: Rows | None
 
     @staticmethod
-    def of(features_N: UInt16Array, ids_N: Int64Array, rows: Rows | None) -> "Block":
+    def of(features_N: UInt16Array, ids_N: Int64Array, rows: Rows | None) -> "WriteBatch":
         """Copies; each key once."""
         mixed_N = mix_keys(features_N, ids_N)
         order = np.argsort(mixed_N)
         if rows is None:
-            return Block(mixed_N[order], features_N[order], ids_N[order], None)
+            return WriteBatch(mixed_N[order], features_N[order], ids_N[order], None)
         ordered = rows.take(order)
-        return Block(mixed_N[order], ordered.features, ordered.ids, ordered)
+        return WriteBatch(mixed_N[order], ordered.features, ordered.ids, ordered)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -43,11 +43,11 @@ class Block:
         columns = (self.features, self.ids) if self.rows is None else self.rows.columns()
         return self.mixed.nbytes + sum(column.nbytes for column in columns)
 
-    def part(self, start: int, stop: int) -> "Block":
+    def sub_batch(self, start: int, stop: int) -> "WriteBatch":
         """Some of it, not copied."""
         cut = slice(start, stop)
         rows = None if self.rows is None else Rows(*(column[cut] for column in self.rows.columns()))  # type: ignore[arg-type]
-        return Block(self.mixed[cut], self.features[cut], self.ids[cut], rows)
+        return WriteBatch(self.mixed[cut], self.features[cut], self.ids[cut], rows)
 
     def find(self, mixed_N: UInt64Array, features_N: UInt16Array) -> tuple[Int64Array, BoolArray]:
         """Where the keys stand, and whether they do; quickest where they ascend."""
@@ -62,11 +62,11 @@ class Block:
                 return safe_N, here_N
             at_N = at_N + onward_N
 
-    def answer(self, mixed_U: UInt64Array, missing: Int64Array, kinds_U: UInt8Array, rows: Rows) -> Int64Array:
+    def fill_found(self, mixed_U: UInt64Array, missing: Int64Array, kinds_U: UInt8Array, rows: Rows) -> Int64Array:
         """Kinds and rows of the keys it has, of those at these positions; the positions of the others."""
         at, here = self.find(mixed_U[missing], rows.features[missing])
         to, at = missing[here], at[here]
-        kinds_U[to] = MARK if self.rows is None else ROW
+        kinds_U[to] = TOMBSTONE if self.rows is None else ROW
         if self.rows is not None:
             rows.values[to], rows.states[to] = self.rows.values[at], self.rows.states[at]
             rows.counts[to], rows.last_seen[to] = self.rows.counts[at], self.rows.last_seen[at]

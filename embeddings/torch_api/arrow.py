@@ -31,7 +31,7 @@ def to_arrow(rows: Rows) -> pa.Table:
     return pa.table([pa.array(rows.ids), vectors, pa.array(rows.counts), pa.array(rows.last_seen)], schema=schema)
 
 
-def of_arrow(table: Any, dim: int, state_width: int) -> Rows:
+def from_arrow(table: Any, dim: int, state_width: int) -> Rows:
     """The rows of such a table, with no optimizer state; ValueError names what is wrong with it."""
     pa = _pyarrow()
     if isinstance(table, pa.RecordBatch):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MODES = ("sum", "mean", "max")
 
 
-class Part(NamedTuple):
+class LookupSlice(NamedTuple):
     """Keys start..stop of a lookup: a row each, or pooled into bags. Bag b holds keys offsets[b] to offsets[b + 1],
 
     counted from `start`. An empty bag gives zeros.
@@ -32,10 +32,12 @@ class Part(NamedTuple):
 
 class _Embed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, table: EmbeddingTable, lookup: Lookup, parts: Sequence[Part]) -> Any:
+    def forward(
+        ctx: Any, anchor: torch.Tensor, table: EmbeddingTable, lookup: Lookup, parts: Sequence[LookupSlice]
+    ) -> Any:
         # the graph holds the lookup, and with it the rows: a graph that is dropped lets go of them
         ctx.table, ctx.lookup, ctx.parts = table, lookup, parts
-        pairs = [table.gather_part(lookup, part) for part in parts]
+        pairs = [table.gather_slice(lookup, part) for part in parts]
         ctx.winners = [winners for _, winners in pairs]
         return tuple(table.ops.tensor_of(rows) for rows, _ in pairs)
 
@@ -44,21 +46,21 @@ class _Embed(torch.autograd.Function):
         ops = ctx.table.ops
         with ops.on_current_stream():
             arrays = [ops.array_of(grad.detach().to(torch.float32).contiguous()) for grad in grads]
-            ctx.table.update(ctx.lookup, *spread(ops, ctx.parts, arrays, ctx.winners))
+            ctx.table.update(ctx.lookup, *flatten_gradients(ops, ctx.parts, arrays, ctx.winners))
         return None, None, None, None
 
 
-def embed(table: EmbeddingTable, lookup: Lookup, parts: Sequence[Part]) -> tuple[torch.Tensor, ...]:
+def embed(table: EmbeddingTable, lookup: Lookup, parts: Sequence[LookupSlice]) -> tuple[torch.Tensor, ...]:
     """A tensor for each part, (keys, D) or (bags, D) float32; all their gradients go into the table at once."""
     if not torch.is_grad_enabled():
-        return tuple(table.ops.tensor_of(table.gather_part(lookup, part)[0]) for part in parts)
+        return tuple(table.ops.tensor_of(table.gather_slice(lookup, part)[0]) for part in parts)
     anchor = torch.empty(0, requires_grad=True)  # so that the rows, which are no parameters, ask for a gradient
     tensors: tuple[torch.Tensor, ...] = _Embed.apply(anchor, table, lookup, parts)  # type: ignore[no-untyped-call]
     return tensors
 
 
-def spread(
-    ops: Ops, parts: Sequence[Part], grads: Sequence[Array], winners: Sequence[Array | None]
+def flatten_gradients(
+    ops: Ops, parts: Sequence[LookupSlice], grads: Sequence[Array], winners: Sequence[Array | None]
 ) -> tuple[Array, Array | None, Array | None]:
     """Gradients of parts, which cover the lookup's keys in order, as `update` takes them:
 

@@ -16,9 +16,9 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable would load 
 from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
 from embeddings.rows import Rows
-from embeddings.torch_api.arrow import of_arrow, rows_of, to_arrow
-from embeddings.torch_api.autograd import Part
-from embeddings.torch_api.inference import FEATURE, features_of, predicted_rows
+from embeddings.torch_api.arrow import from_arrow, rows_of, to_arrow
+from embeddings.torch_api.autograd import LookupSlice
+from embeddings.torch_api.inference import FEATURE, features_of, inference_rows
 from embeddings.torch_api.inputs import bags_of, ids_of, scores_of
 from embeddings.torch_api.table_module import TableModule
 from kernels.backend import backend
@@ -105,14 +105,14 @@ class DynamicEmbedding(TableModule):
         while emb._write(rows) and capacity is None:
             # some buckets have more than their share of the ids
             emb.capacity = Capacity.of_rows(2 * emb.capacity.num_slots).in_buckets_of(emb.ops.width)
-            emb._begin()
+            emb._new_table()
         return emb
 
     @_disable_dynamo  # a compiled model leaves its graph here: the table is no tensors
     def forward(self, ids: torch.Tensor, scores: torch.Tensor | None = None) -> torch.Tensor:
         """ids: integers of any shape; rows (*ids.shape, dim). scores: with custom eviction, what each id is worth."""
         ids_K = ids_of(ids, self.ops)
-        rows_KD = self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.ops), Part(0, len(ids_K)))
+        rows_KD = self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.ops), LookupSlice(0, len(ids_K)))
         return self._placed(rows_KD, ids).reshape(*ids.shape, self.dim)
 
     @_disable_dynamo
@@ -128,7 +128,7 @@ class DynamicEmbedding(TableModule):
         As torch's EmbeddingBag: offsets begin with 0, the last bag goes to the end, an empty one gives zeros.
         """
         ids_K = ids_of(ids, self.ops)
-        part = Part(0, len(ids_K), bags_of(ids, offsets, mode), mode)
+        part = LookupSlice(0, len(ids_K), bags_of(ids, offsets, mode), mode)
         return self._placed(self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.ops), part), ids)
 
     def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,7 +137,7 @@ class DynamicEmbedding(TableModule):
         0 known, 1 unknown, 2 not admitted, 3 forgotten.
         """
         ids_K = ids_of(ids, self.ops)
-        with self._guard, self.ops.on_current_stream():
+        with self._lock, self.ops.on_current_stream():
             rows_KD, status_K = self._open_table().find(features_of(self.ops, ids_K), ids_K)
             self._count_reads(status_K)
             rows, status = (self.ops.tensor_of(array).to(ids.device) for array in (rows_KD, status_K))
@@ -146,7 +146,7 @@ class DynamicEmbedding(TableModule):
     def forget(self, ids: torch.Tensor) -> None:
         """These ids have no row any more; one that returns is new."""
         ids_N = np.unique(ids_of(ids))
-        with self._guard:
+        with self._lock:
             self._open_table().forget(np.full(len(ids_N), FEATURE, np.uint16), ids_N)
 
     def export(self, ids: torch.Tensor | None = None) -> pa.Table:
@@ -154,7 +154,7 @@ class DynamicEmbedding(TableModule):
 
         Columns `ids`, `vectors` (float32 lists of dim), `count`, `last_seen_ms`. Ids without a row are left out.
         """
-        with self._guard:
+        with self._lock:
             table = self._open_table()
             if ids is None:
                 rows = table.export()
@@ -172,20 +172,20 @@ class DynamicEmbedding(TableModule):
         How many rows, these or others, found no room and are forgotten: none with a spill. ValueError where anything
         is wrong with the table, and then nothing is changed.
         """
-        return self._write(of_arrow(table, self.dim, self.table.layout.state_width))
+        return self._write(from_arrow(table, self.dim, self.table.layout.state_width))
 
-    def _rows(self, ids_K: Array, scores_K: Array | None, part: Part) -> torch.Tensor:
+    def _rows(self, ids_K: Array, scores_K: Array | None, part: LookupSlice) -> torch.Tensor:
         """The rows of a part of them all, with a gradient where it is asked for."""
         if self.training and torch.is_grad_enabled():
-            with self._guard, self.ops.on_current_stream():
+            with self._lock, self.ops.on_current_stream():
                 table, now_ms = self._open_table(), int(1000 * self.clock())
                 table.advance(now_ms, self.num_ids)
                 times_K = self.ops.xp.full(len(ids_K), now_ms, np.int64)
                 lookup = table.lookup(features_of(self.ops, ids_K), ids_K, times_K, scores_K=scores_K)
                 self.num_ids += len(ids_K)
                 return table.embed_parts(lookup, [part])[0]
-        with self._guard, self.ops.on_current_stream():
-            rows_KD, status_K = predicted_rows(self._open_table(), ids_K)
+        with self._lock, self.ops.on_current_stream():
+            rows_KD, status_K = inference_rows(self._open_table(), ids_K)
             self._count_reads(status_K)
             rows: torch.Tensor = self.ops.tensor_of(rows_KD)
         if part.offsets_B1 is None:
@@ -200,7 +200,7 @@ class DynamicEmbedding(TableModule):
 
     def _write(self, rows: Rows) -> int:
         """How many rows, these or others, were forgotten for want of room."""
-        with self._guard:
+        with self._lock:
             table = self._open_table()
             before = table.counters()["lost"]
             table.write(rows)

@@ -16,7 +16,7 @@ def features_of(ops: Ops, ids_K: Array) -> Array:
     return ops.xp.full(len(ids_K), FEATURE, np.uint16)
 
 
-def predicted_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
+def inference_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
     """The rows (K, D), and status (K). Without a row: the shared one where the id waits to be admitted,
 
     else the value it would be created with.
@@ -27,15 +27,15 @@ def predicted_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
     if len(rowless):
         waiting = rowless[status_K[rowless] == NOT_ADMITTED]
         ids_N = ids_K[rowless]
-        rows_KD[rowless] = first_rows(table, features_of(ops, ids_N), ids_N)
+        rows_KD[rowless] = initial_rows(table, features_of(ops, ids_N), ids_N)
         if len(waiting):
             shared_1, zero_1 = xp.full(1, FEATURE + SHARED_ROW_OFFSET, np.uint16), xp.zeros(1, np.int64)
             shared_1D, status_1 = table.find(shared_1, zero_1)
-            rows_KD[waiting] = shared_1D if status_1[0] == KNOWN else first_rows(table, shared_1, zero_1)
+            rows_KD[waiting] = shared_1D if status_1[0] == KNOWN else initial_rows(table, shared_1, zero_1)
     return rows_KD, status_K
 
 
-def first_rows(table: EmbeddingTable, features_N: Array, ids_N: Array) -> Array:
+def initial_rows(table: EmbeddingTable, features_N: Array, ids_N: Array) -> Array:
     """The values that the table would create these keys with, as its dtype can hold them."""
     config, ops = table.config, table.ops
     values_ND = ops.initial_values(features_N, ids_N, config.dim, table.seed, config.init_scale)

@@ -6,7 +6,7 @@ import threading
 from embeddings.errors import OwnershipError
 
 
-class Guard:
+class OwnerLock:
     """A lock that its holder may take again, and that a forked child is told it cannot have."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from springtide_client.keys import SHARED_ROW_OFFSET
 
 from embeddings.policy.admission import BLOCK_BYTES
-from embeddings.rows import Int64Array, Rows, Touched
+from embeddings.rows import Int64Array, Rows, TableDelta
 from embeddings.table import EmbeddingTable
 
 State = dict[str, Any]  # tensors, and plain numbers and texts: torch.load(weights_only=True) takes them
@@ -19,7 +19,7 @@ FLOATS = ("values", "states")
 AGES, MAX_CALLS = 64, 1024
 
 
-def state_of(table: EmbeddingTable) -> State:
+def export_state(table: EmbeddingTable) -> State:
     """All rows with optimizer state, count and last-seen, spilled and shared too; the admission sketch; the rate."""
     rows = table.export()
     columns = zip(COLUMNS, rows.columns(), strict=True)
@@ -68,7 +68,7 @@ def check_state(state: Mapping[str, Any], table: EmbeddingTable) -> None:
         )
 
 
-def fill(table: EmbeddingTable, state: Mapping[str, Any]) -> None:
+def import_state(table: EmbeddingTable, state: Mapping[str, Any]) -> None:
     """Puts a checked state into a new table, the rows seen last at the end: the others make room."""
     table.set_lr(float(state["lr"]))
     if table.sketch().counting and len(state["sketch"]):
@@ -81,7 +81,7 @@ def fill(table: EmbeddingTable, state: Mapping[str, Any]) -> None:
     # the rows of one call are of one age to the table
     step = max(1, table.memory.store.num_slots // AGES, len(order) // MAX_CALLS)
     for start in range(0, len(order), step):
-        table.restore(Touched.of(rows.take(order[start : start + step])))
+        table.restore(TableDelta.of(rows.take(order[start : start + step])))
 
 
 def _dtype_of(name: str) -> Any:

@@ -17,12 +17,17 @@ from embeddings.errors import OwnershipError
 from embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from embeddings.memory.capacity import Capacity
 from embeddings.torch_api.module_table import ModuleTable
-from embeddings.torch_api.owner_lock import Guard
-from embeddings.torch_api.state_dict import check_state, fill, state_of
+from embeddings.torch_api.owner_lock import OwnerLock
+from embeddings.torch_api.state_dict import check_state, export_state, import_state
 from kernels.backend import backend
 from kernels.spec import Array, Ops
 
-READ = {KNOWN: "read_known", UNKNOWN: "read_unknown", NOT_ADMITTED: "read_not_admitted", FORGOTTEN: "read_forgotten"}
+READ_COUNTERS = {
+    KNOWN: "read_known",
+    UNKNOWN: "read_unknown",
+    NOT_ADMITTED: "read_not_admitted",
+    FORGOTTEN: "read_forgotten",
+}
 
 
 NOT_COPIED = "table", "ops", "_guard", "_late_reads"
@@ -47,12 +52,12 @@ class TableModule(nn.Module):
         self.config, self.capacity, self.seed, self.ops = config, capacity, seed, device
         self.folder, self.clock = folder, clock
         self.output_dtype = torch.float32  # until the module is cast
-        self._guard = Guard()
-        self._begin()
+        self._lock = OwnerLock()
+        self._new_table()
 
     def set_lr(self, lr: float) -> None:
         """The rows' learning rate from now on; a state_dict carries it."""
-        with self._guard:
+        with self._lock:
             self._open_table().set_lr(lr)
 
     def counters(self) -> dict[str, int]:
@@ -60,9 +65,9 @@ class TableModule(nn.Module):
 
         and the ids read without learning, by their status.
         """
-        with self._guard:
+        with self._lock:
             reads = self._reads_so_far()
-            return self.table.counters() | {name: reads[name] for name in READ.values()}
+            return self.table.counters() | {name: reads[name] for name in READ_COUNTERS.values()}
 
     def __len__(self) -> int:
         """Rows in memory."""
@@ -73,7 +78,7 @@ class TableModule(nn.Module):
 
     def close(self) -> None:
         """Lets go of the spill and its folder; the object is of no more use."""
-        with self._guard:
+        with self._lock:
             if not self.table.closed:
                 self.table.close()
 
@@ -85,8 +90,8 @@ class TableModule(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """For state_dict: see embeddings.torch_api.state_dict."""
-        with self._guard:
-            return state_of(self._open_table()) | {"num_ids": self.num_ids}
+        with self._lock:
+            return export_state(self._open_table()) | {"num_ids": self.num_ids}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """For load_state_dict: the table begins anew with these rows, and with the seed of those to come.
@@ -94,13 +99,13 @@ class TableModule(nn.Module):
         ValueError where they do not fit, and then nothing is changed. Rows beyond the capacity go to the spill or are
         forgotten, the coldest first.
         """
-        with self._guard:
+        with self._lock:
             check_state(state, self.table)
             self.table.close()
             self.seed = int(state["seed"])
             self.config = replace(self.config, init_scale=float(state["init_scale"]))
-            self._begin()
-            fill(self.table, state)
+            self._new_table()
+            import_state(self.table, state)
             self.num_ids = int(state["num_ids"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,8 +122,8 @@ class TableModule(nn.Module):
         extra_state = state.pop("_extra_state")
         device = state.pop("_device")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._guard, self.ops = Guard(), backend(device)
-        self._begin()
+        self._lock, self.ops = OwnerLock(), backend(device)
+        self._new_table()
         self.set_extra_state(extra_state)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
@@ -132,18 +137,18 @@ class TableModule(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _begin(self) -> None:
+    def _new_table(self) -> None:
         """An empty table in place of the one there was."""
         self.num_ids = 0  # learned from: what the counts of admission age by
         self._reads: Counter[str] = Counter()
-        self._late_reads: Array | None = None
+        self._pending_reads: Array | None = None
         self.table = ModuleTable(
             self.config,
             seed=self.seed,
             capacity=self.capacity,
             device=self.ops,
             folder=self.folder,
-            guard=self._guard,
+            guard=self._lock,
         )
 
     def _open_table(self) -> ModuleTable:
@@ -152,14 +157,14 @@ class TableModule(nn.Module):
 
     def _count_reads(self, status_K: Array) -> None:
         if self.ops.on_host:
-            counts = np.bincount(status_K, minlength=len(READ)).tolist()
-            self._reads.update({name: counts[status] for status, name in READ.items()})
+            counts = np.bincount(status_K, minlength=len(READ_COUNTERS)).tolist()
+            self._reads.update({name: counts[status] for status, name in READ_COUNTERS.items()})
         else:  # told when somebody asks
-            late = (status_K[:, None] == self.ops.xp.arange(len(READ))).sum(0)
-            self._late_reads = late if self._late_reads is None else self._late_reads + late
+            late = (status_K[:, None] == self.ops.xp.arange(len(READ_COUNTERS))).sum(0)
+            self._pending_reads = late if self._pending_reads is None else self._pending_reads + late
 
     def _reads_so_far(self) -> Counter[str]:
-        if self._late_reads is not None:
-            counts, self._late_reads = self.ops.fetch(self._late_reads)[0], None
-            self._reads.update({name: int(counts[status]) for status, name in READ.items()})
+        if self._pending_reads is not None:
+            counts, self._pending_reads = self.ops.fetch(self._pending_reads)[0], None
+            self._reads.update({name: int(counts[status]) for status, name in READ_COUNTERS.items()})
         return self._reads

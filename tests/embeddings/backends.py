@@ -8,11 +8,11 @@ from kernels.spec import Ops
 from tests.support.gpu_emulation.emulated_ops import device_of, host
 from tests.support.gpu_emulation.simt import SimtDevice
 
-__all__ = ["TWINS", "host", "is_emulated", "verbs_of"]
-TWINS = ["cpu", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)]
+__all__ = ["BACKENDS", "host", "is_emulated", "ops_of"]
+BACKENDS = ["cpu", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
-def verbs_of(name: str, seed: int = 0) -> Ops:
+def ops_of(name: str, seed: int = 0) -> Ops:
     """The ops of this name; skips aloud where they cannot run."""
     if name == "cpu":
         return backend("cpu")

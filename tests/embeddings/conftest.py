@@ -3,9 +3,9 @@
 import pytest
 
 from kernels.spec import Ops
-from tests.embeddings.backends import TWINS, verbs_of
+from tests.embeddings.backends import BACKENDS, ops_of
 
 
-@pytest.fixture(params=TWINS)
+@pytest.fixture(params=BACKENDS)
 def ops(request: pytest.FixtureRequest) -> Ops:
-    return verbs_of(request.param)
+    return ops_of(request.param)

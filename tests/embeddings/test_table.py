@@ -37,7 +37,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         grads = rng.standard_normal((40_000, 16)).astype(np.float32)
         for table in tables:
             table.update(table.lookup(features, ids, ids), grads)
-    cuts = [table.cut() for table in tables]
+    cuts = [table.take_delta() for table in tables]
     for cut in cuts[1:]:
         for name in ("features", "ids", "values", "states", "counts", "last_seen"):
             np.testing.assert_array_equal(getattr(cut, name), getattr(cuts[0], name))
@@ -51,7 +51,7 @@ def test_a_cut_stands_in_the_order_in_which_followers_search(ops: Ops) -> None:
     table = EmbeddingTable(TableConfig(device_bytes="1MiB"), seed=0, device=ops)
     ids = np.random.default_rng(0).integers(0, 2**62, 300)
     table.update(look_up(table, ids), np.ones((len(ids), 16), np.float32))
-    cut = table.cut()
+    cut = table.take_delta()
     mixed = mix_keys(cut.features, cut.ids)
     assert len(cut) == 300
     assert (mixed[1:] > mixed[:-1]).all()
@@ -81,7 +81,7 @@ def test_without_a_spill_an_evicted_row_is_told_as_forgotten(ops: Ops) -> None:
     width = ops.width
     for start in (0, width):
         table.update(look_up(table, np.arange(start, start + width)), np.ones((width, 16), np.float32))
-    touched = table.cut()
+    touched = table.take_delta()
     assert sorted(touched.ids.tolist()) == list(range(width, 2 * width))
     assert sorted(touched.forgotten_ids.tolist()) == list(range(width))
     assert (table.find(np.zeros(width, np.uint16), np.arange(width))[1] == FORGOTTEN).all()
@@ -95,7 +95,7 @@ def test_an_empty_batch_is_a_batch(ops: Ops) -> None:
     rows, status = table.find(np.zeros(0, np.uint16), np.zeros(0, np.int64))
     assert rows.shape == (0, 16)
     assert status.shape == (0,)
-    assert len(table.cut()) == 0
+    assert len(table.take_delta()) == 0
 
 
 def test_a_batch_larger_than_the_table_is_learned_whole(ops: Ops) -> None:
@@ -111,7 +111,7 @@ def test_a_bfloat16_gradient_is_taken(ops: Ops) -> None:
     table = make(ops)
     rows = table.embed(look_up(table, [1, 2]))
     rows.to(torch.bfloat16).sum().backward()
-    assert table.cut().counts.tolist() == [1, 1]
+    assert table.take_delta().counts.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("size", ["256KiB", "4MiB", 50_000_000])
@@ -119,7 +119,7 @@ def test_a_bfloat16_gradient_is_taken(ops: Ops) -> None:
 def test_the_budget_holds_with_everything_counted(size: int | str, dim: int) -> None:
     table = EmbeddingTable(TableConfig(dim=dim, device_bytes=size), seed=0)
     touched_list = 8 * table.memory.store.num_slots
-    side = table.side.capacity * (2 + 8 + 4 * dim + 4 + 16)
+    side = table.evicted_dirty.capacity * (2 + 8 + 4 * dim + 4 + 16)
     total = table.bytes_by_tier()["device"] + touched_list + side
     assert num_bytes(size) * 0.9 < total <= num_bytes(size)
 

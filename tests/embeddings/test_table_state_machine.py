@@ -20,7 +20,7 @@ from embeddings.lookup.prefetch import Prefetch
 from embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from embeddings.memory.capacity import Capacity
 from embeddings.optimizer import RowOptimizer
-from embeddings.rows import Rows, Touched
+from embeddings.rows import Rows, TableDelta
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.base import FoundRows
 from embeddings.tiers.host_tier import HostTier
@@ -28,7 +28,7 @@ from embeddings.tiers.interface import Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
 from kernels.spec import RowLayout, state_width_of
-from tests.embeddings.backends import host, verbs_of
+from tests.embeddings.backends import host, ops_of
 from tests.embeddings.dict_table import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, arrays
 from tests.embeddings.tiers.flaky_spill import FlakySpill
 from tests.kernels.oracle import Key, Row, nearest
@@ -77,7 +77,7 @@ class TableMachine(RuleBasedStateMachine):
     )
     def begin(self, eviction: str, kind: tuple[dict[str, Any], str], host: bool, admits: bool) -> None:
         optimizer, dtype = kind
-        self.ops = verbs_of(self.twin, seed=1)
+        self.ops = ops_of(self.twin, seed=1)
         self.scale = self.ops.width // backend("cpu").width  # keys of the device for one that is drawn
         self.host = host
         self.folder = Path(tempfile.mkdtemp(prefix="springtide-machine-"))
@@ -85,7 +85,7 @@ class TableMachine(RuleBasedStateMachine):
         step = RowOptimizer.of(optimizer).step(optimizer["lr"], SEED)
         self.width = state_width_of(step.name, DIM)
         self.truth = DictTable(step, dtype, {2: MIN_COUNT} if admits else {})
-        self.log: list[tuple[Touched, Any]] = []  # what was cut since the mapped base
+        self.log: list[tuple[TableDelta, Any]] = []  # what was cut since the mapped base
         self.base, self.base_sketch = DictBase({}, self.width), (np.empty(0, np.int64), np.empty((0, 64), np.uint8))
         self.next_base: tuple[DictBase, int, int] | None = None  # with its generation and place in the log
         self.held: list[tuple[Lookup, list[Key], list[int]]] = []
@@ -96,7 +96,7 @@ class TableMachine(RuleBasedStateMachine):
             optimizer=optimizer,
             dtype=dtype,
             eviction=eviction,
-            admission={"sketch_bytes": 64 * SKETCH_BLOCKS, "halve_samples": HALVE_SAMPLES},
+            admission={"sketch_bytes": 64 * SKETCH_BLOCKS, "decay_every_samples": HALVE_SAMPLES},
             features={
                 1: FeaturePolicy(ttl_seconds=TTL_MS / 1000),
                 2: FeaturePolicy(min_count=MIN_COUNT if admits else None, quota_bytes=self.scale * QUOTA_ROWS * 200),
@@ -111,7 +111,7 @@ class TableMachine(RuleBasedStateMachine):
         if self.host:
             layout = RowLayout(DIM, self.width, self.config.dtype)
             below = HostTier(self.spill, num_rows=16 * self.scale, layout=layout, ops=backend("cpu"))
-        capacity = Capacity.of_rows(self.scale * (16 if self.epoch % 2 else 32), num_side=24 * self.scale)
+        capacity = Capacity.of_rows(self.scale * (16 if self.epoch % 2 else 32), num_evicted_dirty=24 * self.scale)
         self.table = EmbeddingTable(
             self.config, seed=SEED, spill=below, base=self.base, capacity=capacity, device=self.ops
         )
@@ -135,7 +135,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(keys=BATCH, seed=st.integers(0, 3))
     def look_up(self, keys: list[Key], seed: int) -> None:
         keys = self.several(keys)
-        if self.table.needs_cut(len(keys)):
+        if self.table.needs_checkpoint(len(keys)):
             self.cut()
         times = self.times(len(keys))
         self.take(keys, times, (*arrays(keys), np.array(times, np.int64)), None, seed)
@@ -159,7 +159,7 @@ class TableMachine(RuleBasedStateMachine):
         assert self.ahead is not None
         keys, times, given, prefetched = self.ahead
         self.ahead = None
-        if self.table.needs_cut(len(keys)):
+        if self.table.needs_checkpoint(len(keys)):
             self.cut()
         self.take(keys, times, given, prefetched, seed)
 
@@ -218,7 +218,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         try:
-            self.table.memory.settle()
+            self.table.memory.apply_releases()
         except SpillError:
             assert self.spill.broken
 
@@ -228,14 +228,14 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(late_ms=st.integers(0, 100))
     def advance(self, late_ms: int) -> None:
-        event_ms = max(self.table.expiry.event_ms, self.clock * 10 - late_ms)
+        event_ms = max(self.table.ttl.event_ms, self.clock * 10 - late_ms)
         self.table.advance(event_ms, self.samples)
         self.truth.raise_horizon(1, event_ms - TTL_MS)
         self.truth.age = self.samples // HALVE_SAMPLES
 
     @rule(feature=st.integers(0, FEATURES - 1), late_ms=st.integers(0, 100))
     def forget_by_rule(self, feature: int, late_ms: int) -> None:
-        self.table.raise_horizons({feature: self.clock * 10 - late_ms})
+        self.table.raise_expiry_cutoffs({feature: self.clock * 10 - late_ms})
         self.truth.raise_horizon(feature, self.clock * 10 - late_ms)
 
     @rule(keys=st.lists(KEYS, max_size=60))
@@ -263,7 +263,7 @@ class TableMachine(RuleBasedStateMachine):
     def forget(self, keys: list[Key]) -> None:
         keys = self.several(keys)
         self.held.clear()
-        self.table.memory.settle()
+        self.table.memory.apply_releases()
         self.table.forget(*arrays(keys))
         self.truth.forget(keys)
         rows, status = map(host, self.table.find(*arrays(keys)))
@@ -286,7 +286,7 @@ class TableMachine(RuleBasedStateMachine):
         """Rows from elsewhere."""
         keys = self.several(keys)
         self.held.clear()
-        if self.table.needs_cut(len(keys)):
+        if self.table.needs_checkpoint(len(keys)):
             self.cut()
         rng = np.random.default_rng(seed)
         values = rng.standard_normal((len(keys), DIM)).astype(np.float32)
@@ -306,11 +306,11 @@ class TableMachine(RuleBasedStateMachine):
     @rule(num_buckets=st.integers(1, 3))
     def resize(self, num_buckets: int) -> None:
         self.held.clear()
-        if self.table.needs_cut(48 * self.scale):
+        if self.table.needs_checkpoint(48 * self.scale):
             self.cut()
-        touched = self.table.changes.keys()
+        touched = self.table.dirty_rows.keys()
         self.table.memory.resize(self.ops.width * num_buckets, self.ops.width)
-        self.table.changes.renumber(*touched)
+        self.table.dirty_rows.renumber(*touched)
         assert self.table.memory.store.num_slots == self.ops.width * num_buckets
 
     @precondition(lambda self: not self.spill.broken)
@@ -327,7 +327,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def cut(self) -> None:
-        touched = self.table.cut()
+        touched = self.table.take_delta()
         told = list(zip(touched.features.tolist(), touched.ids.tolist(), strict=True))
         assert len(set(told)) == len(told)
         assert set(told) == {key for key in self.truth.touched if self.truth.alive(key)}
@@ -341,7 +341,7 @@ class TableMachine(RuleBasedStateMachine):
         assert not gone & set(told)
         assert gone == self.truth.forgotten
         self.truth.touched, self.truth.forgotten = set(), set()
-        self.log.append((touched, self.table.cut_sketch()))
+        self.log.append((touched, self.table.take_sketch_delta()))
 
     @precondition(lambda self: self.next_base is None)
     @rule()
@@ -365,7 +365,7 @@ class TableMachine(RuleBasedStateMachine):
         self.held.clear()
         self.ahead = None
         self.cut()
-        state, horizons = self.table.clock_state(), self.table.horizons
+        state, horizons = self.table.clock_state(), self.table.expiry_cutoffs
         self.spill.broken = False
         self.table.close()
         self.next_base = None
@@ -375,8 +375,8 @@ class TableMachine(RuleBasedStateMachine):
             self.table.restore(touched)
             self.table.restore_sketch(*sketch)
         self.table.restore_clock_state(state)
-        self.table.raise_horizons(horizons)
-        assert len(self.table.cut()) == 0
+        self.table.raise_expiry_cutoffs(horizons)
+        assert len(self.table.take_delta()) == 0
 
     @invariant()
     def the_parts_agree(self) -> None:
@@ -384,14 +384,14 @@ class TableMachine(RuleBasedStateMachine):
             return
         self.table.check_integrity()
         # what is not held fits into the slots
-        if self.table.memory.num_held == 0:
+        if self.table.memory.num_pinned == 0:
             assert self.table.rows_by_tier()["device"] <= self.table.memory.store.num_slots
             rows_F = self.table.quotas.rows_F
             assert len(rows_F) < FEATURES or rows_F[2] <= self.scale * QUOTA_ROWS
 
 
 NOTHING = np.empty(0, np.int64)
-EMPTY = Touched.of(Rows(NOTHING.astype(np.uint16), NOTHING, np.empty((0, DIM)), np.empty((0, 0)), NOTHING, NOTHING))
+EMPTY = TableDelta.of(Rows(NOTHING.astype(np.uint16), NOTHING, np.empty((0, DIM)), np.empty((0, 0)), NOTHING, NOTHING))
 
 TestTableMachine = TableMachine.TestCase
 TestTableMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -120,8 +120,8 @@ class TrainingState:
     def cut(self, *, created_ms: int, complete_until_ms: int) -> tuple[VersionMeta, Arrays]:
         """What a version says: this instant, and every row, weight, score and text that moved since the last cut."""
         self.complete_until_ms = max(self.complete_until_ms, complete_until_ms)
-        arrays = touched_to_arrays(self.learner.table.cut())
-        arrays |= sketch_to_arrays(*self.learner.table.cut_sketch())
+        arrays = touched_to_arrays(self.learner.table.take_delta())
+        arrays |= sketch_to_arrays(*self.learner.table.take_sketch_delta())
         if self.learner.steps != self._cut_step:
             arrays |= with_prefix("dense.", self.learner.dense_arrays())
             arrays |= with_prefix("state.optimizer.", self.learner.optimizer_arrays())
@@ -149,7 +149,7 @@ class TrainingState:
             step=self.learner.steps,
             positions=positions_to_meta(self.positions),
             event_clock_ms=self.clock.now_ms,
-            expiry_cutoffs={str(feature): ms for feature, ms in table.horizons.items()},
+            expiry_cutoffs={str(feature): ms for feature, ms in table.expiry_cutoffs.items()},
             admission={str(feature): count for feature, count in self.limits.min_counts().items()},
             sketch_blocks=sketch.num_blocks if sketch.counting else 0,
             sketch_age=sketch.age,
@@ -258,7 +258,7 @@ class TrainingState:
         self.complete_until_ms = meta.complete_until_ms
         table = self.learner.table
         table.restore_clock_state(meta.trainer.get("table", {}))
-        table.raise_horizons({int(feature): ms for feature, ms in meta.expiry_cutoffs.items()})
+        table.raise_expiry_cutoffs({int(feature): ms for feature, ms in meta.expiry_cutoffs.items()})
         self.limits.restore(meta.trainer.get("limits", {}))
         if changed := self.limits.changed:
             try:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.features import IdStrings
 
-from embeddings.rows import Touched
+from embeddings.rows import TableDelta
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -22,7 +22,7 @@ def without_prefix(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Array
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def touched_to_arrays(touched: Touched) -> Arrays:
+def touched_to_arrays(touched: TableDelta) -> Arrays:
     """A cut; a group without anything in it is absent."""
     arrays: Arrays = {}
     if len(touched):
@@ -39,7 +39,7 @@ def touched_to_arrays(touched: Touched) -> Arrays:
     return arrays
 
 
-def arrays_to_touched(arrays: Mapping[str, npt.NDArray[Any]], *, dim: int, state_width: int) -> Touched:
+def arrays_to_touched(arrays: Mapping[str, npt.NDArray[Any]], *, dim: int, state_width: int) -> TableDelta:
     """A cut as a version tells it."""
     none: Arrays = {
         "rows.feature": np.zeros(0, np.uint16),
@@ -51,7 +51,7 @@ def arrays_to_touched(arrays: Mapping[str, npt.NDArray[Any]], *, dim: int, state
         "forgotten.feature": np.zeros(0, np.uint16),
         "forgotten.id": np.zeros(0, np.int64),
     }
-    return Touched(*(arrays.get(name, empty) for name, empty in none.items()))
+    return TableDelta(*(arrays.get(name, empty) for name, empty in none.items()))
 
 
 def sketch_to_arrays(blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.uint8]) -> Arrays:

@@ -80,6 +80,6 @@ def mend_of(trainer: "Trainer", held: Verdict) -> str:
 
 def horizons_of(trainer: "Trainer") -> dict[str, int]:
     """By feature: rows last seen before are forgotten."""
-    schema, horizons = trainer.config.schema, trainer.state.learner.table.horizons
+    schema, horizons = trainer.config.schema, trainer.state.learner.table.expiry_cutoffs
     names = {schema.number(name): name for name in schema.features if name not in schema.share}
     return {names[number]: ms for number, ms in horizons.items() if number in names}

@@ -15,17 +15,19 @@ from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
 from torch import Tensor
 
-from embeddings.torch_api.autograd import Part
+from embeddings.torch_api.autograd import LookupSlice
 
 
-def parts_of(schema: Schema, features: Features) -> list[Part]:
+def parts_of(schema: Schema, features: Features) -> list[LookupSlice]:
     """What the table makes of the keys of `lookup_keys`: rows (N * C), a vector a sample for each pooled list, rows."""
-    parts = [Part(0, features.categorical_NC.size)]
+    parts = [LookupSlice(0, features.categorical_NC.size)]
     for name, ragged in zip(schema.lists, features.lists, strict=True):
         start = parts[-1].stop
         stop = start + len(ragged.ids_M)
         is_pooled = name in schema.multi_value
-        parts.append(Part(start, stop, ragged.offsets, schema.pooling_of(name)) if is_pooled else Part(start, stop))
+        parts.append(
+            LookupSlice(start, stop, ragged.offsets, schema.pooling_of(name)) if is_pooled else LookupSlice(start, stop)
+        )
     return parts
 
 

@@ -102,10 +102,10 @@ class Learner:
         """Whether reports come after their steps: to ask for one at once would wait for the device."""
         return self._staging is not None
 
-    def needs_cut(self, batch: Batch) -> bool:
+    def needs_checkpoint(self, batch: Batch) -> bool:
         """Whether a version must be cut before this batch, whose evictions could overflow the table's side buffer."""
         num_keys = batch.features.categorical_NC.size + sum(len(ragged.ids_M) for ragged in batch.features.lists)
-        return self.table.needs_cut(int(num_keys))
+        return self.table.needs_checkpoint(int(num_keys))
 
     def step(self, batch: Batch, upcoming: Batch | None = None) -> StepReport:
         """`begin`, and its report."""

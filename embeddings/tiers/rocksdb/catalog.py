@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from embeddings.tiers.rocksdb.bloom_filter import KeyFilter
-from embeddings.tiers.rocksdb.last_seen_histogram import Ages
-from embeddings.tiers.write_batch import Block
+from embeddings.tiers.rocksdb.last_seen_histogram import LastSeenHistogram
+from embeddings.tiers.write_batch import WriteBatch
 
 MAX_BLOCKS = 256  # a find looks into each
 
@@ -19,8 +19,8 @@ class Database:
 
     number: int
     keys: KeyFilter = field(default_factory=KeyFilter)
-    ages: Ages = field(default_factory=Ages)
-    num_marks: int = 0
+    last_seen: LastSeenHistogram = field(default_factory=LastSeenHistogram)
+    num_tombstones: int = 0
     exists: bool = False  # it has taken a write, and must be there
     readers: int = 0
 
@@ -32,34 +32,34 @@ class Generation:
     number: int
     databases: list[Database] = field(default_factory=list)
     num_rows: int = 0
-    gone: bool = False
-    movable: bool = True
+    is_destroyed: bool = False
+    can_be_rewritten: bool = True
 
     def num_below(self, horizons: Mapping[int, int]) -> int:
-        return sum(database.ages.num_below(horizons) for database in self.databases)
+        return sum(database.last_seen.num_below(horizons) for database in self.databases)
 
     def num_written(self) -> int:
-        return sum(database.ages.num_rows for database in self.databases)
+        return sum(database.last_seen.num_rows for database in self.databases)
 
 
-class Shelf:
+class Catalog:
     """State under one lock; `changed` tells of every change of it."""
 
     def __init__(self, queue_bytes: int) -> None:
         self.queue_bytes = queue_bytes
         self.changed = threading.Condition()
-        self.waiting: deque[tuple[Generation, Block]] = deque()  # oldest first; removed once written
+        self.waiting: deque[tuple[Generation, WriteBatch]] = deque()  # oldest first; removed once written
         self.waiting_bytes = 0
         self.generations = [Generation(0)]
-        self.doomed: list[Database] = []
-        self._num_databases = 0
+        self.pending_delete: list[Database] = []
+        self._next_number = 0
 
-    def has_room(self, block: Block) -> bool:
+    def has_room(self, block: WriteBatch) -> bool:
         """One block may always wait, however large it is."""
         fits = self.waiting_bytes + block.num_bytes <= self.queue_bytes and len(self.waiting) < MAX_BLOCKS
         return fits or not self.waiting
 
-    def append(self, block: Block, num_new: int) -> None:
+    def append(self, block: WriteBatch, num_new: int) -> None:
         """For the newest generation."""
         with self.changed:
             self.waiting.append((self.generations[-1], block))
@@ -75,10 +75,10 @@ class Shelf:
             self.changed.notify_all()
 
     @contextmanager
-    def reading(self) -> Iterator[tuple[list[Block], list[Database]]]:
+    def reading(self) -> Iterator[tuple[list[WriteBatch], list[Database]]]:
         """What waits and what is on disk, the newest first; the databases live until this ends."""
         with self.changed:
-            blocks = [block for generation, block in reversed(self.waiting) if not generation.gone]
+            blocks = [block for generation, block in reversed(self.waiting) if not generation.is_destroyed]
             newest_first = [database for generation in self.generations for database in generation.databases][::-1]
             databases = [database for database in newest_first if database.exists]
             for database in databases:
@@ -89,7 +89,7 @@ class Shelf:
             with self.changed:
                 for database in databases:
                     database.readers -= 1
-                if self.doomed:
+                if self.pending_delete:
                     self.changed.notify_all()
 
     def open_generation(self) -> int:
@@ -102,35 +102,35 @@ class Shelf:
         with self.changed:
             for generation in self.generations:
                 if generation.number <= upto:
-                    generation.gone = True
-                    self.doomed += generation.databases
-            self.generations = [generation for generation in self.generations if not generation.gone]
+                    generation.is_destroyed = True
+                    self.pending_delete += generation.databases
+            self.generations = [generation for generation in self.generations if not generation.is_destroyed]
             self.changed.notify_all()
 
     def add_database(self, generation: Generation) -> None:
         """For the next writes to this generation."""
         with self.changed:
-            database = Database(self._num_databases)
-            self._num_databases += 1
+            database = Database(self._next_number)
+            self._next_number += 1
             generation.databases.append(database)
-            if generation.gone:
-                self.doomed.append(database)
+            if generation.is_destroyed:
+                self.pending_delete.append(database)
 
-    def drop_database(self, generation: Generation, database: Database) -> None:
+    def retire_database(self, generation: Generation, database: Database) -> None:
         with self.changed:
             generation.databases = [other for other in generation.databases if other is not database]
-            self.doomed.append(database)
+            self.pending_delete.append(database)
             generation.num_rows = min(generation.num_rows, generation.num_written())
             self.changed.notify_all()
 
-    def free_doomed(self) -> list[Database]:
+    def deletable(self) -> list[Database]:
         """Those that no find needs."""
         with self.changed:
-            return [database for database in self.doomed if not database.readers]
+            return [database for database in self.pending_delete if not database.readers]
 
-    def forget_doomed(self, database: Database) -> None:
+    def confirm_deleted(self, database: Database) -> None:
         with self.changed:
-            self.doomed.remove(database)
+            self.pending_delete.remove(database)
             self.changed.notify_all()
 
     def databases(self) -> list[Database]:

@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass
 
 KEY_BYTES = 10
 LINE = 64
-ABSENT, ROW, MARK = 0, 1, 2  # embeddings.tiers.interface's
+ABSENT, ROW, TOMBSTONE = 0, 1, 2  # embeddings.tiers.interface's
 
 
-class DamageError(Exception):
+class CorruptRecordError(Exception):
     """What was read is not what was written: trying again does not help."""
 
 
 @dataclass(frozen=True)
-class LaneShape:
+class ChannelLayout:
     """A lane's part of the shared memory: keys, kinds, then the records of rows one after another."""
 
     num_keys: int
@@ -39,7 +39,7 @@ class LaneShape:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProcessSettings:
     """The child's only argument, as JSON."""
 
     folder: str
@@ -53,15 +53,15 @@ class Setting:
         return json.dumps(asdict(self))
 
     @property
-    def shape(self) -> LaneShape:
-        return LaneShape(self.num_keys, self.record_bytes)
+    def layout(self) -> ChannelLayout:
+        return ChannelLayout(self.num_keys, self.record_bytes)
 
 
-class ChildLane:
+class ServerChannel:
     """The child's side: a socket, and keys and values as bytes in its part of the memory."""
 
-    def __init__(self, connection: socket.socket, memory: mmap.mmap, index: int, shape: LaneShape) -> None:
-        self.connection, self.shape = connection, shape
+    def __init__(self, connection: socket.socket, memory: mmap.mmap, index: int, shape: ChannelLayout) -> None:
+        self.connection, self.layout = connection, shape
         self._memory, self._start = memory, index * shape.num_bytes
 
     def keys(self, num: int) -> list[bytes]:
@@ -69,16 +69,16 @@ class ChildLane:
         return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
 
     def records(self, num: int) -> list[bytes]:
-        width = self.shape.record_bytes
-        records = self._read(self.shape.records_at, width * num)
+        width = self.layout.record_bytes
+        records = self._read(self.layout.records_at, width * num)
         return [records[at : at + width] for at in range(0, len(records), width)]
 
     def put_keys(self, keys: Sequence[bytes]) -> None:
         self._write(0, b"".join(keys))
 
     def put_values(self, values: Sequence[bytes | None], kinds_at: int = 0, records_at: int = 0) -> int:
-        """The kinds of values and the rows among them; how many rows. DamageError for one of a wrong size."""
-        width = self.shape.record_bytes
+        """The kinds of values and the rows among them; how many rows. CorruptRecordError for one of a wrong size."""
+        width = self.layout.record_bytes
         try:
             only_rows = set(map(len, values)) <= {width}  # type: ignore[arg-type]
         except TypeError:  # None has no length
@@ -88,11 +88,11 @@ class ChildLane:
         else:
             lengths = [-1 if value is None else len(value) for value in values]
             if strange := set(lengths) - {-1, 0, width}:
-                raise DamageError(f"a record of {strange.pop()} bytes where {width} are due")
-            kinds = bytes(ROW if length > 0 else MARK if length == 0 else ABSENT for length in lengths)
+                raise CorruptRecordError(f"a record of {strange.pop()} bytes where {width} are due")
+            kinds = bytes(ROW if length > 0 else TOMBSTONE if length == 0 else ABSENT for length in lengths)
             num_rows = kinds.count(ROW)
-        self._write(self.shape.kinds_at + kinds_at, kinds)
-        self._write(self.shape.records_at + width * records_at, b"".join(filter(None, values)))
+        self._write(self.layout.kinds_at + kinds_at, kinds)
+        self._write(self.layout.records_at + width * records_at, b"".join(filter(None, values)))
         return num_rows
 
     def _read(self, at: int, num_bytes: int) -> bytes:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from embeddings.errors import SpillError
-from embeddings.tiers.rocksdb.channel import KEY_BYTES, LaneShape, Setting
+from embeddings.tiers.rocksdb.channel import KEY_BYTES, ChannelLayout, ProcessSettings
 from embeddings.tiers.write_batch import UInt8Array
 
-FIND_LANES = 4
-MAX_LANE_KEYS, MIN_LANE_KEYS, LANE_BYTES = 4096, 64, 4 << 20
+NUM_FIND_CHANNELS = 4
+MAX_CHANNEL_KEYS, MIN_CHANNEL_KEYS, CHANNEL_BYTES = 4096, 64, 4 << 20
 ROOT = str(Path(__file__).resolve().parents[2])
 
 # a fork (a data loader's worker, say) amid a start would keep the start's pipes open: the start would wait for its end
@@ -28,11 +28,11 @@ _starting = threading.Lock()
 os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release)
 
 
-class ChildLostError(Exception):
+class ProcessLostError(Exception):
     """The process is gone; another may be started on the same databases."""
 
 
-class FailedError(Exception):
+class RequestFailedError(Exception):
     """The process could not do it; `final` where trying again does not help."""
 
     def __init__(self, final: bool, text: str) -> None:
@@ -40,11 +40,13 @@ class FailedError(Exception):
         self.final = final
 
 
-class Lane:
+class Channel:
     """A socket and its part of the shared memory. One caller at a time."""
 
-    def __init__(self, child: "SpillChild", connection: socket.socket, memory: UInt8Array, shape: LaneShape) -> None:
-        self.child, self.shape = child, shape
+    def __init__(
+        self, child: "SpillProcess", connection: socket.socket, memory: UInt8Array, shape: ChannelLayout
+    ) -> None:
+        self.process, self.layout = child, shape
         self._connection, self._memory = connection, memory
 
     def call(self, *request: Any, deadline: float) -> list[Any]:
@@ -55,34 +57,34 @@ class Lane:
             self._connection.settimeout(max(0.001, deadline - time.monotonic()))
             answer = self._connection.recv(1 << 16)
         except TimeoutError:
-            self.child.kill()
-            raise ChildLostError("it did not answer in time") from None
+            self.process.kill()
+            raise ProcessLostError("it did not answer in time") from None
         except OSError:
             answer = b""
         if not answer:
-            self.child.lost = True
-            raise ChildLostError("it was killed, or has died")
+            self.process.lost = True
+            raise ProcessLostError("it was killed, or has died")
         values: list[Any]
         name, *values = json.loads(answer)
         if name == "failed":
-            raise FailedError(*values)
+            raise RequestFailedError(*values)
         return values
 
     def keys(self, num: int) -> UInt8Array:
         return self._memory[: KEY_BYTES * num]
 
     def kinds(self, num: int) -> UInt8Array:
-        return self._memory[self.shape.kinds_at : self.shape.kinds_at + num]
+        return self._memory[self.layout.kinds_at : self.layout.kinds_at + num]
 
     def records(self, num: int) -> UInt8Array:
-        start = self.shape.records_at
-        return self._memory[start : start + self.shape.record_bytes * num]
+        start = self.layout.records_at
+        return self._memory[start : start + self.layout.record_bytes * num]
 
     def close(self) -> None:
         self._connection.close()
 
 
-class SpillChild:
+class SpillProcess:
     """One process, with memory and sockets of its own: a late word of a killed one reaches nobody."""
 
     def __init__(self, folder: Path, record_bytes: int) -> None:
@@ -95,9 +97,9 @@ class SpillChild:
 
     def _start(self, folder: Path, record_bytes: int) -> None:
         self.lost = False
-        num_keys = max(MIN_LANE_KEYS, min(MAX_LANE_KEYS, LANE_BYTES // record_bytes))
-        shape = LaneShape(num_keys, record_bytes)
-        num_lanes = 1 + FIND_LANES
+        num_keys = max(MIN_CHANNEL_KEYS, min(MAX_CHANNEL_KEYS, CHANNEL_BYTES // record_bytes))
+        shape = ChannelLayout(num_keys, record_bytes)
+        num_lanes = 1 + NUM_FIND_CHANNELS
         memory = os.memfd_create("springtide-spill", os.MFD_CLOEXEC)  # no name that could be left behind
         pairs = []
         try:
@@ -105,7 +107,7 @@ class SpillChild:
             mapped = np.frombuffer(mmap.mmap(memory, shape.num_bytes * num_lanes), np.uint8)
             pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_lanes)]
             theirs = [their.fileno() for _, their in pairs]
-            setting = Setting(str(folder), os.getpid(), memory, theirs, num_keys, record_bytes)
+            setting = ProcessSettings(str(folder), os.getpid(), memory, theirs, num_keys, record_bytes)
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "embeddings.tiers.rocksdb.process_main", setting.dumps()],
                 stdin=subprocess.DEVNULL,
@@ -116,22 +118,22 @@ class SpillChild:
         except OSError as error:
             for ours, _ in pairs:
                 ours.close()
-            raise FailedError(False, f"its process cannot be started: {error}") from None
+            raise RequestFailedError(False, f"its process cannot be started: {error}") from None
         finally:
             os.close(memory)
             for _, their in pairs:
                 their.close()  # else its end would never be seen
         lanes = [
-            Lane(self, ours, mapped[index * shape.num_bytes : (index + 1) * shape.num_bytes], shape)
+            Channel(self, ours, mapped[index * shape.num_bytes : (index + 1) * shape.num_bytes], shape)
             for index, (ours, _) in enumerate(pairs)
         ]
-        self.keeper, self._free = lanes[0], lanes[1:]
+        self.worker_channel, self._free = lanes[0], lanes[1:]
         self.num_bytes, self.num_keys = mapped.nbytes, num_keys
         self._changed = threading.Condition()
         self._closed = False
 
     @contextmanager
-    def find_lane(self, deadline: float) -> Iterator[Lane]:
+    def find_channel(self, deadline: float) -> Iterator[Channel]:
         """A lane of one's own; waits for one where all are taken."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._free, max(0.0, deadline - time.monotonic())):
@@ -154,7 +156,7 @@ class SpillChild:
         """Ends it at once and waits for its end."""
         self.kill()
         self.process.wait()
-        self.keeper.close()
+        self.worker_channel.close()
         with self._changed:
             self._closed = True
             for lane in self._free:  # the others when they are given back

@@ -2,7 +2,7 @@
 
 ANOTHER = "another process has it open: give every trainer a disk_path of its own"
 AGAIN = "start again: what was spilled is read back from the log"
-ADVICE = {
+HINTS = {
     "no space left": "free some space on its disk, or lower disk_bytes",
     "file too large": "raise the limit on the size of files, or lower disk_bytes",
     "lock hold": ANOTHER,
@@ -16,6 +16,6 @@ ADVICE = {
 }
 
 
-def advised(why: str) -> str:
+def with_hint(why: str) -> str:
     """The reason, and what to do about it where that is known."""
-    return next((f"{why} - {advice}" for sign, advice in ADVICE.items() if sign in why.lower()), why)
+    return next((f"{why} - {advice}" for sign, advice in HINTS.items() if sign in why.lower()), why)

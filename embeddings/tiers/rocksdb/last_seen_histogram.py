@@ -16,7 +16,7 @@ TIME_BITS = 44  # milliseconds until the year 2527; what is later counts as that
 LATEST = (1 << TIME_BITS) - 1
 
 
-class Ages:
+class LastSeenHistogram:
     """Buckets of equal width, as narrow as few enough of them allow."""
 
     def __init__(self) -> None:
@@ -39,9 +39,9 @@ class Ages:
         )
 
     @classmethod
-    def together(cls, parts: Iterable[Self]) -> "Ages":
+    def merged(cls, parts: Iterable[Self]) -> "LastSeenHistogram":
         """One histogram of several, without features."""
-        whole = Ages()
+        whole = LastSeenHistogram()
         for part in parts:
             whole._widen(part._shift)
             times_M = (part._buckets_M & LATEST) >> (whole._shift - part._shift)

@@ -17,19 +17,19 @@ from springtide_client.keys import mix_keys
 
 from embeddings.errors import SpillError
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.tiers.interface import ABSENT, MARK, ROW, SpilledRows
+from embeddings.tiers.interface import ABSENT, ROW, TOMBSTONE, SpilledRows
 from embeddings.tiers.rocksdb.catalog import Database
-from embeddings.tiers.rocksdb.child_process import ChildLostError, FailedError
-from embeddings.tiers.rocksdb.error_hints import advised
-from embeddings.tiers.rocksdb.last_seen_histogram import Ages
-from embeddings.tiers.rocksdb.worker import Keeper
-from embeddings.tiers.write_batch import Block, RecordFormat, UInt64Array, unmix_keys
+from embeddings.tiers.rocksdb.child_process import ProcessLostError, RequestFailedError
+from embeddings.tiers.rocksdb.error_hints import with_hint
+from embeddings.tiers.rocksdb.last_seen_histogram import LastSeenHistogram
+from embeddings.tiers.rocksdb.worker import SpillWorker
+from embeddings.tiers.write_batch import RecordFormat, UInt64Array, WriteBatch, unmix_keys
 
 QUEUE_BYTES = 64 << 20
 PATIENCE_SECONDS = 30.0
 PAUSE_SECONDS = 0.05
 FIND_COUNTS = "spill_asked", "spill_waiting", "spill_absent", "spill_found", "spill_in_vain"
-KEEPER_COUNTS = "spill_written", "spill_purged", "spill_starts", "spill_failures"
+WORKER_COUNTS = "spill_written", "spill_purged", "spill_starts", "spill_failures"
 
 
 class RocksSpill:
@@ -51,13 +51,13 @@ class RocksSpill:
     ) -> None:
         if importlib.util.find_spec("rocksdbpy") is None:
             raise SpillError("the spill needs RocksDB, and this Python has none: install rocksdb-py or do without one")
-        self.folder, self._form = folder, RecordFormat(dim, state_width)
+        self.folder, self._format = folder, RecordFormat(dim, state_width)
         try:
             folder.mkdir(parents=True)
         except OSError as error:
-            raise SpillError(f"the spill's folder {folder} cannot be made: {advised(str(error.strerror))}") from None
-        self._keeper = Keeper(folder, self._form, queue_bytes=queue_bytes, patience_seconds=patience_seconds)
-        self._shelf = self._keeper.shelf
+            raise SpillError(f"the spill's folder {folder} cannot be made: {with_hint(str(error.strerror))}") from None
+        self._worker = SpillWorker(folder, self._format, queue_bytes=queue_bytes, patience_seconds=patience_seconds)
+        self._catalog = self._worker.catalog
         self._counts = dict.fromkeys(FIND_COUNTS, 0)
 
     @staticmethod
@@ -70,34 +70,34 @@ class RocksSpill:
 
     def write(self, rows: Rows, num_new: int) -> None:
         if len(rows):
-            self._keeper.put(Block.of(rows.features, rows.ids, rows), num_new)
+            self._worker.enqueue(WriteBatch.of(rows.features, rows.ids, rows), num_new)
 
-    def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+    def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         if len(ids_N):
-            self._keeper.put(Block.of(features_N, ids_N, None), 0)
+            self._worker.enqueue(WriteBatch.of(features_N, ids_N, None), 0)
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
         """1. What waits, the newest first. 2. The databases that may hold the rest, the newest first.
 
         Writes are made in their order, so what waits is newer than what any database holds.
         """
-        deadline = self._keeper.deadline()
+        deadline = self._worker.deadline()
         kinds_U = np.full(len(ids_U), ABSENT, np.uint8)
-        rows = Rows.empty(len(ids_U), self._form.dim, self._form.state_width)
+        rows = Rows.empty(len(ids_U), self._format.dim, self._format.state_width)
         rows.features[:], rows.ids[:] = features_U, ids_U
         mixed_U = mix_keys(features_U, ids_U)
         num_asked = num_found = 0
-        with self._keeper.reading() as (blocks, databases):
+        with self._worker.reading() as (blocks, databases):
             missing = np.argsort(mixed_U)
             for block in blocks:
-                missing = block.answer(mixed_U, missing, kinds_U, rows)
+                missing = block.fill_found(mixed_U, missing, kinds_U, rows)
             num_waiting = len(ids_U) - len(missing)
             for database in databases:
                 may_be_U = database.keys.contains(mixed_U[missing])
                 asked = missing[may_be_U]
                 if len(asked):
-                    with self._keeper.calling():
-                        self._take_stored(database, mixed_U, asked, kinds_U, rows, deadline)
+                    with self._worker.blocking_call():
+                        self._read_stored(database, mixed_U, asked, kinds_U, rows, deadline)
                     found = kinds_U[asked] != ABSENT
                     num_asked, num_found = num_asked + len(asked), num_found + int(np.count_nonzero(found))
                     missing = np.concatenate([missing[~may_be_U], asked[~found]])
@@ -113,18 +113,18 @@ class RocksSpill:
 
     def read_all(self) -> Rows:
         """Holds every row in memory."""
-        deadline = self._keeper.deadline()
+        deadline = self._worker.deadline()
         parts: list[tuple[UInt64Array, npt.NDArray[np.uint8], Rows]] = []  # the newest first
-        with self._keeper.reading() as (blocks, databases):
+        with self._worker.reading() as (blocks, databases):
             for block in blocks:
-                kind = MARK if block.rows is None else ROW
-                nothing = Rows.empty(len(block), self._form.dim, self._form.state_width)
+                kind = TOMBSTONE if block.rows is None else ROW
+                nothing = Rows.empty(len(block), self._format.dim, self._format.state_width)
                 rows = block.rows or Rows(block.features, block.ids, *nothing.columns()[2:])  # type: ignore[arg-type]
                 parts.append((block.mixed, np.full(len(block), kind, np.uint8), rows))
             for database in databases:
                 parts += self._scan(database, deadline)
         if not parts:
-            return Rows.empty(0, self._form.dim, self._form.state_width)
+            return Rows.empty(0, self._format.dim, self._format.state_width)
         mixed_N = np.concatenate([mixed for mixed, _, _ in parts])
         kinds_N = np.concatenate([kinds for _, kinds, _ in parts])
         rows = Rows.concatenate([rows for _, _, rows in parts])
@@ -135,30 +135,30 @@ class RocksSpill:
         return rows.take(newest[kinds_N[newest] == ROW])
 
     def open_generation(self) -> int:
-        return self._shelf.open_generation()
+        return self._catalog.open_generation()
 
     def destroy_generations(self, upto: int) -> None:
-        self._shelf.destroy_generations(upto)
+        self._catalog.destroy_generations(upto)
 
     def purge(self, horizons: dict[int, int]) -> None:
-        self._keeper.purge.raise_to(horizons)
+        self._worker.purge.raise_cutoffs(horizons)
 
-    def waits_for(self) -> str:
-        return self._keeper.waits_for()
+    def stall_reason(self) -> str:
+        return self._worker.stall_reason()
 
-    def purging(self) -> bool:
-        return self._keeper.purge.active()
+    def is_purging(self) -> bool:
+        return self._worker.purge.active()
 
-    def coldest(self, fraction: float) -> int | None:
-        return Ages.together(database.ages for database in self._shelf.databases()).quantile(fraction)
+    def last_seen_quantile(self, fraction: float) -> int | None:
+        return LastSeenHistogram.merged(database.last_seen for database in self._catalog.databases()).quantile(fraction)
 
     def drain(self) -> None:
         """Waits until all is written and purged."""
-        self._keeper.drain()
+        self._worker.drain()
 
     def num_rows(self) -> int:
-        with self._shelf.changed:
-            return sum(generation.num_rows for generation in self._shelf.generations)
+        with self._catalog.changed:
+            return sum(generation.num_rows for generation in self._catalog.generations)
 
     def num_bytes(self) -> int:
         on_disk = 0
@@ -166,26 +166,26 @@ class RocksSpill:
             for name in names:
                 with suppress(FileNotFoundError):  # RocksDB removes files as it merges them
                     on_disk += os.stat(os.path.join(folder, name)).st_size
-        return on_disk + self._shelf.waiting_bytes
+        return on_disk + self._catalog.waiting_bytes
 
     def memory_bytes(self) -> int:
         """Filters, and the memory shared with the process; its own caches are not in it."""
-        return self._keeper.memory_bytes()
+        return self._worker.memory_bytes()
 
     def counters(self) -> dict[str, int]:
-        with self._shelf.changed:
-            return self._counts | dict.fromkeys(KEEPER_COUNTS, 0) | dict(self._keeper.counts)
+        with self._catalog.changed:
+            return self._counts | dict.fromkeys(WORKER_COUNTS, 0) | dict(self._worker.counts)
 
     def close(self) -> None:
         """Nothing that waits is written: what is in the folder does not outlive its owner."""
-        self._keeper.close()
+        self._worker.close()
 
     def _count(self, **more: int) -> None:
-        with self._shelf.changed:
+        with self._catalog.changed:
             for name, num in more.items():
                 self._counts[name] += num
 
-    def _take_stored(
+    def _read_stored(
         self,
         database: Database,
         mixed_U: UInt64Array,
@@ -198,45 +198,45 @@ class RocksSpill:
         start = 0
         while start < len(asked):
             part = asked[start:]
-            child = self._keeper.child(deadline)
+            child = self._worker.process(deadline)
             try:
-                with child.find_lane(deadline) as lane:
+                with child.find_channel(deadline) as lane:
                     part = part[: child.num_keys]
-                    self._form.pack_keys(mixed_U[part], rows.features[part], lane.keys(len(part)))
+                    self._format.pack_keys(mixed_U[part], rows.features[part], lane.keys(len(part)))
                     (num_rows,) = lane.call("find", database.number, len(part), deadline=deadline)
                     kinds = kinds_U[part] = lane.kinds(len(part))
                     found = part[kinds == ROW]
-                    self._form.unpack(lane.records(num_rows), mixed_U[found], rows, found)
+                    self._format.unpack(lane.records(num_rows), mixed_U[found], rows, found)
                 start += len(part)
-            except ChildLostError:
+            except ProcessLostError:
                 pass  # another one is asked
-            except FailedError as error:
-                self._bear(error, deadline)
+            except RequestFailedError as error:
+                self._pause_or_raise(error, deadline)
 
-    def _bear(self, error: FailedError, deadline: float) -> None:
+    def _pause_or_raise(self, error: RequestFailedError, deadline: float) -> None:
         """A pause, where there is time for one."""
         if error.final or time.monotonic() + PAUSE_SECONDS > deadline:
-            raise SpillError(f"the spill in {self.folder} cannot be read: {advised(str(error))}") from error
-        self._keeper.wait_a_little(PAUSE_SECONDS)
+            raise SpillError(f"the spill in {self.folder} cannot be read: {with_hint(str(error))}") from error
+        self._worker.wait_a_little(PAUSE_SECONDS)
 
     def _scan(self, database: Database, deadline: float) -> list[tuple[UInt64Array, npt.NDArray[np.uint8], Rows]]:
         parts = []
         after: str | None = ""
         while after is not None:
-            child = self._keeper.child(deadline)
+            child = self._worker.process(deadline)
             try:
-                with child.find_lane(deadline) as lane:
+                with child.find_channel(deadline) as lane:
                     num, after = lane.call("scan", database.number, after, child.num_keys, deadline=deadline)
-                    mixed_N, features_N = self._form.unpack_keys(lane.keys(num))
+                    mixed_N, features_N = self._format.unpack_keys(lane.keys(num))
                     kinds_N = lane.kinds(num).copy()
-                    rows = Rows.empty(num, self._form.dim, self._form.state_width)
+                    rows = Rows.empty(num, self._format.dim, self._format.state_width)
                     rows.features[:], rows.ids[:] = features_N, unmix_keys(mixed_N, features_N)
                     at_N = np.flatnonzero(kinds_N == ROW)
-                    self._form.unpack(lane.records(len(at_N)), mixed_N[at_N], rows, at_N)
+                    self._format.unpack(lane.records(len(at_N)), mixed_N[at_N], rows, at_N)
                 parts.append((mixed_N, kinds_N, rows))
-                deadline = self._keeper.deadline()
-            except ChildLostError:
+                deadline = self._worker.deadline()
+            except ProcessLostError:
                 continue
-            except FailedError as error:
-                self._bear(error, deadline)
+            except RequestFailedError as error:
+                self._pause_or_raise(error, deadline)
         return parts

@@ -61,9 +61,11 @@ class Tiers:
         host = table.spill
         assert isinstance(host, HostTier)
         host.spill.drain()
-        buffered = {int(i) for rows, mark in table.side._parts if not mark for i in rows.ids[rows.features == 1]}
+        buffered = {
+            int(i) for rows, mark in table.evicted_dirty._parts if not mark for i in rows.ids[rows.features == 1]
+        }
         here = host.ops.find(host._store, FEATURES, ITEMS, host.ops.mix_keys(FEATURES, ITEMS))
-        base = table.below.base.base.rows
+        base = table.lower_tiers.base.base.rows
         return {
             "device": _items(table.memory.find(FEATURES, ITEMS) != NO_SLOT),
             "side": buffered,

@@ -92,7 +92,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             disk = RocksSpill(Path(folder) / "spill", dim=dim, state_width=width)
             below = HostTier(disk, num_rows=max(num_host, cpu.width), layout=RowLayout(dim, width), ops=cpu)
-            capacity = Capacity.of_rows(num_device, num_side=1)
+            capacity = Capacity.of_rows(num_device, num_evicted_dirty=1)
             table = EmbeddingTable(config, seed=0, spill=below, capacity=capacity, tracked=False, device=self.ops)
             try:
                 yield table
@@ -145,13 +145,13 @@ class Bench:
 
 def misses_of(table: EmbeddingTable, work: Callable[[], list[float]]) -> tuple[list[float], float]:
     """What the work gave, and the rows that came up meanwhile, of a look-up."""
-    before, ticks = table.counters(), table.memory.holds.clock
+    before, ticks = table.counters(), table.memory.pins.clock
     result = work()
     after = table.counters()
     if after["host_spilled"] > before["host_spilled"]:
         print(f"  {after['host_spilled'] - before['host_spilled']:,} rows went on to the disk, for buckets were full")
     num = after["recalled_from_spill"] - before["recalled_from_spill"]
-    return result, max(1.0, num / max(1, table.memory.holds.clock - ticks))
+    return result, max(1.0, num / max(1, table.memory.pins.clock - ticks))
 
 
 def churn_case(bench: Bench, link: float) -> Case:

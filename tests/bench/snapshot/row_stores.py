@@ -22,7 +22,7 @@ from app.version_log.compact.merge import CHUNK_ROWS
 from app.version_log.config import LogConfig
 from app.version_log.write.writer import LogWriter
 from embeddings.config import TableConfig
-from embeddings.rows import Rows, Touched
+from embeddings.rows import Rows, TableDelta
 from embeddings.table import EmbeddingTable
 from tests.bench.harness.report import fail
 
@@ -94,7 +94,7 @@ class OurLog:
         every = rows.layer
         assert every.state is not None
         columns = every.feature, every.id, every.value, every.state, every.count, every.last_seen
-        self.table.restore(Touched.of(Rows(*columns)))
+        self.table.restore(TableDelta.of(Rows(*columns)))
 
     def __enter__(self) -> "OurLog":
         return self
@@ -130,7 +130,7 @@ class OurLog:
 
     def append(self) -> None:
         """1. Cut. 2. Append. 3. fsync."""
-        self.log.hand_over(VersionMeta(), touched_to_arrays(self.table.cut()))
+        self.log.hand_over(VersionMeta(), touched_to_arrays(self.table.take_delta()))
         self.log.sync()
 
     def check_delta(self) -> None:

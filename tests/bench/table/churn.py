@@ -68,7 +68,7 @@ class Ours:
 
     def __init__(self, kind: str, capacity: int, stream: Stream) -> None:
         config = TableConfig(dim=DIM, num_threads=THREADS, **KINDS[kind])
-        rows = Capacity.of_rows(capacity, num_side=1)
+        rows = Capacity.of_rows(capacity, num_evicted_dirty=1)
         self.table = EmbeddingTable(config, seed=0, capacity=rows, tracked=False)
         self.stream, self.learns, self.passes, self.event_ms = stream, kind == "lfu", 0, 0
         self.num_samples = 0

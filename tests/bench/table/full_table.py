@@ -9,7 +9,7 @@ import numpy as np
 
 from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
-from embeddings.rows import Float32Array, Rows, Touched
+from embeddings.rows import Float32Array, Rows, TableDelta
 from embeddings.table import EmbeddingTable
 from tests.bench.table.full_store import FILL
 from tests.bench.workloads.keys import Int64Array, scattered_ids
@@ -35,13 +35,13 @@ class FullTable:
 
     def reset(self) -> None:
         """All rows as they were at first, their optimizer's state too."""
-        self.table.restore(Touched.of(self.first))
+        self.table.restore(TableDelta.of(self.first))
 
 
 def fill_table(num_rows: int, *, dim: int, optimizer: Mapping[str, Any], threads: int) -> FullTable:
     """Filled by look-ups, evicting; rows have their first values."""
     config = TableConfig(dim=dim, optimizer=optimizer, num_threads=threads)
-    table = EmbeddingTable(config, seed=0, capacity=Capacity.of_rows(num_rows, num_side=1), tracked=False)
+    table = EmbeddingTable(config, seed=0, capacity=Capacity.of_rows(num_rows, num_evicted_dirty=1), tracked=False)
     for start in range(0, FILL * num_rows, CHUNK):
         ids_K = scattered_ids(start, min(start + CHUNK, FILL * num_rows))
         table.lookup(np.zeros(len(ids_K), np.uint16), ids_K, np.zeros(len(ids_K), np.int64)).release()

@@ -90,7 +90,7 @@ def compare(stream: str, ids: npt.NDArray[Any], policy: str, share: float) -> Hi
 def table_hits(numbers: npt.NDArray[np.int64], policy: str, capacity: int, batch_size: int) -> int:
     """Keys whose row was in memory, or came earlier in the same batch."""
     config = TableConfig(dim=DIM, eviction=policy, optimizer={"name": "sgd", "lr": 0.0})
-    rows = Capacity.of_rows(capacity, num_side=1)
+    rows = Capacity.of_rows(capacity, num_evicted_dirty=1)
     below = ArraySpill(int(numbers.max()) + 1)
     table = EmbeddingTable(config, seed=0, spill=below, capacity=rows, tracked=False)
     zeros_KD = np.zeros((batch_size, DIM), np.float32)

@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, num_rows: int) -> None:
         config = TableConfig(dim=DIM)
-        rows = Capacity.of_rows(num_rows, num_side=1)
+        rows = Capacity.of_rows(num_rows, num_evicted_dirty=1)
         self.table = EmbeddingTable(config, seed=0, capacity=rows, tracked=False)
         self.population, self.num_new, self.num_keys = 4 * num_rows, 0, 0
         self.features_K, self.times_K = np.zeros(BATCH, np.uint16), np.zeros(BATCH, np.int64)

@@ -59,7 +59,7 @@ class Contender:
         num_rows = CATEGORICAL * ids_a_feature
         config = TableConfig(dim=DIM, optimizer=OPTIMIZER, device_bytes=num_bytes or "1GiB")
         # at twice and a half as many slots hardly a bucket is full
-        everything = Capacity.of_rows(5 * num_rows // 2 // WIDTH * WIDTH, num_side=1)
+        everything = Capacity.of_rows(5 * num_rows // 2 // WIDTH * WIDTH, num_evicted_dirty=1)
         self.spill = RocksSpill(Path(spill), dim=DIM, state_width=1)
         self.table = EmbeddingTable(
             config,

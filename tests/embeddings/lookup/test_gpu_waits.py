@@ -14,7 +14,7 @@ from embeddings.tiers.interface import Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
 from kernels.spec import RowLayout
-from tests.embeddings.backends import host, verbs_of
+from tests.embeddings.backends import host, ops_of
 from tests.support.gpu_emulation.device_array import waits
 from tests.support.gpu_emulation.simt import COMPILER
 
@@ -27,7 +27,7 @@ def made(folder: Path, num_rows: int = 1, *, host_rows: int = 0, seed: int = 0) 
     spill: Spill = RocksSpill(folder, dim=DIM, state_width=1)
     if host_rows:
         spill = HostTier(spill, num_rows=host_rows, layout=RowLayout(DIM, 1), ops=backend("cpu"))
-    ops, capacity = verbs_of("emulated", seed), Capacity.of_rows(num_rows)
+    ops, capacity = ops_of("emulated", seed), Capacity.of_rows(num_rows)
     return EmbeddingTable(TableConfig(dim=DIM), seed=0, spill=spill, capacity=capacity, device=ops)
 
 
@@ -59,7 +59,7 @@ def test_new_keys_and_the_rows_that_leave_for_them_cross_in_one_copy(tmp_path: P
     width = table.ops.width
     for start in range(0, 3 * width, width):
         step(table, keys_of(range(start, start + width)))
-        table.cut()
+        table.take_delta()
     assert step(table, keys_of(range(10))) == [3, 0, 0]  # recalled from the spill
     assert table.counters()["recalled_from_spill"] == 10
     table.close()
@@ -88,7 +88,7 @@ def test_with_lookahead_no_step_waits_and_every_row_is_what_it_would_be_without(
         np.testing.assert_array_equal(host(rows), plain.gather(other))
         plain.update(other, grads)
         ahead.check_integrity()
-        ahead.cut()
+        ahead.take_delta()
     assert ahead.counters()["evicted"] > 100
     assert ahead.counters()["recalled_from_spill"] > 100
     if host_rows:
@@ -102,17 +102,17 @@ def test_with_lookahead_no_step_waits_and_every_row_is_what_it_would_be_without(
 def test_a_time_to_live_costs_no_wait_where_nothing_died(tmp_path: Path) -> None:
     """And rows that died are begun anew without one; that they left is found out with the next sweep."""
     table, keys = made(tmp_path / "spill", 256), keys_of(range(20))
-    table.raise_horizons({0: 0})
+    table.raise_expiry_cutoffs({0: 0})
     step(table, keys)
     for at_ms in (0, 50):
-        table.raise_horizons({0: at_ms})
+        table.raise_expiry_cutoffs({0: at_ms})
         before = waits[0]
         table.advance(at_ms, 0)
         assert waits[0] == before
         prefetched = table.prefetch(*keys)
         assert step(table, keys, prefetched=prefetched) == [0, 0, 0]
         assert table.counters()["expired"] == (20 if at_ms else 0)
-    told = table.cut()
+    told = table.take_delta()
     assert (told.counts.tolist(), told.last_seen.tolist()) == ([1] * 20, [50] * 20)
     table.check_integrity()
     table.close()
@@ -125,15 +125,15 @@ def test_rows_on_their_way_up_that_die_meanwhile_are_not_installed(tmp_path: Pat
     ids = np.arange(num)
     table.update(table.lookup(zeros, ids, np.where(ids < 10, 1_000, 9_000)), np.ones((num, DIM), np.float32))
     table.update(table.lookup(*keys_of(range(100, 100 + table.ops.width))), np.ones((128, DIM), np.float32))
-    table.cut()
+    table.take_delta()
     keys = zeros, ids, np.full(num, 9_000)
     prefetched = table.prefetch(*keys)
     assert prefetched.recalled is not None
-    assert prefetched.recalled.result().arrivals is not None
-    table.raise_horizons({0: 5_000})
+    assert prefetched.recalled.result().upload is not None
+    table.raise_expiry_cutoffs({0: 5_000})
     lookup = table.lookup(*keys, prefetched=prefetched)
     table.update(lookup, np.zeros((num, DIM), np.float32))
-    told = table.cut()
+    told = table.take_delta()
     counts = dict(zip(told.ids.tolist(), told.counts.tolist(), strict=True))
     assert counts == {id_: 1 if id_ < 10 else 2 for id_ in range(num)}
     table.check_integrity()
@@ -151,7 +151,7 @@ def test_a_bucket_overfull_of_foreseen_keys_is_emptied_with_the_next_batch(tmp_p
     assert table.counters()["overflowed"] == 50
     held.release()
     assert table.rows_by_tier()["device"] <= width + 50
-    assert table.memory.num_held == 0
+    assert table.memory.num_pinned == 0
     table.check_integrity()
     assert table.rows_by_tier()["device"] <= width
     np.testing.assert_array_equal(host(table.find(*keys[:2])[0]), expected)

@@ -2,11 +2,11 @@ import gc
 
 import torch
 
-from embeddings.lookup.output_buffers import Buffers
+from embeddings.lookup.output_buffers import OutputBuffers
 
 
 def test_memory_is_used_again_once_nobody_holds_it() -> None:
-    buffers = Buffers()
+    buffers = OutputBuffers()
     first = buffers.take(1000, 16)
     address = first.ctypes.data
     del first
@@ -15,7 +15,7 @@ def test_memory_is_used_again_once_nobody_holds_it() -> None:
 
 
 def test_memory_that_is_held_is_never_handed_out_again() -> None:
-    buffers = Buffers()
+    buffers = OutputBuffers()
     tensors = [torch.from_numpy(buffers.take(100, 4)).view(-1)[10:].reshape(-1, 2) for _ in range(9)]
     for n, tensor in enumerate(tensors):
         tensor.fill_(n)
@@ -28,7 +28,7 @@ def test_memory_that_is_held_is_never_handed_out_again() -> None:
 
 
 def test_few_buffers_are_kept() -> None:
-    buffers = Buffers()
+    buffers = OutputBuffers()
     for size in range(1, 4000, 7):
         assert buffers.take(size, 4).shape == (size, 4)
     assert buffers.num_bytes() <= 4 * 4 * 4 * 4500

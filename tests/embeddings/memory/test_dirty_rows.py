@@ -9,7 +9,7 @@ from springtide_client.keys import mix_keys
 from embeddings import intra_op_pool
 from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
-from embeddings.rows import Touched
+from embeddings.rows import TableDelta
 from embeddings.table import EmbeddingTable
 
 
@@ -19,13 +19,13 @@ def learn(table: EmbeddingTable, ids_K: Any) -> None:
     table.update(table.lookup(features_K, ids_K, times_K), gradients_KD)
 
 
-def columns_of(touched: Touched) -> list[Any]:
-    return [getattr(touched, name) for name in Touched.__dataclass_fields__]
+def columns_of(touched: TableDelta) -> list[Any]:
+    return [getattr(touched, name) for name in TableDelta.__dataclass_fields__]
 
 
 def test_a_cut_that_threads_share_tells_what_one_thread_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intra_op_pool, "SPLIT_KEYS", 8)
-    capacity = Capacity(num_slots=64, num_overflow=256, num_side=100_000)
+    monkeypatch.setattr(intra_op_pool, "MIN_SPLIT_KEYS", 8)
+    capacity = Capacity(num_slots=64, num_overflow=256, num_evicted_dirty=100_000)
     tables = [
         EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=threads), seed=0, capacity=capacity)
         for threads in (1, 3)
@@ -40,8 +40,8 @@ def test_a_cut_that_threads_share_tells_what_one_thread_tells(monkeypatch: pytes
                 held = table.lookup(np.zeros(1, np.uint16), np.zeros(1, np.int64), np.full(1, 2000))
             for ids_K in batches:
                 learn(table, ids_K)
-            in_overflow = max(table.changes.slots()) >= table.memory.store.num_slots
-            cuts.append(table.cut())
+            in_overflow = max(table.dirty_rows.slots()) >= table.memory.store.num_slots
+            cuts.append(table.take_delta())
             if with_overflow:
                 assert in_overflow
                 held.release()
@@ -55,13 +55,13 @@ def test_a_cut_that_threads_share_tells_what_one_thread_tells(monkeypatch: pytes
 
 
 def test_rows_that_stayed_in_memory_are_told_by_mixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intra_op_pool, "SPLIT_KEYS", 8)
+    monkeypatch.setattr(intra_op_pool, "MIN_SPLIT_KEYS", 8)
     table = EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=2), seed=0)
     for _ in range(2):
         learn(table, np.arange(1000))
-    touched = table.cut()
+    touched = table.take_delta()
     mixed_N = mix_keys(touched.features, touched.ids)
     assert len(touched) == 1000
     assert (mixed_N[1:] > mixed_N[:-1]).all()
-    assert len(table.cut()) == 0
+    assert len(table.take_delta()) == 0
     table.close()

@@ -120,11 +120,11 @@ def test_a_time_to_live_runs_on_event_time_and_what_returns_is_new(ops: Ops) -> 
     assert status(table, [1, 2, 3], feature=1) == [KNOWN, KNOWN, UNKNOWN]
     learn(table, [2], feature=1, at_ms=15_000)
     table.advance(15_001, 0)
-    assert table.horizons == {1: 5_001}
+    assert table.expiry_cutoffs == {1: 5_001}
     assert status(table, [1, 2], feature=1) == [FORGOTTEN, KNOWN]
     assert status(table, [1, 2], feature=0) == [KNOWN, KNOWN]
     learn(table, [1], feature=1, at_ms=16_000)
-    told = table.cut()
+    told = table.take_delta()
     row = (told.features == 1) & (told.ids == 1)
     assert told.counts[row].tolist() == [1]
     assert np.isnan(host(first[0])).all()
@@ -136,14 +136,14 @@ def test_a_late_click_on_an_old_row_keeps_it_alive(ops: Ops) -> None:
     table.advance(50_000, 0)
     learn(table, [1, 2], at_ms=20_000)  # long past its time
     assert status(table, [1, 2]) == [KNOWN, KNOWN]
-    assert table.cut().last_seen.tolist() == [50_000, 40_000]
+    assert table.take_delta().last_seen.tolist() == [50_000, 40_000]
 
 
 def test_the_highest_feature_may_have_a_time_to_live(ops: Ops) -> None:
     table = make(device=ops, features={65535: FeaturePolicy(ttl_seconds=10)})
     table.advance(60_000, 0)
     learn(table, [1], feature=65535, at_ms=1_000)
-    assert table.cut().last_seen.tolist() == [50_000]
+    assert table.take_delta().last_seen.tolist() == [50_000]
 
 
 def test_dead_rows_are_swept_out_of_memory(ops: Ops) -> None:
@@ -178,7 +178,7 @@ def test_an_id_is_admitted_once_it_was_seen_often_enough(ops: Ops) -> None:
 
 
 def test_counts_towards_admission_halve_with_samples(ops: Ops) -> None:
-    table = make(device=ops, admission={"min_count": 4, "sketch_bytes": "64KiB", "halve_samples": 100})
+    table = make(device=ops, admission={"min_count": 4, "sketch_bytes": "64KiB", "decay_every_samples": 100})
     learn(table, [1] * 3)
     learn(table, [2] * 3)
     table.advance(0, 99)
@@ -233,7 +233,7 @@ def test_a_prefetch_never_brings_back_what_was_forgotten_meanwhile(tmp_path: Pat
     prefetched = table.prefetch(*keys)
     table.forget(np.zeros(1, np.uint16), np.array([1]))
     table.update(table.lookup(*keys, prefetched=prefetched), np.zeros((3, DIM), np.float32))
-    told = table.cut()
+    told = table.take_delta()
     counts = dict(zip(told.ids.tolist(), told.counts.tolist(), strict=True))
     assert (counts[0], counts[1], counts[2]) == (2, 1, 2)
     table.close()
@@ -252,7 +252,7 @@ def test_a_table_grows_and_shrinks_under_load(tmp_path: Path, ops: Ops) -> None:
             ids = rng.integers(0, len(learned), 3000 // part)
             learn(table, ids)
             learned += np.bincount(ids, minlength=len(learned))
-            table.cut()
+            table.take_delta()
         held = table.lookup(np.zeros(1, np.uint16), np.zeros(1, np.int64), np.zeros(1, np.int64))
         with pytest.raises(ValueError, match="held"):
             table.set_limits(TableLimits(device_bytes=size))
@@ -327,7 +327,7 @@ def test_a_base_mapped_meanwhile_voids_a_prefetch(tmp_path: Path, ops: Ops) -> N
     prefetched = table.prefetch(*keys)
     table.map_base(OneRow(7), generation)
     table.update(table.lookup(*keys, prefetched=prefetched), np.zeros((1, DIM), np.float32))
-    assert table.cut().counts.tolist() == [8]
+    assert table.take_delta().counts.tolist() == [8]
     table.close()
 
 
@@ -345,7 +345,7 @@ def test_sweeps_and_quotas_do_not_void_a_prefetch(tmp_path: Path, ops: Ops) -> N
     prefetched = table.prefetch(*keys)
     for _ in range(64):
         table.advance(9_000, 0)
-    table.memory.trim()
+    table.memory.enforce_quotas()
     assert table.counters()["expired"] > 0
     table.lookup(*keys, prefetched=prefetched).release()
     assert table.counters()["prefetched"] == 20
@@ -358,9 +358,9 @@ def test_a_shrunk_table_gives_back_what_a_large_batch_needed(tmp_path: Path, ops
     table = make(None, spill, device=ops, device_bytes=num_bytes)
     learn(table, range(num_bytes // 40))
     assert table.bytes_by_tier()["device"] > num_bytes
-    table.cut()
+    table.take_delta()
     table.set_limits(TableLimits(device_bytes=num_bytes // 4))
-    table.cut()
+    table.take_delta()
     assert table.bytes_by_tier()["device"] <= num_bytes // 4
     table.check_integrity()
     table.close()

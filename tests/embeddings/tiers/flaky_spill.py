@@ -18,9 +18,9 @@ class FlakySpill:
         self._fail()
         self.spill.write(*arguments)
 
-    def mark(self, *arguments: Any) -> None:
+    def add_tombstones(self, *arguments: Any) -> None:
         self._fail()
-        self.spill.mark(*arguments)
+        self.spill.add_tombstones(*arguments)
 
     def find(self, *arguments: Any) -> Any:
         self._fail()

@@ -9,12 +9,12 @@ import numpy as np
 
 from embeddings.errors import SpillError
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.tiers.interface import MARK, ROW, Spill, SpilledRows
-from embeddings.tiers.rocksdb.child_process import ChildLostError
+from embeddings.tiers.interface import ROW, TOMBSTONE, Spill, SpilledRows
+from embeddings.tiers.rocksdb.child_process import ProcessLostError
 from embeddings.tiers.rocksdb.spill import RocksSpill
 
 
-def numbered(ids_N: Int64Array, dim: int, state_width: int, *, version: int = 0, feature: int = 0) -> Rows:
+def numbered_rows(ids_N: Int64Array, dim: int, state_width: int, *, version: int = 0, feature: int = 0) -> Rows:
     """Rows that are functions of id and version."""
     ids_N = np.asarray(ids_N, np.int64)
     num = len(ids_N)
@@ -44,23 +44,23 @@ def assert_found(spill: Spill, rows: Rows) -> None:
 @contextmanager
 def impatient(spill: RocksSpill) -> Iterator[None]:
     """Half a second must do; the process should have started."""
-    patience, spill._keeper.patience_seconds = spill._keeper.patience_seconds, 0.5
+    patience, spill._worker.patience_seconds = spill._worker.patience_seconds, 0.5
     yield
-    spill._keeper.patience_seconds = patience
+    spill._worker.patience_seconds = patience
 
 
 def await_start(spill: RocksSpill) -> None:
     """Waits until there is a process that answers."""
-    deadline = spill._keeper.deadline()
+    deadline = spill._worker.deadline()
     while True:
-        with suppress(ChildLostError), spill._keeper.child(deadline).find_lane(deadline) as lane:
+        with suppress(ProcessLostError), spill._worker.process(deadline).find_channel(deadline) as lane:
             lane.call("raise_to", [], deadline=deadline)
             return
 
 
 def kill(spill: RocksSpill) -> None:
     """The process, and waits for its end."""
-    child = spill._keeper._child
+    child = spill._worker._process
     assert child is not None
     child.process.kill()
     child.process.wait()
@@ -81,7 +81,7 @@ class DictSpill:
         for n, key in enumerate(_keys(rows.features, rows.ids)):
             self._newest()[key] = tuple(column[n].copy() for column in rows.columns()[2:])
 
-    def mark(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+    def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         self._check()
         for key in _keys(features_N, ids_N):
             self._newest()[key] = None
@@ -93,7 +93,7 @@ class DictSpill:
             for generation in sorted(self.generations, reverse=True):
                 if key in self.generations[generation]:
                     found = self.generations[generation][key]
-                    kinds[u] = MARK if found is None else ROW
+                    kinds[u] = TOMBSTONE if found is None else ROW
                     for column, value in zip(rows.columns()[2:], found or (), strict=found is not None):
                         column[u] = value
                     break
@@ -119,13 +119,13 @@ class DictSpill:
                 if row is not None and row[-1] < horizons.get(key[0], -1):
                     del generation[key]
 
-    def waits_for(self) -> str:
+    def stall_reason(self) -> str:
         return ""
 
-    def purging(self) -> bool:
+    def is_purging(self) -> bool:
         return False
 
-    def coldest(self, fraction: float) -> int | None:
+    def last_seen_quantile(self, fraction: float) -> int | None:
         return None
 
     def num_rows(self) -> int:

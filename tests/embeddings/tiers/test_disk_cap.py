@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from embeddings.policy.ttl import Horizons
+from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.tiers.disk_cap import CHECK_CALLS, DiskCap
 
 
@@ -12,7 +12,7 @@ class Spilled(SimpleNamespace):
     def purge(self, horizons: dict[int, int]) -> None:
         self.purged = horizons
 
-    def purging(self) -> bool:
+    def is_purging(self) -> bool:
         return False
 
     def coldest(self, fraction: float) -> int:
@@ -23,11 +23,11 @@ class Spilled(SimpleNamespace):
 
 
 def horizons_after(spill_bytes: int, beside_bytes: int) -> dict[int, int]:
-    horizons = Horizons()
+    horizons = ExpiryCutoffs()
     cap = DiskCap(Spilled(size=spill_bytes), horizons, 1000, beside=lambda: beside_bytes)
     for _ in range(CHECK_CALLS):
         cap.advance([3])
-    return horizons.document()
+    return horizons.as_dict()
 
 
 def test_what_the_log_takes_of_the_disk_the_spill_does_without() -> None:

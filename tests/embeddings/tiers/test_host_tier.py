@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from embeddings.errors import SpillError
 from embeddings.rows import Rows
 from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import ABSENT, MARK, ROW
+from embeddings.tiers.interface import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.no_spill import NoSpill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
 from kernels.spec import RowLayout
-from tests.embeddings.tiers.spill_support import DictSpill, assert_found, find, numbered
+from tests.embeddings.tiers.spill_support import DictSpill, assert_found, find, numbered_rows
 
 DIM, WIDTH = 4, 9
 LAYOUT = RowLayout(DIM, WIDTH)
@@ -38,7 +38,7 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HostTier]:
 
 
 def test_rows_stay_here_while_there_is_room_and_then_go_on_down(tier: HostTier) -> None:
-    rows = numbered(np.arange(1000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(1000), DIM, WIDTH)
     for start in range(0, 1000, 10):
         tier.write(rows.take(np.arange(start, start + 10)), 10)
         tier.check_integrity()
@@ -51,14 +51,14 @@ def test_rows_stay_here_while_there_is_room_and_then_go_on_down(tier: HostTier) 
     everything = tier.read_all()
     order = np.argsort(everything.ids)
     np.testing.assert_array_equal(everything.values[order], rows.values)
-    assert (find(tier, numbered(np.arange(5000, 5010), DIM, WIDTH)).kinds == ABSENT).all()
+    assert (find(tier, numbered_rows(np.arange(5000, 5010), DIM, WIDTH)).kinds == ABSENT).all()
 
 
 def test_more_rows_at_once_than_there_is_room_for(tier: HostTier) -> None:
-    rows = numbered(np.arange(5000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(5000), DIM, WIDTH)
     tier.write(rows, 5000)
     assert_found(tier, rows)
-    newer = numbered(np.arange(0, 5000, 3), DIM, WIDTH, version=2)
+    newer = numbered_rows(np.arange(0, 5000, 3), DIM, WIDTH, version=2)
     tier.write(newer, 0)
     assert_found(tier, newer)
     assert len(tier.read_all()) == 5000
@@ -66,12 +66,12 @@ def test_more_rows_at_once_than_there_is_room_for(tier: HostTier) -> None:
 
 def test_what_was_lent_leaves_first_and_what_came_back_does_not() -> None:
     tier = HostTier(DictSpill(DIM, WIDTH), num_rows=16, layout=LAYOUT, ops=backend("cpu"))
-    rows = numbered(np.arange(16), DIM, WIDTH)
+    rows = numbered_rows(np.arange(16), DIM, WIDTH)
     tier.write(rows, 16)
     assert_found(tier, rows.take(np.arange(4, 16)))
-    back = numbered(np.arange(12, 16), DIM, WIDTH, version=3)
+    back = numbered_rows(np.arange(12, 16), DIM, WIDTH, version=3)
     tier.write(back, 0)
-    tier.write(numbered(np.arange(100, 108), DIM, WIDTH), 8)
+    tier.write(numbered_rows(np.arange(100, 108), DIM, WIDTH), 8)
     assert tier.num_host_rows() == 16
     assert_found(tier, rows.take(np.arange(12)))
     assert_found(tier, back)
@@ -79,26 +79,26 @@ def test_what_was_lent_leaves_first_and_what_came_back_does_not() -> None:
 
 
 def test_a_mark_hides_every_copy(tier: HostTier) -> None:
-    rows = numbered(np.arange(300), DIM, WIDTH)
+    rows = numbered_rows(np.arange(300), DIM, WIDTH)
     tier.write(rows, 300)
-    tier.mark(rows.features[::2], rows.ids[::2])
+    tier.add_tombstones(rows.features[::2], rows.ids[::2])
     found = find(tier, rows)
-    assert (found.kinds[::2] == MARK).all()
+    assert (found.kinds[::2] == TOMBSTONE).all()
     assert_found(tier, rows.take(np.arange(1, 300, 2)))
-    again = numbered(np.arange(0, 300, 4), DIM, WIDTH, version=9)
+    again = numbered_rows(np.arange(0, 300, 4), DIM, WIDTH, version=9)
     tier.write(again, 75)
     assert_found(tier, again)
 
 
 def test_rows_of_covered_generations_stay_and_are_dropped_when_they_leave(tier: HostTier) -> None:
-    old = numbered(np.arange(30), DIM, WIDTH)
+    old = numbered_rows(np.arange(30), DIM, WIDTH)
     tier.write(old, 30)
     tier.destroy_generations(tier.open_generation())
     assert_found(tier, old)
     before = tier.counters()["host_spilled"]
-    young = numbered(np.arange(1000, 1064), DIM, WIDTH)
+    young = numbered_rows(np.arange(1000, 1064), DIM, WIDTH)
     tier.write(young, 64)
-    tier.write(numbered(np.arange(2000, 2064), DIM, WIDTH), 64)
+    tier.write(numbered_rows(np.arange(2000, 2064), DIM, WIDTH), 64)
     assert_found(tier, young)
     counters = tier.counters()
     assert counters["host_dropped"] > 0
@@ -108,19 +108,19 @@ def test_rows_of_covered_generations_stay_and_are_dropped_when_they_leave(tier: 
 
 
 def test_dead_rows_do_not_go_down(tier: HostTier) -> None:
-    rows = numbered(np.arange(60), DIM, WIDTH)
+    rows = numbered_rows(np.arange(60), DIM, WIDTH)
     tier.write(rows, 60)
     below = find(tier.spill, rows).kinds == ROW  # those of crowded buckets
     tier.purge({0: 1000})
-    tier.write(numbered(np.arange(1000, 1200), DIM, WIDTH), 200)
-    assert_found(tier, numbered(np.arange(1000, 1200), DIM, WIDTH))
+    tier.write(numbered_rows(np.arange(1000, 1200), DIM, WIDTH), 200)
+    assert_found(tier, numbered_rows(np.arange(1000, 1200), DIM, WIDTH))
     assert tier.counters()["host_dropped"] >= 10
     assert (find(tier.spill, rows).kinds[~below] == ABSENT).all()
 
 
 def test_rows_of_bfloat16_values_come_back_as_they_were(tmp_path: Path) -> None:
     tier = HostTier(DictSpill(DIM, 0), num_rows=64, layout=RowLayout(DIM, 0, "bfloat16"), ops=backend("cpu"))
-    rows = numbered(np.arange(8), DIM, 0)
+    rows = numbered_rows(np.arange(8), DIM, 0)
     tier.write(rows, 8)
     assert_found(tier, rows)
 
@@ -129,21 +129,21 @@ def test_a_failing_spill_is_told_before_rows_are_taken_and_nothing_is_lost() -> 
     below = DictSpill(DIM, WIDTH)
     tier = HostTier(below, num_rows=32, layout=LAYOUT, ops=backend("cpu"))
     below.fails = True
-    rows = numbered(np.arange(500), DIM, WIDTH)
+    rows = numbered_rows(np.arange(500), DIM, WIDTH)
     tier.write(rows, 500)
     assert_found(tier, rows)
     with pytest.raises(SpillError):
-        tier.write(numbered(np.arange(500), DIM, WIDTH, version=1), 0)
+        tier.write(numbered_rows(np.arange(500), DIM, WIDTH, version=1), 0)
     assert_found(tier, rows)
     assert tier.host_bytes() > tier._store.num_bytes
     below.fails = False
-    tier.mark(rows.features[:100], rows.ids[:100])
-    assert (find(tier, rows).kinds[:100] == MARK).all()
+    tier.add_tombstones(rows.features[:100], rows.ids[:100])
+    assert (find(tier, rows).kinds[:100] == TOMBSTONE).all()
     assert_found(tier, rows.take(np.arange(100, 500)))
 
 
 def test_finds_from_other_threads_see_every_row_all_the_time(tier: HostTier) -> None:
-    rows = numbered(np.arange(2000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(2000), DIM, WIDTH)
     tier.write(rows, 2000)
     over, errors = threading.Event(), []
 
@@ -161,7 +161,7 @@ def test_finds_from_other_threads_see_every_row_all_the_time(tier: HostTier) -> 
     for start in range(0, 20_000, 50):
         part = np.arange(start, start + 50) % 2000
         tier.write(rows.take(part), 0)
-        tier.write(numbered(np.arange(10_000 + start, 10_050 + start), DIM, WIDTH), 50)
+        tier.write(numbered_rows(np.arange(10_000 + start, 10_050 + start), DIM, WIDTH), 50)
     over.set()
     for thread in threads:
         thread.join()
@@ -253,7 +253,7 @@ class HostMachine(RuleBasedStateMachine):
     def forget(self, ids: list[int]) -> None:
         self.below.fails = False
         rows = self._rows(ids, [0] * len(ids))
-        self.tier.mark(rows.features, rows.ids)
+        self.tier.add_tombstones(rows.features, rows.ids)
         for id_ in ids:
             self.truth.pop(id_, None)
             self.device.pop(id_, None)
@@ -288,7 +288,7 @@ class HostMachine(RuleBasedStateMachine):
 
     def _rows(self, ids: list[int], versions: list[int]) -> Rows:
         made = [
-            numbered(np.array([id_ * 1000]), DIM, WIDTH, version=version)
+            numbered_rows(np.array([id_ * 1000]), DIM, WIDTH, version=version)
             for id_, version in zip(ids, versions, strict=True)
         ]
         rows = Rows.concatenate(made) if made else Rows.empty(0, DIM, WIDTH)

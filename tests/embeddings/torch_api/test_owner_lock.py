@@ -136,7 +136,7 @@ def test_a_fork_that_ends_by_itself_leaves_the_spill_to_its_parent(tmp_path: Pat
     process = os.fork()
     if process == 0:
         try:
-            emb.table._let_go()  # as the collector and the end of the interpreter do
+            emb.table._release()  # as the collector and the end of the interpreter do
         finally:
             os._exit(0)
     os.waitpid(process, 0)

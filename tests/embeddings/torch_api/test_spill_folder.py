@@ -149,6 +149,6 @@ def test_a_folder_that_vanishes_in_use_gives_no_wrong_row(killed: bool, tmp_path
             emb.state_dict()
         assert (emb.lookup(torch.from_numpy(resident))[0] == -1).all()
     emb.table.check_integrity()
-    assert emb.table.memory.num_held == 0
+    assert emb.table.memory.num_pinned == 0
     emb.close()
     assert not (tmp_path / "spill").exists()

@@ -13,7 +13,7 @@ from torch import nn
 from embeddings import DynamicEmbedding
 from embeddings.errors import OwnershipError
 
-ADMISSION = {"min_count": 2, "sketch_bytes": "4KiB", "halve_samples": 100}
+ADMISSION = {"min_count": 2, "sketch_bytes": "4KiB", "decay_every_samples": 100}
 SETTINGS = {
     "plain": {},
     "adam, lfu": {"optimizer": {"name": "adam", "lr": 0.1}, "eviction": "lfu"},

@@ -54,7 +54,7 @@ class Undisturbed:
             if self.num_samples >= num_samples:
                 break
             batch = self._next_batch(num_samples - self.num_samples)
-            if num_batches % BATCHES_A_VERSION == 0 or self.state.learner.needs_cut(batch):
+            if num_batches % BATCHES_A_VERSION == 0 or self.state.learner.needs_checkpoint(batch):
                 self._cut()
             self.state.learn(batch, limit_ms=NOW_MS)
             num_batches += 1

@@ -37,8 +37,8 @@ def test_the_demos_model_is_three_quarters_of_the_way_to_the_best_auc_after_60_0
             record_ms_N=chunk.ts_N,
             positions={},
         )
-        if learner.needs_cut(batch):
-            table.cut()
+        if learner.needs_checkpoint(batch):
+            table.take_delta()
         logits.append(learner.step(batch).logits_NL[:, 0])
         clicks.append(chunk.click_N)
         chances.append(chunk.impressions.probability_N)

@@ -14,7 +14,7 @@ from app.version_log.compact.merge import merge_base
 from app.version_log.write.writer import LogWriter
 from stream.positions import Position
 
-TABLE = 'eviction = "lfu"\nadmission = { min_count = 2, sketch_bytes = 2048, halve_samples = 150 }'
+TABLE = 'eviction = "lfu"\nadmission = { min_count = 2, sketch_bytes = 2048, decay_every_samples = 150 }'
 MORE = "[features.genres]\nadmission = { min_count = 5 }\n"
 
 
@@ -85,7 +85,7 @@ def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
     rows, status = table.find(*KEYS)
     # a key born since is told as forgotten, as long as its record is at hand, whatever it was before
     arrays |= {"values": rows, "status": np.where(status == KNOWN, KNOWN, UNKNOWN)}
-    found = table.below.recall(*KEYS)
+    found = table.lower_tiers.recall(*KEYS)
     slots = table.memory.find(*KEYS)
     here = slots >= 0
     resident, _ = table.memory.read(slots[here], KEYS[0][here], KEYS[1][here])
@@ -162,7 +162,7 @@ def test_nothing_forgotten_since_comes_back_by_key_or_by_rule(run):
     run.learn(range(9, 15))  # both return as new ones
     seen = then["last_seen"][(KEYS[0] == 1) & (then["last_seen"] > 0)]
     horizon = int(np.median(seen))
-    run.state.learner.table.raise_horizons({1: horizon})
+    run.state.learner.table.raise_expiry_cutoffs({1: horizon})
     run.cut()
     run.roll_back(number)
     # until the stream is where it was forgotten; the test's own entries do not say, so it is where the log ended

@@ -48,7 +48,7 @@ def end(state: TrainingState, log: LogWriter) -> None:
 
 
 POLICIES = "[features.item_id]\nttl_seconds = 0.2\n[features.genres]\nadmission = { min_count = 5 }\n"
-LFU = 'eviction = "lfu"\nadmission = { sketch_bytes = 2048, halve_samples = 150 }'
+LFU = 'eviction = "lfu"\nadmission = { sketch_bytes = 2048, decay_every_samples = 150 }'
 BFLOAT16 = 'admission = { sketch_bytes = 2048 }\ndtype = "bfloat16"\noptimizer = { name = "adam", lr = 0.01 }'
 
 
@@ -60,7 +60,7 @@ BFLOAT16 = 'admission = { sketch_bytes = 2048 }\ndtype = "bfloat16"\noptimizer =
         ("24KiB", "host_bytes = '16KiB'", POLICIES.replace("admission = { min_count = 5 }", "")),
         (
             "24KiB",
-            'eviction = "lfu"\nadmission = { sketch_bytes = 2048, halve_samples = 150 }',
+            'eviction = "lfu"\nadmission = { sketch_bytes = 2048, decay_every_samples = 150 }',
             POLICIES,
         ),
         ("24KiB", 'eviction = "custom"\nscore = "age"', "[features.item_id]\nquota_bytes = 4096\n"),

@@ -18,7 +18,7 @@ from embeddings.errors import SpillError
 from embeddings.rows import Rows
 from embeddings.tiers.interface import ABSENT
 from embeddings.tiers.rocksdb.spill import RocksSpill
-from tests.embeddings.tiers.spill_support import assert_found, find, impatient, kill, numbered
+from tests.embeddings.tiers.spill_support import assert_found, find, impatient, kill, numbered_rows
 
 DIM, WIDTH = 4, 9
 ROOT = Path(__file__).parents[3]
@@ -32,13 +32,13 @@ def spill(tmp_path: Path) -> Iterator[RocksSpill]:
 
 
 def test_a_killed_process_loses_nothing(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(5000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(5000), DIM, WIDTH)
     spill.write(rows, 5000)
     spill.drain()
     kill(spill)
     assert_found(spill, rows)
     kill(spill)
-    newer = numbered(np.arange(2500), DIM, WIDTH, version=1)
+    newer = numbered_rows(np.arange(2500), DIM, WIDTH, version=1)
     spill.write(newer, 0)
     spill.drain()
     kill(spill)
@@ -53,7 +53,7 @@ def test_kills_amid_writes_and_finds_show_nothing_but_the_newest_rows(spill: Roc
 
     def killer() -> None:
         while not over.wait(0.03):
-            child = spill._keeper._child
+            child = spill._worker._process
             if child is not None:
                 child.process.kill()
 
@@ -61,10 +61,10 @@ def test_kills_amid_writes_and_finds_show_nothing_but_the_newest_rows(spill: Roc
     thread.start()
     try:
         for version in range(12):
-            rows = numbered(np.arange(version * 500, version * 500 + 6000), DIM, WIDTH, version=version)
+            rows = numbered_rows(np.arange(version * 500, version * 500 + 6000), DIM, WIDTH, version=version)
             spill.write(rows, 500)
             assert_found(spill, rows)
-            older = numbered(np.arange(version * 500), DIM, WIDTH)
+            older = numbered_rows(np.arange(version * 500), DIM, WIDTH)
             found = find(spill, older)
             versions = found.rows.last_seen - older.ids
             np.testing.assert_array_equal(versions, older.ids // 500)
@@ -76,11 +76,11 @@ def test_kills_amid_writes_and_finds_show_nothing_but_the_newest_rows(spill: Roc
 
 
 def test_absent_keys_ask_nobody(spill: RocksSpill) -> None:
-    spill.write(numbered(np.arange(1000), DIM, WIDTH), 1000)
+    spill.write(numbered_rows(np.arange(1000), DIM, WIDTH), 1000)
     spill.drain()
     kill(spill)
-    strange = numbered(np.arange(10**9, 10**9 + 1000), DIM, WIDTH)
-    strange = strange.take(~spill._shelf.generations[0].databases[0].keys.contains(mixed(strange)))
+    strange = numbered_rows(np.arange(10**9, 10**9 + 1000), DIM, WIDTH)
+    strange = strange.take(~spill._catalog.generations[0].databases[0].keys.contains(mixed(strange)))
     assert (find(spill, strange).kinds == ABSENT).all()
     assert spill.counters()["spill_starts"] == 1
     assert spill.counters()["spill_absent"] == len(strange) > 980
@@ -91,10 +91,10 @@ def mixed(rows: Rows) -> UInt64Array:
 
 
 def test_a_process_that_says_nothing_is_killed_after_a_while(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(100), DIM, WIDTH)
+    rows = numbered_rows(np.arange(100), DIM, WIDTH)
     spill.write(rows, 100)
     spill.drain()
-    child = spill._keeper._child
+    child = spill._worker._process
     assert child is not None
     os.kill(child.process.pid, signal.SIGSTOP)
     with impatient(spill), pytest.raises(SpillError, match="does not answer"):
@@ -104,7 +104,7 @@ def test_a_process_that_says_nothing_is_killed_after_a_while(spill: RocksSpill) 
 
 
 def test_several_finds_at_once_beside_a_writer(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(20_000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(20_000), DIM, WIDTH)
     spill.write(rows, 20_000)
     spill.drain()
     errors: list[BaseException] = []
@@ -121,22 +121,22 @@ def test_several_finds_at_once_beside_a_writer(spill: RocksSpill) -> None:
     for thread in threads:
         thread.start()
     for start in range(30_000, 60_000, 3000):
-        spill.write(numbered(np.arange(start, start + 3000), DIM, WIDTH), 3000)
+        spill.write(numbered_rows(np.arange(start, start + 3000), DIM, WIDTH), 3000)
     for thread in threads:
         thread.join()
     assert not errors
 
 
 def test_a_generation_lives_until_no_find_needs_it(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(3000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(3000), DIM, WIDTH)
     spill.write(rows, 3000)
     spill.drain()
-    with spill._keeper.reading() as (_, databases):
+    with spill._worker.reading() as (_, databases):
         spill.destroy_generations(spill.open_generation())
         assert (find(spill, rows).kinds == ABSENT).all()
-        kinds, found = np.zeros(3000, np.uint8), numbered(rows.ids, DIM, WIDTH, version=5)
+        kinds, found = np.zeros(3000, np.uint8), numbered_rows(rows.ids, DIM, WIDTH, version=5)
         order = np.argsort(mixed(rows))
-        spill._take_stored(databases[0], mixed(rows), order, kinds, found, spill._keeper.deadline())
+        spill._read_stored(databases[0], mixed(rows), order, kinds, found, spill._worker.deadline())
         np.testing.assert_array_equal(found.values, rows.values)
         assert (spill.folder / "000000").exists()
     spill.drain()

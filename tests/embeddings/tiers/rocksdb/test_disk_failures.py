@@ -15,7 +15,7 @@ import pytest
 
 from embeddings.errors import SpillError
 from embeddings.tiers.rocksdb.spill import RocksSpill
-from tests.embeddings.tiers.spill_support import assert_found, await_start, find, impatient, kill, numbered
+from tests.embeddings.tiers.spill_support import assert_found, await_start, find, impatient, kill, numbered_rows
 
 DIM, WIDTH = 16, 1
 FOREVER = resource.RLIM_INFINITY
@@ -30,7 +30,7 @@ def spill(tmp_path: Path) -> Iterator[RocksSpill]:
 
 def limit_files(spill: RocksSpill, num_bytes: int) -> None:
     """No file of the process may become larger: what a full disk does, as far as a process can be told."""
-    child = spill._keeper._child
+    child = spill._worker._process
     assert child is not None
     resource.prlimit(child.process.pid, resource.RLIMIT_FSIZE, (num_bytes, FOREVER))
 
@@ -38,33 +38,33 @@ def limit_files(spill: RocksSpill, num_bytes: int) -> None:
 def fill(spill: RocksSpill, written: list[int]) -> None:
     """Thousands of rows, numbered on from those written, until it takes no more."""
     while True:
-        spill.write(numbered(np.arange(1000 * len(written), 1000 * len(written) + 1000), DIM, WIDTH), 1000)
+        spill.write(numbered_rows(np.arange(1000 * len(written), 1000 * len(written) + 1000), DIM, WIDTH), 1000)
         written.append(len(written))
 
 
 def test_a_full_disk_stops_writes_keeps_rows_and_goes_on_when_there_is_room(spill: RocksSpill) -> None:
-    spill.write(numbered(np.arange(1000), DIM, WIDTH), 1000)
+    spill.write(numbered_rows(np.arange(1000), DIM, WIDTH), 1000)
     spill.drain()
     limit_files(spill, 200_000)
     written = [0]
     with impatient(spill), pytest.raises(SpillError, match=r"takes no rows: .*File too large.* - raise the limit"):
         fill(spill, written)
     num = len(written)
-    assert_found(spill, numbered(np.arange(1000 * num), DIM, WIDTH))
+    assert_found(spill, numbered_rows(np.arange(1000 * num), DIM, WIDTH))
     limit_files(spill, FOREVER)
-    last = numbered(np.arange(200_000, 201_000), DIM, WIDTH)
+    last = numbered_rows(np.arange(200_000, 201_000), DIM, WIDTH)
     spill.write(last, 1000)
     spill.drain()
     assert_found(spill, last)
-    assert_found(spill, numbered(np.arange(1000 * num), DIM, WIDTH))
+    assert_found(spill, numbered_rows(np.arange(1000 * num), DIM, WIDTH))
     assert spill.counters()["spill_starts"] == 1
 
 
 def test_who_waits_for_a_full_disk_is_told_of_long_before_patience_ends(spill: RocksSpill) -> None:
-    spill.write(numbered(np.arange(1000), DIM, WIDTH), 1000)
+    spill.write(numbered_rows(np.arange(1000), DIM, WIDTH), 1000)
     spill.drain()
     limit_files(spill, 200_000)
-    assert spill.waits_for() == ""
+    assert spill.stall_reason() == ""
 
     def fill_until_closed() -> None:
         with suppress(SpillError):
@@ -72,32 +72,32 @@ def test_who_waits_for_a_full_disk_is_told_of_long_before_patience_ends(spill: R
 
     writer = threading.Thread(target=fill_until_closed, daemon=True)
     writer.start()
-    deadline = spill._keeper.deadline()
-    while not (reason := spill.waits_for()) and time.monotonic() < deadline:
+    deadline = spill._worker.deadline()
+    while not (reason := spill.stall_reason()) and time.monotonic() < deadline:
         writer.join(0.02)
     assert writer.is_alive()
     assert "File too large" in reason
     assert "raise the limit" in reason
     spill.close()
     writer.join()
-    assert spill.waits_for() == ""
+    assert spill.stall_reason() == ""
 
 
 def test_a_process_killed_on_a_full_disk_loses_nothing_either(spill: RocksSpill) -> None:
-    spill.write(numbered(np.arange(1000), DIM, WIDTH), 1000)
+    spill.write(numbered_rows(np.arange(1000), DIM, WIDTH), 1000)
     spill.drain()
     limit_files(spill, 200_000)
     written = [0]
     with impatient(spill), pytest.raises(SpillError, match="takes no rows"):
         fill(spill, written)
     kill(spill)
-    assert_found(spill, numbered(np.arange(1000 * len(written)), DIM, WIDTH))
+    assert_found(spill, numbered_rows(np.arange(1000 * len(written)), DIM, WIDTH))
     spill.drain()
     assert len(spill.read_all()) == 1000 * len(written)
 
 
 def test_a_folder_that_vanished_is_told_and_never_begun_anew(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(1000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(1000), DIM, WIDTH)
     spill.write(rows, 1000)
     spill.drain()
     shutil.rmtree(spill.folder)
@@ -108,7 +108,7 @@ def test_a_folder_that_vanished_is_told_and_never_begun_anew(spill: RocksSpill) 
         pytest.raises(SpillError, match="vanished - start again: what was spilled"),
     ):
         find(spill, rows)
-    spill.write(numbered(np.arange(2000, 2010), DIM, WIDTH), 10)
+    spill.write(numbered_rows(np.arange(2000, 2010), DIM, WIDTH), 10)
     with impatient(spill), pytest.raises(SpillError, match="vanished"):
         spill.drain()
     assert not spill.folder.exists()
@@ -120,7 +120,7 @@ def test_a_database_that_another_holds_is_told_and_taken_when_free(spill: RocksS
     options = rocksdbpy.Option()
     options.create_if_missing(True)
     other = rocksdbpy.open(str(spill.folder / "000000"), options)
-    rows = numbered(np.arange(100), DIM, WIDTH)
+    rows = numbered_rows(np.arange(100), DIM, WIDTH)
     spill.write(rows, 100)
     await_start(spill)
     with impatient(spill), pytest.raises(SpillError, match=r"lock.* - another process has it open"):
@@ -151,10 +151,10 @@ def inject(spill: RocksSpill, key: bytes, value: bytes) -> None:
 
 
 def test_a_record_of_wrong_size_is_never_taken_for_a_row(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(1000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(1000), DIM, WIDTH)
     spill.write(rows, 1000)
     spill.drain()
-    with spill._keeper.reading() as (_, databases):
+    with spill._worker.reading() as (_, databases):
         (database,) = databases
     assert database.exists
     from springtide_client.keys import mix_keys
@@ -169,7 +169,7 @@ def test_a_record_of_wrong_size_is_never_taken_for_a_row(spill: RocksSpill) -> N
 
 
 def test_a_damaged_record_stops_a_purge_and_nothing_else(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(1000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(1000), DIM, WIDTH)
     spill.write(rows, 1000)
     spill.drain()
     inject(spill, b"\0" * 9 + b"\1", b"short")
@@ -179,7 +179,7 @@ def test_a_damaged_record_stops_a_purge_and_nothing_else(spill: RocksSpill) -> N
 
 
 def test_a_corrupt_file_is_told(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(20_000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(20_000), DIM, WIDTH)
     for start in range(0, 20_000, 5000):
         spill.write(rows.take(np.arange(start, start + 5000)), 5000)
     spill.drain()
@@ -215,9 +215,9 @@ def test_a_rocksdb_that_cannot_be_loaded_is_told_at_the_next_call(
     (tmp_path / "rocksdbpy.py").write_text("raise ImportError('its library is missing')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=WIDTH)
-    spill.write(numbered(np.arange(10), DIM, WIDTH), 10)
+    spill.write(numbered_rows(np.arange(10), DIM, WIDTH), 10)
     with pytest.raises(SpillError, match=r"no RocksDB \(its library is missing\) - install rocksdb-py"):
         spill.drain()
     with pytest.raises(SpillError, match="no RocksDB"):
-        find(spill, numbered(np.arange(10), DIM, WIDTH))
+        find(spill, numbered_rows(np.arange(10), DIM, WIDTH))
     spill.close()

@@ -32,7 +32,7 @@ def test_a_fork_waits_until_the_spills_process_is_started(tmp_path: Path, monkey
     monkeypatch.setattr(subprocess, "Popen", start)
     spill = RocksSpill(tmp_path / "spill", dim=2, state_width=0)
     spill.write(Rows.empty(1, 2, 0), 1)
-    spill._keeper.drain()
+    spill._worker.drain()
     assert spill.find(np.zeros(1, np.uint16), np.zeros(1, np.int64)).kinds.tolist() == [ROW]
     spill.close()
     forker.join()

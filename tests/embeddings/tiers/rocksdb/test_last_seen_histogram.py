@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.tiers.rocksdb.last_seen_histogram import MAX_BUCKETS, Ages
+from embeddings.tiers.rocksdb.last_seen_histogram import MAX_BUCKETS, LastSeenHistogram
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 2000)), min_size=1, max_size=50)
 
 
-def ages_of(rows: list[tuple[int, int]]) -> Ages:
-    ages = Ages()
+def ages_of(rows: list[tuple[int, int]]) -> LastSeenHistogram:
+    ages = LastSeenHistogram()
     for start in range(0, len(rows), 7):
         part = rows[start : start + 7]
         ages.add(np.array([f for f, _ in part], np.uint16), np.array([t for _, t in part], np.int64))
@@ -38,18 +38,18 @@ def test_any_range_of_times_fits_and_is_never_counted_too_early() -> None:
     rng = np.random.default_rng(0)
     features = rng.integers(0, 20, 100_000).astype(np.uint16)
     times = 1_700_000_000_000 + rng.integers(0, 86_400_000, 100_000)
-    ages = Ages()
+    ages = LastSeenHistogram()
     for start in range(0, 100_000, 10_000):
         ages.add(features[start : start + 10_000], times[start : start + 10_000])
     assert len(ages._buckets_M) <= MAX_BUCKETS
     horizon = 1_700_000_000_000 + 43_200_000
     below = int(np.count_nonzero((times < horizon) & (features == 3)))
     assert 0.95 * below <= ages.num_below({3: horizon}) <= below
-    quantile = Ages.together([ages, ages]).quantile(0.25)
+    quantile = LastSeenHistogram.merged([ages, ages]).quantile(0.25)
     assert quantile is not None
     assert abs(np.count_nonzero(times < quantile) / 100_000 - 0.25) < 0.02
 
 
 def test_without_rows_there_is_no_coldest() -> None:
-    assert Ages().quantile(0.5) is None
-    assert Ages.together([]).quantile(0.5) is None
+    assert LastSeenHistogram().quantile(0.5) is None
+    assert LastSeenHistogram.merged([]).quantile(0.5) is None

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embeddings.tiers.interface import ABSENT, MARK
+from embeddings.tiers.interface import ABSENT, TOMBSTONE
 from embeddings.tiers.no_spill import NoSpill
 from embeddings.tiers.rocksdb.spill import RocksSpill
-from tests.embeddings.tiers.spill_support import assert_found, find, kill, numbered
+from tests.embeddings.tiers.spill_support import assert_found, find, kill, numbered_rows
 
 DIM, WIDTH = 32, 1
 
@@ -22,13 +22,13 @@ def spill(tmp_path: Path) -> Iterator[RocksSpill]:
 
 
 def test_the_folder_shrinks_and_the_living_stay(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(60_000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(60_000), DIM, WIDTH)
     spill.write(rows, 60_000)
     spill.drain()
     before, memory = spill.num_bytes(), spill.memory_bytes()
     spill.purge({0: 54_000})
     spill.drain()
-    assert not spill.purging()
+    assert not spill.is_purging()
     assert spill.num_bytes() < 0.2 * before
     assert spill.memory_bytes() < memory
     assert spill.num_rows() == 6000
@@ -38,32 +38,32 @@ def test_the_folder_shrinks_and_the_living_stay(spill: RocksSpill) -> None:
 
 
 def test_a_wholly_dead_database_goes_without_being_read(spill: RocksSpill) -> None:
-    spill.write(numbered(np.arange(5000), DIM, WIDTH), 5000)
+    spill.write(numbered_rows(np.arange(5000), DIM, WIDTH), 5000)
     spill.drain()
     spill.purge({0: 10_000})
     spill.drain()
     assert spill.num_rows() == 0
     assert spill.num_bytes() == 0
-    spill.write(numbered(np.arange(10_000, 10_100), DIM, WIDTH), 100)
-    assert_found(spill, numbered(np.arange(10_000, 10_100), DIM, WIDTH))
+    spill.write(numbered_rows(np.arange(10_000, 10_100), DIM, WIDTH), 100)
+    assert_found(spill, numbered_rows(np.arange(10_000, 10_100), DIM, WIDTH))
 
 
 def test_other_features_and_marks_stay(spill: RocksSpill) -> None:
-    mine, other = numbered(np.arange(2000), DIM, WIDTH), numbered(np.arange(2000), DIM, WIDTH, feature=7)
-    marked = numbered(np.arange(5000, 5100), DIM, WIDTH)
+    mine, other = numbered_rows(np.arange(2000), DIM, WIDTH), numbered_rows(np.arange(2000), DIM, WIDTH, feature=7)
+    marked = numbered_rows(np.arange(5000, 5100), DIM, WIDTH)
     spill.write(mine, 2000)
     spill.write(other, 2000)
-    spill.mark(marked.features, marked.ids)
+    spill.add_tombstones(marked.features, marked.ids)
     spill.purge({0: 10_000})
     spill.drain()
     assert (find(spill, mine).kinds == ABSENT).all()
     assert_found(spill, other)
-    assert (find(spill, marked).kinds == MARK).all()
+    assert (find(spill, marked).kinds == TOMBSTONE).all()
 
 
 def test_horizons_of_many_features(spill: RocksSpill) -> None:
     num = 5000
-    rows = numbered(np.arange(num), DIM, WIDTH)
+    rows = numbered_rows(np.arange(num), DIM, WIDTH)
     rows.features[:] = np.arange(num, dtype=np.uint16)
     spill.write(rows, num)
     spill.drain()
@@ -75,7 +75,7 @@ def test_horizons_of_many_features(spill: RocksSpill) -> None:
 
 
 def test_a_few_dead_rows_are_not_worth_rewriting(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(10_000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(10_000), DIM, WIDTH)
     spill.write(rows, 10_000)
     spill.drain()
     spill.purge({0: 500})
@@ -85,25 +85,25 @@ def test_a_few_dead_rows_are_not_worth_rewriting(spill: RocksSpill) -> None:
 
 
 def test_what_is_written_meanwhile_is_newer_than_what_moves(spill: RocksSpill) -> None:
-    old = numbered(np.arange(30_000), DIM, WIDTH)
+    old = numbered_rows(np.arange(30_000), DIM, WIDTH)
     spill.write(old, 30_000)
     spill.drain()
     spill.purge({0: 10_000})
     for start in range(0, 30_000, 3000):
-        newer = numbered(np.arange(start, start + 1000), DIM, WIDTH, version=50_000)
+        newer = numbered_rows(np.arange(start, start + 1000), DIM, WIDTH, version=50_000)
         spill.write(newer, 0)
         assert_found(spill, newer)
         middle = np.arange(max(start, 9000) + 1000, max(start, 9000) + 3000)
         assert_found(spill, old.take(middle))
     spill.drain()
     for start in range(0, 30_000, 3000):
-        assert_found(spill, numbered(np.arange(start, start + 1000), DIM, WIDTH, version=50_000))
+        assert_found(spill, numbered_rows(np.arange(start, start + 1000), DIM, WIDTH, version=50_000))
     assert (find(spill, old.take(np.arange(1000, 3000))).kinds == ABSENT).all()
     assert len(spill.read_all()) == 24_000 <= spill.num_rows() <= 30_000
 
 
 def test_a_process_killed_while_it_purges_begins_that_part_again(spill: RocksSpill) -> None:
-    rows = numbered(np.arange(40_000), DIM, WIDTH)
+    rows = numbered_rows(np.arange(40_000), DIM, WIDTH)
     spill.write(rows, 40_000)
     spill.drain()
     spill.purge({0: 20_000})
@@ -116,7 +116,7 @@ def test_a_process_killed_while_it_purges_begins_that_part_again(spill: RocksSpi
 
 
 def test_a_generation_destroyed_while_it_is_purged_leaves_nothing(spill: RocksSpill) -> None:
-    spill.write(numbered(np.arange(40_000), DIM, WIDTH), 40_000)
+    spill.write(numbered_rows(np.arange(40_000), DIM, WIDTH), 40_000)
     spill.drain()
     spill.purge({0: 20_000})
     closed = spill.open_generation()
@@ -127,12 +127,12 @@ def test_a_generation_destroyed_while_it_is_purged_leaves_nothing(spill: RocksSp
 
 
 def test_the_coldest_rows_are_known_by_their_last_seen(spill: RocksSpill) -> None:
-    assert spill.coldest(0.5) is None
-    spill.write(numbered(np.arange(10_000), DIM, WIDTH), 10_000)
+    assert spill.last_seen_quantile(0.5) is None
+    spill.write(numbered_rows(np.arange(10_000), DIM, WIDTH), 10_000)
     spill.open_generation()
-    spill.write(numbered(np.arange(10_000, 20_000), DIM, WIDTH, feature=3), 10_000)
+    spill.write(numbered_rows(np.arange(10_000, 20_000), DIM, WIDTH, feature=3), 10_000)
     spill.drain()
-    cold = spill.coldest(0.25)
+    cold = spill.last_seen_quantile(0.25)
     assert cold is not None
     assert abs(cold - 5000) < 100
     spill.purge({0: cold, 3: cold})
@@ -143,7 +143,7 @@ def test_the_coldest_rows_are_known_by_their_last_seen(spill: RocksSpill) -> Non
 def test_without_a_spill_nothing_is_purged_or_cold() -> None:
     none = NoSpill(DIM, WIDTH)
     none.purge({0: 5})
-    assert none.coldest(0.5) is None
-    assert not none.purging()
+    assert none.last_seen_quantile(0.5) is None
+    assert not none.is_purging()
     assert none.counters() == {}
     assert none.memory_bytes() == 0

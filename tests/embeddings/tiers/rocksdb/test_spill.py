@@ -10,7 +10,7 @@ import pytest
 
 from embeddings.errors import SpillError
 from embeddings.rows import Rows
-from embeddings.tiers.interface import ABSENT, MARK, ROW
+from embeddings.tiers.interface import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import await_start, impatient
 
@@ -66,11 +66,11 @@ def test_the_newest_write_counts_and_a_mark_hides_what_is_older(spill: RocksSpil
     if written:
         wait_until_written(spill)
     spill.write(rows(KEYS[:2], 2), 2)
-    spill.mark(rows(KEYS[1:3], 0).features, rows(KEYS[1:3], 0).ids)
+    spill.add_tombstones(rows(KEYS[1:3], 0).features, rows(KEYS[1:3], 0).ids)
     if written:
         wait_until_written(spill)
     found = spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
-    assert found.kinds.tolist() == [ROW, MARK, MARK, ROW, ROW, ROW]
+    assert found.kinds.tolist() == [ROW, TOMBSTONE, TOMBSTONE, ROW, ROW, ROW]
     assert found.rows.values[0, 0] == 2
     assert found.rows.values[3, 0] == 4
     assert sorted(spill.read_all().ids.tolist()) == sorted([1, -(2**63), 2**63 - 1, 256])
@@ -150,7 +150,7 @@ def test_after_close_nothing_is_answered_in_silence(spill: RocksSpill) -> None:
         spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
     with pytest.raises(SpillError, match="closed"):
         spill.write(rows(KEYS, 1), len(KEYS))
-    assert not spill._keeper._thread.is_alive()
+    assert not spill._worker._thread.is_alive()
 
 
 def test_bytes_are_counted_while_folders_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

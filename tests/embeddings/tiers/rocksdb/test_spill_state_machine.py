@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from embeddings.rows import Rows
-from embeddings.tiers.interface import ABSENT, MARK, ROW
+from embeddings.tiers.interface import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.rocksdb.spill import RocksSpill
-from tests.embeddings.tiers.spill_support import DictSpill, numbered
+from tests.embeddings.tiers.spill_support import DictSpill, numbered_rows
 
 DIM, WIDTH = 3, 7
 KEYS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50)), max_size=40, unique=True)
@@ -48,7 +48,7 @@ class SpillMachine(RuleBasedStateMachine):
     def mark(self, keys: list[tuple[int, int]]) -> None:
         rows = self.rows(keys)
         for to in (self.spill, self.truth):
-            to.mark(rows.features, rows.ids)
+            to.add_tombstones(rows.features, rows.ids)
 
     @rule(keys=KEYS)
     def look(self, keys: list[tuple[int, int]]) -> None:
@@ -60,7 +60,7 @@ class SpillMachine(RuleBasedStateMachine):
         for ours, theirs in zip(real.rows.take(alive).columns(), true.rows.take(alive).columns(), strict=True):
             np.testing.assert_array_equal(ours, theirs)
         # what may have been purged is either gone, with what lay below it in sight, or as dead as it was
-        assert set(real.kinds[dead].tolist()) <= {ABSENT, ROW, MARK}
+        assert set(real.kinds[dead].tolist()) <= {ABSENT, ROW, TOMBSTONE}
         for u in np.flatnonzero(dead & (real.kinds == ROW)):
             assert real.rows.last_seen[u] < self.horizons[keys[u][0]]
 
@@ -82,7 +82,7 @@ class SpillMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        child = self.spill._keeper._child
+        child = self.spill._worker._process
         if child is not None:
             child.process.kill()
 
@@ -101,7 +101,7 @@ class SpillMachine(RuleBasedStateMachine):
         self.closed = None
 
     def rows(self, keys: list[tuple[int, int]]) -> Rows:
-        made = numbered(np.array([id_ for _, id_ in keys], np.int64), DIM, WIDTH, version=self.clock)
+        made = numbered_rows(np.array([id_ for _, id_ in keys], np.int64), DIM, WIDTH, version=self.clock)
         features = np.array([feature for feature, _ in keys], np.uint16)
         return Rows(features, made.ids, made.values, made.states, made.counts, np.full(len(keys), self.clock))
 
