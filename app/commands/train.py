@@ -38,9 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     leave_on_signals()  # before the long imports; the trainer has handlers of its own once it runs
     tune_process()
     from app.config.load import load_config, load_outline
-    from app.training.input.start_position import StartElsewhere
+    from app.training.input.start_position import StartPosition
 
-    start = StartElsewhere.of(arguments.from_offset, arguments.from_timestamp)
+    start = StartPosition.parse(arguments.from_offset, arguments.from_timestamp)
     outline = load_outline(arguments.config)
     if outline.source.uses_embedded_broker:
         outline.source.kafka_config()  # told at once: nobody else will start the embedded broker

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from app.models.calibration import Calibration
-from app.models.dense_features import NumberTransform
-from app.models.interface import Model, ModelSpec, join_fields
+from app.models.dense_features import DenseFeatureNormalizer
+from app.models.interface import DenseModel, ModelSpec, join_fields
 
 
-class CalibratedModel(Model):
+class CalibratedModel(DenseModel):
     """A subclass turns fields and transformed numbers into scores."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        self.numbers = NumberTransform(spec.num_dense)
+        self.numbers = DenseFeatureNormalizer(spec.num_dense)
         self.calibration = Calibration(spec.num_labels)
         # many fields move together on the same label: each takes a smaller part, so that the sum does not overshoot
-        self.first_scale = (4.0 / max(1, spec.num_fields)) ** 0.5
+        self.first_order_scale = (4.0 / max(1, spec.num_fields)) ** 0.5
         self.pair_scale = (6.0 / max(1, spec.num_fields)) ** 0.5
 
     def scores(self, fields_NED: Tensor, numbers_NX: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class CalibratedModel(Model):
         num_labels, dim = self.spec.num_labels, self.spec.dim
         if num_labels > dim:
             sums_ND = sums_ND.repeat(1, -(-num_labels // dim))
-        weights_NL: Tensor = self.first_scale * sums_ND[:, :num_labels]
+        weights_NL: Tensor = self.first_order_scale * sums_ND[:, :num_labels]
         return weights_NL
 
 
@@ -73,7 +73,7 @@ class ZeroLinear(nn.Module):
         return nn.functional.linear(x, self.weight)
 
 
-def check_sizes(name: str, sizes: object) -> list[int]:
+def check_layer_sizes(name: str, sizes: object) -> list[int]:
     """The sizes of hidden layers, from a config's options."""
     good = isinstance(sizes, (list, tuple)) and all(type(size) is int and 1 <= size <= 65536 for size in sizes)
     if not good:

@@ -12,7 +12,7 @@ PRIOR_COUNT, PRIOR_CLICKS = 4.0, 1.0
 PRIOR_INFORMATION = 100.0  # how much evidence it takes to leave trust = 1
 RATE_MEMORY = 1e6  # samples; older ones fade
 INFORMATION_MEMORY = 1e4
-LEAST, MOST = 0.05, 1.5
+MIN_TRUST, MAX_TRUST = 0.05, 1.5
 
 
 class Calibration(nn.Module):
@@ -43,7 +43,7 @@ class Calibration(nn.Module):
         chances_NL = torch.sigmoid(logits_NL)
         slope_L = (weights_NL * (chances_NL - labels_NL) * scores_NL).sum(0)
         self.information_L.add_((weights_NL * chances_NL * (1 - chances_NL) * scores_NL.square()).sum(0))
-        self.trust_L.sub_(slope_L / self.information_L).clamp_(LEAST, MOST)
+        self.trust_L.sub_(slope_L / self.information_L).clamp_(MIN_TRUST, MAX_TRUST)
         self.information_L.clamp_(max=INFORMATION_MEMORY)
 
         new_L = weights_NL.sum(0)

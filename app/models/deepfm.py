@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from app.models.calibrated import CalibratedModel, ZeroLinear, check_sizes, perceptron
+from app.models.calibrated import CalibratedModel, ZeroLinear, check_layer_sizes, perceptron
 from app.models.interface import ModelSpec
 
 
@@ -17,7 +17,7 @@ class DeepFM(CalibratedModel):
         super().__init__(spec)
         num_numbers = self.numbers.num_outputs
         self.linear = ZeroLinear(num_numbers, spec.num_labels)
-        sizes = [spec.num_fields * spec.dim + num_numbers, *check_sizes("hidden", hidden), spec.num_labels]
+        sizes = [spec.num_fields * spec.dim + num_numbers, *check_layer_sizes("hidden", hidden), spec.num_labels]
         self.deep = perceptron(sizes, last_is_linear=True)
 
     def scores(self, fields_NED: Tensor, numbers_NX: Tensor) -> Tensor:

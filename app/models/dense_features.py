@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 MEMORY = 1e6  # numbers; older ones fade, and float32 stays able to count
-LIMIT = 5.0  # standard deviations
+MAX_DEVIATIONS = 5.0  # standard deviations
 
 
-class NumberTransform(nn.Module):
+class DenseFeatureNormalizer(nn.Module):
     """From raw numbers (N, F), NaN where missing, to (N, 2F): the standardized numbers, then the missing indicators.
 
     `observe` moves the statistics (pairwise update of Chan, Golub and LeVeque 1979); forward only reads them.
@@ -49,7 +49,7 @@ class NumberTransform(nn.Module):
         missing_NF = torch.isnan(dense_NF)
         # a constant feature has no spread: the floor keeps its rounding errors from becoming a signal
         scale_F = torch.rsqrt(self.variance_F + 1e-4)
-        standard_NF = ((_signed_log(dense_NF) - self.mean_F) * scale_F).clamp(-LIMIT, LIMIT)
+        standard_NF = ((_signed_log(dense_NF) - self.mean_F) * scale_F).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
         return torch.cat([torch.where(missing_NF, 0.0, standard_NF), missing_NF.float()], dim=1)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from app.models.calibrated import CalibratedModel, check_sizes, perceptron
-from app.models.dot_interaction import pair_products
+from app.models.calibrated import CalibratedModel, check_layer_sizes, perceptron
+from app.models.dot_interaction import dot_interaction
 from app.models.interface import ModelSpec
 
 
@@ -32,7 +32,7 @@ class DLRM(CalibratedModel):
     ) -> None:
         super().__init__(spec)
         num_numbers, dim = self.numbers.num_outputs, spec.dim
-        bottom_sizes, top_sizes = check_sizes("bottom", bottom), check_sizes("top", top)
+        bottom_sizes, top_sizes = check_layer_sizes("bottom", bottom), check_layer_sizes("top", top)
         self.wide, self.rows_on_top = wide, rows_on_top
         self.bottom: nn.Sequential | None = None
         if num_numbers:
@@ -50,7 +50,7 @@ class DLRM(CalibratedModel):
             vector_ND: Tensor = self.bottom(numbers_NX)
             parts.append(vector_ND.to(fields_NED.dtype))
             vectors_NVD = torch.cat([parts[-1].unsqueeze(1), fields_NED], dim=1)
-        pairs_NI = pair_products(vectors_NVD, self.pairs_I)
+        pairs_NI = dot_interaction(vectors_NVD, self.pairs_I)
         scores_NL: Tensor = self.top(torch.cat([*parts, pairs_NI], dim=1)).float()
         if self.wide:
             pairs_N1 = pairs_NI.float().sum(dim=1, keepdim=True)

@@ -15,19 +15,19 @@ from kernels.cuda.launchers.dot_interaction import MOST_VECTORS, Pairs, num_pair
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
-def pair_products(vectors_NVD: Tensor, pairs_I: Tensor) -> Tensor:
+def dot_interaction(vectors_NVD: Tensor, pairs_I: Tensor) -> Tensor:
     """(N, I): vector i times vector j for each i < j; `pairs_I` are their places i * V + j.
 
     An exported program holds the plain form: whoever loads it need not have our ops.
     """
     fits = 2 <= vectors_NVD.shape[1] <= MOST_VECTORS and vectors_NVD.dtype in DTYPES
     if vectors_NVD.is_cuda and fits and not torch.compiler.is_exporting():
-        products_NI: Tensor = fused_products(vectors_NVD)
+        products_NI: Tensor = fused_dot_interaction(vectors_NVD)
         return products_NI
-    return plain_products(vectors_NVD, pairs_I)
+    return torch_dot_interaction(vectors_NVD, pairs_I)
 
 
-def plain_products(vectors_NVD: Tensor, pairs_I: Tensor) -> Tensor:
+def torch_dot_interaction(vectors_NVD: Tensor, pairs_I: Tensor) -> Tensor:
     """The same in plain torch: every product twice, and those that are asked for picked out."""
     products_NVV = torch.bmm(vectors_NVD, vectors_NVD.transpose(1, 2))
     # gather: an index with two tensors is five times slower, mostly in its backward
@@ -35,29 +35,29 @@ def plain_products(vectors_NVD: Tensor, pairs_I: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("springtide::pair_products", mutates_args=(), device_types="cuda")
-def fused_products(vectors_NVD: Tensor) -> Tensor:
+def fused_dot_interaction(vectors_NVD: Tensor) -> Tensor:
     """`pair_products` in one kernel."""
-    return products_by(pairs_of_gpu(), vectors_NVD)
+    return launch_products(gpu_launcher(), vectors_NVD)
 
 
 @torch.library.custom_op("springtide::pair_gradients", mutates_args=(), device_types="cuda")
-def fused_gradients(vectors_NVD: Tensor, grads_NI: Tensor) -> Tensor:
+def fused_dot_interaction_backward(vectors_NVD: Tensor, grads_NI: Tensor) -> Tensor:
     """The gradients of vectors, given those of their products; they have no gradients themselves."""
-    return gradients_by(pairs_of_gpu(), vectors_NVD, grads_NI)
+    return launch_gradients(gpu_launcher(), vectors_NVD, grads_NI)
 
 
-def products_by(pairs: Pairs, vectors_NVD: Tensor) -> Tensor:
+def launch_products(pairs: Pairs, vectors_NVD: Tensor) -> Tensor:
     """The products as launched by these."""
     return _tensor(pairs, pairs.products(_array(vectors_NVD)), vectors_NVD.dtype)
 
 
-def gradients_by(pairs: Pairs, vectors_NVD: Tensor, grads_NI: Tensor) -> Tensor:
+def launch_gradients(pairs: Pairs, vectors_NVD: Tensor, grads_NI: Tensor) -> Tensor:
     """The gradients as launched by these."""
     return _tensor(pairs, pairs.gradients(_array(vectors_NVD), _array(grads_NI)), vectors_NVD.dtype)
 
 
 @cache
-def pairs_of_gpu() -> Pairs:
+def gpu_launcher() -> Pairs:
     """The launcher on torch's GPU; ValueError where there is none or CuPy is missing."""
     return Pairs()
 
@@ -73,13 +73,13 @@ def _tensor(pairs: Pairs, array: Any, dtype: torch.dtype) -> Tensor:
     return tensor.view(dtype)
 
 
-@fused_products.register_fake
+@fused_dot_interaction.register_fake
 def _(vectors_NVD: Tensor) -> Tensor:
     num, num_vectors, _ = vectors_NVD.shape
     return vectors_NVD.new_empty(num, num_pairs_of(num_vectors))
 
 
-@fused_gradients.register_fake
+@fused_dot_interaction_backward.register_fake
 def _(vectors_NVD: Tensor, grads_NI: Tensor) -> Tensor:
     return torch.empty_like(vectors_NVD, memory_format=torch.contiguous_format)
 
@@ -89,9 +89,9 @@ def _keep(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
 
 
 def _go_back(ctx: Any, grads_NI: Tensor) -> Tensor:
-    gradients_NVD: Tensor = fused_gradients(*ctx.saved_tensors, grads_NI)
+    gradients_NVD: Tensor = fused_dot_interaction_backward(*ctx.saved_tensors, grads_NI)
     return gradients_NVD
 
 
-fused_products.register_autograd(_go_back, setup_context=_keep)
-fused_products.register_autocast("cuda", torch.bfloat16)  # as bmm, whose place it takes
+fused_dot_interaction.register_autograd(_go_back, setup_context=_keep)
+fused_dot_interaction.register_autocast("cuda", torch.bfloat16)  # as bmm, whose place it takes

@@ -37,7 +37,7 @@ class ModelSpec:
         return self.num_categorical + self.num_pooled + self.num_sequence
 
 
-class Model(nn.Module):
+class DenseModel(nn.Module):
     """From a sample's rows and numbers to one logit a label.
 
     A subclass is built as `Subclass(spec, **options)` and defines forward. Buffers are for statistics; only the two

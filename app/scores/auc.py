@@ -6,9 +6,9 @@ import numpy.typing as npt
 
 Float64Array = npt.NDArray[np.float64]
 
-REACH = 32.0  # logits beyond it share the outermost bins
-BINS_A_UNIT = 8192
-NUM_BINS = int(2 * REACH * BINS_A_UNIT)
+MAX_LOGIT = 32.0  # logits beyond it share the outermost bins
+BINS_PER_LOGIT = 8192
+NUM_BINS = int(2 * MAX_LOGIT * BINS_PER_LOGIT)
 
 
 class RocHistogram:
@@ -26,7 +26,7 @@ class RocHistogram:
         """Samples by logit, with the weight of what is positive and what is negative in each."""
         if len(logits_N) == 0:
             return
-        bins_N = np.clip((logits_N + REACH) * BINS_A_UNIT, 0, NUM_BINS - 1).astype(np.int64)
+        bins_N = np.clip((logits_N + MAX_LOGIT) * BINS_PER_LOGIT, 0, NUM_BINS - 1).astype(np.int64)
         np.add.at(self.positive_B, bins_N, positive_N)
         np.add.at(self.negative_B, bins_N, negative_N)
         self.first = min(self.first, int(bins_N.min()))

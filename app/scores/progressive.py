@@ -13,7 +13,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 SUMS = ("weight", "loss", "predicted", "positive")
 
 
-class Scores:
+class ProgressiveScores:
     """Progressive AUC (within 1e-4 of exact), logloss and calibration (clicks predicted over clicks seen).
 
     Labels between 0 and 1 count in part as positive, in part as negative; NaN = masked. What a version carries is the
@@ -79,7 +79,7 @@ class Scores:
         logits_N, weights_N, labels_N = _of_label(self._settle(), number)
         return np.logaddexp(0.0, logits_N) - labels_N * logits_N, weights_N
 
-    def unscored(self, num: int) -> float:
+    def non_finite_fraction(self, num: int) -> float:
         """The share of the window's newest samples, so many at most, that the net gave no finite number for."""
         logits_NL = self._settle()["logits"][-num:]
         return float(1 - np.isfinite(logits_NL).all(axis=1).mean()) if len(logits_NL) else 0.0

@@ -12,9 +12,9 @@ from app.errors import UserError
 from app.models.export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
-from app.scores.progressive import Scores
+from app.scores.progressive import ProgressiveScores
 from app.training.defaults import with_defaults
-from app.training.device.device import device_of
+from app.training.device.device import resolve_device
 from app.training.state.base_rows import BaseRows
 from app.training.state.training_state import TrainingState
 from app.training.step.learner import Learner
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from app.config.load import Config
 
 
-def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> TrainingState:
+def load_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> TrainingState:
     """The state that the log ends with: that of its newest base and of every version after it."""
     spec = ModelSpec.of(config.schema, config.table.dim)
     resume = Resume.of(log.directory, log.last)
@@ -50,13 +50,13 @@ def start_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> Tr
     except ValueError as error:
         raise UserError(f"[model] {error}") from error
     try:
-        device = device_of(config.train)
+        device = resolve_device(config.train)
     except ValueError as error:
         raise UserError(str(error)) from error
     rows = None if base is None else BaseRows(base)
     table = open_table(config, log.epoch, rows, num_threads=num_threads, device=device.table)
     learner = Learner(model, table, config.train, config.schema, score_field=config.score_field, device=device)
-    state = TrainingState(learner, Scores(config.schema.labels, config.train.window_samples), config.schema)
+    state = TrainingState(learner, ProgressiveScores(config.schema.labels, config.train.window_samples), config.schema)
     if resume is None:
         write_first_base(config, log, state, program)
     else:
@@ -118,8 +118,8 @@ def restore(state: TrainingState, resume: Resume) -> None:
     """Read the past back, up to where the writer has sealed its end; LogError where that cannot be reached."""
     try:
         state.restore(resume.base, resume.records())
-        state.base_number, state.executed_orders = resume.base.tip.number, dict(resume.orders)
-        state.forgettings = forgettings_of(resume.forgettings, state.schema)
+        state.base_number, state.executed_commands = resume.base.tip.number, dict(resume.orders)
+        state.logged_erasures = forgettings_of(resume.forgettings, state.schema)
     except ValueError as error:
         raise UserError(f"{error}: restore the setting, or start a new log with [log] path") from error
 

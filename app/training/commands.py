@@ -24,11 +24,11 @@ RollBack = Callable[[Order], dict[str, Any] | None]
 logger = logging.getLogger(__name__)
 
 
-class PutOffError(Exception):
+class PostponedError(Exception):
     """The order cannot be executed now, and may be in a moment."""
 
 
-class OrderDesk:
+class CommandExecutor:
     """Takes orders in, one after the other in the order of their ids, each exactly once."""
 
     kinds = ("forget", "limits", "rollback")
@@ -36,16 +36,16 @@ class OrderDesk:
     def __init__(self, log_path: Path, epoch: int, state: TrainingState, *, roll_back: RollBack | None = None) -> None:
         """`roll_back` executes such an order: it tells of it in a version of its own, and everything is loaded anew.
 
-        Where it gives a result instead, nothing has happened; PutOffError leaves the order for later.
+        Where it gives a result instead, nothing has happened; PostponedError leaves the order for later.
         """
-        self._orders = Orders(log_path, epoch, state.executed_orders)
+        self._orders = Orders(log_path, epoch, state.executed_commands)
         self._state = state
         self._roll_back = roll_back
         self._waiting: deque[Order] = deque()  # claimed, not executed
         self._told: list[str] = []  # the ids of what the next version tells
 
     @property
-    def has_new(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether there is an order to execute."""
         return bool(self._waiting) or self._orders.has_new()
 
@@ -59,7 +59,7 @@ class OrderDesk:
             order = self._waiting[0]
             try:
                 result = self._result(order)
-            except PutOffError:
+            except PostponedError:
                 return
             if result is None:
                 return  # the state that this desk worked for is no more: another one takes in the rest
@@ -76,7 +76,7 @@ class OrderDesk:
         except (ValueError, EncodeError) as error:
             return {"refused": str(error)}
 
-    def honour(self, entries: Iterable[Mapping[str, Any]]) -> None:
+    def reexecute_lost(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Executes again what versions said that are lost, and no file does any more; the next version tells it.
 
         What was forgotten is hidden up to where that was.
@@ -95,13 +95,13 @@ class OrderDesk:
             except (ValueError, EncodeError) as error:
                 logger.warning("an order is lost with its version", extra={"order": order_id, "reason": str(error)})
 
-    def told(self, version: int) -> None:
+    def on_published(self, version: int) -> None:
         """This version carries what was executed since the one before."""
         for order_id in self._told:
             self._orders.executed(order_id, version)
         self._told.clear()
 
-    def retire(self, durable: int) -> None:
+    def acknowledge(self, durable: int) -> None:
         """Orders that durable versions carry are done with."""
         self._orders.retire(durable)
 
@@ -110,10 +110,13 @@ class OrderDesk:
     ) -> None:
         at = self._state
         entry = entry_of(
-            order, result, samples_trained=at.samples_trained, positions=positions or positions_to_meta(at.reached)
+            order,
+            result,
+            samples_trained=at.samples_trained,
+            positions=positions or positions_to_meta(at.max_positions),
         )
-        at.note_order(entry)
-        at.hide(forgettings_of([entry], at.schema))
+        at.add_executed_command(entry)
+        at.add_erasures(forgettings_of([entry], at.schema))
         self._told.append(order.id)
 
     def _handler(self, order: Order) -> Callable[[dict[str, Any]], dict[str, Any]]:

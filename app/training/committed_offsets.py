@@ -7,15 +7,15 @@ from stream.columns import Partition
 from stream.positions import Position
 
 
-class DurablePositions:
+class CommittedOffsets:
     """Remembers each version's positions until a durable one is at or behind it."""
 
     def __init__(self, positions: Mapping[Partition, Position]) -> None:
         """`positions`: those of the log's end when learning began."""
-        self.newest = _offsets(positions)
+        self.offsets = _offsets(positions)
         self._awaited: deque[tuple[int, dict[Partition, int]]] = deque()
 
-    def appended(self, version: int, positions: Mapping[Partition, Position]) -> None:
+    def on_published(self, version: int, positions: Mapping[Partition, Position]) -> None:
         """The version stands there in the stream."""
         self._awaited.append((version, _offsets(positions)))
 
@@ -23,7 +23,7 @@ class DurablePositions:
         """Versions up to this one are durable; whether `newest` is another by that."""
         has_moved = False
         while self._awaited and self._awaited[0][0] <= durable:
-            self.newest, has_moved = self._awaited.popleft()[1], True
+            self.offsets, has_moved = self._awaited.popleft()[1], True
         return has_moved
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.training.step.dense_optimizer import DenseOptimizer
+from app.training.step.dense_optimizer import DenseOptimizerConfig
 
 # splitting a smaller batch costs more than it saves, and waiting for a busy core costs a hundred times that
 SPLIT_SAMPLES = 1024
@@ -51,7 +51,7 @@ class TrainConfig:
             raise ValueError(f'[train] bfloat16 must be "auto", true or false, not {self.bfloat16!r}')
         if self.capture and self.device != "cuda":
             raise ValueError('[train] capture makes CUDA graphs: it wants device = "cuda"')
-        DenseOptimizer.of(self.optimizer)
+        DenseOptimizerConfig.of(self.optimizer)
 
     @property
     def num_threads(self) -> int:

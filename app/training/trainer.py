@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from springtide_client.errors import LogError, SpringtideError
 
-from app.training.bootstrap import start_state
-from app.training.commands import OrderDesk
-from app.training.committed_offsets import DurablePositions
+from app.training.bootstrap import load_state
+from app.training.commands import CommandExecutor
+from app.training.committed_offsets import CommittedOffsets
 from app.training.health.gate import Gate
-from app.training.health.known_good import newest_before
+from app.training.health.known_good import last_good_before
 from app.training.health.repair import mend
-from app.training.health.rollback import decide, roll_back_by_order
-from app.training.input.batches import POLL_SECONDS, Intake
-from app.training.input.skip import Stand
-from app.training.input.start_position import StartElsewhere
-from app.training.state.spill_gc import Generations
+from app.training.health.rollback import resolve_hold, roll_back_by_order
+from app.training.input.batches import POLL_SECONDS, BatchStream
+from app.training.input.skip import Progress
+from app.training.input.start_position import StartPosition
+from app.training.state.spill_gc import SpillGC
 from app.training.state.training_state import TrainingState
 from app.training.status.document import document_of
-from app.training.status.throughput import Rate
-from app.training.status.writer import SECONDS, StatusKeeper, wall_ms
+from app.training.status.throughput import ThroughputMeter
+from app.training.status.writer import INTERVAL_SECONDS, StatusWriter, wall_ms
 from app.training.stop_signals import StopSignals
 from app.version_log.failpoints import reach
 from app.version_log.read.corruption import lost_orders, take_break
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from app.config.load import Config
 
 FLUSH_SECONDS = 2.0  # for dead letters, before a version is put off
-FIRST_PUT_OFF_SECONDS, LONGEST_PUT_OFF_SECONDS = 1.0, 30.0
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 UNCONFIRMED_BYTES = 64 << 20  # of dead letters; with more of them the stream waits
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Trainer:
         *,
         until_end: bool = False,
         take_over: bool = False,
-        start: StartElsewhere | None = None,
+        start: StartPosition | None = None,
     ) -> None:
         """`start`: where in the stream to begin, instead of where the log ends."""
         self.config, self.until_end = config, until_end
@@ -64,25 +64,27 @@ class Trainer:
         torch.set_num_threads(config.train.num_threads)
         self.log = LogWriter.open(config.log, schema=config.schema, take_over=take_over)
         try:
-            self.status = StatusKeeper(config.log.path, self.log.epoch, self.hitch)
-            self.status.say({"name": config.name, "trainer": "catching_up", "reason": "reading the log back"})
-            self.rate = Rate()
+            self.status = StatusWriter(config.log.path, self.log.epoch, self.stall_reason)
+            self.status.update({"name": config.name, "trainer": "catching_up", "reason": "reading the log back"})
+            self.throughput = ThroughputMeter()
             self.gate = Gate(
                 config.gate,
                 config.train.window_samples,
-                look_back=lambda samples: newest_before(self.log.directory, samples),
+                look_back=lambda samples: last_good_before(self.log.directory, samples),
             )
-            self.stand: Stand | None = None  # how far was learned of what the gate holds, while orders decide about it
-            self.damage = ""  # what somebody says of the log
+            self.stand: Progress | None = (
+                None  # how far was learned of what the gate holds, while orders decide about it
+            )
+            self.corruption = ""  # what somebody says of the log
             self.reason = ""  # why versions are put off
             self.spill_reason = ""  # why rows cannot leave memory, and learning waits
             self._last_commit = self._last_said = float("-inf")
-            self._put_off_seconds = FIRST_PUT_OFF_SECONDS
+            self._put_off_seconds = FIRST_RETRY_SECONDS
             self.dead_letters = DeadLetterProducer(config.source.kafka_config, f"{config.source.topic}.dead")
             self._begin()
             if start is not None:
-                self.state.move_to(start.find(config.source, self.state.positions))
-                self.intake = self._intake()
+                self.state.seek(start.resolve(config.source, self.state.positions))
+                self.batches = self._intake()
         except BaseException as error:
             self._fail(error)
             raise
@@ -91,23 +93,23 @@ class Trainer:
         """Everything that learning needs, as the log's end has it."""
         config = self.config
         torch.manual_seed(config.train.seed)
-        self.state: TrainingState = start_state(config, self.log, num_threads=config.train.num_threads)
-        self.orders = OrderDesk(
+        self.state: TrainingState = load_state(config, self.log, num_threads=config.train.num_threads)
+        self.commands = CommandExecutor(
             config.log.path, self.log.epoch, self.state, roll_back=lambda order: roll_back_by_order(self, order)
         )
-        self.orders.honour(lost_orders(self.log.directory, self.state.executed_orders))
-        self.generations = Generations(self.state.learner.table, self.log.directory, self.state.base_number)
-        self.intake = self._intake()
-        self.durable = DurablePositions(self.state.positions)
-        self.gate.begin(self.log.last_number, self.state.learner, self.state.samples_trained)
+        self.commands.reexecute_lost(lost_orders(self.log.directory, self.state.executed_commands))
+        self.spill_gc = SpillGC(self.state.learner.table, self.log.directory, self.state.base_number)
+        self.batches = self._intake()
+        self.committed = CommittedOffsets(self.state.positions)
+        self.gate.reset(self.log.last_number, self.state.learner, self.state.samples_trained)
 
-    def _intake(self) -> Intake:
+    def _intake(self) -> BatchStream:
         state = self.state
-        return Intake(self.config, state.positions, until_end=self.until_end, hidden=state.hidden)
+        return BatchStream(self.config, state.positions, until_end=self.until_end, erasures=state.erasures)
 
-    def load(self) -> None:
+    def reload(self) -> None:
         """Begin anew from the log's end, as a start does: memory and spill empty, no recall in flight."""
-        before = self.intake
+        before = self.batches
         before.close()
         self.state.learner.table.close()
         gc.unfreeze()
@@ -117,21 +119,21 @@ class Trainer:
             raise LogError(f"the log cannot be loaded: {error}") from error  # not to be tried again with half of it
         self.dead_letters.counts.clear()
         self.dead_letters.counts.update(self.state.dead_letters)
-        self.intake.start(after=before)
+        self.batches.start(after=before)
         gc.collect()
         gc.freeze()
 
-    def read_anew(self) -> None:
+    def restart_source(self) -> None:
         """From where learning is: what was read ahead is dropped."""
-        before = self.intake
+        before = self.batches
         before.close()
-        self.intake = self._intake()
-        self.intake.start(after=before)
+        self.batches = self._intake()
+        self.batches.start(after=before)
 
     @property
     def source(self) -> Source:
         """The stream as it is read."""
-        return self.intake.source
+        return self.batches.source
 
     def stop(self) -> None:
         """Commit what is learned and end."""
@@ -144,11 +146,11 @@ class Trainer:
                 self.open()
                 while not self.finished or not self.commit(final=True):
                     if self.gate.held is not None:
-                        decide(self)
+                        resolve_hold(self)
                     else:
                         self.advance()
-                    self.say()
-                    if self.damage:
+                    self.report_status()
+                    if self.corruption:
                         mend(self)
             return self.close()
         except BaseException as error:
@@ -157,16 +159,16 @@ class Trainer:
 
     def open(self) -> None:
         """Begin to read."""
-        self.intake.start()
+        self.batches.start()
         # what lives by now lives to the end: the collector need not walk it in every batch
         gc.collect()
         gc.freeze()
-        self.say()
+        self.report_status()
 
     @property
     def finished(self) -> bool:
         """Whether somebody asked to stop, or the end that was asked for is learned."""
-        return self.signals.stopping or (self.gate.held is None and self.intake.finished)
+        return self.signals.stopping or (self.gate.held is None and self.batches.finished)
 
     def advance(self) -> None:
         """1. Take what the stream has, while there is room for it. 2. Learn. 3. Execute orders. 4. Publish."""
@@ -175,16 +177,16 @@ class Trainer:
             self.signals.wait(POLL_SECONDS)
         else:
             until_commit = self._last_commit + self.config.log.publish_seconds - time.monotonic()
-            self.intake.gather(until_commit if until_commit > 0 else POLL_SECONDS)
+            self.batches.poll(until_commit if until_commit > 0 else POLL_SECONDS)
         in_haste = time.monotonic() - self._last_commit >= self.config.log.publish_seconds
-        if has_room and (batch := self.intake.take(in_haste=in_haste)) is not None:
+        if has_room and (batch := self.batches.take(allow_partial=in_haste)) is not None:
             self.learn(batch)  # one without samples moves positions too
-        if self.asked and self.commit():
-            self.persist(lambda: self.orders.execute())  # right after a cut: what it moves finds room
-            if any(forgetting not in self.intake.hidden for forgetting in self.state.hidden):
-                self.read_anew()  # what waits was decoded with what is to be hidden
+        if self.has_pending_command and self.commit():
+            self.retry_while_spill_full(lambda: self.commands.execute())  # right after a cut: what it moves finds room
+            if any(forgetting not in self.batches.erasures for forgetting in self.state.erasures):
+                self.restart_source()  # what waits was decoded with what is to be hidden
             self.source.reset_emitted_strings()  # of what was forgotten and comes again
-        if self.due:
+        if self.is_due:
             self.commit()
 
     def learn(self, batch: Batch) -> None:
@@ -194,10 +196,10 @@ class Trainer:
                 if self.gate.held is not None or self.signals.wait(POLL_SECONDS):
                     return  # its positions are not passed: whoever goes on from the log learns it
         self.dead_letters.send(batch.dead)
-        upcoming, limit_ms = self.intake.look_ahead(), self.limit_ms
-        self.persist(lambda: self.state.learn(batch, upcoming=upcoming, limit_ms=limit_ms))
+        upcoming, limit_ms = self.batches.peek(), self.limit_ms
+        self.retry_while_spill_full(lambda: self.state.learn(batch, upcoming=upcoming, limit_ms=limit_ms))
 
-    def persist(self, do: Callable[[], None]) -> None:
+    def retry_while_spill_full(self, do: Callable[[], None]) -> None:
         """Do it, again and again while the spill takes no rows. Asked to stop, leave it to the next trainer."""
         while True:
             try:
@@ -208,9 +210,9 @@ class Trainer:
                 if str(error) != self.spill_reason:
                     logger.warning("learning waits for the spill", extra={"reason": str(error)})
                 self.spill_reason = str(error)
-            if self.due:
+            if self.is_due:
                 self.commit()
-            self.say()
+            self.report_status()
             if self.signals.wait(POLL_SECONDS):
                 return
 
@@ -220,12 +222,12 @@ class Trainer:
         return wall_ms() + int(self.config.source.max_future_seconds * 1000)
 
     @property
-    def asked(self) -> bool:
+    def has_pending_command(self) -> bool:
         """Whether an order waits; while versions are put off it waits on."""
-        return time.monotonic() > self._last_commit and not self.log.is_stuck and self.orders.has_new
+        return time.monotonic() > self._last_commit and not self.log.is_stuck and self.commands.has_pending
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether it is time for a version, and there is something to tell."""
         if self.log.is_stuck or time.monotonic() - self._last_commit < self.config.log.publish_seconds:
             return False
@@ -251,52 +253,54 @@ class Trainer:
             # a version must not pass letters that the broker does not have: learning goes on, publishing waits
             self.reason = f"dead letters cannot be delivered: {error}"
             logger.warning("version put off", extra={"reason": str(error), "seconds": self._put_off_seconds})
-            self.put_off(self._put_off_seconds)
-            self._put_off_seconds = min(2 * self._put_off_seconds, LONGEST_PUT_OFF_SECONDS)
+            self.postpone(self._put_off_seconds)
+            self._put_off_seconds = min(2 * self._put_off_seconds, MAX_RETRY_SECONDS)
             if final and self.until_end:
                 raise
             return final
-        self._put_off_seconds = FIRST_PUT_OFF_SECONDS
+        self._put_off_seconds = FIRST_RETRY_SECONDS
         self.reason = ""
-        self.state.clock.mark_idle(self.intake.idle(self.state.positions, self.state.clock), limit_ms=self.limit_ms)
+        self.state.clock.mark_idle(
+            self.batches.idle_partitions(self.state.positions, self.state.clock), limit_ms=self.limit_ms
+        )
         reach("before a cut")
-        meta, arrays = self.state.cut(created_ms=wall_ms(), complete_until_ms=self.complete_until_ms())
+        meta, arrays = self.state.checkpoint(created_ms=wall_ms(), complete_until_ms=self.complete_until_ms())
         reach("after a cut")
         version = self.log.hand_over(meta, arrays)
-        self.gate.passed(version, self.state.learner, self.state.samples_trained)
-        self.generations.after_cut(version)
-        self.orders.told(version)
-        self.durable.appended(version, self.state.positions)
+        self.gate.on_published(version, self.state.learner, self.state.samples_trained)
+        self.spill_gc.on_checkpoint(version)
+        self.commands.on_published(version)
+        self.committed.on_published(version, self.state.positions)
         self._report_durable()
         return True
 
-    def settle(self) -> bool:
+    def wait_until_durable(self) -> bool:
         """Everything appended is durable. A disk that takes nothing is waited for, visibly; False: asked to stop."""
         while self.log.is_writing:
-            self.say()
+            self.report_status()
             if self.signals.stopping and self.log.is_stuck:
                 return False
             time.sleep(POLL_SECONDS)
         self.log.sync()
         return True
 
-    def put_off(self, seconds: float) -> None:
+    def postpone(self, seconds: float) -> None:
         """No version for so long, and no order."""
         self._last_commit = time.monotonic() + seconds
 
-    def say(self) -> None:
+    def report_status(self) -> None:
         """The status, once a second."""
         now = time.monotonic()
-        if now - self._last_said >= SECONDS:
+        if now - self._last_said >= INTERVAL_SECONDS:
             self._last_said = now
             self._report_durable()
-            self.damage = self.damage or take_break(self.config.log.path, self.log.epoch)
-            if self.generations.look(self.log.last_number):
+            self.corruption = self.corruption or take_break(self.config.log.path, self.log.epoch)
+            if self.spill_gc.map_newest_base(self.log.last_number):
                 self.source.reset_emitted_strings()  # it has let go of those of dead rows
-            self.rate.mark(self.state.samples_trained)
-            self.status.say(document_of(self))
+            self.throughput.record(self.state.samples_trained)
+            self.status.update(document_of(self))
 
-    def hitch(self) -> dict[str, str]:
+    def stall_reason(self) -> dict[str, str]:
         """What a step waits for at the moment, for whoever asks beside it: it may be a while until the step says so."""
         reason = self.state.learner.table.spill.stall_reason() if hasattr(self, "state") else ""
         return {"trainer": "waiting", "reason": reason} if reason else {}
@@ -319,9 +323,9 @@ class Trainer:
     def _report_durable(self) -> None:
         if (durable := self.log.durable) is None:
             return
-        self.orders.retire(durable.number)
-        if self.durable.advance(durable.number):
-            self.source.report_offsets(self.durable.newest)
+        self.commands.acknowledge(durable.number)
+        if self.committed.advance(durable.number):
+            self.source.report_offsets(self.committed.offsets)
 
     def _release(self) -> None:
         """Each part is given back even where another fails."""

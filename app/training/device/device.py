@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 
 from app.training.config import TrainConfig
-from app.training.device.transfer_stream import CudaLane, Lane
-from app.training.step.cuda_graphs import Capture, capture_on_gpu
+from app.training.device.transfer_stream import CudaTransferStream, TransferStream
+from app.training.step.cuda_graphs import GraphCapture, capture_cuda_graph
 from kernels.spec import Ops
 
 
@@ -14,8 +14,8 @@ class TrainDevice(NamedTuple):
     """A device; without a lane batches are learned where they are."""
 
     device: torch.device = torch.device("cpu")
-    lane: Lane | None = None
-    capture: Capture | None = None
+    transfer: TransferStream | None = None
+    graph_capture: GraphCapture | None = None
     table: str | Ops = "cpu"  # where rows are trained
 
     @property
@@ -27,7 +27,7 @@ class TrainDevice(NamedTuple):
         return has_avx512[1] or torch.cpu._is_amx_tile_supported()
 
 
-def device_of(config: TrainConfig) -> TrainDevice:
+def resolve_device(config: TrainConfig) -> TrainDevice:
     """The device that `[train] device` names; ValueError where it is not to be had."""
     if config.device != "cuda":
         return TrainDevice()
@@ -36,4 +36,6 @@ def device_of(config: TrainConfig) -> TrainDevice:
             '[train] device = "cuda" needs an NVIDIA GPU, its driver and a CUDA build of PyTorch: '
             f'torch {torch.__version__} sees none here; take device = "cpu"'
         )
-    return TrainDevice(torch.device("cuda"), CudaLane(), capture_on_gpu if config.capture else None, "cuda")
+    return TrainDevice(
+        torch.device("cuda"), CudaTransferStream(), capture_cuda_graph if config.capture else None, "cuda"
+    )

@@ -11,16 +11,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from app.training.device.transfer_stream import Lane
+from app.training.device.transfer_stream import TransferStream
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
 ALIGNMENT = 256  # of a column: whatever reads it may read whole vectors
-SMALLEST = 1 << 16  # bytes of a block
-NUM_BLOCKS = 2
+MIN_BUFFER_BYTES = 1 << 16  # bytes of a block
+NUM_BUFFERS = 2
 
 
-class Place(NamedTuple):
+class ColumnSlot(NamedTuple):
     """Where a column lies in a block."""
 
     start: int
@@ -29,16 +29,16 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def places_of(columns: Columns) -> tuple[dict[str, Place], int]:
+def column_layout(columns: Columns) -> tuple[dict[str, ColumnSlot], int]:
     """Where each column goes, and the bytes of all, from one aligned place to the next."""
     places, at = {}, 0
     for name, column in columns.items():
-        places[name] = Place(at, at + column.nbytes, column.dtype, column.shape)
+        places[name] = ColumnSlot(at, at + column.nbytes, column.dtype, column.shape)
         at += -(-column.nbytes // ALIGNMENT) * ALIGNMENT
     return places, at
 
 
-def write(columns: Columns, places: Mapping[str, Place], block: Tensor) -> None:
+def write_columns(columns: Columns, places: Mapping[str, ColumnSlot], block: Tensor) -> None:
     """Copies the columns to their places."""
     bytes_ = block.numpy()
     for name, place in places.items():
@@ -46,7 +46,7 @@ def write(columns: Columns, places: Mapping[str, Place], block: Tensor) -> None:
         there[...] = columns[name]
 
 
-def read(places: Mapping[str, Place], block: Tensor) -> dict[str, Tensor]:
+def read_columns(places: Mapping[str, ColumnSlot], block: Tensor) -> dict[str, Tensor]:
     """The columns as tensors that lie in the block."""
     return {
         name: block[place.start : place.stop].view(torch_dtype(place.dtype)).view(place.shape)
@@ -60,62 +60,62 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return name
 
 
-class Block:
+class PinnedBuffer:
     """Memory at both ends, and how far its use has come."""
 
-    def __init__(self, lane: Lane, num_bytes: int) -> None:
-        self.here, self.there = lane.pinned(num_bytes), lane.there(num_bytes)
-        self.used = lane.mark()  # the device's memory may have been somebody else's until now
-        self.copied: Any = None
-        self.is_held = False
+    def __init__(self, lane: TransferStream, num_bytes: int) -> None:
+        self.host, self.device = lane.allocate_pinned(num_bytes), lane.allocate_on_device(num_bytes)
+        self.last_use = lane.record_event()  # the device's memory may have been somebody else's until now
+        self.copy_done: Any = None
+        self.in_use = False
 
 
-class Staged:
+class StagedColumns:
     """Columns that are on their way, until `release`."""
 
-    def __init__(self, lane: Lane, block: Block, places: Mapping[str, Place]) -> None:
+    def __init__(self, lane: TransferStream, block: PinnedBuffer, places: Mapping[str, ColumnSlot]) -> None:
         self._lane, self._places = lane, places
-        self._block: Block | None = block
+        self._block: PinnedBuffer | None = block
 
     def tensors(self) -> dict[str, Tensor]:
         """The columns on the device: work asked for from now on finds them there."""
         assert self._block is not None, "released"
-        self._lane.wait_there(self._block.copied)
-        return read(self._places, self._block.there)
+        self._lane.device_wait(self._block.copy_done)
+        return read_columns(self._places, self._block.device)
 
     def release(self) -> None:
         """What was asked of the device so far is the last that reads them; a second call does nothing."""
         block, self._block = self._block, None
         if block is not None:
-            block.used, block.is_held = self._lane.mark(), False
+            block.last_use, block.in_use = self._lane.record_event(), False
 
 
-class Staging:
+class PinnedBuffers:
     """The blocks; they grow with the batches."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: TransferStream) -> None:
         self._lane = lane
-        self._blocks: list[Block | None] = [None] * NUM_BLOCKS
+        self._blocks: list[PinnedBuffer | None] = [None] * NUM_BUFFERS
 
-    def stage(self, columns: Columns) -> Staged:
+    def stage(self, columns: Columns) -> StagedColumns:
         """Begins one copy of all columns. RuntimeError where as many batches are held as there are blocks."""
-        places, num_bytes = places_of(columns)
+        places, num_bytes = column_layout(columns)
         block = self._free(num_bytes)
-        write(columns, places, block.here)
-        block.copied = self._lane.carry(block.here[:num_bytes], block.there[:num_bytes], block.used)
-        block.is_held = True
-        return Staged(self._lane, block, places)
+        write_columns(columns, places, block.host)
+        block.copy_done = self._lane.copy_async(block.host[:num_bytes], block.device[:num_bytes], block.last_use)
+        block.in_use = True
+        return StagedColumns(self._lane, block, places)
 
-    def _free(self, num_bytes: int) -> Block:
+    def _free(self, num_bytes: int) -> PinnedBuffer:
         """A block that nobody holds, whose last copy has left the host's memory."""
         for number, block in enumerate(self._blocks):
-            if block is not None and block.is_held:
+            if block is not None and block.in_use:
                 continue
-            if block is not None and block.copied is not None:
-                self._lane.wait_here(block.copied)
-            if block is None or len(block.here) < num_bytes:
-                block = Block(self._lane, max(SMALLEST, 1 << (num_bytes - 1).bit_length()))
+            if block is not None and block.copy_done is not None:
+                self._lane.host_wait(block.copy_done)
+            if block is None or len(block.host) < num_bytes:
+                block = PinnedBuffer(self._lane, max(MIN_BUFFER_BYTES, 1 << (num_bytes - 1).bit_length()))
             # the other one is first next time
             self._blocks = [*self._blocks[:number], *self._blocks[number + 1 :], block]
             return block
-        raise RuntimeError(f"{NUM_BLOCKS} batches are on their way already: release one")
+        raise RuntimeError(f"{NUM_BUFFERS} batches are on their way already: release one")

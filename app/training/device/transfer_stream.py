@@ -12,34 +12,34 @@ from torch import Tensor
 Float32Array = npt.NDArray[np.float32]
 
 
-class Lane(Protocol):
+class TransferStream(Protocol):
     """Bytes to a device and numbers back. A mark is something that work on a stream can be past."""
 
-    def pinned(self, num_bytes: int) -> Tensor:
+    def allocate_pinned(self, num_bytes: int) -> Tensor:
         """Memory of the host that copies need not go around, uint8."""
         ...
 
-    def there(self, num_bytes: int) -> Tensor:
+    def allocate_on_device(self, num_bytes: int) -> Tensor:
         """Memory of the device, uint8."""
         ...
 
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         """Past once the device has done all that was asked of it so far."""
         ...
 
-    def carry(self, here: Tensor, there: Tensor, after: Any) -> Any:
+    def copy_async(self, here: Tensor, there: Tensor, after: Any) -> Any:
         """Begins to copy, beside the work, once a mark is past; the mark of the copy's end."""
         ...
 
-    def wait_there(self, mark: Any) -> None:
+    def device_wait(self, mark: Any) -> None:
         """Work asked for from now on begins when it is past. The host does not wait."""
         ...
 
-    def wait_here(self, mark: Any) -> None:
+    def host_wait(self, mark: Any) -> None:
         """The host waits until it is past."""
         ...
 
-    def beside(self, mark: Any) -> AbstractContextManager[object]:
+    def side_stream(self, mark: Any) -> AbstractContextManager[object]:
         """What is asked for within begins when the mark is past, beside what was asked for since.
 
         Work asked for afterwards comes after both. What was made within may be used there until the next such block
@@ -47,50 +47,50 @@ class Lane(Protocol):
         """
         ...
 
-    def fetch(self, numbers: Tensor) -> Callable[[], Float32Array]:
+    def fetch_async(self, numbers: Tensor) -> Callable[[], Float32Array]:
         """Begins to copy float32 numbers to the host; the call that it gives waits for them alone."""
         ...
 
 
-class CudaLane:
+class CudaTransferStream:
     """Torch's current GPU: work is what is on the current stream, copies and lookahead have streams of their own."""
 
     def __init__(self) -> None:
         self._copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._ahead = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def pinned(self, num_bytes: int) -> Tensor:
+    def allocate_pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def there(self, num_bytes: int) -> Tensor:
+    def allocate_on_device(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
 
-    def mark(self) -> torch.cuda.Event:
+    def record_event(self) -> torch.cuda.Event:
         return _recorded(torch.cuda.current_stream())
 
-    def carry(self, here: Tensor, there: Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
+    def copy_async(self, here: Tensor, there: Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
         self._copies.wait_event(after)
         with torch.cuda.stream(self._copies):
             there.copy_(here, non_blocking=True)
         return _recorded(self._copies)
 
-    def wait_there(self, mark: torch.cuda.Event) -> None:
+    def device_wait(self, mark: torch.cuda.Event) -> None:
         torch.cuda.current_stream().wait_event(mark)
 
-    def wait_here(self, mark: torch.cuda.Event) -> None:
+    def host_wait(self, mark: torch.cuda.Event) -> None:
         mark.synchronize()
 
     @contextmanager
-    def beside(self, mark: torch.cuda.Event) -> Iterator[None]:
+    def side_stream(self, mark: torch.cuda.Event) -> Iterator[None]:
         self._ahead.wait_event(mark)
         with torch.cuda.stream(self._ahead):
             yield
         torch.cuda.current_stream().wait_event(_recorded(self._ahead))
 
-    def fetch(self, numbers: Tensor) -> Callable[[], Float32Array]:
+    def fetch_async(self, numbers: Tensor) -> Callable[[], Float32Array]:
         here = torch.empty(numbers.shape, dtype=torch.float32, pin_memory=True)
         here.copy_(numbers, non_blocking=True)
-        arrived = self.mark()
+        arrived = self.record_event()
 
         def wait() -> Float32Array:
             arrived.synchronize()

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from app.scores.progressive import Scores
+from app.scores.progressive import ProgressiveScores
 from app.training.step.learner import Learner
 
 logger = logging.getLogger(__name__)
 
 ACTIONS = ("alert", "rollback")
 SIGMAS = 6.0  # a higher logloss must also be no chance
-MOST_UNSCORED = 0.5  # of the newest samples: a few may be odd themselves, and count as a coin's
+MAX_NON_FINITE_FRACTION = 0.5  # of the newest samples: a few may be odd themselves, and count as a coin's
 SMALL_NORM = 1.0  # from a norm below this to any below `norm_ratio` is no explosion
 
 
@@ -56,7 +56,7 @@ class Verdict(NamedTuple):
     good: int
 
 
-class Good(NamedTuple):
+class GoodVersion(NamedTuple):
     """A version that passed."""
 
     number: int
@@ -75,21 +75,21 @@ class Gate:
         self._look_back = look_back
         self._num_new = max(1, min(config.logloss_samples, window_samples // 2))
         self.held: Verdict | None = None
-        self.gave_up = False  # going back is for an order to decide
+        self.needs_operator = False  # going back is for an order to decide
         self.trips = 0  # since this trainer's start
         self.last: Verdict | None = None  # the newest, also when it is over
-        self._good: deque[Good] = deque()
+        self._good: deque[GoodVersion] = deque()
         self._judged_step = -1
         self._norm = -1, 0.0  # of the net after so many steps
 
-    def begin(self, number: int, learner: Learner, num_samples: int) -> None:
+    def reset(self, number: int, learner: Learner, num_samples: int) -> None:
         """Learning goes on from this version, which counts as good; nothing is held."""
-        self.held, self.gave_up = None, False
-        self._norm = learner.steps, norm_of(learner)
-        self._good = deque([Good(number, num_samples, self._norm[1])])
+        self.held, self.needs_operator = None, False
+        self._norm = learner.steps, parameter_norm(learner)
+        self._good = deque([GoodVersion(number, num_samples, self._norm[1])])
         self._judged_step = learner.steps
 
-    def judge(self, learner: Learner, scores: Scores, num_samples: int) -> Verdict | None:
+    def judge(self, learner: Learner, scores: ProgressiveScores, num_samples: int) -> Verdict | None:
         """What speaks against a version of this; remembered in `held` until `begin`."""
         if self.held is None and learner.steps != self._judged_step:
             self.held = self._judge(learner, scores, num_samples)
@@ -99,14 +99,16 @@ class Gate:
                 logger.error("the health gate holds the model back", extra=self.held._asdict())
         return self.held
 
-    def passed(self, number: int, learner: Learner, num_samples: int) -> None:
+    def on_published(self, number: int, learner: Learner, num_samples: int) -> None:
         """What was judged is published as this version; where nothing was learned, what was good still is."""
         if learner.steps == self._judged_step:
             self._good[-1] = self._good[-1]._replace(number=number)
         else:
             self._judged_step = learner.steps
             step, norm = self._norm
-            self._good.append(Good(number, num_samples, norm if step == learner.steps else norm_of(learner)))
+            self._good.append(
+                GoodVersion(number, num_samples, norm if step == learner.steps else parameter_norm(learner))
+            )
             while len(self._good) > 1 and self._good[1].samples <= num_samples - self._num_new:
                 self._good.popleft()
 
@@ -121,21 +123,21 @@ class Gate:
             "trips": self.trips,
         }
 
-    def _judge(self, learner: Learner, scores: Scores, num_samples: int) -> Verdict | None:
+    def _judge(self, learner: Learner, scores: ProgressiveScores, num_samples: int) -> Verdict | None:
         newest, oldest = self._good[-1], self._good[0]
-        norm, limit = norm_of(learner), self.config.norm_ratio * max(oldest.norm, SMALL_NORM)
+        norm, limit = parameter_norm(learner), self.config.norm_ratio * max(oldest.norm, SMALL_NORM)
         self._norm = learner.steps, norm
         # where the norm is finite so is every parameter
         passed = learner.model.named_parameters(remove_duplicate=False) if math.isfinite(norm) else ()
         suspects = learner.model.state_dict()
         for name, _ in passed:
             suspects.pop(name, None)
-        if bad := not_finite(suspects):
+        if bad := first_non_finite(suspects):
             return Verdict("not_finite", f"{bad} of the dense net has numbers that are not finite", newest.number)
         if norm > limit:
             detail = f"the dense net's norm went from {oldest.norm:.4g} to {norm:.4g}, norm_ratio is "
             return Verdict("norm", f"{detail}{self.config.norm_ratio:g}", newest.number)
-        if (share := scores.unscored(self._num_new)) > MOST_UNSCORED:
+        if (share := scores.non_finite_fraction(self._num_new)) > MAX_NON_FINITE_FRACTION:
             detail = f"the net gave {share:.0%} of the last {self._num_new:,} samples a score that is not finite"
             return Verdict("not_finite", detail, self._before(num_samples - self._num_new))
         for number, label in enumerate(scores.labels):
@@ -173,13 +175,13 @@ def mean_and_error(losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any,
     return mean, float(np.sqrt(((weights_N * (losses_N - mean)) ** 2).sum())) / weight
 
 
-def norm_of(learner: Learner) -> float:
+def parameter_norm(learner: Learner) -> float:
     """The norm of all parameters of the dense net."""
     parameters = [parameter.detach() for parameter in learner.model.parameters()]
     return float(torch.nn.utils.get_total_norm(parameters)) if parameters else 0.0
 
 
-def not_finite(named: Mapping[str, torch.Tensor]) -> str:
+def first_non_finite(named: Mapping[str, torch.Tensor]) -> str:
     """The first of the parameters or statistics that holds NaN or an infinity; empty where none does."""
     for name, value in named.items():
         # a sum reads all of it once, and is finite wherever all of it is, unless it overflows

@@ -11,7 +11,7 @@ from app.version_log.read.index import LogIndex
 logger = logging.getLogger(__name__)
 
 
-def newest_before(directory: LogDirectory, num_samples: int) -> int | None:
+def last_good_before(directory: LogDirectory, num_samples: int) -> int | None:
     """The newest version of at most so many samples; None where the log cannot be read.
 
     What was learned before a rollback is no past of what came after: no version older than the newest rollback.
@@ -30,6 +30,6 @@ def newest_before(directory: LogDirectory, num_samples: int) -> int | None:
     return number
 
 
-def reachable(directory: LogDirectory, number: int) -> int:
+def oldest_restorable(directory: LogDirectory, number: int) -> int:
     """The version, or the oldest that can still be built where its base is retired."""
     return max(number, min(directory.scan().bases, default=0))

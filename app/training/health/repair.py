@@ -20,8 +20,8 @@ def mend(trainer: "Trainer") -> None:
 
     Between batches only.
     """
-    said, trainer.damage = trainer.damage, ""
-    if not trainer.settle():
+    said, trainer.corruption = trainer.corruption, ""
+    if not trainer.wait_until_durable():
         return
     assert trainer.log.last is not None
     if not (reason := find_break(trainer.log.directory, trainer.log.last)):
@@ -30,5 +30,5 @@ def mend(trainer: "Trainer") -> None:
     logger.error("the log is damaged, beginning again before that", extra={"reason": reason})
     trainer.log.close()
     trainer.log = LogWriter.open(trainer.config.log, schema=trainer.config.schema)
-    trainer.status.move_to(trainer.log.epoch)
-    trainer.load()
+    trainer.status.set_epoch(trainer.log.epoch)
+    trainer.reload()

@@ -11,11 +11,11 @@ from springtide_client.errors import LogError, SpringtideError
 from springtide_client.format.records import EPOCH_SHIFT, version_name
 
 from app.errors import UserError
-from app.training.commands import PutOffError
+from app.training.commands import PostponedError
 from app.training.health.gate import Verdict
-from app.training.health.known_good import reachable
+from app.training.health.known_good import oldest_restorable
 from app.training.input.batches import POLL_SECONDS
-from app.training.input.skip import REASON, Stand, send_skipped
+from app.training.input.skip import REASON, Progress, send_to_dead_letters
 from app.version_log.commands.queue import Order, entry_of
 from app.version_log.commands.rollback import Rollback, rollback_to
 from app.version_log.failpoints import reach
@@ -30,46 +30,46 @@ RETRY_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
-class HeldError(SpringtideError):
+class ModelHeldError(SpringtideError):
     """The health gate holds the model back, and nobody will come to decide."""
 
 
-def decide(trainer: "Trainer") -> None:
+def resolve_hold(trainer: "Trainer") -> None:
     """What the gate holds back: thrown away and passed over, or kept until an order comes.
 
     An order finds the newest version that passed. Unless it changes what went wrong, the gate closes once more.
     """
     held = trainer.gate.held
     assert held is not None
-    if trainer.config.gate.action == "rollback" and not trainer.gate.gave_up:
-        trainer.gate.gave_up = not roll_back_from_gate(trainer, held)
-    elif trainer.orders.has_new:
-        trainer.stand = Stand.of(trainer.state)
-        trainer.load()
+    if trainer.config.gate.action == "rollback" and not trainer.gate.needs_operator:
+        trainer.gate.needs_operator = not roll_back_from_gate(trainer, held)
+    elif trainer.commands.has_pending:
+        trainer.stand = Progress.of(trainer.state)
+        trainer.reload()
         if trainer.commit():
-            trainer.persist(lambda: trainer.orders.execute())
+            trainer.retry_while_spill_full(lambda: trainer.commands.execute())
         trainer.stand = None
     elif trainer.until_end:
-        raise HeldError(f"the health gate holds the model back: {held.detail}")
+        raise ModelHeldError(f"the health gate holds the model back: {held.detail}")
     else:
         trainer.signals.wait(POLL_SECONDS)
 
 
 def roll_back_by_order(trainer: "Trainer", order: Order) -> dict[str, Any] | None:
-    """Executes it: everything executed before is published first. None: done; else why not; PutOffError."""
+    """Executes it: everything executed before is published first. None: done; else why not; PostponedError."""
     number, skip = order.body.get("version"), bool(order.body.get("skip"))
     if type(number) is not int or number < 1 << EPOCH_SHIFT:
         raise ValueError(f"{number!r} is no version")
     if trainer.state.changed and not trainer.commit():
-        raise PutOffError
-    stand = (trainer.stand or Stand.of(trainer.state)) if skip else None
+        raise PostponedError
+    stand = (trainer.stand or Progress.of(trainer.state)) if skip else None
     try:
         rollback = prepare(trainer, number)
         told = skip_samples(trainer, rollback, stand, f"rolled back by order {order.id}") if stand else {}
     except StreamError as error:
         logger.warning("a rollback is put off", extra={"order": order.id, "reason": str(error)})
-        trainer.put_off(RETRY_SECONDS)
-        raise PutOffError from error
+        trainer.postpone(RETRY_SECONDS)
+        raise PostponedError from error
     except (UserError, SpringtideError) as error:
         return {"refused": str(error)}
     result = {"version": number, **rollback.counts, **told}
@@ -80,8 +80,8 @@ def roll_back_by_order(trainer: "Trainer", order: Order) -> dict[str, Any] | Non
 
 def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
     """Throws away what the gate holds back; True also where it is worth another try. False: an order must decide."""
-    state, stand = trainer.state, Stand.of(trainer.state)
-    good = reachable(trainer.log.directory, verdict.good)
+    state, stand = trainer.state, Progress.of(trainer.state)
+    good = oldest_restorable(trainer.log.directory, verdict.good)
     is_again = stand.samples - state.gate.get("since", -(1 << 62)) < trainer.config.gate.logloss_samples
     try:
         rollback = prepare(trainer, good)
@@ -90,10 +90,10 @@ def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
             logger.error("the gate passes nothing over any more", extra={"samples": in_a_row})
             return False
         told = skip_samples(trainer, rollback, stand, verdict.detail)
-    except PutOffError:
+    except PostponedError:
         return True
     except (UserError, SpringtideError) as error:
-        if reachable(trainer.log.directory, good) != good:
+        if oldest_restorable(trainer.log.directory, good) != good:
             return True  # its base was retired this moment
         logger.warning("the gate cannot roll back", extra={"reason": str(error), "version": good})
         return isinstance(error, StreamError) and not trainer.signals.wait(RETRY_SECONDS)
@@ -112,17 +112,17 @@ def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
 
 
 def prepare(trainer: "Trainer", number: int) -> Rollback:
-    """The version that restores another, from all that is in the log. PutOffError where somebody asked to stop."""
-    if not trainer.settle():
-        raise PutOffError
-    trainer.status.say({**trainer.status.document, "reason": f"going back to version {version_name(number)}"})
+    """The version that restores another, from all that is in the log. PostponedError where somebody asked to stop."""
+    if not trainer.wait_until_durable():
+        raise PostponedError
+    trainer.status.update({**trainer.status.document, "reason": f"going back to version {version_name(number)}"})
     return rollback_to(trainer.log.directory, number, window_samples=trainer.config.train.window_samples)
 
 
-def skip_samples(trainer: "Trainer", rollback: Rollback, stand: Stand, detail: str) -> dict[str, int]:
+def skip_samples(trainer: "Trainer", rollback: Rollback, stand: Progress, detail: str) -> dict[str, int]:
     """Sends what is passed over to the dead letters; what the version says of it."""
     begin = positions_from_meta(rollback.meta.positions)
-    num_sent = send_skipped(trainer.config, trainer.dead_letters, begin, stand, detail)
+    num_sent = send_to_dead_letters(trainer.config, trainer.dead_letters, begin, stand, detail)
     num_skipped = max(0, stand.samples - rollback.meta.samples_trained)
     if num_sent != num_skipped:
         # a broker that keeps no more of it, or a clock by which a record is too far in the future no more
@@ -130,14 +130,14 @@ def skip_samples(trainer: "Trainer", rollback: Rollback, stand: Stand, detail: s
     return {"skipped": num_skipped}
 
 
-def append(trainer: "Trainer", rollback: Rollback, stand: Stand | None, meta: Any) -> None:
+def append(trainer: "Trainer", rollback: Rollback, stand: Progress | None, meta: Any) -> None:
     """1. Append the version. 2. Make it durable. 3. Begin anew from the log."""
     if stand is not None:
         letters = stand.skipped_since(rollback.meta.samples_trained)
         meta = msgspec.structs.replace(meta, positions=positions_to_meta(stand.positions), dead_letters=letters)
     reach("before a rollback is appended")
     version = trainer.log.append(meta, rollback.arrays)
-    if not trainer.settle():
+    if not trainer.wait_until_durable():
         # nothing of this state may come after it; whoever goes on finds it in the log, or the order where it was
         raise LogError(f"asked to stop while going back to {version_name(meta.restores)} waits for the disk")
     reach("after a rollback is appended")
@@ -151,4 +151,4 @@ def append(trainer: "Trainer", rollback: Rollback, stand: Stand | None, meta: An
             "dead_by_gate": skipped,
         },
     )
-    trainer.load()
+    trainer.reload()

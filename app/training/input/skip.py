@@ -20,7 +20,7 @@ FLUSH_BYTES, FLUSH_SECONDS = 8 << 20, 30.0
 
 
 @dataclass(frozen=True)
-class Stand:
+class Progress:
     """How far a stream was learned, and what of it could not be."""
 
     positions: Mapping[Partition, Position]
@@ -28,8 +28,8 @@ class Stand:
     dead_letters: Mapping[str, int]
 
     @staticmethod
-    def of(state: "TrainingState") -> "Stand":
-        return Stand(dict(state.positions), state.samples_trained, dict(state.dead_letters))
+    def of(state: "TrainingState") -> "Progress":
+        return Progress(dict(state.positions), state.samples_trained, dict(state.dead_letters))
 
     def skipped_since(self, samples: int) -> dict[str, int]:
         """The counts of dead letters once everything learned since so many samples is one."""
@@ -37,8 +37,8 @@ class Stand:
         return {**self.dead_letters, REASON: self.dead_letters.get(REASON, 0) + num_skipped}
 
 
-def send_skipped(
-    config: "Config", letters: DeadLetterProducer, begin: Mapping[Partition, Position], stand: Stand, detail: str
+def send_to_dead_letters(
+    config: "Config", letters: DeadLetterProducer, begin: Mapping[Partition, Position], stand: Progress, detail: str
 ) -> int:
     """Every sample between `begin` and the stand as a dead letter that the broker has; returns how many.
 

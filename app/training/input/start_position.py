@@ -16,25 +16,25 @@ MIN_MS, MAX_MS = 315_532_800_000, 7_258_118_400_000  # a number outside is secon
 
 
 @dataclass(frozen=True)
-class StartElsewhere:
+class StartPosition:
     """A place in every partition (earliest, latest, or a record time in ms), or offsets in some of them."""
 
     place: str | int | None = None
     offsets: Mapping[str, int] = field(default_factory=dict)  # by "topic/0"
 
     @staticmethod
-    def of(from_offsets: list[str], from_timestamp: str | None) -> "StartElsewhere | None":
+    def parse(from_offsets: list[str], from_timestamp: str | None) -> "StartPosition | None":
         """As the command line says it; None where it says nothing. UserError says how to write it."""
         if from_offsets and from_timestamp is not None:
             raise UserError("--from-offset and --from-timestamp exclude each other: keep one")
         if from_timestamp is not None:
-            return StartElsewhere(place=milliseconds(from_timestamp))
+            return StartPosition(place=parse_timestamp_ms(from_timestamp))
         if not from_offsets:
             return None
         if places := [text for text in from_offsets if text in PLACES]:
             if len(from_offsets) > 1:
                 raise UserError(f"--from-offset {places[0]} stands for all partitions: leave out the others")
-            return StartElsewhere(place=places[0])
+            return StartPosition(place=places[0])
         offsets: dict[str, int] = {}
         for text in from_offsets:
             partition, equals, offset = text.partition("=")
@@ -46,9 +46,9 @@ class StartElsewhere:
             if partition in offsets:
                 raise UserError(f"--from-offset names {partition} twice: keep one")
             offsets[partition] = int(offset)
-        return StartElsewhere(offsets=offsets)
+        return StartPosition(offsets=offsets)
 
-    def find(self, source: SourceConfig, positions: Mapping[Partition, Position]) -> dict[Partition, Position]:
+    def resolve(self, source: SourceConfig, positions: Mapping[Partition, Position]) -> dict[Partition, Position]:
         """The positions to begin at; UserError where the topic does not hold them, StreamError without a broker."""
         with Admin(source.kafka_config()) as admin:
             topic = admin.require_topic(source.topic)
@@ -88,7 +88,7 @@ def is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal()
 
 
-def milliseconds(text: str) -> int:
+def parse_timestamp_ms(text: str) -> int:
     """Milliseconds since 1970 of a whole number of them, or of an ISO time (UTC unless it says otherwise)."""
     if is_number(text):
         if not MIN_MS <= int(text) < MAX_MS:

@@ -10,7 +10,7 @@ from springtide_client.log.readahead import Readahead
 from embeddings.tiers.base import FoundRows
 from kernels.cpu.rows import base_file_rows
 
-STEP_KEYS = 512  # their pages, up to seven each, must all stay until they are read: 14 MiB
+CHUNK_KEYS = 512  # their pages, up to seven each, must all stay until they are read: 14 MiB
 
 
 class BaseRows:
@@ -32,8 +32,8 @@ class BaseRows:
         )
         mixed_U, before = mix_keys(features_U, ids_U), self._requests.num_pages_read()
         if self._requests.is_worthwhile:
-            for start in range(0, len(ids_U), STEP_KEYS):
-                part = slice(start, start + STEP_KEYS)
+            for start in range(0, len(ids_U), CHUNK_KEYS):
+                part = slice(start, start + CHUNK_KEYS)
                 self._find(mixed_U[part], features_U[part], _part(found, part))
         else:
             self._find(mixed_U, features_U, found)

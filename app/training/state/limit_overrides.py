@@ -14,7 +14,7 @@ from embeddings.optimizer import RowOptimizer
 from embeddings.sizes import num_bytes
 
 
-class LiveLimits:
+class LimitOverrides:
     """What holds now: the config, and over it what orders have changed."""
 
     def __init__(self, config: TableConfig, schema: Schema) -> None:

@@ -20,7 +20,7 @@ NO_GENERATION = -1
 logger = logging.getLogger(__name__)
 
 
-class GenerationalTable(Protocol):
+class SpillTable(Protocol):
     """What is asked of the table."""
 
     def open_generation(self) -> int: ...
@@ -28,20 +28,20 @@ class GenerationalTable(Protocol):
     def map_base(self, base: RowSource, generation: int) -> None: ...
 
 
-class Generations:
+class SpillGC:
     """Opens generations at cuts, and maps the merger's bases."""
 
-    def __init__(self, table: GenerationalTable, directory: LogDirectory, mapped: int) -> None:
+    def __init__(self, table: SpillTable, directory: LogDirectory, mapped: int) -> None:
         """`mapped`: the number of the base that the table reads."""
         self._table, self._directory, self._mapped = table, directory, mapped
         self._closed: tuple[int, int] | None = None  # a generation, and the version of the cut that closed it
 
-    def after_cut(self, version: int) -> None:
+    def on_checkpoint(self, version: int) -> None:
         """Right after the cut of this version, before anything can leave memory again."""
         if self._closed is None:
             self._closed = self._table.open_generation(), version
 
-    def look(self, newest: int) -> bool:
+    def map_newest_base(self, newest: int) -> bool:
         """Map the newest base, if there is one at or before the version `newest`, in place of an older one."""
         path = self._directory.newest_base()
         if path is None or not self._mapped < base_number(path) <= newest:

@@ -16,14 +16,14 @@ from springtide_client.schema import Schema
 
 from app.config.runtime_limits import Name, table_limits
 from app.errors import UserError
-from app.scores.progressive import Scores
-from app.training.state.limit_overrides import LiveLimits
+from app.scores.progressive import ProgressiveScores
+from app.training.state.limit_overrides import LimitOverrides
 from app.training.state.version_tensors import (
     Arrays,
-    arrays_to_touched,
+    arrays_to_delta,
+    delta_to_arrays,
+    id_strings_to_arrays,
     sketch_to_arrays,
-    texts_to_arrays,
-    touched_to_arrays,
     with_prefix,
     without_prefix,
 )
@@ -34,18 +34,18 @@ from stream.flow.erasure_filter import Erasure
 from stream.flow.watermark import WatermarkClock
 from stream.positions import Position, positions_from_meta, positions_to_meta
 
-RECORD_TIMES = 64  # of a version
+MAX_RECORD_TIMES = 64  # of a version
 
 
 class TrainingState:
     """Learner, scores, stream positions, clocks and counts, and what of them has changed since the last cut."""
 
-    def __init__(self, learner: Learner, scores: Scores, schema: Schema) -> None:
+    def __init__(self, learner: Learner, scores: ProgressiveScores, schema: Schema) -> None:
         self.learner, self.schema = learner, schema
         self._scores = scores
         self._late: Callable[[], StepReport] | None = None  # the newest step's report, not counted yet
-        self.limits = LiveLimits(learner.table.config, schema)
-        self.executed_orders: dict[str, int] = {}  # when learning began: id -> version, of all that the log knows
+        self.limits = LimitOverrides(learner.table.config, schema)
+        self.executed_commands: dict[str, int] = {}  # when learning began: id -> version, of all that the log knows
         self.base_number = 0  # of the base that learning began with
         self.clock = WatermarkClock()
         self.positions: dict[Partition, Position] = {}
@@ -55,13 +55,15 @@ class TrainingState:
         self.complete_until_ms = 0
         self.gate: dict[str, Any] = {}  # what the health gate has done: see app/training/health/rollback.py
         self.moved: dict[str, Any] = {}  # since the last cut, by hand: partition -> from and to which offset
-        self.hidden: list[Erasure] = []  # those that lie ahead in the stream, for it is read again
-        self.furthest: dict[Partition, Position] = {}  # how far it was ever learned, where that is further than now
-        self.forgettings: list[Erasure] = []  # when learning began: all that the log tells of
+        self.erasures: list[Erasure] = []  # those that lie ahead in the stream, for it is read again
+        self.high_water_marks: dict[
+            Partition, Position
+        ] = {}  # how far it was ever learned, where that is further than now
+        self.logged_erasures: list[Erasure] = []  # when learning began: all that the log tells of
         self.changed = False  # since the last cut
         self._begun: Batch | None = None  # for it time has passed; its rows could not be looked up
         self._before: dict[str, Any] = {}  # the table's clocks before that: for whoever passes it once more
-        self.told_scores = scores.document()  # by the newest version
+        self.published_scores = scores.document()  # by the newest version
         self._cut_step = 0
         self._record_ms: list[npt.NDArray[np.int64]] = []
         self._texts: list[IdStrings] = []
@@ -79,12 +81,12 @@ class TrainingState:
             self._before = self.learner.table.clock_state()
             self.learner.table.advance(self.clock.now_ms, self.samples_trained)
             self._begun = batch
-        report = self.learner.begin(batch, upcoming)
+        report = self.learner.start_step(batch, upcoming)
         self._begun = None
-        self.settle()  # the report of the step before has come while this one was prepared
+        self.finish_step()  # the report of the step before has come while this one was prepared
         self._late = report
-        if not self.learner.is_late:
-            self.settle()
+        if not self.learner.reports_late:
+            self.finish_step()
         self.samples_trained += len(batch)
         for letter in batch.dead:
             self.dead_letters[letter.reason] = self.dead_letters.get(letter.reason, 0) + 1
@@ -96,7 +98,7 @@ class TrainingState:
         self.clock.observe(batch.watermarks, limit_ms=limit_ms)
         self.changed = True
 
-    def settle(self) -> None:
+    def finish_step(self) -> None:
         """Count what the newest step saw, where its report comes late. Whoever asks for scores has this done."""
         if (late := self._late) is not None:
             self._late = None
@@ -106,28 +108,28 @@ class TrainingState:
                 self._loss = report.loss
 
     @property
-    def scores(self) -> Scores:
+    def scores(self) -> ProgressiveScores:
         """Of every sample learned."""
-        self.settle()
+        self.finish_step()
         return self._scores
 
     @property
     def loss(self) -> float | None:
         """Of the newest batch that has one."""
-        self.settle()
+        self.finish_step()
         return self._loss
 
-    def cut(self, *, created_ms: int, complete_until_ms: int) -> tuple[VersionMeta, Arrays]:
+    def checkpoint(self, *, created_ms: int, complete_until_ms: int) -> tuple[VersionMeta, Arrays]:
         """What a version says: this instant, and every row, weight, score and text that moved since the last cut."""
         self.complete_until_ms = max(self.complete_until_ms, complete_until_ms)
-        arrays = touched_to_arrays(self.learner.table.take_delta())
+        arrays = delta_to_arrays(self.learner.table.take_delta())
         arrays |= sketch_to_arrays(*self.learner.table.take_sketch_delta())
         if self.learner.steps != self._cut_step:
             arrays |= with_prefix("dense.", self.learner.dense_arrays())
             arrays |= with_prefix("state.optimizer.", self.learner.optimizer_arrays())
             arrays["state.random"] = torch.get_rng_state().numpy()  # dropout of a user's own net
         arrays |= with_prefix("state.scores.", self.scores.delta())
-        arrays |= texts_to_arrays(self._texts)
+        arrays |= id_strings_to_arrays(self._texts)
         meta = self.meta(created_ms)
         self._record_ms, self._texts, self._orders, self.moved = [], [], [], {}
         self._cut_step, self.changed = self.learner.steps, False
@@ -135,13 +137,13 @@ class TrainingState:
 
     def meta(self, created_ms: int) -> VersionMeta:
         """What a version says beside its tensors."""
-        self.told_scores, table = self.scores.document(), self.learner.table
+        self.published_scores, table = self.scores.document(), self.learner.table
         sketch = table.sketch()
-        self.hidden = ahead(self.hidden, self.positions)
-        if self.furthest and self.reached == self.positions:
-            self.furthest = {}
-        by_hand = {"gate": self.gate, "moved": self.moved, HIDDEN: to_json(self.hidden)}
-        by_hand |= {FURTHEST: positions_to_meta(self.furthest)}
+        self.erasures = ahead(self.erasures, self.positions)
+        if self.high_water_marks and self.max_positions == self.positions:
+            self.high_water_marks = {}
+        by_hand = {"gate": self.gate, "moved": self.moved, HIDDEN: to_json(self.erasures)}
+        by_hand |= {FURTHEST: positions_to_meta(self.high_water_marks)}
         return VersionMeta(
             created_ms=created_ms,
             complete_until_ms=self.complete_until_ms,
@@ -154,44 +156,44 @@ class TrainingState:
             sketch_blocks=sketch.num_blocks if sketch.counting else 0,
             sketch_age=sketch.age,
             fingerprint=self.schema.fingerprint(),
-            scores=self.told_scores,
+            scores=self.published_scores,
             dead_letters=dict(self.dead_letters),
-            record_ms=pick_times(self._record_ms),
+            record_ms=sample_times(self._record_ms),
             executed_commands=self._orders,
             trainer={
                 "watermarks": {str(partition): event_ms for partition, event_ms in self.clock.watermarks.items()},
                 "idle": sorted(map(str, self.clock.idle)),
                 "loss": self.loss,
-                "refused_steps": self.learner.refused_steps,
+                "refused_steps": self.learner.skipped_steps,
                 "table": table.clock_state() if self._begun is None else self._before,
                 "limits": self.limits.document(),
                 **{name: value for name, value in by_hand.items() if value},
             },
         )
 
-    def note_order(self, entry: dict[str, Any]) -> None:
+    def add_executed_command(self, entry: dict[str, Any]) -> None:
         """An order was executed: the next version says so."""
         self._orders.append(entry)
         self.changed = True
 
     @property
-    def reached(self) -> dict[Partition, Position]:
+    def max_positions(self) -> dict[Partition, Position]:
         """How far the stream was ever learned: what lies before that is no news of anybody."""
-        return further(self.positions, self.furthest)
+        return further(self.positions, self.high_water_marks)
 
-    def hide(self, forgettings: Iterable[Erasure]) -> None:
+    def add_erasures(self, forgettings: Iterable[Erasure]) -> None:
         """Nothing of these is learned from records before them."""
-        self.hidden = ahead([*self.hidden, *forgettings], self.positions)
+        self.erasures = ahead([*self.erasures, *forgettings], self.positions)
 
-    def move_to(self, positions: Mapping[Partition, Position]) -> None:
+    def seek(self, positions: Mapping[Partition, Position]) -> None:
         """Go on elsewhere in the stream, by somebody's wish: the next version says so. What was forgotten stays so."""
-        reached = self.reached
+        reached = self.max_positions
         for partition, position in positions.items():
             was = self.positions.get(partition)
             self.moved[str(partition)] = {"from": None if was is None else was.offset, "to": position.offset}
             self.positions[partition] = position
-        self.furthest = further(self.positions, reached)
-        self.hide(self.forgettings)
+        self.high_water_marks = further(self.positions, reached)
+        self.add_erasures(self.logged_erasures)
         self.changed = self.changed or bool(positions)
 
     def change_limits(self, limits: Mapping[Name, Any]) -> None:
@@ -220,7 +222,7 @@ class TrainingState:
             self._restore_sketch(meta, np.arange(len(base.sketch)), base.sketch)
         for record in records:
             tensors = record.tensors()
-            table.restore(arrays_to_touched(tensors, **shape))
+            table.restore(arrays_to_delta(tensors, **shape))
             if "sketch.block" in tensors:
                 self._restore_sketch(record.meta, tensors["sketch.block"], tensors["sketch.bytes"])
             scores = without_prefix("state.scores.", tensors)
@@ -246,14 +248,14 @@ class TrainingState:
     def _restore_meta(self, meta: VersionMeta) -> None:
         self.samples_trained = meta.samples_trained
         self.learner.steps = self._cut_step = meta.step
-        self.learner.refused_steps = int(meta.trainer.get("refused_steps", 0))
+        self.learner.skipped_steps = int(meta.trainer.get("refused_steps", 0))
         self.positions = positions_from_meta(meta.positions)
-        self.furthest = furthest(meta)
-        self.hidden = ahead(from_json(meta.trainer.get(HIDDEN, ())), self.positions)
+        self.high_water_marks = furthest(meta)
+        self.erasures = ahead(from_json(meta.trainer.get(HIDDEN, ())), self.positions)
         watermarks = {Partition.parse(name): ms for name, ms in meta.trainer.get("watermarks", {}).items()}
         self.clock = WatermarkClock(meta.event_clock_ms, watermarks, map(Partition.parse, meta.trainer.get("idle", ())))
         self.gate = dict(meta.trainer.get("gate", {}))
-        self.told_scores = self.scores.document()
+        self.published_scores = self.scores.document()
         self.dead_letters = dict(meta.dead_letters)
         self.complete_until_ms = meta.complete_until_ms
         table = self.learner.table
@@ -278,10 +280,10 @@ def _kept(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     return {name: np.array(array) for name, array in arrays.items() if name.startswith(prefixes)}
 
 
-def pick_times(parts: list[npt.NDArray[np.int64]]) -> list[int]:
+def sample_times(parts: list[npt.NDArray[np.int64]]) -> list[int]:
     """At most 64 of the times, evenly picked from the oldest to the newest."""
     if not parts:
         return []
     times = np.sort(np.concatenate(parts))
-    picked = np.linspace(0, len(times) - 1, min(len(times), RECORD_TIMES)).round().astype(np.int64)
+    picked = np.linspace(0, len(times) - 1, min(len(times), MAX_RECORD_TIMES)).round().astype(np.int64)
     return [int(time) for time in times[picked]]

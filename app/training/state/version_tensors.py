@@ -22,7 +22,7 @@ def without_prefix(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Array
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def touched_to_arrays(touched: TableDelta) -> Arrays:
+def delta_to_arrays(touched: TableDelta) -> Arrays:
     """A cut; a group without anything in it is absent."""
     arrays: Arrays = {}
     if len(touched):
@@ -39,7 +39,7 @@ def touched_to_arrays(touched: TableDelta) -> Arrays:
     return arrays
 
 
-def arrays_to_touched(arrays: Mapping[str, npt.NDArray[Any]], *, dim: int, state_width: int) -> TableDelta:
+def arrays_to_delta(arrays: Mapping[str, npt.NDArray[Any]], *, dim: int, state_width: int) -> TableDelta:
     """A cut as a version tells it."""
     none: Arrays = {
         "rows.feature": np.zeros(0, np.uint16),
@@ -59,7 +59,7 @@ def sketch_to_arrays(blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.
     return {"sketch.block": blocks_B, "sketch.bytes": bytes_B64} if len(blocks_B) else {}
 
 
-def texts_to_arrays(texts: Iterable[IdStrings]) -> Arrays:
+def id_strings_to_arrays(texts: Iterable[IdStrings]) -> Arrays:
     """Texts end to end in one array of bytes."""
     parts = list(texts)
     encoded = [text.encode() for part in parts for text in part.strings]

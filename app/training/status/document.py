@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from springtide_client.format.records import version_name
 
 from app.training.health.gate import Verdict
-from app.training.health.known_good import reachable
-from app.training.status.writer import CATCHING_UP_MS, position_lines, wall_ms
+from app.training.health.known_good import oldest_restorable
+from app.training.status.writer import CATCHING_UP_MS, position_status, wall_ms
 from embeddings.sizes import num_bytes
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
         "reason": reason,
         "clean_end": False,
         "samples_trained": state.samples_trained,
-        "samples_per_second": round(trainer.rate.per_second(), 1),
-        "positions": position_lines(state.positions, trainer.durable.newest, trainer.intake.end_offsets()),
-        "scores": state.told_scores,
+        "samples_per_second": round(trainer.throughput.per_second(), 1),
+        "positions": position_status(state.positions, trainer.committed.offsets, trainer.batches.end_offsets()),
+        "scores": state.published_scores,
         "loss": state.loss,
         "dead_letters": dict(state.dead_letters),
         "topic_resets": trainer.source.num_resets,
-        "orders": list(trainer.orders.kinds),
+        "orders": list(trainer.commands.kinds),
         "event_clock_ms": state.clock.now_ms,
         "idle_partitions": sorted(map(str, state.clock.idle)),
         "gate": {**trainer.gate.document(), "rollbacks": state.gate.get("rollbacks", 0)},
@@ -44,7 +44,7 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
             "rows": table.rows_by_tier(),
             "bytes": table.bytes_by_tier(),
             **table.counters(),
-            "refused_steps": state.learner.refused_steps,
+            "refused_steps": state.learner.skipped_steps,
             "horizons_ms": horizons_of(trainer),
             "limits": state.limits.document(),
         },
@@ -66,14 +66,14 @@ def condition_of(trainer: "Trainer") -> tuple[str, str]:
         return "waiting", reason
     if wall_ms() - trainer.complete_until_ms() > CATCHING_UP_MS:
         learned = {p: position.offset for p, position in trainer.state.positions.items()}
-        lag = sum(max(0, end - learned.get(p, 0)) for p, end in trainer.intake.end_offsets().items())
+        lag = sum(max(0, end - learned.get(p, 0)) for p, end in trainer.batches.end_offsets().items())
         return "catching_up", f"{lag} records behind the stream's end"
     return "running", ""
 
 
 def mend_of(trainer: "Trainer", held: Verdict) -> str:
     """What can be done."""
-    good = version_name(reachable(trainer.log.directory, held.good))
+    good = version_name(oldest_restorable(trainer.log.directory, held.good))
     back = f"`springtide versions rollback {good} --skip` passes its samples over"
     return f"{back}, [gate] says what is too much"
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 SPAN_SECONDS = 5.0
 
 
-class Rate:
+class ThroughputMeter:
     """How fast a count grows, over the last five seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._marks: deque[tuple[float, int]] = deque()
 
-    def mark(self, count: int) -> None:
+    def record(self, count: int) -> None:
         """The count is this now."""
         now = self._clock()
         self._marks.append((now, count))

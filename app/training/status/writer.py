@@ -11,7 +11,7 @@ from app.version_log.trainer_status import write_status
 from stream.columns import Partition
 from stream.positions import Position
 
-SECONDS = 1.0
+INTERVAL_SECONDS = 1.0
 # a wall time further back than this is no longer "at the end of the stream"
 CATCHING_UP_MS = 3000
 
@@ -23,7 +23,7 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def position_lines(
+def position_status(
     learned: Mapping[Partition, Position], committed: Mapping[Partition, int], ends: Mapping[Partition, int]
 ) -> dict[str, dict[str, int | None]]:
     """By partition: learned, committed (durable), end, and the lag between the first and the last."""
@@ -40,7 +40,7 @@ def position_lines(
     return lines
 
 
-class StatusKeeper:
+class StatusWriter:
     """Writes the newest document every second from a thread of its own: a long step is no silence.
 
     Nor is a slow disk a long step: whoever speaks writes nothing but the first word and the last.
@@ -55,7 +55,7 @@ class StatusKeeper:
         self._stopping = False
         self._thread = threading.Thread(target=self._keep, name="status", daemon=True)
 
-    def say(self, document: dict[str, Any]) -> None:
+    def update(self, document: dict[str, Any]) -> None:
         """It is written now, and again until the next one."""
         self.document = document
         if self._thread.is_alive():
@@ -65,7 +65,7 @@ class StatusKeeper:
             if not self._stopping:
                 self._thread.start()
 
-    def move_to(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """The same trainer goes on under another epoch."""
         with self._lock:
             self._epoch = epoch
@@ -82,7 +82,7 @@ class StatusKeeper:
 
     def _keep(self) -> None:
         while True:
-            is_news = self._told.wait(SECONDS)
+            is_news = self._told.wait(INTERVAL_SECONDS)
             if self._stopping:
                 return
             self._told.clear()

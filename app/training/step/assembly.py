@@ -18,7 +18,7 @@ from torch import Tensor
 from embeddings.torch_api.autograd import LookupSlice
 
 
-def parts_of(schema: Schema, features: Features) -> list[LookupSlice]:
+def embedding_parts(schema: Schema, features: Features) -> list[LookupSlice]:
     """What the table makes of the keys of `lookup_keys`: rows (N * C), a vector a sample for each pooled list, rows."""
     parts = [LookupSlice(0, features.categorical_NC.size)]
     for name, ragged in zip(schema.lists, features.lists, strict=True):
@@ -31,9 +31,9 @@ def parts_of(schema: Schema, features: Features) -> list[LookupSlice]:
     return parts
 
 
-def columns_of(schema: Schema, features: Features) -> dict[str, npt.NDArray[Any]]:
+def input_columns(schema: Schema, features: Features) -> dict[str, npt.NDArray[Any]]:
     """What inputs are made of beside rows: numbers, where bags begin, lengths of sequences and where their rows go."""
-    lengths_NS, longest = _lengths_of(schema, features)
+    lengths_NS, longest = _sequence_lengths(schema, features)
     columns: dict[str, npt.NDArray[Any]] = {"dense": features.dense_NF, "lengths": lengths_NS}
     num_pooled = len(schema.multi_value)
     # part 0 are the categorical ones
@@ -52,11 +52,11 @@ def assemble_tensors(
     `columns`: those of `columns_of` as tensors where the rows are, if they are not on the host.
     """
     if columns is None:
-        columns = {name: torch.from_numpy(column) for name, column in columns_of(schema, features).items()}
+        columns = {name: torch.from_numpy(column) for name, column in input_columns(schema, features).items()}
     num_samples, num_categorical = features.categorical_NC.shape
     categorical_RD, num_pooled = tensors[0], len(schema.multi_value)
     pooled, sequences = list(tensors[1 : 1 + num_pooled]), tensors[1 + num_pooled :]
-    dim, longest = categorical_RD.shape[1], _lengths_of(schema, features)[1]
+    dim, longest = categorical_RD.shape[1], _sequence_lengths(schema, features)[1]
     padded = [
         rows_MD.new_zeros(num_samples * longest, dim)
         .index_copy(0, columns[f"places.{s}"], rows_MD)
@@ -72,14 +72,14 @@ def assemble_tensors(
     )
 
 
-def of_samples(features: Features, values_N: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def repeat_per_key(features: Features, values_N: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """For each key of `lookup_keys` what its sample has: its event time, its score."""
     parts = [np.repeat(values_N, features.categorical_NC.shape[1])]
     parts += [np.repeat(values_N, np.diff(ragged.offsets)) for ragged in features.lists]
     return np.concatenate(parts)
 
 
-def _lengths_of(schema: Schema, features: Features) -> tuple[npt.NDArray[np.int64], int]:
+def _sequence_lengths(schema: Schema, features: Features) -> tuple[npt.NDArray[np.int64], int]:
     """How long each sample's sequences are, and to how many places they are padded."""
     sequences = features.lists[len(schema.multi_value) :]
     lengths_NS = np.zeros((len(features), len(sequences)), np.int64)

@@ -13,30 +13,30 @@ import torch
 from springtide_client.model.inputs import ModelInputs
 from torch import Tensor
 
-from app.training.step.dense_step import NUM_KINDS, DeviceStep, Outcome, named, send_back
+from app.training.step.dense_step import NUM_ROW_INPUTS, DeviceStep, StepOutcome, backward_into_rows, row_inputs_by_name
 
-MOST_GRAPHS = 6  # each keeps the memory of a step
-WARM_UPS = 3
+MAX_GRAPHS = 6  # each keeps the memory of a step
+WARMUP_RUNS = 3
 
 logger = logging.getLogger(__name__)
 
 
-class Result(NamedTuple):
+class GraphOutput(NamedTuple):
     """What a step gives: its outcome, and a gradient for each kind of rows that has one."""
 
-    outcome: Outcome
+    outcome: StepOutcome
     grads: list[Tensor | None]
 
 
-class Capture(Protocol):
+class GraphCapture(Protocol):
     """Turns work into something that is played again."""
 
-    def __call__(self, work: Callable[[], Result], warm_ups: int) -> tuple[Result, Callable[[], None]]:
+    def __call__(self, work: Callable[[], GraphOutput], warm_ups: int) -> tuple[GraphOutput, Callable[[], None]]:
         """Does the work a few times, then captures it: what it gives, which each play writes anew, and how to play."""
         ...
 
 
-def capture_on_gpu(work: Callable[[], Result], warm_ups: int) -> tuple[Result, Callable[[], None]]:
+def capture_cuda_graph(work: Callable[[], GraphOutput], warm_ups: int) -> tuple[GraphOutput, Callable[[], None]]:
     """As a CUDA graph with memory of its own. RuntimeError where the work asks for something a graph cannot hold."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
@@ -50,67 +50,69 @@ def capture_on_gpu(work: Callable[[], Result], warm_ups: int) -> tuple[Result, C
     return result, graph.replay
 
 
-class Played(NamedTuple):
+class CapturedStep(NamedTuple):
     """A captured step and the tensors that it reads and writes."""
 
     inputs: ModelInputs
     labels_NL: Tensor
     weights_N: Tensor
-    result: Result
-    play: Callable[[], None]
+    result: GraphOutput
+    replay: Callable[[], None]
 
 
-class GraphedStep:
+class CudaGraphStep:
     """A DeviceStep whose full batches are played; what it gives stands until the next call."""
 
-    def __init__(self, step: DeviceStep, capture: Capture, batch_size: int) -> None:
+    def __init__(self, step: DeviceStep, capture: GraphCapture, batch_size: int) -> None:
         self.step, self.capture, self.batch_size = step, capture, batch_size
-        self.num_played = 0
-        self._graphs: dict[Any, Played | None] = {}
+        self.num_replays = 0
+        self._graphs: dict[Any, CapturedStep | None] = {}
 
-    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> Outcome:
+    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome:
         played = self._graph(inputs, labels_NL, weights_N, bfloat16=bfloat16)
         if played is None:
             return self.step(inputs, labels_NL, weights_N, bfloat16=bfloat16)
-        fill(played.inputs, inputs)
+        copy_into_static(played.inputs, inputs)
         played.labels_NL.copy_(labels_NL)
         played.weights_N.copy_(weights_N)
-        played.play()
-        self.num_played += 1
+        played.replay()
+        self.num_replays += 1
         longest = inputs.sequence.shape[2]
         grads = [g if g is None or g.dim() < 4 else g[:, :, :longest] for g in played.result.grads]
-        send_back(inputs, grads)
+        backward_into_rows(inputs, grads)
         return played.result.outcome
 
-    def _graph(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> Played | None:
+    def _graph(
+        self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool
+    ) -> CapturedStep | None:
         if len(labels_NL) != self.batch_size:
             return None
-        longest = bucket_of(inputs.sequence.shape[2])
-        key = (longest, bfloat16, tuple(rows.requires_grad for rows in inputs[:NUM_KINDS]))
+        longest = padded_length(inputs.sequence.shape[2])
+        key = (longest, bfloat16, tuple(rows.requires_grad for rows in inputs[:NUM_ROW_INPUTS]))
         if key not in self._graphs:
-            if len(self._graphs) >= MOST_GRAPHS:
+            if len(self._graphs) >= MAX_GRAPHS:
                 return None
             self._graphs[key] = self._captured(inputs, labels_NL, weights_N, longest, bfloat16=bfloat16)
         return self._graphs[key]
 
     def _captured(
         self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, longest: int, *, bfloat16: bool
-    ) -> Played | None:
-        standing = standing_for(inputs, longest)
-        fill(standing, inputs)
+    ) -> CapturedStep | None:
+        standing = static_inputs(inputs, longest)
+        copy_into_static(standing, inputs)
         labels, weights = labels_NL.clone(), weights_N.clone()
-        leaves = standing[:NUM_KINDS]
+        leaves = standing[:NUM_ROW_INPUTS]
 
-        def work() -> Result:
+        def work() -> GraphOutput:
             for leaf in leaves:
                 leaf.grad = None
             outcome = self.step.learn(standing, labels, weights, bfloat16=bfloat16)
-            return Result(outcome, [leaf.grad for leaf in leaves])
+            return GraphOutput(outcome, [leaf.grad for leaf in leaves])
 
         moved = self._moved()
         before = [tensor.detach().clone() for tensor in moved]
         try:
-            result, play = self.capture(work, WARM_UPS)
+            result, play = self.capture(work, WARMUP_RUNS)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             logger.warning("the dense step cannot be captured and runs without a graph", extra={"reason": reason})
@@ -119,7 +121,7 @@ class GraphedStep:
             with torch.no_grad():
                 for tensor, old in zip(moved, before, strict=True):
                     tensor.copy_(old)
-        return Played(standing, labels, weights, result, play)
+        return CapturedStep(standing, labels, weights, result, play)
 
     def _moved(self) -> list[Tensor]:
         """All that a step moves."""
@@ -129,21 +131,23 @@ class GraphedStep:
         return [*model.parameters(), *model.buffers(), *states]
 
 
-def bucket_of(longest: int) -> int:
+def padded_length(longest: int) -> int:
     """To how many places sequences are padded: the next power of two."""
     return 1 << (longest - 1).bit_length()
 
 
-def standing_for(inputs: ModelInputs, longest: int) -> ModelInputs:
+def static_inputs(inputs: ModelInputs, longest: int) -> ModelInputs:
     """Tensors that batches of this shape are copied into, sequences padded to so many places."""
     num, num_sequences, _, dim = inputs.sequence.shape
     shapes = {"sequence": (num, num_sequences, longest, dim)}
     standing = {name: tensor.new_zeros(shapes.get(name, tensor.shape)) for name, tensor in inputs._asdict().items()}
-    leaves = zip(standing.values(), inputs[:NUM_KINDS], strict=False)
-    return ModelInputs(**standing | named([leaf.requires_grad_(rows.requires_grad) for leaf, rows in leaves]))
+    leaves = zip(standing.values(), inputs[:NUM_ROW_INPUTS], strict=False)
+    return ModelInputs(
+        **standing | row_inputs_by_name([leaf.requires_grad_(rows.requires_grad) for leaf, rows in leaves])
+    )
 
 
-def fill(standing: ModelInputs, inputs: ModelInputs) -> None:
+def copy_into_static(standing: ModelInputs, inputs: ModelInputs) -> None:
     """A batch into its standing tensors, zeros behind its sequences."""
     with torch.no_grad():
         for name, to, tensor in zip(ModelInputs._fields, standing, inputs, strict=True):

@@ -13,7 +13,7 @@ NAMES = ("adam", "sgd")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseOptimizer:
+class DenseOptimizerConfig:
     """Adam (Kingma and Ba 2014) or plain gradient descent."""
 
     name: str = "adam"
@@ -33,18 +33,18 @@ class DenseOptimizer:
             raise ValueError(f"[train] optimizer eps must be positive, not {self.eps}")
 
     @staticmethod
-    def of(options: Mapping[str, Any]) -> "DenseOptimizer":
+    def of(options: Mapping[str, Any]) -> "DenseOptimizerConfig":
         """From the table of a config; ValueError names an unknown key."""
-        known = set(DenseOptimizer.__dataclass_fields__)
+        known = set(DenseOptimizerConfig.__dataclass_fields__)
         if unknown := sorted(set(options) - known):
             raise ValueError(f"[train] optimizer does not know {unknown[0]!r}: it takes {', '.join(sorted(known))}")
-        return DenseOptimizer(**options)
+        return DenseOptimizerConfig(**options)
 
     def build(self, model: nn.Module) -> "Optimizer":
         """An optimizer over the model's parameters."""
         parameters = list(model.parameters())
         if self.name == "sgd":
-            return Descent(parameters, lr=self.lr)
+            return SGD(parameters, lr=self.lr)
         return Adam(parameters, lr=self.lr, beta1=self.beta1, beta2=self.beta2, eps=self.eps)
 
 
@@ -78,7 +78,7 @@ class Optimizer:
         raise NotImplementedError
 
 
-class Descent(Optimizer):
+class SGD(Optimizer):
     """Plain gradient descent."""
 
     def __init__(self, parameters: list[nn.Parameter], *, lr: float) -> None:

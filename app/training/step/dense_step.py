@@ -9,25 +9,25 @@ from springtide_client.model.inputs import ModelInputs
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from app.models.interface import Model
+from app.models.interface import DenseModel
 from app.training.step.dense_optimizer import Optimizer
 
-NUM_KINDS = 3  # of inputs that are rows: categorical, pooled, sequence
+NUM_ROW_INPUTS = 3  # of inputs that are rows: categorical, pooled, sequence
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """What a step saw, where it was made: logits from before it learned; loss and weight are sums over the samples."""
 
     logits_NL: Tensor
     loss: Tensor
     weight: Tensor
-    refused: Tensor  # whether the net stayed as it was, for gradients that are not finite
+    skipped: Tensor  # whether the net stayed as it was, for gradients that are not finite
 
 
 class DenseStep(Protocol):
     """One step of the dense net; gradients go back through the inputs to the rows."""
 
-    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> Outcome: ...
+    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome: ...
 
 
 class HostStep:
@@ -36,18 +36,18 @@ class HostStep:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
 
-    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> Outcome:
+    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome:
         logits_NL = score(self.model, self.model, inputs, bfloat16=bfloat16)
-        loss, weight = weighted_loss(logits_NL, labels_NL, weights_N)
+        loss, weight = weighted_loss_sum(logits_NL, labels_NL, weights_N)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         refused = ~torch.isfinite(gradient_norm(self.model))
         # one overflow would stay in the net for ever; the table refuses such gradients row by row
         if not refused:
-            if isinstance(self.model, Model):
+            if isinstance(self.model, DenseModel):
                 self.model.observe_labels(logits_NL.detach(), labels_NL, weights_N)
             self.optimizer.step()
-        return Outcome(logits_NL.detach(), loss.detach(), weight, refused)
+        return StepOutcome(logits_NL.detach(), loss.detach(), weight, refused)
 
 
 class DeviceStep:
@@ -59,32 +59,32 @@ class DeviceStep:
     def __init__(self, model: nn.Module, optimizer: Optimizer, net: nn.Module | None = None) -> None:
         self.model, self.optimizer, self.net = model, optimizer, net or model
 
-    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> Outcome:
-        leaves = [rows.detach().requires_grad_(rows.requires_grad) for rows in inputs[:NUM_KINDS]]
-        outcome = self.learn(inputs._replace(**named(leaves)), labels_NL, weights_N, bfloat16=bfloat16)
-        send_back(inputs, [leaf.grad for leaf in leaves])
+    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome:
+        leaves = [rows.detach().requires_grad_(rows.requires_grad) for rows in inputs[:NUM_ROW_INPUTS]]
+        outcome = self.learn(inputs._replace(**row_inputs_by_name(leaves)), labels_NL, weights_N, bfloat16=bfloat16)
+        backward_into_rows(inputs, [leaf.grad for leaf in leaves])
         return outcome
 
-    def learn(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> Outcome:
+    def learn(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome:
         """Moves the net, and leaves gradients with the inputs, which are leaves."""
         logits_NL = score(self.model, self.net, inputs, bfloat16=bfloat16)
-        loss, weight = weighted_loss(logits_NL, labels_NL, weights_N)
+        loss, weight = weighted_loss_sum(logits_NL, labels_NL, weights_N)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         refused = ~torch.isfinite(gradient_norm(self.model)).to(loss.device)
-        if isinstance(self.model, Model):
+        if isinstance(self.model, DenseModel):
             statistics = list(self.model.buffers())
             before = [buffer.clone() for buffer in statistics]
             self.model.observe_labels(logits_NL.detach(), labels_NL, weights_N)
             for buffer, old in zip(statistics, before, strict=True):
                 buffer.copy_(torch.where(refused, old, buffer))
         self.optimizer.step(refused)
-        return Outcome(logits_NL.detach(), loss.detach(), weight, refused)
+        return StepOutcome(logits_NL.detach(), loss.detach(), weight, refused)
 
 
 def score(model: nn.Module, net: nn.Module, inputs: ModelInputs, *, bfloat16: bool) -> Tensor:
     """The logits, float32, after the inputs were counted in."""
-    if isinstance(model, Model):
+    if isinstance(model, DenseModel):
         model.observe_inputs(inputs.dense)
     with torch.autocast(inputs.dense.device.type, torch.bfloat16, enabled=bfloat16):
         logits_NL: Tensor = net(*inputs)
@@ -96,18 +96,18 @@ def gradient_norm(model: nn.Module) -> Tensor:
     return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
 
-def named(leaves: Sequence[Tensor]) -> dict[str, Tensor]:
+def row_inputs_by_name(leaves: Sequence[Tensor]) -> dict[str, Tensor]:
     """The kinds of rows by their names."""
     return dict(zip(ModelInputs._fields, leaves, strict=False))
 
 
-def send_back(inputs: ModelInputs, grads: Sequence[Tensor | None]) -> None:
+def backward_into_rows(inputs: ModelInputs, grads: Sequence[Tensor | None]) -> None:
     """Gradients of the kinds of rows go on to wherever the rows came from."""
     pairs = [(rows, g) for rows, g in zip(inputs, grads, strict=False) if rows.requires_grad and g is not None]
     torch.autograd.backward([rows for rows, _ in pairs], [g for _, g in pairs])
 
 
-def weighted_loss(logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> tuple[Tensor, Tensor]:
+def weighted_loss_sum(logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> tuple[Tensor, Tensor]:
     """The sum of the samples' losses times their weights, and the sum of the weights; masked labels (NaN) count not.
 
     A sum, not a mean: how far a row moves must not depend on how many strangers share its batch.

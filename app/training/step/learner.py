@@ -14,12 +14,12 @@ from springtide_client.schema import Schema
 from torch import Tensor, nn
 
 from app.training.config import TrainConfig
-from app.training.device.device import TrainDevice, device_of
-from app.training.device.pinned_buffers import Staged, Staging
-from app.training.step.assembly import assemble_tensors, columns_of, of_samples, parts_of
-from app.training.step.cuda_graphs import GraphedStep
-from app.training.step.dense_optimizer import DenseOptimizer, optimizer_arrays, restore_optimizer
-from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, Outcome
+from app.training.device.device import TrainDevice, resolve_device
+from app.training.device.pinned_buffers import PinnedBuffers, StagedColumns
+from app.training.step.assembly import assemble_tensors, embedding_parts, input_columns, repeat_per_key
+from app.training.step.cuda_graphs import CudaGraphStep
+from app.training.step.dense_optimizer import DenseOptimizerConfig, optimizer_arrays, restore_optimizer
+from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
 from embeddings.errors import SpillError
 from embeddings.lookup.handle import Lookup
 from embeddings.lookup.prefetch import Prefetch
@@ -31,7 +31,12 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 # below this many samples a cast saves nothing to speak of, and ids seen few times deserve every bit
 BFLOAT16_SAMPLES = 64
-KEYS = ("features_K", "ids_K", "event_ms_K", "scores_K")  # columns of the keys, where the table is not on the host
+KEY_COLUMNS = (
+    "features_K",
+    "ids_K",
+    "event_ms_K",
+    "scores_K",
+)  # columns of the keys, where the table is not on the host
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class StepReport:
 
 
 @dataclass(frozen=True)
-class Keys:
+class BatchKeys:
     """What a batch asks of the table: arrays where the table is. The same go into its prefetch and its look-up."""
 
     batch: Batch
@@ -59,7 +64,7 @@ class Keys:
     event_ms_K: Array
     scores_K: Array | None
     prefetch: Prefetch | None = None
-    staged: Staged | None = None  # its columns, on their way to the device
+    staged: StagedColumns | None = None  # its columns, on their way to the device
 
     def drop(self) -> None:
         """The batch is not learned from these."""
@@ -84,21 +89,21 @@ class Learner:
         device: TrainDevice | None = None,
     ) -> None:
         """`device`: in place of the one that the config names. ValueError where that is not to be had."""
-        self.device = device or device_of(config)
+        self.device = device or resolve_device(config)
         self.model, self.table, self.config, self.schema = model.to(self.device.device), table, config, schema
         self._score_column = None if score_field is None else schema.dense.index(score_field)
-        self._upcoming: Keys | None = None
-        self.optimizer = DenseOptimizer.of(config.optimizer).build(model)
+        self._upcoming: BatchKeys | None = None
+        self.optimizer = DenseOptimizerConfig.of(config.optimizer).build(model)
         self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and self.device.has_bfloat16)
-        self._staging = None if self.device.lane is None else Staging(self.device.lane)
+        self._staging = None if self.device.transfer is None else PinnedBuffers(self.device.transfer)
         self._keys_travel = self._staging is not None and not table.ops.on_host
         self.dense_step: DenseStep = self._dense_step()
-        self.refused_steps = 0  # of the dense net, for gradients that were not finite
+        self.skipped_steps = 0  # of the dense net, for gradients that were not finite
         self.steps = 0
         model.train()
 
     @property
-    def is_late(self) -> bool:
+    def reports_late(self) -> bool:
         """Whether reports come after their steps: to ask for one at once would wait for the device."""
         return self._staging is not None
 
@@ -109,9 +114,9 @@ class Learner:
 
     def step(self, batch: Batch, upcoming: Batch | None = None) -> StepReport:
         """`begin`, and its report."""
-        return self.begin(batch, upcoming)()
+        return self.start_step(batch, upcoming)()
 
-    def begin(self, batch: Batch, upcoming: Batch | None = None) -> Callable[[], StepReport]:
+    def start_step(self, batch: Batch, upcoming: Batch | None = None) -> Callable[[], StepReport]:
         """1. Look up. 2. Score. 3. Gradients; they move the rows. 4. Statistics. 5. Move the dense net.
 
         `upcoming`: the batch of the next step, if it is known: its rows come up from below, and its columns travel,
@@ -134,15 +139,15 @@ class Learner:
                 keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
             )
             try:
-                if self.device.lane is None:
+                if self.device.transfer is None:
                     self._look_ahead()
                     outcome = self._move(batch, lookup, keys.staged)
                 else:  # which would wait for all that the step asks for: on a stream of its own, beside the step
-                    placed, num_removals = self.device.lane.mark(), self.table.num_removals
+                    placed, num_removals = self.device.transfer.record_event(), self.table.num_removals
                     outcome = self._move(batch, lookup, keys.staged)
                     if self.table.num_removals != num_removals:  # rows left with the update: ahead is after that too
-                        placed = self.device.lane.mark()
-                    with self.device.lane.beside(placed):
+                        placed = self.device.transfer.record_event()
+                    with self.device.transfer.side_stream(placed):
                         self._look_ahead()
             finally:
                 lookup.release()
@@ -151,10 +156,10 @@ class Learner:
         self.steps += 1
         return self._report_of(batch, outcome)
 
-    def _move(self, batch: Batch, lookup: Lookup, staged: Staged | None) -> Outcome:
+    def _move(self, batch: Batch, lookup: Lookup, staged: StagedColumns | None) -> StepOutcome:
         """Rows and dense net, by a batch whose rows are held."""
         columns = None if staged is None else staged.tensors()
-        parts = parts_of(self.schema, batch.features)
+        parts = embedding_parts(self.schema, batch.features)
         if columns is not None and self._keys_travel:
             parts = [
                 part if part.offsets_B1 is None else part._replace(offsets_B1=self._offsets(columns, number))
@@ -173,11 +178,11 @@ class Learner:
     def _offsets(self, columns: Mapping[str, Tensor], part: int) -> Array:
         return self.table.ops.array_of(columns[f"offsets.{part}"])
 
-    def _report_of(self, batch: Batch, outcome: Outcome) -> Callable[[], StepReport]:
-        if self.device.lane is None:
+    def _report_of(self, batch: Batch, outcome: StepOutcome) -> Callable[[], StepReport]:
+        if self.device.transfer is None:
             report = self._report(batch, outcome.logits_NL.numpy(), *map(float, outcome[1:]))
             return lambda: report
-        arrives = self.device.lane.fetch(torch.cat([part.reshape(-1).float() for part in outcome]))
+        arrives = self.device.transfer.fetch_async(torch.cat([part.reshape(-1).float() for part in outcome]))
 
         def wait() -> StepReport:
             numbers, num_logits = arrives(), batch.labels_NL.size
@@ -189,21 +194,25 @@ class Learner:
     def _report(
         self, batch: Batch, logits_NL: npt.NDArray[np.float32], loss: float, weight: float, refused: float
     ) -> StepReport:
-        self.refused_steps += int(refused)
+        self.skipped_steps += int(refused)
         return StepReport(logits_NL, batch.labels_NL, batch.weights_N, loss / weight if weight > 0 else float("nan"))
 
     def _dense_step(self) -> DenseStep:
-        if self.device.lane is None:
+        if self.device.transfer is None:
             return HostStep(self.model, self.optimizer)
         step = DeviceStep(self.model, self.optimizer)
-        return GraphedStep(step, self.device.capture, self.config.batch_size) if self.device.capture else step
+        return (
+            CudaGraphStep(step, self.device.graph_capture, self.config.batch_size)
+            if self.device.graph_capture
+            else step
+        )
 
-    def _at_table(self, keys: Keys) -> Keys:
+    def _at_table(self, keys: BatchKeys) -> BatchKeys:
         """The keys as the table takes them without copying anything."""
         if not self._keys_travel or keys.staged is None or not isinstance(keys.ids_K, np.ndarray):
             return keys
         tensors, array_of = keys.staged.tensors(), self.table.ops.array_of
-        return replace(keys, **{name: array_of(tensors[name]) for name in KEYS if name in tensors})
+        return replace(keys, **{name: array_of(tensors[name]) for name in KEY_COLUMNS if name in tensors})
 
     def _look_ahead(self) -> None:
         """The next batch's rows come up. A failure is told by its look-up: this batch must not be looked up twice.
@@ -216,25 +225,27 @@ class Learner:
                 prefetch = self.table.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K)
                 self._upcoming = replace(keys, prefetch=prefetch)
 
-    def _keys_of(self, batch: Batch) -> Keys:
+    def _keys_of(self, batch: Batch) -> BatchKeys:
         features_K, ids_K = lookup_keys(self.schema, batch.features)
-        event_ms_K = of_samples(batch.features, batch.event_ms_N)
+        event_ms_K = repeat_per_key(batch.features, batch.event_ms_N)
         scores_K = None
         if self._score_column is not None:
             # a sample without a score counts as one of 0
-            scores_K = of_samples(batch.features, np.nan_to_num(batch.features.dense_NF[:, self._score_column], nan=0))
+            scores_K = repeat_per_key(
+                batch.features, np.nan_to_num(batch.features.dense_NF[:, self._score_column], nan=0)
+            )
         staged = None
         if self._staging is not None:
-            columns = columns_of(self.schema, batch.features)
+            columns = input_columns(self.schema, batch.features)
             columns |= {"labels": batch.labels_NL, "weights": batch.weights_N}
             if self._keys_travel:
                 columns |= {
                     name: column
-                    for name, column in zip(KEYS, (features_K, ids_K, event_ms_K, scores_K), strict=True)
+                    for name, column in zip(KEY_COLUMNS, (features_K, ids_K, event_ms_K, scores_K), strict=True)
                     if column is not None
                 }
             staged = self._staging.stage(columns)
-        return Keys(batch, features_K, ids_K, event_ms_K, scores_K, staged=staged)
+        return BatchKeys(batch, features_K, ids_K, event_ms_K, scores_K, staged=staged)
 
     # what a version carries
 

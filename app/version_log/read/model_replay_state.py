@@ -8,7 +8,7 @@ from springtide_client.format.records import Record, Tip, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
 
-from app.scores.progressive import Scores
+from app.scores.progressive import ProgressiveScores
 
 MAX_ORDERS = 10_000  # a base remembers so many executed orders: their files are long gone when more have come
 SCORES = "state.scores."
@@ -25,7 +25,7 @@ class StateOverlay:
         self._sketch = base.sketch
         arrays = {**base.dense, **base.trainer_state}
         self._arrays = {name: array for name, array in arrays.items() if not name.startswith(SCORES)}
-        self._scores = Scores(base.manifest.decode_schema().labels, window_samples)
+        self._scores = ProgressiveScores(base.manifest.decode_schema().labels, window_samples)
         self._scores.restore(_scores_of(arrays))
 
     def apply(self, record: Record) -> None:

@@ -24,8 +24,10 @@ def on_host() -> Iterator[None]:
     device = device_of("host", seed=2)
     device.threads = 256
     pairs = Pairs(device)
-    ops.fused_products.register_kernel("cpu", lambda vectors: ops.products_by(pairs, vectors))
-    ops.fused_gradients.register_kernel("cpu", lambda vectors, grads: ops.gradients_by(pairs, vectors, grads))
+    ops.fused_dot_interaction.register_kernel("cpu", lambda vectors: ops.launch_products(pairs, vectors))
+    ops.fused_dot_interaction_backward.register_kernel(
+        "cpu", lambda vectors, grads: ops.launch_gradients(pairs, vectors, grads)
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -40,7 +42,7 @@ def places_of(num_vectors: int) -> Tensor:
 def test_the_gradients_are_those_of_the_products() -> None:
     for shape in [(3, 2, 5), (2, 6, 3)]:
         vectors = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(ops.fused_products, (vectors,), fast_mode=True)
+        assert torch.autograd.gradcheck(ops.fused_dot_interaction, (vectors,), fast_mode=True)
 
 
 @pytest.mark.usefixtures("on_host")
@@ -49,7 +51,7 @@ def test_forward_and_backward_are_plain_torchs(dtype: torch.dtype, tolerance: fl
     ours = torch.randn(13, 9, 16).to(dtype).requires_grad_()
     plain = ours.detach().clone().requires_grad_()
     grads = torch.randn(13, 36).to(dtype)
-    products, expected = ops.fused_products(ours), ops.plain_products(plain, places_of(9))
+    products, expected = ops.fused_dot_interaction(ours), ops.torch_dot_interaction(plain, places_of(9))
     torch.testing.assert_close(products, expected, rtol=tolerance, atol=tolerance)
     products.backward(grads)
     expected.backward(grads)
@@ -60,13 +62,13 @@ def test_forward_and_backward_are_plain_torchs(dtype: torch.dtype, tolerance: fl
 @pytest.mark.parametrize("transposed", [False, True])
 def test_torch_finds_nothing_wrong_with_the_op(transposed: bool) -> None:
     vectors = torch.randn(5, 6, 4).transpose(1, 2) if transposed else torch.randn(5, 4, 6)
-    torch.library.opcheck(ops.fused_gradients, (vectors, torch.randn(5, 6)))
-    torch.library.opcheck(ops.fused_products, (vectors.requires_grad_(),))
+    torch.library.opcheck(ops.fused_dot_interaction_backward, (vectors, torch.randn(5, 6)))
+    torch.library.opcheck(ops.fused_dot_interaction, (vectors.requires_grad_(),))
 
 
 @pytest.mark.usefixtures("on_host")
 def test_a_compiled_net_keeps_the_op_whole_and_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.models.dlrm.pair_products", lambda vectors, _: ops.fused_products(vectors))
+    monkeypatch.setattr("app.models.dlrm.pair_products", lambda vectors, _: ops.fused_dot_interaction(vectors))
     model, inputs = (
         DLRM(SPEC),
         [x + 0.1 * torch.randn_like(x) if x.is_floating_point() else x for x in example_inputs(SPEC)],
@@ -84,7 +86,7 @@ def test_a_compiled_net_keeps_the_op_whole_and_learns_the_same(monkeypatch: pyte
 
     expected = gradients(model)
     torch.testing.assert_close(gradients(torch.compile(model, backend=look, fullgraph=True)), expected)
-    assert any("springtide" in name or "fused_products" in name for name in seen)
+    assert any("springtide" in name or "fused_dot_interaction" in name for name in seen)
 
 
 def test_a_net_on_a_gpu_takes_the_op_and_one_that_is_exported_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,14 +94,14 @@ def test_a_net_on_a_gpu_takes_the_op_and_one_that_is_exported_the_plain_form(mon
 
     with FakeTensorMode(), torch.device("cuda"):
         fields, places = torch.empty(7, 5, 8), places_of(5)
-        assert ops.pair_products(fields, places).shape == (7, 10)
+        assert ops.dot_interaction(fields, places).shape == (7, 10)
         taken = []
-        monkeypatch.setattr(ops, "fused_products", lambda vectors: taken.append(vectors))
-        ops.pair_products(fields, places)
-        ops.pair_products(torch.empty(7, 5, 8, dtype=torch.float16), places)  # no kernel of ours
-        ops.pair_products(torch.empty(7, 65, 8), places_of(65))
+        monkeypatch.setattr(ops, "fused_dot_interaction", lambda vectors: taken.append(vectors))
+        ops.dot_interaction(fields, places)
+        ops.dot_interaction(torch.empty(7, 5, 8, dtype=torch.float16), places)  # no kernel of ours
+        ops.dot_interaction(torch.empty(7, 65, 8), places_of(65))
         monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
-        ops.pair_products(fields, places)
+        ops.dot_interaction(fields, places)
     assert len(taken) == 1
     program = torch.export.load(io.BytesIO(export_model(DLRM(SPEC), SPEC)))
     assert "springtide" not in str(program.graph)
@@ -111,11 +113,11 @@ def test_on_a_gpu_the_op_is_plain_torchs_in_a_graph_and_under_autocast() -> None
     vectors = torch.randn(1025, 27, 16, device="cuda", requires_grad=True)
     plain = vectors.detach().clone().requires_grad_()
     places, grads = places_of(27).cuda(), torch.randn(1025, 351, device="cuda")
-    torch.library.opcheck(ops.fused_products, (vectors,))
+    torch.library.opcheck(ops.fused_dot_interaction, (vectors,))
     for bfloat16, tolerance in [(False, 1e-4), (True, 4e-2)]:
         vectors.grad = plain.grad = None
         with torch.autocast("cuda", torch.bfloat16, enabled=bfloat16):
-            products, expected = ops.pair_products(vectors, places), ops.plain_products(plain, places)
+            products, expected = ops.dot_interaction(vectors, places), ops.torch_dot_interaction(plain, places)
         assert products.dtype == expected.dtype
         torch.testing.assert_close(products, expected, rtol=tolerance, atol=tolerance)
         products.backward(grads.to(products.dtype))
@@ -123,7 +125,7 @@ def test_on_a_gpu_the_op_is_plain_torchs_in_a_graph_and_under_autocast() -> None
         torch.testing.assert_close(vectors.grad, plain.grad, rtol=tolerance, atol=10 * tolerance)
     graph, held = torch.cuda.CUDAGraph(), vectors.detach()
     with torch.cuda.graph(graph):
-        played = ops.fused_products(held)
+        played = ops.fused_dot_interaction(held)
     held.mul_(2)
     graph.replay()
-    torch.testing.assert_close(played, ops.plain_products(held, places), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(played, ops.torch_dot_interaction(held, places), rtol=1e-4, atol=1e-4)

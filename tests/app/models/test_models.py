@@ -8,7 +8,7 @@ from springtide_client.model.inputs import ModelInputs
 from torch import nn
 
 from app.models.calibration import Calibration
-from app.models.dense_features import NumberTransform
+from app.models.dense_features import DenseFeatureNormalizer
 from app.models.export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import BUILT_IN, ModelConfig, build_model
@@ -107,7 +107,7 @@ def test_a_new_model_predicts_about_the_base_rate():
 
 
 def test_numbers_are_standardized_and_missing_ones_are_marked():
-    transform = NumberTransform(2)
+    transform = DenseFeatureNormalizer(2)
     draw = np.random.default_rng(0)
     raw = np.stack([np.expm1(draw.normal(3, 2, 1000).clip(0)), np.full(1000, 7.0)], axis=1).astype(np.float32)
     raw[::4, 0] = np.nan
@@ -125,7 +125,7 @@ def test_numbers_are_standardized_and_missing_ones_are_marked():
 
 
 def test_numbers_of_a_batch_in_which_all_are_missing_move_nothing():
-    transform = NumberTransform(1)
+    transform = DenseFeatureNormalizer(1)
     transform.observe(torch.tensor([[1.0], [5.0]]))
     before = {key: value.clone() for key, value in transform.state_dict().items()}
     transform.observe(torch.full((3, 1), float("nan")))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.scores.auc import exact_auc
-from app.scores.progressive import Scores
+from app.scores.progressive import ProgressiveScores
 
 
 def draw(num: int, *, labels: int = 1, seed: int = 0, spread: float = 1.0, base: float = -1.0):
@@ -25,7 +25,7 @@ def slow_auc(logits, labels, weights) -> float:
 
 def test_whole_scores_equal_their_definition():
     logits, labels, weights = draw(800)
-    scores = Scores(["click"], 300)
+    scores = ProgressiveScores(["click"], 300)
     scores.observe(logits, labels, weights)
     whole = scores.document()["whole"]
     z, y, w = (array.reshape(-1).astype(np.float64) for array in (logits, labels, weights))
@@ -38,7 +38,7 @@ def test_whole_scores_equal_their_definition():
 @pytest.mark.parametrize(("spread", "base"), [(0.02, -6.0), (0.3, -6.0), (1.0, 0.0), (6.0, 3.0)])
 def test_the_auc_of_a_long_run_is_within_a_ten_thousandth(spread, base):
     logits, labels, weights = draw(200_000, spread=spread, base=base)
-    scores = Scores(["click"], 10)
+    scores = ProgressiveScores(["click"], 10)
     scores.observe(logits, labels, weights)
     z, y, w = (array.reshape(-1).astype(np.float64) for array in (logits, labels, weights))
     assert scores.document()["whole"]["auc"] == pytest.approx(exact_auc(z, w * y, w * (1 - y)), abs=1e-4)
@@ -46,7 +46,7 @@ def test_the_auc_of_a_long_run_is_within_a_ten_thousandth(spread, base):
 
 def test_the_window_is_exact_over_the_last_samples():
     logits, labels, weights = draw(5000)
-    scores = Scores(["click"], 700)
+    scores = ProgressiveScores(["click"], 700)
     for part in np.array_split(np.arange(5000), 37):
         scores.observe(logits[part], labels[part], weights[part])
     z, y, w = (array[-700:].reshape(-1).astype(np.float64) for array in (logits, labels, weights))
@@ -57,10 +57,10 @@ def test_the_window_is_exact_over_the_last_samples():
 def test_state_and_deltas_give_bitwise_what_observing_gives(cuts, versions):
     logits, labels, weights = draw(400, labels=2)
     labels[::7, 1] = np.nan
-    straight = Scores(["click", "order"], 90)
+    straight = ProgressiveScores(["click", "order"], 90)
     straight.observe(logits, labels, weights)
 
-    written, bounds = Scores(["click", "order"], 90), sorted({0, *cuts, 400})
+    written, bounds = ProgressiveScores(["click", "order"], 90), sorted({0, *cuts, 400})
     base, deltas = written.state(), []
     for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
         written.observe(logits[start:stop], labels[start:stop], weights[start:stop])
@@ -70,7 +70,7 @@ def test_state_and_deltas_give_bitwise_what_observing_gives(cuts, versions):
             deltas.append(written.delta())
             base, deltas = written.state(), []
     deltas.append(written.delta())
-    read = Scores(["click", "order"], 90)
+    read = ProgressiveScores(["click", "order"], 90)
     read.restore(base)
     for delta in deltas:
         read.apply(delta)
@@ -81,7 +81,7 @@ def test_state_and_deltas_give_bitwise_what_observing_gives(cuts, versions):
 
 
 def test_one_class_has_no_auc_and_nothing_has_no_scores():
-    scores = Scores(["click"], 10)
+    scores = ProgressiveScores(["click"], 10)
     assert scores.document()["whole"] == {"auc": None, "logloss": None, "calibration": None}
     scores.observe(np.zeros((3, 1), np.float32), np.zeros((3, 1), np.float32), np.ones(3, np.float32))
     assert scores.document()["whole"] == {"auc": None, "logloss": pytest.approx(np.log(2)), "calibration": None}
@@ -90,7 +90,7 @@ def test_one_class_has_no_auc_and_nothing_has_no_scores():
 def test_several_labels_are_tasks_and_the_first_one_leads():
     logits, labels, weights = draw(100, labels=2)
     labels[:, 1] = np.nan
-    scores = Scores(["click", "order"], 10)
+    scores = ProgressiveScores(["click", "order"], 10)
     scores.observe(logits, labels, weights)
     document = scores.document()
     assert document["whole"] == document["tasks"]["click"]["whole"]
@@ -98,7 +98,7 @@ def test_several_labels_are_tasks_and_the_first_one_leads():
 
 
 def test_a_net_that_has_overflowed_is_scored_and_poisons_nothing():
-    scores = Scores(["click"], 10)
+    scores = ProgressiveScores(["click"], 10)
     bad = np.array([[np.nan], [np.inf], [-np.inf]], np.float32)
     scores.observe(bad, np.array([[1], [1], [0]], np.float32), np.ones(3, np.float32))
     assert np.isfinite(scores.document()["whole"]["logloss"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from app.training.device.device import TrainDevice
-from app.training.step.cuda_graphs import Result
+from app.training.step.cuda_graphs import GraphOutput
 
 
 @dataclass
@@ -75,7 +75,7 @@ class LateLane:
         return wait
 
 
-def play_again(work: Callable[[], Result], warm_ups: int) -> tuple[Result, Callable[[], None]]:
+def play_again(work: Callable[[], GraphOutput], warm_ups: int) -> tuple[GraphOutput, Callable[[], None]]:
     """A graph's promise without one: each play does the same work anew and writes to the tensors of the first."""
     for _ in range(warm_ups):
         work()

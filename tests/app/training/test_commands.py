@@ -8,8 +8,8 @@ from made_config import make_config
 from springtide_client.log.directory import LogDirectory
 
 from app.serving.admin.requests import put_order
-from app.training.bootstrap import start_state
-from app.training.commands import OrderDesk
+from app.training.bootstrap import load_state
+from app.training.commands import CommandExecutor
 from app.training.state.training_state import TrainingState
 from app.version_log.commands.rollback import rollback_to
 from app.version_log.write.writer import LogWriter
@@ -21,15 +21,15 @@ class Desk:
     def __init__(self, folder: Path, more: str = "") -> None:
         self.config = make_config(folder, more=more, table='admission = { sketch_bytes = "64KiB" }')
         self.log = LogWriter.open(self.config.log, schema=SCHEMA)
-        self.state: TrainingState = start_state(self.config, self.log)
-        self.desk = OrderDesk(self.config.log.path, self.log.epoch, self.state)
+        self.state: TrainingState = load_state(self.config, self.log)
+        self.desk = CommandExecutor(self.config.log.path, self.log.epoch, self.state)
 
     def put(self, kind: str, body: dict) -> str:
         return put_order(self.config.log.path, kind, body)
 
     def version(self) -> int:
-        number = self.log.append(*self.state.cut(created_ms=1, complete_until_ms=1)).number
-        self.desk.told(number)
+        number = self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1)).number
+        self.desk.on_published(number)
         return number
 
     def newest(self):

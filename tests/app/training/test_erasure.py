@@ -8,9 +8,9 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import KNOWN, View
 
 from app.serving.admin.requests import put_order
-from app.training.bootstrap import start_state
-from app.training.commands import OrderDesk
-from app.training.state.spill_gc import Generations
+from app.training.bootstrap import load_state
+from app.training.commands import CommandExecutor
+from app.training.state.spill_gc import SpillGC
 from app.version_log.commands.status import receipt_of
 from app.version_log.compact.merge import merge_base
 from app.version_log.write.writer import LogWriter
@@ -33,14 +33,14 @@ class Tiers:
 
     def open(self) -> None:
         self.log = LogWriter.open(self.config.log, schema=self.config.schema)
-        self.state = start_state(self.config, self.log)
-        self.desk = OrderDesk(self.config.log.path, self.log.epoch, self.state)
-        self.generations = Generations(self.state.learner.table, self.log.directory, self.state.base_number)
+        self.state = load_state(self.config, self.log)
+        self.desk = CommandExecutor(self.config.log.path, self.log.epoch, self.state)
+        self.generations = SpillGC(self.state.learner.table, self.log.directory, self.state.base_number)
 
     def cut(self) -> int:
-        number = self.log.append(*self.state.cut(created_ms=1, complete_until_ms=1)).number
-        self.generations.after_cut(number)
-        self.desk.told(number)
+        number = self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1)).number
+        self.generations.on_checkpoint(number)
+        self.desk.on_published(number)
         self.log.sync()
         return number
 
@@ -49,7 +49,7 @@ class Tiers:
         self.cut()
         self.cut()
         assert merge_base(LogDirectory(self.path), window_samples=100) is not None
-        self.generations.look(self.log.last.number)
+        self.generations.map_newest_base(self.log.last.number)
 
     def close(self) -> None:
         self.log.close()

@@ -80,7 +80,7 @@ def test_a_trainer_without_a_topic_waits_visibly_and_learns_when_it_comes(room):
 
 
 def test_the_end_of_an_absent_topic_is_not_waited_for_for_ever(room, monkeypatch):
-    monkeypatch.setattr("app.training.input.batches.ABSENT_SECONDS", 3.0)
+    monkeypatch.setattr("app.training.input.batches.MAX_UNAVAILABLE_SECONDS", 3.0)
     with pytest.raises(RetriableError, match="clicks"):
         Trainer(room.config, until_end=True).run()
     status = read_status(room.config.log.path)

@@ -42,7 +42,7 @@ def from_topic(learner: Learner, log: Path, num_samples: int) -> None:
             if batch is None:
                 continue
             waiting = full(batcher)
-            before, late = late, learner.begin(batch, waiting)
+            before, late = late, learner.start_step(batch, waiting)
             num_learned += len(batch)
             if before is not None:
                 before()

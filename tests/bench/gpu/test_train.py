@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from app.training.device.device import TrainDevice
-from app.training.device.transfer_stream import CudaLane
-from app.training.step.cuda_graphs import capture_on_gpu
+from app.training.device.transfer_stream import CudaTransferStream
+from app.training.step.cuda_graphs import capture_cuda_graph
 from kernels.cuda.device import CupyDevice
 from kernels.cuda.ops import CudaOps
 from tests.app.training.late_lane import LateLane, play_again
@@ -51,8 +51,8 @@ def test_the_whole_of_it_runs_on_stand_ins_for_cupy_and_torch(monkeypatch: pytes
     monkeypatch.setattr(CupyDevice, "threads", 32)
     monkeypatch.setattr(torch, "compile", lambda model: model)
     ops = CudaOps(CupyDevice(), late=True)
-    place = TrainDevice(torch.device("cpu"), CudaLane(), capture_on_gpu, ops)
-    machine = Machine(place, ops, capture_on_gpu, torch.cuda.synchronize)
+    place = TrainDevice(torch.device("cpu"), CudaTransferStream(), capture_cuda_graph, ops)
+    machine = Machine(place, ops, capture_cuda_graph, torch.cuda.synchronize)
     monkeypatch.setattr(train, "gpu", lambda: machine)
     monkeypatch.setattr(train, "AGREES", 100.0)
     monkeypatch.setattr(train, "STEPS", STEPS[2:4])

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from app.training.device.transfer_stream import CudaLane, Lane
+from app.training.device.transfer_stream import CudaTransferStream, TransferStream
 from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
 from embeddings.optimizer import RowOptimizer
@@ -79,7 +79,7 @@ class Bench:
     """A device, the way to it, and how much is asked of both."""
 
     ops: Ops
-    lane: Lane
+    lane: TransferStream
     wait: Callable[[], None]  # for all that was asked of the device
     size: Size
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
@@ -104,14 +104,14 @@ class Bench:
         foreseen = None
         for keys, following in zip(batches, [*batches[1:], None], strict=True):
             lookup = table.lookup(*keys, prefetched=foreseen)
-            placed, num_removals = self.lane.mark(), table.num_removals
+            placed, num_removals = self.lane.record_event(), table.num_removals
             table.gather(lookup)
             table.update(lookup, grads[: len(keys[1])])
             if table.num_removals != num_removals:
-                placed = self.lane.mark()
+                placed = self.lane.record_event()
             foreseen = None
             if following is not None:
-                with self.lane.beside(placed):
+                with self.lane.side_stream(placed):
                     foreseen = table.prefetch(*following)
 
     def put(self, features: Any, ids: Any) -> Keys:
@@ -133,12 +133,15 @@ class Bench:
 
     def link_rate(self) -> float:
         """Bytes a second from pinned memory to the device, the best of some copies."""
-        here, there = self.lane.pinned(self.size.link_bytes), self.lane.there(self.size.link_bytes)
+        here, there = (
+            self.lane.allocate_pinned(self.size.link_bytes),
+            self.lane.allocate_on_device(self.size.link_bytes),
+        )
         best = 0.0
         for _ in range(4):
             self.wait()
             start = time.perf_counter()
-            self.lane.wait_here(self.lane.carry(here, there, self.lane.mark()))
+            self.lane.host_wait(self.lane.copy_async(here, there, self.lane.record_event()))
             best = max(best, len(here) / (time.perf_counter() - start))
         return best
 
@@ -232,7 +235,7 @@ def main() -> None:
         ops = backend("cuda")
     except ValueError as error:
         sys.exit(f"gpu.tiers: {error}")
-    bench = Bench(ops, CudaLane(), torch.cuda.synchronize, QUICK if options.quick else FULL)
+    bench = Bench(ops, CudaTransferStream(), torch.cuda.synchronize, QUICK if options.quick else FULL)
     cases = run(bench)
     packages = ("torch", "cupy-cuda13x", "numpy", "numba", "rocksdb-py")
     report("gpu.tiers", cases, packages=packages, out=options.out, quick=options.quick)

@@ -18,13 +18,13 @@ import torch
 from springtide_client.features import Features
 
 from app.models import dlrm
-from app.models.dot_interaction import plain_products
+from app.models.dot_interaction import torch_dot_interaction
 from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
 from app.training.config import TrainConfig
 from app.training.defaults import with_defaults
-from app.training.device.device import TrainDevice, device_of
-from app.training.step.cuda_graphs import GraphedStep, capture_on_gpu
+from app.training.device.device import TrainDevice, resolve_device
+from app.training.step.cuda_graphs import CudaGraphStep, capture_cuda_graph
 from app.training.step.dense_step import DeviceStep
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
@@ -94,7 +94,7 @@ class Machine:
 
 def gpu() -> Machine:
     """Torch's GPU; ValueError where there is none."""
-    return Machine(device_of(TrainConfig(device="cuda")), "cuda", capture_on_gpu, torch.cuda.synchronize)
+    return Machine(resolve_device(TrainConfig(device="cuda")), "cuda", capture_cuda_graph, torch.cuda.synchronize)
 
 
 def make_batches(num: int, size: int, *, seed: int = 0) -> list[Batch]:
@@ -118,13 +118,13 @@ def make_batches(num: int, size: int, *, seed: int = 0) -> list[Batch]:
 @contextmanager
 def switched(switches: Switches) -> Iterator[None]:
     """The net's dot interaction is ours or torch's while this lasts."""
-    ours = dlrm.pair_products
+    ours = dlrm.dot_interaction
     if not switches.fused:
-        dlrm.pair_products = plain_products
+        dlrm.dot_interaction = torch_dot_interaction
     try:
         yield
     finally:
-        dlrm.pair_products = ours
+        dlrm.dot_interaction = ours
 
 
 class Bench:
@@ -145,7 +145,7 @@ class Bench:
         if switches is not None:
             net = torch.compile(learner.model) if switches.compiled else learner.model
             step = DeviceStep(learner.model, learner.optimizer, net)
-            learner.dense_step = GraphedStep(step, machine.capture, batch_size) if switches.capture else step
+            learner.dense_step = CudaGraphStep(step, machine.capture, batch_size) if switches.capture else step
         return learner
 
     def check(self, dim: int, batches: Sequence[Batch], switches: Switches) -> None:
@@ -202,7 +202,7 @@ def learn(learner: Learner, batches: Sequence[Batch], *, ahead: bool) -> float:
     """Each batch's report is asked for when the next step is on its way; the mean logloss."""
     losses, late = [], None
     for batch, upcoming in zip(batches, [*batches[1:], None], strict=True):
-        before, late = late, learner.begin(batch, upcoming if ahead else None)
+        before, late = late, learner.start_step(batch, upcoming if ahead else None)
         if before is not None:
             losses.append(before().loss)
     if late is not None:

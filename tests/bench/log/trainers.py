@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from app.config.load import Config
-from app.training.input.batches import Intake
+from app.training.input.batches import BatchStream
 from app.training.trainer import Trainer
 from stream.positions import Position
 from tests.bench.harness.report import fail
@@ -88,7 +88,7 @@ class LoggedTrainer:
         start, learned = time.perf_counter(), self.trainer.state.samples_trained
         while self.trainer.state.samples_trained == learned:
             self.trainer.advance()
-            self.trainer.say()
+            self.trainer.report_status()
             if self.trainer.gate.held is not None:
                 fail(f"the health gate: {self.trainer.gate.held.detail}")
         self.step_seconds.append(time.perf_counter() - start)
@@ -96,10 +96,10 @@ class LoggedTrainer:
     def _rewind(self) -> None:
         """Back to the topic's start, as `--from-offset earliest` does it."""
         trainer = self.trainer
-        trainer.intake.close()
-        trainer.state.move_to({p: Position(at.topic_id, 0) for p, at in trainer.state.positions.items()})
-        trainer.intake = Intake(trainer.config, trainer.state.positions, until_end=False)
-        trainer.intake.start()
+        trainer.batches.close()
+        trainer.state.seek({p: Position(at.topic_id, 0) for p, at in trainer.state.positions.items()})
+        trainer.batches = BatchStream(trainer.config, trainer.state.positions, until_end=False)
+        trainer.batches.start()
 
     def settle(self) -> None:
         """All that was learned is in the log, and durable."""
@@ -126,7 +126,7 @@ class UnloggedTrainer(LoggedTrainer):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.trainer.put_off(float("inf"))
+        self.trainer.postpone(float("inf"))
         self.trainer.state.learner.table.tracked = False
 
     def settle(self) -> None:

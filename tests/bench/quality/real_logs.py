@@ -23,7 +23,7 @@ from springtide_client.schema import Schema  # noqa: E402
 
 from app.models.interface import ModelSpec  # noqa: E402
 from app.models.registry import ModelConfig, build_model  # noqa: E402
-from app.scores.progressive import Scores  # noqa: E402
+from app.scores.progressive import ProgressiveScores  # noqa: E402
 from app.training.config import TrainConfig  # noqa: E402
 from app.training.defaults import with_defaults  # noqa: E402
 from app.training.step.learner import Learner  # noqa: E402
@@ -125,7 +125,7 @@ def run(real: RealLog, settings: Settings, batch: Batch | None = None) -> dict[s
     schema, train = real.schema, settings.train
     table = EmbeddingTable(with_defaults(settings.table), seed=train.seed, tracked=False)
     model = build_model(settings.model, ModelSpec.of(schema, settings.table.dim), seed=train.seed)
-    learner, scores = Learner(model, table, train, schema), Scores(schema.labels, train.window_samples)
+    learner, scores = Learner(model, table, train, schema), ProgressiveScores(schema.labels, train.window_samples)
     began = time.perf_counter()
     for start in range(0, len(batch), train.batch_size):
         report = learner.step(cut(batch, start, start + train.batch_size))

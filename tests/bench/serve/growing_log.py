@@ -11,7 +11,7 @@ import numpy as np
 from springtide_client.format.records import HEADER
 
 from app.config.load import load_config
-from app.training.bootstrap import start_state
+from app.training.bootstrap import load_state
 from app.version_log.write.segments import SegmentFiles
 from app.version_log.write.writer import LogWriter
 from tests.bench.workloads.row_log import DIM, FEATURE
@@ -32,7 +32,7 @@ def main() -> None:
 
     SegmentFiles.write = write  # type: ignore[method-assign]
     with LogWriter.open(config.log, schema=config.schema) as log:
-        state = start_state(config, log)
+        state = load_state(config, log)
         dense = {f"dense.{name}": array for name, array in state.learner.dense_arrays().items()}
         feature, due = config.schema.number(FEATURE), time.monotonic()
         while True:

@@ -11,7 +11,7 @@ import torch
 from springtide_client.features import Features
 
 from app.config.load import load_config
-from app.training.bootstrap import start_state
+from app.training.bootstrap import load_state
 from app.version_log.write.writer import LogWriter
 from stream.columns import Batch, Partition
 
@@ -42,13 +42,13 @@ def main() -> None:
     random = np.random.default_rng(0)
     batches = [draw(random, config.train.batch_size, num_rows) for _ in range(64)]
     with LogWriter.open(config.log, schema=config.schema) as log:
-        state = start_state(config, log)
+        state = load_state(config, log)
         published, number = time.monotonic(), 0
         while True:
             state.learn(batches[number % len(batches)])
             number += 1
             if time.monotonic() - published >= config.log.publish_seconds:
                 now_ms = time.time_ns() // 1_000_000
-                log.append(*state.cut(created_ms=now_ms, complete_until_ms=now_ms))
+                log.append(*state.checkpoint(created_ms=now_ms, complete_until_ms=now_ms))
                 print(state.samples_trained, flush=True)
                 published = time.monotonic()

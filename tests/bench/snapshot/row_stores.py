@@ -16,7 +16,7 @@ from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
 from app.training.state.base_rows import BaseRows
-from app.training.state.version_tensors import touched_to_arrays
+from app.training.state.version_tensors import delta_to_arrays
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.merge import CHUNK_ROWS
 from app.version_log.config import LogConfig
@@ -130,7 +130,7 @@ class OurLog:
 
     def append(self) -> None:
         """1. Cut. 2. Append. 3. fsync."""
-        self.log.hand_over(VersionMeta(), touched_to_arrays(self.table.take_delta()))
+        self.log.hand_over(VersionMeta(), delta_to_arrays(self.table.take_delta()))
         self.log.sync()
 
     def check_delta(self) -> None:

@@ -13,7 +13,7 @@ from app.config.load import Config, load_config
 from app.models.export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
-from app.scores.progressive import Scores
+from app.scores.progressive import ProgressiveScores
 from app.training.defaults import with_defaults
 from app.training.state.training_state import TrainingState
 from app.training.step.learner import Learner
@@ -69,7 +69,7 @@ def _image(config: Config, log: LogWriter, num_rows: int) -> BaseImage:
     spec = ModelSpec.of(config.schema, config.table.dim)
     table = EmbeddingTable(with_defaults(config.table), seed=config.train.seed)
     learner = Learner(build_model(config.model, spec, seed=config.train.seed), table, config.train, config.schema)
-    state = TrainingState(learner, Scores(config.schema.labels, config.train.window_samples), config.schema)
+    state = TrainingState(learner, ProgressiveScores(config.schema.labels, config.train.window_samples), config.schema)
     width = table.optimizer.state_width(table.dim)
     return BaseImage(
         tip=log.first,

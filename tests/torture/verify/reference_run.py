@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from app.config.load import load_config
-from app.training.bootstrap import start_state
-from app.training.commands import OrderDesk
+from app.training.bootstrap import load_state
+from app.training.commands import CommandExecutor
 from app.version_log.commands.queue import Order
 from app.version_log.write.writer import LogWriter
 from stream.batcher import Batcher
@@ -32,8 +32,8 @@ class Undisturbed:
         config = load_config(write_config(folder / "springtide.toml", folder, address="127.0.0.1:1"))
         torch.manual_seed(config.train.seed)
         self.log = LogWriter.open(config.log, schema=config.schema)
-        self.state = start_state(config, self.log, num_threads=config.train.num_threads)
-        self.desk = OrderDesk(config.log.path, self.log.epoch, self.state)
+        self.state = load_state(config, self.log, num_threads=config.train.num_threads)
+        self.desk = CommandExecutor(config.log.path, self.log.epoch, self.state)
         self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)
         self.decoder = Decoder(config.schema)
         self._random = torch.get_rng_state()  # others in this process draw too
@@ -87,7 +87,7 @@ class Undisturbed:
             self.desk._handler(order)(order.body)
 
     def _cut(self) -> None:
-        self.log.append(*self.state.cut(created_ms=1, complete_until_ms=1))
+        self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1))
 
     def close(self) -> None:
         self.state.learner.table.close()

@@ -14,13 +14,13 @@ from springtide_client.model.inputs import ModelInputs
 
 from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
-from app.scores.progressive import Scores
-from app.training.bootstrap import start_state
+from app.scores.progressive import ProgressiveScores
+from app.training.bootstrap import load_state
 from app.training.config import TrainConfig
 from app.training.defaults import with_defaults
-from app.training.device.device import TrainDevice, device_of
+from app.training.device.device import TrainDevice, resolve_device
 from app.training.state.training_state import TrainingState
-from app.training.step.cuda_graphs import MOST_GRAPHS, GraphedStep, bucket_of
+from app.training.step.cuda_graphs import MAX_GRAPHS, CudaGraphStep, padded_length
 from app.training.step.learner import Learner, StepReport
 from app.version_log.write.writer import LogWriter
 from embeddings.config import FeaturePolicy, TableConfig
@@ -45,7 +45,7 @@ def learned(learner: Learner, batches: list) -> list[StepReport]:
     """Each batch with a look at the next, its report asked for one step later."""
     reports, late = [], None
     for batch, upcoming in zip(batches, [*batches[1:], None], strict=True):
-        before, late = late, learner.begin(batch, upcoming)
+        before, late = late, learner.start_step(batch, upcoming)
         if before is not None:
             reports.append(before())
     return [*reports, late()]
@@ -72,9 +72,9 @@ def test_a_device_that_answers_late_learns_what_the_host_learns(batches, name, o
     for mine, other in zip(learned(late, batches), learned(host, batches), strict=True):
         np.testing.assert_array_equal(mine.logits_NL, other.logits_NL)
         assert mine.loss == other.loss or np.isnan(mine.loss)
-    assert late.refused_steps == host.refused_steps == (1 if batches is BROKEN else 0)
+    assert late.skipped_steps == host.skipped_steps == (1 if batches is BROKEN else 0)
     assert_same(late, host)
-    lane = late.device.lane
+    lane = late.device.transfer
     assert isinstance(lane, LateLane)
     assert lane.num_copies == sum(len(batch) > 0 for batch in batches)
 
@@ -87,7 +87,7 @@ def test_rows_on_the_device_too_take_their_keys_from_the_same_copy() -> None:
     for mine, other in zip(learned(there, BATCHES), learned(host, BATCHES), strict=True):
         np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
     assert_same(there, host, rtol=1e-4, atol=1e-5)
-    assert place.lane.num_copies == sum(len(batch) > 0 for batch in BATCHES)
+    assert place.transfer.num_copies == sum(len(batch) > 0 for batch in BATCHES)
 
 
 class WatchfulLane(LateLane):
@@ -133,10 +133,10 @@ def test_a_log_begun_on_the_host_is_gone_on_with_on_a_device_and_back(tmp_path, 
             place = device(captures=True)._replace(table=emulated) if there else TrainDevice()
             monkeypatch.setattr("app.training.bootstrap.device_of", lambda _, place=place: place)
             log = LogWriter.open(config.log, schema=SCHEMA)
-            state = start_state(config, log)
+            state = load_state(config, log)
             for number in range(3 * turn, 3 * turn + 3):
                 state.learn(make_batch(number), upcoming=make_batch(number + 1))
-            log.append(*state.cut(created_ms=turn, complete_until_ms=turn))
+            log.append(*state.checkpoint(created_ms=turn, complete_until_ms=turn))
             features = np.repeat(np.arange(3, dtype=np.uint16), 2000)
             rows, status = state.learner.table.find(features, np.tile(np.arange(2000), 3))
             states[name] = state.base_arrays() | {"rows": rows, "status": status}
@@ -156,8 +156,8 @@ def test_graphs_of_full_batches_change_nothing_that_is_learned(batches) -> None:
         np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
     assert_same(graphed, host, rtol=1e-4, atol=1e-5)
     step = graphed.dense_step
-    assert isinstance(step, GraphedStep)
-    assert step.num_played == sum(len(batch) == BATCH_SIZE for batch in batches)  # the odd ones ran without
+    assert isinstance(step, CudaGraphStep)
+    assert step.num_replays == sum(len(batch) == BATCH_SIZE for batch in batches)  # the odd ones ran without
 
 
 def test_every_shape_has_its_graph_up_to_a_number_of_them() -> None:
@@ -171,7 +171,7 @@ def test_every_shape_has_its_graph_up_to_a_number_of_them() -> None:
     learned(graphed, [make_batch(number) for number in range(4)])
     assert len(captured) == 1  # sequences of up to 3 are padded to 4
     step = graphed.dense_step
-    assert isinstance(step, GraphedStep)
+    assert isinstance(step, CudaGraphStep)
     spec = ModelSpec.of(SCHEMA, TABLE.dim)
     for longest in range(1, 200, 3):
         inputs = [
@@ -183,8 +183,8 @@ def test_every_shape_has_its_graph_up_to_a_number_of_them() -> None:
         ]
         rows = ModelInputs(*[x.requires_grad_(n < 3) for n, x in enumerate(inputs)])
         step(rows, torch.zeros(BATCH_SIZE, 1), torch.ones(BATCH_SIZE), bfloat16=False)
-    assert len(captured) == MOST_GRAPHS
-    assert [bucket_of(longest) for longest in (1, 2, 3, 4, 5, 64)] == [1, 2, 4, 4, 8, 64]
+    assert len(captured) == MAX_GRAPHS
+    assert [padded_length(longest) for longest in (1, 2, 3, 4, 5, 64)] == [1, 2, 4, 4, 8, 64]
 
 
 def test_what_cannot_be_captured_runs_without_a_graph_and_says_so_once(caplog) -> None:
@@ -213,7 +213,7 @@ def test_scores_count_a_report_when_the_next_one_is_on_its_way_or_somebody_asks(
     states = []
     for place in (None, device()):
         learner = learner_on(place)
-        states.append(TrainingState(learner, Scores(SCHEMA.labels, 1000), SCHEMA))
+        states.append(TrainingState(learner, ProgressiveScores(SCHEMA.labels, 1000), SCHEMA))
     host, late = states
     lane = late.learner.device.lane
     assert isinstance(lane, LateLane)
@@ -234,7 +234,7 @@ def test_a_device_that_is_not_there_is_told_with_the_mend() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match='take device = "cpu"'):
-        device_of(TrainConfig(device="cuda"))
+        resolve_device(TrainConfig(device="cuda"))
     with pytest.raises(ValueError, match='capture makes CUDA graphs: it wants device = "cuda"'):
         TrainConfig(capture=True)
 
@@ -244,8 +244,8 @@ def test_a_device_that_is_not_there_is_told_with_the_mend() -> None:
 def test_on_a_gpu_the_net_learns_what_the_host_learns(capture: bool) -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no NVIDIA GPU")
-    host, there = learner_on(None), learner_on(device_of(TrainConfig(device="cuda", capture=capture)))
+    host, there = learner_on(None), learner_on(resolve_device(TrainConfig(device="cuda", capture=capture)))
     for mine, other in zip(learned(there, BROKEN), learned(host, BROKEN), strict=True):
         np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-3, atol=1e-3)
-    assert there.refused_steps == host.refused_steps
+    assert there.skipped_steps == host.skipped_steps
     assert_same(there, host, rtol=1e-2, atol=1e-3)

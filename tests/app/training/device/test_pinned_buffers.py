@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from app.training.device.pinned_buffers import ALIGNMENT, SMALLEST, Staging, places_of, read, write
+from app.training.device.pinned_buffers import (
+    ALIGNMENT,
+    MIN_BUFFER_BYTES,
+    PinnedBuffers,
+    column_layout,
+    read_columns,
+    write_columns,
+)
 from tests.app.training.late_lane import LateLane
 
 DTYPES = st.sampled_from([np.float32, np.int64, np.uint16, np.uint8])
@@ -16,16 +23,16 @@ ARRAYS = DTYPES.flatmap(lambda dtype: npst.arrays(dtype, npst.array_shapes(min_d
 
 @given(st.dictionaries(st.text(max_size=3), ARRAYS, max_size=5))
 def test_columns_lie_apart_in_a_block_and_come_back_from_it(columns) -> None:
-    places, num_bytes = places_of(columns)
+    places, num_bytes = column_layout(columns)
     block = torch.full((num_bytes,), 0xAB, dtype=torch.uint8)
-    write(columns, places, block)
+    write_columns(columns, places, block)
     ends = 0
     for place in places.values():
         assert place.start % ALIGNMENT == 0
         assert ends <= place.start
         ends = place.stop
     assert ends <= num_bytes
-    for name, tensor in read(places, block).items():
+    for name, tensor in read_columns(places, block).items():
         assert tensor.numpy().tobytes() == columns[name].tobytes()
         assert tensor.numpy().dtype == columns[name].dtype
         assert tuple(tensor.shape) == columns[name].shape
@@ -39,7 +46,7 @@ def columns_of(number: int, num: int = 50) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("run_inline", [True, False])
 def test_a_batch_is_read_while_the_next_one_travels(run_inline: bool) -> None:
     lane = LateLane(run_inline=run_inline)
-    staging = Staging(lane)
+    staging = PinnedBuffers(lane)
     current = staging.stage(columns_of(0))
     for number in range(1, 9):
         upcoming = staging.stage(columns_of(number))
@@ -53,8 +60,8 @@ def test_a_batch_is_read_while_the_next_one_travels(run_inline: bool) -> None:
 
 def test_blocks_grow_with_the_batches() -> None:
     lane = LateLane(run_inline=False)
-    staging = Staging(lane)
-    for num in (1, SMALLEST, 3 * SMALLEST, 2):
+    staging = PinnedBuffers(lane)
+    for num in (1, MIN_BUFFER_BYTES, 3 * MIN_BUFFER_BYTES, 2):
         staged = staging.stage(columns_of(num, num))
         np.testing.assert_array_equal(staged.tensors()["ids"].numpy(), columns_of(num, num)["ids"])
         staged.release()
@@ -63,7 +70,7 @@ def test_blocks_grow_with_the_batches() -> None:
 
 
 def test_a_third_batch_waits_for_one_to_be_released() -> None:
-    staging = Staging(LateLane(run_inline=False))
+    staging = PinnedBuffers(LateLane(run_inline=False))
     held = [staging.stage(columns_of(number)) for number in range(2)]
     with pytest.raises(RuntimeError, match="release one"):
         staging.stage(columns_of(2))
@@ -75,10 +82,10 @@ def test_a_third_batch_waits_for_one_to_be_released() -> None:
 def test_on_a_gpu_columns_travel_beside_the_work() -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no NVIDIA GPU")
-    from app.training.device.transfer_stream import CudaLane
+    from app.training.device.transfer_stream import CudaTransferStream
 
-    lane = CudaLane()
-    staging = Staging(lane)
+    lane = CudaTransferStream()
+    staging = PinnedBuffers(lane)
     current, seen = staging.stage(columns_of(0, 5000)), []
     for number in range(1, 9):
         upcoming = staging.stage(columns_of(number, 5000))
@@ -89,5 +96,5 @@ def test_on_a_gpu_columns_travel_beside_the_work() -> None:
     for number, tensors in enumerate(seen):
         for name, tensor in tensors.items():
             np.testing.assert_array_equal(tensor.cpu().numpy(), columns_of(number, 5000)[name])
-    arrives = lane.fetch(torch.arange(5.0, device="cuda"))
+    arrives = lane.fetch_async(torch.arange(5.0, device="cuda"))
     assert arrives().tolist() == [0, 1, 2, 3, 4]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.scores.progressive import Scores
+from app.scores.progressive import ProgressiveScores
 from app.training.health.gate import Gate, GateConfig, mean_and_error
 
 
@@ -16,11 +16,11 @@ class Model:
     def __init__(self, window: int = 2000, **settings) -> None:
         self.gate = Gate(GateConfig(**settings), window)
         self.net = torch.nn.Linear(4, 4)
-        self.scores = Scores(("click",), window)
+        self.scores = ProgressiveScores(("click",), window)
         self.learner = SimpleNamespace(model=self.net, steps=0)
         self.samples, self.number = 0, 10
         self.random = np.random.default_rng(0)
-        self.gate.begin(self.number, self.learner, 0)
+        self.gate.reset(self.number, self.learner, 0)
 
     def learn(self, num: int, *, wrong: float = 0.0) -> None:
         """So many samples, of which some share is predicted the wrong way round."""
@@ -34,7 +34,7 @@ class Model:
         verdict = self.gate.judge(self.learner, self.scores, self.samples)
         if verdict is None:
             self.number += 1
-            self.gate.passed(self.number, self.learner, self.samples)
+            self.gate.on_published(self.number, self.learner, self.samples)
         return verdict
 
 
@@ -65,7 +65,7 @@ def test_one_number_that_is_not_finite_is_enough(value):
     assert "bias" in verdict.detail
     assert model.judge() is verdict
     assert model.gate.document()["state"] == "holding"
-    model.gate.begin(20, model.learner, 10)
+    model.gate.reset(20, model.learner, 10)
     assert (model.gate.document()["state"], model.gate.document()["reason"]) == ("open", "not_finite")
 
 
@@ -93,7 +93,7 @@ def test_a_small_net_may_grow_to_an_ordinary_one():
     with torch.no_grad():
         model.net.weight.zero_()
         model.net.bias.fill_(1e-6)
-    model.gate.begin(10, model.learner, 0)
+    model.gate.reset(10, model.learner, 0)
     model.learn(10)
     with torch.no_grad():
         model.net.weight.fill_(1.0)
@@ -133,7 +133,7 @@ def test_where_a_collapse_began_before_the_start_the_log_is_asked():
     model.learn(100, wrong=0.9)
     asked = []
     model.gate = Gate(model.gate.config, 2000, look_back=lambda samples: asked.append(samples) or 7)
-    model.gate.begin(model.number, model.learner, model.samples)
+    model.gate.reset(model.number, model.learner, model.samples)
     while (verdict := model.judge()) is None:
         model.learn(100, wrong=0.9)
     assert (verdict.good, asked) == (7, [model.samples - 400])

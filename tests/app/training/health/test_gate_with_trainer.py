@@ -10,7 +10,7 @@ from springtide_client.log.directory import LogDirectory
 from trainer_room import expected_counts, published, records, run_in_thread, wait_until
 
 from app.serving.admin.requests import put_order
-from app.training.health.rollback import HeldError
+from app.training.health.rollback import ModelHeldError
 from app.training.trainer import Trainer
 from app.version_log.commands.status import receipt_of
 from app.version_log.compact.merge import merge_base
@@ -83,7 +83,7 @@ def test_until_end_does_not_wait_at_the_gate(room):
     room.produce(600)
     trainer = Trainer(room.config, until_end=True)
     break_at(trainer, 300, HARMS["not_finite"])
-    with pytest.raises(HeldError, match="not finite"):
+    with pytest.raises(ModelHeldError, match="not finite"):
         trainer.run()
     assert read_status(room.config.log.path)["trainer"] == "failed"
 
@@ -155,7 +155,7 @@ def test_where_the_good_versions_base_is_retired_the_gate_goes_back_as_far_as_th
 
     def judge_late(*arguments):
         if judge(*arguments) is not None and trainer.gate.held.good != 1:
-            assert trainer.settle()
+            assert trainer.wait_until_durable()
             assert merge_base(trainer.log.directory, window_samples=100)
             retire(trainer.log.directory, 1)
             trainer.gate.held = trainer.gate.held._replace(good=1)  # of which nothing is left
@@ -180,7 +180,7 @@ def test_too_much_passed_over_in_a_row_ends_in_an_alert(room):
             next(trainer.state.learner.model.parameters()).fill_(float("nan"))
 
     trainer.learn = learn_and_harm
-    with pytest.raises(HeldError):
+    with pytest.raises(ModelHeldError):
         trainer.run()
     assert trainer.state.gate["rollbacks"] > 1
     assert 150 < trainer.state.gate["in_a_row"] == trainer.state.dead_letters["gate"] <= 300

@@ -67,7 +67,7 @@ def test_damage_ahead_of_the_newest_base_is_mended_while_the_trainer_runs(room):
     merger.merge()
     assert not (path / NAME).exists()
     again = Trainer(room.config, until_end=True)
-    assert again.orders.has_new is False
+    assert again.commands.has_pending is False
     assert not again.state.changed
     again.run()
     follower.close()

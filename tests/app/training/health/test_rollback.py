@@ -8,7 +8,7 @@ import pytest
 from trainer_room import expected_counts, published, records, wait_until
 
 from app.serving.admin.requests import put_order
-from app.training.input.start_position import StartElsewhere
+from app.training.input.start_position import StartPosition
 from app.training.trainer import Trainer
 from app.version_log.commands.offline import execute_waiting
 from app.version_log.commands.status import receipt_of
@@ -24,7 +24,7 @@ def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(room, 
     published(room, 1500)
     spill = running.state.learner.table.spill
     order = put_order(room.config.log.path, "rollback", {"version": goal})
-    wait_until(lambda: order in running.state.executed_orders, "the rollback")
+    wait_until(lambda: order in running.state.executed_commands, "the rollback")
     assert running.state.learner.table.spill is not spill
     (back,) = [record for record in records(room) if record.meta.restores]
     assert (back.meta.restores, back.meta.samples_trained) == (goal, 1000)
@@ -88,7 +88,7 @@ def test_a_forgotten_id_does_not_come_back_from_records_that_are_read_again(room
     running.stop()
     wait_until(lambda: (read_status(path) or {}).get("clean_end"), "the end")
     # somebody reads it all once more: what is forgotten stays hidden up to where it was
-    again = Trainer(room.config, until_end=True, start=StartElsewhere.of(["earliest"], None))
+    again = Trainer(room.config, until_end=True, start=StartPosition.parse(["earliest"], None))
     assert again.run()["samples_trained"] == 259 + 259
     assert room.counts()[5] == 2
     assert b"item 3" in texts_after(room, gone)
@@ -193,7 +193,7 @@ def test_what_is_skipped_goes_to_the_dead_letters_and_is_not_learned_again(room,
     room.produce(50, bad=2)
     published(room, 350)
     order = put_order(room.config.log.path, "rollback", {"version": goal, "skip": True})
-    wait_until(lambda: order in running.state.executed_orders, "the rollback")
+    wait_until(lambda: order in running.state.executed_commands, "the rollback")
     room.produce(30)
     published(room, 330)
     assert running.state.dead_letters == {"bad_json": 2, "gate": 50}

@@ -7,7 +7,7 @@ from pathlib import Path
 from drawn_clicks import SCHEMA
 from made_config import make_config
 
-from app.training.input.batches import Intake
+from app.training.input.batches import BatchStream
 from stream.columns import Columns, Partition
 from stream.decode.decoder import Decoder
 from stream.records import RawRecords
@@ -20,9 +20,9 @@ def clicks(number: int) -> Columns:
     return Decoder(SCHEMA).decode(RawRecords.from_messages(Partition("clicks", 0), values), NOW_MS)
 
 
-def make_intake(folder: Path, wait: float) -> Intake:
+def make_intake(folder: Path, wait: float) -> BatchStream:
     config = make_config(folder)
-    return Intake(replace(config, train=replace(config.train, max_wait_seconds=wait)), {}, until_end=False)
+    return BatchStream(replace(config, train=replace(config.train, max_wait_seconds=wait)), {}, until_end=False)
 
 
 def test_a_version_that_is_due_takes_what_waits_where_batches_do_not_fill(tmp_path) -> None:
@@ -32,22 +32,22 @@ def test_a_version_that_is_due_takes_what_waits_where_batches_do_not_fill(tmp_pa
     intake.batcher.max_wait_seconds = 60.0
     intake.batcher.add(clicks(5))
     assert intake.take() is None
-    assert len(intake.take(in_haste=True)) == 5
-    assert intake.take(in_haste=True) is None
+    assert len(intake.take(allow_partial=True)) == 5
+    assert intake.take(allow_partial=True) is None
 
 
 def test_where_batches_fill_no_version_cuts_one_short(tmp_path) -> None:
     for wait in (60.0, float("inf")):
         intake = make_intake(tmp_path / str(wait), wait)
         intake.batcher.add(clicks(33))
-        assert len(intake.take(in_haste=True)) == 32
-        assert intake.take(in_haste=True) is None
+        assert len(intake.take(allow_partial=True)) == 32
+        assert intake.take(allow_partial=True) is None
 
 
 def test_batches_by_size_alone_are_never_cut_short(tmp_path) -> None:
     intake = make_intake(tmp_path, float("inf"))
     intake.batcher.add(clicks(3))
-    assert intake.take(in_haste=True) is None
+    assert intake.take(allow_partial=True) is None
     assert len(intake.batcher.flush()) == 3
     intake.batcher.add(clicks(3))
-    assert intake.take(in_haste=True) is None
+    assert intake.take(allow_partial=True) is None

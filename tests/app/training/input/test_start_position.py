@@ -7,7 +7,7 @@ import pytest
 from trainer_room import expected_counts, records, wait_until
 
 from app.errors import UserError
-from app.training.input.start_position import StartElsewhere
+from app.training.input.start_position import StartPosition
 from app.training.trainer import Trainer
 from app.version_log.trainer_status import read_status
 from stream.columns import Partition
@@ -16,11 +16,11 @@ from stream.columns import Partition
 @pytest.mark.parametrize("text", ["20260501", "1800000000", "9" * 30, "-5", "yesterday"])
 def test_what_is_no_time_in_milliseconds_is_refused(text):
     with pytest.raises(UserError, match="--from-timestamp"):
-        StartElsewhere.of([], text)
+        StartPosition.parse([], text)
 
 
 def test_a_time_before_1970_is_the_beginning():
-    assert StartElsewhere.of([], "1969-12-31T23:59:59.999Z") == StartElsewhere(place=0)
+    assert StartPosition.parse([], "1969-12-31T23:59:59.999Z") == StartPosition(place=0)
 
 
 CLICKS = Partition("clicks", 0)
@@ -32,7 +32,7 @@ CLICKS = Partition("clicks", 0)
 )
 def test_a_first_start_may_begin_elsewhere(room, wish, learned):
     room.produce(500)
-    status = Trainer(room.config, until_end=True, start=StartElsewhere.of(wish, None)).run()
+    status = Trainer(room.config, until_end=True, start=StartPosition.parse(wish, None)).run()
     assert status["samples_trained"] == learned
     assert status["positions"]["clicks/0"]["learned"] == 500
 
@@ -40,7 +40,7 @@ def test_a_first_start_may_begin_elsewhere(room, wish, learned):
 def test_a_start_elsewhere_is_part_of_the_next_version_and_of_no_other(room):
     room.produce(300)
     Trainer(room.config, until_end=True).run()
-    Trainer(room.config, until_end=True, start=StartElsewhere.of(["clicks/0=100"], None)).run()
+    Trainer(room.config, until_end=True, start=StartPosition.parse(["clicks/0=100"], None)).run()
     moved = [record.meta.trainer["moved"] for record in records(room) if "moved" in record.meta.trainer]
     assert moved == [{"clicks/0": {"from": 300, "to": 100}}]
     assert Counter(room.counts()) == Counter(expected_counts(300)) + Counter(n % 37 for n in range(100, 300))
@@ -57,8 +57,8 @@ def test_a_start_at_a_time_begins_with_the_first_record_that_is_not_older(room):
         ("2027-01-15T08:00:05Z", 200),
         ("1800000010001", 0),
     ]:
-        start = StartElsewhere.of([], text)
-        positions = start.find(room.config.source, {})
+        start = StartPosition.parse([], text)
+        positions = start.resolve(room.config.source, {})
         assert 400 - positions[CLICKS].offset == learned, text
 
 
@@ -73,7 +73,7 @@ def test_a_start_at_a_time_begins_with_the_first_record_that_is_not_older(room):
 def test_an_offset_that_is_not_there_is_refused_in_one_line_and_nothing_is_moved(room, wish, says):
     room.produce(100)
     with pytest.raises(UserError, match=says):
-        Trainer(room.config, until_end=True, start=StartElsewhere.of([wish], None))
+        Trainer(room.config, until_end=True, start=StartPosition.parse([wish], None))
     assert Trainer(room.config, until_end=True).run()["samples_trained"] == 100
 
 

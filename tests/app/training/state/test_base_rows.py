@@ -10,7 +10,7 @@ from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
 
-from app.training.state.base_rows import STEP_KEYS, BaseRows
+from app.training.state.base_rows import CHUNK_KEYS, BaseRows
 from app.version_log.compact.base_writer import BaseImage, write_base
 
 NUM, DIM = 40_000, 4
@@ -52,7 +52,7 @@ def made(folder: Path, num: int) -> Base:
 @pytest.mark.parametrize("num", [NUM, 1, 0])
 def test_a_row_is_found_as_it_was_written_and_a_stranger_is_not(tmp_path: Path, num: int, asks: bool) -> None:
     rows = BaseRows(made(tmp_path, num))
-    ids_U = np.random.default_rng(0).permutation(2 * num + 10)[: 5 * STEP_KEYS]
+    ids_U = np.random.default_rng(0).permutation(2 * num + 10)[: 5 * CHUNK_KEYS]
     features_U = (ids_U // 2 % 3).astype(np.uint16)
     rows._requests.observe(int(asks), 1)
     found = rows.find(features_U, ids_U)

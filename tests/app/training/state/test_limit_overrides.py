@@ -2,7 +2,7 @@ import pytest
 from springtide_client.schema import Schema
 
 from app.config.runtime_limits import named_limits, nested, read_limits, table_limits
-from app.training.state.limit_overrides import LiveLimits
+from app.training.state.limit_overrides import LimitOverrides
 from embeddings.config import FeaturePolicy, TableConfig
 
 SCHEMA = Schema(labels=("click",), categorical=("user", "item"), sequence=("last",), share={"last": "item"})
@@ -13,8 +13,8 @@ def config(**changes) -> TableConfig:
     return TableConfig(**{"device_bytes": "8MiB", "features": features} | changes)
 
 
-def changed(body, **changes) -> LiveLimits:
-    limits = LiveLimits(config(**changes), SCHEMA)
+def changed(body, **changes) -> LimitOverrides:
+    limits = LimitOverrides(config(**changes), SCHEMA)
     limits.note(read_limits(body, SCHEMA))
     return limits
 
@@ -32,7 +32,7 @@ def test_a_change_knows_what_it_overrides():
 
 
 def test_changes_outlive_a_restart_under_the_same_config():
-    again = LiveLimits(config(), SCHEMA)
+    again = LimitOverrides(config(), SCHEMA)
     again.restore(changed(BODY).document())
     assert again.document() == changed(BODY).document()
     limits = table_limits(again.changed, SCHEMA)
@@ -41,7 +41,7 @@ def test_changes_outlive_a_restart_under_the_same_config():
 
 
 def test_a_config_that_says_something_new_wins():
-    again = LiveLimits(config(device_bytes="16MiB"), SCHEMA)
+    again = LimitOverrides(config(device_bytes="16MiB"), SCHEMA)
     again.restore(changed(BODY).document())
     assert set(again.document()) == {"lr", "features"}
     assert again.value(None, "device_bytes") == 16 << 20
@@ -54,11 +54,11 @@ def test_a_change_back_to_the_config_is_none():
 
 
 def test_the_least_counts_that_hold_are_those_above_one():
-    limits = LiveLimits(config(), SCHEMA)
+    limits = LimitOverrides(config(), SCHEMA)
     assert limits.min_counts() == {1: 3}
     limits.note(read_limits({"features": {"item": {"min_count": 1}, "user": {"min_count": 2}}}, SCHEMA))
     assert limits.min_counts() == {0: 2}
-    everywhere = LiveLimits(config(admission={"min_count": 4}), SCHEMA)
+    everywhere = LimitOverrides(config(admission={"min_count": 4}), SCHEMA)
     everywhere.note(read_limits({"features": {"item": {"min_count": None}}}, SCHEMA))
     assert everywhere.min_counts() == {0: 4, 1: 4}
 
@@ -69,7 +69,7 @@ def test_a_body_is_what_its_limits_say():
 
 
 def test_a_feature_of_the_log_that_the_config_no_longer_knows_is_passed_over():
-    limits = LiveLimits(config(), SCHEMA)
+    limits = LimitOverrides(config(), SCHEMA)
     limits.restore({"features": {"gone": {"ttl_seconds": [1.0, None]}}, "lr": [0.5, 0.05]})
     assert limits.document() == {"lr": [0.5, 0.05]}
 

@@ -7,7 +7,7 @@ from drawn_clicks import PARTITION, make_batch
 from made_config import make_config
 from springtide_client.model.view import KNOWN, UNKNOWN
 
-from app.training.bootstrap import start_state
+from app.training.bootstrap import load_state
 from app.training.state.training_state import TrainingState
 from app.version_log.commands.rollback import rollback_to
 from app.version_log.compact.merge import merge_base
@@ -24,7 +24,7 @@ class Run:
     def __init__(self, folder, device_bytes="24KiB", table=TABLE, more=MORE) -> None:
         self.config = make_config(folder, device_bytes, more, table)
         self.log = LogWriter.open(self.config.log, schema=self.config.schema)
-        self.state: TrainingState = start_state(self.config, self.log)
+        self.state: TrainingState = load_state(self.config, self.log)
 
     def learn(self, numbers, *, every=3) -> list[int]:
         versions = []
@@ -35,12 +35,12 @@ class Run:
         return versions
 
     def cut(self) -> int:
-        return self.log.append(*self.state.cut(created_ms=1, complete_until_ms=1)).number
+        return self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1)).number
 
     def forget(self, *users: int) -> None:
         self.state.learner.table.forget(np.zeros(len(users), np.uint16), np.array(users))
         keys = [{"feature": "user_id", "id": user} for user in users]
-        self.state.note_order({"id": f"order {users}", "kind": "forget", "result": {}, "keys": keys})
+        self.state.add_executed_command({"id": f"order {users}", "kind": "forget", "result": {}, "keys": keys})
 
     def roll_back(self, number: int, **options) -> None:
         """As a trainer does it: append, and load from the log."""
@@ -50,7 +50,7 @@ class Run:
         self.log.append(msgspec.structs.replace(found.meta, orders=[entry]), found.arrays)
         self.log.sync()
         self.state.learner.table.close()
-        self.state = start_state(self.config, self.log)
+        self.state = load_state(self.config, self.log)
 
     def merge(self) -> None:
         self.log.sync()
@@ -61,7 +61,7 @@ class Run:
     def restart(self) -> None:
         self.end()
         self.log = LogWriter.open(self.config.log, schema=self.config.schema)
-        self.state = start_state(self.config, self.log)
+        self.state = load_state(self.config, self.log)
 
     def end(self) -> None:
         self.log.close()
@@ -212,12 +212,12 @@ def test_a_rollback_can_itself_be_gone_back_behind_and_over(run):
 def test_executed_orders_and_limits_are_not_rolled_back(run):
     number = run.learn(range(6))[-1]
     run.state.change_limits({(None, "lr"): 0.5})
-    run.state.note_order({"id": "limits 1", "kind": "limits", "result": {}})
+    run.state.add_executed_command({"id": "limits 1", "kind": "limits", "result": {}})
     run.cut()
     run.roll_back(number)
     assert run.state.learner.table.lr == 0.5
-    assert "limits 1" in run.state.executed_orders
+    assert "limits 1" in run.state.executed_commands
     run.merge()
     run.restart()
     assert run.state.learner.table.lr == 0.5
-    assert {"limits 1", f"back to {number}"} <= run.state.executed_orders.keys()
+    assert {"limits 1", f"back to {number}"} <= run.state.executed_commands.keys()

@@ -10,7 +10,7 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 
 from app.training.state.base_rows import BaseRows
-from app.training.state.spill_gc import NO_GENERATION, Generations
+from app.training.state.spill_gc import NO_GENERATION, SpillGC
 from app.version_log.compact.base_writer import BaseImage, write_base
 from embeddings.tiers.base import RowSource
 
@@ -37,9 +37,9 @@ def table() -> ToldTable:
 
 
 @pytest.fixture
-def generations(tmp_path: Path, table: ToldTable) -> Generations:
+def generations(tmp_path: Path, table: ToldTable) -> SpillGC:
     write(tmp_path, 1)
-    return Generations(table, LogDirectory(tmp_path), mapped=1)
+    return SpillGC(table, LogDirectory(tmp_path), mapped=1)
 
 
 def write(path: Path, number: int) -> None:
@@ -55,8 +55,8 @@ def write(path: Path, number: int) -> None:
 
 
 def test_a_generation_goes_with_the_first_base_at_or_above_the_cut_that_closed_it(generations, table, tmp_path):
-    generations.after_cut(5)
-    generations.after_cut(6)
+    generations.on_checkpoint(5)
+    generations.on_checkpoint(6)
     assert table.num_open == 1  # one waits at a time
     write(tmp_path, 4)
     generations.look(6)
@@ -64,7 +64,7 @@ def test_a_generation_goes_with_the_first_base_at_or_above_the_cut_that_closed_i
     write(tmp_path, 5)
     generations.look(6)
     assert table.mapped[1:] == [(5, 0)]
-    generations.after_cut(7)
+    generations.on_checkpoint(7)
     write(tmp_path, 9)
     generations.look(9)
     assert table.mapped[2:] == [(9, 1)]

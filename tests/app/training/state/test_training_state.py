@@ -9,9 +9,9 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
 
 from app.errors import UserError
-from app.training.bootstrap import start_state
-from app.training.state.spill_gc import Generations
-from app.training.state.training_state import TrainingState, pick_times
+from app.training.bootstrap import load_state
+from app.training.state.spill_gc import SpillGC
+from app.training.state.training_state import TrainingState, sample_times
 from app.version_log.compact.merge import merge_base
 from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
@@ -39,7 +39,7 @@ def learn(state: TrainingState, log: LogWriter, numbers: range, *, every: int = 
         upcoming = make_batch(number + 1) if ahead and number + 1 in numbers else None
         state.learn(batch, upcoming=upcoming)
         if number % every == every - 1:
-            log.append(*state.cut(created_ms=number, complete_until_ms=number))
+            log.append(*state.checkpoint(created_ms=number, complete_until_ms=number))
 
 
 def end(state: TrainingState, log: LogWriter) -> None:
@@ -76,13 +76,13 @@ BFLOAT16 = 'admission = { sketch_bytes = 2048 }\ndtype = "bfloat16"\noptimizer =
 def test_a_run_that_was_cut_short_goes_on_bitwise_as_if_it_had_not_been(tmp_path, device_bytes, table, more):
     config = make_config(tmp_path / "whole", device_bytes, more, table)
     whole_log = LogWriter.open(config.log, schema=config.schema)
-    whole = start_state(config, whole_log)
+    whole = load_state(config, whole_log)
     learn(whole, whole_log, range(30))
 
     config = make_config(tmp_path / "cut", device_bytes, more, table)
     for start, stop in [(0, 11), (9, 20), (18, 30)]:  # what came after the newest version is learned again
         log = LogWriter.open(config.log, schema=config.schema)
-        state = start_state(config, log)
+        state = load_state(config, log)
         assert state.samples_trained == start * 32
         learn(state, log, range(start, stop), ahead=True)
         if stop < 30:
@@ -108,12 +108,12 @@ def test_a_run_that_was_cut_short_goes_on_bitwise_as_if_it_had_not_been(tmp_path
 def test_a_version_cut_while_the_spill_refuses_a_batch_goes_on_bitwise_too(tmp_path, monkeypatch):
     config = make_config(tmp_path / "whole", "24KiB", POLICIES, LFU)
     whole_log = LogWriter.open(config.log, schema=config.schema)
-    whole = start_state(config, whole_log)
+    whole = load_state(config, whole_log)
     learn(whole, whole_log, range(24))
 
     config = make_config(tmp_path / "cut", "24KiB", POLICIES, LFU)
     log = LogWriter.open(config.log, schema=config.schema)
-    state = start_state(config, log)
+    state = load_state(config, log)
     learn(state, log, range(16))
     batch = make_batch(16)
     with monkeypatch.context() as patched:
@@ -121,10 +121,10 @@ def test_a_version_cut_while_the_spill_refuses_a_batch_goes_on_bitwise_too(tmp_p
         for _ in range(2):
             with pytest.raises(SpillError):
                 state.learn(batch)
-            log.append(*state.cut(created_ms=1, complete_until_ms=1))
+            log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
     end(state, log)
     log = LogWriter.open(config.log, schema=config.schema)
-    state = start_state(config, log)
+    state = load_state(config, log)
     learn(state, log, range(16, 24))
     assert_same(snapshot(state), snapshot(whole))
     ours, theirs = state.meta(0), whole.meta(0)
@@ -145,23 +145,23 @@ def test_bases_take_over_what_was_spilled_and_no_row_changes(tmp_path):
     """As the trainer does it, with a merger that makes a base every few versions."""
     config = make_config(tmp_path / "whole", "24KiB", POLICIES, LFU)
     whole_log = LogWriter.open(config.log, schema=config.schema)
-    whole = start_state(config, whole_log)
+    whole = load_state(config, whole_log)
     learn(whole, whole_log, range(40))
 
     config = make_config(tmp_path / "merged", "24KiB", POLICIES, LFU)
     log = LogWriter.open(config.log, schema=config.schema)
-    state = start_state(config, log)
+    state = load_state(config, log)
     table, destroyed = state.learner.table, []
     mapping = table.map_base
     table.map_base = lambda base, generation: (destroyed.append(generation), mapping(base, generation))
-    generations = Generations(table, log.directory, state.base_number)
+    generations = SpillGC(table, log.directory, state.base_number)
     for number in range(40):
         state.learn(make_batch(number))
-        generations.after_cut(log.append(*state.cut(created_ms=1, complete_until_ms=1)).number)
+        generations.on_checkpoint(log.append(*state.checkpoint(created_ms=1, complete_until_ms=1)).number)
         log.sync()
         if number % 4 == 3:
             assert merge_base(log.directory, window_samples=100) is not None
-            generations.look(log.last.number)
+            generations.map_newest_base(log.last.number)
     assert [generation for generation in destroyed if generation >= 0] == list(range(10))
     told = table.counters()
     assert min(told["recalled_from_base"], told["recalled_from_spill"], told["expired"], told["not_admitted"]) > 0, told
@@ -173,7 +173,7 @@ def test_bases_take_over_what_was_spilled_and_no_row_changes(tmp_path):
 def test_a_version_says_where_the_stream_stands_and_what_was_counted(tmp_path):
     config = make_config(tmp_path)
     log = LogWriter.open(config.log, schema=SCHEMA)
-    state = start_state(config, log)
+    state = load_state(config, log)
     learn(state, log, range(6), every=6)
     log.sync()
     (record,) = LogDirectory(config.log.path).records(log.past)
@@ -195,9 +195,9 @@ def test_a_version_says_where_the_stream_stands_and_what_was_counted(tmp_path):
 def test_a_heartbeat_carries_no_arrays(tmp_path):
     config = make_config(tmp_path)
     log = LogWriter.open(config.log, schema=SCHEMA)
-    state = start_state(config, log)
+    state = load_state(config, log)
     learn(state, log, range(3))
-    meta, arrays = state.cut(created_ms=9, complete_until_ms=77)
+    meta, arrays = state.checkpoint(created_ms=9, complete_until_ms=77)
     assert arrays == {}
     assert meta.complete_until_ms == 77
     assert meta.record_ms == []
@@ -208,7 +208,7 @@ def test_a_heartbeat_carries_no_arrays(tmp_path):
 def test_followers_predict_what_the_trainer_predicts(tmp_path):
     config = make_config(tmp_path)
     log = LogWriter.open(config.log, schema=SCHEMA)
-    state = start_state(config, log)
+    state = load_state(config, log)
     learn(state, log, range(9))
     log.sync()
     directory = LogDirectory(config.log.path)
@@ -235,16 +235,16 @@ def test_followers_predict_what_the_trainer_predicts(tmp_path):
 def test_a_log_is_not_gone_on_with_under_other_settings(tmp_path, change, says):
     config = make_config(tmp_path)
     log = LogWriter.open(config.log, schema=SCHEMA)
-    end(start_state(config, log), log)
+    end(load_state(config, log), log)
     other = make_config(tmp_path, more=change)
     with LogWriter.open(other.log, schema=SCHEMA) as log, pytest.raises(UserError, match=says):
-        start_state(other, log)
+        load_state(other, log)
 
 
 def test_a_table_without_room_is_a_users_mistake(tmp_path):
     config = make_config(tmp_path, "1KiB")
     with LogWriter.open(config.log, schema=SCHEMA) as log, pytest.raises(UserError, match=r"\[table\] device_bytes"):
-        start_state(config, log)
+        load_state(config, log)
     assert not list((tmp_path / "spill").iterdir())
 
 
@@ -253,14 +253,14 @@ def test_a_gpu_that_is_not_there_is_a_users_mistake(tmp_path):
     config = make_config(tmp_path)
     config = replace(config, train=replace(config.train, device="cuda"))
     with LogWriter.open(config.log, schema=SCHEMA) as log, pytest.raises(UserError, match="needs an NVIDIA GPU"):
-        start_state(config, log)
+        load_state(config, log)
     assert not (tmp_path / "spill").exists()
 
 
 def test_a_host_tier_is_told_of_beside_the_others(tmp_path):
     config = make_config(tmp_path, "24KiB", table="host_bytes = '16KiB'")
     log = LogWriter.open(config.log, schema=SCHEMA)
-    state = start_state(config, log)
+    state = load_state(config, log)
     learn(state, log, range(9))
     rows, sizes = state.learner.table.rows_by_tier(), state.learner.table.bytes_by_tier()
     assert min(rows.values()) > 0
@@ -274,19 +274,19 @@ def test_a_host_tier_is_told_of_beside_the_others(tmp_path):
 def test_a_live_limit_that_goes_no_longer_with_the_config_is_named(tmp_path):
     config = make_config(tmp_path)
     log = LogWriter.open(config.log, schema=SCHEMA)
-    state = start_state(config, log)
+    state = load_state(config, log)
     state.change_limits({(None, "lr"): 0.9})
     learn(state, log, range(3))
     end(state, log)
     config = make_config(tmp_path, table='optimizer = { name = "rowwise-adagrad", lr = 0.05, weight_decay = 2.0 }')
     log = LogWriter.open(config.log, schema=SCHEMA)
     with pytest.raises(UserError, match=r"lr was changed live .* weight_decay"):
-        start_state(config, log)
+        load_state(config, log)
     log.close()
 
 
 def test_at_most_64_times_are_kept_with_the_oldest_and_the_newest():
-    assert pick_times([]) == []
-    assert pick_times([np.array([3, 1, 2])]) == [1, 2, 3]
-    picked = pick_times([np.arange(1000), np.array([5000])])
+    assert sample_times([]) == []
+    assert sample_times([np.array([3, 1, 2])]) == [1, 2, 3]
+    picked = sample_times([np.arange(1000), np.array([5000])])
     assert (len(picked), picked[0], picked[-1]) == (64, 0, 5000)

@@ -3,15 +3,15 @@
 from trainer_room import wait_until
 
 from app.training.status import writer
-from app.training.status.writer import StatusKeeper
+from app.training.status.writer import StatusWriter
 from app.version_log.trainer_status import read_status
 
 
 def test_what_holds_the_trainer_up_is_said_beside_it_and_goes_when_it_is_over(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "SECONDS", 0.01)
     held: dict[str, str] = {}
-    keeper = StatusKeeper(tmp_path, 1, lambda: dict(held))
-    keeper.say({"trainer": "running", "reason": "", "version": 7})
+    keeper = StatusWriter(tmp_path, 1, lambda: dict(held))
+    keeper.update({"trainer": "running", "reason": "", "version": 7})
     held |= {"trainer": "waiting", "reason": "the spill is waited for"}
     wait_until(lambda: (read_status(tmp_path) or {}).get("reason") == "the spill is waited for", "the reason")
     assert read_status(tmp_path)["version"] == 7

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from app.training.step.dense_optimizer import DenseOptimizer, optimizer_arrays, restore_optimizer
+from app.training.step.dense_optimizer import DenseOptimizerConfig, optimizer_arrays, restore_optimizer
 
 
 def net() -> nn.Module:
@@ -29,7 +29,7 @@ def learn(model: nn.Module, optimizer, steps: int) -> None:
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_steps_are_those_of_torch_bit_for_bit(name: str) -> None:
     ours, theirs = net(), net()
-    settings = DenseOptimizer(name=name, lr=0.01, beta1=0.8, eps=1e-6)
+    settings = DenseOptimizerConfig(name=name, lr=0.01, beta1=0.8, eps=1e-6)
     betas = {"betas": (0.8, 0.999), "eps": 1e-6, "fused": True}
     peer = torch.optim.Adam(theirs.parameters(), lr=0.01, **betas) if name == "adam" else None
     optimizer = settings.build(ours)
@@ -45,15 +45,15 @@ def test_steps_are_those_of_torch_bit_for_bit(name: str) -> None:
 
 
 def test_a_net_without_parameters_has_nothing_to_move() -> None:
-    optimizer = DenseOptimizer().build(nn.ReLU())
+    optimizer = DenseOptimizerConfig().build(nn.ReLU())
     optimizer.step()
     assert optimizer_arrays(optimizer, nn.ReLU()) == {}
 
 
 def test_no_compiler_is_imported_for_a_step() -> None:
     code = (
-        "import sys, torch\nfrom app.training.step.dense_optimizer import DenseOptimizer\n"
-        "net = torch.nn.Linear(2, 1); optimizer = DenseOptimizer().build(net)\n"
+        "import sys, torch\nfrom app.training.step.dense_optimizer import DenseOptimizerConfig\n"
+        "net = torch.nn.Linear(2, 1); optimizer = DenseOptimizerConfig().build(net)\n"
         "net(torch.ones(1, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )

@@ -12,7 +12,7 @@ from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
 from app.training.config import TrainConfig
 from app.training.defaults import ROW_EPS, with_defaults
-from app.training.step.assembly import assemble_tensors, of_samples, parts_of
+from app.training.step.assembly import assemble_tensors, embedding_parts, repeat_per_key
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
@@ -36,7 +36,7 @@ def embedded(schema: Schema, features: Features) -> tuple[ModelInputs, np.ndarra
     table = EmbeddingTable(TABLE, seed=0, tracked=False)
     features_K, ids_K = lookup_keys(schema, features)
     lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
-    inputs = assemble_tensors(schema, features, table.embed_parts(lookup, parts_of(schema, features)))
+    inputs = assemble_tensors(schema, features, table.embed_parts(lookup, embedding_parts(schema, features)))
     return inputs, table.find(features_K, ids_K)[0]
 
 
@@ -60,7 +60,7 @@ def test_pooled_rows_move_by_their_share_of_the_gradient(pooling):
     features_K, ids_K = lookup_keys(schema, features)
     lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
     before = table.find(features_K, ids_K)[0][:2]
-    pooled = assemble_tensors(schema, features, table.embed_parts(lookup, parts_of(schema, features))).pooled
+    pooled = assemble_tensors(schema, features, table.embed_parts(lookup, embedding_parts(schema, features))).pooled
     assert not pooled[1].any()
     pooled.sum().backward()
     moved = before - table.find(features_K, ids_K)[0][:2]
@@ -81,7 +81,7 @@ def test_lists_that_are_all_empty_assemble_too():
 def test_every_key_has_the_time_of_its_sample():
     batch = make_batch(0, 9)
     _, ids_K = lookup_keys(SCHEMA, batch.features)
-    times_K = of_samples(batch.features, batch.event_ms_N)
+    times_K = repeat_per_key(batch.features, batch.event_ms_N)
     assert len(times_K) == len(ids_K)
     np.testing.assert_array_equal(times_K[:18], np.repeat(batch.event_ms_N, 2))
 
@@ -99,8 +99,8 @@ def test_a_sample_is_scored_before_it_is_learned():
     learner = make_learner()
     batch = make_batch(1)
     features_K, ids_K = lookup_keys(SCHEMA, batch.features)
-    lookup = learner.table.lookup(features_K, ids_K, of_samples(batch.features, batch.event_ms_N))
-    tensors = learner.table.embed_parts(lookup, parts_of(SCHEMA, batch.features))
+    lookup = learner.table.lookup(features_K, ids_K, repeat_per_key(batch.features, batch.event_ms_N))
+    tensors = learner.table.embed_parts(lookup, embedding_parts(SCHEMA, batch.features))
     inputs = assemble_tensors(SCHEMA, batch.features, tensors)
     learner.model.observe_inputs(inputs.dense)
     expected = learner.model(*inputs).detach().numpy()
@@ -154,7 +154,7 @@ def test_an_overflowing_step_is_refused_and_the_net_stays_finite():
     learner.step(make_batch(0))
     batch = make_batch(1)
     learner.step(dataclasses.replace(batch, weights_N=np.full(32, 3e38, np.float32)))
-    assert learner.refused_steps == 1
+    assert learner.skipped_steps == 1
     assert np.isfinite(learner.step(make_batch(2)).logits_NL).all()
 
 
