@@ -16,14 +16,14 @@ def run(arguments: argparse.Namespace) -> int:
     from app.config.load import load_config
     from app.processes.priority import yield_to_others
     from app.processes.signals import stop_on_signals
-    from app.version_log.compact.compactor import Merger
+    from app.version_log.compact.compactor import Compactor
 
     yield_to_others()
     stopping = stop_on_signals()
     config = load_config(arguments.config)
-    merger = Merger(config.log, window_samples=config.train.window_samples)
+    merger = Compactor(config.log, window_samples=config.train.window_samples)
     if arguments.once:
-        merger.merge()
+        merger.compact()
     else:
         merger.run(stopping)
     return 0

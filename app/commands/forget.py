@@ -8,7 +8,7 @@ from app.commands.submit import add_wait
 
 if TYPE_CHECKING:
     from app.config.load import Outline
-    from app.version_log.commands.status import Receipt
+    from app.version_log.commands.status import CommandStatus
 
 HELP = "forget ids: gone from the model and from every follower"
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.commands.submit import give_order, print_result
+    from app.commands.submit import print_result, submit_and_wait
     from app.config.load import load_outline
     from app.errors import UserError
     from app.version_log.compact.compactor import WINDOW_SAMPLES
@@ -30,12 +30,14 @@ def run(arguments: argparse.Namespace) -> int:
     keys = read_keys(outline, arguments.key, arguments.file)
     if read_status(outline.log.path) is None:
         raise UserError(f"there is no log in {outline.log.path} yet: nothing was learned, so nothing can be forgotten")
-    receipt = give_order(outline, "forget", {"keys": keys}, wait_seconds=arguments.wait, window_samples=WINDOW_SAMPLES)
+    receipt = submit_and_wait(
+        outline, "forget", {"keys": keys}, wait_seconds=arguments.wait, window_samples=WINDOW_SAMPLES
+    )
     if receipt is None:
         return 0
     code = print_result(receipt)
     if code == 0:
-        print_whereabouts(outline, receipt)
+        print_remaining_files(outline, receipt)
     return code
 
 
@@ -63,13 +65,13 @@ def read_keys(outline: "Outline", given: list[str], file: Path | None) -> list[d
     return keys
 
 
-def print_whereabouts(outline: "Outline", receipt: "Receipt") -> None:
+def print_remaining_files(outline: "Outline", receipt: "CommandStatus") -> None:
     """Where the first of the ids still lie on the disk, and until when."""
     from springtide_client.format.records import version_name
 
-    from app.version_log.commands.status import whereabouts_of
+    from app.version_log.commands.status import erased_keys_report
 
-    places = whereabouts_of(outline.log, outline.schema, receipt)
+    places = erased_keys_report(outline.log, outline.schema, receipt)
     for place in places:
         since = f" since version {version_name(place['gone_since'])}" if place["gone_since"] else ""
         print(f"{place['feature']}={place['id']}: gone{since}; ", end="")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from app.config.load import Outline
-    from app.version_log.commands.status import Receipt
+    from app.version_log.commands.status import CommandStatus
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 WAIT_SECONDS = 30.0
 
 
@@ -22,48 +22,48 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def give_order(
+def submit_and_wait(
     outline: "Outline", kind: str, body: dict[str, Any], *, wait_seconds: float, window_samples: int
-) -> "Receipt | None":
+) -> "CommandStatus | None":
     """What became of it: executed by a running trainer, or else here. None: it waits for a trainer still."""
     from springtide_client.errors import LogError
 
     from app.serving.admin.requests import put_order
-    from app.version_log.commands.offline import execute_waiting
-    from app.version_log.commands.status import receipt_of
-    from app.version_log.errors import LogBusyError, OvertakenError
+    from app.version_log.commands.offline import execute_pending
+    from app.version_log.commands.status import command_status
+    from app.version_log.errors import FencedError, LogBusyError
 
     log_path = outline.log.path
     order_id = put_order(log_path, kind, body)
     try:
-        execute_waiting(outline.log, outline.schema, window_samples=window_samples)
-    except (LogBusyError, OvertakenError):
+        execute_pending(outline.log, outline.schema, window_samples=window_samples)
+    except (LogBusyError, FencedError):
         print(f"order {order_id}: a trainer runs and executes it with its next version")
-        wait_for(log_path, order_id, wait_seconds)
+        wait_until_durable(log_path, order_id, wait_seconds)
     except LogError as error:
         # the order stays where it is: whoever can read the log will execute it
         print(f"order {order_id}: it cannot be executed now ({error}); the next trainer executes it")
         return None
-    receipt = receipt_of(log_path, order_id)
+    receipt = command_status(log_path, order_id)
     if receipt is not None and receipt.entry is not None:
         return receipt
     print(f"order {order_id}: not executed yet, it stays until a trainer does")
     return None
 
 
-def wait_for(log_path: Any, order_id: str, seconds: float) -> None:
+def wait_until_durable(log_path: Any, order_id: str, seconds: float) -> None:
     """Until a version carries the order, or the time is over."""
-    from app.version_log.commands.status import receipt_of
+    from app.version_log.commands.status import command_status
 
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        receipt = receipt_of(log_path, order_id)
+        receipt = command_status(log_path, order_id)
         if receipt is None or receipt.state == "durable":
             return
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-def print_result(receipt: "Receipt") -> int:
+def print_result(receipt: "CommandStatus") -> int:
     """One line; the exit code."""
     from springtide_client.format.records import version_name
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-LOWEST = 19  # the nicest
-BESIDE = 10  # of threads beside the learning one: it goes before them where cores are few
+LOWEST_NICENESS = 19  # the nicest
+THREAD_NICENESS = 10  # of threads beside the learning one: it goes before them where cores are few
 AUTOGROUP = Path("/proc/self/autogroup")
 SHORT_SLICE_NS = 100_000  # the least that Linux takes
 SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the numbers of the system call, which libc may have no name for
@@ -23,11 +23,11 @@ def yield_to_others() -> None:
     Where Linux schedules sessions instead of processes, niceness counts only within one: a process that leads a session
     of its own makes that nice too. To be called before it starts threads.
     """
-    os.nice(LOWEST)
+    os.nice(LOWEST_NICENESS)
     take_short_slices()
     if os.getsid(0) == os.getpid():
         with suppress(OSError):
-            AUTOGROUP.write_text(str(LOWEST))
+            AUTOGROUP.write_text(str(LOWEST_NICENESS))
 
 
 def yield_to_learning() -> None:
@@ -36,8 +36,8 @@ def yield_to_learning() -> None:
     Linux takes a thread's niceness for its own. One that is nicer already stays so: to be less nice is not for all.
     """
     thread = threading.get_native_id()
-    if os.getpriority(os.PRIO_PROCESS, thread) < BESIDE:
-        os.setpriority(os.PRIO_PROCESS, thread, BESIDE)
+    if os.getpriority(os.PRIO_PROCESS, thread) < THREAD_NICENESS:
+        os.setpriority(os.PRIO_PROCESS, thread, THREAD_NICENESS)
     take_short_slices()
 
 

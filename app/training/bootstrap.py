@@ -18,9 +18,9 @@ from app.training.device.device import resolve_device
 from app.training.state.base_rows import BaseRows
 from app.training.state.training_state import TrainingState
 from app.training.step.learner import Learner
-from app.version_log.commands.erasures import forgettings_of
+from app.version_log.commands.erasures import erasures_of
 from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.disk_usage import disk_bytes
+from app.version_log.disk_usage import folder_bytes
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
 from embeddings.optimizer import RowOptimizer
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def load_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> TrainingState:
     """The state that the log ends with: that of its newest base and of every version after it."""
     spec = ModelSpec.of(config.schema, config.table.dim)
-    resume = Resume.of(log.directory, log.last)
+    resume = Resume.of(log.directory, log.last_encoded)
     base = None if resume is None else resume.base
     if base is not None:
         check_settings(config, base.manifest)
@@ -83,7 +83,7 @@ def open_table(
             spill=spill,
             base=base,
             device=device,
-            other_disk_bytes=partial(disk_bytes, config.log.path),
+            other_disk_bytes=partial(folder_bytes, config.log.path),
         )
     except ValueError as error:
         spill.close()
@@ -94,7 +94,7 @@ def write_first_base(config: "Config", log: LogWriter, state: TrainingState, pro
     """A log begins with a base without rows, so that followers can begin before the first version."""
     optimizer = dict(state.learner.table.config.optimizer)
     image = BaseImage(
-        tip=log.first,
+        tip=log.first_base_tip,
         schema=config.schema,
         table=TableSpec(
             dim=config.table.dim,
@@ -110,16 +110,16 @@ def write_first_base(config: "Config", log: LogWriter, state: TrainingState, pro
         program=program,
     )
     write_base(log.config.path, image)
-    log.begin(log.first)
-    state.base_number = log.first.number
+    log.start_after(log.first_base_tip)
+    state.base_number = log.first_base_tip.number
 
 
 def restore(state: TrainingState, resume: Resume) -> None:
     """Read the past back, up to where the writer has sealed its end; LogError where that cannot be reached."""
     try:
         state.restore(resume.base, resume.records())
-        state.base_number, state.executed_commands = resume.base.tip.number, dict(resume.orders)
-        state.logged_erasures = forgettings_of(resume.forgettings, state.schema)
+        state.base_number, state.executed_commands = resume.base.tip.number, dict(resume.executed_commands)
+        state.logged_erasures = erasures_of(resume.erasure_entries, state.schema)
     except ValueError as error:
         raise UserError(f"{error}: restore the setting, or start a new log with [log] path") from error
 

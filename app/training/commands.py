@@ -12,14 +12,14 @@ from springtide_client.format.records import StreamPosition
 
 from app.config.runtime_limits import nested, read_limits
 from app.training.state.training_state import TrainingState
-from app.version_log.commands.erasures import forgettings_of
-from app.version_log.commands.offline import keys_of
-from app.version_log.commands.queue import Order, Orders, entry_of
-from app.version_log.failpoints import reach
+from app.version_log.commands.erasures import erasures_of
+from app.version_log.commands.offline import read_keys
+from app.version_log.commands.queue import Command, CommandQueue, command_entry
+from app.version_log.failpoints import failpoint
 from embeddings.errors import SpillError
 from stream.positions import positions_to_meta
 
-RollBack = Callable[[Order], dict[str, Any] | None]
+RollBack = Callable[[Command], dict[str, Any] | None]
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +38,16 @@ class CommandExecutor:
 
         Where it gives a result instead, nothing has happened; PostponedError leaves the order for later.
         """
-        self._orders = Orders(log_path, epoch, state.executed_commands)
+        self._orders = CommandQueue(log_path, epoch, state.executed_commands)
         self._state = state
         self._roll_back = roll_back
-        self._waiting: deque[Order] = deque()  # claimed, not executed
+        self._waiting: deque[Command] = deque()  # claimed, not executed
         self._told: list[str] = []  # the ids of what the next version tells
 
     @property
     def has_pending(self) -> bool:
         """Whether there is an order to execute."""
-        return bool(self._waiting) or self._orders.has_new()
+        return bool(self._waiting) or self._orders.has_pending()
 
     def execute(self) -> None:
         """Every order that waits. Call it right after a cut: what an order moves must fit beside nothing.
@@ -66,9 +66,9 @@ class CommandExecutor:
             logger.info("order executed", extra={"order": order.id, "kind": order.kind, **result})
             self._note(order, result)
             self._waiting.popleft()
-            reach("after an order is executed")
+            failpoint("after an order is executed")
 
-    def _result(self, order: Order) -> dict[str, Any] | None:
+    def _result(self, order: Command) -> dict[str, Any] | None:
         try:
             if order.kind == "rollback" and self._roll_back is not None:
                 return self._roll_back(order)
@@ -87,7 +87,7 @@ class CommandExecutor:
             if "refused" in result or kind not in ("forget", "limits"):
                 logger.warning("an order is lost with its version", extra={"order": order_id, "kind": kind})
                 continue
-            order = Order(order_id, kind, {"keys": entry.get("keys"), "limits": result.get("limits")})
+            order = Command(order_id, kind, {"keys": entry.get("keys"), "limits": result.get("limits")})
             try:
                 self._note(order, self._handler(order)(order.body), entry.get("positions"))
             except SpillError as error:
@@ -98,28 +98,28 @@ class CommandExecutor:
     def on_published(self, version: int) -> None:
         """This version carries what was executed since the one before."""
         for order_id in self._told:
-            self._orders.executed(order_id, version)
+            self._orders.mark_executed(order_id, version)
         self._told.clear()
 
     def acknowledge(self, durable: int) -> None:
         """Orders that durable versions carry are done with."""
-        self._orders.retire(durable)
+        self._orders.acknowledge(durable)
 
     def _note(
-        self, order: Order, result: dict[str, Any], positions: Mapping[str, StreamPosition] | None = None
+        self, order: Command, result: dict[str, Any], positions: Mapping[str, StreamPosition] | None = None
     ) -> None:
         at = self._state
-        entry = entry_of(
+        entry = command_entry(
             order,
             result,
             samples_trained=at.samples_trained,
             positions=positions or positions_to_meta(at.max_positions),
         )
         at.add_executed_command(entry)
-        at.add_erasures(forgettings_of([entry], at.schema))
+        at.add_erasures(erasures_of([entry], at.schema))
         self._told.append(order.id)
 
-    def _handler(self, order: Order) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def _handler(self, order: Command) -> Callable[[dict[str, Any]], dict[str, Any]]:
         if order.kind == "forget":
             return self._forget
         if order.kind == "limits":
@@ -127,7 +127,7 @@ class CommandExecutor:
         raise ValueError(f"this trainer does not execute {order.kind or 'unreadable'} orders")
 
     def _forget(self, body: dict[str, Any]) -> dict[str, Any]:
-        keys = keys_of(body, self._state.schema)
+        keys = read_keys(body, self._state.schema)
         features_N = np.array([feature for feature, _ in keys], np.uint16)
         self._state.learner.table.forget(features_N, np.array([row_id for _, row_id in keys], np.int64))
         return {"keys": len(keys)}

@@ -25,8 +25,8 @@ from app.training.status.document import document_of
 from app.training.status.throughput import ThroughputMeter
 from app.training.status.writer import INTERVAL_SECONDS, StatusWriter, wall_ms
 from app.training.stop_signals import StopSignals
-from app.version_log.failpoints import reach
-from app.version_log.read.corruption import lost_orders, take_break
+from app.version_log.failpoints import failpoint
+from app.version_log.read.corruption import lost_commands, take_corruption_report
 from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
 from stream.columns import Batch
@@ -97,7 +97,7 @@ class Trainer:
         self.commands = CommandExecutor(
             config.log.path, self.log.epoch, self.state, roll_back=lambda order: roll_back_by_order(self, order)
         )
-        self.commands.reexecute_lost(lost_orders(self.log.directory, self.state.executed_commands))
+        self.commands.reexecute_lost(lost_commands(self.log.directory, self.state.executed_commands))
         self.spill_gc = SpillGC(self.state.learner.table, self.log.directory, self.state.base_number)
         self.batches = self._intake()
         self.committed = CommittedOffsets(self.state.positions)
@@ -172,7 +172,7 @@ class Trainer:
 
     def advance(self) -> None:
         """1. Take what the stream has, while there is room for it. 2. Learn. 3. Execute orders. 4. Publish."""
-        has_room = not (self.log.is_full or self.log.is_stuck)
+        has_room = not (self.log.is_full or self.log.is_stalled)
         if not has_room or self.dead_letters.unacknowledged_bytes > UNCONFIRMED_BYTES:
             self.signals.wait(POLL_SECONDS)
         else:
@@ -224,12 +224,12 @@ class Trainer:
     @property
     def has_pending_command(self) -> bool:
         """Whether an order waits; while versions are put off it waits on."""
-        return time.monotonic() > self._last_commit and not self.log.is_stuck and self.commands.has_pending
+        return time.monotonic() > self._last_commit and not self.log.is_stalled and self.commands.has_pending
 
     @property
     def is_due(self) -> bool:
         """Whether it is time for a version, and there is something to tell."""
-        if self.log.is_stuck or time.monotonic() - self._last_commit < self.config.log.publish_seconds:
+        if self.log.is_stalled or time.monotonic() - self._last_commit < self.config.log.publish_seconds:
             return False
         return self.state.changed or self.complete_until_ms() > self.state.complete_until_ms
 
@@ -263,10 +263,10 @@ class Trainer:
         self.state.clock.mark_idle(
             self.batches.idle_partitions(self.state.positions, self.state.clock), limit_ms=self.limit_ms
         )
-        reach("before a cut")
+        failpoint("before a cut")
         meta, arrays = self.state.checkpoint(created_ms=wall_ms(), complete_until_ms=self.complete_until_ms())
-        reach("after a cut")
-        version = self.log.hand_over(meta, arrays)
+        failpoint("after a cut")
+        version = self.log.append_owned(meta, arrays)
         self.gate.on_published(version, self.state.learner, self.state.samples_trained)
         self.spill_gc.on_checkpoint(version)
         self.commands.on_published(version)
@@ -278,7 +278,7 @@ class Trainer:
         """Everything appended is durable. A disk that takes nothing is waited for, visibly; False: asked to stop."""
         while self.log.is_writing:
             self.report_status()
-            if self.signals.stopping and self.log.is_stuck:
+            if self.signals.stopping and self.log.is_stalled:
                 return False
             time.sleep(POLL_SECONDS)
         self.log.sync()
@@ -294,7 +294,7 @@ class Trainer:
         if now - self._last_said >= INTERVAL_SECONDS:
             self._last_said = now
             self._report_durable()
-            self.corruption = self.corruption or take_break(self.config.log.path, self.log.epoch)
+            self.corruption = self.corruption or take_corruption_report(self.config.log.path, self.log.epoch)
             if self.spill_gc.map_newest_base(self.log.last_number):
                 self.source.reset_emitted_strings()  # it has let go of those of dead rows
             self.throughput.record(self.state.samples_trained)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def disk_bytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
     """The bytes of all files under a folder; what vanishes meanwhile counts nothing."""
     total = 0
     try:
@@ -12,7 +12,7 @@ def disk_bytes(folder: Path) -> int:
             for entry in entries:
                 try:
                     if entry.is_dir(follow_symlinks=False):
-                        total += disk_bytes(Path(entry.path))
+                        total += folder_bytes(Path(entry.path))
                     else:
                         total += entry.stat(follow_symlinks=False).st_size
                 except FileNotFoundError:

@@ -9,7 +9,7 @@ class LogBusyError(LogError):
     """Another trainer writes this log."""
 
 
-class OvertakenError(LogError):
+class FencedError(LogError):
     """A higher epoch is claimed: this trainer has been replaced, and nothing it writes will be read."""
 
 

@@ -16,7 +16,7 @@ VARIABLE = "SPRINGTIDE_FAULTS"
 _visits: Counter[str] = Counter()
 
 
-def reach(point: str) -> None:
+def failpoint(point: str) -> None:
     """This moment has come."""
     if (folder := _folder()) is not None:
         _strike(folder / point.replace(" ", "-"))

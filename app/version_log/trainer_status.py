@@ -20,7 +20,7 @@ def write_status(log_path: Path, epoch: int, status: Mapping[str, Any]) -> None:
         "epoch": epoch,
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "machine": machine(),
+        "machine": boot_id(),
         "updated_ms": time.time_ns() // 1_000_000,
         **status,
     }
@@ -50,7 +50,7 @@ def read_status(log_path: Path) -> dict[str, Any] | None:
     return status if isinstance(status, dict) else None
 
 
-def machine() -> str:
+def boot_id() -> str:
     """Equal in processes of one running kernel: between them, and only there, a file lock tells who lives."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from app.config.load import Outline
-    from app.version_log.inspection.diff import Difference
+    from app.version_log.inspection.diff import VersionDiff
 
 DENSE_LINES = 20
 
@@ -23,14 +23,14 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
 
     from app.commands.formatting import print_json
     from app.errors import UserError
-    from app.version_log.inspection.diff import compare
+    from app.version_log.inspection.diff import diff_versions
     from app.version_log.read.index import LogIndex
 
     if arguments.top < 0:
         raise UserError(f"--top {arguments.top}: at least 0")
     index = LogIndex(LogDirectory(outline.log.path))
     older, newer = sorted(index.resolve(name) for name in arguments.versions)
-    difference = compare(index, older, newer, top=arguments.top)
+    difference = diff_versions(index, older, newer, top=arguments.top)
     if arguments.json:
         print_json(document_of(difference))
     else:
@@ -38,7 +38,7 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     return 0
 
 
-def document_of(difference: "Difference") -> dict[str, Any]:
+def document_of(difference: "VersionDiff") -> dict[str, Any]:
     """The difference as JSON has it."""
     from springtide_client.format.records import version_name
 
@@ -82,7 +82,7 @@ def document_of(difference: "Difference") -> dict[str, Any]:
     }
 
 
-def print_difference(difference: "Difference") -> None:
+def print_difference(difference: "VersionDiff") -> None:
     """The difference for people."""
     from springtide_client.format.records import version_name
 
@@ -101,7 +101,7 @@ def print_difference(difference: "Difference") -> None:
     print_stream(difference)
 
 
-def print_rows(difference: "Difference") -> None:
+def print_rows(difference: "VersionDiff") -> None:
     """The counts, by feature and together."""
     width = max([8, *(len(difference.feature_name(number)) for number in difference.features)])
     columns = ("added", "changed", "came back", "forgotten by key", "by rule")
@@ -112,7 +112,7 @@ def print_rows(difference: "Difference") -> None:
         print(f"{name:<{width}}  " + "  ".join(f"{count:>{max(9, len(column))},}" for column, count in figures))
 
 
-def print_moves(difference: "Difference") -> None:
+def print_moves(difference: "VersionDiff") -> None:
     """The rows that moved most."""
     from app.commands.formatting import figure, signed
 
@@ -125,7 +125,7 @@ def print_moves(difference: "Difference") -> None:
         print(f"  {figure(move.distance):>9}  {key}  (count {signed(move.count)})")
 
 
-def print_dense(difference: "Difference") -> None:
+def print_dense(difference: "VersionDiff") -> None:
     """Each parameter's way, relative to its length before."""
     from app.commands.formatting import figure
 
@@ -141,7 +141,7 @@ def print_dense(difference: "Difference") -> None:
         print(f"  and {len(moved) - len(shown)} that moved less: --json has them all")
 
 
-def print_stream(difference: "Difference") -> None:
+def print_stream(difference: "VersionDiff") -> None:
     """Positions, scores, dead letters, horizons and orders."""
     from app.commands.formatting import signed, time_of
     from app.commands.versions.show import score_lines

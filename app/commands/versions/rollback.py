@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     from springtide_client.log.directory import LogDirectory
 
-    from app.commands.submit import give_order, print_result
+    from app.commands.submit import print_result, submit_and_wait
     from app.config.load import load_config
     from app.version_log.read.index import LogIndex
 
@@ -32,7 +32,7 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     index = LogIndex(LogDirectory(outline.log.path))
     number = index.resolve(arguments.version)
     index.base_before(number)  # refused here, rather than in a version
-    receipt = give_order(
+    receipt = submit_and_wait(
         outline,
         "rollback",
         {"version": number, "skip": arguments.skip},

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from app.config.load import Outline
-    from app.version_log.commands.erasure_audit import Holding
-    from app.version_log.inspection.history import History
+    from app.version_log.commands.erasure_audit import FileReference
+    from app.version_log.inspection.history import RowHistory
     from app.version_log.read.index import LogIndex
 
 HELP = "one version, or with --key the history of one row"
@@ -122,8 +122,8 @@ def show_key(outline: "Outline", index: "LogIndex", arguments: argparse.Namespac
     from springtide_client.keys import encode_id
 
     from app.errors import UserError
-    from app.version_log.commands.erasure_audit import files_holding
-    from app.version_log.inspection.history import history_of
+    from app.version_log.commands.erasure_audit import files_containing
+    from app.version_log.inspection.history import row_history
 
     feature, equals, text = arguments.key.partition("=")
     if not equals:
@@ -132,9 +132,9 @@ def show_key(outline: "Outline", index: "LogIndex", arguments: argparse.Namespac
     if feature not in schema.features:
         raise UserError(f"--key {arguments.key}: no feature {feature!r}, only {', '.join(schema.features)}")
     number, (row_id, id_text) = schema.number(feature), encode_id(text)
-    history = history_of(index, number, row_id, limit=arguments.limit)
+    history = row_history(index, number, row_id, limit=arguments.limit)
     history.text = history.text or id_text
-    holdings = files_holding(outline.log, number, row_id)
+    holdings = files_containing(outline.log, number, row_id)
     if arguments.json:
         print_history_json(outline, arguments.key, history, holdings)
     else:
@@ -142,7 +142,7 @@ def show_key(outline: "Outline", index: "LogIndex", arguments: argparse.Namespac
     return 0
 
 
-def print_history(outline: "Outline", key: str, history: "History", holdings: "list[Holding]") -> None:
+def print_history(outline: "Outline", key: str, history: "RowHistory", holdings: "list[FileReference]") -> None:
     """A line for each event, then where the row is on the disk."""
     from springtide_client.format.records import version_name
 
@@ -175,10 +175,10 @@ def print_history(outline: "Outline", key: str, history: "History", holdings: "l
         oldest = holdings[0]
         others = f", of {len(holdings)}" if len(holdings) > 1 else ""
         print(f"the oldest file that holds it{others}: {oldest.file}")
-        print(f"that file goes {oldest.goes(outline.log)}")
+        print(f"that file goes {oldest.removal_condition(outline.log)}")
 
 
-def print_history_json(outline: "Outline", key: str, history: "History", holdings: "list[Holding]") -> None:
+def print_history_json(outline: "Outline", key: str, history: "RowHistory", holdings: "list[FileReference]") -> None:
     """The same for other programs."""
     from springtide_client.format.records import version_name
 
@@ -196,7 +196,11 @@ def print_history_json(outline: "Outline", key: str, history: "History", holding
             "events": [{"name": version_name(event.version), **vars(event)} for event in history.events],
             "bases": [version_name(number) for number in history.bases],
             "files": [
-                {"file": holding.file, "goes": holding.goes(outline.log), "expected_ms": holding.expected_ms}
+                {
+                    "file": holding.file,
+                    "goes": holding.removal_condition(outline.log),
+                    "expected_ms": holding.expected_ms,
+                }
                 for holding in holdings
             ],
         }

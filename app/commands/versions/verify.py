@@ -26,11 +26,11 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     if arguments.json:
         findings = verify(directory, deep=arguments.deep)
         print_json([vars(finding) for finding in findings.all])
-        return 1 if findings.wrong else 0
+        return 1 if findings.errors else 0
     findings = verify(directory, deep=arguments.deep, tell=print_finding)
-    if findings.wrong:
-        verb = "is" if len(findings.wrong) == 1 else "are"
-        print(f"{plural(len(findings.wrong), 'thing')} {verb} wrong in {outline.log.path}")
+    if findings.errors:
+        verb = "is" if len(findings.errors) == 1 else "are"
+        print(f"{plural(len(findings.errors), 'thing')} {verb} wrong in {outline.log.path}")
         return 1
     hint = "" if arguments.deep else " (--deep also replays each base)"
     print(f"all is well in {outline.log.path}{hint}")

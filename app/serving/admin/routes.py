@@ -11,7 +11,7 @@ from app.serving.http.errors import UNREADABLE, ApiError, bad_request
 from app.serving.http.responses import JsonAnswer
 from app.serving.model.replica import wall_ms
 from app.serving.service import Service
-from app.version_log.commands.status import receipt_of, whereabouts_of
+from app.version_log.commands.status import command_status, erased_keys_report
 
 router = APIRouter(tags=["Orders (admin token)"])
 
@@ -62,11 +62,11 @@ async def order_receipt(request: Request, order_id: str) -> JsonAnswer:
     schema = service.replica.take().schema
 
     def find() -> dict[str, Any]:
-        receipt = receipt_of(service.log_path, order_id)
+        receipt = command_status(service.log_path, order_id)
         if receipt is None:
             raise ApiError(404, "no_such_order", f"nothing is known of an order {order_id}", "ids are in the answers")
         return receipt.document() | {
-            "keys": whereabouts_of(service.log, schema, receipt),
+            "keys": erased_keys_report(service.log, schema, receipt),
             "note": _note(receipt.state, service.trainer.read(now_ms=wall_ms())),
         }
 

@@ -23,7 +23,7 @@ from springtide_client.rows.layers import empty_layer, sorted_layer
 from app.serving.http.errors import ApiError, gone, not_ready
 from app.serving.model.log_follower import ServedView
 from app.serving.model.view import ModelView
-from app.version_log.read.id_strings import merge_texts, record_texts
+from app.version_log.read.id_strings import id_strings_of, merge_id_strings
 from app.version_log.read.live_rows import count_rows, living_rows
 
 KNOWN = 0
@@ -196,9 +196,9 @@ def living_texts(view: View) -> dict[str, npt.NDArray[Any]]:
         for record in LogDirectory(base.path.parent).records(base.tip):
             if record.number > view.version:
                 break
-            if (texts := record_texts(record.tensors())) is not None:
+            if (texts := id_strings_of(record.tensors())) is not None:
                 parts.append(texts)
-    known = merge_texts(parts, empty_layer(view.dim))
+    known = merge_id_strings(parts, empty_layer(view.dim))
     if known is None:
         return {}
     _, status = view.lookup(known["feature"], known["id"])
@@ -207,7 +207,9 @@ def living_texts(view: View) -> dict[str, npt.NDArray[Any]]:
     dead = np.flatnonzero(status != KNOWN)
     nothing = np.zeros((len(dead), view.dim), np.float32)
     times = np.zeros(len(dead), np.int64)
-    return merge_texts([known], sorted_layer(known["feature"][dead], known["id"][dead], nothing, times, times)) or {}
+    return (
+        merge_id_strings([known], sorted_layer(known["feature"][dead], known["id"][dead], nothing, times, times)) or {}
+    )
 
 
 def _etag(path: Path) -> str:

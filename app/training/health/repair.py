@@ -6,7 +6,7 @@ Nobody could follow any more, and no base be made: what is lost is learned again
 import logging
 from typing import TYPE_CHECKING
 
-from app.version_log.read.corruption import find_break
+from app.version_log.read.corruption import find_corruption
 from app.version_log.write.writer import LogWriter
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ def mend(trainer: "Trainer") -> None:
     said, trainer.corruption = trainer.corruption, ""
     if not trainer.wait_until_durable():
         return
-    assert trainer.log.last is not None
-    if not (reason := find_break(trainer.log.directory, trainer.log.last)):
+    assert trainer.log.last_encoded is not None
+    if not (reason := find_corruption(trainer.log.directory, trainer.log.last_encoded)):
         logger.warning("the log is said to be damaged, and is not", extra={"reason": said})
         return
     logger.error("the log is damaged, beginning again before that", extra={"reason": reason})

@@ -16,9 +16,9 @@ from app.training.health.gate import Verdict
 from app.training.health.known_good import oldest_restorable
 from app.training.input.batches import POLL_SECONDS
 from app.training.input.skip import REASON, Progress, send_to_dead_letters
-from app.version_log.commands.queue import Order, entry_of
-from app.version_log.commands.rollback import Rollback, rollback_to
-from app.version_log.failpoints import reach
+from app.version_log.commands.queue import Command, command_entry
+from app.version_log.commands.rollback import RollbackVersion, build_rollback
+from app.version_log.failpoints import failpoint
 from stream.errors import StreamError
 from stream.positions import positions_from_meta, positions_to_meta
 
@@ -55,7 +55,7 @@ def resolve_hold(trainer: "Trainer") -> None:
         trainer.signals.wait(POLL_SECONDS)
 
 
-def roll_back_by_order(trainer: "Trainer", order: Order) -> dict[str, Any] | None:
+def roll_back_by_order(trainer: "Trainer", order: Command) -> dict[str, Any] | None:
     """Executes it: everything executed before is published first. None: done; else why not; PostponedError."""
     number, skip = order.body.get("version"), bool(order.body.get("skip"))
     if type(number) is not int or number < 1 << EPOCH_SHIFT:
@@ -73,7 +73,7 @@ def roll_back_by_order(trainer: "Trainer", order: Order) -> dict[str, Any] | Non
     except (UserError, SpringtideError) as error:
         return {"refused": str(error)}
     result = {"version": number, **rollback.counts, **told}
-    entry = entry_of(order, result, samples_trained=trainer.state.samples_trained, positions={})
+    entry = command_entry(order, result, samples_trained=trainer.state.samples_trained, positions={})
     append(trainer, rollback, stand, msgspec.structs.replace(rollback.meta, orders=[entry]))
     return None
 
@@ -111,15 +111,15 @@ def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
     return True
 
 
-def prepare(trainer: "Trainer", number: int) -> Rollback:
+def prepare(trainer: "Trainer", number: int) -> RollbackVersion:
     """The version that restores another, from all that is in the log. PostponedError where somebody asked to stop."""
     if not trainer.wait_until_durable():
         raise PostponedError
     trainer.status.update({**trainer.status.document, "reason": f"going back to version {version_name(number)}"})
-    return rollback_to(trainer.log.directory, number, window_samples=trainer.config.train.window_samples)
+    return build_rollback(trainer.log.directory, number, window_samples=trainer.config.train.window_samples)
 
 
-def skip_samples(trainer: "Trainer", rollback: Rollback, stand: Progress, detail: str) -> dict[str, int]:
+def skip_samples(trainer: "Trainer", rollback: RollbackVersion, stand: Progress, detail: str) -> dict[str, int]:
     """Sends what is passed over to the dead letters; what the version says of it."""
     begin = positions_from_meta(rollback.meta.positions)
     num_sent = send_to_dead_letters(trainer.config, trainer.dead_letters, begin, stand, detail)
@@ -130,17 +130,17 @@ def skip_samples(trainer: "Trainer", rollback: Rollback, stand: Progress, detail
     return {"skipped": num_skipped}
 
 
-def append(trainer: "Trainer", rollback: Rollback, stand: Progress | None, meta: Any) -> None:
+def append(trainer: "Trainer", rollback: RollbackVersion, stand: Progress | None, meta: Any) -> None:
     """1. Append the version. 2. Make it durable. 3. Begin anew from the log."""
     if stand is not None:
         letters = stand.skipped_since(rollback.meta.samples_trained)
         meta = msgspec.structs.replace(meta, positions=positions_to_meta(stand.positions), dead_letters=letters)
-    reach("before a rollback is appended")
+    failpoint("before a rollback is appended")
     version = trainer.log.append(meta, rollback.arrays)
     if not trainer.wait_until_durable():
         # nothing of this state may come after it; whoever goes on finds it in the log, or the order where it was
         raise LogError(f"asked to stop while going back to {version_name(meta.restores)} waits for the disk")
-    reach("after a rollback is appended")
+    failpoint("after a rollback is appended")
     skipped = 0 if stand is None else meta.dead_letters.get(REASON, 0)
     logger.warning(
         "rolled back",

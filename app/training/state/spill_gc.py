@@ -12,7 +12,7 @@ from springtide_client.log.directory import LogDirectory
 
 from app.training.state.base_rows import BaseRows
 from app.version_log.compact.retention import base_number
-from app.version_log.failpoints import reach
+from app.version_log.failpoints import failpoint
 from embeddings.tiers.base import RowSource
 
 NO_GENERATION = -1
@@ -56,9 +56,9 @@ class SpillGC:
         if self._closed is not None and self._closed[1] <= number:
             generation = self._closed[0]
             self._closed = None
-        reach("before a base is mapped")
+        failpoint("before a base is mapped")
         self._table.map_base(BaseRows(base), generation)
-        reach("while a generation is destroyed")
+        failpoint("while a generation is destroyed")
         self._mapped = number
         logger.info("base mapped", extra={"base": path.name, "generation": generation})
         return True

@@ -28,7 +28,15 @@ from app.training.state.version_tensors import (
     without_prefix,
 )
 from app.training.step.learner import Learner, StepReport
-from app.version_log.commands.erasures import FURTHEST, HIDDEN, ahead, from_json, further, furthest, to_json
+from app.version_log.commands.erasures import (
+    ERASURES,
+    HIGH_WATER_MARKS,
+    erasures_ahead,
+    from_json,
+    high_water_marks,
+    max_positions,
+    to_json,
+)
 from stream.columns import Batch, Partition
 from stream.flow.erasure_filter import Erasure
 from stream.flow.watermark import WatermarkClock
@@ -139,11 +147,11 @@ class TrainingState:
         """What a version says beside its tensors."""
         self.published_scores, table = self.scores.document(), self.learner.table
         sketch = table.sketch()
-        self.erasures = ahead(self.erasures, self.positions)
+        self.erasures = erasures_ahead(self.erasures, self.positions)
         if self.high_water_marks and self.max_positions == self.positions:
             self.high_water_marks = {}
-        by_hand = {"gate": self.gate, "moved": self.moved, HIDDEN: to_json(self.erasures)}
-        by_hand |= {FURTHEST: positions_to_meta(self.high_water_marks)}
+        by_hand = {"gate": self.gate, "moved": self.moved, ERASURES: to_json(self.erasures)}
+        by_hand |= {HIGH_WATER_MARKS: positions_to_meta(self.high_water_marks)}
         return VersionMeta(
             created_ms=created_ms,
             complete_until_ms=self.complete_until_ms,
@@ -179,11 +187,11 @@ class TrainingState:
     @property
     def max_positions(self) -> dict[Partition, Position]:
         """How far the stream was ever learned: what lies before that is no news of anybody."""
-        return further(self.positions, self.high_water_marks)
+        return max_positions(self.positions, self.high_water_marks)
 
     def add_erasures(self, forgettings: Iterable[Erasure]) -> None:
         """Nothing of these is learned from records before them."""
-        self.erasures = ahead([*self.erasures, *forgettings], self.positions)
+        self.erasures = erasures_ahead([*self.erasures, *forgettings], self.positions)
 
     def seek(self, positions: Mapping[Partition, Position]) -> None:
         """Go on elsewhere in the stream, by somebody's wish: the next version says so. What was forgotten stays so."""
@@ -192,7 +200,7 @@ class TrainingState:
             was = self.positions.get(partition)
             self.moved[str(partition)] = {"from": None if was is None else was.offset, "to": position.offset}
             self.positions[partition] = position
-        self.high_water_marks = further(self.positions, reached)
+        self.high_water_marks = max_positions(self.positions, reached)
         self.add_erasures(self.logged_erasures)
         self.changed = self.changed or bool(positions)
 
@@ -250,8 +258,8 @@ class TrainingState:
         self.learner.steps = self._cut_step = meta.step
         self.learner.skipped_steps = int(meta.trainer.get("refused_steps", 0))
         self.positions = positions_from_meta(meta.positions)
-        self.high_water_marks = furthest(meta)
-        self.erasures = ahead(from_json(meta.trainer.get(HIDDEN, ())), self.positions)
+        self.high_water_marks = high_water_marks(meta)
+        self.erasures = erasures_ahead(from_json(meta.trainer.get(ERASURES, ())), self.positions)
         watermarks = {Partition.parse(name): ms for name, ms in meta.trainer.get("watermarks", {}).items()}
         self.clock = WatermarkClock(meta.event_clock_ms, watermarks, map(Partition.parse, meta.trainer.get("idle", ())))
         self.gate = dict(meta.trainer.get("gate", {}))

@@ -62,7 +62,7 @@ def condition_of(trainer: "Trainer") -> tuple[str, str]:
         return "waiting", f"the log takes {limit}: {mend}"
     if trainer.source.state == "waiting":
         return "waiting", trainer.source.reason
-    if reason := trainer.spill_reason or trainer.reason or trainer.log.reason:
+    if reason := trainer.spill_reason or trainer.reason or trainer.log.stall_reason:
         return "waiting", reason
     if wall_ms() - trainer.complete_until_ms() > CATCHING_UP_MS:
         learned = {p: position.offset for p, position in trainer.state.positions.items()}

@@ -20,15 +20,15 @@ from springtide_client.log.base import ID_STRINGS, ROWS, read_base_manifest
 from springtide_client.log.directory import Listing, LogDirectory, base_name
 
 from app.version_log.config import LogConfig
-from app.version_log.read.id_dictionary import find_texts
-from app.version_log.write.segments import walk_segment
+from app.version_log.read.id_dictionary import find_id_strings
+from app.version_log.write.segments import scan_segment
 
 CHUNK_ROWS = 1 << 20
 _DRAFT = re.compile(r"\.tmp-(?:retired-)?base-(\d{20})-.*")
 
 
 @dataclass(frozen=True)
-class Holding:
+class FileReference:
     """A file of the log that holds an id, and what must happen before it is unlinked."""
 
     file: str  # in the log's folder
@@ -38,7 +38,7 @@ class Holding:
     is_draft: bool  # of a base, or what is left of one
     expected_ms: int | None  # about when the bases are made, where a trainer and a merger run; None: none is missing
 
-    def goes(self, log: LogConfig) -> str:
+    def removal_condition(self, log: LogConfig) -> str:
         """When it will be unlinked, in words."""
         if self.is_draft:
             return "when the merge that makes it ends, or the next merger starts"
@@ -64,15 +64,15 @@ class _Found(NamedTuple):
     is_draft: bool = False
 
 
-def oldest_file_holding(log: LogConfig, feature: int, row_id: int) -> Holding | None:
+def oldest_file_containing(log: LogConfig, feature: int, row_id: int) -> FileReference | None:
     """The file with the oldest version of the log that still holds the id; None where no file does.
 
     Reads the keys of every segment and looks the key up in every base: about as long as reading the log once.
     """
-    return next(iter(files_holding(log, feature, row_id)), None)
+    return next(iter(files_containing(log, feature, row_id)), None)
 
 
-def files_holding(log: LogConfig, feature: int, row_id: int) -> list[Holding]:
+def files_containing(log: LogConfig, feature: int, row_id: int) -> list[FileReference]:
     """Every file that still holds the id, the one with the oldest version first."""
     directory = LogDirectory(log.path)
     listing = directory.scan()
@@ -87,7 +87,7 @@ def files_holding(log: LogConfig, feature: int, row_id: int) -> list[Holding]:
         if missing and listing.bases:
             expected = _created_ms(directory, listing.bases[-1]) + round(missing * log.base_minutes * 60_000)
         is_open = place.file == open_file
-        holdings.append(Holding(place.file, place.version, missing, is_open, place.is_draft, expected))
+        holdings.append(FileReference(place.file, place.version, missing, is_open, place.is_draft, expected))
     return holdings
 
 
@@ -132,7 +132,7 @@ def _records(path: Path) -> Iterator[tuple[int, Arrays]]:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (FileNotFoundError, ValueError):  # retired meanwhile, or empty
         return
-    for header, end in walk_segment(path, verify_after=2**63):
+    for header, end in scan_segment(path, verify_after=2**63):
         try:
             yield header.number, decode_tensors(content[end - header.length : end])[0]
         except LogError:
@@ -154,7 +154,7 @@ def _holds(arrays: Arrays, group: str, feature: int, row_id: int) -> bool:
 def _holds_sorted(arrays: Arrays, feature: int, row_id: int, *, is_rows: bool) -> bool:
     features, ids = np.array([feature], np.uint16), np.array([row_id], np.int64)
     if not is_rows:
-        return bool(find_texts(arrays, features, ids)[0] >= 0)
+        return bool(find_id_strings(arrays, features, ids)[0] >= 0)
     mixed = mix_keys(features, ids)
     first, end = arrays["mixed"].searchsorted(mixed)[0], arrays["mixed"].searchsorted(mixed, "right")[0]
     return bool((arrays["feature"][first:end] == feature).any())

@@ -19,7 +19,7 @@ from stream.flow.erasure_filter import Erasure
 from stream.positions import Position, positions_from_meta, positions_to_meta
 
 # in a version's meta.trainer: the forgettings that lie ahead of its positions, and how far the stream was ever learned
-HIDDEN, FURTHEST = "hidden", "furthest"
+ERASURES, HIGH_WATER_MARKS = "hidden", "furthest"
 
 Entry = Mapping[str, Any]
 Positions = Mapping[str, StreamPosition]
@@ -40,7 +40,7 @@ def keys_of_entry(entry: Entry, schema: Schema) -> list[tuple[int, int]]:
     return keys
 
 
-def forgotten_keys(entries: Iterable[Entry], schema: Schema) -> RowLayer:
+def erased_keys(entries: Iterable[Entry], schema: Schema) -> RowLayer:
     """The keys that executed orders have forgotten, as a layer without values."""
     keys = {key for entry in entries for key in keys_of_entry(entry, schema)}
     features = np.array([feature for feature, _ in keys], np.uint16)
@@ -49,7 +49,7 @@ def forgotten_keys(entries: Iterable[Entry], schema: Schema) -> RowLayer:
     return sorted_layer(features, ids, np.zeros((len(keys), 0), np.float32), zeros, zeros)
 
 
-def forgettings_of(entries: Iterable[Entry], schema: Schema, *, otherwise: Positions | None = None) -> list[Erasure]:
+def erasures_of(entries: Iterable[Entry], schema: Schema, *, otherwise: Positions | None = None) -> list[Erasure]:
     """Where in the stream each order has forgotten its keys; `otherwise`: where it does not say."""
     found = []
     for entry in entries:
@@ -59,7 +59,7 @@ def forgettings_of(entries: Iterable[Entry], schema: Schema, *, otherwise: Posit
     return found
 
 
-def ahead(forgettings: Iterable[Erasure], positions: Mapping[Partition, Position]) -> list[Erasure]:
+def erasures_ahead(forgettings: Iterable[Erasure], positions: Mapping[Partition, Position]) -> list[Erasure]:
     """Those that reading on from the positions has to mind, each once."""
     found: list[Erasure] = []
     for forgetting in forgettings:
@@ -68,7 +68,7 @@ def ahead(forgettings: Iterable[Erasure], positions: Mapping[Partition, Position
     return found
 
 
-def further(one: Mapping[Partition, Position], other: Mapping[Partition, Position]) -> dict[Partition, Position]:
+def max_positions(one: Mapping[Partition, Position], other: Mapping[Partition, Position]) -> dict[Partition, Position]:
     """The further of both in each partition; `one` says of which topic."""
     found = dict(one)
     for partition, at in other.items():
@@ -78,9 +78,11 @@ def further(one: Mapping[Partition, Position], other: Mapping[Partition, Positio
     return found
 
 
-def furthest(meta: VersionMeta) -> dict[Partition, Position]:
+def high_water_marks(meta: VersionMeta) -> dict[Partition, Position]:
     """How far the stream was ever learned up to a version: what lies before that is no news of anybody."""
-    return further(positions_from_meta(meta.positions), positions_from_meta(meta.trainer.get(FURTHEST, {})))
+    return max_positions(
+        positions_from_meta(meta.positions), positions_from_meta(meta.trainer.get(HIGH_WATER_MARKS, {}))
+    )
 
 
 def to_json(forgettings: Sequence[Erasure]) -> list[dict[str, Any]]:

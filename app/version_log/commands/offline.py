@@ -13,9 +13,9 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 
 from app.errors import UserError
-from app.version_log.commands.erasures import HIDDEN, ahead, from_json, furthest, to_json
-from app.version_log.commands.queue import Order, Orders, entry_of
-from app.version_log.commands.rollback import ONCE, rollback_to
+from app.version_log.commands.erasures import ERASURES, erasures_ahead, from_json, high_water_marks, to_json
+from app.version_log.commands.queue import Command, CommandQueue, command_entry
+from app.version_log.commands.rollback import PER_VERSION_KEYS, build_rollback
 from app.version_log.config import LogConfig
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
@@ -25,7 +25,7 @@ from stream.positions import positions_from_meta, positions_to_meta
 logger = logging.getLogger(__name__)
 
 
-def keys_of(body: dict[str, Any], schema: Schema) -> list[tuple[int, int]]:
+def read_keys(body: dict[str, Any], schema: Schema) -> list[tuple[int, int]]:
     """The keys that an order names, each once; ValueError where one is none."""
     keys: dict[tuple[int, int], None] = {}
     named = body.get("keys")
@@ -38,7 +38,7 @@ def keys_of(body: dict[str, Any], schema: Schema) -> list[tuple[int, int]]:
     return list(keys)
 
 
-def execute_waiting(config: LogConfig, schema: Schema, *, window_samples: int) -> int:
+def execute_pending(config: LogConfig, schema: Schema, *, window_samples: int) -> int:
     """Every forgetting and rollback that waits, durable when this returns; how many. Others wait for a trainer.
 
     LogBusyError where a trainer runs.
@@ -46,24 +46,24 @@ def execute_waiting(config: LogConfig, schema: Schema, *, window_samples: int) -
     if not LogDirectory(config.path).bases():
         raise LogError(f"the log {config.path} has no version yet")
     with LogWriter.open(config, schema=schema, wait_seconds=0.0) as log:
-        resume = Resume.of(log.directory, log.past)
+        resume = Resume.of(log.directory, log.start_tip)
         assert resume is not None, "a log with a base has a past"
         for _ in resume.records():
             pass
-        orders = Orders(config.path, log.epoch, resume.orders)
-        clerk = Clerk(log, schema, resume.meta, window_samples=window_samples)
+        orders = CommandQueue(config.path, log.epoch, resume.executed_commands)
+        clerk = OfflineExecutor(log, schema, resume.meta, window_samples=window_samples)
         done = 0
         for order in orders.claim():
             if (number := clerk.execute(order)) is not None:
-                orders.executed(order.id, number)
+                orders.mark_executed(order.id, number)
                 done += 1
         log.sync()
         if log.durable is not None:
-            orders.retire(log.durable.number)
+            orders.acknowledge(log.durable.number)
         return done
 
 
-class Clerk:
+class OfflineExecutor:
     """Appends a version for each order, on top of what the log's end says."""
 
     def __init__(self, log: LogWriter, schema: Schema, meta: VersionMeta, *, window_samples: int) -> None:
@@ -71,7 +71,7 @@ class Clerk:
         self._meta = msgspec.structs.replace(meta, restores=0)
         self._window_samples = window_samples
 
-    def execute(self, order: Order) -> int | None:
+    def execute(self, order: Command) -> int | None:
         """The version that carries it; None where only a trainer can execute it."""
         if order.kind not in ("forget", "rollback"):
             return None
@@ -79,33 +79,33 @@ class Clerk:
             meta, arrays, result = self._forget(order) if order.kind == "forget" else self._roll_back(order)
         except (ValueError, EncodeError, UserError) as error:
             meta, arrays, result = self._meta, {}, {"refused": str(error)}
-        trainer = {name: value for name, value in meta.trainer.items() if name not in ONCE}
-        positions = positions_to_meta(furthest(self._meta))
-        entry = entry_of(order, result, samples_trained=self._meta.samples_trained, positions=positions)
+        trainer = {name: value for name, value in meta.trainer.items() if name not in PER_VERSION_KEYS}
+        positions = positions_to_meta(high_water_marks(self._meta))
+        entry = command_entry(order, result, samples_trained=self._meta.samples_trained, positions=positions)
         meta = msgspec.structs.replace(meta, created_ms=0, record_ms=[], orders=[entry], trainer=trainer)
         number = self.log.append(meta, arrays).number
         self._meta = msgspec.structs.replace(meta, restores=0)
         logger.info("order executed", extra={"order": order.id, "kind": order.kind, "version": number, **result})
         return number
 
-    def _forget(self, order: Order) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
-        keys = keys_of(order.body, self.schema)
+    def _forget(self, order: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
+        keys = read_keys(order.body, self.schema)
         arrays: Arrays = {
             "forgotten.feature": np.array([feature for feature, _ in keys], np.uint16),
             "forgotten.id": np.array([row_id for _, row_id in keys], np.int64),
         }
-        hidden = [*from_json(self._meta.trainer.get(HIDDEN, ())), Erasure(tuple(keys), furthest(self._meta))]
-        trainer = {name: value for name, value in self._meta.trainer.items() if name != HIDDEN}
-        if hidden := ahead(hidden, positions_from_meta(self._meta.positions)):
-            trainer[HIDDEN] = to_json(hidden)
+        hidden = [*from_json(self._meta.trainer.get(ERASURES, ())), Erasure(tuple(keys), high_water_marks(self._meta))]
+        trainer = {name: value for name, value in self._meta.trainer.items() if name != ERASURES}
+        if hidden := erasures_ahead(hidden, positions_from_meta(self._meta.positions)):
+            trainer[ERASURES] = to_json(hidden)
         return msgspec.structs.replace(self._meta, trainer=trainer), arrays, {"keys": len(keys)}
 
-    def _roll_back(self, order: Order) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
+    def _roll_back(self, order: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
         number = order.body.get("version")
         if type(number) is not int or number < 1:
             raise ValueError(f"{number!r} is no version")
         if order.body.get("skip"):
             raise ValueError("samples are passed over by a running trainer, and none runs: start one, then order it")
         self.log.sync()
-        rollback = rollback_to(self.log.directory, number, window_samples=self._window_samples)
+        rollback = build_rollback(self.log.directory, number, window_samples=self._window_samples)
         return rollback.meta, rollback.arrays, {"version": number, **rollback.counts}

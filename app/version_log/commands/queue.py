@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from springtide_client.format.records import StreamPosition
 
-from app.version_log.failpoints import reach
+from app.version_log.failpoints import failpoint
 
 _NAME = re.compile(r"(?P<id>[^.][^/]*?)\.(?P<holder>json|\d+)")
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Order:
+class Command:
     """What somebody wants of the trainer. `body` is the file's JSON; `kind` is empty where it cannot be read."""
 
     id: str
@@ -27,7 +27,7 @@ class Order:
     body: dict[str, Any]
 
 
-class Orders:
+class CommandQueue:
     """The orders that one epoch executes, each exactly once: its id goes into the version that carries it."""
 
     def __init__(self, log_path: Path, epoch: int, executed: Mapping[str, int]) -> None:
@@ -37,11 +37,11 @@ class Orders:
         self._executed = dict(executed)
         self._claimed: set[str] = set()
 
-    def has_new(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether there is an order that nobody has executed yet."""
         return any(self._is_new(match) for match in map(_NAME.fullmatch, self._names()))
 
-    def claim(self) -> list[Order]:
+    def claim(self) -> list[Command]:
         """The orders that nobody has executed yet, in the order of their ids. Each is handed out once.
 
         A dead trainer's claims are taken over with the rest: what it had executed stands in the log.
@@ -54,7 +54,7 @@ class Orders:
             path = self._folder / f"{match['id']}.{self._epoch}"
             try:
                 os.rename(self._folder / name, path)
-                reach("after an order is claimed")
+                failpoint("after an order is claimed")
                 text = path.read_bytes()
             except FileNotFoundError:
                 continue
@@ -65,16 +65,16 @@ class Orders:
             self._claimed.add(match["id"])
         return orders
 
-    def executed(self, order_id: str, version: int) -> None:
+    def mark_executed(self, order_id: str, version: int) -> None:
         """The order was executed, and this version says so."""
         self._executed[order_id] = version
 
-    def retire(self, durable: int) -> None:
+    def acknowledge(self, durable: int) -> None:
         """Unlink the orders whose versions are durable: until then a power loss may bring them back."""
         for name in self._names():
             match = _NAME.fullmatch(name)
             if match is not None and self._executed.get(match["id"], durable + 1) <= durable:
-                reach("before an order is unlinked")
+                failpoint("before an order is unlinked")
                 try:
                     (self._folder / name).unlink(missing_ok=True)
                 except OSError:  # no file; the log remembers that it is done with
@@ -93,8 +93,8 @@ class Orders:
             return []
 
 
-def entry_of(
-    order: Order, result: Mapping[str, Any], *, samples_trained: int, positions: Mapping[str, StreamPosition]
+def command_entry(
+    order: Command, result: Mapping[str, Any], *, samples_trained: int, positions: Mapping[str, StreamPosition]
 ) -> dict[str, Any]:
     """What a version says of an order that it carries.
 
@@ -107,10 +107,10 @@ def entry_of(
     return entry
 
 
-def _read(order_id: str, text: bytes) -> Order:
+def _read(order_id: str, text: bytes) -> Command:
     try:
         body = msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         logger.warning("an order cannot be read", extra={"order": order_id, "reason": str(error)})
         body = {}
-    return Order(order_id, str(body.get("kind", "")), body)
+    return Command(order_id, str(body.get("kind", "")), body)

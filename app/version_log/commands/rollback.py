@@ -20,25 +20,25 @@ from springtide_client.rows.layers import RowLayer, flatten_layers
 from springtide_client.schema import Schema
 
 from app.version_log.commands.erasures import (
-    FURTHEST,
-    HIDDEN,
-    ahead,
-    forgettings_of,
-    forgotten_keys,
+    ERASURES,
+    HIGH_WATER_MARKS,
+    erased_keys,
+    erasures_ahead,
+    erasures_of,
     from_json,
-    furthest,
+    high_water_marks,
     to_json,
 )
 from app.version_log.read.index import LogIndex
-from app.version_log.read.model_replay_state import StateOverlay
-from app.version_log.read.version_range import PART_BYTES, Part, Stretch, parts_of
+from app.version_log.read.model_replay_state import ModelReplayState
+from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
 from stream.positions import positions_from_meta, positions_to_meta
 
-ONCE = ("moved",)  # what a version's meta says of itself alone
+PER_VERSION_KEYS = ("moved",)  # what a version's meta says of itself alone
 ROW_COLUMNS = ("feature", "id", "value", "state", "count", "last_seen")
 
 
-class Rollback(NamedTuple):
+class RollbackVersion(NamedTuple):
     """A version to append; its meta lacks what only its writer knows."""
 
     meta: VersionMeta
@@ -50,49 +50,53 @@ class Rollback(NamedTuple):
         return {"rows": len(self.arrays.get("rows.id", ())), "forgotten": len(self.arrays.get("forgotten.id", ()))}
 
 
-def rollback_to(directory: LogDirectory, number: int, *, window_samples: int, part_bytes: int = PART_BYTES) -> Rollback:
+def build_rollback(
+    directory: LogDirectory, number: int, *, window_samples: int, range_bytes: int = RANGE_BYTES
+) -> RollbackVersion:
     """What restores version `number`, at the end of the log as it is now.
 
-    Memory holds the rows that changed since, which the version carries, and records of `part_bytes` beside them.
+    Memory holds the rows that changed since, which the version carries, and records of `range_bytes` beside them.
     UserError where the version is unknown or its base retired; LogError where the log cannot be read.
     """
     index = LogIndex(directory)
     index.resolve(str(number))
     base = index.base_before(number)
-    before, since = Stretch(index, base.tip.number, number), Stretch(index, number, index.numbers[-1])
-    then = StateOverlay(base, window_samples=window_samples)
+    before, since = VersionRange(index, base.tip.number, number), VersionRange(index, number, index.numbers[-1])
+    then = ModelReplayState(base, window_samples=window_samples)
     for record in before.records():
         then.apply(record)
     now = then.copy()
     entries: list[dict[str, Any]] = []
     for record in since.records():
-        now.apply_sketch(record)
+        now.apply_sketch_and_meta(record)
         entries += record.meta.executed_commands
     arrays = then.arrays
     arrays |= _sketch(then.sketch, now.sketch)
     schema = base.manifest.decode_schema()
-    gone = forgotten_keys(entries, schema)
-    arrays |= _rows(base, before, since, gone, now.meta.expiry_cutoffs, part_bytes)
-    return Rollback(_meta(number, then.meta, now.meta, entries, schema), arrays)
+    gone = erased_keys(entries, schema)
+    arrays |= _rows(base, before, since, gone, now.meta.expiry_cutoffs, range_bytes)
+    return RollbackVersion(_meta(number, then.meta, now.meta, entries, schema), arrays)
 
 
 def _meta(
     number: int, then: VersionMeta, now: VersionMeta, entries: Sequence[Mapping[str, Any]], schema: Schema
 ) -> VersionMeta:
     """As it was, but for what is not gone back on; `entries`: of the orders executed since."""
-    trainer = {name: value for name, value in then.trainer.items() if name not in ("limits", HIDDEN, *ONCE)}
+    trainer = {
+        name: value for name, value in then.trainer.items() if name not in ("limits", ERASURES, *PER_VERSION_KEYS)
+    }
     if "limits" in now.trainer:
         trainer["limits"] = now.trainer["limits"]
     if "gate" in now.trainer:
         # how often the gate went back is counted on; what it did lately is gone back on
         trainer["gate"] = {**trainer.get("gate", {}), "rollbacks": now.trainer["gate"].get("rollbacks", 0)}
-    trainer.pop(FURTHEST, None)
-    if (reached := furthest(now)) != positions_from_meta(then.positions):
-        trainer[FURTHEST] = positions_to_meta(reached)
-    told = [*then.trainer.get(HIDDEN, ()), *now.trainer.get(HIDDEN, ())]
-    hidden = [*from_json(told), *forgettings_of(entries, schema, otherwise=now.positions)]
-    if hidden := ahead(hidden, positions_from_meta(then.positions)):
-        trainer[HIDDEN] = to_json(hidden)
+    trainer.pop(HIGH_WATER_MARKS, None)
+    if (reached := high_water_marks(now)) != positions_from_meta(then.positions):
+        trainer[HIGH_WATER_MARKS] = positions_to_meta(reached)
+    told = [*then.trainer.get(ERASURES, ()), *now.trainer.get(ERASURES, ())]
+    hidden = [*from_json(told), *erasures_of(entries, schema, otherwise=now.positions)]
+    if hidden := erasures_ahead(hidden, positions_from_meta(then.positions)):
+        trainer[ERASURES] = to_json(hidden)
     return msgspec.structs.replace(
         then,
         created_ms=0,
@@ -116,18 +120,18 @@ def _sketch(then: Array | None, now: Array | None) -> Arrays:
 
 
 def _rows(
-    base: Base, before: Stretch, since: Stretch, gone: RowLayer, horizons: Mapping[str, int], part_bytes: int
+    base: Base, before: VersionRange, since: VersionRange, gone: RowLayer, horizons: Mapping[str, int], range_bytes: int
 ) -> Arrays:
     """Every key that changed since: its row as it was, or a mark."""
     table = base.manifest.table
     written: list[RowLayer] = []
     marked: list[RowLayer] = []
-    for part in parts_of(before.num_bytes + since.num_bytes, part_bytes):
+    for part in split_keys(before.num_bytes + since.num_bytes, range_bytes):
         keys = since.keys(part)
         rows = _rows_then(base, before, keys, part)
         alive_n = rows.live_mask(horizons) & (gone.find_mixed(rows.mixed, rows.feature) < 0)
-        written.append(_unmarked(rows.take(np.flatnonzero(alive_n))))
-        marked.append(_bare(keys).take(np.flatnonzero(written[-1].find_mixed(keys.mixed, keys.feature) < 0)))
+        written.append(_without_tombstones(rows.take(np.flatnonzero(alive_n))))
+        marked.append(_keys_only(keys).take(np.flatnonzero(written[-1].find_mixed(keys.mixed, keys.feature) < 0)))
     both = flatten_layers(reversed(written), table.dim, table.state_width), flatten_layers(reversed(marked), 0)
     arrays: Arrays = {}
     if len(both[0]):
@@ -137,7 +141,7 @@ def _rows(
     return arrays
 
 
-def _rows_then(base: Base, before: Stretch, keys: RowLayer, part: Part) -> RowLayer:
+def _rows_then(base: Base, before: VersionRange, keys: RowLayer, part: KeyRange) -> RowLayer:
     """The rows that some keys had; what was a mark or nowhere may be absent or a mark."""
     table = base.manifest.table
     changed = before.changes(part, table.dim, state_width=table.state_width, only=keys)
@@ -149,12 +153,12 @@ def _rows_then(base: Base, before: Stretch, keys: RowLayer, part: Part) -> RowLa
     return flatten_layers((old, changed), table.dim, table.state_width)
 
 
-def _bare(layer: RowLayer) -> RowLayer:
+def _keys_only(layer: RowLayer) -> RowLayer:
     """The keys alone."""
     zeros = np.zeros(len(layer), np.int64)
     return RowLayer(layer.mixed, layer.feature, layer.id, np.zeros((len(layer), 0), np.float32), zeros, zeros)
 
 
-def _unmarked(layer: RowLayer) -> RowLayer:
+def _without_tombstones(layer: RowLayer) -> RowLayer:
     fields = layer.mixed, layer.feature, layer.id, layer.value, layer.count, layer.last_seen
     return RowLayer(*fields, None, layer.state)

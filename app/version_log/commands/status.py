@@ -12,15 +12,15 @@ from springtide_client.log.directory import LogDirectory, base_name
 from springtide_client.schema import Schema
 
 from app.errors import UserError
-from app.version_log.commands.erasure_audit import oldest_file_holding
+from app.version_log.commands.erasure_audit import oldest_file_containing
 from app.version_log.config import LogConfig
 from app.version_log.read.index import LogIndex
 
-SLACK_MS = 3_600_000  # by so much the clocks of those who order and those who execute may differ
+CLOCK_SKEW_MS = 3_600_000  # by so much the clocks of those who order and those who execute may differ
 MAX_KEYS = 16  # looking for one reads all keys of the log
 
 
-class Receipt(NamedTuple):
+class CommandStatus(NamedTuple):
     """`waiting`: nobody has taken it. `taken`: by a trainer. `published`: a version carries it. `durable`: for good."""
 
     id: str
@@ -42,30 +42,34 @@ class Receipt(NamedTuple):
         }
 
 
-def receipt_of(log_path: Path, order_id: str) -> Receipt | None:
+def command_status(log_path: Path, order_id: str) -> CommandStatus | None:
     """What is known of the order; None where nothing is: it was never put down, or long ago."""
     held = _file_of(log_path, order_id)
     if held == "json":
-        return Receipt(order_id, "waiting")
+        return CommandStatus(order_id, "waiting")
     found = _in_log(LogDirectory(log_path), order_id)
     if found is None:
-        return None if held is None else Receipt(order_id, "taken")
+        return None if held is None else CommandStatus(order_id, "taken")
     # the file is unlinked when the version that carries the order is durable
-    return Receipt(order_id, "published" if held else "durable", *found)
+    return CommandStatus(order_id, "published" if held else "durable", *found)
 
 
-def whereabouts_of(log: LogConfig, schema: Schema, receipt: Receipt) -> list[dict[str, Any]]:
+def erased_keys_report(log: LogConfig, schema: Schema, receipt: CommandStatus) -> list[dict[str, Any]]:
     """For the first keys that were forgotten: since when they are gone, and the oldest file that still holds them."""
     places = []
     for key in (receipt.entry or {}).get("keys", ())[:MAX_KEYS]:
         try:
-            holding = oldest_file_holding(log, schema.number(key["feature"]), encode_id(key["id"])[0])
+            holding = oldest_file_containing(log, schema.number(key["feature"]), encode_id(key["id"])[0])
         except (EncodeError, KeyError, TypeError):
             continue
         place = {"feature": key["feature"], "id": key["id"], "gone_since": receipt.version or None}
         place |= {"oldest_file": None, "goes": None, "expected_ms": None}
         if holding is not None:
-            place |= {"oldest_file": holding.file, "goes": holding.goes(log), "expected_ms": holding.expected_ms}
+            place |= {
+                "oldest_file": holding.file,
+                "goes": holding.removal_condition(log),
+                "expected_ms": holding.expected_ms,
+            }
         places.append(place)
     return places
 
@@ -95,7 +99,7 @@ def _in_log(directory: LogDirectory, order_id: str) -> tuple[int, dict[str, Any]
         for entry in meta.executed_commands:
             if entry.get("id") == order_id:
                 return place.number, entry
-        if meta.created_ms < born_ms - SLACK_MS:
+        if meta.created_ms < born_ms - CLOCK_SKEW_MS:
             return None
     for number in reversed(index.bases):
         try:

@@ -36,7 +36,7 @@ from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
 from springtide_client.system.files import fsync_folder
 
-from app.version_log.failpoints import reach
+from app.version_log.failpoints import failpoint
 
 COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen")
 
@@ -70,7 +70,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
     draft.mkdir(parents=True)
     try:
         sums = _write_rows(draft, image)
-        reach("amid a base")
+        failpoint("amid a base")
         _write_arrays(draft / DENSE, image.dense)
         if image.sketch is not None:
             _write_arrays(draft / SKETCH, {"sketch.bytes": image.sketch})
@@ -79,22 +79,22 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
         _write_program(draft / MODEL, image.program)
         _write_program(draft / ONNX, image.onnx)
         _write_manifest(draft, image, sums)
-        if path.exists() and not is_whole(path):
+        if path.exists() and not is_complete(path):
             path.rename(draft.with_name(f".tmp-retired-{path.name}-{time.time_ns()}"))
-        reach("before a base is renamed")
+        failpoint("before a base is renamed")
         try:
             draft.rename(path)
         except OSError:
-            if not is_whole(path):
+            if not is_complete(path):
                 raise
-        reach("after a base is renamed")
+        failpoint("after a base is renamed")
         fsync_folder(path.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return path
 
 
-def is_whole(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
     """Whether a base's manifest can be read and its files are as long as it says."""
     try:
         manifest = read_base_manifest(path)

@@ -17,39 +17,39 @@ from springtide_client.log.directory import LogDirectory
 from app.models.export_onnx import is_possible
 from app.processes.priority import yield_to_others
 from app.processes.tuning import tune_process
-from app.version_log.compact.merge import merge_base
-from app.version_log.compact.onnx import OnnxMaker
-from app.version_log.compact.retention import base_number, readable_bases, remove_drafts, retire
+from app.version_log.compact.merge import compact_log
+from app.version_log.compact.onnx import OnnxBuilder
+from app.version_log.compact.retention import apply_retention, base_number, complete_bases, remove_drafts
 from app.version_log.config import LogConfig
-from app.version_log.disk_usage import disk_bytes
-from app.version_log.write.segments import walk_segment
+from app.version_log.disk_usage import folder_bytes
+from app.version_log.write.segments import scan_segment
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 SEGMENT_BYTES = 1 << 30  # segments of more than this, and than one base, are merged before their time
 WINDOW_SAMPLES = 20_000
 
 logger = logging.getLogger(__name__)
 
 
-class Merger:
+class Compactor:
     """Makes the next base when one is due. Of several on one machine, one works and the others wait."""
 
     def __init__(self, config: LogConfig, *, window_samples: int = WINDOW_SAMPLES) -> None:
         self.config = config
         self.directory = LogDirectory(config.path)
         self._window_samples = window_samples
-        self._onnx = OnnxMaker() if config.onnx and is_possible() else None
+        self._onnx = OnnxBuilder() if config.onnx and is_possible() else None
         self._tried_at = 0.0
         self._tried_after = 0
 
     def is_due(self) -> bool:
         """Whether there is something to merge, and time or bytes ask for it."""
-        bases = readable_bases(self.directory)
+        bases = complete_bases(self.directory)
         if not bases:
             return False
         manifest = read_base_manifest(bases[-1])
         pending_bytes = self._pending_bytes(manifest.number)
-        if not pending_bytes or time.time() - self._tried_at < LOOK_SECONDS:
+        if not pending_bytes or time.time() - self._tried_at < POLL_SECONDS:
             return False
         started = manifest.created_ms / 1000
         if self._tried_after == manifest.number:  # nothing was durable enough the last time
@@ -57,7 +57,7 @@ class Merger:
         if time.time() - started >= self.config.base_minutes * 60:
             return True
         base_bytes = sum(file.bytes for file in manifest.files.values())
-        is_short = disk_bytes(self.config.path) > self.config.log_bytes // 2
+        is_short = folder_bytes(self.config.path) > self.config.log_bytes // 2
         # when space is short a merge must still have something to free, or it would only write
         return pending_bytes > (self.config.log_bytes // 16 if is_short else max(SEGMENT_BYTES, base_bytes))
 
@@ -70,7 +70,7 @@ class Merger:
         pending, is_covered = 0, True
         for name, limit in self.directory.readable_segments(listing, manifest):
             path, covered = self.config.path / name, 0
-            for header, end in walk_segment(path, limit, verify_after=2**63) if is_covered else ():
+            for header, end in scan_segment(path, limit, verify_after=2**63) if is_covered else ():
                 if header.number > number:
                     is_covered = False
                     break
@@ -78,16 +78,16 @@ class Merger:
             pending += (_size(path) if limit is None else limit) - covered
         return pending
 
-    def merge(self) -> Path | None:
+    def compact(self) -> Path | None:
         """Make the next base now and retire what it covers; None where no newer version is durable."""
         bases = self.directory.bases()
         self._tried_at, self._tried_after = time.time(), base_number(bases[-1]) if bases else 0
-        path = merge_base(self.directory, window_samples=self._window_samples, onnx=self._onnx)
+        path = compact_log(self.directory, window_samples=self._window_samples, onnx=self._onnx)
         if path is not None:
             logger.info("base written", extra={"base": path.name})
         # over the cap the stream waits for room, and would wait for ever for a second base of nothing new
-        is_full = disk_bytes(self.config.path) > self.config.log_bytes
-        retire(self.directory, 1 if is_full else self.config.keep_bases)
+        is_full = folder_bytes(self.config.path) > self.config.log_bytes
+        apply_retention(self.directory, 1 if is_full else self.config.keep_bases)
         return path
 
     def run(self, stopping: threading.Event) -> None:
@@ -95,19 +95,19 @@ class Merger:
         with self._only_one(stopping) as is_ours:
             if is_ours:
                 remove_drafts(self.directory)
-            while not stopping.wait(LOOK_SECONDS):
+            while not stopping.wait(POLL_SECONDS):
                 try:
-                    while self.is_due() and self.merge() and not stopping.is_set():
+                    while self.is_due() and self.compact() and not stopping.is_set():
                         pass
                 except (LogError, OSError) as error:
                     # it is tried again; a full disk may have room by then
                     logger.warning("no base could be made", extra={"reason": str(error)})
 
-    def _only_one(self, stopping: threading.Event) -> "_MergerLock":
-        return _MergerLock(self.config.path / "merger.lock", stopping)
+    def _only_one(self, stopping: threading.Event) -> "_CompactorLock":
+        return _CompactorLock(self.config.path / "merger.lock", stopping)
 
 
-class _MergerLock:
+class _CompactorLock:
     """Waits for its turn; the kernel frees it when its holder dies."""
 
     def __init__(self, path: Path, stopping: threading.Event) -> None:
@@ -122,7 +122,7 @@ class _MergerLock:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             except BlockingIOError:
-                if self._stopping.wait(LOOK_SECONDS):
+                if self._stopping.wait(POLL_SECONDS):
                     return False
 
     def __exit__(self, *_: object) -> None:
@@ -155,9 +155,9 @@ def main(arguments: list[str] | None = None) -> int:
         onnx=not options.no_onnx,
         log_bytes=options.log_bytes,
     )
-    merger = Merger(config, window_samples=options.window_samples)
+    merger = Compactor(config, window_samples=options.window_samples)
     if options.once:
-        merger.merge()
+        merger.compact()
         return 0
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -169,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _watch(parent: int, stopping: threading.Event) -> None:
-    while os.getppid() == parent and not stopping.wait(LOOK_SECONDS):
+    while os.getppid() == parent and not stopping.wait(POLL_SECONDS):
         pass
     stopping.set()
 

@@ -15,31 +15,31 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import RowLayer, empty_layer, merge_layers, sorted_layer
 
 from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.onnx import OnnxMaker
-from app.version_log.compact.retention import base_number, bury
-from app.version_log.read.corruption import note_break
-from app.version_log.read.id_strings import merge_texts
-from app.version_log.read.replay_state import Overlay
+from app.version_log.compact.onnx import OnnxBuilder
+from app.version_log.compact.retention import base_number, delete_base
+from app.version_log.read.corruption import report_corruption
+from app.version_log.read.id_strings import merge_id_strings
+from app.version_log.read.replay_state import ReplayState
 
 CHUNK_ROWS = 65_536
-OVERLAY_BYTES = 1 << 30  # of records over one base: more of them make a base in between
-READ_BYTES = 16 << 20
+MAX_REPLAYED_BYTES = 1 << 30  # of records over one base: more of them make a base in between
+READ_CHUNK_BYTES = 16 << 20
 
 logger = logging.getLogger(__name__)
 
 
-def merge_base(
+def compact_log(
     directory: LogDirectory,
     *,
     window_samples: int,
-    overlay_bytes: int = OVERLAY_BYTES,
-    onnx: OnnxMaker | None = None,
+    overlay_bytes: int = MAX_REPLAYED_BYTES,
+    onnx: OnnxBuilder | None = None,
 ) -> Path | None:
     """The next base, of the newest version that is known to be durable; None where there is no newer one."""
-    base, damaged = sound_base(directory)
+    base, damaged = newest_intact_base(directory)
     if base is None:
         return None
-    overlay = Overlay(base, window_samples=window_samples)
+    overlay = ReplayState(base, window_samples=window_samples)
     for record in durable_records(directory, base):
         overlay.apply(record)
         if overlay.num_bytes >= overlay_bytes:
@@ -48,15 +48,15 @@ def merge_base(
         return None
     numbers = {base_number(path): path for path in damaged}
     if (same := numbers.pop(overlay.tip.number, None)) is not None:
-        bury(same)
-    made = write_next(directory.path, base, overlay, onnx)
+        delete_base(same)
+    made = write_merged_base(directory.path, base, overlay, onnx)
     for number, path in numbers.items():
         if number < overlay.tip.number:  # else the log does not lead there, and it may be the last to know
-            bury(path)
+            delete_base(path)
     return made
 
 
-def sound_base(directory: LogDirectory) -> tuple[Base | None, list[Path]]:
+def newest_intact_base(directory: LogDirectory) -> tuple[Base | None, list[Path]]:
     """The newest base of which every byte is as it was written, and those passed over; LogError where none opens.
 
     What a merge carries on gets a new checksum: a damaged row would be a good one from then on. Where all are damaged,
@@ -80,10 +80,10 @@ def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:
     with directory.follow(base.tip) as cursor:
         while True:
             try:
-                records = cursor.read(READ_BYTES)
+                records = cursor.read(READ_CHUNK_BYTES)
             except (GapError, CorruptRecordError) as error:
                 logger.warning("the log breaks behind its newest base", extra={"reason": str(error)})
-                note_break(directory, str(error))
+                report_corruption(directory, str(error))
                 return
             if not records:
                 return
@@ -93,10 +93,10 @@ def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:
                     yield waiting.popleft()
 
 
-def write_next(log_path: Path, base: Base, overlay: Overlay, onnx: OnnxMaker | None = None) -> Path:
+def write_merged_base(log_path: Path, base: Base, overlay: ReplayState, onnx: OnnxBuilder | None = None) -> Path:
     """The base that equals `base` with `overlay` applied. Marks and dead rows end here."""
-    changes, meta, manifest = overlay.flat(), overlay.meta, base.manifest
-    counted = count_rows(base.rows, changes, meta.expiry_cutoffs)
+    changes, meta, manifest = overlay.changed_rows(), overlay.meta, base.manifest
+    counted = count_live_rows(base.rows, changes, meta.expiry_cutoffs)
     image = BaseImage(
         tip=overlay.tip,
         schema=manifest.decode_schema(),
@@ -107,17 +107,17 @@ def write_next(log_path: Path, base: Base, overlay: Overlay, onnx: OnnxMaker | N
         sketch=overlay.sketch,
         num_rows=counted[0],
         blocks=(block for block, _ in merged_blocks(base.layer, changes, meta.expiry_cutoffs)),
-        texts=merge_texts([*overlay.texts, *_texts_of(base)], counted[1]),
+        texts=merge_id_strings([*overlay.id_strings, *_texts_of(base)], counted[1]),
         program=base.model_path,
         onnx=None if onnx is None else onnx.make(base, overlay.arrays),
     )
     return write_base(log_path, image)
 
 
-def count_rows(rows: RowLayer, changes: RowLayer, horizons: Mapping[str, int]) -> tuple[int, RowLayer]:
+def count_live_rows(rows: RowLayer, changes: RowLayer, horizons: Mapping[str, int]) -> tuple[int, RowLayer]:
     """How many rows will live, and the keys that will not."""
     num_rows, dead = 0, [empty_layer(0)]
-    for block, gone in merged_blocks(_keys(rows), _keys(changes), horizons):
+    for block, gone in merged_blocks(_keys_only(rows), _keys_only(changes), horizons):
         num_rows += len(block)
         if len(gone):
             dead.append(gone)
@@ -133,26 +133,26 @@ def merged_blocks(
     """The living rows of `changes` over `rows` in the order of their keys, and the dead ones, some at a time."""
     longer = rows if len(rows) >= len(changes) else changes
     bounds = longer.mixed[CHUNK_ROWS::CHUNK_ROWS]
-    for old, new in zip(_cut(rows, bounds), _cut(changes, bounds), strict=True):
+    for old, new in zip(_split(rows, bounds), _split(changes, bounds), strict=True):
         merged = merge_layers(old, new)
         alive = merged.live_mask(horizons)
         if alive.all():
-            yield _bare(merged), merged.take(slice(0, 0))
+            yield _without_tombstones(merged), merged.take(slice(0, 0))
         else:
-            yield _bare(merged.take(np.flatnonzero(alive))), merged.take(np.flatnonzero(~alive))
+            yield _without_tombstones(merged.take(np.flatnonzero(alive))), merged.take(np.flatnonzero(~alive))
 
 
-def _cut(layer: RowLayer, bounds: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> list[RowLayer]:
+def _split(layer: RowLayer, bounds: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> list[RowLayer]:
     ends = [0, *layer.mixed.searchsorted(bounds).tolist(), len(layer)]
     return [layer.take(slice(start, end)) for start, end in pairwise(ends)]
 
 
-def _keys(layer: RowLayer) -> RowLayer:
+def _keys_only(layer: RowLayer) -> RowLayer:
     fields = (layer.mixed, layer.feature, layer.id, layer.value[:, :0], layer.count, layer.last_seen)
     return RowLayer(*fields, layer.forgotten)
 
 
-def _bare(layer: RowLayer) -> RowLayer:
+def _without_tombstones(layer: RowLayer) -> RowLayer:
     """Without the marks, of which none is left."""
     fields = (layer.mixed, layer.feature, layer.id, layer.value, layer.count, layer.last_seen)
     return RowLayer(*fields, None, layer.state)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from springtide_client.log.directory import Listing, LogDirectory, LogManifest
 
-from app.version_log.compact.base_writer import is_whole
-from app.version_log.failpoints import reach
-from app.version_log.write.segments import walk_segment
+from app.version_log.compact.base_writer import is_complete
+from app.version_log.failpoints import failpoint
+from app.version_log.write.segments import scan_segment
 
 logger = logging.getLogger(__name__)
 
 
-def retire(directory: LogDirectory, keep_bases: int) -> list[str]:
+def apply_retention(directory: LogDirectory, keep_bases: int) -> list[str]:
     """1. Older bases. 2. Segments covered by the oldest kept base. Returns the names that went.
 
     Only unlinks; who has one open or mapped reads on. Does nothing while an epoch starts.
@@ -24,13 +24,13 @@ def retire(directory: LogDirectory, keep_bases: int) -> list[str]:
     manifest = directory.manifest(listing)
     if manifest is None or not listing.is_settled:
         return []
-    kept = readable_bases(directory)[-keep_bases:]
+    kept = complete_bases(directory)[-keep_bases:]
     if not kept:
         return []
     gone = [path.name for path in directory.bases() if base_number(path) < base_number(kept[0])]
     for name in gone:
-        bury(directory.path / name)
-    reach("amid retiring")
+        delete_base(directory.path / name)
+    failpoint("amid retiring")
     for name in covered_segments(directory, listing, manifest, base_number(kept[0])):
         (directory.path / name).unlink(missing_ok=True)
         gone.append(name)
@@ -39,7 +39,7 @@ def retire(directory: LogDirectory, keep_bases: int) -> list[str]:
     return gone
 
 
-def bury(base_path: Path) -> None:
+def delete_base(base_path: Path) -> None:
     """A base is seen whole or not at all: it is renamed first."""
     grave = base_path.with_name(f".tmp-retired-{base_path.name}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
@@ -47,9 +47,9 @@ def bury(base_path: Path) -> None:
         shutil.rmtree(grave, ignore_errors=True)
 
 
-def readable_bases(directory: LogDirectory) -> list[Path]:
+def complete_bases(directory: LogDirectory) -> list[Path]:
     """The bases, oldest first, whose manifest and files' sizes are as they should be."""
-    return [path for path in directory.bases() if is_whole(path)]
+    return [path for path in directory.bases() if is_complete(path)]
 
 
 def covered_segments(directory: LogDirectory, listing: Listing, manifest: LogManifest, number: int) -> list[str]:
@@ -59,7 +59,7 @@ def covered_segments(directory: LogDirectory, listing: Listing, manifest: LogMan
     covered = []
     for name, limit in files:
         last = max(
-            (header.number for header, _ in walk_segment(directory.path / name, limit, verify_after=2**63)), default=0
+            (header.number for header, _ in scan_segment(directory.path / name, limit, verify_after=2**63)), default=0
         )
         if last > number:
             break

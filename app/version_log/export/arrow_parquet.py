@@ -13,13 +13,13 @@ from springtide_client.format.records import version_name
 from springtide_client.rows.layers import RowLayer
 
 from app.version_log.inspection.diff import feature_name
-from app.version_log.read.id_dictionary import TextFinder
-from app.version_log.read.row_image import Image
+from app.version_log.read.id_dictionary import IdDictionary
+from app.version_log.read.row_image import RowImage
 
 BATCH_ROWS = 65_536
 
 
-def write_arrow(image: Image, path: Path, feature: int | None) -> int:
+def write_arrow(image: RowImage, path: Path, feature: int | None) -> int:
     """An Arrow IPC file; returns the number of rows."""
     schema, num_rows = arrow_schema(image), 0
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -29,7 +29,7 @@ def write_arrow(image: Image, path: Path, feature: int | None) -> int:
     return num_rows
 
 
-def write_parquet(image: Image, path: Path, feature: int | None) -> int:
+def write_parquet(image: RowImage, path: Path, feature: int | None) -> int:
     """A Parquet file; returns the number of rows."""
     schema, num_rows = arrow_schema(image), 0
     with parquet.ParquetWriter(str(path), schema, compression="zstd") as writer:
@@ -39,7 +39,7 @@ def write_parquet(image: Image, path: Path, feature: int | None) -> int:
     return num_rows
 
 
-def arrow_schema(image: Image) -> Any:
+def arrow_schema(image: RowImage) -> Any:
     """The columns: `text` is null where the id is a number, or where its text is not known."""
     fields = [
         pa.field("feature", pa.dictionary(pa.int16(), pa.string()), nullable=False),
@@ -52,7 +52,7 @@ def arrow_schema(image: Image) -> Any:
     return pa.schema(fields, {"springtide": description(image)})
 
 
-def description(image: Image) -> str:
+def description(image: RowImage) -> str:
     """Which version it is, as JSON."""
     base = image.base.manifest
     document = {
@@ -67,8 +67,8 @@ def description(image: Image) -> str:
     return msgspec.json.encode(document).decode()
 
 
-def _batches(image: Image, schema: Any, feature: int | None) -> Iterator[Any]:
-    finder = TextFinder(image.base, image.stretch)
+def _batches(image: RowImage, schema: Any, feature: int | None) -> Iterator[Any]:
+    finder = IdDictionary(image.base, image.stretch)
     # one dictionary in all batches: an Arrow file holds each only once
     names = pa.array([feature_name(image.schema, number) for number in range(len(image.schema.features))], pa.string())
     for rows in image.rows(feature):
@@ -76,7 +76,7 @@ def _batches(image: Image, schema: Any, feature: int | None) -> Iterator[Any]:
             yield _batch(rows.take(slice(start, start + BATCH_ROWS)), finder, names, schema)
 
 
-def _batch(rows: RowLayer, finder: TextFinder, names: Any, schema: Any) -> Any:
+def _batch(rows: RowLayer, finder: IdDictionary, names: Any, schema: Any) -> Any:
     vectors = pa.array(np.ascontiguousarray(rows.value).reshape(-1))
     columns = [
         pa.DictionaryArray.from_arrays(pa.array(rows.feature.astype(np.int16)), names),

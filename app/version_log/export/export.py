@@ -15,7 +15,7 @@ from app.errors import UserError
 from app.version_log.export.arrow_parquet import write_arrow, write_parquet
 from app.version_log.export.torch_tensors import write_torch
 from app.version_log.read.index import LogIndex
-from app.version_log.read.row_image import Image
+from app.version_log.read.row_image import RowImage
 
 FORMATS = {"safetensors": ".safetensors", "arrow": ".arrow", "parquet": ".parquet", "torch": ".pt"}
 
@@ -52,12 +52,14 @@ def export(index: LogIndex, config: ExportConfig, path: Path, *, force: bool) ->
     """Writes the file and returns how many rows it holds; an existing one is replaced only with `force`."""
     check_target(path, force=force)
     if config.format == "safetensors":
-        return whole(path, lambda draft: _write_snapshot(index, config, draft), force=force)
-    image = Image(index, config.version)
+        return write_whole_file(path, lambda draft: _write_snapshot(index, config, draft), force=force)
+    image = RowImage(index, config.version)
     write = {"arrow": write_arrow, "parquet": write_parquet}.get(config.format)
     if write is not None:
-        return whole(path, lambda draft: write(image, draft, config.feature), force=force)
-    return whole(path, lambda draft: write_torch(image, draft, config.feature, with_rows=config.with_rows), force=force)
+        return write_whole_file(path, lambda draft: write(image, draft, config.feature), force=force)
+    return write_whole_file(
+        path, lambda draft: write_torch(image, draft, config.feature, with_rows=config.with_rows), force=force
+    )
 
 
 def check_target(path: Path, *, force: bool) -> None:
@@ -70,7 +72,7 @@ def check_target(path: Path, *, force: bool) -> None:
         raise UserError(f"{path} exists: name another file, or replace it with --force")
 
 
-def whole(path: Path, write: Callable[[Path], int], *, force: bool) -> int:
+def write_whole_file(path: Path, write: Callable[[Path], int], *, force: bool) -> int:
     """1. Write beside. 2. fsync. 3. Name it. LogError where the disk refuses; what was begun is removed."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -119,12 +121,12 @@ def _write_snapshot(index: LogIndex, config: ExportConfig, draft: Path) -> int:
     from springtide_client.rows.disk_layer import DiskLayers
 
     from app.serving.feed.snapshot_cache import Snapshot
-    from app.version_log.read.version_range import PART_BYTES, Stretch
+    from app.version_log.read.version_range import RANGE_BYTES, VersionRange
 
     base = index.base_before(config.version)
     view, layers = View.open(base.path), DiskLayers(draft.parent)
-    for record in Stretch(index, base.tip.number, config.version).records():
-        view = layers.limit_memory(view.apply(record).merged(), view.parameters.num_bytes * 2 + PART_BYTES)
+    for record in VersionRange(index, base.tip.number, config.version).records():
+        view = layers.limit_memory(view.apply(record).merged(), view.parameters.num_bytes * 2 + RANGE_BYTES)
     snapshot = Snapshot.of(view, with_rows=config.with_rows)
     snapshot.write(draft, stopping=threading.Event())
     return snapshot.shapes["rows.id"].shape[0]

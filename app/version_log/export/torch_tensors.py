@@ -10,14 +10,14 @@ import torch
 from springtide_client.rows.layers import RowLayer
 
 from app.version_log.export.arrow_parquet import description
-from app.version_log.read.id_dictionary import TextFinder
-from app.version_log.read.row_image import Image
+from app.version_log.read.id_dictionary import IdDictionary
+from app.version_log.read.row_image import RowImage
 
 COLUMNS = {"id": "id", "vector": "value", "count": "count", "last_seen_ms": "last_seen"}
 TYPES = {"id": np.int64, "vector": np.float32, "count": np.int64, "last_seen_ms": np.int64, "lengths": np.int64}
 
 
-def write_torch(image: Image, path: Path, feature: int | None, *, with_rows: bool) -> int:
+def write_torch(image: RowImage, path: Path, feature: int | None, *, with_rows: bool) -> int:
     """`{"manifest": JSON, "dense": {name: tensor}, "rows": {feature: {column: tensor}}}`; returns the number of rows.
 
     Columns: `id` (n), `vector` (n, D), `count`, `last_seen_ms`; where the feature has texts also `text_bytes` and
@@ -31,7 +31,7 @@ def write_torch(image: Image, path: Path, feature: int | None, *, with_rows: boo
     }
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         columns = _Columns(Path(folder), image.dim)
-        finder = TextFinder(image.base, image.stretch)
+        finder = IdDictionary(image.base, image.stretch)
         for rows in image.rows(feature) if with_rows else ():
             for number in np.unique(rows.feature).tolist():
                 columns.add(number, rows.take(np.flatnonzero(rows.feature == number)), finder)
@@ -50,7 +50,7 @@ class _Columns:
         self.num_rows: dict[int, int] = {}
         self._folder, self._dim = folder, dim
 
-    def add(self, number: int, rows: RowLayer, finder: TextFinder) -> None:
+    def add(self, number: int, rows: RowLayer, finder: IdDictionary) -> None:
         """Rows of one feature, behind those that are there."""
         texts = [b"" if text is None else text.encode() for text in finder.find(rows.feature, rows.id)]
         for name, column in COLUMNS.items():

@@ -25,9 +25,9 @@ from springtide_client.rows.layers import (
 )
 from springtide_client.schema import Schema
 
-from app.version_log.read.id_dictionary import TextFinder, key_name
+from app.version_log.read.id_dictionary import IdDictionary, display_id
 from app.version_log.read.index import LogIndex
-from app.version_log.read.version_range import PART_BYTES, Part, Stretch, parts_of
+from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
 
 CHUNK_ROWS = 1 << 20  # of a base that are looked through at a time
 
@@ -44,7 +44,7 @@ class RowCounts:
 
 
 @dataclass(frozen=True, order=True)
-class Move:
+class RowMove:
     """A row that is at both versions, and how far apart."""
 
     distance: float
@@ -63,7 +63,7 @@ class DenseChange(NamedTuple):
 
 
 @dataclass
-class Difference:
+class VersionDiff:
     """From the older version to the newer one."""
 
     older: int
@@ -73,7 +73,7 @@ class Difference:
     num_versions: int
     num_bytes: int
     features: dict[int, RowCounts] = field(default_factory=dict)
-    moves: list[Move] = field(default_factory=list)  # the largest first
+    moves: list[RowMove] = field(default_factory=list)  # the largest first
     texts: dict[tuple[int, int], str] = field(default_factory=dict)  # of the ids among them
     mean_move: float = 0.0
     dense: list[DenseChange] = field(default_factory=list)
@@ -90,12 +90,12 @@ class Difference:
     def feature_name(self, number: int) -> str:
         return feature_name(self.schema, number)
 
-    def key_name(self, move: Move) -> str:
-        return key_name(move.id, self.texts.get((move.feature, move.id)))
+    def key_name(self, move: RowMove) -> str:
+        return display_id(move.id, self.texts.get((move.feature, move.id)))
 
 
 @dataclass(frozen=True)
-class _Old:
+class _OlderRows:
     """Keys as they were at the older version."""
 
     alive: BoolArray
@@ -104,21 +104,23 @@ class _Old:
     last_seen: Int64Array
 
 
-def compare(index: LogIndex, older: int, newer: int, *, top: int = 10, part_bytes: int = PART_BYTES) -> Difference:
+def diff_versions(
+    index: LogIndex, older: int, newer: int, *, top: int = 10, range_bytes: int = RANGE_BYTES
+) -> VersionDiff:
     """The difference of two versions, `older` first; UserError names the oldest version that can be compared."""
     base = index.base_before(older)
-    before = Stretch(index, base.tip.number, older)
-    between = Stretch(index, older, newer)
+    before = VersionRange(index, base.tip.number, older)
+    between = VersionRange(index, older, newer)
     metas = index.meta(older), index.meta(newer)
     schema = base.manifest.decode_schema()
-    result = Difference(older, newer, schema, metas, len(between.entries), between.num_bytes)
-    comparison = _Rows(result, base, before, between, top)
-    for part in parts_of(before.num_bytes + between.num_bytes, part_bytes):
+    result = VersionDiff(older, newer, schema, metas, len(between.entries), between.num_bytes)
+    comparison = _RowDiff(result, base, before, between, top)
+    for part in split_keys(before.num_bytes + between.num_bytes, range_bytes):
         comparison.add(part)
     comparison.finish()
     result.dense = _dense_changes(base, before, between)
     if result.moves:
-        finder = TextFinder(base, Stretch(index, base.tip.number, newer))
+        finder = IdDictionary(base, VersionRange(index, base.tip.number, newer))
         features = np.array([move.feature for move in result.moves], np.uint16)
         ids = np.array([move.id for move in result.moves], np.int64)
         keys = zip(features.tolist(), ids.tolist(), strict=True)
@@ -136,13 +138,13 @@ def feature_name(schema: Schema, number: int) -> str:
     return f"{name} (shared by ids not admitted)" if shared else name
 
 
-class _Rows:
-    def __init__(self, result: Difference, base: Base, before: Stretch, between: Stretch, top: int) -> None:
+class _RowDiff:
+    def __init__(self, result: VersionDiff, base: Base, before: VersionRange, between: VersionRange, top: int) -> None:
         self._result, self._base, self._before, self._between, self._top = result, base, before, between, top
         self._horizons = tuple(meta.expiry_cutoffs for meta in result.metas)
         self._sum, self._num_moves = 0.0, 0
 
-    def add(self, part: Part) -> None:
+    def add(self, part: KeyRange) -> None:
         """1. What was written in between. 2. What its keys were before. 3. What died of a rule and was not written."""
         dim = self._base.manifest.table.dim
         written = self._between.changes(part, dim)
@@ -151,7 +153,7 @@ class _Rows:
         if _raised(*self._horizons):
             changed = self._before.keys(part)
             self._count("forgotten_by_rule", self._expired(changed, written))
-            for start in range(0, len(base := part.of(_keys(self._base.rows))), CHUNK_ROWS):
+            for start in range(0, len(base := part.select(_keys_only(self._base.rows))), CHUNK_ROWS):
                 rows = base.take(slice(start, start + CHUNK_ROWS))
                 rows = rows.take(np.flatnonzero(_not_in(changed, rows)))
                 self._count("forgotten_by_rule", self._expired(rows, written))
@@ -160,8 +162,8 @@ class _Rows:
         self._result.moves = sorted(self._result.moves, reverse=True)
         self._result.mean_move = self._sum / self._num_moves if self._num_moves else 0.0
 
-    def _old(self, written: RowLayer, before: RowLayer) -> _Old:
-        old = _Old(
+    def _old(self, written: RowLayer, before: RowLayer) -> _OlderRows:
+        old = _OlderRows(
             np.zeros(len(written), np.bool_),
             np.zeros_like(written.value),
             np.zeros(len(written), np.int64),
@@ -182,7 +184,7 @@ class _Rows:
             old.alive[:] &= old.last_seen >= expiry_cutoffs_of(written.feature, self._horizons[0])
         return old
 
-    def _compare(self, written: RowLayer, old: _Old, forgotten: RowLayer) -> None:
+    def _compare(self, written: RowLayer, old: _OlderRows, forgotten: RowLayer) -> None:
         alive = written.live_mask(self._horizons[1])
         by_key = np.zeros(len(written), np.bool_) if written.forgotten is None else written.forgotten
         differs = (written.value != old.value).any(axis=1) | (written.count != old.count)
@@ -194,7 +196,7 @@ class _Rows:
         self._count("forgotten_by_rule", written.feature[old.alive & ~alive & ~by_key])
         self._measure(written, old, np.flatnonzero(changed))
 
-    def _measure(self, written: RowLayer, old: _Old, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
+    def _measure(self, written: RowLayer, old: _OlderRows, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
         distances = np.empty(len(rows))
         for start in range(0, len(rows), CHUNK_ROWS):
             some = rows[start : start + CHUNK_ROWS]
@@ -204,7 +206,7 @@ class _Rows:
         self._sum, self._num_moves = self._sum + float(distances.sum()), self._num_moves + len(rows)
         far = np.argsort(-distances, kind="stable")[: self._top]
         moves = [
-            Move(
+            RowMove(
                 float(distances[place]),
                 int(written.feature[row]),
                 int(written.id[row]),
@@ -235,13 +237,13 @@ def _not_in(layer: RowLayer, rows: RowLayer) -> BoolArray:
     return layer.find_mixed(rows.mixed, rows.feature) < 0
 
 
-def _keys(rows: RowLayer) -> RowLayer:
+def _keys_only(rows: RowLayer) -> RowLayer:
     if not len(rows):
         return empty_layer(0)
     return RowLayer(rows.mixed, rows.feature, rows.id, rows.value[:, :0], rows.count, rows.last_seen)
 
 
-def _dense_changes(base: Base, before: Stretch, between: Stretch) -> list[DenseChange]:
+def _dense_changes(base: Base, before: VersionRange, between: VersionRange) -> list[DenseChange]:
     """Every parameter that is at either version, the one that moved most, by its own norm, first."""
     older = base.dense | before.newest_arrays("dense.")
     newer = older | between.newest_arrays("dense.")

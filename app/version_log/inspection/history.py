@@ -11,16 +11,16 @@ from springtide_client.log.base import Base
 from springtide_client.log.directory import base_name
 from springtide_client.rows.layers import Float32Array
 
-from app.version_log.read.id_dictionary import TextFinder
+from app.version_log.read.id_dictionary import IdDictionary
 from app.version_log.read.index import LogIndex
-from app.version_log.read.version_range import Stretch
+from app.version_log.read.version_range import VersionRange
 
 # what happened to the row
 IN_BASE, CREATED, WRITTEN, FORGOTTEN, EXPIRED = "in base", "created", "written", "forgotten", "expired"
 
 
 @dataclass(frozen=True)
-class Event:
+class RowEvent:
     """The row at one version; the figures of one that is gone are None."""
 
     version: int
@@ -33,13 +33,13 @@ class Event:
 
 
 @dataclass
-class History:
+class RowHistory:
     """Events, oldest first; the oldest of many are left out."""
 
     feature: int
     id: int
     first: int  # the version that the log reaches back to
-    events: deque[Event]
+    events: deque[RowEvent]
     num_events: int = 0
     text: str | None = None
     bases: list[int] = field(default_factory=list)  # in which it stands
@@ -50,24 +50,24 @@ class History:
         return bool(self.events) and self.events[-1].kind in (IN_BASE, CREATED, WRITTEN)
 
 
-def history_of(index: LogIndex, feature: int, row_id: int, *, limit: int) -> History:
+def row_history(index: LogIndex, feature: int, row_id: int, *, limit: int) -> RowHistory:
     """What the oldest base and every version behind it say of a key; LogError where they cannot all be read."""
     base = index.base_before(index.numbers[-1]) if not index.bases else _oldest_base(index)
-    history = History(feature, row_id, base.tip.number, deque(maxlen=limit))
-    life = _Life(history, base)
-    stretch = Stretch(index, base.tip.number, index.numbers[-1])
+    history = RowHistory(feature, row_id, base.tip.number, deque(maxlen=limit))
+    life = _HistoryBuilder(history, base)
+    stretch = VersionRange(index, base.tip.number, index.numbers[-1])
     for record in stretch.records():
-        life.go_on(record)
+        life.apply(record)
     for number in index.bases:
         opened = base if number == base.tip.number else Base.open(index.directory.path / base_name(number))
         if opened.rows.find(*_key(feature, row_id))[0] >= 0:
             history.bases.append(number)
-    history.text = TextFinder(base, stretch).find(*_key(feature, row_id))[0]
+    history.text = IdDictionary(base, stretch).find(*_key(feature, row_id))[0]
     return history
 
 
-class _Life:
-    def __init__(self, history: History, base: Base) -> None:
+class _HistoryBuilder:
+    def __init__(self, history: RowHistory, base: Base) -> None:
         self._history = history
         self._vector: Float32Array | None = None
         self._last_seen = 0
@@ -77,7 +77,7 @@ class _Life:
             seen = int(rows.last_seen[row])
             self._tell(base.tip.number, meta, IN_BASE, int(rows.count[row]), seen, rows.value[row])
 
-    def go_on(self, record: Record) -> None:
+    def apply(self, record: Record) -> None:
         """Forgetting applies before rows, and rules last."""
         tensors, meta, number = record.tensors(), record.meta, record.number
         if _place(tensors, "forgotten", self._history) is not None:
@@ -94,13 +94,13 @@ class _Life:
     def _tell(self, number: int, meta: VersionMeta, kind: str, count: int, seen: int, vector: Float32Array) -> None:
         move = None if self._vector is None else _length(vector.astype(np.float64) - self._vector)
         self._vector, self._last_seen = np.array(vector), seen
-        self._add(Event(number, meta.created_ms, kind, count, seen, _length(vector.astype(np.float64)), move))
+        self._add(RowEvent(number, meta.created_ms, kind, count, seen, _length(vector.astype(np.float64)), move))
 
     def _end(self, number: int, meta: VersionMeta, kind: str) -> None:
         self._vector = None
-        self._add(Event(number, meta.created_ms, kind))
+        self._add(RowEvent(number, meta.created_ms, kind))
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: RowEvent) -> None:
         self._history.events.append(event)
         self._history.num_events += 1
 
@@ -116,7 +116,7 @@ def _oldest_base(index: LogIndex) -> Base:
     raise damaged
 
 
-def _place(tensors: Arrays, group: str, history: History) -> int | None:
+def _place(tensors: Arrays, group: str, history: RowHistory) -> int | None:
     if f"{group}.id" not in tensors:
         return None
     here = np.flatnonzero(tensors[f"{group}.id"] == history.id)

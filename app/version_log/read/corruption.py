@@ -15,41 +15,43 @@ from springtide_client.format.records import HEADER, Tip
 from springtide_client.log.directory import LogDirectory
 from springtide_client.system.files import write_atomically
 
-from app.version_log.read.index import Entry
-from app.version_log.write.segments import walk_segment
+from app.version_log.read.index import IndexEntry
+from app.version_log.write.segments import scan_segment
 
-NAME = "break.json"
+REPORT_NAME = "break.json"
 
 logger = logging.getLogger(__name__)
 
 
-class _Note(msgspec.Struct):
+class CorruptionReport(msgspec.Struct):
     epoch: int
     reason: str
 
 
-def note_break(directory: LogDirectory, reason: str) -> None:
+def report_corruption(directory: LogDirectory, reason: str) -> None:
     """For the trainer of the present epoch."""
     epoch = directory.scan().claimed_epoch
     with suppress(OSError):  # a full disk: it will be found again
-        write_atomically(directory.path / NAME, msgspec.json.encode(_Note(epoch, reason)), durable=False)
+        write_atomically(
+            directory.path / REPORT_NAME, msgspec.json.encode(CorruptionReport(epoch, reason)), durable=False
+        )
 
 
-def take_break(log_path: Path, epoch: int) -> str:
+def take_corruption_report(log_path: Path, epoch: int) -> str:
     """Why the log of this epoch cannot be read, as somebody found it; empty where nobody did. Told once."""
-    path = log_path / NAME
+    path = log_path / REPORT_NAME
     try:
         text = path.read_bytes()
         path.unlink()
-        note = msgspec.json.decode(text, type=_Note)
+        note = msgspec.json.decode(text, type=CorruptionReport)
     except FileNotFoundError:
         return ""
     except (OSError, msgspec.MsgspecError) as error:
-        return f"{NAME} cannot be read: {error}"
+        return f"{REPORT_NAME} cannot be read: {error}"
     return note.reason if note.epoch == epoch else ""
 
 
-def find_break(directory: LogDirectory, newest: Tip) -> str:
+def find_corruption(directory: LogDirectory, newest: Tip) -> str:
     """Why the log cannot be read from its newest base up to a version; empty where it can. Reads all of it."""
     try:
         base = directory.open_base()
@@ -61,7 +63,7 @@ def find_break(directory: LogDirectory, newest: Tip) -> str:
     return "" if tip is not None and tip.number >= newest.number else f"it ends at {tip}, before {newest}"
 
 
-def lost_orders(directory: LogDirectory, told: Container[str]) -> Iterator[dict[str, Any]]:
+def lost_commands(directory: LogDirectory, told: Container[str]) -> Iterator[dict[str, Any]]:
     """What versions that do not count any more say of orders that no other version tells, and whose files are gone.
 
     Their files went because they were done for good. What is readable is read, whatever stands before it.
@@ -74,11 +76,11 @@ def lost_orders(directory: LogDirectory, told: Container[str]) -> Iterator[dict[
     for epoch, names in listing.segments.items():
         for name in names if epoch < manifest.epoch else ():
             path, limit = directory.path / name, counting.get(name) or 0
-            for header, end in walk_segment(path, verify_after=2**63) if _size(path) > limit else ():
+            for header, end in scan_segment(path, verify_after=2**63) if _size(path) > limit else ():
                 if end <= limit:
                     continue
                 try:
-                    orders = Entry(header, path, end - header.length - HEADER.size).read().meta.executed_commands
+                    orders = IndexEntry(header, path, end - header.length - HEADER.size).read().meta.executed_commands
                 except LogError:
                     continue
                 for order in orders:

@@ -8,25 +8,25 @@ from springtide_client.keys import MISSING_ID
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import Int64Array, UInt16Array, empty_layer
 
-from app.version_log.read.id_strings import merge_texts, record_texts
-from app.version_log.read.version_range import Stretch
+from app.version_log.read.id_strings import id_strings_of, merge_id_strings
+from app.version_log.read.version_range import VersionRange
 
 Indices = npt.NDArray[np.intp]
 
 
-class TextFinder:
+class IdDictionary:
     """Knows every text of a base and of a stretch of versions behind it."""
 
-    def __init__(self, base: Base, stretch: Stretch) -> None:
-        since = [texts for tensors in stretch.with_tensor("texts.id") if (texts := record_texts(tensors)) is not None]
-        merged = merge_texts(since, empty_layer(0))
+    def __init__(self, base: Base, stretch: VersionRange) -> None:
+        since = [texts for tensors in stretch.tensors_with("texts.id") if (texts := id_strings_of(tensors)) is not None]
+        merged = merge_id_strings(since, empty_layer(0))
         self._parts = [part for part in (base.id_strings, merged) if part is not None]
 
     def find(self, features_K: UInt16Array, ids_K: Int64Array) -> list[str | None]:
         """The text of each key; None where the id is a number, or the text is not known."""
         texts: list[str | None] = [None] * len(ids_K)
         for part in self._parts:
-            places_K = find_texts(part, features_K, ids_K)
+            places_K = find_id_strings(part, features_K, ids_K)
             offsets, content = part["offsets"], part["bytes"]
             for k in np.flatnonzero(places_K >= 0).tolist():
                 start, end = offsets[places_K[k] : places_K[k] + 2].tolist()
@@ -34,7 +34,7 @@ class TextFinder:
         return texts
 
 
-def find_texts(part: Arrays, features_K: UInt16Array, ids_K: Int64Array) -> Indices:
+def find_id_strings(part: Arrays, features_K: UInt16Array, ids_K: Int64Array) -> Indices:
     """Where each key stands in columns that are sorted by (feature, id); -1 where it does not."""
     places_K = np.full(len(ids_K), -1, np.intp)
     for feature in np.unique(features_K).tolist():
@@ -48,7 +48,7 @@ def find_texts(part: Arrays, features_K: UInt16Array, ids_K: Int64Array) -> Indi
     return places_K
 
 
-def key_name(row_id: int, text: str | None) -> str:
+def display_id(row_id: int, text: str | None) -> str:
     """How people see an id."""
     if row_id == MISSING_ID:
         return "(missing)"

@@ -11,7 +11,7 @@ from springtide_client.rows.layers import RowLayer
 Int64Array = npt.NDArray[np.int64]
 
 
-def merge_texts(parts: Iterable[Arrays], dropped: RowLayer) -> Arrays | None:
+def merge_id_strings(parts: Iterable[Arrays], dropped: RowLayer) -> Arrays | None:
     """One set of columns of all the parts, each text once, without those whose keys stand in `dropped`.
 
     An id is its text's hash, so that equal keys have equal texts, whichever part is taken. None where none is left.
@@ -42,7 +42,7 @@ def merge_texts(parts: Iterable[Arrays], dropped: RowLayer) -> Arrays | None:
     }
 
 
-def record_texts(tensors: Arrays) -> Arrays | None:
+def id_strings_of(tensors: Arrays) -> Arrays | None:
     """The texts that a record brings, as columns."""
     if "texts.id" not in tensors:
         return None

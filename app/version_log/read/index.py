@@ -11,7 +11,7 @@ from springtide_client.log.base import Base, BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory, base_name
 
 from app.errors import UserError
-from app.version_log.write.segments import walk_segment
+from app.version_log.write.segments import scan_segment
 
 LENGTH_BYTES = 8  # before the JSON header of a payload
 
@@ -20,7 +20,7 @@ class _Shape(msgspec.Struct):
     shape: tuple[int, ...]
 
 
-class Head(NamedTuple):
+class RecordHead(NamedTuple):
     """What a record says before its tensors' bytes; read alone, it is not verified."""
 
     meta: VersionMeta
@@ -37,7 +37,7 @@ class Head(NamedTuple):
         return self.shapes.get("forgotten.id", (0,))[0]
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """A record and its place."""
 
     header: RecordHeader
@@ -56,13 +56,13 @@ class Entry(NamedTuple):
     def num_bytes(self) -> int:
         return HEADER.size + self.header.length
 
-    def read_head(self) -> Head:
+    def read_head(self) -> RecordHead:
         """Meta and shapes; LogError where they cannot be read."""
         length = int.from_bytes(self._read(LENGTH_BYTES, 0), "little")
         if length > self.header.length - LENGTH_BYTES:
             raise CorruptRecordError(self._damage())
         try:
-            return parse_head(self._read(length, LENGTH_BYTES))
+            return parse_record_head(self._read(length, LENGTH_BYTES))
         except (KeyError, msgspec.MsgspecError):
             raise CorruptRecordError(self._damage()) from None
 
@@ -82,12 +82,12 @@ class Entry(NamedTuple):
         return f"{where}: version {self.tip} is damaged: `springtide versions verify` tells more"
 
 
-def parse_head(text: bytes) -> Head:
+def parse_record_head(text: bytes) -> RecordHead:
     """From the JSON header of a payload; KeyError or MsgspecError where it is none."""
     entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     metadata = msgspec.json.decode(entries.pop("__metadata__"), type=dict[str, str])
     meta = msgspec.json.decode(metadata["version"], type=VersionMeta)
-    return Head(meta, {name: msgspec.json.decode(raw, type=_Shape).shape for name, raw in entries.items()})
+    return RecordHead(meta, {name: msgspec.json.decode(raw, type=_Shape).shape for name, raw in entries.items()})
 
 
 class LogIndex:
@@ -104,18 +104,18 @@ class LogIndex:
         self.bases = listing.bases
         # a trainer that starts, or one that died starting: until it seals, followers wait
         self.unsealed_epoch = 0 if listing.is_settled else listing.claimed_epoch
-        self.entries: list[Entry] = []
+        self.entries: list[IndexEntry] = []
         for name, limit in directory.readable_segments(listing, manifest):
             path = directory.path / name
-            for header, end in walk_segment(path, limit, verify_after=2**63):
+            for header, end in scan_segment(path, limit, verify_after=2**63):
                 if not self.entries or header.number > self.entries[-1].number:
-                    self.entries.append(Entry(header, path, end - header.length - HEADER.size))
+                    self.entries.append(IndexEntry(header, path, end - header.length - HEADER.size))
         self._by_number = {entry.number: entry for entry in self.entries}
         self.numbers = sorted({*self._by_number, *self.bases})
         if not self.numbers:
             raise UserError(f"the log {directory.path} holds no version yet: `springtide train` makes the first")
 
-    def find(self, number: int) -> Entry | None:
+    def find(self, number: int) -> IndexEntry | None:
         """The record of a version; None where only a base is left of it."""
         return self._by_number.get(number)
 
@@ -148,7 +148,7 @@ class LogIndex:
         entry = self.find(number)
         return entry.read_head().meta if entry else self._manifest_of(number).meta
 
-    def between(self, after: int, last: int) -> list[Entry]:
+    def entries_between(self, after: int, last: int) -> list[IndexEntry]:
         """The records behind a version up to another."""
         return [entry for entry in self.entries if after < entry.number <= last]
 

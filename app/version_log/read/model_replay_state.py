@@ -10,11 +10,11 @@ from springtide_client.log.base import Base
 
 from app.scores.progressive import ProgressiveScores
 
-MAX_ORDERS = 10_000  # a base remembers so many executed orders: their files are long gone when more have come
+MAX_COMMANDS = 10_000  # a base remembers so many executed orders: their files are long gone when more have come
 SCORES = "state.scores."
 
 
-class StateOverlay:
+class ModelReplayState:
     """Versions applied one after the other over a base that stays as it is."""
 
     def __init__(self, base: Base, *, window_samples: int) -> None:
@@ -39,18 +39,18 @@ class StateOverlay:
         for name, array in tensors.items():
             if name.startswith(("dense.", "state.")) and not name.startswith(SCORES):
                 self._arrays[name] = np.array(array)
-        self.apply_sketch(record)
+        self.apply_sketch_and_meta(record)
 
-    def apply_sketch(self, record: Record) -> None:
+    def apply_sketch_and_meta(self, record: Record) -> None:
         """Of the next version only what it counted and its meta: all else stays as it was."""
         self._count_in(record.tensors(), record.meta.sketch_blocks)
         self._meta = record.meta
         self._orders += record.meta.executed_commands
         self.tip = record.tip
 
-    def copy(self) -> "StateOverlay":
+    def copy(self) -> "ModelReplayState":
         """The same, to go its own way; arrays are not copied, for none is written into."""
-        twin = StateOverlay.__new__(StateOverlay)
+        twin = ModelReplayState.__new__(ModelReplayState)
         twin.__dict__.update(self.__dict__)
         twin._arrays, twin._orders = dict(self._arrays), list(self._orders)
         twin._scores = deepcopy(self._scores)
@@ -60,7 +60,7 @@ class StateOverlay:
     @property
     def meta(self) -> VersionMeta:
         """The last version's, with the orders of all: what was executed must not be executed again."""
-        return msgspec.structs.replace(self._meta, orders=self._orders[-MAX_ORDERS:])
+        return msgspec.structs.replace(self._meta, orders=self._orders[-MAX_COMMANDS:])
 
     @property
     def arrays(self) -> Arrays:

@@ -6,16 +6,16 @@ from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import RowLayer, flatten_layers, push_layer, record_layer
 
-from app.version_log.read.id_strings import record_texts
-from app.version_log.read.model_replay_state import StateOverlay
+from app.version_log.read.id_strings import id_strings_of
+from app.version_log.read.model_replay_state import ModelReplayState
 
 
-class Overlay(StateOverlay):
+class ReplayState(ModelReplayState):
     """Versions applied one after the other over a base that stays as it is, rows and texts included."""
 
     def __init__(self, base: Base, *, window_samples: int) -> None:
         super().__init__(base, window_samples=window_samples)
-        self.texts: list[Arrays] = []
+        self.id_strings: list[Arrays] = []
         self.num_bytes = 0
         self._dim, self._state_width = base.manifest.table.dim, base.manifest.table.state_width
         self._layers: tuple[RowLayer, ...] = ()
@@ -25,11 +25,11 @@ class Overlay(StateOverlay):
         super().apply(record)
         tensors = record.tensors()
         self._layers = push_layer(self._layers, record_layer(tensors, self._dim, self._state_width))
-        if (texts := record_texts(tensors)) is not None:
-            self.texts.append({name: np.array(array) for name, array in texts.items()})
+        if (texts := id_strings_of(tensors)) is not None:
+            self.id_strings.append({name: np.array(array) for name, array in texts.items()})
         self.num_bytes += record.num_bytes
 
-    def flat(self) -> RowLayer:
+    def changed_rows(self) -> RowLayer:
         """The changed rows and the marks of forgotten ones, as one layer with states."""
         flat = flatten_layers(self._layers, self._dim, self._state_width)
         self._layers = (flat,)

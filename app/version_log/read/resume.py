@@ -9,7 +9,7 @@ from springtide_client.format.records import Record, Tip, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 
-from app.version_log.failpoints import reach
+from app.version_log.failpoints import failpoint
 
 
 @dataclass
@@ -20,12 +20,12 @@ class Resume:
     tip: Tip
     directory: LogDirectory
     meta: VersionMeta = field(init=False)
-    orders: dict[str, int] = field(init=False)  # executed: id -> the version that says so
-    forgettings: list[dict[str, Any]] = field(init=False)  # of those, what the log says of the ones that forgot
+    executed_commands: dict[str, int] = field(init=False)  # executed: id -> the version that says so
+    erasure_entries: list[dict[str, Any]] = field(init=False)  # of those, what the log says of the ones that forgot
 
     def __post_init__(self) -> None:
         self.meta = self.base.manifest.meta
-        self.orders, self.forgettings = {}, []
+        self.executed_commands, self.erasure_entries = {}, []
         self._note(self.base.tip.number, self.meta)
 
     @staticmethod
@@ -42,7 +42,7 @@ class Resume:
         """Each version after the base, exactly up to the past's end; LogError where one of them cannot be read."""
         tip = self.base.tip
         for record in self.directory.records(tip):
-            reach("amid reading back")
+            failpoint("amid reading back")
             self._note(record.number, record.meta)
             self.meta, tip = record.meta, record.tip
             yield record
@@ -53,6 +53,6 @@ class Resume:
 
     def _note(self, number: int, meta: VersionMeta) -> None:
         for order in meta.executed_commands:
-            self.orders[str(order.get("id"))] = number
+            self.executed_commands[str(order.get("id"))] = number
             if order.get("kind") == "forget":
-                self.forgettings.append(order)
+                self.erasure_entries.append(order)

@@ -11,28 +11,28 @@ from springtide_client.rows.disk_layer import aligned_chunks
 from springtide_client.rows.layers import RowLayer, merge_layers
 
 from app.version_log.read.index import LogIndex
-from app.version_log.read.version_range import PART_BYTES, Stretch, parts_of
+from app.version_log.read.version_range import RANGE_BYTES, VersionRange, split_keys
 
 
-class Image:
+class RowImage:
     """One version of a log. Rows may be streamed again and again; memory is bounded."""
 
-    def __init__(self, index: LogIndex, number: int, *, part_bytes: int = PART_BYTES) -> None:
+    def __init__(self, index: LogIndex, number: int, *, range_bytes: int = RANGE_BYTES) -> None:
         """UserError where the log no longer leads there."""
         self.number = number
         self.base: Base = index.base_before(number)
-        self.stretch = Stretch(index, self.base.tip.number, number)
+        self.stretch = VersionRange(index, self.base.tip.number, number)
         self.meta: VersionMeta = index.meta(number)
         self.checksum = index.tip(number).checksum
         self.schema = self.base.manifest.decode_schema()
         self.dim = self.base.manifest.table.dim
-        self._parts = parts_of(self.stretch.num_bytes, part_bytes)
+        self._parts = split_keys(self.stretch.num_bytes, range_bytes)
 
     def rows(self, feature: int | None = None, *, with_values: bool = True) -> Iterator[RowLayer]:
         """The rows, some at a time; of one feature where it is named. Rows that ids not admitted share are nobody's."""
         for part in self._parts:
             changes = self.stretch.changes(part, self.dim) if with_values else self.stretch.keys(part)
-            rows = part.of(self.base.rows)
+            rows = part.select(self.base.rows)
             if not with_values:
                 rows = RowLayer(rows.mixed, rows.feature, rows.id, rows.value[:, :0], rows.count, rows.last_seen)
             for old, new in aligned_chunks([rows, changes]):

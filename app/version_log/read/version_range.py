@@ -14,39 +14,39 @@ from springtide_client.format.records import Record, version_name
 from springtide_client.format.tensors import Arrays
 from springtide_client.rows.layers import RowLayer, flatten_layers, push_layer, record_layer
 
-from app.version_log.read.index import Entry, LogIndex
+from app.version_log.read.index import IndexEntry, LogIndex
 
-PART_BYTES = 256 << 20  # of records whose rows are in memory at a time; two to three times as much is taken
+RANGE_BYTES = 256 << 20  # of records whose rows are in memory at a time; two to three times as much is taken
 
 
-class Part(NamedTuple):
+class KeyRange(NamedTuple):
     """A range of mixed keys, both ends in it."""
 
     low: int
     high: int
 
-    def of(self, layer: RowLayer) -> RowLayer:
+    def select(self, layer: RowLayer) -> RowLayer:
         """The layer's rows in this part, nothing copied."""
         start = int(layer.mixed.searchsorted(np.uint64(self.low)))
         end = int(layer.mixed.searchsorted(np.uint64(self.high), "right"))
         return layer.take(slice(start, end))
 
 
-def parts_of(num_bytes: int, part_bytes: int = PART_BYTES) -> list[Part]:
+def split_keys(num_bytes: int, range_bytes: int = RANGE_BYTES) -> list[KeyRange]:
     """The key space in as many parts as such records ask for."""
-    num_parts = max(1, -(-num_bytes // part_bytes))
+    num_parts = max(1, -(-num_bytes // range_bytes))
     bounds = [(part << 64) // num_parts for part in range(num_parts + 1)]
-    return [Part(low, high - 1) for low, high in pairwise(bounds)]
+    return [KeyRange(low, high - 1) for low, high in pairwise(bounds)]
 
 
-class Stretch:
+class VersionRange:
     """The versions after `after` up to `last`, both in the index."""
 
     def __init__(self, index: LogIndex, after: int, last: int) -> None:
         self.after, self.last = after, last
         self._directory = index.directory
         self._tips = index.tip(after), index.tip(last)
-        self.entries = index.between(after, last)
+        self.entries = index.entries_between(after, last)
         self.num_bytes = sum(entry.num_bytes for entry in self.entries)
 
     def records(self) -> Iterator[Record]:
@@ -71,36 +71,36 @@ class Stretch:
             )
 
     def changes(
-        self, part: Part, dim: int, *, state_width: int | None = None, only: RowLayer | None = None
+        self, part: KeyRange, dim: int, *, state_width: int | None = None, only: RowLayer | None = None
     ) -> RowLayer:
         """What all of them together do to a part's rows (of `only` its keys): rows, and marks of forgotten ones."""
         layers: tuple[RowLayer, ...] = ()
         for record in self.records():
-            layer = part.of(record_layer(record.tensors(), dim, state_width))
+            layer = part.select(record_layer(record.tensors(), dim, state_width))
             if only is not None:
                 layer = layer.take(np.flatnonzero(only.find_mixed(layer.mixed, layer.feature) >= 0))
             layers = push_layer(layers, _copied(layer))
         return flatten_layers(layers, dim, state_width)
 
-    def keys(self, part: Part) -> RowLayer:
+    def keys(self, part: KeyRange) -> RowLayer:
         """`changes` without the vectors, in little memory."""
         layers: tuple[RowLayer, ...] = ()
         for record in self.records():
-            layers = push_layer(layers, _copied(part.of(record_layer(without_vectors(record.tensors()), 0))))
+            layers = push_layer(layers, _copied(part.select(record_layer(without_vectors(record.tensors()), 0))))
         return flatten_layers(layers, 0)
 
-    def forgotten(self, part: Part) -> RowLayer:
+    def forgotten(self, part: KeyRange) -> RowLayer:
         """The keys that any of them forgets, also those that came back."""
         layers: tuple[RowLayer, ...] = ()
         for record in self.records():
             tensors = record.tensors()
             marks = {name: array for name, array in tensors.items() if name.startswith("forgotten.")}
-            layers = push_layer(layers, _copied(part.of(record_layer(marks, 0))))
+            layers = push_layer(layers, _copied(part.select(record_layer(marks, 0))))
         return flatten_layers(layers, 0)
 
     def newest_arrays(self, prefix: str) -> Arrays:
         """Of the arrays whose names begin so, each as the last version that has it tells it."""
-        places: dict[str, Entry] = {}
+        places: dict[str, IndexEntry] = {}
         for entry in self.entries:
             head = entry.read_head()
             if head.meta.restores:
@@ -117,7 +117,7 @@ class Stretch:
         """Whether one of them restores an older version, in which nothing of `dense.*` and `state.*` is left out."""
         return any(entry.read_head().meta.restores for entry in self.entries)
 
-    def with_tensor(self, name: str) -> Iterator[Arrays]:
+    def tensors_with(self, name: str) -> Iterator[Arrays]:
         """The arrays of the versions that have one of that name."""
         for entry in self.entries:
             if name in entry.read_head().shapes:

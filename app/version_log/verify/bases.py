@@ -20,8 +20,8 @@ from springtide_client.log.base import (
 from springtide_client.log.directory import base_name
 from springtide_client.rows.layers import expiry_cutoffs_of
 
-from app.version_log.verify.inventory import REMOVE, Folder, has_checksum
-from app.version_log.verify.report import Findings, plural
+from app.version_log.verify.inventory import REMOVE, LogInventory, has_checksum
+from app.version_log.verify.report import VerifyReport, plural
 
 CHUNK_ROWS = 1 << 18
 
@@ -29,7 +29,7 @@ CHUNK_ROWS = 1 << 18
 class BaseCheck:
     """Looks at the bases of a folder one by one."""
 
-    def __init__(self, folder: Folder, findings: Findings) -> None:
+    def __init__(self, folder: LogInventory, findings: VerifyReport) -> None:
         self._folder, self._findings = folder, findings
         self._numbers = folder.listing.bases
 
@@ -57,17 +57,17 @@ class BaseCheck:
 
     def check(self, manifest: BaseManifest, *, deep: bool) -> Base | None:
         """The base where it can be opened; `deep` hashes every text."""
-        num_wrong = len(self._findings.wrong)
+        num_wrong = len(self._findings.errors)
         self._check_files(manifest)
         try:
             base = Base.open(self._folder.path / base_name(manifest.number))
         except LogError:
             return None  # told already: a file is missing or cut
-        if len(self._findings.wrong) == num_wrong:
+        if len(self._findings.errors) == num_wrong:
             self._check_rows(base)
             if base.id_strings is not None:
                 self._check_texts(base, base.id_strings, deep=deep)
-        if len(self._findings.wrong) == num_wrong:
+        if len(self._findings.errors) == num_wrong:
             size = sum(file.bytes for file in manifest.files.values())
             name = version_name(manifest.number)
             self._findings.ok(
@@ -90,7 +90,7 @@ class BaseCheck:
                 self._add(place, "it is missing", manifest.number, opens=False)
         for path in sorted(folder.iterdir()):
             if path.name not in manifest.files and path.name != MANIFEST:
-                self._findings.add_wrong(f"{folder.name}/{path.name}", None, "it has no owner", REMOVE)
+                self._findings.error(f"{folder.name}/{path.name}", None, "it has no owner", REMOVE)
 
     def _check_rows(self, base: Base) -> None:
         rows, meta, manifest = base.rows, base.manifest.meta, base.manifest
@@ -155,4 +155,4 @@ class BaseCheck:
             ) + "; the next merge does"
         else:
             reader = "it is the only base: restore it from a copy, or begin a new log"
-        self._findings.add_wrong(file, offset, what, reader)
+        self._findings.error(file, offset, what, reader)

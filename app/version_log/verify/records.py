@@ -10,15 +10,15 @@ from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, 
 from springtide_client.log.base import BaseManifest
 from springtide_client.log.directory import LogManifest, segment_name
 
-from app.version_log.verify.inventory import Folder
-from app.version_log.verify.report import Findings, plural
-from app.version_log.verify.semantics import Meaning
+from app.version_log.verify.inventory import LogInventory
+from app.version_log.verify.report import VerifyReport, plural
+from app.version_log.verify.semantics import SemanticCheck
 
 PIECE_BYTES = 1 << 20
 
 
 @dataclass
-class Counted:
+class EpochCoverage:
     """What was covered of one epoch."""
 
     num_files: int = 0
@@ -32,16 +32,16 @@ class Counted:
 class RecordCheck:
     """Goes through the segments in order. `bases` are those whose manifests can be read, oldest first."""
 
-    folder: Folder
+    folder: LogInventory
     manifest: LogManifest
     bases: list[BaseManifest]
-    findings: Findings
+    findings: VerifyReport
     tip: Tip | None = None  # the last record, or the oldest base where none came yet
-    counted: dict[int, Counted] = field(default_factory=dict)
+    coverage: dict[int, EpochCoverage] = field(default_factory=dict)
     _at: tuple[str, int] = ("", 0)  # the end of the last record
 
     def __post_init__(self) -> None:
-        self._meaning = Meaning(self.manifest, self.bases[-1].table if self.bases else None, self.findings)
+        self._meaning = SemanticCheck(self.manifest, self.bases[-1].table if self.bases else None, self.findings)
         self._unmet = {base.number: base.tip for base in self.bases}
         self._first = 2**63
         past = self.manifest.tip
@@ -50,22 +50,22 @@ class RecordCheck:
 
     def run(self) -> Tip | None:
         """The end of the log; everything between the oldest base and it is checked."""
-        num_wrong = len(self.findings.wrong)
+        num_wrong = len(self.findings.errors)
         own = self.folder.listing.segments.get(self.manifest.epoch, [])
         files: list[tuple[str, int | None]] = [(sealed.file, sealed.bytes) for sealed in self.manifest.sealed]
         files += [(name, None) for name in own]
         for name, limit in files:
             if name in self.folder.sizes:
                 self._check_file(name, limit)
-        self._check_end(is_sound=len(self.findings.wrong) == num_wrong)
-        for epoch, counted in self.counted.items():
+        self._check_end(is_sound=len(self.findings.errors) == num_wrong)
+        for epoch, counted in self.coverage.items():
             sealed = ", sealed" if epoch < self.manifest.epoch else ""
             self.findings.ok(
                 f"epoch {epoch}: {plural(counted.num_versions, 'version')}, {version_name(counted.first)} to "
                 f"{version_name(counted.last)}, {counted.num_bytes:,} bytes in "
                 f"{plural(counted.num_files, 'file')}{sealed}"
             )
-        self._tell_ignored({name for name, _ in files})
+        self._report_ignored({name for name, _ in files})
         return self.tip
 
     def consequence(self, number: int) -> str:
@@ -86,7 +86,7 @@ class RecordCheck:
     def _check_file(self, name: str, limit: int | None) -> None:
         path, size = self.folder.path / name, self.folder.sizes[name]
         end, offset = size if limit is None else min(size, limit), 0
-        counted = self.counted.setdefault(int(name[4:14]), Counted())
+        counted = self.coverage.setdefault(int(name[4:14]), EpochCoverage())
         counted.num_files += 1
         with path.open("rb") as file:
             while offset < end:
@@ -103,7 +103,7 @@ class RecordCheck:
                 self._at = (name, offset)
         if limit is not None and size < limit:
             what = f"it was sealed at {limit:,} bytes, and ends at {size:,}"
-            self.findings.add_wrong(name, size, what, self.consequence(self.tip.number + 1 if self.tip else 0))
+            self.findings.error(name, size, what, self.consequence(self.tip.number + 1 if self.tip else 0))
         elif limit is not None and size > limit:
             self.findings.note(f"{size - limit:,} bytes behind the seal, which nobody reads", name, limit)
 
@@ -117,12 +117,12 @@ class RecordCheck:
             header = parse_header(head) if len(head) == HEADER.size and offset + HEADER.size <= end else None
         except CorruptRecordError as error:
             what = f"{error}, and {end - offset:,} bytes from there on cannot be read"
-            self.findings.add_wrong(name, offset, what, self.consequence(next_number))
+            self.findings.error(name, offset, what, self.consequence(next_number))
             return None
         if header is not None and offset + HEADER.size + header.length <= end:
             return header
         if is_sealed and not is_cut:
-            self.findings.add_wrong(name, offset, "the seal cuts a record", self.consequence(next_number))
+            self.findings.error(name, offset, "the seal cuts a record", self.consequence(next_number))
         elif not is_cut:
             what = f"{end - offset:,} bytes of a record that is not whole: being written, or left by a kill"
             self.findings.note(what, name, offset)
@@ -139,13 +139,13 @@ class RecordCheck:
         linked = self._link(name, offset, header)
         if crc != header.payload_crc:
             what = f"version {version} does not match its checksum"
-            self.findings.add_wrong(name, offset, what, self.consequence(header.number))
+            self.findings.error(name, offset, what, self.consequence(header.number))
         elif linked:
             record = Record(header.epoch, header.number, header.parent, header.checksum, b"".join(pieces))
             try:
                 self._meaning.check(record, name, offset, self.consequence(header.number))
             except LogError as error:
-                self.findings.add_wrong(name, offset, str(error), self.consequence(header.number))
+                self.findings.error(name, offset, str(error), self.consequence(header.number))
         self._first = min(self._first, header.number)
         if tip is None or header.number > tip.number:
             self.tip = header.tip
@@ -166,11 +166,11 @@ class RecordCheck:
             newest = self.bases[-1] if self.bases else None
             is_bridged = newest is not None and newest.number < header.number and newest.checksum == header.parent
             number = newest.number if newest is not None and is_bridged else header.number
-            self.findings.add_wrong(name, offset, wrong, self.consequence(number))
+            self.findings.error(name, offset, wrong, self.consequence(number))
         base = self._unmet.pop(header.number, None)
         if base is not None and base != header.tip:
             what = f"version {version} is not the one that a base or the seal is made of"
-            self.findings.add_wrong(name, offset, what, self.consequence(header.number))
+            self.findings.error(name, offset, what, self.consequence(header.number))
         return not wrong
 
     def _before(self, header: RecordHeader) -> Tip | None:
@@ -196,11 +196,11 @@ class RecordCheck:
         for number in sorted(self._unmet):
             if number > last or (is_sound and (number > oldest or self._first < oldest)):
                 what = f"version {version_name(number)}, of which a base or the seal is made, is not among the records"
-                self.findings.add_wrong(*self._end(), what, self.consequence(number))
+                self.findings.error(*self._end(), what, self.consequence(number))
         durable = max(self._meaning.durable, self.folder.durable)
         if durable > last:
             what = f"the log ends at version {version_name(last)}, but {version_name(durable)} was durable"
-            self.findings.add_wrong(*self._end(), what, self.consequence(durable))
+            self.findings.error(*self._end(), what, self.consequence(durable))
 
     def _end(self) -> tuple[str, int | None]:
         if self._at[0]:
@@ -208,7 +208,7 @@ class RecordCheck:
         names = [sealed.file for sealed in self.manifest.sealed] or [segment_name(self.manifest.epoch, 0)]
         return names[-1], None
 
-    def _tell_ignored(self, counting: set[str]) -> None:
+    def _report_ignored(self, counting: set[str]) -> None:
         for epoch, names in self.folder.listing.segments.items():
             for name in names:
                 if epoch < self.manifest.epoch and name not in counting:

@@ -15,42 +15,42 @@ from springtide_client.rows.disk_layer import aligned_chunks
 from springtide_client.rows.layers import RowLayer, merge_layers
 
 from app.version_log.inspection.diff import feature_name
-from app.version_log.read.id_dictionary import find_texts
+from app.version_log.read.id_dictionary import find_id_strings
 from app.version_log.read.index import LogIndex
-from app.version_log.read.version_range import PART_BYTES, Part, Stretch, parts_of
-from app.version_log.verify.report import Findings, plural
+from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
+from app.version_log.verify.report import VerifyReport, plural
 
 SCORES = "state.scores."  # sums and a window, which the trainer's settings make: not replayed here
 CHUNK_ROWS = 1 << 18
-READER = "followers that begin here differ from those that came by the log: remove the base, and it is made anew"
+CONSEQUENCE = "followers that begin here differ from those that came by the log: remove the base, and it is made anew"
 
 
-class Replay:
+class ReplayCheck:
     """From one base to the next one."""
 
-    def __init__(self, index: LogIndex, older: Base, newer: Base, findings: Findings) -> None:
+    def __init__(self, index: LogIndex, older: Base, newer: Base, findings: VerifyReport) -> None:
         self._older, self._newer, self._findings = older, newer, findings
-        self._stretch = Stretch(index, older.tip.number, newer.tip.number)
+        self._stretch = VersionRange(index, older.tip.number, newer.tip.number)
         self._meta = newer.manifest.meta
         self._next = 0
 
-    def run(self, part_bytes: int = PART_BYTES) -> None:
+    def run(self, range_bytes: int = RANGE_BYTES) -> None:
         """Compares all; the first difference of each kind is told. LogError where the versions cannot be read."""
-        num_wrong = len(self._findings.wrong)
-        self._compare_rows(part_bytes)
+        num_wrong = len(self._findings.errors)
+        self._compare_rows(range_bytes)
         self._compare_arrays()
         self._compare_texts()
         self._compare_sketch()
         self._compare_meta()
-        if len(self._findings.wrong) == num_wrong:
+        if len(self._findings.errors) == num_wrong:
             names = version_name(self._older.tip.number), version_name(self._newer.tip.number)
             self._findings.ok(
                 f"base {names[0]} and {plural(len(self._stretch.entries), 'version')} give base {names[1]}: "
                 f"{plural(len(self._newer), 'row')} compared"
             )
 
-    def _compare_rows(self, part_bytes: int) -> None:
-        for part in parts_of(self._stretch.num_bytes, part_bytes):
+    def _compare_rows(self, range_bytes: int) -> None:
+        for part in split_keys(self._stretch.num_bytes, range_bytes):
             for expected in self._expected(part):
                 found = self._newer.layer.take(slice(self._next, self._next + len(expected)))
                 if not self._is_equal(expected, found):
@@ -59,10 +59,10 @@ class Replay:
         if self._next < len(self._newer):
             self._tell_row(self._next, self._newer.rows, self._next, "it is in the base, and should not be")
 
-    def _expected(self, part: Part) -> Iterator[RowLayer]:
+    def _expected(self, part: KeyRange) -> Iterator[RowLayer]:
         table = self._older.manifest.table
         changes = self._stretch.changes(part, table.dim, state_width=table.state_width)
-        for old, new in aligned_chunks([part.of(self._older.layer), changes]):
+        for old, new in aligned_chunks([part.select(self._older.layer), changes]):
             merged = merge_layers(old, new)
             alive = np.flatnonzero(merged.live_mask(self._meta.expiry_cutoffs))
             for start in range(0, len(alive), CHUNK_ROWS):
@@ -102,7 +102,7 @@ class Replay:
         for texts in self._texts():
             features, ids = texts["feature"], texts["id"]
             wanted = self._newer.rows.find(features, ids) >= 0
-            missing = wanted if there is None else wanted & (find_texts(there, features, ids) < 0)
+            missing = wanted if there is None else wanted & (find_id_strings(there, features, ids) < 0)
             if missing.any():
                 k = int(np.flatnonzero(missing)[0])
                 self._tell(ID_STRINGS, f"the text of {self._key(int(features[k]), int(ids[k]))} is missing")
@@ -111,7 +111,7 @@ class Replay:
     def _texts(self) -> Iterator[Arrays]:
         if self._older.id_strings is not None:
             yield self._older.id_strings
-        for tensors in self._stretch.with_tensor("texts.id"):
+        for tensors in self._stretch.tensors_with("texts.id"):
             yield {"feature": tensors["texts.feature"], "id": tensors["texts.id"]}
 
     def _compare_sketch(self) -> None:
@@ -144,7 +144,7 @@ class Replay:
         self._tell(file, f"row {place:,} ({key}): {what}")
 
     def _tell(self, file: str, what: str) -> None:
-        self._findings.add_wrong(f"{self._newer.path.name}/{file}", None, what, READER)
+        self._findings.error(f"{self._newer.path.name}/{file}", None, what, CONSEQUENCE)
 
     def _key(self, feature: int, row_id: int) -> str:
         return f"{feature_name(self._newer.manifest.decode_schema(), feature)} = {row_id}"

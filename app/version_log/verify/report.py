@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-OK, NOTE, WRONG = "ok", "note", "wrong"
+OK, NOTE, ERROR = "ok", "note", "wrong"
 
 
 def plural(number: int, noun: str) -> str:
@@ -19,16 +19,16 @@ class Finding:
     what: str
     file: str | None = None  # in the log's folder
     offset: int | None = None  # in the file
-    reader: str | None = None  # what whoever reads the log does about it
+    consequence: str | None = None  # what whoever reads the log does about it
 
     def __str__(self) -> str:
         place = "" if self.file is None else self.file
         if self.offset is not None:
             place += f" at {self.offset:,}"
-        return f"{place}{': ' if place else ''}{self.what}{'; ' if self.reader else ''}{self.reader or ''}"
+        return f"{place}{': ' if place else ''}{self.what}{'; ' if self.consequence else ''}{self.consequence or ''}"
 
 
-class Findings:
+class VerifyReport:
     """Every finding, in the order in which they were told."""
 
     def __init__(self, tell: Callable[[Finding], object] = lambda _: None) -> None:
@@ -37,9 +37,9 @@ class Findings:
         self._tell = tell
 
     @property
-    def wrong(self) -> list[Finding]:
+    def errors(self) -> list[Finding]:
         """What is wrong."""
-        return [finding for finding in self.all if finding.level == WRONG]
+        return [finding for finding in self.all if finding.level == ERROR]
 
     def ok(self, what: str) -> None:
         """This was looked at, and is as it should be."""
@@ -49,9 +49,9 @@ class Findings:
         """This is no damage, and should be known."""
         self._add(Finding(NOTE, what, file, offset))
 
-    def add_wrong(self, file: str, offset: int | None, what: str, reader: str) -> None:
+    def error(self, file: str, offset: int | None, what: str, reader: str) -> None:
         """This is damage."""
-        self._add(Finding(WRONG, what, file, offset, reader))
+        self._add(Finding(ERROR, what, file, offset, reader))
 
     def _add(self, finding: Finding) -> None:
         self.all.append(finding)

@@ -7,7 +7,7 @@ from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 from springtide_client.log.base import TableSpec
 from springtide_client.log.directory import LogManifest
 
-from app.version_log.verify.report import Findings
+from app.version_log.verify.report import VerifyReport
 
 GROUPS = {
     "rows": ("feature", "id", "value", "state", "count", "last_seen"),
@@ -17,10 +17,10 @@ GROUPS = {
 }
 
 
-class Meaning:
+class SemanticCheck:
     """Sees the versions of a log one after the other."""
 
-    def __init__(self, manifest: LogManifest, table: TableSpec | None, findings: Findings) -> None:
+    def __init__(self, manifest: LogManifest, table: TableSpec | None, findings: VerifyReport) -> None:
         self._manifest, self._table, self._findings = manifest, table, findings
         self._num_features = len(manifest.decode_schema().features)
         self._before: VersionMeta | None = None
@@ -33,9 +33,9 @@ class Meaning:
         wrong = [*self._of_tensors(record.tensors(), meta), *self._of_itself(record, meta)]
         if self._before is not None:
             wrong += self._of_order(meta, self._before)
-            self._tell_jumps(record, meta, self._before, file, offset)
+            self._report_jumps(record, meta, self._before, file, offset)
         for what in wrong:
-            self._findings.add_wrong(file, offset, f"version {record.tip}: {what}", reader)
+            self._findings.error(file, offset, f"version {record.tip}: {what}", reader)
         self._before, self._epoch, self.durable = meta, record.epoch, max(self.durable, meta.durable)
 
     def _of_itself(self, record: Record, meta: VersionMeta) -> list[str]:
@@ -56,7 +56,7 @@ class Meaning:
                 wrong.append(f"the horizon of feature {number} went back: rows forgotten by rule would return")
         return wrong
 
-    def _tell_jumps(self, record: Record, meta: VersionMeta, before: VersionMeta, file: str, offset: int) -> None:
+    def _report_jumps(self, record: Record, meta: VersionMeta, before: VersionMeta, file: str, offset: int) -> None:
         """What may go back only with a rollback, or where a trainer starts elsewhere."""
         if meta.restores:
             return
@@ -74,7 +74,7 @@ class Meaning:
                 self._findings.note(f"version {record.tip}: {what}, at the start of a trainer", file, offset)
             else:
                 reader = "followers go on; samples in between are learned twice"
-                self._findings.add_wrong(file, offset, f"version {record.tip}: {what}", reader)
+                self._findings.error(file, offset, f"version {record.tip}: {what}", reader)
 
     def _of_tensors(self, tensors: Arrays, meta: VersionMeta) -> list[str]:
         wrong = []

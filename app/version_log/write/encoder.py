@@ -8,7 +8,7 @@ from springtide_client.format.tensors import Arrays
 
 
 @dataclass(eq=False)
-class Pending:
+class PendingRecord:
     """A version on its way to the disk; `tip` and `frame` once it is encoded."""
 
     number: int
@@ -23,7 +23,7 @@ class Pending:
         return sum(array.nbytes for array in self.tensors.values())
 
 
-class Chain:
+class RecordEncoder:
     """Encodes versions one after the other, whichever thread asks."""
 
     def __init__(self, epoch: int, last: Tip | None) -> None:
@@ -31,7 +31,7 @@ class Chain:
         self._epoch = epoch
         self._lock = threading.Lock()
 
-    def encode(self, *versions: Pending) -> Tip:
+    def encode(self, *versions: PendingRecord) -> Tip:
         """Give each its frame, unless it has one; those before the first are encoded. Returns the last's tip."""
         with self._lock:
             for version in versions:

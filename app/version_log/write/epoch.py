@@ -19,12 +19,12 @@ from springtide_client.log.directory import (
 from springtide_client.schema import Schema
 from springtide_client.system.files import fsync_folder, make_durable_folder, write_atomically
 
-from app.version_log.errors import OtherSchemaError, OvertakenError
-from app.version_log.failpoints import reach
-from app.version_log.write.segments import walk_segment
+from app.version_log.errors import FencedError, OtherSchemaError
+from app.version_log.failpoints import failpoint
+from app.version_log.write.segments import scan_segment
 from app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
 
-KEEP_EPOCHS = 5  # statuses and manifests of older ones are removed
+EPOCHS_RETAINED = 5  # statuses and manifests of older ones are removed
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Past:
+class ValidLog:
     """What can be read of a log."""
 
     sealed: list[SealedSegment]
@@ -58,11 +58,11 @@ def start_epoch(
     make_durable_folder(log_path)
     directory = LogDirectory(log_path)
     check_schema(directory, schema)
-    lock = TrainerLock.take(log_path, take_over=take_over, wait_seconds=wait_seconds)
+    lock = TrainerLock.acquire(log_path, take_over=take_over, wait_seconds=wait_seconds)
     try:
-        number = claim(directory)
-        reach("after a claim")
-        past = measure(directory)
+        number = claim_epoch(directory)
+        failpoint("after a claim")
+        past = measure_valid_log(directory)
         for sealed in past.sealed:
             sync_file(log_path / sealed.file)
         manifest = LogManifest(
@@ -73,15 +73,15 @@ def start_epoch(
             schema=msgspec.to_builtins(schema),
             fingerprint=schema.fingerprint(),
         )
-        reach("before a manifest")
+        failpoint("before a manifest")
         write_atomically(log_path / manifest_name(number), encode_checksummed_json(manifest))
-        reach("after a manifest")
+        failpoint("after a manifest")
         if directory.is_fenced(number):
-            raise OvertakenError(f"another trainer started at the same time and took epoch {number + 1}")
+            raise FencedError(f"another trainer started at the same time and took epoch {number + 1}")
     except BaseException:
         lock.release()
         raise
-    remove_old(directory, number)
+    remove_old_epochs(directory, number)
     return Epoch(number, manifest, lock)
 
 
@@ -95,7 +95,7 @@ def check_schema(directory: LogDirectory, schema: Schema) -> None:
         )
 
 
-def claim(directory: LogDirectory) -> int:
+def claim_epoch(directory: LogDirectory) -> int:
     """The next epoch, exclusively. Claims have no gaps and are never removed."""
     while True:
         number = directory.scan().claimed_epoch + 1
@@ -107,7 +107,7 @@ def claim(directory: LogDirectory) -> int:
         return number
 
 
-def measure(directory: LogDirectory) -> Past:
+def measure_valid_log(directory: LogDirectory) -> ValidLog:
     """How far the files of the newest manifest link up, record by record, from the newest base that can be opened."""
     listing = directory.scan()
     manifest = directory.manifest(listing)
@@ -115,11 +115,11 @@ def measure(directory: LogDirectory) -> Past:
     if base is None:
         if any(listing.segments.values()) or (manifest is not None and manifest.tip is not None):
             raise LogError(f"the log {directory.path} has lost its bases: restore them, or name another [log] path")
-        return Past([], None, None)
+        return ValidLog([], None, None)
     tip, sealed = base.tip, []
     for file, limit in directory.readable_segments(listing, manifest) if manifest is not None else []:
         counting = 0
-        for header, end in walk_segment(directory.path / file, limit, verify_after=base.tip.number):
+        for header, end in scan_segment(directory.path / file, limit, verify_after=base.tip.number):
             if header.number > base.tip.number and header.tip != tip:
                 if header.parent != tip.checksum or header.number < tip.number:
                     break
@@ -127,11 +127,11 @@ def measure(directory: LogDirectory) -> Past:
             counting = end
         if counting:
             sealed.append(SealedSegment(file, counting))
-        _tell_loss(directory.path / file, limit, counting)
-    return Past(sealed, base.tip, tip)
+        _log_ignored_bytes(directory.path / file, limit, counting)
+    return ValidLog(sealed, base.tip, tip)
 
 
-def _tell_loss(path: Path, limit: int | None, counting: int) -> None:
+def _log_ignored_bytes(path: Path, limit: int | None, counting: int) -> None:
     try:
         lost = (path.stat().st_size if limit is None else limit) - counting
     except FileNotFoundError:
@@ -153,9 +153,9 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_old(directory: LogDirectory, number: int) -> None:
+def remove_old_epochs(directory: LogDirectory, number: int) -> None:
     """Statuses and manifests that nobody reads any more."""
-    for epoch in range(number - 2 * KEEP_EPOCHS, number - KEEP_EPOCHS):
+    for epoch in range(number - 2 * EPOCHS_RETAINED, number - EPOCHS_RETAINED):
         for name in (manifest_name(epoch), f"status-{epoch:010d}.json"):
             if epoch > 0:
                 (directory.path / name).unlink(missing_ok=True)

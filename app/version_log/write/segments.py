@@ -15,12 +15,12 @@ from springtide_client.format.tensor_writer import start_writeback
 from springtide_client.log.directory import segment_name
 from springtide_client.system.files import NO_SPACE_ERRNOS, fsync_folder
 
-PIECE_BYTES = 1 << 20
-CACHED_BYTES = 64 << 20  # the newest, for followers; pages of older ones are taken again by what is written next
+READ_CHUNK_BYTES = 1 << 20
+PAGE_CACHE_BYTES = 64 << 20  # the newest, for followers; pages of older ones are taken again by what is written next
 WRITE_BACK_BYTES = 1 << 20  # fewer are not worth a request to the disk of their own
 
 
-def walk_segment(path: Path, limit: int | None = None, *, verify_after: int = -1) -> Iterator[tuple[RecordHeader, int]]:
+def scan_segment(path: Path, limit: int | None = None, *, verify_after: int = -1) -> Iterator[tuple[RecordHeader, int]]:
     """The headers of a segment's whole records, each with the offset behind it; ends at the first that is not whole.
 
     The payloads of records with a number above `verify_after` are read and checked, the others are passed over.
@@ -47,7 +47,7 @@ def walk_segment(path: Path, limit: int | None = None, *, verify_after: int = -1
 def _crc(file: BinaryIO, length: int) -> int:
     crc = 0
     while length:
-        piece = file.read(min(length, PIECE_BYTES))
+        piece = file.read(min(length, READ_CHUNK_BYTES))
         if not piece:
             return -1
         crc, length = zlib.crc32(piece, crc), length - len(piece)
@@ -55,32 +55,32 @@ def _crc(file: BinaryIO, length: int) -> int:
 
 
 @dataclass(eq=False)
-class SegmentFile:
+class OpenSegment:
     """A file of ours; sizes in bytes from its start."""
 
     descriptor: int
     size: int = 0  # of whole records
     synced: int = 0
-    begun: int = 0  # for so much the disk was asked to begin
-    let_go: int = 0  # of which the pages may be taken for other things
+    writeback_started: int = 0  # for so much the disk was asked to begin
+    dropped: int = 0  # of which the pages may be taken for other things
 
     def begin_write_back(self) -> None:
         """The disk may begin, so that whoever syncs, and who waits for that, has less to wait for."""
-        if self.size - self.begun >= WRITE_BACK_BYTES:
-            start_writeback(self.descriptor, self.begun, self.size - self.begun)
-            self.begun = self.size
+        if self.size - self.writeback_started >= WRITE_BACK_BYTES:
+            start_writeback(self.descriptor, self.writeback_started, self.size - self.writeback_started)
+            self.writeback_started = self.size
 
-    def let_go_of(self, num_bytes: int) -> int:
+    def drop_cached_pages(self, num_bytes: int) -> int:
         """The oldest pages, as far as they are synced. Returns of how many bytes."""
-        until = min(self.let_go + num_bytes, self.synced)
-        if until <= self.let_go:
+        until = min(self.dropped + num_bytes, self.synced)
+        if until <= self.dropped:
             return 0
         os.posix_fadvise(self.descriptor, 0, until, os.POSIX_FADV_DONTNEED)
-        num_bytes, self.let_go = until - self.let_go, until
+        num_bytes, self.dropped = until - self.dropped, until
         return num_bytes
 
 
-class SegmentFiles:
+class SegmentWriter:
     """An epoch's own segments. `write` belongs to one thread; `sync` may be called by another."""
 
     def __init__(self, log_path: Path, epoch: int, segment_bytes: int) -> None:
@@ -88,9 +88,9 @@ class SegmentFiles:
         self._epoch = epoch
         self._segment_bytes = segment_bytes
         self._count = 0
-        self._file: SegmentFile | None = None
+        self._file: OpenSegment | None = None
         self._torn = False
-        self._former: list[SegmentFile] = []  # oldest first: of which pages may be cached
+        self._full: list[OpenSegment] = []  # oldest first: of which pages may be cached
         self._lock = threading.Lock()  # around the descriptors, never around a write or an fsync
 
     def write(self, frame: bytes | Sequence[bytes | memoryview]) -> None:
@@ -101,9 +101,9 @@ class SegmentFiles:
         pieces = [memoryview(piece) for piece in ([frame] if isinstance(frame, bytes) else frame)]
         num_bytes = sum(map(len, pieces))
         if self._file is None or self._torn or self._file.size + num_bytes > self._segment_bytes:
-            self._roll()
+            self._roll_over()
         assert self._file is not None
-        self._make_room(num_bytes)
+        self._drop_cached_pages(num_bytes)
         self._torn, untouched = True, True  # until it is whole
         for piece in pieces:
             view = piece
@@ -142,33 +142,33 @@ class SegmentFiles:
             os.close(descriptor)
         file.synced = max(file.synced, size)
 
-    def _make_room(self, num_bytes: int) -> None:
+    def _drop_cached_pages(self, num_bytes: int) -> None:
         """Pages beyond the newest `CACHED_BYTES` are let go of right before as many are written.
 
         Not sooner, nor many more at a time: a virtual machine gives free pages back to its host, and has to ask for
         them again.
         """
         assert self._file is not None
-        over = sum(file.size - file.let_go for file in (*self._former, self._file)) + num_bytes - CACHED_BYTES
+        over = sum(file.size - file.dropped for file in (*self._full, self._file)) + num_bytes - PAGE_CACHE_BYTES
         over = min(over, 2 * num_bytes)
-        for file in (*self._former, self._file):
+        for file in (*self._full, self._file):
             if over > 0:
-                over -= file.let_go_of(over)
-        done = [file for file in self._former if file.let_go == file.size]
+                over -= file.drop_cached_pages(over)
+        done = [file for file in self._full if file.dropped == file.size]
         with self._lock:
-            self._former = [file for file in self._former if file not in done]
+            self._full = [file for file in self._full if file not in done]
         for file in done:
             os.close(file.descriptor)
 
     def close(self) -> None:
         """Give the files back, without syncing them."""
         with self._lock:
-            files = [*self._former, *([] if self._file is None else [self._file])]
-            self._file, self._former = None, []
+            files = [*self._full, *([] if self._file is None else [self._file])]
+            self._file, self._full = None, []
         for file in files:
             os.close(file.descriptor)
 
-    def _roll(self) -> None:
+    def _roll_over(self) -> None:
         """1. fsync the present file. 2. Make the next one. 3. fsync the folder. Only then a record may go there."""
         self.sync()
         if self._file is None or self._file.size or self._torn:
@@ -178,6 +178,6 @@ class SegmentFiles:
             fsync_folder(self._log_path)
             with self._lock:
                 if self._file is not None:
-                    self._former.append(self._file)
-                self._file = SegmentFile(descriptor)
+                    self._full.append(self._file)
+                self._file = OpenSegment(descriptor)
             self._torn = False

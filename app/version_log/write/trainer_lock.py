@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 from app.version_log.errors import LogBusyError
-from app.version_log.trainer_status import machine, read_status
+from app.version_log.trainer_status import boot_id, read_status
 
 FRESH_SECONDS = 5.0  # a trainer whose status is younger may be alive
 WAIT_SECONDS = 6.0
 DYING_SECONDS = 1.0  # a killed process holds its lock until its memory is given back
 POLL_SECONDS = 0.02
-MEND = "stop it, or start with --take-over"
+HINT = "stop it, or start with --take-over"
 
 
 class TrainerLock:
@@ -22,16 +22,16 @@ class TrainerLock:
         self._descriptor = descriptor
 
     @staticmethod
-    def take(log_path: Path, *, take_over: bool = False, wait_seconds: float = WAIT_SECONDS) -> "TrainerLock":
+    def acquire(log_path: Path, *, take_over: bool = False, wait_seconds: float = WAIT_SECONDS) -> "TrainerLock":
         """Take the lock of a log; LogBusyError where another trainer lives. `take_over` does not ask."""
         path = log_path / "trainer.lock"
         if take_over:
-            descriptor = _try(path)
+            descriptor = _try_lock(path)
             return TrainerLock(_replace(path) if descriptor is None else descriptor)
         deadline = time.monotonic() + min(wait_seconds, DYING_SECONDS)
-        while (descriptor := _try(path)) is None:
+        while (descriptor := _try_lock(path)) is None:
             if time.monotonic() >= deadline:
-                raise LogBusyError(f"another trainer ({_holder(path)}) writes the log {log_path}: {MEND}")
+                raise LogBusyError(f"another trainer ({_read_holder(path)}) writes the log {log_path}: {HINT}")
             time.sleep(POLL_SECONDS)
         try:
             _wait_for_age(log_path, wait_seconds)
@@ -47,13 +47,13 @@ class TrainerLock:
             self._descriptor = -1
 
 
-def _try(path: Path) -> int | None:
+def _try_lock(path: Path) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # who took over put another file in this place: its lock counts, not this one's
         if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            return _sign(descriptor)
+            return _write_pid(descriptor)
     except (BlockingIOError, FileNotFoundError):
         pass
     os.close(descriptor)
@@ -66,16 +66,16 @@ def _replace(path: Path) -> int:
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.rename(draft, path)
-    return _sign(descriptor)
+    return _write_pid(descriptor)
 
 
-def _sign(descriptor: int) -> int:
+def _write_pid(descriptor: int) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"pid {os.getpid()}".encode(), 0)
     return descriptor
 
 
-def _holder(path: Path) -> str:
+def _read_holder(path: Path) -> str:
     try:
         return path.read_text() or "pid unknown"
     except OSError:
@@ -87,10 +87,10 @@ def _wait_for_age(log_path: Path, wait_seconds: float) -> None:
     deadline = time.monotonic() + wait_seconds
     while (status := read_status(log_path)) is not None:
         age_seconds = time.time() - float(status.get("updated_ms") or 0) / 1000
-        here = status.get("machine", machine()) == machine()  # the lock was free: who wrote it here is dead
+        here = status.get("machine", boot_id()) == boot_id()  # the lock was free: who wrote it here is dead
         if here or status.get("clean_end") or age_seconds >= FRESH_SECONDS:
             return
         if time.monotonic() >= deadline:
             host = status.get("host", "another machine")
-            raise LogBusyError(f"a trainer on {host} wrote its status {age_seconds:.1f} s ago: {MEND}")
+            raise LogBusyError(f"a trainer on {host} wrote its status {age_seconds:.1f} s ago: {HINT}")
         time.sleep(POLL_SECONDS)

@@ -17,19 +17,19 @@ from springtide_client.system.files import NO_SPACE_ERRNOS
 
 from app.processes.priority import yield_to_learning
 from app.version_log.config import LogConfig
-from app.version_log.disk_usage import disk_bytes
-from app.version_log.errors import OvertakenError
-from app.version_log.failpoints import reach
-from app.version_log.write.encoder import Chain, Pending
+from app.version_log.disk_usage import folder_bytes
+from app.version_log.errors import FencedError
+from app.version_log.failpoints import failpoint
+from app.version_log.write.encoder import PendingRecord, RecordEncoder
 from app.version_log.write.epoch import Epoch, start_epoch
-from app.version_log.write.segments import SegmentFiles
+from app.version_log.write.segments import SegmentWriter
 from app.version_log.write.trainer_lock import WAIT_SECONDS
 
 Version = Tip
 
-RETRIES = 3  # of an append that fails for another reason than a full disk
-RETRY_SECONDS = 0.5
-STUCK_SECONDS = 60.0  # a queue of which nothing is written for so long has failed
+MAX_RETRIES = 3  # of an append that fails for another reason than a full disk
+RETRY_DELAY_SECONDS = 0.5
+STALL_TIMEOUT_SECONDS = 60.0  # a queue of which nothing is written for so long has failed
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +46,14 @@ class LogWriter:
         self.directory = LogDirectory(config.path)
         self.manifest: LogManifest = epoch.manifest
         self.epoch = epoch.number
-        self.past: Tip | None = epoch.manifest.tip  # where the past ends; None in a new log
+        self.start_tip: Tip | None = epoch.manifest.tip  # where the past ends; None in a new log
         self._lock = epoch.lock
-        self.last_number = self.past.number if self.past else 0  # of the version appended or handed over last
-        self._chain = Chain(self.epoch, self.past)
+        self.last_number = self.start_tip.number if self.start_tip else 0  # of the version appended or handed over last
+        self._encoder = RecordEncoder(self.epoch, self.start_tip)
         self._count = 0
-        self._published = self._durable = self.past
-        self._segments = SegmentFiles(config.path, epoch.number, min(config.segment_bytes, config.log_bytes // 8))
-        self._queue: deque[Pending] = deque()
+        self._published = self._durable = self.start_tip
+        self._segments = SegmentWriter(config.path, epoch.number, min(config.segment_bytes, config.log_bytes // 8))
+        self._queue: deque[PendingRecord] = deque()
         self._queued_bytes = 0
         self._error: Exception | None = None
         self._reason = ""
@@ -76,31 +76,31 @@ class LogWriter:
         return LogWriter(config, start_epoch(Path(config.path), schema, take_over=take_over, wait_seconds=wait_seconds))
 
     @property
-    def first(self) -> Tip:
+    def first_base_tip(self) -> Tip:
         """The version that a new log's first base stands for."""
         return Tip(self.epoch << EPOCH_SHIFT, self.epoch << EPOCH_SHIFT)
 
-    def begin(self, base: Tip) -> None:
+    def start_after(self, base: Tip) -> None:
         """Append after this base: called once, in a new log, when its first base is written."""
-        assert self.past is None, "the log has a past"
+        assert self.start_tip is None, "the log has a past"
         with self._changed:
-            self.past = self._chain.last = self._published = self._durable = base
+            self.start_tip = self._encoder.last = self._published = self._durable = base
             self.last_number = base.number
 
     def append(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> Version:
         """Name the version and queue it for writing; the arrays are copied. Waits while the queue is full.
 
-        Raises OvertakenError once a higher epoch is claimed, LogError when the disk refuses for too long.
+        Raises FencedError once a higher epoch is claimed, LogError when the disk refuses for too long.
         """
         pending = self._next(meta, tensors)
         with self._changed:
             earlier = tuple(self._queue)
-        tip = self._chain.encode(*earlier, pending)
+        tip = self._encoder.encode(*earlier, pending)
         pending.frame = [b"".join(pending.frame)]
         self._put(pending)
         return tip
 
-    def hand_over(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> int:
+    def append_owned(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> int:
         """`append` where the arrays are the log's from now on: nobody changes them. Returns the version's number.
 
         The caller's thread copies nothing and computes no checksum.
@@ -109,20 +109,20 @@ class LogWriter:
         self._put(pending)
         return pending.number
 
-    def _next(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> Pending:
+    def _next(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> PendingRecord:
         """The version, once the queue has room for it."""
-        if self.past is None:
+        if self.start_tip is None:
             raise LogError("a new log begins with a base: write one, then call begin")
-        self._raise()
+        self._raise_failure()
         durable = self._durable.number if self._durable else 0
         meta = msgspec.structs.replace(meta, durable=durable, created_ms=meta.created_ms or time.time_ns() // 1_000_000)
-        pending = Pending((self.epoch << EPOCH_SHIFT) + self._count + 1, meta, dict(tensors))
+        pending = PendingRecord((self.epoch << EPOCH_SHIFT) + self._count + 1, meta, dict(tensors))
         with self._changed:
             room = self.config.queue_bytes - pending.num_bytes
             self._wait_until(lambda: not self._queue or self._queued_bytes <= room)
         return pending
 
-    def _put(self, pending: Pending) -> None:
+    def _put(self, pending: PendingRecord) -> None:
         with self._changed:
             self._queue.append(pending)
             self._queued_bytes += pending.num_bytes
@@ -131,9 +131,9 @@ class LogWriter:
         self.last_number = pending.number
 
     @property
-    def last(self) -> Tip | None:
+    def last_encoded(self) -> Tip | None:
         """The newest version that has its checksum, published or not: one handed over gets it a moment later."""
-        return self._chain.last
+        return self._encoder.last
 
     @property
     def published(self) -> Tip | None:
@@ -146,7 +146,7 @@ class LogWriter:
         return self._durable
 
     @property
-    def reason(self) -> str:
+    def stall_reason(self) -> str:
         """Why versions do not reach the disk at the moment; empty while they do."""
         return str(self._error) if self._error else self._reason
 
@@ -156,7 +156,7 @@ class LogWriter:
         return self._log_bytes > self.config.log_bytes
 
     @property
-    def is_stuck(self) -> bool:
+    def is_stalled(self) -> bool:
         """Whether versions wait for a disk that refuses them: the stream should wait with them."""
         return bool(self._reason and self._queue)
 
@@ -170,7 +170,7 @@ class LogWriter:
         with self._changed:
             self._wait_until(lambda: not self._queue)
         self._sync()
-        self._raise()
+        self._raise_failure()
 
     def close(self) -> None:
         """Make everything durable, then let the next trainer start. After an error only the latter; never raises it."""
@@ -179,7 +179,7 @@ class LogWriter:
         try:
             self.sync()
         except LogError:
-            logger.warning("the log was closed with versions not on the disk", extra={"reason": self.reason})
+            logger.warning("the log was closed with versions not on the disk", extra={"reason": self.stall_reason})
         self._stop()
         self._lock.release()
 
@@ -200,12 +200,12 @@ class LogWriter:
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """With the condition held. A slow disk is waited for as long as it writes anything."""
         while not done():
-            self._raise()
-            if not self._changed.wait(STUCK_SECONDS):  # told of every version that is written
+            self._raise_failure()
+            if not self._changed.wait(STALL_TIMEOUT_SECONDS):  # told of every version that is written
                 raise LogError(f"the log cannot be written: {self._reason or 'the disk is too slow'}")
-        self._raise()
+        self._raise_failure()
 
-    def _raise(self) -> None:
+    def _raise_failure(self) -> None:
         if self._error is not None:
             raise self._error
 
@@ -214,9 +214,9 @@ class LogWriter:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def _is_overtaken(self) -> bool:
+    def _is_fenced(self) -> bool:
         if self.directory.is_fenced(self.epoch):
-            self._fail(OvertakenError(f"epoch {self.epoch + 1} is claimed: another trainer has taken over"))
+            self._fail(FencedError(f"epoch {self.epoch + 1} is claimed: another trainer has taken over"))
         return self._error is not None
 
     def _run(self, do: Callable[[], None]) -> None:
@@ -236,7 +236,7 @@ class LogWriter:
                     return
                 pending = self._queue[0]
             try:
-                tip = self._chain.encode(pending)
+                tip = self._encoder.encode(pending)
             except Exception as error:
                 self._fail(LogError(f"version {version_name(pending.number)} cannot be encoded: {error}"))
                 return
@@ -253,11 +253,11 @@ class LogWriter:
         """Whether the frame is in a file. A full disk is waited for; other failures are tried again a few times."""
         failures = 0
         # the look is not what keeps a replaced trainer from harm, it only tells it sooner
-        while not self._is_overtaken():
+        while not self._is_fenced():
             try:
-                reach("after the look before an append")
+                failpoint("after the look before an append")
                 self._segments.write(frame)
-                reach("after an append before its fsync")
+                failpoint("after an append before its fsync")
                 self._reason = ""
                 return True
             except LogError as error:
@@ -265,16 +265,16 @@ class LogWriter:
             except OSError as error:
                 self._reason = f"an append failed: {error.strerror}"
                 failures += error.errno not in NO_SPACE_ERRNOS
-                if failures > RETRIES:
+                if failures > MAX_RETRIES:
                     self._fail(LogError(self._reason))
-                elif self._stopping.wait(RETRY_SECONDS):
+                elif self._stopping.wait(RETRY_DELAY_SECONDS):
                     return False
         return False
 
     def _sync_often(self) -> None:
         yield_to_learning()
         while not self._stopping.wait(self.config.durable_seconds):
-            self._log_bytes = disk_bytes(self.config.path)
+            self._log_bytes = folder_bytes(self.config.path)
             self._sync()
 
     def _sync(self) -> None:
@@ -287,6 +287,6 @@ class LogWriter:
                 self._segments.sync()
             except LogError as error:
                 self._fail(error)
-            reach("after an fsync before the look")
-            if not self._is_overtaken():
+            failpoint("after an fsync before the look")
+            if not self._is_fenced():
                 self._durable = published

@@ -3,7 +3,7 @@
 import os
 import threading
 
-from app.processes.priority import BESIDE, SHORT_SLICE_NS, yield_to_learning
+from app.processes.priority import SHORT_SLICE_NS, THREAD_NICENESS, yield_to_learning
 
 
 def slice_of(native_id: int) -> int:
@@ -25,5 +25,5 @@ def test_a_thread_that_yields_is_nicer_and_soon_interrupted_and_the_others_are_a
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [(max(BESIDE, before[0]), SHORT_SLICE_NS)]
+    assert found == [(max(THREAD_NICENESS, before[0]), SHORT_SLICE_NS)]
     assert (os.getpriority(os.PRIO_PROCESS, mine), slice_of(mine)) == before

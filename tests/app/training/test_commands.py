@@ -11,7 +11,7 @@ from app.serving.admin.requests import put_order
 from app.training.bootstrap import load_state
 from app.training.commands import CommandExecutor
 from app.training.state.training_state import TrainingState
-from app.version_log.commands.rollback import rollback_to
+from app.version_log.commands.rollback import build_rollback
 from app.version_log.write.writer import LogWriter
 
 
@@ -210,5 +210,5 @@ def test_what_is_no_order_is_refused_and_harms_neither_this_trainer_nor_a_rollba
     assert [entry["id"] for entry in entries] == [f"{n:03d}" for n in range(len(HOSTILE))]
     assert all("refused" in entry["result"] for entry in entries)
     assert not any("keys" in entry for entry in entries)
-    back = rollback_to(desk.log.directory, number, window_samples=100)
+    back = build_rollback(desk.log.directory, number, window_samples=100)
     assert "forgotten.id" not in back.arrays

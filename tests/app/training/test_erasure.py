@@ -11,8 +11,8 @@ from app.serving.admin.requests import put_order
 from app.training.bootstrap import load_state
 from app.training.commands import CommandExecutor
 from app.training.state.spill_gc import SpillGC
-from app.version_log.commands.status import receipt_of
-from app.version_log.compact.merge import merge_base
+from app.version_log.commands.status import command_status
+from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from embeddings.rows import Int64Array
 from embeddings.tiers.host_tier import HostTier
@@ -48,8 +48,8 @@ class Tiers:
         """A base of everything told so far, and the trainer reads it."""
         self.cut()
         self.cut()
-        assert merge_base(LogDirectory(self.path), window_samples=100) is not None
-        self.generations.map_newest_base(self.log.last.number)
+        assert compact_log(LogDirectory(self.path), window_samples=100) is not None
+        self.generations.map_newest_base(self.log.last_encoded.number)
 
     def close(self) -> None:
         self.log.close()
@@ -123,7 +123,7 @@ def test_a_key_is_gone_from_every_tier_it_lay_in(tiers):
     view = tiers.view()
     assert view.version == number
     assert KNOWN not in view.lookup(np.ones(len(everyone), np.uint16), everyone)[1].tolist()
-    assert receipt_of(tiers.path, order).version == number
+    assert command_status(tiers.path, order).version == number
     tiers.merge()
     assert not tiers.places()["base"] & set(everyone.tolist())
     tiers.close()

@@ -61,7 +61,7 @@ def test_while_caught_up_heartbeats_keep_versions_fresh(room):
     thread.join(WAIT_SECONDS)
     (status,) = ended
     assert status["staleness_ms"] < 5000
-    records = list(LogDirectory(room.config.log.path).records(trainer.log.past))
+    records = list(LogDirectory(room.config.log.path).records(trainer.log.start_tip))
     beats = [record for record in records if record.meta.samples_trained == 100]
     assert len(beats) > 2
     assert not any(name.startswith("rows.") for name in beats[-1].tensors())
@@ -117,9 +117,9 @@ def test_a_version_waits_for_the_broker_to_have_its_dead_letters(room, monkeypat
     trainer.dead_letters._try_flush = no_broker
     thread, ended = run_in_thread(trainer)
     wait_until(lambda: "dead letters" in (read_status(room.config.log.path) or {}).get("reason", ""), "the reason")
-    assert trainer.log.last == trainer.log.past
+    assert trainer.log.last_encoded == trainer.log.start_tip
     trainer.dead_letters._try_flush = refuse
-    wait_until(lambda: trainer.log.last != trainer.log.past, "a version")
+    wait_until(lambda: trainer.log.last_encoded != trainer.log.start_tip, "a version")
     trainer.stop()
     thread.join(WAIT_SECONDS)
     assert ended[0]["dead_letters"] == {"bad_json": 1}

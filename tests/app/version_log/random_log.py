@@ -7,7 +7,7 @@ from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 
-from app.version_log.compact.merge import merge_base
+from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 
 World = dict[Key, Row]
@@ -19,8 +19,8 @@ class RandomLog:
     def __init__(self, log: SmallLog, writer: LogWriter, seed: int = 3) -> None:
         self.log, self.writer, self.rng = log, writer, random.Random(seed)
         self.horizon = 0
-        assert writer.past is not None
-        self.worlds: dict[int, World] = {writer.past.number: {}}
+        assert writer.start_tip is not None
+        self.worlds: dict[int, World] = {writer.start_tip.number: {}}
         self.forgotten: dict[int, set[Key]] = {}
         self.ordered: dict[int, set[Key]] = {}  # those of them that an order has forgotten
         self.now: World = {}
@@ -57,6 +57,6 @@ class RandomLog:
         self.writer.sync()
         self.append({}, [])
         self.writer.sync()
-        path = merge_base(self.log.directory, window_samples=100)
+        path = compact_log(self.log.directory, window_samples=100)
         assert path is not None
         return Base.open(path)

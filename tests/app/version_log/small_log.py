@@ -89,9 +89,9 @@ class SmallLog:
         writer = LogWriter.open(
             config(self.path, **changes), schema=SCHEMA, take_over=take_over, wait_seconds=wait_seconds
         )
-        if writer.past is None:
-            first_base(self.path, writer.first)
-            writer.begin(writer.first)
+        if writer.start_tip is None:
+            first_base(self.path, writer.first_base_tip)
+            writer.start_after(writer.first_base_tip)
         return writer
 
     def kill(self, writer: LogWriter) -> None:

@@ -17,9 +17,9 @@ from springtide_client.log.directory import segment_name
 from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
 
 import app.version_log.write.epoch
-from app.version_log.compact.merge import merge_base
-from app.version_log.compact.retention import readable_bases, retire
-from app.version_log.write.segments import SegmentFiles
+from app.version_log.compact.merge import compact_log
+from app.version_log.compact.retention import apply_retention, complete_bases
+from app.version_log.write.segments import SegmentWriter
 from app.version_log.write.writer import LogWriter
 
 Rows = dict[tuple[int, int], tuple[float, int]]
@@ -72,13 +72,13 @@ class World:
         self._watch_fsync(monkeypatch)
 
     def _watch_fsync(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        sync_own, sync_sealed = SegmentFiles.sync, app.version_log.write.epoch.sync_file
+        sync_own, sync_sealed = SegmentWriter.sync, app.version_log.write.epoch.sync_file
 
         def note(path: Path) -> None:
             if path.exists():
                 self.synced[path.name] = max(self.synced.get(path.name, 0), path.stat().st_size)
 
-        def own(segments: SegmentFiles) -> None:
+        def own(segments: SegmentWriter) -> None:
             if segments._count:
                 note(self.log.path / segment_name(segments._epoch, segments._count - 1))
             sync_own(segments)
@@ -87,7 +87,7 @@ class World:
             note(path)
             sync_sealed(path)
 
-        monkeypatch.setattr(SegmentFiles, "sync", own)
+        monkeypatch.setattr(SegmentWriter, "sync", own)
         monkeypatch.setattr(app.version_log.write.epoch, "sync_file", sealed)
 
     # what happens
@@ -98,11 +98,11 @@ class World:
                 return
             self.zombies.append(self.writer)
         self.writer = self.log.open(take_over=self.writer is not None, segment_bytes=1 << 16)
-        assert self.writer.past is not None
-        assert self.writer.past.number >= self.promised, "something durable is lost"
-        self.promised = self.writer.past.number
-        self.truths.setdefault(self.writer.first, {})
-        self.rows = dict(self.truths[self.writer.past])
+        assert self.writer.start_tip is not None
+        assert self.writer.start_tip.number >= self.promised, "something durable is lost"
+        self.promised = self.writer.start_tip.number
+        self.truths.setdefault(self.writer.first_base_tip, {})
+        self.rows = dict(self.truths[self.writer.start_tip])
 
     def append(self) -> None:
         if self.writer is None:
@@ -127,10 +127,12 @@ class World:
         """A replaced trainer that had looked just before writes on."""
         if self.zombies:
             zombie = self.random.choice(self.zombies)
-            assert zombie.last is not None
-            number = zombie.last.number + self.random.randrange(1, 3)
+            assert zombie.last_encoded is not None
+            number = zombie.last_encoded.number + self.random.randrange(1, 3)
             ghost = row_tensors({(0, 1): (-5.0, 1)})
-            frame, _ = encode_record(zombie.epoch, number, zombie.last.checksum, VersionMeta(durable=number), ghost)
+            frame, _ = encode_record(
+                zombie.epoch, number, zombie.last_encoded.checksum, VersionMeta(durable=number), ghost
+            )
             zombie._segments._torn = self.random.random() < 0.2
             zombie._segments.write(frame)
 
@@ -158,18 +160,18 @@ class World:
             os.truncate(path, self.random.randint(min(size, self.synced.get(path.name, 0)), size))
 
     def merge(self) -> None:
-        path = merge_base(self.log.directory, window_samples=5, overlay_bytes=self.random.choice([1, 1 << 20]))
+        path = compact_log(self.log.directory, window_samples=5, overlay_bytes=self.random.choice([1, 1 << 20]))
         if path is not None:
             base = Base.open(path)
             assert rows_of(base.layer) == self.truths[base.tip], "a base is not the truth"
             assert base.tip.number <= self.promised, "a base is made of a version that is not durable"
 
     def retire(self) -> None:
-        retire(self.log.directory, self.random.choice([1, 2, 2, 2]))
+        apply_retention(self.log.directory, self.random.choice([1, 2, 2, 2]))
 
     def damage(self) -> None:
         """The newest of several bases is given up."""
-        bases = readable_bases(self.log.directory)
+        bases = complete_bases(self.log.directory)
         if len(bases) > 1:
             (bases[-1] / "manifest.json").write_bytes(b"{")
 
@@ -226,7 +228,7 @@ def test_whatever_happens_readers_see_the_truth(tmp_path, monkeypatch, seed: int
         world.append()
         world.sync()
         for follower in world.followers:
-            until(lambda follower=follower: (follower.read(), follower.cursor.tip == world.writer.last)[1])
+            until(lambda follower=follower: (follower.read(), follower.cursor.tip == world.writer.last_encoded)[1])
         world.check()
     finally:
         world.end()

@@ -2,7 +2,7 @@
 
 import os
 
-from app.version_log.trainer_status import machine, read_status, write_status
+from app.version_log.trainer_status import boot_id, read_status, write_status
 
 
 def test_a_status_is_signed_and_the_highest_epochs_is_read(tmp_path) -> None:
@@ -14,7 +14,7 @@ def test_a_status_is_signed_and_the_highest_epochs_is_read(tmp_path) -> None:
     status = read_status(tmp_path)
     assert status is not None
     assert (status["version"], status["epoch"], status["pid"]) == (8, 10, 5)
-    assert (status["machine"], status["updated_ms"] > 0) == (machine(), True)
+    assert (status["machine"], status["updated_ms"] > 0) == (boot_id(), True)
     write_status(tmp_path, 11, {})
     status = read_status(tmp_path)
     assert status is not None

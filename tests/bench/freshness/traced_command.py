@@ -53,17 +53,17 @@ def run_command(*words: str) -> None:
 
 def train(config: str) -> None:
     from app.training.state.training_state import TrainingState
-    from app.version_log.write.encoder import Chain
-    from app.version_log.write.segments import SegmentFiles
+    from app.version_log.write.encoder import RecordEncoder
+    from app.version_log.write.segments import SegmentWriter
     from app.version_log.write.writer import LogWriter
     from stream.source import Source
 
     clock(Source, "decode", "decode", lambda _, columns: only(columns.end.values()))
     clock(TrainingState, "learn", "learn", lambda arguments, _: only(arguments[1].positions.values()))
     clock(TrainingState, "cut", "cut", lambda _, cut: only(p["offset"] for p in cut[0].positions.values()))
-    clock(LogWriter, "hand_over", "append", lambda _, number: int(number))
-    clock(Chain, "encode", "encode", lambda _, tip: int(tip.number))
-    clock(SegmentFiles, "write", "write", lambda arguments, _: number_of(b"".join(arguments[1][:1])))
+    clock(LogWriter, "append_owned", "append", lambda _, number: int(number))
+    clock(RecordEncoder, "encode", "encode", lambda _, tip: int(tip.number))
+    clock(SegmentWriter, "write", "write", lambda arguments, _: number_of(b"".join(arguments[1][:1])))
     run_command("train", "--no-merge", "--config", config)
 
 

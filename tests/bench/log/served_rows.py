@@ -24,7 +24,7 @@ def check_rows(trainer: LoggedTrainer) -> None:
     try:
         follower.poll()
         view = follower.view
-        if view is None or view.version != trainer.trainer.log.last.number:
+        if view is None or view.version != trainer.trainer.log.last_encoded.number:
             fail("a follower does not reach the newest version")
         for feature in (CATEGORICAL[0], CATEGORICAL[-1]):
             number = trainer.trainer.config.schema.number(feature)
@@ -38,7 +38,7 @@ def check_rows(trainer: LoggedTrainer) -> None:
 
 def check_served(trainer: LoggedTrainer, port: int) -> None:
     """A server answers with the table's rows bit for bit."""
-    url, last = f"http://127.0.0.1:{port}", trainer.trainer.log.last
+    url, last = f"http://127.0.0.1:{port}", trainer.trainer.log.last_encoded
     assert last is not None
     deadline = time.monotonic() + PATIENCE_SECONDS
     while served_version(url) != last.number:

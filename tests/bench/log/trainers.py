@@ -135,4 +135,4 @@ class UnloggedTrainer(LoggedTrainer):
 
 def version_count(trainer: Trainer) -> int:
     """Versions of this epoch."""
-    return 0 if trainer.log.last is None else trainer.log.last.number & 0xFFFFFFFF
+    return 0 if trainer.log.last_encoded is None else trainer.log.last_encoded.number & 0xFFFFFFFF

@@ -12,7 +12,7 @@ from springtide_client.format.records import HEADER
 
 from app.config.load import load_config
 from app.training.bootstrap import load_state
-from app.version_log.write.segments import SegmentFiles
+from app.version_log.write.segments import SegmentWriter
 from app.version_log.write.writer import LogWriter
 from tests.bench.workloads.row_log import DIM, FEATURE
 
@@ -23,14 +23,14 @@ def main() -> None:
     folder, seconds, num_rows = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     config = load_config(folder / "springtide.toml")
     random = np.random.default_rng(0)
-    written = SegmentFiles.write
+    written = SegmentWriter.write
     sizes: list[int] = []
 
-    def write(self: SegmentFiles, frame: bytes) -> None:
+    def write(self: SegmentWriter, frame: bytes) -> None:
         sizes.append(len(frame))
         written(self, frame)
 
-    SegmentFiles.write = write  # type: ignore[method-assign]
+    SegmentWriter.write = write  # type: ignore[method-assign]
     with LogWriter.open(config.log, schema=config.schema) as log:
         state = load_state(config, log)
         dense = {f"dense.{name}": array for name, array in state.learner.dense_arrays().items()}

@@ -87,7 +87,7 @@ class OurLog:
     def __init__(self, folder: Path, rows: RowSet) -> None:
         self.directory = LogDirectory(folder)
         self.log = LogWriter.open(LogConfig(path=folder, durable_seconds=3600.0), schema=SCHEMA)
-        self._number = self.log.first.number - 1
+        self._number = self.log.first_base_tip.number - 1
         config = TableConfig(dim=DIM, optimizer=OPTIMIZER, device_bytes=max(1 << 24, len(rows.ids_N) * 600))
         self.table = EmbeddingTable(config, seed=0)
         self.ids_N = rows.ids_N
@@ -107,12 +107,12 @@ class OurLog:
         """The next base; the one before goes first, as the others' files do when they are opened to be written."""
         for old in self.directory.bases():
             shutil.rmtree(old)
-        first = self._number < self.log.first.number
+        first = self._number < self.log.first_base_tip.number
         self._number += 1
-        tip = self.log.first if first else Tip(self._number, self._number)
+        tip = self.log.first_base_tip if first else Tip(self._number, self._number)
         write_base(self.directory.path, image_of(tip, rows.layer))
         if first:
-            self.log.begin(tip)
+            self.log.start_after(tip)
 
     def load(self, ids_K: Any, at_K: Any) -> Any:
         base = Base.open(self.directory.bases()[-1])
@@ -130,15 +130,15 @@ class OurLog:
 
     def append(self) -> None:
         """1. Cut. 2. Append. 3. fsync."""
-        self.log.hand_over(VersionMeta(), delta_to_arrays(self.table.take_delta()))
+        self.log.append_owned(VersionMeta(), delta_to_arrays(self.table.take_delta()))
         self.log.sync()
 
     def check_delta(self) -> None:
         """The rows of a version are the table's."""
         self.touch(1000, seed=99)
         self.append()
-        assert self.log.past is not None
-        *_, record = self.directory.records(self.log.past)
+        assert self.log.start_tip is not None
+        *_, record = self.directory.records(self.log.start_tip)
         tensors = record.tensors()
         now_ND, _ = self.table.find(tensors["rows.feature"], tensors["rows.id"])
         if len(now_ND) != 1000 or not np.array_equal(now_ND, tensors["rows.value"]):

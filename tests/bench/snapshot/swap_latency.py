@@ -14,7 +14,7 @@ from springtide_client.log.directory import LogDirectory
 
 from app.config.load import load_config
 from app.processes.priority import yield_to_others
-from app.version_log.compact.merge import merge_base
+from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from tests.bench.harness.report import fail
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
@@ -118,7 +118,7 @@ def write() -> None:
                     "rows.count": np.ones(count, np.int64),
                     "rows.last_seen": np.full(count, 1000),
                 }
-                log.hand_over(VersionMeta(samples_trained=number, fingerprint=mark), arrays)
+                log.append_owned(VersionMeta(samples_trained=number, fingerprint=mark), arrays)
                 if number % VERSIONS_A_BASE == 0:
                     log.sync()
                     print("merge", file=merger.stdin, flush=True)
@@ -133,4 +133,4 @@ def merge() -> None:
     directory = LogDirectory(Path(sys.argv[1]) / "log")
     yield_to_others()
     for _ in sys.stdin:
-        print(int(merge_base(directory, window_samples=100) is not None), flush=True)
+        print(int(compact_log(directory, window_samples=100) is not None), flush=True)

@@ -61,7 +61,7 @@ def write_log(folder: Path, num_rows: int, layers: str = "[512, 256]") -> Path:
     config = load_config(path)
     with LogWriter.open(config.log, schema=config.schema) as log:
         write_base(config.log.path, _image(config, log, num_rows))
-        log.begin(log.first)
+        log.start_after(log.first_base_tip)
     return Path(config.log.path)
 
 
@@ -72,7 +72,7 @@ def _image(config: Config, log: LogWriter, num_rows: int) -> BaseImage:
     state = TrainingState(learner, ProgressiveScores(config.schema.labels, config.train.window_samples), config.schema)
     width = table.optimizer.state_width(table.dim)
     return BaseImage(
-        tip=log.first,
+        tip=log.first_base_tip,
         schema=config.schema,
         table=TableSpec(
             dim=config.table.dim,

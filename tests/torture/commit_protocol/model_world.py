@@ -16,9 +16,9 @@ from springtide_client.log.cursor import LogCursor
 from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
 
 from app.serving.admin.requests import put_order
-from app.version_log.commands.queue import Orders
-from app.version_log.compact.merge import merge_base
-from app.version_log.compact.retention import retire
+from app.version_log.commands.queue import CommandQueue
+from app.version_log.compact.merge import compact_log
+from app.version_log.compact.retention import apply_retention
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
 from tests.app.version_log.small_log import SmallLog, row_tensors, rows_of, until
@@ -100,19 +100,19 @@ class SmallWorld:
         self.writer = None
         writer = self.log.open(take_over=bool(self.zombies), segment_bytes=1 << 16)
         self.writer = writer
-        assert writer.past is not None
-        assert writer.past.number >= before, f"{before} was durable, the log ends at {writer.past.number}"
-        assert writer.first.number > self.newest_number, "a number comes a second time"
-        self.truths.setdefault(writer.first, Truth())
-        self.newest_number = max(self.newest_number, writer.first.number)
-        self.sealed = writer.past.number
-        resume = Resume.of(self.log.directory, writer.past)
+        assert writer.start_tip is not None
+        assert writer.start_tip.number >= before, f"{before} was durable, the log ends at {writer.start_tip.number}"
+        assert writer.first_base_tip.number > self.newest_number, "a number comes a second time"
+        self.truths.setdefault(writer.first_base_tip, Truth())
+        self.newest_number = max(self.newest_number, writer.first_base_tip.number)
+        self.sealed = writer.start_tip.number
+        resume = Resume.of(self.log.directory, writer.start_tip)
         assert resume is not None
         for _ in resume.records():
             pass
-        self.now = self.truths[writer.past]
-        assert set(resume.orders) == set(self.now.orders)
-        self.orders = Orders(self.log.path, writer.epoch, resume.orders)
+        self.now = self.truths[writer.start_tip]
+        assert set(resume.executed_commands) == set(self.now.orders)
+        self.orders = CommandQueue(self.log.path, writer.epoch, resume.executed_commands)
 
     def append(self, rows: Rows, forgotten: list[tuple[int, int]], padding: int = 0) -> None:
         """A version, with the orders that wait."""
@@ -129,7 +129,7 @@ class SmallWorld:
         self.truths[tip] = self.now
         self.newest_number = tip.number
         for order_id in claimed:
-            self.orders.executed(order_id, tip.number)
+            self.orders.mark_executed(order_id, tip.number)
         writer = self.writer
         until(lambda: writer.published == tip or writer._error is not None)
 
@@ -137,10 +137,10 @@ class SmallWorld:
         if self.writer is not None:
             self.writer.sync()
             assert self.writer.durable is not None
-            self.orders.retire(self.writer.durable.number)
+            self.orders.acknowledge(self.writer.durable.number)
 
     def merge(self, overlay_bytes: int = 1 << 20) -> None:
-        path = merge_base(self.log.directory, window_samples=5, overlay_bytes=overlay_bytes)
+        path = compact_log(self.log.directory, window_samples=5, overlay_bytes=overlay_bytes)
         if path is not None:
             base = Base.open(path)
             base.verify()
@@ -150,7 +150,7 @@ class SmallWorld:
             assert base.tip.number <= self.promised, "a base is made of a version that is not durable"
 
     def retire(self, keep_bases: int = 2) -> None:
-        retire(self.log.directory, keep_bases)
+        apply_retention(self.log.directory, keep_bases)
 
     def order(self) -> None:
         if not self.log.path.exists():
@@ -160,10 +160,12 @@ class SmallWorld:
     def haunt(self, whole: bool) -> None:
         """A replaced trainer that had looked just before it was paused writes on."""
         for zombie in self.zombies:
-            assert zombie.last is not None
+            assert zombie.last_encoded is not None
             ghost = row_tensors({(0, 1): (-5.0, 1)})
-            meta = VersionMeta(durable=zombie.last.number + 1)
-            frame, _ = encode_record(zombie.epoch, zombie.last.number + 1, zombie.last.checksum, meta, ghost)
+            meta = VersionMeta(durable=zombie.last_encoded.number + 1)
+            frame, _ = encode_record(
+                zombie.epoch, zombie.last_encoded.number + 1, zombie.last_encoded.checksum, meta, ghost
+            )
             zombie._segments.write(frame if whole else frame[:50])
 
     def crash(self, taste: Taste, draw: random.Random, countdown: int, amid: Callable[[], None]) -> None:
@@ -238,7 +240,7 @@ class SmallWorld:
                 reader.read()
             assert reader.cursor is not None
             assert self.writer is not None
-            assert reader.cursor.tip == self.writer.last, "a reader does not arrive"
+            assert reader.cursor.tip == self.writer.last_encoded, "a reader does not arrive"
         self.check()
 
     def end(self) -> None:

@@ -8,8 +8,8 @@ from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import ModelIdentity, TableSpec
 
 from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.merge import merge_base
-from app.version_log.compact.retention import retire
+from app.version_log.compact.merge import compact_log
+from app.version_log.compact.retention import apply_retention
 from app.version_log.config import LogConfig
 from app.version_log.write.writer import LogWriter
 from tests.client.conftest import DIM, TOY_SCHEMA, export_toy, save
@@ -47,7 +47,7 @@ class StampedLog:
         program = export_toy()
         program._example_inputs = None
         image = BaseImage(
-            tip=self.writer.first,
+            tip=self.writer.first_base_tip,
             schema=TOY_SCHEMA,
             table=TableSpec(dim=DIM, state_width=1, seed=1, init_scale=0.01),
             model=ModelIdentity(name="toy"),
@@ -56,7 +56,7 @@ class StampedLog:
             program=save(program),
         )
         write_base(path, image)
-        self.writer.begin(self.writer.first)
+        self.writer.start_after(self.writer.first_base_tip)
 
     def append(self, number: int = 1) -> Tip:
         """So many versions."""
@@ -71,8 +71,8 @@ class StampedLog:
         self.writer.sync()
         self.append()
         self.writer.sync()
-        merge_base(self.directory, window_samples=5)
-        retire(self.directory, keep_bases)
+        compact_log(self.directory, window_samples=5)
+        apply_retention(self.directory, keep_bases)
 
     def segments(self) -> list[Path]:
         return sorted(self.path.glob("seg-*"))

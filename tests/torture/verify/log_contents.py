@@ -13,7 +13,7 @@ from springtide_client.keys import encode_id
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import merge_layers
 
-from app.version_log.read.replay_state import Overlay
+from app.version_log.read.replay_state import ReplayState
 from tests.torture.clicks import NUM_ITEMS
 
 Key = tuple[int, int]
@@ -82,13 +82,13 @@ def read_image(log: Path, *, window_samples: int) -> LogImage:
     base = directory.open_base()
     assert base is not None, "the log has no base"
     base.verify()
-    overlay = Overlay(base, window_samples=window_samples)
+    overlay = ReplayState(base, window_samples=window_samples)
     try:
         for record in directory.records(base.tip):
             overlay.apply(record)
     except CorruptRecordError:
         pass
-    layer = merge_layers(base.layer, overlay.flat())
+    layer = merge_layers(base.layer, overlay.changed_rows())
     layer = layer.take(np.flatnonzero(layer.live_mask(overlay.meta.expiry_cutoffs)))
     assert layer.state is not None
     rows = {
@@ -102,7 +102,7 @@ def read_image(log: Path, *, window_samples: int) -> LogImage:
     }
     sketch = b"" if overlay.sketch is None else overlay.sketch.tobytes()
     return LogImage(
-        overlay.tip, overlay.meta, rows, overlay.arrays, sketch, texts_of([*overlay.texts, base.id_strings])
+        overlay.tip, overlay.meta, rows, overlay.arrays, sketch, texts_of([*overlay.id_strings, base.id_strings])
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from app.config.load import load_config
 from app.training.bootstrap import load_state
 from app.training.commands import CommandExecutor
-from app.version_log.commands.queue import Order
+from app.version_log.commands.queue import Command
 from app.version_log.write.writer import LogWriter
 from stream.batcher import Batcher
 from stream.columns import Batch, Partition
@@ -83,7 +83,7 @@ class Undisturbed:
         self.executed[told["id"]] = told["samples_trained"]
         body = {"keys": told["keys"]} if told["kind"] == "forget" else {"limits": told["result"].get("limits")}
         if "refused" not in told["result"]:
-            order = Order(told["id"], told["kind"], body)
+            order = Command(told["id"], told["kind"], body)
             self.desk._handler(order)(order.body)
 
     def _cut(self) -> None:

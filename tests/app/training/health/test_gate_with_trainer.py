@@ -12,9 +12,9 @@ from trainer_room import expected_counts, published, records, run_in_thread, wai
 from app.serving.admin.requests import put_order
 from app.training.health.rollback import ModelHeldError
 from app.training.trainer import Trainer
-from app.version_log.commands.status import receipt_of
-from app.version_log.compact.merge import merge_base
-from app.version_log.compact.retention import retire
+from app.version_log.commands.status import command_status
+from app.version_log.compact.merge import compact_log
+from app.version_log.compact.retention import apply_retention
 from app.version_log.trainer_status import read_status
 
 
@@ -51,12 +51,12 @@ def test_a_sick_model_is_held_back_and_told_until_somebody_decides(room, reason)
     assert "health gate" in status["reason"]
     assert "--skip" in status["reason"]
     assert (status["gate"]["reason"], status["gate"]["trips"]) == (reason, 1)
-    learned, version = trainer.state.samples_trained, trainer.log.last.number
+    learned, version = trainer.state.samples_trained, trainer.log.last_encoded.number
     assert records(room)[-1].meta.samples_trained <= 300 < learned
     # an order finds the newest good version; what was held is learned again, and this time nothing harms it
     order = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 36}]})
     published(room, 600)
-    assert receipt_of(path, order).version > version
+    assert command_status(path, order).version > version
     trainer.stop()
     thread.join(30)
     (status,) = ended
@@ -156,8 +156,8 @@ def test_where_the_good_versions_base_is_retired_the_gate_goes_back_as_far_as_th
     def judge_late(*arguments):
         if judge(*arguments) is not None and trainer.gate.held.good != 1:
             assert trainer.wait_until_durable()
-            assert merge_base(trainer.log.directory, window_samples=100)
-            retire(trainer.log.directory, 1)
+            assert compact_log(trainer.log.directory, window_samples=100)
+            apply_retention(trainer.log.directory, 1)
             trainer.gate.held = trainer.gate.held._replace(good=1)  # of which nothing is left
         return trainer.gate.held
 

@@ -9,10 +9,10 @@ from trainer_room import run_in_thread, wait_until
 
 from app.serving.admin.requests import put_order
 from app.training.trainer import Trainer
-from app.version_log.commands.status import receipt_of
-from app.version_log.compact.compactor import Merger
-from app.version_log.read.corruption import NAME, find_break, note_break, take_break
-from app.version_log.write.segments import walk_segment
+from app.version_log.commands.status import command_status
+from app.version_log.compact.compactor import Compactor
+from app.version_log.read.corruption import REPORT_NAME, find_corruption, report_corruption, take_corruption_report
+from app.version_log.write.segments import scan_segment
 
 
 def learned(room, trainer: Trainer, samples: int) -> None:
@@ -22,7 +22,7 @@ def learned(room, trainer: Trainer, samples: int) -> None:
 def flip_in_second_record(room) -> None:
     """A bit in the middle of the payload of the second version that has rows."""
     (path,) = room.config.log.path.glob("seg-*")
-    header, end = [place for place in walk_segment(path) if place[0].length > 2000][1]
+    header, end = [place for place in scan_segment(path) if place[0].length > 2000][1]
     content = bytearray(path.read_bytes())
     content[end - header.length // 2] ^= 1
     with path.open("r+b") as file:
@@ -39,33 +39,33 @@ def test_damage_ahead_of_the_newest_base_is_mended_while_the_trainer_runs(room):
     follower.poll()
     path = room.config.log.path
     order = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 5}]})
-    wait_until(lambda: (receipt_of(path, order) or ("", "")).state == "durable", "forgetting")
+    wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
     lowered = put_order(path, "limits", {"limits": {"lr": 0.01}})
-    wait_until(lambda: (receipt_of(path, lowered) or ("", "")).state == "durable", "the limit")
+    wait_until(lambda: (command_status(path, lowered) or ("", "")).state == "durable", "the limit")
     room.produce(100)
     learned(room, trainer, 300)
     trainer.log.sync()
     flip_in_second_record(room)
-    merger = Merger(room.config.log)
-    merger.merge()
+    merger = Compactor(room.config.log)
+    merger.compact()
     wait_until(lambda: trainer.log.epoch == 2, "another epoch")
     learned(room, trainer, 300)
     wait_until(lambda: (follower.poll(), follower.view.meta.samples_trained == 300)[1], "the follower")
     assert follower.error is None
-    assert follower.view.version == trainer.log.last.number or follower.view.version >> 32 == 2
+    assert follower.view.version == trainer.log.last_encoded.number or follower.view.version >> 32 == 2
     # what the lost versions said of orders is said again, and done again
-    assert receipt_of(path, order).version >> 32 == receipt_of(path, lowered).version >> 32 == 2
+    assert command_status(path, order).version >> 32 == command_status(path, lowered).version >> 32 == 2
     room.produce(37)
     learned(room, trainer, 337)
     trainer.stop()
     thread.join(30)
     (status,) = ended
     assert status["table"]["limits"]["lr"][0] == 0.01
-    assert find_break(LogDirectory(path), trainer.log.last) == ""
+    assert find_corruption(LogDirectory(path), trainer.log.last_encoded) == ""
     expected = Counter(number % 37 for number in range(337))
     assert room.counts() == expected | {5: sum(number % 37 == 5 for number in range(200, 337))}
-    merger.merge()
-    assert not (path / NAME).exists()
+    merger.compact()
+    assert not (path / REPORT_NAME).exists()
     again = Trainer(room.config, until_end=True)
     assert again.commands.has_pending is False
     assert not again.state.changed
@@ -78,8 +78,8 @@ def test_a_note_of_damage_that_is_none_changes_nothing(room):
     trainer = Trainer(room.config)
     thread, _ = run_in_thread(trainer)
     learned(room, trainer, 100)
-    note_break(LogDirectory(room.config.log.path), "somebody thinks so")
-    wait_until(lambda: not (room.config.log.path / NAME).exists(), "a look")
+    report_corruption(LogDirectory(room.config.log.path), "somebody thinks so")
+    wait_until(lambda: not (room.config.log.path / REPORT_NAME).exists(), "a look")
     room.produce(100)
     learned(room, trainer, 200)
     assert trainer.log.epoch == 1
@@ -89,8 +89,8 @@ def test_a_note_of_damage_that_is_none_changes_nothing(room):
 
 @pytest.mark.parametrize("text", [b"", b"{", b"5"])
 def test_a_note_that_cannot_be_read_is_looked_after_and_of_another_epoch_is_not(tmp_path, text):
-    (tmp_path / NAME).write_bytes(text)
-    assert "cannot be read" in take_break(tmp_path, 3)
-    (tmp_path / NAME).write_bytes(b'{"epoch": 2, "reason": "old"}')
-    assert take_break(tmp_path, 3) == ""
+    (tmp_path / REPORT_NAME).write_bytes(text)
+    assert "cannot be read" in take_corruption_report(tmp_path, 3)
+    (tmp_path / REPORT_NAME).write_bytes(b'{"epoch": 2, "reason": "old"}')
+    assert take_corruption_report(tmp_path, 3) == ""
     assert not list(tmp_path.iterdir())

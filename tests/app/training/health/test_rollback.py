@@ -10,10 +10,10 @@ from trainer_room import expected_counts, published, records, wait_until
 from app.serving.admin.requests import put_order
 from app.training.input.start_position import StartPosition
 from app.training.trainer import Trainer
-from app.version_log.commands.offline import execute_waiting
-from app.version_log.commands.status import receipt_of
+from app.version_log.commands.offline import execute_pending
+from app.version_log.commands.status import command_status
 from app.version_log.trainer_status import read_status
-from app.version_log.write.segments import SegmentFiles
+from app.version_log.write.segments import SegmentWriter
 
 
 def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(room, trainer):
@@ -36,7 +36,7 @@ def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(room, 
     wait_until(lambda: (read_status(room.config.log.path) or {}).get("clean_end"), "the end")
     assert room.counts() == expected_counts(1500)
     assert room.view().meta.samples_trained == 1500
-    assert receipt_of(room.config.log.path, order).state == "durable"
+    assert command_status(room.config.log.path, order).state == "durable"
 
 
 def test_a_text_that_was_forgotten_is_told_again_when_its_id_returns(room, trainer):
@@ -45,10 +45,10 @@ def test_a_text_that_was_forgotten_is_told_again_when_its_id_returns(room, train
     published(room, 220)
     path = room.config.log.path
     order = put_order(path, "forget", {"keys": [{"feature": "item_id", "id": "item 3"}]})
-    wait_until(lambda: (receipt_of(path, order) or ("", "")).state == "durable", "forgetting")
+    wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
     room.produce(110)
     published(room, 330)
-    gone = receipt_of(path, order).version
+    gone = command_status(path, order).version
     assert b"item 3" in texts_after(room, gone)
 
 
@@ -73,10 +73,10 @@ def test_a_forgotten_id_does_not_come_back_from_records_that_are_read_again(room
     path = room.config.log.path
     keys = [{"feature": "user_id", "id": 5}, {"feature": "item_id", "id": "item 3"}]
     order = put_order(path, "forget", {"keys": keys})
-    wait_until(lambda: (receipt_of(path, order) or ("", "")).state == "durable", "forgetting")
-    gone = receipt_of(path, order).version
+    wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
+    gone = command_status(path, order).version
     back = put_order(path, "rollback", {"version": goal})
-    wait_until(lambda: (receipt_of(path, back) or ("", "")).state == "durable", "the rollback")
+    wait_until(lambda: (command_status(path, back) or ("", "")).state == "durable", "the rollback")
     published(room, 222)
     assert ever_known(room, 5, gone) == []
     assert b"item 3" not in texts_after(room, gone)
@@ -103,10 +103,10 @@ def test_who_is_forgotten_while_old_records_are_read_again_does_not_come_back_fr
     path = room.config.log.path
     back = put_order(path, "rollback", {"version": goal})
     order = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 6}]})
-    wait_until(lambda: (receipt_of(path, order) or ("", "")).state == "durable", "forgetting")
+    wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
     published(room, 444)
-    assert receipt_of(path, back).version < receipt_of(path, order).version
-    assert ever_known(room, 6, receipt_of(path, order).version) == []
+    assert command_status(path, back).version < command_status(path, order).version
+    assert ever_known(room, 6, command_status(path, order).version) == []
     wait_until(lambda: not running.state.changed, "a version")
     assert not {"hidden", "furthest"} & records(room)[-1].meta.trainer.keys()
     running.stop()
@@ -114,7 +114,7 @@ def test_who_is_forgotten_while_old_records_are_read_again_does_not_come_back_fr
     # the same where no trainer runs
     put_order(path, "rollback", {"version": goal})
     put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 7}]})
-    assert execute_waiting(room.config.log, room.config.schema, window_samples=100) == 2
+    assert execute_pending(room.config.log, room.config.schema, window_samples=100) == 2
     assert Trainer(room.config, until_end=True).run()["samples_trained"] == 444
     assert room.counts() == expected_counts(444) | {6: None, 7: None}
     room.produce(37)
@@ -128,11 +128,11 @@ def test_orders_after_a_rollback_are_executed_on_what_it_restored(room, trainer)
     goal = published(room, 200)
     path = room.config.log.path
     first = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 5}]})
-    wait_until(lambda: (receipt_of(path, first) or ("", "")).state == "durable", "forgetting")
+    wait_until(lambda: (command_status(path, first) or ("", "")).state == "durable", "forgetting")
     back = put_order(path, "rollback", {"version": goal, "skip": True})
-    wait_until(lambda: receipt_of(path, back).state == "durable", "the rollback")
+    wait_until(lambda: command_status(path, back).state == "durable", "the rollback")
     last = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 6}]})
-    wait_until(lambda: receipt_of(path, last).state == "durable", "forgetting")
+    wait_until(lambda: command_status(path, last).state == "durable", "forgetting")
     statuses = {user: room.view().row_info(0, user)["status"] for user in (4, 5, 6)}
     assert statuses == {4: "known", 5: "forgotten", 6: "forgotten"}
 
@@ -143,7 +143,7 @@ def test_a_full_disk_amid_going_back_is_waited_for_and_told(room, trainer, monke
     goal = published(room, 200)
     room.produce(100)
     published(room, 300)
-    append, write, full = running.log.append, SegmentFiles.write, threading.Event()
+    append, write, full = running.log.append, SegmentWriter.write, threading.Event()
 
     def append_and_fill(meta, arrays):
         if meta.restores:
@@ -156,7 +156,7 @@ def test_a_full_disk_amid_going_back_is_waited_for_and_told(room, trainer, monke
         write(self, frame)
 
     monkeypatch.setattr(running.log, "append", append_and_fill)
-    monkeypatch.setattr(SegmentFiles, "write", refuse)
+    monkeypatch.setattr(SegmentWriter, "write", refuse)
     path = room.config.log.path
     order = put_order(path, "rollback", {"version": goal})
 
@@ -166,7 +166,7 @@ def test_a_full_disk_amid_going_back_is_waited_for_and_told(room, trainer, monke
 
     wait_until(told, "the reason")
     full.clear()
-    wait_until(lambda: (receipt_of(path, order) or ("", "")).state == "durable", "the rollback")
+    wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "the rollback")
     published(room, 300)
     assert room.counts() == expected_counts(300)
 
@@ -180,8 +180,8 @@ def test_a_version_that_is_not_there_is_refused_and_learning_goes_on(room, train
     running = trainer()
     wait_until(lambda: running.state.samples_trained == 100, "learning")
     order = put_order(room.config.log.path, "rollback", {"version": version})
-    wait_until(lambda: (receipt_of(room.config.log.path, order) or ("", "")).state == "durable", "the refusal")
-    assert says in receipt_of(room.config.log.path, order).entry["result"]["refused"]
+    wait_until(lambda: (command_status(room.config.log.path, order) or ("", "")).state == "durable", "the refusal")
+    assert says in command_status(room.config.log.path, order).entry["result"]["refused"]
     room.produce(10)
     wait_until(lambda: running.state.samples_trained == 110, "learning on")
 

@@ -9,8 +9,8 @@ from springtide_client.model.view import KNOWN, UNKNOWN
 
 from app.training.bootstrap import load_state
 from app.training.state.training_state import TrainingState
-from app.version_log.commands.rollback import rollback_to
-from app.version_log.compact.merge import merge_base
+from app.version_log.commands.rollback import build_rollback
+from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from stream.positions import Position
 
@@ -45,7 +45,7 @@ class Run:
     def roll_back(self, number: int, **options) -> None:
         """As a trainer does it: append, and load from the log."""
         self.log.sync()
-        found = rollback_to(self.log.directory, number, window_samples=self.config.train.window_samples, **options)
+        found = build_rollback(self.log.directory, number, window_samples=self.config.train.window_samples, **options)
         entry = {"id": f"back to {number}", "kind": "rollback", "result": found.counts}
         self.log.append(msgspec.structs.replace(found.meta, orders=[entry]), found.arrays)
         self.log.sync()
@@ -56,7 +56,7 @@ class Run:
         self.log.sync()
         self.cut()
         self.log.sync()
-        merge_base(self.log.directory, window_samples=self.config.train.window_samples)
+        compact_log(self.log.directory, window_samples=self.config.train.window_samples)
 
     def restart(self) -> None:
         self.end()
@@ -116,9 +116,9 @@ def assert_same(one, other, *, but_keys=()) -> None:
             np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
-@pytest.mark.parametrize("part_bytes", [1 << 30, 20_000])
+@pytest.mark.parametrize("range_bytes", [1 << 30, 20_000])
 @pytest.mark.parametrize("merge_at", [None, "before", "after"])
-def test_everything_is_as_it_was_and_learning_goes_on_bitwise(tmp_path, merge_at, part_bytes):
+def test_everything_is_as_it_was_and_learning_goes_on_bitwise(tmp_path, merge_at, range_bytes):
     run = Run(tmp_path / "run")
     run.learn(range(12))
     if merge_at == "before":
@@ -126,7 +126,7 @@ def test_everything_is_as_it_was_and_learning_goes_on_bitwise(tmp_path, merge_at
     number = run.cut()
     then = snapshot(run.state)
     run.learn(range(12, 30))
-    run.roll_back(number, part_bytes=part_bytes)
+    run.roll_back(number, range_bytes=range_bytes)
     assert_same(snapshot(run.state), then)
     if merge_at == "after":
         run.merge()

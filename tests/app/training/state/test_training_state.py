@@ -12,7 +12,7 @@ from app.errors import UserError
 from app.training.bootstrap import load_state
 from app.training.state.spill_gc import SpillGC
 from app.training.state.training_state import TrainingState, sample_times
-from app.version_log.compact.merge import merge_base
+from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
 
@@ -160,8 +160,8 @@ def test_bases_take_over_what_was_spilled_and_no_row_changes(tmp_path):
         generations.on_checkpoint(log.append(*state.checkpoint(created_ms=1, complete_until_ms=1)).number)
         log.sync()
         if number % 4 == 3:
-            assert merge_base(log.directory, window_samples=100) is not None
-            generations.map_newest_base(log.last.number)
+            assert compact_log(log.directory, window_samples=100) is not None
+            generations.map_newest_base(log.last_encoded.number)
     assert [generation for generation in destroyed if generation >= 0] == list(range(10))
     told = table.counters()
     assert min(told["recalled_from_base"], told["recalled_from_spill"], told["expired"], told["not_admitted"]) > 0, told
@@ -176,7 +176,7 @@ def test_a_version_says_where_the_stream_stands_and_what_was_counted(tmp_path):
     state = load_state(config, log)
     learn(state, log, range(6), every=6)
     log.sync()
-    (record,) = LogDirectory(config.log.path).records(log.past)
+    (record,) = LogDirectory(config.log.path).records(log.start_tip)
     meta = record.meta
     assert meta.positions == {"clicks/0": {"topic_id": "topic-1", "offset": 192}}
     assert meta.dead_letters == {"bad_json": 2}
@@ -213,7 +213,7 @@ def test_followers_predict_what_the_trainer_predicts(tmp_path):
     log.sync()
     directory = LogDirectory(config.log.path)
     view = View.open(directory.newest_base())
-    for record in directory.records(log.past):
+    for record in directory.records(log.start_tip):
         view = view.apply(record)
     batch = make_batch(40)
     served = view.predict(batch.features)

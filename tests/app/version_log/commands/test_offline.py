@@ -7,8 +7,8 @@ from random_log import RandomLog
 from small_log import SCHEMA, config, put
 
 from app.serving.admin.requests import put_order
-from app.version_log.commands.offline import execute_waiting
-from app.version_log.commands.status import receipt_of, whereabouts_of
+from app.version_log.commands.offline import execute_pending
+from app.version_log.commands.status import command_status, erased_keys_report
 from app.version_log.errors import LogBusyError
 
 
@@ -17,22 +17,22 @@ def forget(log, *users: int) -> str:
 
 
 def execute(log) -> int:
-    return execute_waiting(config(log.path), SCHEMA, window_samples=100)
+    return execute_pending(config(log.path), SCHEMA, window_samples=100)
 
 
 def test_a_forgetting_is_a_version_of_its_own_and_its_file_goes(log):
     with log.writer() as writer:
         last = put(writer, 7.0, samples_trained=5, horizons={"1": 9})
     order = forget(log, 7)
-    assert receipt_of(log.path, order).state == "waiting"
+    assert command_status(log.path, order).state == "waiting"
     assert execute(log) == 1
     record = next(iter(log.directory.records(last)))
     assert record.tensors()["forgotten.id"].tolist() == [7]
     assert (record.meta.samples_trained, record.meta.horizons) == (5, {"1": 9})
-    receipt = receipt_of(log.path, order)
+    receipt = command_status(log.path, order)
     assert (receipt.state, receipt.version) == ("durable", record.number)
     assert list((log.path / "commands").iterdir()) == []
-    (place,) = whereabouts_of(config(log.path), SCHEMA, receipt)
+    (place,) = erased_keys_report(config(log.path), SCHEMA, receipt)
     assert (place["gone_since"], place["oldest_file"]) == (record.number, "seg-0000000001-000000.log")
     assert "2 more bases" in place["goes"]
     assert execute(log) == 0
@@ -47,7 +47,7 @@ def test_several_orders_are_executed_in_their_order_each_once(log):
     records = list(log.directory.records(goal))[1:]
     assert [record.meta.orders[0]["id"] for record in records] == orders
     assert [record.meta.restores for record in records].count(goal.number) == 1
-    told = {receipt_of(log.path, order).version for order in orders}
+    told = {command_status(log.path, order).version for order in orders}
     assert told == {record.number for record in records}
     last = log.open()
     assert last.past == records[-1].tip
@@ -59,7 +59,7 @@ def test_an_order_that_needs_a_table_waits_for_a_trainer(log):
         put(writer, 7.0)
     order = put_order(log.path, "limits", {"limits": {"lr": 0.5}})
     assert execute(log) == 0
-    assert receipt_of(log.path, order).state == "taken"
+    assert command_status(log.path, order).state == "taken"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_cannot_be_executed_is_refused_in_a_version_and_changes_nothing(log
         last = put(writer, 7.0)
     order = put_order(log.path, kind, body)
     assert execute(log) == 1
-    receipt = receipt_of(log.path, order)
+    receipt = command_status(log.path, order)
     assert says in receipt.entry["result"]["refused"]
     (record,) = log.directory.records(last)
     assert record.tensors() == {}
@@ -91,7 +91,7 @@ def test_while_a_trainer_runs_nothing_is_executed_here(log):
         with pytest.raises(LogBusyError):
             execute(log)
         assert log.directory.look().claimed == epochs
-    assert receipt_of(log.path, order).state == "waiting"
+    assert command_status(log.path, order).state == "waiting"
 
 
 def test_a_receipt_outlives_the_segments_in_the_bases(log):
@@ -106,18 +106,18 @@ def test_a_receipt_outlives_the_segments_in_the_bases(log):
         random.merge()
         for path in log.path.glob("seg-*"):
             path.unlink()
-    receipt = receipt_of(log.path, order)
+    receipt = command_status(log.path, order)
     assert (receipt.state, receipt.version, receipt.document()["version"]) == ("durable", 0, None)
     newest = log.directory.newest_base()
     assert newest is not None
     oldest = next(path for path in log.directory.bases() if path != newest)
     shutil.rmtree(oldest)  # by a merger, that instant: its name is still in the listing
     oldest.mkdir()
-    assert receipt_of(log.path, order) == receipt
+    assert command_status(log.path, order) == receipt
 
 
 def test_nothing_is_known_of_an_order_that_was_never_put_down(log):
-    assert receipt_of(log.path, "x") is None
+    assert command_status(log.path, "x") is None
     with log.writer() as writer:
         put(writer, 7.0)
-    assert receipt_of(log.path, "0000000000000-abc") is None
+    assert command_status(log.path, "0000000000000-abc") is None

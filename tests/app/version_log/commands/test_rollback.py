@@ -7,7 +7,7 @@ from small_log import DIM, SmallLog, rows_of
 from springtide_client.rows.layers import flatten_layers, merge_layers, record_layer
 
 from app.errors import UserError
-from app.version_log.commands.rollback import rollback_to
+from app.version_log.commands.rollback import build_rollback
 
 
 def read(log: SmallLog) -> dict:
@@ -34,8 +34,8 @@ def test_it_is_the_dictionary_of_then_less_what_was_forgotten_since(log, seed):
             oldest = log.directory.look().bases[0]
             number = random.rng.choice([known for known in random.worlds if known >= oldest])
             gone = {key for version, keys in random.ordered.items() if version > number for key in keys}
-            rollback = rollback_to(
-                log.directory, number, window_samples=100, part_bytes=random.rng.choice([400, 1 << 30])
+            rollback = build_rollback(
+                log.directory, number, window_samples=100, range_bytes=random.rng.choice([400, 1 << 30])
             )
             then = {
                 key: row
@@ -64,10 +64,10 @@ def test_a_version_whose_base_is_retired_is_refused_and_the_oldest_named(log):
         random.write(3)
         writer.sync()
         with pytest.raises(UserError, match=r"the oldest that can is 1\.11|1\.\d+"):
-            rollback_to(log.directory, early, window_samples=100)
-        assert rollback_to(log.directory, base.tip.number, window_samples=100).meta.restores == base.tip.number
+            build_rollback(log.directory, early, window_samples=100)
+        assert build_rollback(log.directory, base.tip.number, window_samples=100).meta.restores == base.tip.number
         with pytest.raises(UserError, match="is not in the log"):
-            rollback_to(log.directory, (1 << 32) + 77, window_samples=100)
+            build_rollback(log.directory, (1 << 32) + 77, window_samples=100)
 
 
 def test_the_meta_is_that_of_then_but_for_horizons_and_limits(log):
@@ -79,7 +79,7 @@ def test_the_meta_is_that_of_then_but_for_horizons_and_limits(log):
         random.horizon = 500
         random.append({}, [])
         writer.sync()
-        rollback = rollback_to(log.directory, number, window_samples=100)
+        rollback = build_rollback(log.directory, number, window_samples=100)
         assert rollback.meta.expiry_cutoffs == {"1": 500}
         assert rollback.meta.samples_trained == 3
         assert rollback.meta.executed_commands == []

@@ -16,10 +16,10 @@ from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import RowLayer
 
-from app.version_log.compact.compactor import Merger
-from app.version_log.compact.merge import merge_base
-from app.version_log.compact.retention import retire
-from app.version_log.disk_usage import disk_bytes
+from app.version_log.compact.compactor import Compactor
+from app.version_log.compact.merge import compact_log
+from app.version_log.compact.retention import apply_retention
+from app.version_log.disk_usage import folder_bytes
 from app.version_log.write.writer import LogWriter
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ WINDOW = 100
 
 
 def merge(log: SmallLog, **changes: int) -> Base | None:
-    path = merge_base(log.directory, window_samples=WINDOW, **changes)
+    path = compact_log(log.directory, window_samples=WINDOW, **changes)
     return None if path is None else Base.open(path)
 
 
@@ -190,7 +190,7 @@ def test_what_the_oldest_kept_base_covers_is_retired_and_the_rest_is_read(log) -
             tips.append(writer.append(VersionMeta(), {}))
             writer.sync()
             merge(log)
-            retire(log.directory, 2)
+            apply_retention(log.directory, 2)
             bases = log.directory.bases()
             assert len(bases) <= 2
             after_oldest = [record.tip for record in log.directory.records(Base.open(bases[0]).tip)]
@@ -201,7 +201,7 @@ def test_what_the_oldest_kept_base_covers_is_retired_and_the_rest_is_read(log) -
         assert segments == [f"seg-0000000001-{k:06d}.log" for k in range(first_kept, first_kept + len(segments))]
     with log.writer() as writer:
         assert writer.past == tips[-1]
-        retire(log.directory, 1)
+        apply_retention(log.directory, 1)
         assert [record.tip for record in log.directory.records(Base.open(log.directory.bases()[-1]).tip)] == tips[-1:]
 
 
@@ -212,7 +212,7 @@ def test_a_replaced_trainers_bytes_are_removed(log) -> None:
     ghost = log.path / "seg-0000000001-000009.log"
     with log.writer():
         ghost.write_bytes(b"ghost")
-        assert ghost.name in retire(log.directory, 2)
+        assert ghost.name in apply_retention(log.directory, 2)
         assert not ghost.exists()
 
 
@@ -222,7 +222,7 @@ def test_nothing_is_retired_while_an_epoch_starts(log) -> None:
         settle(writer)
         merge(log)
         (log.path / "epoch-0000000002.claim").touch()
-        assert retire(log.directory, 1) == []
+        assert apply_retention(log.directory, 1) == []
 
 
 def test_a_damaged_newest_base_does_not_count_as_kept(log) -> None:
@@ -232,21 +232,21 @@ def test_a_damaged_newest_base_does_not_count_as_kept(log) -> None:
         base = merge(log)
         assert base is not None
         os.truncate(base.path / "rows.safetensors", 10)
-        assert retire(log.directory, 1) == []
+        assert apply_retention(log.directory, 1) == []
         assert len(log.tips()) == 2  # from the base before it
         mended = merge(log)
         assert mended is not None
         assert mended.path == base.path
         mended.verify()
-        Merger(config(log.path), window_samples=WINDOW).merge()
+        Compactor(config(log.path), window_samples=WINDOW).compact()
 
 
 def test_the_merger_works_when_time_is_over_or_bytes_are_many(log, monkeypatch) -> None:
     with log.writer(durable_seconds=0.01) as writer:
         now = 1.0e9
 
-        def merger(**changes: object) -> Merger:
-            return Merger(config(log.path, **changes), window_samples=WINDOW)
+        def merger(**changes: object) -> Compactor:
+            return Compactor(config(log.path, **changes), window_samples=WINDOW)
 
         put(writer, 1)
         settle(writer)
@@ -257,7 +257,7 @@ def test_the_merger_works_when_time_is_over_or_bytes_are_many(log, monkeypatch) 
         now = created + 601
         patient = merger()
         assert patient.is_due()
-        assert patient.merge() is not None
+        assert patient.compact() is not None
         now = created + 200
         assert not patient.is_due()
         monkeypatch.setattr("app.version_log.compact.compactor.SEGMENT_BYTES", 10)
@@ -274,7 +274,7 @@ def test_the_merger_works_when_time_is_over_or_bytes_are_many(log, monkeypatch) 
 
 def test_a_merger_beside_a_trainer_keeps_the_log_small(log) -> None:
     stopping = threading.Event()
-    merger = Merger(config(log.path, base_minutes=0.0001), window_samples=WINDOW)
+    merger = Compactor(config(log.path, base_minutes=0.0001), window_samples=WINDOW)
     thread = threading.Thread(target=merger.run, args=(stopping,))
     with log.writer(segment_bytes=1 << 16, durable_seconds=0.01) as writer:
         thread.start()
@@ -386,9 +386,9 @@ def test_a_full_log_gets_room_from_a_single_merge_also_with_large_segments(log) 
         for value in range(8):
             writer.append(VersionMeta(trainer={"padding": "x" * (10 << 10)}), row_tensors({(0, value): (1.0, 1)}))
         settle(writer)
-        assert disk_bytes(log.path) > cap
-        Merger(config(log.path, log_bytes=cap), window_samples=WINDOW).merge()
-        assert disk_bytes(log.path) < cap
+        assert folder_bytes(log.path) > cap
+        Compactor(config(log.path, log_bytes=cap), window_samples=WINDOW).compact()
+        assert folder_bytes(log.path) < cap
 
 
 def blocks(**counts: int) -> dict[str, np.ndarray]:

@@ -18,8 +18,8 @@ from app.models.export_onnx import is_possible
 from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
 from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.merge import merge_base
-from app.version_log.compact.onnx import OnnxMaker
+from app.version_log.compact.merge import compact_log
+from app.version_log.compact.onnx import OnnxBuilder
 from app.version_log.compact.onnx_weights import with_weights
 from app.version_log.write.writer import LogWriter
 
@@ -62,7 +62,7 @@ def writer(log: SmallLog, model):
     """Of a log whose first base holds the model."""
     writer = LogWriter.open(config(log.path), schema=SCHEMA)
     image = BaseImage(
-        tip=writer.first,
+        tip=writer.first_base_tip,
         schema=SCHEMA,
         table=TABLE,
         model=ModelIdentity(name="dlrm"),
@@ -71,7 +71,7 @@ def writer(log: SmallLog, model):
         program=export_model(model, SPEC),
     )
     write_base(log.path, image)
-    writer.begin(writer.first)
+    writer.start_after(writer.first_base_tip)
     with writer:
         yield writer
 
@@ -81,28 +81,28 @@ def test_a_merged_base_runs_in_onnxruntime_with_the_numbers_of_torch(log: SmallL
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    maker = OnnxMaker()
+    maker = OnnxBuilder()
     for seed in (1, 2):
         append(writer, model, seed)
-        base = Base.open(merge_base(log.directory, window_samples=10, onnx=maker))
+        base = Base.open(compact_log(log.directory, window_samples=10, onnx=maker))
         session = runtime.InferenceSession(base.path / ONNX, providers=["CPUExecutionProvider"])
         served = ExportedModel.load(base.model_path)
         for given in (inputs(1, 1), inputs(7, 4)):
             (logits_NL,) = session.run(["logits"], given._asdict())
             expected_NL = served.predict(served.parameters(dense_of(base.dense)), given)
             np.testing.assert_allclose(1 / (1 + np.exp(-logits_NL)), expected_NL, rtol=2e-6, atol=1e-7)
-        monkeypatch.delattr(OnnxMaker, "_export", raising=False)  # the next base's is the same graph, not made again
+        monkeypatch.delattr(OnnxBuilder, "_export", raising=False)  # the next base's is the same graph, not made again
 
 
 def test_what_cannot_be_had_in_onnx_is_said_once_and_holds_up_no_base(log: SmallLog, caplog) -> None:
-    maker = OnnxMaker()
+    maker = OnnxBuilder()
     with log.writer() as writer:  # its program is no archive
         for _ in range(2):
             writer.append(VersionMeta(), {})
             writer.sync()
             writer.append(VersionMeta(), {})
             writer.sync()
-            assert ONNX not in Base.open(merge_base(log.directory, window_samples=10, onnx=maker)).manifest.files
+            assert ONNX not in Base.open(compact_log(log.directory, window_samples=10, onnx=maker)).manifest.files
     (said,) = [record for record in caplog.records if record.name == "app.version_log.compact.onnx"]
     assert "the model's archive cannot be read" in said.reason
 

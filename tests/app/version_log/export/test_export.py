@@ -25,7 +25,7 @@ from app.models.registry import ModelConfig, build_model
 from app.serving.feed.snapshot_cache import Snapshot, view_at
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.export import export as export_module
-from app.version_log.export.export import ExportConfig, export, format_of, whole
+from app.version_log.export.export import ExportConfig, export, format_of, write_whole_file
 from app.version_log.read.index import LogIndex
 from app.version_log.write.writer import LogWriter
 
@@ -42,7 +42,7 @@ def made(log: SmallLog, program) -> RandomLog:
     """A log with a model, two bases and versions behind the newer one."""
     writer = LogWriter.open(config(log.path), schema=SCHEMA)
     image = BaseImage(
-        tip=writer.first,
+        tip=writer.first_base_tip,
         schema=SCHEMA,
         table=TABLE,
         model=ModelIdentity(name="logistic"),
@@ -51,7 +51,7 @@ def made(log: SmallLog, program) -> RandomLog:
         program=program[0],
     )
     write_base(log.path, image)
-    writer.begin(writer.first)
+    writer.start_after(writer.first_base_tip)
     with writer:
         made = RandomLog(log, writer)
         made.write(12)
@@ -156,9 +156,9 @@ def test_memory_of_an_export_is_bounded_and_its_file_the_same(made, tmp_path, mo
     config = ExportConfig(format="arrow", version=index.resolve("latest"))
     export(index, config, tmp_path / "whole.arrow", force=False)
     for module in ("stretch", "image"):
-        monkeypatch.setattr(f"app.version_log.{module}.PART_BYTES", 1_500)
-    image = export_module.Image
-    monkeypatch.setattr(export_module, "Image", lambda index, number: image(index, number, part_bytes=1_500))
+        monkeypatch.setattr(f"app.version_log.{module}.RANGE_BYTES", 1_500)
+    image = export_module.RowImage
+    monkeypatch.setattr(export_module, "Image", lambda index, number: image(index, number, range_bytes=1_500))
     export(index, config, tmp_path / "parts.arrow", force=False)
     assert table_of(tmp_path / "parts.arrow").equals(table_of(tmp_path / "whole.arrow"))
 
@@ -203,7 +203,7 @@ def test_what_the_disk_refuses_is_told_with_its_mend(tmp_path) -> None:
             raise OSError(number, "refused")
 
         with pytest.raises(LogError, match=words):
-            whole(tmp_path / "out", refuse, force=False)
+            write_whole_file(tmp_path / "out", refuse, force=False)
     assert list(tmp_path.iterdir()) == []
 
 

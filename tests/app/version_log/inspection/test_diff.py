@@ -13,7 +13,7 @@ from springtide_client.keys import hash_string
 from springtide_client.log.directory import base_name
 
 from app.errors import UserError
-from app.version_log.inspection.diff import RowCounts, compare
+from app.version_log.inspection.diff import RowCounts, diff_versions
 from app.version_log.read.index import LogIndex
 
 
@@ -28,8 +28,8 @@ def expected_counts(older: World, newer: World, forgotten: set, feature: int) ->
     )
 
 
-@pytest.mark.parametrize("part_bytes", [1 << 30, 3_000])
-def test_counts_and_moves_are_those_of_two_dictionaries(log: SmallLog, part_bytes: int) -> None:
+@pytest.mark.parametrize("range_bytes", [1 << 30, 3_000])
+def test_counts_and_moves_are_those_of_two_dictionaries(log: SmallLog, range_bytes: int) -> None:
     with log.writer() as writer:
         made = RandomLog(log, writer)
         for _ in range(3):
@@ -43,7 +43,7 @@ def test_counts_and_moves_are_those_of_two_dictionaries(log: SmallLog, part_byte
             a, b = numbers[older], numbers[newer]
             then, now = made.worlds[a], made.worlds[b]
             forgotten = set().union(*(made.forgotten[number] for number in numbers[older + 1 : newer + 1]))
-            found = compare(index, a, b, top=5, part_bytes=part_bytes)
+            found = diff_versions(index, a, b, top=5, range_bytes=range_bytes)
             for feature in (0, 1):
                 counts = found.features.get(feature, RowCounts())
                 counts.forgotten_by_key += counts.forgotten_by_rule
@@ -63,7 +63,7 @@ def test_rows_forgotten_by_key_and_by_rule_are_told_apart(log: SmallLog) -> None
         writer.append(VersionMeta(), row_tensors({}, [(1, 6)]))
         newer = writer.append(VersionMeta(expiry_cutoffs={"1": 300}), row_tensors({(1, 9): (2.0, 200)}))
         writer.sync()
-        found = compare(LogIndex(log.directory), older.number, newer.number)
+        found = diff_versions(LogIndex(log.directory), older.number, newer.number)
     # 9 was written and died at once: it is at neither end
     assert found.features == {1: RowCounts(forgotten_by_key=1, forgotten_by_rule=2)}
     assert found.total == found.features[1]
@@ -75,7 +75,7 @@ def test_a_row_that_was_forgotten_and_came_back_is_changed(log: SmallLog) -> Non
         writer.append(VersionMeta(), row_tensors({}, [(0, 3)]))
         newer = writer.append(VersionMeta(), row_tensors({(0, 3): (4.0, 500)}))
         writer.sync()
-        found = compare(LogIndex(log.directory), older.number, newer.number)
+        found = diff_versions(LogIndex(log.directory), older.number, newer.number)
     assert found.total == RowCounts(changed=1, came_back=1)
     assert found.moves[0].count == 1
 
@@ -95,7 +95,7 @@ def test_texts_dense_parameters_and_meta_are_told(log: SmallLog) -> None:
         moved = {"dense.w": np.array([3, 1, 4], np.float32)}
         newer = writer.append(VersionMeta(samples_trained=9), row_tensors({(1, row_id): (2.0, 5)}) | moved)
         writer.sync()
-        found = compare(LogIndex(log.directory), older.number, newer.number)
+        found = diff_versions(LogIndex(log.directory), older.number, newer.number)
     assert [found.key_name(move) for move in found.moves] == [text]
     changes = {change.name: (change.distance, change.relative) for change in found.dense}
     assert changes == {"w": (1.0, 0.2), "still": (0.0, 0.0)}
@@ -110,7 +110,7 @@ def test_a_row_with_nan_moved_furthest(log: SmallLog) -> None:
         rows["rows.value"] = np.array([[9.0, -9.0], [np.nan, 2.0]], np.float32)
         newer = writer.append(VersionMeta(), rows)
         writer.sync()
-        found = compare(LogIndex(log.directory), older.number, newer.number)
+        found = diff_versions(LogIndex(log.directory), older.number, newer.number)
     assert (found.moves[0].id, found.moves[0].distance) == (2, math.inf)
 
 
@@ -124,8 +124,8 @@ def test_the_oldest_version_that_can_be_compared_is_named(log: SmallLog) -> None
         shutil.rmtree(log.path / base_name(1 << 32))
         index = LogIndex(log.directory)
         with pytest.raises(UserError, match=rf"1\.2 can no longer be built.* oldest that can is {base.tip}$"):
-            compare(index, index.resolve("1.2"), index.resolve("latest"))
-        assert compare(index, base.tip.number, index.resolve("latest")).num_versions == 2
+            diff_versions(index, index.resolve("1.2"), index.resolve("latest"))
+        assert diff_versions(index, base.tip.number, index.resolve("latest")).num_versions == 2
 
 
 def test_a_damaged_record_on_the_way_is_one_clear_error(log: SmallLog) -> None:
@@ -139,5 +139,5 @@ def test_a_damaged_record_on_the_way_is_one_clear_error(log: SmallLog) -> None:
     content[place.offset + place.num_bytes - 3] ^= 1
     place.path.write_bytes(content)
     with pytest.raises(LogError, match=r"1\.3"):
-        compare(index, tips[0].number, tips[3].number)
-    assert compare(index, tips[0].number, tips[1].number).num_versions == 1
+        diff_versions(index, tips[0].number, tips[3].number)
+    assert diff_versions(index, tips[0].number, tips[1].number).num_versions == 1

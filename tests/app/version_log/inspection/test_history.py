@@ -3,8 +3,8 @@
 from small_log import SmallLog, put, row_tensors
 from springtide_client.format.records import VersionMeta
 
-from app.version_log.compact.merge import merge_base
-from app.version_log.inspection.history import CREATED, EXPIRED, FORGOTTEN, IN_BASE, WRITTEN, history_of
+from app.version_log.compact.merge import compact_log
+from app.version_log.inspection.history import CREATED, EXPIRED, FORGOTTEN, IN_BASE, WRITTEN, row_history
 from app.version_log.read.index import LogIndex
 
 
@@ -18,7 +18,7 @@ def test_a_row_is_created_written_forgotten_born_again_and_expires(log: SmallLog
         writer.append(VersionMeta(expiry_cutoffs={"1": 301}), {})
         writer.append(VersionMeta(expiry_cutoffs={"1": 301}), {})
         writer.sync()
-        history = history_of(LogIndex(log.directory), 1, 5, limit=10)
+        history = row_history(LogIndex(log.directory), 1, 5, limit=10)
     kinds = [(event.version - (1 << 32), event.kind) for event in history.events]
     assert kinds == [(2, CREATED), (3, WRITTEN), (4, FORGOTTEN), (5, FORGOTTEN), (5, CREATED), (6, EXPIRED)]
     created, written = list(history.events)[:2]
@@ -35,14 +35,14 @@ def test_a_history_begins_with_the_oldest_base_and_names_the_bases_it_stands_in(
             writer.sync()
             put(writer, 9)
             writer.sync()
-            merge_base(log.directory, window_samples=10)
+            compact_log(log.directory, window_samples=10)
         index = LogIndex(log.directory)
         (log.path / f"base-{1 << 32:020d}").rename(log.path / "gone")
         index = LogIndex(log.directory)
-        history = history_of(index, 0, 1, limit=2)
+        history = row_history(index, 0, 1, limit=2)
     assert [event.kind for event in history.events] == [WRITTEN, WRITTEN]
     assert history.num_events == 3
-    assert history_of(index, 0, 1, limit=9).events[0].kind == IN_BASE
+    assert row_history(index, 0, 1, limit=9).events[0].kind == IN_BASE
     assert history.bases == index.bases
     assert history.is_alive
 
@@ -51,5 +51,5 @@ def test_an_id_that_was_never_learned_has_no_events(log: SmallLog) -> None:
     with log.writer() as writer:
         put(writer, 1)
         writer.sync()
-        history = history_of(LogIndex(log.directory), 1, 1, limit=9)
+        history = row_history(LogIndex(log.directory), 1, 1, limit=9)
     assert (list(history.events), history.is_alive) == ([], False)

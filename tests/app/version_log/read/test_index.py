@@ -65,7 +65,7 @@ def test_versions_of_all_epochs_and_bases_without_records_are_known(log: SmallLo
     assert index.resolve("latest") == last.number == (2 << 32) + 1
     assert index.base_before(last.number).tip == base.tip
     assert index.base_before(base.tip.number - 1).tip.number == 1 << 32
-    assert [entry.number for entry in index.between(base.tip.number, last.number)][-1] == last.number
+    assert [entry.number for entry in index.entries_between(base.tip.number, last.number)][-1] == last.number
 
 
 def test_a_base_that_is_retired_meanwhile_is_an_error_of_the_log(log: SmallLog) -> None:

@@ -8,7 +8,7 @@ from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.rows.layers import flatten_layers, record_layer
 
-from app.version_log.compact.merge import merge_base
+from app.version_log.compact.merge import compact_log
 from app.version_log.read.resume import Resume
 
 
@@ -23,9 +23,9 @@ def test_base_and_records_are_the_past(log) -> None:
             writer.append(VersionMeta(step=step, executed_commands=[{"id": f"o{step}"}]), row_tensors(rows))
             if step == 3:
                 writer.sync()
-                assert merge_base(log.directory, window_samples=10) is None
+                assert compact_log(log.directory, window_samples=10) is None
         writer.sync()
-        assert merge_base(log.directory, window_samples=10)
+        assert compact_log(log.directory, window_samples=10)
     with log.writer() as writer:
         resume = Resume.of(log.directory, writer.past)
         assert resume is not None
@@ -33,8 +33,8 @@ def test_base_and_records_are_the_past(log) -> None:
         records = list(resume.records())
         assert [record.meta.step for record in records] == [4, 5]
         assert resume.meta.step == 5
-        assert set(resume.orders) == {f"o{step}" for step in range(6)}
-        assert resume.orders["o5"] == records[-1].number
+        assert set(resume.executed_commands) == {f"o{step}" for step in range(6)}
+        assert resume.executed_commands["o5"] == records[-1].number
         layers = [resume.base.layer, *(record_layer(record.tensors(), 2, 1) for record in records)]
         rows = rows_of(flatten_layers(layers, 2, 1))
         assert rows == {(0, step): (float(step + 1), 9) for step in range(6)} | {(0, 99): (6.0, 9)}

@@ -21,10 +21,10 @@ from springtide_client.log.directory import LogDirectory, base_name, claim_name,
 
 from app.errors import UserError
 from app.version_log.compact.base_writer import crc32_of_file
-from app.version_log.compact.retention import retire
+from app.version_log.compact.retention import apply_retention
 from app.version_log.read.index import LogIndex
 from app.version_log.trainer_status import write_status
-from app.version_log.verify.report import Finding, Findings
+from app.version_log.verify.report import Finding, VerifyReport
 from app.version_log.verify.verify import verify
 
 PRINT = SCHEMA.fingerprint()
@@ -59,7 +59,7 @@ def path(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "log"))
 
 
-def look(path: Path, **changes) -> Findings:
+def look(path: Path, **changes) -> VerifyReport:
     return verify(LogDirectory(path), **changes)
 
 
@@ -82,7 +82,7 @@ def entries(path: Path) -> list:
 def test_a_sound_log_is_covered_whole(path: Path) -> None:
     told: list[Finding] = []
     findings = look(path, deep=True, tell=told.append)
-    assert findings.wrong == []
+    assert findings.errors == []
     assert told == findings.all
     said = "\n".join(map(str, told))
     for words in (
@@ -97,9 +97,11 @@ def test_a_sound_log_is_covered_whole(path: Path) -> None:
         assert words in said, said
 
 
-@pytest.mark.parametrize("part_bytes", [300, 2_000])
-def test_a_deep_look_in_parts_finds_the_same(path: Path, part_bytes: int) -> None:
-    assert list(map(str, look(path, deep=True, part_bytes=part_bytes).all)) == list(map(str, look(path, deep=True).all))
+@pytest.mark.parametrize("range_bytes", [300, 2_000])
+def test_a_deep_look_in_parts_finds_the_same(path: Path, range_bytes: int) -> None:
+    assert list(map(str, look(path, deep=True, range_bytes=range_bytes).all)) == list(
+        map(str, look(path, deep=True).all)
+    )
 
 
 def test_a_flipped_bit_is_found_wherever_it_is(path: Path) -> None:
@@ -111,22 +113,22 @@ def test_a_flipped_bit_is_found_wherever_it_is(path: Path) -> None:
         for _ in range(25):
             offset, bit = rng.randrange(len(sound)), 1 << rng.randrange(8)
             flip(file, offset, bit)
-            wrong = look(path).wrong
+            wrong = look(path).errors
             name = str(file.relative_to(path))
             assert any(finding.file == name for finding in wrong), (name, offset, bit)
             if name.startswith("seg"):
                 begins = [place for place in (f.offset for f in wrong if f.file == name) if place is not None]
                 assert min(begins) <= offset
-            assert all(finding.reader for finding in wrong)
+            assert all(finding.consequence for finding in wrong)
             file.write_bytes(sound)
-    assert look(path).wrong == []
+    assert look(path).errors == []
 
 
 def test_every_record_of_a_file_is_checked_behind_a_damaged_one(path: Path) -> None:
     first, second = (entry for entry in entries(path) if entry.number in ((1 << 32) + 3, (1 << 32) + 6))
     for entry in (first, second):
         flip(entry.path, entry.offset + entry.num_bytes - 2)
-    places = [finding.offset for finding in look(path).wrong]
+    places = [finding.offset for finding in look(path).errors]
     assert places == [first.offset, second.offset]
 
 
@@ -134,7 +136,7 @@ def test_every_record_of_a_file_is_checked_behind_a_damaged_one(path: Path) -> N
 def test_a_truncated_segment_is_found(path: Path, cut: int) -> None:
     sealed = segments(path)[0]
     os.truncate(sealed, sealed.stat().st_size - cut)
-    wrong = look(path).wrong
+    wrong = look(path).errors
     assert wrong[0].file == sealed.name
     assert "it was sealed at" in wrong[0].what
     assert wrong[0].offset == sealed.stat().st_size
@@ -144,10 +146,10 @@ def test_an_end_that_is_cut_is_half_a_record_unless_it_was_durable(path: Path) -
     last = segments(path)[-1]
     os.truncate(last, last.stat().st_size - 10)
     findings = look(path)
-    assert findings.wrong == []
+    assert findings.errors == []
     assert any("not whole" in finding.what for finding in findings.all)
     write_status(path, 2, {"durable_version": entries(path)[-1].number + 1})
-    (wrong,) = look(path).wrong
+    (wrong,) = look(path).errors
     assert wrong.file == last.name
     assert "was durable" in wrong.what
 
@@ -158,7 +160,7 @@ def test_a_missing_segment_is_found(path: Path, number: int) -> None:
     last = entries(path)[-1].number
     file.unlink()
     write_status(path, 2, {"durable_version": last})
-    wrong = look(path).wrong
+    wrong = look(path).errors
     assert wrong
     if number == 0:
         assert f"{file.name} is not there" in wrong[0].what
@@ -172,7 +174,7 @@ def test_what_is_missing_before_the_newest_base_is_missed_by_nobody_who_begins_t
         tip = put(writer, 9)
         writer.sync()
     assert log.tips() == [tip]
-    wrong = look(path).wrong
+    wrong = look(path).errors
     assert wrong
     assert all("followers begin at base" in str(finding) for finding in wrong)
 
@@ -180,7 +182,7 @@ def test_what_is_missing_before_the_newest_base_is_missed_by_nobody_who_begins_t
 @pytest.mark.parametrize("name", [claim_name(1), claim_name(2), manifest_name(2), f"{base_name(1 << 32)}/{ROWS}"])
 def test_a_missing_file_is_found(path: Path, name: str) -> None:
     (path / name).unlink()
-    wrong = look(path).wrong
+    wrong = look(path).errors
     assert wrong[0].file == name
     assert "it is missing" in wrong[0].what
     assert len(wrong) == 1 or name == manifest_name(2)  # without it nothing of its epoch can be read
@@ -192,7 +194,7 @@ def test_a_swapped_record_is_found(path: Path) -> None:
     frames = [content[entry.offset : entry.offset + entry.num_bytes] for entry in (first, second)]
     end = second.offset + second.num_bytes
     first.path.write_bytes(content[: first.offset] + frames[1] + frames[0] + content[end:])
-    wrong = look(path).wrong
+    wrong = look(path).errors
     assert wrong[0].offset == first.offset
     assert "does not follow" in wrong[0].what
     assert any("numbers only grow" in finding.what for finding in wrong)
@@ -204,7 +206,7 @@ def test_a_record_of_another_log_is_found(path: Path) -> None:
     frame, _ = encode_record(1, entry.number, entry.header.parent, meta, {"dense.w": np.zeros(3, np.float32)})
     content = entry.path.read_bytes()
     entry.path.write_bytes(content[: entry.offset] + frame + content[entry.offset + entry.num_bytes :])
-    assert any("does not follow" in finding.what for finding in look(path).wrong)
+    assert any("does not follow" in finding.what for finding in look(path).errors)
 
 
 def forge(folder: Path, name: str, change: Callable[[dict], None]) -> None:
@@ -231,8 +233,8 @@ def test_a_base_with_a_wrong_row_is_found_by_a_deep_look(path: Path) -> None:
         arrays["value"][5, 1] += 1
 
     forge(newest_base(path), ROWS, change)
-    assert look(path).wrong == []
-    (wrong,) = look(path, deep=True).wrong
+    assert look(path).errors == []
+    (wrong,) = look(path, deep=True).errors
     assert wrong.file == f"{newest_base(path).name}/{ROWS}"
     assert wrong.what.startswith("row 5 (")
     assert "its value is not that of the log" in wrong.what
@@ -252,7 +254,7 @@ def test_whatever_else_of_a_base_differs_is_found_too(path: Path, name: str, ten
         arrays[tensor].reshape(-1)[0] += 1
 
     forge(newest_base(path), name, change)
-    wrong = look(path, deep=True).wrong
+    wrong = look(path, deep=True).errors
     assert any(finding.file == f"{newest_base(path).name}/{name}" and words in finding.what for finding in wrong)
 
 
@@ -262,20 +264,20 @@ def test_a_base_whose_rows_break_the_rules_is_found_without_replaying(path: Path
             arrays[tensor][[2, 3]] = arrays[tensor][[3, 2]]
 
     forge(newest_base(path), ROWS, exchange)
-    assert any("order of mixed keys" in finding.what for finding in look(path).wrong)
+    assert any("order of mixed keys" in finding.what for finding in look(path).errors)
 
 
 def test_a_base_that_is_no_version_of_the_log_is_found(path: Path) -> None:
     folder = newest_base(path)
     manifest = read_base_manifest(folder)
     (folder / MANIFEST).write_bytes(encode_checksummed_json(msgspec.structs.replace(manifest, checksum=77)))
-    assert any("is not the one that a base" in finding.what for finding in look(path).wrong)
+    assert any("is not the one that a base" in finding.what for finding in look(path).errors)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "base-old", segment_name(3, 0), f"{base_name(1 << 32)}/notes.txt"])
 def test_a_file_without_an_owner_is_found(path: Path, name: str) -> None:
     (path / name).write_text("mine")
-    (wrong,) = look(path).wrong
+    (wrong,) = look(path).errors
     assert wrong.file == name
     assert "remove it" in str(wrong)
 
@@ -290,7 +292,7 @@ def test_what_this_system_leaves_behind_has_an_owner(path: Path) -> None:
     ):
         (path / name).write_text("{}")
     (path / "commands").mkdir()
-    assert look(path).wrong == []
+    assert look(path).errors == []
 
 
 def test_bytes_of_a_replaced_trainer_are_noted_and_no_damage(log: SmallLog) -> None:
@@ -304,7 +306,7 @@ def test_bytes_of_a_replaced_trainer_are_noted_and_no_damage(log: SmallLog) -> N
             file.write(b"the ghost goes on")
         (log.path / segment_name(1, 7)).write_bytes(b"and on")
         findings = look(log.path)
-    assert findings.wrong == []
+    assert findings.errors == []
     notes = [str(finding) for finding in findings.all if finding.level == "note"]
     assert any("behind the seal" in note for note in notes)
     assert any("left by a replaced trainer" in note for note in notes)
@@ -323,13 +325,13 @@ def test_positions_go_back_only_by_order_or_at_a_start(log: SmallLog) -> None:
         writer.append(at(2), {})
         writer.sync()
         findings = look(log.path)
-        assert findings.wrong == []
+        assert findings.errors == []
         assert any("went back from 6 to 2, at the start" in finding.what for finding in findings.all)
         writer.append(at(1), {})
         writer.append(VersionMeta(fingerprint=PRINT, positions=at(1).positions, expiry_cutoffs={"1": 5}), {})
         writer.append(VersionMeta(fingerprint=PRINT, positions=at(1).positions, expiry_cutoffs={"1": 4}), {})
         writer.sync()
-        what = [finding.what for finding in look(log.path).wrong]
+        what = [finding.what for finding in look(log.path).errors]
     assert len(what) == 2
     assert "clicks/0 went back from 2 to 1" in what[0]
     assert "horizon of feature 1 went back" in what[1]
@@ -349,7 +351,7 @@ def test_a_version_that_says_nonsense_under_a_right_checksum_is_found(log: Small
     with log.writer() as writer:
         writer.append(VersionMeta(fingerprint=PRINT), tensors)
         writer.sync()
-        (wrong,) = look(log.path).wrong
+        (wrong,) = look(log.path).errors
     assert words in wrong.what
 
 
@@ -359,8 +361,8 @@ def test_a_log_stays_sound_while_trainer_and_merger_work(log: SmallLog) -> None:
         for _ in range(6):
             made.write(30)
             made.merge()
-            retire(log.directory, 2)
-            assert look(log.path, deep=True).wrong == []
+            apply_retention(log.directory, 2)
+            assert look(log.path, deep=True).errors == []
 
 
 def test_where_a_log_is_not_there_it_is_said(tmp_path: Path) -> None:
@@ -371,7 +373,7 @@ def test_where_a_log_is_not_there_it_is_said(tmp_path: Path) -> None:
 def test_a_start_that_died_is_no_damage(path: Path) -> None:
     (path / claim_name(3)).touch()
     findings = look(path)
-    assert findings.wrong == []
+    assert findings.errors == []
     assert any("epoch 3 is claimed and has sealed nothing" in finding.what for finding in findings.all)
 
 

@@ -15,9 +15,9 @@ from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 
-from app.version_log.errors import LogBusyError, OvertakenError
+from app.version_log.errors import FencedError, LogBusyError
 from app.version_log.trainer_status import write_status
-from app.version_log.write.segments import walk_segment
+from app.version_log.write.segments import scan_segment
 from app.version_log.write.writer import LogWriter
 
 HERE = Path(__file__).parent
@@ -74,7 +74,7 @@ def test_the_next_writer_goes_on_from_the_tip(log) -> None:
 
 def test_a_new_log_takes_nothing_before_its_first_base(log) -> None:
     with LogWriter.open(config(log.path), schema=SCHEMA) as writer:
-        assert writer.past is None
+        assert writer.start_tip is None
         with pytest.raises(LogError, match="base"):
             put(writer, 1)
 
@@ -114,10 +114,10 @@ def test_versions_handed_over_and_appended_are_one_chain(log) -> None:
     big = np.arange(50_000.0)
     with log.writer() as writer:
         first = put(writer, 1)
-        numbers = [writer.hand_over(VersionMeta(step=step), {"dense.w": big + step}) for step in (2, 3)]
+        numbers = [writer.append_owned(VersionMeta(step=step), {"dense.w": big + step}) for step in (2, 3)]
         assert writer.last_number == numbers[-1]
         last = put(writer, 4)
-        numbers.append(writer.hand_over(VersionMeta(step=5), {}))
+        numbers.append(writer.append_owned(VersionMeta(step=5), {}))
     tips = log.tips()
     assert tips[0] == first
     assert tips[3] == last
@@ -128,7 +128,7 @@ def test_versions_handed_over_and_appended_are_one_chain(log) -> None:
 
 def test_a_version_that_cannot_be_encoded_is_an_error_of_the_next(log) -> None:
     with log.writer() as writer:
-        writer.hand_over(VersionMeta(), {"dense.w": np.zeros(3, np.complex128)})
+        writer.append_owned(VersionMeta(), {"dense.w": np.zeros(3, np.complex128)})
         with pytest.raises(LogError, match="cannot be encoded"):
             writer.sync()
 
@@ -244,13 +244,13 @@ def test_who_takes_over_fences_the_other(log) -> None:
             tips.append(put(new, 2))
             new.sync()
             put(old, 99)
-            with pytest.raises(OvertakenError):
+            with pytest.raises(FencedError):
                 old.sync()
             assert old.durable == tips[0]
             assert log.tips() == tips
             with pytest.raises(LogBusyError):  # the lock is the new one's
                 log.open()
-        with pytest.raises(OvertakenError):
+        with pytest.raises(FencedError):
             put(old, 98)
     assert log.tips() == tips
 
@@ -392,7 +392,7 @@ def test_a_power_loss_takes_only_what_was_not_durable(log) -> None:
     sizes = {path: path.stat().st_size for path in log.path.glob("seg-*")}
     ends: dict[Path, int] = {}
     for path in sorted(sizes):
-        ends[path] = max([end for header, end in walk_segment(path) if header.number <= durable.number], default=0)
+        ends[path] = max([end for header, end in scan_segment(path) if header.number <= durable.number], default=0)
     # what was not fsynced keeps any prefix: here the shortest that the disk may leave, and a bit of the next record
     for path, size in sizes.items():
         os.truncate(path, min(size, ends[path] + 13))
