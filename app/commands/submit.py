@@ -28,13 +28,13 @@ def submit_and_wait(
     """What became of it: executed by a running trainer, or else here. None: it waits for a trainer still."""
     from springtide_client.errors import LogError
 
-    from app.serving.admin.requests import put_order
+    from app.serving.admin.requests import submit_command
     from app.version_log.commands.offline import execute_pending
     from app.version_log.commands.status import command_status
     from app.version_log.errors import FencedError, LogBusyError
 
     log_path = outline.log.path
-    order_id = put_order(log_path, kind, body)
+    order_id = submit_command(log_path, kind, body)
     try:
         execute_pending(outline.log, outline.schema, window_samples=window_samples)
     except (LogBusyError, FencedError):

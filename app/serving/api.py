@@ -13,9 +13,9 @@ from starlette.responses import Response
 from app.serving.admin.routes import router as admin_router
 from app.serving.feed.base_routes import router as base_router
 from app.serving.feed.version_routes import router as version_router
-from app.serving.http.errors import CODES, ApiError, defect
+from app.serving.http.errors import CODES_BY_STATUS, ApiError, internal_error
 from app.serving.lookup.routes import router as lookup_router
-from app.serving.openapi.operations import complete
+from app.serving.openapi.operations import complete_document
 from app.serving.ops.routes import router as operations_router
 from app.serving.pages.routes import router as pages_router
 from app.serving.predict.routes import router as predict_router
@@ -48,8 +48,8 @@ def build_api(service: Service) -> FastAPI:
 
     def whole() -> dict[str, Any]:
         if api.openapi_schema is None:
-            guard = service.guard
-            complete(described(), open_scopes=guard.open_scopes, is_local=guard.names_matter)
+            guard = service.authorizer
+            complete_document(described(), open_scopes=guard.open_scopes, is_local=guard.checks_host)
         assert api.openapi_schema is not None
         return api.openapi_schema
 
@@ -85,11 +85,11 @@ async def _left(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return await _refused(request, defect())
+    return await _refused(request, internal_error())
 
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = CODES.get(error.status_code, "error")
+    code = CODES_BY_STATUS.get(error.status_code, "error")
     message = f"{request.method} {request.url.path}: {error.detail}"
     return await _refused(request, ApiError(error.status_code, code, message, "see /docs", headers=error.headers))

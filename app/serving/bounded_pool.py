@@ -11,7 +11,7 @@ from app.serving.http.errors import busy
 Result = TypeVar("Result")
 
 
-class Work:
+class BoundedPool:
     """A few threads and the calls that wait for them; one more than `max_waiting` is refused with 503 `busy`."""
 
     def __init__(self, name: str, *, num_threads: int, max_waiting: int) -> None:

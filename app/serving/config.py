@@ -4,7 +4,7 @@ import ipaddress
 from dataclasses import dataclass
 
 SIZES = ("cache_bytes", "cache_disk_bytes", "snapshot_bytes", "max_body_bytes")
-LIMITS = ("max_in_flight", "max_connections", "predict_batch_rows")
+LIMITS = ("max_in_flight", "max_connections", "predict_max_batch_rows")
 MAX_WORKERS = 256
 
 
@@ -32,11 +32,13 @@ class ServeConfig:
     max_streams: int = 256  # log, events and long polls at once
     max_in_flight: int = 512  # requests at once
     max_connections: int = 4_096
-    client_seconds: float = 30.0  # a request must have come whole, and an answer must go on, within so long
-    access_log_share: float = 0.0  # of the requests that are logged: 0.01 is every hundredth
-    predict_batch_rows: int = 1_024  # instances of several requests that are scored in one call of the model
-    predict_wait_ms: float = 0.0  # how long a request waits for others on purpose; what waits anyway goes together
-    poll_seconds: float = 0.005  # how often the log is looked at, without news of it: 22 µs
+    request_timeout_seconds: float = 30.0  # a request must have come whole, and an answer must go on, within so long
+    access_log_sample_rate: float = 0.0  # of the requests that are logged: 0.01 is every hundredth
+    predict_max_batch_rows: int = 1_024  # instances of several requests that are scored in one call of the model
+    predict_batch_timeout_ms: float = (
+        0.0  # how long a request waits for others on purpose; what waits anyway goes together
+    )
+    poll_interval_seconds: float = 0.005  # how often the log is looked at, without news of it: 22 µs
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -46,14 +48,20 @@ class ServeConfig:
         for name in (*SIZES, "max_ids", "max_instances", "max_streams", *LIMITS):
             if getattr(self, name) < 1:
                 raise ValueError(f"[serve] {name} = {getattr(self, name)}: must be at least 1")
-        if not 0 < self.client_seconds <= 3_600:
-            raise ValueError(f"[serve] client_seconds = {self.client_seconds}: must be above 0 and at most 3600")
-        if not 0 <= self.access_log_share <= 1:
-            raise ValueError(f"[serve] access_log_share = {self.access_log_share}: a share is between 0 and 1")
-        if not 0 <= self.predict_wait_ms <= 1_000:
-            raise ValueError(f"[serve] predict_wait_ms = {self.predict_wait_ms}: from 0 to 1000")
-        if not 0 < self.poll_seconds <= 10:
-            raise ValueError(f"[serve] poll_seconds = {self.poll_seconds}: must be above 0 and at most 10")
+        if not 0 < self.request_timeout_seconds <= 3_600:
+            raise ValueError(
+                f"[serve] request_timeout_seconds = {self.request_timeout_seconds}: must be above 0 and at most 3600"
+            )
+        if not 0 <= self.access_log_sample_rate <= 1:
+            raise ValueError(
+                f"[serve] access_log_sample_rate = {self.access_log_sample_rate}: a share is between 0 and 1"
+            )
+        if not 0 <= self.predict_batch_timeout_ms <= 1_000:
+            raise ValueError(f"[serve] predict_batch_timeout_ms = {self.predict_batch_timeout_ms}: from 0 to 1000")
+        if not 0 < self.poll_interval_seconds <= 10:
+            raise ValueError(
+                f"[serve] poll_interval_seconds = {self.poll_interval_seconds}: must be above 0 and at most 10"
+            )
 
     @property
     def is_loopback(self) -> bool:

@@ -13,23 +13,23 @@ import numpy.typing as npt
 from springtide_client.log.directory_watcher import DirectoryWatcher
 
 from app.scores.best_auc_file import read_best_auc
-from app.serving.bounded_pool import Work
+from app.serving.bounded_pool import BoundedPool
 from app.serving.cache_folder import CacheFolder
 from app.serving.config import ServeConfig
-from app.serving.feed.record_cache import RecentRecords
-from app.serving.feed.snapshot_cache import Snapshots
-from app.serving.http.authorization import Guard
-from app.serving.http.errors import busy, too_many
+from app.serving.feed.record_cache import RecordCache
+from app.serving.feed.snapshot_cache import SnapshotCache
+from app.serving.http.authorization import Authorizer
+from app.serving.http.errors import busy, too_many_requests
 from app.serving.http.tokens import Tokens
 from app.serving.lookup.codecs import STATUS_NAMES
-from app.serving.model.log_follower import DirectoryFollowing
+from app.serving.model.log_follower import LogFollower
 from app.serving.model.replica import Replica, wall_ms
-from app.serving.ops.gate_metrics import declare_gate, show_gate
-from app.serving.ops.registry import Metrics
-from app.serving.ops.shared_metrics import Numbers, Place
-from app.serving.ops.status import History, TrainerStatus
-from app.serving.ops.trainer_metrics import declare_table, numbers, show_table
-from app.serving.predict.micro_batcher import Scorer
+from app.serving.ops.gate_metrics import declare_gate_metrics, update_gate_metrics
+from app.serving.ops.registry import MetricsRegistry
+from app.serving.ops.shared_metrics import MetricValues, WorkerSlot
+from app.serving.ops.status import StatusHistory, TrainerStatusReader
+from app.serving.ops.trainer_metrics import declare_table_metrics, numeric_items, update_table_metrics
+from app.serving.predict.micro_batcher import MicroBatcher
 from app.version_log.config import LogConfig
 
 SAMPLE_SECONDS = 1.0
@@ -40,38 +40,40 @@ logger = logging.getLogger(__name__)
 class Service:
     """The replica, the trainer's status, the threads and the numbers of one server."""
 
-    def __init__(self, log: LogConfig, config: ServeConfig, tokens: Tokens, *, place: Place | None = None) -> None:
+    def __init__(self, log: LogConfig, config: ServeConfig, tokens: Tokens, *, place: WorkerSlot | None = None) -> None:
         """`place`: among the workers of one server; absent where this process is all of it."""
         self._place = place
         self.log = log
         self.log_path = log_path = Path(log.path)
         self.config = config
-        self.guard = Guard(config, tokens)
-        self.metrics = declare(Metrics())
-        self.recent = RecentRecords()
+        self.authorizer = Authorizer(config, tokens)
+        self.metrics = declare_metrics(MetricsRegistry())
+        self.record_cache = RecordCache()
         self.folder = CacheFolder(config.cache_path)
         self.replica = Replica(
-            lambda on_version, on_swap: DirectoryFollowing(
+            lambda on_version, on_swap: LogFollower(
                 log_path,
                 cache_bytes=config.cache_bytes,
                 disk_bytes=config.cache_disk_bytes,
                 cache_path=self.folder.path,
                 on_version=on_version,
                 on_swap=on_swap,
-                on_record=self.recent.add,
+                on_record=self.record_cache.add,
             ),
-            poll_seconds=config.poll_seconds,
+            poll_interval_seconds=config.poll_interval_seconds,
             metrics=self.metrics,
             wait=DirectoryWatcher(log_path).wait,
         )
-        self.trainer = TrainerStatus(log_path)
-        self.history = History(self.status)
-        self.lookups = Work("lookup", num_threads=2, max_waiting=128)
-        self.scorer = Scorer(max_rows=config.predict_batch_rows, wait_seconds=config.predict_wait_ms / 1000)
-        self.scans = Work("scan", num_threads=1, max_waiting=32)
-        self.files = Work("files", num_threads=2, max_waiting=64)
-        self.snapshots = Snapshots(log_path, self.folder.path, max_bytes=config.snapshot_bytes)
-        self.snapshot_work = Work("snapshot", num_threads=1, max_waiting=8)
+        self.trainer = TrainerStatusReader(log_path)
+        self.history = StatusHistory(self.status)
+        self.lookups = BoundedPool("lookup", num_threads=2, max_waiting=128)
+        self.micro_batcher = MicroBatcher(
+            max_rows=config.predict_max_batch_rows, wait_seconds=config.predict_batch_timeout_ms / 1000
+        )
+        self.scans = BoundedPool("scan", num_threads=1, max_waiting=32)
+        self.files = BoundedPool("files", num_threads=2, max_waiting=64)
+        self.snapshots = SnapshotCache(log_path, self.folder.path, max_bytes=config.snapshot_bytes)
+        self.snapshot_work = BoundedPool("snapshot", num_threads=1, max_waiting=8)
         self.num_in_flight = self.num_streams = 0
         self._publishing = threading.Lock()
         self._started = time.monotonic()
@@ -93,7 +95,7 @@ class Service:
     def close(self) -> None:
         """Let go of threads and files; after the event loop's last answer."""
         self.replica.join()
-        for work in (self.lookups, self.scorer, self.scans, self.files, self.snapshot_work):
+        for work in (self.lookups, self.micro_batcher, self.scans, self.files, self.snapshot_work):
             work.close()
         self.folder.close()
 
@@ -102,7 +104,7 @@ class Service:
         counts = np.bincount(status_K, minlength=len(STATUS_NAMES))
         for name, count in zip(STATUS_NAMES, counts.tolist(), strict=False):
             if count:
-                self.metrics.add("springtide_rows_total", count, status=name)
+                self.metrics.increment("springtide_rows_total", count, status=name)
 
     def status(self) -> dict[str, Any]:
         """The JSON of /v1/status."""
@@ -133,12 +135,12 @@ class Service:
         gate = self.trainer.read(now_ms=wall_ms()).get("gate")
         return gate if isinstance(gate, dict) else {}
 
-    def publish(self) -> Numbers:
+    def publish(self) -> MetricValues:
         """Tell the other workers what this one has counted; what was told earlier never overtakes it."""
         with self._publishing:
             return self._publish()
 
-    def _publish(self) -> Numbers:
+    def _publish(self) -> MetricValues:
         view, now_ms, metrics = self.replica.view, wall_ms(), self.metrics
         fresh = self.replica.freshness.percentiles(now_ms=now_ms) or {}
         until_ms = 0 if view is None else view.complete_until_ms
@@ -148,10 +150,10 @@ class Service:
         metrics.set("springtide_freshness_seconds", _seconds(fresh.get("p99")), quantile="0.99")
         metrics.set("springtide_ready", float(view is not None))
         metrics.set("springtide_workers", 1)
-        metrics.set("springtide_predict_calls_total", self.scorer.num_calls)
+        metrics.set("springtide_predict_calls_total", self.micro_batcher.num_batches)
         metrics.set("springtide_streams", self.num_streams)
         metrics.set("springtide_in_flight", self.num_in_flight)
-        told = metrics.numbers()
+        told = metrics.values()
         if self._place is not None:
             self._place.tally.publish(self._place.number, told)
         return told
@@ -161,40 +163,42 @@ class Service:
         status, metrics = self.status(), self.metrics
         told = self.publish()
         if self._place is not None:
-            told = metrics.together(self._place.tally.read())
+            told = metrics.aggregate(self._place.tally.read())
         until = told.gauges.get("springtide_complete_until_seconds")
         staleness = max(0.0, status["now_ms"] / 1000 - until[0][1]) if until else None
         metrics.set("springtide_staleness_seconds", staleness)
-        metrics.set_all("springtide_trainer_state", "state", {str(status.get("trainer")): 1.0})
+        metrics.replace_all("springtide_trainer_state", "state", {str(status.get("trainer")): 1.0})
         metrics.set("springtide_samples_trained", _number(status.get("samples_trained")))
         metrics.set("springtide_samples_per_second", _number(status.get("samples_per_second")))
         positions = {name: place for name, place in (status.get("positions") or {}).items() if isinstance(place, dict)}
-        metrics.set_all("springtide_lag_records", "partition", numbers({n: p.get("lag") for n, p in positions.items()}))
-        metrics.set_all("springtide_dead_letters", "reason", numbers(status.get("dead_letters")))
-        show_gate(metrics, status)
-        show_table(metrics, status, now_ms=status["now_ms"])
+        metrics.replace_all(
+            "springtide_lag_records", "partition", numeric_items({n: p.get("lag") for n, p in positions.items()})
+        )
+        metrics.replace_all("springtide_dead_letters", "reason", numeric_items(status.get("dead_letters")))
+        update_gate_metrics(metrics, status)
+        update_table_metrics(metrics, status, now_ms=status["now_ms"])
         for part in ("whole", "window"):
             score = (status.get("scores") or {}).get(part) or {}
             metrics.set("springtide_auc", _number(score.get("auc")), part=part)
         return metrics.text(told)
 
-    def enter(self) -> None:
+    def begin_request(self) -> None:
         """Count one more request in flight; ApiError 429 beyond the limit."""
         if self.num_in_flight >= self.config.max_in_flight:
-            raise too_many("requests", self.config.max_in_flight)
+            raise too_many_requests("requests", self.config.max_in_flight)
         self.num_in_flight += 1
 
-    def leave(self) -> None:
+    def end_request(self) -> None:
         """The request was answered."""
         self.num_in_flight -= 1
 
-    def enter_stream(self) -> None:
+    def open_stream(self) -> None:
         """Count one more open stream; ApiError 503 beyond the limit."""
         if self.num_streams >= self.config.max_streams:
             raise busy()
         self.num_streams += 1
 
-    def leave_stream(self) -> None:
+    def close_stream(self) -> None:
         """The stream ended."""
         self.num_streams -= 1
 
@@ -212,7 +216,7 @@ class Service:
             self.publish()
 
 
-def declare(metrics: Metrics) -> Metrics:
+def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
     """The server's metrics, by name."""
     metrics.histogram("springtide_http_seconds", "Time until an answer was sent, by route.")
     metrics.counter("springtide_http_answers_total", "Answers by route and status.")
@@ -238,8 +242,8 @@ def declare(metrics: Metrics) -> Metrics:
     metrics.gauge("springtide_samples_per_second", "Samples learned a second.")
     metrics.gauge("springtide_lag_records", "End of the partition minus what was learned.")
     metrics.gauge("springtide_dead_letters", "Records that could not be learned, by reason.")
-    declare_gate(metrics)
-    declare_table(metrics)
+    declare_gate_metrics(metrics)
+    declare_table_metrics(metrics)
     metrics.gauge("springtide_auc", "Progressive AUC: each sample scored before it was learned.")
     return metrics
 

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from springtide_client.log.directory import LogDirectory
 
-from app.serving.admin.requests import put_order
+from app.serving.admin.requests import submit_command
 from app.version_log.failpoints import VARIABLE
 from tests.e2e.clicks import make_clicks
 from tests.e2e.test_policies import view_of
@@ -54,7 +54,7 @@ def test_an_order_is_executed_once_whenever_its_trainer_is_killed(workspace: Wor
     faults.mkdir()
     orders = []
     for number, point in enumerate(POINTS[kind]):
-        orders.append(put_order(workspace.log, kind, bodies[kind](number)))
+        orders.append(submit_command(workspace.log, kind, bodies[kind](number)))
         (faults / point.replace(" ", "-")).write_text("KILL 1")
         killed = workspace.start("train", "--no-merge", more={VARIABLE: str(faults)})
         assert killed.wait(60) == -signal.SIGKILL, point

@@ -17,7 +17,7 @@ from app.config.runtime_limits import EXAMPLE, nested, read_limits
 from app.serving.http.errors import ApiError, bad_request, invalid
 
 
-def check_support(kind: str, status: Mapping[str, Any]) -> None:
+def check_supported(kind: str, status: Mapping[str, Any]) -> None:
     """Raise ApiError 501 unless the trainer's status names the kind under `orders`."""
     supported = status.get("orders")
     if not isinstance(supported, list) or kind not in supported:
@@ -29,7 +29,7 @@ def check_support(kind: str, status: Mapping[str, Any]) -> None:
         )
 
 
-def put_order(log_path: Path, kind: str, body: Mapping[str, Any]) -> str:
+def submit_command(log_path: Path, kind: str, body: Mapping[str, Any]) -> str:
     """Put an order down where the trainer looks; returns its id once it would survive a power loss."""
     # ids sort by time, so that the trainer may execute them in the order they came
     order_id = f"{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(6)}"
@@ -47,7 +47,7 @@ def put_order(log_path: Path, kind: str, body: Mapping[str, Any]) -> str:
     return order_id
 
 
-def read_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:
+def parse_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:
     """The keys to forget: {"feature", "id"}, {"feature", "ids"} or {"keys": [{"feature", "id"}, ...]}."""
     if not isinstance(body, dict):
         raise invalid("the body must be a JSON object", 'for example {"feature": "user_id", "id": 123}')
@@ -74,7 +74,7 @@ def read_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:
     return {"keys": keys}
 
 
-def read_rollback(body: Any) -> dict[str, Any]:
+def parse_rollback(body: Any) -> dict[str, Any]:
     """{"version": V}, and whether what was learned since is passed over: {"version": V, "skip": true}."""
     if not isinstance(body, dict) or type(body.get("version")) is not int or not 0 <= body["version"] <= INT64_MAX:
         raise invalid("the body must name a version", 'for example {"version": 4294967300}')
@@ -85,7 +85,7 @@ def read_rollback(body: Any) -> dict[str, Any]:
     return {"version": body["version"]} | ({"skip": True} if body.get("skip") else {})
 
 
-def read_table_limits(body: Any, schema: Schema) -> dict[str, Any]:
+def parse_table_limits(body: Any, schema: Schema) -> dict[str, Any]:
     """New limits of the running table: {"lr": ..., "features": {"item_id": {"ttl_seconds": ...}}}. Sizes in bytes."""
     try:
         return {"limits": nested(read_limits(body, schema))}

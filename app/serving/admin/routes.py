@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request
 
-from app.serving.admin.requests import check_support, put_order, read_forget, read_rollback, read_table_limits
-from app.serving.http.errors import UNREADABLE, ApiError, bad_request
-from app.serving.http.responses import JsonAnswer
+from app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits, submit_command
+from app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request
+from app.serving.http.responses import JsonResponse
 from app.serving.model.replica import wall_ms
 from app.serving.service import Service
 from app.version_log.commands.status import command_status, erased_keys_report
@@ -17,19 +17,19 @@ router = APIRouter(tags=["Orders (admin token)"])
 
 
 @router.post("/v1/forget", status_code=202)
-async def forget(request: Request) -> JsonAnswer:
+async def forget(request: Request) -> JsonResponse:
     """Forget an id
 
     {"feature": "user_id", "id": 123}, {"feature": ..., "ids": [...]} or {"keys": [{"feature", "id"}, ...]}.
     """
     service: Service = request.app.state.service
     body = await _body(request)
-    features = service.replica.take().schema.features
-    return await _order(service, "forget", read_forget(body, features))
+    features = service.replica.require_view().schema.features
+    return await _order(service, "forget", parse_forget(body, features))
 
 
 @router.patch("/v1/table", status_code=202)
-async def limits(request: Request) -> JsonAnswer:
+async def limits(request: Request) -> JsonResponse:
     """Change limits of the running table
 
     device_bytes, disk_bytes, lr; and in "features", by name, ttl_seconds, quota_bytes, min_count (null lifts one):
@@ -37,21 +37,21 @@ async def limits(request: Request) -> JsonAnswer:
     """
     service: Service = request.app.state.service
     body = await _body(request)
-    return await _order(service, "limits", read_table_limits(body, service.replica.take().schema))
+    return await _order(service, "limits", parse_table_limits(body, service.replica.require_view().schema))
 
 
 @router.post("/v1/rollback", status_code=202)
-async def rollback(request: Request) -> JsonAnswer:
+async def rollback(request: Request) -> JsonResponse:
     """Go back to a version
 
     {"version": V}: a new version restores that one, but for what was forgotten since; the stream is read again from
     there. With "skip": true what was learned since goes to the dead letters instead.
     """
-    return await _order(request.app.state.service, "rollback", read_rollback(await _body(request)))
+    return await _order(request.app.state.service, "rollback", parse_rollback(await _body(request)))
 
 
 @router.get("/v1/orders/{order_id}")
-async def order_receipt(request: Request, order_id: str) -> JsonAnswer:
+async def order_receipt(request: Request, order_id: str) -> JsonResponse:
     """What became of an order
 
     `state` is waiting (nobody has taken it), taken, published, or durable: the version that carries it outlives a power
@@ -59,7 +59,7 @@ async def order_receipt(request: Request, order_id: str) -> JsonAnswer:
     that still holds it, with what must happen before that is unlinked.
     """
     service: Service = request.app.state.service
-    schema = service.replica.take().schema
+    schema = service.replica.require_view().schema
 
     def find() -> dict[str, Any]:
         receipt = command_status(service.log_path, order_id)
@@ -70,7 +70,7 @@ async def order_receipt(request: Request, order_id: str) -> JsonAnswer:
             "note": _note(receipt.state, service.trainer.read(now_ms=wall_ms())),
         }
 
-    return JsonAnswer(await service.scans.run(find))
+    return JsonResponse(await service.scans.run(find))
 
 
 def _note(state: str, trainer: Mapping[str, Any]) -> str:
@@ -86,16 +86,16 @@ def _note(state: str, trainer: Mapping[str, Any]) -> str:
 async def _body(request: Request) -> Any:
     try:
         return msgspec.json.decode(await request.body())
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         raise bad_request(f"the body cannot be read: {error}", "send a JSON object") from None
 
 
-async def _order(service: Service, kind: str, body: dict[str, Any]) -> JsonAnswer:
+async def _order(service: Service, kind: str, body: dict[str, Any]) -> JsonResponse:
     def put() -> dict[str, Any]:
         trainer = service.trainer.read(now_ms=wall_ms())
-        check_support(kind, trainer)
-        order = put_order(service.log_path, kind, body)
+        check_supported(kind, trainer)
+        order = submit_command(service.log_path, kind, body)
         return {"order": order, "kind": kind, "state": "accepted", "note": _note("waiting", trainer)}
 
     accepted = await service.scans.run(put)
-    return JsonAnswer(accepted, status_code=202, headers={"Location": f"/v1/orders/{accepted['order']}"})
+    return JsonResponse(accepted, status_code=202, headers={"Location": f"/v1/orders/{accepted['order']}"})

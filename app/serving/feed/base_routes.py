@@ -11,7 +11,7 @@ from springtide_client.log.directory import LogDirectory
 from starlette.responses import Response
 
 from app.serving.http.errors import ApiError, gone, invalid, not_ready
-from app.serving.http.responses import FileAnswer, matches
+from app.serving.http.responses import FileResponse, etag_matches
 from app.serving.service import Service
 
 router = APIRouter(tags=["The model"])
@@ -31,7 +31,7 @@ async def latest(request: Request) -> Response:
         content, manifest = _manifest(path)
         etag = _etag(manifest, "manifest.json")
         headers = {"ETag": etag, "Cache-Control": "no-cache"}
-        if matches(request.headers.get("if-none-match"), etag):
+        if etag_matches(request.headers.get("if-none-match"), etag):
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers, media_type="application/json")
 
@@ -53,7 +53,7 @@ async def file(request: Request, v: int, name: str) -> Response:
             names = ", ".join(["manifest.json", *sorted(manifest["files"])])
             raise ApiError(404, "no_such_file", f"base {v} has no file {name!r}", f"its files are {names}")
         media_type = "application/json" if name == "manifest.json" else "application/octet-stream"
-        return FileAnswer(path / name, etag=_etag(manifest, name), media_type=media_type)
+        return FileResponse(path / name, etag=_etag(manifest, name), media_type=media_type)
 
     return await service.files.run(open_file)
 
@@ -71,14 +71,14 @@ async def snapshot(
     service: Service = request.app.state.service
     if rows not in ("all", "none"):
         raise invalid(f"rows = {rows!r}", "rows is all or none")
-    view = service.replica.take()
+    view = service.replica.require_view()
     wanted = view.version if version is None else version
     if wanted > view.version:
         raise gone(wanted, service.replica.versions.oldest)
 
-    def make() -> FileAnswer:
+    def make() -> FileResponse:
         made = service.snapshots.get(view, wanted, rows=rows)
-        answer = FileAnswer(made.path, etag=made.etag)
+        answer = FileResponse(made.path, etag=made.etag)
         answer.extra_headers = {
             "x-springtide-version": str(wanted),
             "content-disposition": f'attachment; filename="springtide-{wanted}.safetensors"',

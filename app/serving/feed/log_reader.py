@@ -10,7 +10,7 @@ class LogReader:
     """Reads on from a version. `close` may come amid a read: then whoever reads closes the file."""
 
     def __init__(self, directory: LogDirectory, began: Tip) -> None:
-        self.began = began
+        self.start = began
         self._directory = directory
         self._cursor = directory.follow(began)
         self._lock = threading.Lock()

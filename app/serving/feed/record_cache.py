@@ -8,7 +8,7 @@ from springtide_client.format.records import Record, Tip
 MAX_BYTES = 32 << 20
 
 
-class RecentRecords:
+class RecordCache:
     """Records by their parents, the newest so many bytes of them. One thread adds, any may ask."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:

@@ -24,20 +24,20 @@ from app.serving.http.errors import ApiError, gone, not_ready
 from app.serving.model.log_follower import ServedView
 from app.serving.model.view import ModelView
 from app.version_log.read.id_strings import id_strings_of, merge_id_strings
-from app.version_log.read.live_rows import count_rows, living_rows
+from app.version_log.read.live_rows import count_live_rows, live_rows
 
 KNOWN = 0
 COLUMNS = ("feature", "id", "value", "count", "last_seen")
 
 
-class Made(NamedTuple):
+class CachedSnapshot(NamedTuple):
     """A snapshot on disk."""
 
     path: Path
     etag: str
 
 
-class Snapshots:
+class SnapshotCache:
     """Writes snapshots when they are asked for and keeps the newest asked-for ones within `max_bytes`.
 
     One thread at a time.
@@ -53,17 +53,17 @@ class Snapshots:
         """Give up what is being written."""
         self._stopping.set()
 
-    def get(self, view: ModelView, version: int, *, rows: str) -> Made:
+    def get(self, view: ModelView, version: int, *, rows: str) -> CachedSnapshot:
         """The snapshot of a version, `rows` being all or none; ApiError 410 where the log no longer leads there."""
         for path in self._folder.glob(f"snapshot-{version:020d}-*-{rows}.safetensors"):
             with suppress(FileNotFoundError):  # another worker made room
                 os.utime(path)
-                return Made(path, _etag(path))
+                return CachedSnapshot(path, _etag(path))
         assert isinstance(view, ServedView)
         if view.version == version:
             with suppress(FileNotFoundError, SpringtideError):  # what it lies on was retired: a newer base leads there
                 return self._make(view.inner, rows=rows)
-        found = view_at(self._directory, version)
+        found = view_at_version(self._directory, version)
         if found is None:
             raise gone(version, None)
         try:
@@ -71,7 +71,7 @@ class Snapshots:
         except (FileNotFoundError, SpringtideError):
             raise gone(version, None) from None
 
-    def _make(self, found: View, *, rows: str) -> Made:
+    def _make(self, found: View, *, rows: str) -> CachedSnapshot:
         version = found.version
         path = self._folder / f"snapshot-{version:020d}-{found.tip.checksum:016x}-{rows}.safetensors"
         draft = path.with_suffix(f".{os.getpid()}.tmp")  # workers share the folder
@@ -88,7 +88,7 @@ class Snapshots:
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
-        return Made(path, _etag(path))
+        return CachedSnapshot(path, _etag(path))
 
     def _write(self, view: View, draft: Path, *, with_rows: bool) -> None:
         snapshot = Snapshot.of(view, with_rows=with_rows)
@@ -112,7 +112,7 @@ class Snapshots:
             path.unlink(missing_ok=True)
 
 
-def view_at(directory: LogDirectory, version: int) -> View | None:
+def view_at_version(directory: LogDirectory, version: int) -> View | None:
     """The view at a version, from the newest base at or before it; None where the log no longer leads there."""
     with suppress(SpringtideError, FileNotFoundError):
         for path in reversed(directory.bases()):
@@ -141,8 +141,8 @@ class Snapshot(NamedTuple):
     @staticmethod
     def of(view: View, *, with_rows: bool) -> "Snapshot":
         """Of a view over a log's folder, from which the texts behind its ids are read."""
-        num_rows = count_rows(view) if with_rows else 0
-        small = dense_tensors(view) | {f"texts.{name}": array for name, array in living_texts(view).items()}
+        num_rows = count_live_rows(view) if with_rows else 0
+        small = dense_tensors(view) | {f"texts.{name}": array for name, array in live_id_strings(view).items()}
         shapes = {
             "rows.feature": TensorShape(np.dtype(np.uint16), (num_rows,)),
             "rows.id": TensorShape(np.dtype(np.int64), (num_rows,)),
@@ -169,7 +169,7 @@ class Snapshot(NamedTuple):
             for name, array in self.small.items():
                 writer.write(name, 0, array)
             at = 0
-            for rows in living_rows(self.view) if self.with_rows else ():
+            for rows in live_rows(self.view) if self.with_rows else ():
                 if stopping.is_set():
                     raise not_ready("the server ends")
                 for column in COLUMNS:
@@ -188,7 +188,7 @@ def dense_tensors(view: View) -> dict[str, npt.NDArray[Any]]:
     return {**{f"dense.{name}": tensor for name, tensor in tensors.items()}, "model.pt2": program}
 
 
-def living_texts(view: View) -> dict[str, npt.NDArray[Any]]:
+def live_id_strings(view: View) -> dict[str, npt.NDArray[Any]]:
     """The texts behind ids that have a row, by (feature, id): equal at equal versions, whatever base leads there."""
     base = view.base
     parts = [base.id_strings] if base.id_strings is not None else []

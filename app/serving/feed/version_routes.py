@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from app.serving.feed.log_reader import LogReader
 from app.serving.http.errors import gone
-from app.serving.http.responses import StreamAnswer, with_etag
+from app.serving.http.responses import StreamResponse, json_with_etag
 from app.serving.model.version_index import VersionEntry
 from app.serving.service import Service
 
@@ -39,7 +39,7 @@ async def versions(
     following = found[-1].number if len(found) == limit else None
     document = {"versions": [entry.document() for entry in found], "next_before": following}
     newest = f"{found[0].checksum:016x}" if found else "none"
-    return with_etag(request, document, f'"{newest}-{limit}-{before}"')
+    return json_with_etag(request, document, f'"{newest}-{limit}-{before}"')
 
 
 @router.get("/v1/versions/latest")
@@ -55,8 +55,8 @@ async def latest(
     service: Service = request.app.state.service
     replica = service.replica
     if after is None:
-        return _manifest(request, service, replica.take().version)
-    service.enter_stream()
+        return _manifest(request, service, replica.require_view().version)
+    service.open_stream()
     try:
         deadline = time.monotonic() + wait_seconds
         while True:
@@ -70,7 +70,7 @@ async def latest(
             if await request.is_disconnected():
                 return Response(status_code=499)  # for the counters: nobody reads it
     finally:
-        service.leave_stream()
+        service.close_stream()
 
 
 @router.get("/v1/versions/{v}")
@@ -83,19 +83,19 @@ async def version(request: Request, v: int) -> Response:
 async def log(request: Request, after: Annotated[int, Query(ge=0)]) -> Response:
     """Version records after V, as they are in the log, for as long as the asker listens; 410 where V is not in it"""
     service: Service = request.app.state.service
-    service.replica.take()
-    service.enter_stream()
+    service.replica.require_view()
+    service.open_stream()
     try:
         reader, records = await asyncio.to_thread(_begin, service, after)
     except BaseException:
-        service.leave_stream()
+        service.close_stream()
         raise
 
     def end() -> None:
         reader.close()
-        service.leave_stream()
+        service.close_stream()
 
-    return StreamAnswer(_frames(service, reader, records), "application/octet-stream", end)
+    return StreamResponse(_frames(service, reader, records), "application/octet-stream", end)
 
 
 def _begin(service: Service, after: int) -> tuple[LogReader, list[Record]]:
@@ -125,7 +125,7 @@ def _tip(service: Service, directory: LogDirectory, number: int) -> Tip | None:
 
 async def _frames(service: Service, reader: LogReader, records: list[Record]) -> AsyncIterator[bytes]:
     """1. What the server's own follower has just read. 2. Where that is not what follows: the log."""
-    replica, tip = service.replica, reader.began
+    replica, tip = service.replica, reader.start
     while not replica.stopping:
         for record in records:
             yield record.header
@@ -133,9 +133,9 @@ async def _frames(service: Service, reader: LogReader, records: list[Record]) ->
         tip = records[-1].tip if records else tip
         view = replica.view
         is_newest = view is None or view.version <= tip.number
-        if not (records := service.recent.after(tip, BATCH_BYTES)) and is_newest:
+        if not (records := service.record_cache.after(tip, BATCH_BYTES)) and is_newest:
             await replica.wait_for_change(LOOK_SECONDS)
-            records = service.recent.after(tip, BATCH_BYTES)
+            records = service.record_cache.after(tip, BATCH_BYTES)
         if not records:
             try:
                 records = await asyncio.to_thread(reader.read, tip, BATCH_BYTES)
@@ -149,4 +149,4 @@ def _manifest(request: Request, service: Service, number: int) -> Response:
     entry: VersionEntry | None = service.replica.versions.find(number)
     if entry is None:
         raise gone(number, service.replica.versions.oldest)
-    return with_etag(request, entry.document(), entry.etag, {"X-Springtide-Version": str(number)})
+    return json_with_etag(request, entry.document(), entry.etag, {"X-Springtide-Version": str(number)})

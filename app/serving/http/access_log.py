@@ -12,7 +12,7 @@ class AccessLog:
         self._share = share
         self._due = 0.0
 
-    def note(self, method: str, route: str, status: int, seconds: float) -> None:
+    def record(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request was answered."""
         self._due += self._share
         if self._due >= 1.0:

@@ -9,19 +9,19 @@ from app.serving.http.errors import ApiError
 from app.serving.http.tokens import Tokens
 
 # no data of the model, so no token: probes and the pages themselves
-FREE_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
+PUBLIC_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
 # probes, which are needed most when all is full, and streams, whose number has a limit of its own
-UNLIMITED_PATHS = FREE_PATHS | {"/metrics", "/v1/log", "/v1/events", "/v1/versions/latest"}
+UNTHROTTLED_PATHS = PUBLIC_PATHS | {"/metrics", "/v1/log", "/v1/events", "/v1/versions/latest"}
 ADMIN_PATHS = frozenset({"/v1/forget", "/v1/table", "/v1/rollback"})
 
 
-class Guard:
+class Authorizer:
     """Checks a request before anything of it is read."""
 
     def __init__(self, config: ServeConfig, tokens: Tokens) -> None:
         self._tokens = tokens
         # a page of another site can make a browser ask a loopback server under the site's own name (DNS rebinding)
-        self.names_matter = config.is_loopback and bool(tokens.open_scopes) and not config.insecure
+        self.checks_host = config.is_loopback and bool(tokens.open_scopes) and not config.insecure
 
     @property
     def open_scopes(self) -> frozenset[str]:
@@ -30,7 +30,7 @@ class Guard:
 
     def check(self, path: str, headers: Mapping[str, str]) -> None:
         """Raise ApiError 401 or 403 without the right token, 421 for a foreign Host."""
-        if self.names_matter and not is_local_name(headers.get("host", "")):
+        if self.checks_host and not is_local_name(headers.get("host", "")):
             hint = "ask for 127.0.0.1 or localhost, or set tokens"
             raise ApiError(
                 421, "foreign_host", f"this server is open to its own host only, not as {headers.get('host')}", hint
@@ -42,7 +42,7 @@ class Guard:
 
 def scope_of(path: str) -> str | None:
     """The scope that a path needs; None where it needs none."""
-    if path in FREE_PATHS:
+    if path in PUBLIC_PATHS:
         return None
     if path.rstrip("/") in ADMIN_PATHS or path.startswith("/v1/orders/"):
         return "admin"

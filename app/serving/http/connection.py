@@ -5,19 +5,19 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from app.serving.http.errors import ApiError, bad_request, head_too_large, too_many, too_slow
-from app.serving.http.fast_path import START
-from app.serving.http.middleware import Front
+from app.serving.http.errors import ApiError, bad_request, head_too_large, request_timeout, too_many_requests
+from app.serving.http.fast_path import REQUEST_PREFIX
+from app.serving.http.middleware import HttpMiddleware
 
 MAX_FRAMING_BYTES = 65_536
 
 
-class ExpressProtocol(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Between two requests the bytes of a whole one may be answered at once; else everything is as ever."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._front = cast(Front, self.config.app)
+        self._front = cast(HttpMiddleware, self.config.app)
         self._express, self._leaving = self._front.express, self._front.leaving
         self._is_head = False
         self._framing_bytes = self._body_bytes = self._head_bytes = 0  # of the message that the parser reads
@@ -34,11 +34,11 @@ class ExpressProtocol(HttpToolsProtocol):
         self._waits_since = self.loop.time()
         limit = self._front.config.max_connections
         if len(self.connections) > limit:
-            self._refuse(too_many("connections", limit))
+            self._refuse(too_many_requests("connections", limit))
 
     def data_received(self, data: bytes) -> None:
-        if self._is_between and data.startswith(START) and not self._leaving.begun and self._is_idle():
-            answer = self._express.answer(data)
+        if self._is_between and data.startswith(REQUEST_PREFIX) and not self._leaving.started and self._is_idle():
+            answer = self._express.respond(data)
             if answer is not None:
                 self._send(*answer)
                 return
@@ -68,8 +68,8 @@ class ExpressProtocol(HttpToolsProtocol):
             raise ValueError("the head is too long")  # the parser ends with it, and asks for send_400_response
         super().on_headers_complete()
         self._is_head = False
-        if self._leaving.begun:
-            self.prepare_to_leave()
+        if self._leaving.started:
+            self.close_after_response()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -94,17 +94,17 @@ class ExpressProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
             self.flow.pause_reading()
 
-    def prepare_to_leave(self) -> None:
+    def close_after_response(self) -> None:
         """The answer in the making, if any, is the last; one whose head is sent has promised to go on."""
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
-    def leave_if_idle(self) -> None:
+    def close_if_idle(self) -> None:
         """Close, unless something was asked."""
         if self._is_between and self._is_idle():
             self.transport.close()
 
-    def lose_patience(self, now: float, seconds: float) -> None:
+    def enforce_timeouts(self, now: float, seconds: float) -> None:
         """End the connection where its client has let the server wait for longer."""
         if self.transport.is_closing():
             return
@@ -115,9 +115,9 @@ class ExpressProtocol(HttpToolsProtocol):
                 cycle = self.cycle
                 if cycle is not None and (cycle.response_started and not cycle.response_complete):
                     self.transport.abort()  # nothing can be said in the middle of an answer
-                    self._front.note_refusal("too_slow")
+                    self._front.count_rejection("too_slow")
                 else:
-                    self._refuse(too_slow(seconds))
+                    self._refuse(request_timeout(seconds))
                 return
         left = self.transport.get_write_buffer_size() if self.flow.write_paused else 0
         if left == 0:
@@ -126,7 +126,7 @@ class ExpressProtocol(HttpToolsProtocol):
             self._stuck = (left, now)
         elif now - self._stuck[1] > seconds:
             self.transport.abort()
-            self._front.note_refusal("too_slow")
+            self._front.count_rejection("too_slow")
 
     def _refuse(self, refusal: ApiError) -> None:
         """Answer what no request can be answered to, and close."""
@@ -138,7 +138,7 @@ class ExpressProtocol(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[refusal.status] + head + content)
         self.transport.close()
         self._framing_bytes = 0
-        self._front.refuse_client(refusal)
+        self._front.count_rejected_connection(refusal)
 
     def timeout_keep_alive_handler(self) -> None:
         left = self._answered_at + self.timeout_keep_alive - self.loop.time()

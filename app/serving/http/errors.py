@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 # what decoding a body may raise: msgspec reports texts that are not UTF-8 as Python does
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-CODES = {
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+CODES_BY_STATUS = {
     400: "bad_request",
     401: "unauthorized",
     403: "forbidden",
@@ -20,7 +20,7 @@ CODES = {
 }
 
 # why a request was refused, for the metric, by code; what it demands of the version is counted by the replica
-REFUSED = {
+REJECTION_REASONS = {
     "busy": "busy",
     "not_ready": "not_ready",
     "too_many_requests": "in_flight",
@@ -59,12 +59,12 @@ class ApiError(Exception):
         self.hint = hint
         self.headers = dict(headers or {})
         self.details = dict(details or {})
-        self.beside = dict(beside or {})
+        self.siblings = dict(beside or {})
 
     def body(self) -> bytes:
         """The JSON text."""
         error = {"code": self.code, "message": self.message, "hint": self.hint, **self.details}
-        return msgspec.json.encode({"error": error, **self.beside})
+        return msgspec.json.encode({"error": error, **self.siblings})
 
 
 def not_ready(reason: str) -> ApiError:
@@ -73,18 +73,18 @@ def not_ready(reason: str) -> ApiError:
     return ApiError(503, "not_ready", reason, hint, headers={"Retry-After": "1"})
 
 
-def too_large(max_bytes: int) -> ApiError:
+def body_too_large(max_bytes: int) -> ApiError:
     """413: the body passes the limit."""
     return ApiError(413, "too_large", f"the body is longer than {max_bytes} bytes", "send it in several requests")
 
 
-def compressed(encoding: str) -> ApiError:
+def unsupported_encoding(encoding: str) -> ApiError:
     """415: bytes that would be taken for others."""
     message = f"a body with Content-Encoding {encoding[:40]} is not understood here"
     return ApiError(415, "unsupported_media_type", message, "send it as it is, without Content-Encoding")
 
 
-def defect() -> ApiError:
+def internal_error() -> ApiError:
     """500: this should not have happened."""
     return ApiError(500, "internal", "this server has a defect", "its log says more")
 
@@ -106,13 +106,13 @@ def busy() -> ApiError:
     return ApiError(503, "busy", "too many requests are waiting", hint, headers={"Retry-After": "1"})
 
 
-def too_many(what: str, limit: int) -> ApiError:
+def too_many_requests(what: str, limit: int) -> ApiError:
     """429: more at once than the server takes on."""
     hint = "retry after a moment, or ask less at once"
     return ApiError(429, "too_many_requests", f"more than {limit} {what} at once", hint, headers={"Retry-After": "1"})
 
 
-def too_slow(seconds: float) -> ApiError:
+def request_timeout(seconds: float) -> ApiError:
     """408: the request did not come whole in time."""
     return ApiError(408, "too_slow", f"the request was not whole after {seconds:g} s", "send it faster, or in parts")
 

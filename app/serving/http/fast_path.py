@@ -14,43 +14,50 @@ from starlette.types import Scope
 from app.serving.config import ServeConfig
 from app.serving.http.access_log import AccessLog
 from app.serving.http.errors import ApiError
-from app.serving.lookup.batch_lookup import INLINE_IDS, Manner, feature_number, header_texts, is_short, look_up
-from app.serving.lookup.codecs import STATUS_NAMES, read_question
+from app.serving.lookup.batch_lookup import (
+    INLINE_IDS,
+    LookupOptions,
+    feature_number,
+    look_up,
+    response_headers,
+    runs_inline,
+)
+from app.serving.lookup.codecs import STATUS_NAMES, decode_request
 from app.serving.model.replica import Replica
-from app.serving.ops.registry import Metrics
+from app.serving.ops.registry import MetricsRegistry
 
 ROUTE = "/v1/embeddings/{feature}"
-START = b"POST /v1/embeddings/"
+REQUEST_PREFIX = b"POST /v1/embeddings/"
 MAX_HEADS, MAX_HEAD_BYTES = 1_024, 2_048
 # with one of these a head asks for more than an answer
-UNCOMMON = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
+UNSUPPORTED_HEADERS = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 
 logger = logging.getLogger(__name__)
 
 
-class KnownHead(NamedTuple):
+class CachedHead(NamedTuple):
     """What a head means."""
 
-    manner: Manner
+    manner: LookupOptions
     body_bytes: int
 
 
-class Express:
+class FastPath:
     """The heads that are known. For the event loop's thread alone."""
 
-    def __init__(self, config: ServeConfig, replica: Replica, metrics: Metrics, access_log: AccessLog) -> None:
+    def __init__(self, config: ServeConfig, replica: Replica, metrics: MetricsRegistry, access_log: AccessLog) -> None:
         self._max_ids = min(config.max_ids, INLINE_IDS)
         self._replica = replica
         self._access_log = access_log
-        self._heads: dict[bytes, KnownHead] = {}
-        self._seconds = metrics.own_histogram("springtide_http_seconds", route=ROUTE)
-        self._answers = metrics.own_counter("springtide_http_answers_total", route=ROUTE, status="200")
-        self._rows = [metrics.own_counter("springtide_rows_total", status=name) for name in STATUS_NAMES]
+        self._heads: dict[bytes, CachedHead] = {}
+        self._seconds = metrics.unlocked_histogram("springtide_http_seconds", route=ROUTE)
+        self._answers = metrics.unlocked_counter("springtide_http_answers_total", route=ROUTE, status="200")
+        self._rows = [metrics.unlocked_counter("springtide_rows_total", status=name) for name in STATUS_NAMES]
 
     def __len__(self) -> int:
         return len(self._heads)
 
-    def learn(self, data: bytes, scope: Scope, manner: Manner, body: bytes) -> None:
+    def remember(self, data: bytes, scope: Scope, manner: LookupOptions, body: bytes) -> None:
         """A request that came in this data was answered, read by the real parser and allowed by the guard."""
         body_at = data.find(b"\r\n\r\n") + 4
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -59,13 +66,16 @@ class Express:
             return
         if body_at > MAX_HEAD_BYTES or scope["http_version"] != "1.1":
             return
-        if any(name in UNCOMMON or (name == b"connection" and text.lower() != b"keep-alive") for name, text in headers):
+        if any(
+            name in UNSUPPORTED_HEADERS or (name == b"connection" and text.lower() != b"keep-alive")
+            for name, text in headers
+        ):
             return
         if len(self._heads) >= MAX_HEADS:
             self._heads.clear()  # those that are still asked with come back at their next request
-        self._heads[data[:body_at]] = KnownHead(manner, len(body))
+        self._heads[data[:body_at]] = CachedHead(manner, len(body))
 
-    def answer(self, data: bytes) -> tuple[str, bytes | memoryview] | None:
+    def respond(self, data: bytes) -> tuple[str, bytes | memoryview] | None:
         """Head (without status line and the server's own headers) and body of the answer to a whole request.
 
         None where the head is unknown, or the request needs the front.
@@ -77,9 +87,9 @@ class Express:
             return None
         manner = known.manner
         try:
-            question = read_question(manner.asked, data[body_at:], self._max_ids)
-            view = self._replica.fitting(manner.demand.tightened(question.max_staleness_ms))
-            if view is None or not is_short(view, manner, len(question.ids_N)):
+            question = decode_request(manner.request_type, data[body_at:], self._max_ids)
+            view = self._replica.view_if_satisfying(manner.preconditions.with_max_staleness(question.max_staleness_ms))
+            if view is None or not runs_inline(view, manner, len(question.ids_N)):
                 return None
             content, status_N = look_up(view, feature_number(view, manner), manner, question)
         except ApiError:
@@ -87,7 +97,7 @@ class Express:
         except Exception:
             logger.exception("a known head failed")  # the front has a better place for it
             return None
-        texts = header_texts(self._replica, view, manner, len(content))
+        texts = response_headers(self._replica, view, manner, len(content))
         lines = "".join([f"{name.lower()}: {text}\r\n" for name, text in texts.items()])
         num_known = len(status_N) - int(np.count_nonzero(status_N))
         self._rows[0].amount += num_known
@@ -97,5 +107,5 @@ class Express:
         self._answers.amount += 1
         seconds = time.perf_counter() - started
         self._seconds.observe(seconds)
-        self._access_log.note("POST", ROUTE, 200, seconds)
+        self._access_log.record("POST", ROUTE, 200, seconds)
         return lines, content

@@ -9,21 +9,28 @@ from functools import partial
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.serving.http.access_log import AccessLog
-from app.serving.http.authorization import FREE_PATHS, UNLIMITED_PATHS
-from app.serving.http.errors import REFUSED, ApiError, bad_request, compressed, defect, too_large
-from app.serving.http.fast_path import ROUTE, Express
+from app.serving.http.authorization import PUBLIC_PATHS, UNTHROTTLED_PATHS
+from app.serving.http.errors import (
+    REJECTION_REASONS,
+    ApiError,
+    bad_request,
+    body_too_large,
+    internal_error,
+    unsupported_encoding,
+)
+from app.serving.http.fast_path import ROUTE, FastPath
 from app.serving.http.preconditions import MAX_STALENESS, MIN_VERSION
-from app.serving.lookup.batch_lookup import Manner, feature_number, header_texts, is_short, look_up
-from app.serving.lookup.codecs import RAW, read_question
-from app.serving.server.drain import Leaving
+from app.serving.lookup.batch_lookup import LookupOptions, feature_number, look_up, response_headers, runs_inline
+from app.serving.lookup.codecs import RAW, decode_request
+from app.serving.server.drain import ConnectionDrain
 from app.serving.service import Service
 
 EMBEDDINGS = "/v1/embeddings/"
 # what monitors and people look at by HEAD
-PROBED = FREE_PATHS | {"/metrics", "/v1/status"}
+HEAD_PATHS = PUBLIC_PATHS | {"/metrics", "/v1/status"}
 # a longer body is read by a thread
 INLINE_BYTES = 65_536
-SINGLE = (
+SINGLETON_HEADERS = (
     b"host",
     b"authorization",
     b"content-type",
@@ -34,16 +41,16 @@ SINGLE = (
 logger = logging.getLogger(__name__)
 
 
-class Front:
+class HttpMiddleware:
     """Wraps the FastAPI application; everything that leaves here is counted by route and status."""
 
-    def __init__(self, service: Service, inner: ASGIApp, leaving: Leaving) -> None:
+    def __init__(self, service: Service, inner: ASGIApp, leaving: ConnectionDrain) -> None:
         self._service = service
         self._inner = inner
         self.leaving = leaving
         self.config = service.config
-        self._access_log = AccessLog(service.config.access_log_share)
-        self.express = Express(service.config, service.replica, service.metrics, self._access_log)
+        self._access_log = AccessLog(service.config.access_log_sample_rate)
+        self.express = FastPath(service.config, service.replica, service.metrics, self._access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -79,54 +86,54 @@ class Front:
         except Exception:
             logger.exception("a request failed", extra={"path": scope["path"]})
             if status == 0:
-                await _refuse(counted, defect())
+                await _refuse(counted, internal_error())
             else:
                 raise
         finally:
             route = scope.get("springtide.route") or getattr(scope.get("route"), "path", None) or "none"
             seconds = time.perf_counter() - started
             self._service.metrics.observe("springtide_http_seconds", seconds, route=route)
-            self._service.metrics.add("springtide_http_answers_total", route=route, status=str(status or 499))
-            self._access_log.note(scope["method"], route, status or 499, seconds)
-            self.note_refusal(scope.get("springtide.refusal", ""))
+            self._service.metrics.increment("springtide_http_answers_total", route=route, status=str(status or 499))
+            self._access_log.record(scope["method"], route, status or 499, seconds)
+            self.count_rejection(scope.get("springtide.refusal", ""))
 
-    def refuse_client(self, refusal: ApiError) -> None:
+    def count_rejected_connection(self, refusal: ApiError) -> None:
         """A connection was refused before a request of it could be answered."""
-        self._service.metrics.add("springtide_http_answers_total", route="none", status=str(refusal.status))
-        self.note_refusal(refusal.code)
+        self._service.metrics.increment("springtide_http_answers_total", route="none", status=str(refusal.status))
+        self.count_rejection(refusal.code)
 
-    def note_refusal(self, code: str) -> None:
+    def count_rejection(self, code: str) -> None:
         """Count what was not served, by its code."""
-        if reason := REFUSED.get(code):
-            self._service.metrics.add("springtide_refused_total", reason=reason)
+        if reason := REJECTION_REASONS.get(code):
+            self._service.metrics.increment("springtide_refused_total", reason=reason)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if len(headers) < len(scope["headers"]):
             _check_single(scope["headers"])
-        self._service.guard.check(path, headers)
-        if path in UNLIMITED_PATHS:
+        self._service.authorizer.check(path, headers)
+        if path in UNTHROTTLED_PATHS:
             await self._admitted(path, headers, scope, receive, send)
             return
-        self._service.enter()
+        self._service.begin_request()
         try:
             await self._admitted(path, headers, scope, receive, send)
         finally:
-            self._service.leave()
+            self._service.end_request()
 
     async def _admitted(self, path: str, headers: dict[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._service.config.max_body_bytes:
-            raise too_large(self._service.config.max_body_bytes)
+            raise body_too_large(self._service.config.max_body_bytes)
         encoding = headers.get("content-encoding")
         if encoding is not None and encoding.strip().lower() != "identity" and scope["method"] not in ("GET", "HEAD"):
-            raise compressed(encoding)
+            raise unsupported_encoding(encoding)
         if scope["method"] == "POST" and path.startswith(EMBEDDINGS):
             scope["springtide.route"] = ROUTE
             await self._embeddings(path[len(EMBEDDINGS) :], headers, scope, receive, send)
             return
-        if scope["method"] == "HEAD" and path in PROBED:
+        if scope["method"] == "HEAD" and path in HEAD_PATHS:
             asked = {**scope, "method": "GET"}  # the connection knows that it sends no body
             await self._inner(asked, self._limited(receive), send)
             scope.update({name: asked[name] for name in ("route", "springtide.refusal") if name in asked})
@@ -137,12 +144,14 @@ class Front:
         self, feature: str, headers: dict[str, str], scope: Scope, receive: Receive, send: Send
     ) -> None:
         service = self._service
-        manner = Manner.of(feature, headers)
+        manner = LookupOptions.from_headers(feature, headers)
         body = await _read_body(receive, service.config.max_body_bytes)
-        read = partial(read_question, manner.asked, body, service.config.max_ids)
+        read = partial(decode_request, manner.request_type, body, service.config.max_ids)
         # raw ids are not read, only looked at
-        question = read() if len(body) <= INLINE_BYTES or manner.asked.name == RAW else await service.lookups.run(read)
-        view = service.replica.demand(manner.demand.tightened(question.max_staleness_ms))
+        question = (
+            read() if len(body) <= INLINE_BYTES or manner.request_type.name == RAW else await service.lookups.run(read)
+        )
+        view = service.replica.view_satisfying(manner.preconditions.with_max_staleness(question.max_staleness_ms))
         number = feature_number(view, manner)
 
         def work() -> bytes | memoryview:
@@ -150,13 +159,13 @@ class Front:
             service.count_rows(status)
             return content
 
-        if is_short(view, manner, len(question.ids_N)):
+        if runs_inline(view, manner, len(question.ids_N)):
             content = work()
             if (data := scope.get("springtide.data")) is not None:
-                self.express.learn(data, scope, manner, body)
+                self.express.remember(data, scope, manner, body)
         else:
             content = await service.lookups.run(work)
-        texts = header_texts(service.replica, view, manner, len(content))
+        texts = response_headers(service.replica, view, manner, len(content))
         raw = [(name.lower().encode(), text.encode()) for name, text in texts.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": content})
@@ -170,7 +179,7 @@ class Front:
             if message["type"] == "http.request":
                 left -= len(message.get("body", b""))
                 if left < 0:
-                    raise too_large(self._service.config.max_body_bytes)
+                    raise body_too_large(self._service.config.max_body_bytes)
             return message
 
         return limited
@@ -180,7 +189,7 @@ def _check_single(headers: list[tuple[bytes, bytes]]) -> None:
     """Raise ApiError 400 where a header that decides who asks, or what, is there twice: whoever passes the request on
     may have believed the other one."""
     names = Counter(name.lower() for name, _ in headers)
-    for name in SINGLE:
+    for name in SINGLETON_HEADERS:
         if names[name] > 1:
             raise bad_request(f"the header {name.decode()} is there {names[name]} times", "send it once")
 
@@ -195,7 +204,7 @@ async def _read_body(receive: Receive, max_bytes: int) -> bytes:
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > max_bytes:
-            raise too_large(max_bytes)
+            raise body_too_large(max_bytes)
         if not message.get("more_body"):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 

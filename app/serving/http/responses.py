@@ -18,7 +18,7 @@ CHUNK_BYTES = 1 << 20
 RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")  # beyond that no file reaches: the whole is sent
 
 
-class JsonAnswer(Response):
+class JsonResponse(Response):
     """JSON by msgspec: NaN is null, texts stay UTF-8."""
 
     media_type = "application/json"
@@ -27,22 +27,22 @@ class JsonAnswer(Response):
         return msgspec.json.encode(content)
 
 
-def with_etag(request: Request, document: Any, etag: str, headers: Mapping[str, str] | None = None) -> Response:
+def json_with_etag(request: Request, document: Any, etag: str, headers: Mapping[str, str] | None = None) -> Response:
     """The document, or 304 where the asker has it."""
     sent = {"ETag": etag, "Cache-Control": "no-cache", **(headers or {})}
-    if matches(request.headers.get("if-none-match"), etag):
+    if etag_matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=sent)
-    return JsonAnswer(document, headers=sent)
+    return JsonResponse(document, headers=sent)
 
 
-def matches(header: str | None, etag: str) -> bool:
+def etag_matches(header: str | None, etag: str) -> bool:
     """Whether an If-None-Match header names the ETag."""
     if header is None:
         return False
     return header.strip() == "*" or etag in [part.strip().removeprefix("W/") for part in header.split(",")]
 
 
-class StreamAnswer(StreamingResponse):
+class StreamResponse(StreamingResponse):
     """An answer without an end of its own; `on_end` is called when it is over.
 
     (An asker who left before the first piece was asked for ends no generator: one that has not begun has no end.)
@@ -60,7 +60,7 @@ class StreamAnswer(StreamingResponse):
             self._on_end()
 
 
-class FileAnswer(Response):
+class FileResponse(Response):
     """An immutable file from disk: whole, or one range of it; several ranges at once get the whole."""
 
     def __init__(self, path: Path, *, etag: str, media_type: str = "application/octet-stream") -> None:
@@ -103,7 +103,7 @@ class FileAnswer(Response):
 
     def _choose(self, request: Request) -> tuple[int, int, int]:
         """(status, start, end) by RFC 9110: If-None-Match before Range, Range only where If-Range agrees."""
-        if matches(request.headers.get("if-none-match"), self._etag):
+        if etag_matches(request.headers.get("if-none-match"), self._etag):
             return 304, 0, 0
         match = RANGE.fullmatch(request.headers.get("range", "").replace(" ", ""))
         condition = request.headers.get("if-range")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.serving.http.errors import bad_request, invalid, too_many_ids
-from app.serving.lookup.arrow_headers import DICTIONARY_BATCH, read_heads
+from app.serving.lookup.arrow_headers import DICTIONARY_BATCH, read_message_headers
 from kernels.cpu.serving.parse_ids import read_text_ids
 
 HINT = "send an uncompressed stream with a column id of int64 or string"
@@ -26,7 +26,7 @@ def read_id_column(body: bytes, max_ids: int) -> tuple[Any, Ids | None]:
     import pyarrow  # 40 MB of library that most servers never need
 
     try:
-        heads = read_heads(body)
+        heads = read_message_headers(body)
         num_rows = sum(head.num_rows for head in heads)
         if num_rows > max_ids:
             raise too_many_ids(num_rows, max_ids)
@@ -58,7 +58,7 @@ def _text_ids(array: Any) -> Ids:
     return text_ids
 
 
-def write_stream(sent: Any, rows_ND: npt.NDArray[np.float32], status_N: npt.NDArray[np.uint8], version: int) -> bytes:
+def encode_stream(sent: Any, rows_ND: npt.NDArray[np.float32], status_N: npt.NDArray[np.uint8], version: int) -> bytes:
     """The answer; a vector is null where there is no row."""
     import pyarrow
 

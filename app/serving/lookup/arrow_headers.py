@@ -13,7 +13,7 @@ HEADER_TYPE, HEADER, BODY_LENGTH = 1, 2, 3
 LENGTH, COMPRESSION = 0, 3
 
 
-class Batch(NamedTuple):
+class MessageHeader(NamedTuple):
     """What the head of a message says."""
 
     kind: int
@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     is_compressed: bool
 
 
-def read_heads(stream: bytes) -> list[Batch]:
+def read_message_headers(stream: bytes) -> list[MessageHeader]:
     """The head of each message; ValueError where the stream is none, or ends in the middle of a message."""
     heads = []
     at = 0
@@ -45,17 +45,17 @@ def read_heads(stream: bytes) -> list[Batch]:
     return heads
 
 
-def _read_head(message: bytes) -> tuple[Batch, int]:
+def _read_head(message: bytes) -> tuple[MessageHeader, int]:
     (root,) = struct.unpack_from("<I", message, 0)
     kind_at, header_at, body_at = (_field(message, root, number) for number in (HEADER_TYPE, HEADER, BODY_LENGTH))
     kind = message[kind_at] if 0 < kind_at < len(message) else 0
     (body_bytes,) = struct.unpack_from("<q", message, body_at) if body_at else (0,)
     if kind != RECORD_BATCH or not header_at:
-        return Batch(kind, 0, False), body_bytes
+        return MessageHeader(kind, 0, False), body_bytes
     table = header_at + struct.unpack_from("<I", message, header_at)[0]
     length_at = _field(message, table, LENGTH)
     (num_rows,) = struct.unpack_from("<q", message, length_at) if length_at else (0,)
-    return Batch(kind, num_rows, _field(message, table, COMPRESSION) > 0), body_bytes
+    return MessageHeader(kind, num_rows, _field(message, table, COMPRESSION) > 0), body_bytes
 
 
 def _field(message: bytes, table: int, number: int) -> int:

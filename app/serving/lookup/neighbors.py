@@ -12,7 +12,7 @@ from springtide_client.rows.layers import RowLayer
 from app.serving.model.view import IdArray, ModelView, RowArray
 from kernels.cpu.serving.nearest_neighbors import COSINE, DOT, EUCLIDEAN, measure_nearness
 
-METRICS = {"cosine": COSINE, "dot": DOT, "euclidean": EUCLIDEAN}
+SIMILARITIES = {"cosine": COSINE, "dot": DOT, "euclidean": EUCLIDEAN}
 CHUNK_ROWS = 65_536
 
 Places = npt.NDArray[np.intp]
@@ -27,23 +27,23 @@ def find_neighbors(view: ModelView, number: int, row_id: int, *, k: int, metric:
     rows_1D, status_1 = view.lookup(number, np.array([row_id], dtype=np.int64))
     if status_1[0] != 0:
         return None
-    nearest = Nearest(k)
-    layers, horizon_ms = view.layers, view.horizon_ms(number)
+    nearest = TopK(k)
+    layers, horizon_ms = view.layers, view.expiry_cutoff_ms(number)
     for depth, layer in enumerate(layers):
         for start in range(0, len(layer), CHUNK_ROWS):
             rows = layer.take(slice(start, start + CHUNK_ROWS))
-            near_R = nearness_of(rows, number, row_id, rows_1D[0], metric)
+            near_R = measure_similarity(rows, number, row_id, rows_1D[0], metric)
             nearest.offer(rows.id, near_R, partial(_are_alive, rows, layers[:depth], horizon_ms))
-    scores = -nearest.near_K if metric == "euclidean" else nearest.near_K
-    names = view.names(number, nearest.ids_K)
+    scores = -nearest.scores_K if metric == "euclidean" else nearest.scores_K
+    names = view.display_ids(number, nearest.ids_K)
     return [{"id": name, "score": score} for name, score in zip(names, scores.tolist(), strict=True)]
 
 
-def nearness_of(rows: RowLayer, number: int, without_id: int, query_D: RowArray, metric: str) -> RowArray:
+def measure_similarity(rows: RowLayer, number: int, without_id: int, query_D: RowArray, metric: str) -> RowArray:
     """How near each row is, larger is nearer; minus infinity for other features and `without_id`."""
     near_R = np.empty(len(rows), np.float32)
     columns = (_read_only(column) for column in (rows.value, rows.feature, rows.id))
-    measure_nearness(*columns, number, without_id, query_D, METRICS[metric], near_R)
+    measure_nearness(*columns, number, without_id, query_D, SIMILARITIES[metric], near_R)
     return near_R
 
 
@@ -56,18 +56,18 @@ def _are_alive(rows: RowLayer, newer: Sequence[RowLayer], horizon_ms: int, place
     return alive_M
 
 
-class Nearest:
+class TopK:
     """The k nearest of all that were offered, nearest first; ties by id."""
 
     def __init__(self, k: int) -> None:
         self._k = k
         self.ids_K: IdArray = np.empty(0, np.int64)
-        self.near_K: RowArray = np.empty(0, np.float32)
+        self.scores_K: RowArray = np.empty(0, np.float32)
 
     @property
     def threshold(self) -> float:
         """What is less near than this cannot be among them."""
-        return float(self.near_K[-1]) if len(self.near_K) == self._k else -np.inf
+        return float(self.scores_K[-1]) if len(self.scores_K) == self._k else -np.inf
 
     def offer(self, ids_R: IdArray, near_R: RowArray, are_alive: Callable[[Places], Alive]) -> None:
         """Rows with their nearness; minus infinity and NaN are none. Whether they are alive is asked of near ones."""
@@ -82,9 +82,9 @@ class Nearest:
                 chosen_M = np.ones(len(left_M), np.bool_)
             chosen = left_M[chosen_M]
             chosen = chosen[are_alive(chosen)]
-            ids, near = np.concatenate([self.ids_K, ids_R[chosen]]), np.concatenate([self.near_K, near_R[chosen]])
+            ids, near = np.concatenate([self.ids_K, ids_R[chosen]]), np.concatenate([self.scores_K, near_R[chosen]])
             order = np.lexsort((ids, -near))[: self._k]
-            self.ids_K, self.near_K = ids[order], near[order]
+            self.ids_K, self.scores_K = ids[order], near[order]
             left_M = left_M[~chosen_M & (near_M >= self.threshold)]
             step *= 4
 

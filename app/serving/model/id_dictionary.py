@@ -64,7 +64,7 @@ class TextTap:
     def find(self, base: Base, number: int, row_id: int) -> str | None:
         """The text of an id; None where the id is a number."""
         text = self._texts.get((number, row_id))
-        return text if text is not None else find_in_base(base, number, row_id)
+        return text if text is not None else find_string_in_base(base, number, row_id)
 
     def note(self, record: Record) -> None:
         """Keep the record's texts."""
@@ -73,7 +73,7 @@ class TextTap:
         tensors = record.tensors()
         if "texts.id" not in tensors:
             return
-        texts = decode_texts(tensors["texts.offsets"], tensors["texts.bytes"])
+        texts = decode_strings(tensors["texts.offsets"], tensors["texts.bytes"])
         keys = list(zip(tensors["texts.feature"].tolist(), tensors["texts.id"].tolist(), strict=True))
         with self._lock:
             new = [key for key in keys if key not in self._texts]
@@ -98,7 +98,7 @@ class _TapCursor:
         self._inner.close()
 
 
-def find_in_base(base: Base, number: int, row_id: int) -> str | None:
+def find_string_in_base(base: Base, number: int, row_id: int) -> str | None:
     """The text of an id in the base's file, which is sorted by (feature, id)."""
     texts = base.id_strings
     if texts is None:
@@ -111,7 +111,7 @@ def find_in_base(base: Base, number: int, row_id: int) -> str | None:
     return str(texts["bytes"][start:stop].tobytes(), "utf-8")
 
 
-def decode_texts(offsets: npt.NDArray[np.int64], content: npt.NDArray[np.uint8]) -> list[str]:
+def decode_strings(offsets: npt.NDArray[np.int64], content: npt.NDArray[np.uint8]) -> list[str]:
     """The texts that one tensor of bytes holds end to end."""
     joined = content.tobytes()
     return [joined[start:end].decode() for start, end in pairwise(offsets.tolist())]

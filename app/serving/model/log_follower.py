@@ -23,7 +23,7 @@ from app.serving.model.view import IdArray, RowArray, StatusArray
 from kernels.cpu.serving.layer_search import LayerSearch, LayerSearches
 
 # of a version's meta, what only the next trainer reads
-PRIVATE_FACTS = ("trainer", "record_ms", "created_ms")
+INTERNAL_META = ("trainer", "record_ms", "created_ms")
 
 
 class ServedView:
@@ -50,28 +50,28 @@ class ServedView:
         return self.inner.dim
 
     @cached_property
-    def numbers(self) -> dict[str, int]:
+    def feature_numbers(self) -> dict[str, int]:
         return {feature: self.schema.number(feature) for feature in self.schema.features}
 
     def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
-        return self.inner.lookup(one_feature(number), ids_K)
+        return self.inner.lookup(feature_column(number), ids_K)
 
-    def packed(self, number: int, ids_K: IdArray) -> StatusArray:
+    def lookup_packed(self, number: int, ids_K: IdArray) -> StatusArray:
         search = self.inner.search
         assert isinstance(search, LayerSearch)
-        return search.packed(one_feature(number), ids_K)
+        return search.packed(feature_column(number), ids_K)
 
-    def facts(self, number: int, row_id: int) -> tuple[int, int]:
+    def row_info(self, number: int, row_id: int) -> tuple[int, int]:
         info = self.inner.row_info(number, row_id)
         return info["count"], info["last_seen_ms"]
 
     def predict(self, features: Features) -> tuple[npt.NDArray[np.float32], StatusArray]:
         return self.inner.predict_with_status(features)
 
-    def has_texts(self, number: int) -> bool:
+    def has_id_strings(self, number: int) -> bool:
         return self._texts.has_texts(self.inner.base, number)
 
-    def names(self, number: int, ids_K: IdArray) -> list[int | str]:
+    def display_ids(self, number: int, ids_K: IdArray) -> list[int | str]:
         found = ((row_id, self._texts.find(self.inner.base, number, row_id)) for row_id in ids_K.tolist())
         return [row_id if text is None else text for row_id, text in found]
 
@@ -79,17 +79,17 @@ class ServedView:
     def layers(self) -> Sequence[RowLayer]:
         return self.inner.all_layers
 
-    def horizon_ms(self, number: int) -> int:
+    def expiry_cutoff_ms(self, number: int) -> int:
         return self.inner.meta.expiry_cutoffs.get(str(number), INT64_MIN)
 
 
 @lru_cache(maxsize=1_024)
-def one_feature(number: int) -> npt.NDArray[np.uint16]:
+def feature_column(number: int) -> npt.NDArray[np.uint16]:
     """One feature that stands for all ids."""
     return np.array([number], np.uint16)
 
 
-class DirectoryFollowing:
+class LogFollower:
     """A follower of one directory; `on_version` hears every version, `on_swap` the one that became servable."""
 
     def __init__(
@@ -128,7 +128,7 @@ class DirectoryFollowing:
         return wrapped
 
     @property
-    def has_begun(self) -> bool:
+    def has_base(self) -> bool:
         return self._texts.has_base
 
     @property
@@ -146,17 +146,17 @@ class DirectoryFollowing:
         self._follower.close()
 
     def _heard(self, view: View, applied: AppliedVersion, servable_ms: int) -> None:
-        self._on_version(entry_of(applied), servable_ms, applied.num_bytes)
+        self._on_version(version_entry(applied), servable_ms, applied.num_bytes)
 
     def _swapped(self, view: View) -> None:
         # a base that nothing follows yet is a version that no record told of
-        self._on_swap(entry_of(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta)))
+        self._on_swap(version_entry(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta)))
 
 
-def entry_of(applied: AppliedVersion) -> VersionEntry:
+def version_entry(applied: AppliedVersion) -> VersionEntry:
     """What the version index keeps of a version."""
     facts = msgspec.to_builtins(applied.meta)
     created_ms, record_ms = facts["created_ms"], facts["record_ms"]
-    for name in PRIVATE_FACTS:
+    for name in INTERNAL_META:
         del facts[name]
     return VersionEntry(applied.number, applied.parent, applied.checksum, created_ms, record_ms, facts)

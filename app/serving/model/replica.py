@@ -12,15 +12,15 @@ from typing import Protocol
 
 from app.processes.priority import take_short_slices
 from app.serving.http.errors import ApiError, not_ready
-from app.serving.http.preconditions import Demand
+from app.serving.http.preconditions import Preconditions
 from app.serving.model.freshness import Freshness
 from app.serving.model.version_index import VersionEntry, VersionIndex
 from app.serving.model.view import ModelView
-from app.serving.ops.registry import Metrics
+from app.serving.ops.registry import MetricsRegistry
 
 FIRST_LOOK_SECONDS = 0.01
-WAITING = "the log has no version yet: start a trainer on it"
-LOADING = "the first version is being loaded"
+NO_VERSION_YET = "the log has no version yet: start a trainer on it"
+LOADING_FIRST_VERSION = "the first version is being loaded"
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Following(Protocol):
+class ViewFollower(Protocol):
     """What the replica asks of a follower; app/serving/model/log_follower.py gives it."""
 
     @property
@@ -38,7 +38,7 @@ class Following(Protocol):
         """The newest view."""
 
     @property
-    def has_begun(self) -> bool:
+    def has_base(self) -> bool:
         """Whether a version was found."""
 
     @property
@@ -52,7 +52,7 @@ class Following(Protocol):
 
 
 # on_version(version, servable at ms, bytes of its record), on_swap(version)
-Follow = Callable[[Callable[[VersionEntry, int, int], None], Callable[[VersionEntry], None]], Following]
+Follow = Callable[[Callable[[VersionEntry, int, int], None], Callable[[VersionEntry], None]], ViewFollower]
 
 
 class Replica:
@@ -62,13 +62,13 @@ class Replica:
         self,
         follow: Follow,
         *,
-        poll_seconds: float,
-        metrics: Metrics,
+        poll_interval_seconds: float,
+        metrics: MetricsRegistry,
         clock_ms: Callable[[], int] = wall_ms,
         wait: Callable[[float], object] | None = None,
     ) -> None:
         """`wait(seconds)` returns once there may be news."""
-        self._poll_seconds = poll_seconds
+        self._poll_seconds = poll_interval_seconds
         self._metrics = metrics
         self._clock_ms = clock_ms
         self._stopping = threading.Event()
@@ -98,7 +98,7 @@ class Replica:
             return str(error) or type(error).__name__
         if self.view is not None or self._defect:
             return self._defect
-        return LOADING if self._following.has_begun else WAITING
+        return LOADING_FIRST_VERSION if self._following.has_base else NO_VERSION_YET
 
     @property
     def stopping(self) -> bool:
@@ -120,11 +120,11 @@ class Replica:
         self._stopping.set()
         self.end_streams()
 
-    async def wait_for_first(self, seconds: float) -> None:
+    async def wait_for_first_view(self, seconds: float) -> None:
         """Return once a version is served, the log turned out to have none, the time is over, or the server ends."""
         deadline = time.monotonic() + seconds
         while self.view is None and not self.stopping and time.monotonic() < deadline:
-            if self._has_looked and self.reason == WAITING:
+            if self._has_looked and self.reason == NO_VERSION_YET:
                 return
             await asyncio.sleep(FIRST_LOOK_SECONDS)
 
@@ -138,29 +138,29 @@ class Replica:
         until_ms = view.complete_until_ms
         return max(0, self._clock_ms() - until_ms) if until_ms > 0 else None
 
-    def take(self) -> ModelView:
+    def require_view(self) -> ModelView:
         """The newest view; ApiError 503 before the first."""
         view = self.view
         if view is None:
             raise not_ready(self.reason)
         return view
 
-    def demand(self, demand: Demand) -> ModelView:
+    def view_satisfying(self, demand: Preconditions) -> ModelView:
         """The newest view, where it satisfies the demand; ApiError 503 with Retry-After where not."""
-        view = self.take()
+        view = self.require_view()
         refusal = self._refusal(view, demand)
         if refusal is not None:
             reason = "min_version" if refusal.code == "version_not_reached" else "max_staleness"
-            self._metrics.add("springtide_refused_total", reason=reason)
+            self._metrics.increment("springtide_refused_total", reason=reason)
             raise refusal
         return view
 
-    def fitting(self, demand: Demand) -> ModelView | None:
+    def view_if_satisfying(self, demand: Preconditions) -> ModelView | None:
         """The newest view, where there is one and it satisfies the demand; nothing is counted."""
         view = self.view
         return None if view is None or self._refusal(view, demand) is not None else view
 
-    def _refusal(self, view: ModelView, demand: Demand) -> ApiError | None:
+    def _refusal(self, view: ModelView, demand: Preconditions) -> ApiError | None:
         if demand.min_version is not None and view.version < demand.min_version:
             return ApiError(
                 503,
@@ -178,11 +178,11 @@ class Replica:
                     "too_stale",
                     f"the newest model is {age}, {demand.max_staleness_ms:g} ms are allowed",
                     "retry, allow more, or see the trainer's state in /v1/status",
-                    headers={"Retry-After": "1", **self.header_texts(view)},
+                    headers={"Retry-After": "1", **self.version_headers(view)},
                 )
         return None
 
-    def header_texts(self, view: ModelView) -> dict[str, str]:
+    def version_headers(self, view: ModelView) -> dict[str, str]:
         """The headers that say which version answered, and its age."""
         staleness_ms = self.staleness_ms(view)
         texts = {"X-Springtide-Version": str(view.version)}
@@ -218,7 +218,7 @@ class Replica:
         self._following.close()
 
     def _heard(self, entry: VersionEntry, servable_ms: int, num_bytes: int) -> None:
-        self._metrics.add("springtide_applied_bytes_total", num_bytes)
+        self._metrics.increment("springtide_applied_bytes_total", num_bytes)
         # what was published before this server could serve says nothing of how fast it follows
         if self._live_since_ms is not None and entry.created_ms >= self._live_since_ms:
             self.freshness.observe(entry.record_ms, servable_ms=servable_ms)
@@ -230,7 +230,7 @@ class Replica:
     def _swapped(self, entry: VersionEntry) -> None:
         self.versions.add(entry)
         self.num_swaps += 1
-        self._metrics.add("springtide_swaps_total")
+        self._metrics.increment("springtide_swaps_total")
         if self._live_since_ms is None:
             self._live_since_ms = self._clock_ms()
             logger.info("serving")

@@ -19,7 +19,7 @@ class VersionEntry:
     checksum: int
     created_ms: int
     record_ms: Sequence[int]
-    facts: dict[str, Any]
+    meta: dict[str, Any]
 
     @property
     def tip(self) -> Tip:
@@ -40,7 +40,7 @@ class VersionEntry:
             "parent": f"{self.parent:016x}",
             "checksum": f"{self.checksum:016x}",
             "created_ms": self.created_ms,
-            **self.facts,
+            **self.meta,
         }
 
 

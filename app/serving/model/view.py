@@ -32,30 +32,30 @@ class ModelView(Protocol):
     def dim(self) -> int: ...
 
     @property
-    def numbers(self) -> Mapping[str, int]:
+    def feature_numbers(self) -> Mapping[str, int]:
         """The id features and their numbers in keys."""
 
     def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
         """Rows [K, D] of one feature, NaN where there is none, and their status codes [K]."""
 
-    def packed(self, number: int, ids_K: IdArray) -> StatusArray:
+    def lookup_packed(self, number: int, ids_K: IdArray) -> StatusArray:
         """The same in one array of bytes: K rows of D float32, then K status codes."""
 
-    def facts(self, number: int, row_id: int) -> tuple[int, int]:
+    def row_info(self, number: int, row_id: int) -> tuple[int, int]:
         """Count and last seen (ms) of a known row."""
 
     def predict(self, features: Features) -> tuple[npt.NDArray[np.float32], StatusArray]:
         """Probabilities [N, L], and the status [K] of the rows they rest on, in the order of `lookup_keys`."""
 
-    def has_texts(self, number: int) -> bool:
+    def has_id_strings(self, number: int) -> bool:
         """Whether ids of the feature are hashes of texts."""
 
-    def names(self, number: int, ids_K: IdArray) -> list[int | str]:
+    def display_ids(self, number: int, ids_K: IdArray) -> list[int | str]:
         """The ids as people know them: the text where the id is a hash."""
 
     @property
     def layers(self) -> Sequence[RowLayer]:
         """Rows of all features, the newest layer first: what it has of a key, row or mark, hides what lies below."""
 
-    def horizon_ms(self, number: int) -> int:
+    def expiry_cutoff_ms(self, number: int) -> int:
         """Rows of the feature that were last seen before are dead."""

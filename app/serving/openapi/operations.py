@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.serving.http.authorization import UNLIMITED_PATHS, scope_of
+from app.serving.http.authorization import UNTHROTTLED_PATHS, scope_of
 from app.serving.lookup.codecs import ARROW, JSON, MSGPACK, RAW
-from app.serving.openapi.schemas import SHAPES, Shape, ref
+from app.serving.openapi.schemas import SCHEMAS, JsonSchema, ref
 
-REFUSALS = {
+ERROR_DESCRIPTIONS = {
     400: "A header or the body says nothing this server understands.",
     401: "A token is needed, or the one sent is not known here.",
     403: "The token lacks the scope.",
@@ -30,9 +30,9 @@ REFUSALS = {
     503: "Not ready, too busy, or not as fresh as demanded: Retry-After says when to ask again.",
     507: "The snapshot is larger than the server may keep, or its disk is full.",
 }
-Headers = dict[str, tuple[Shape, str]]
-BLOB: Shape = {"type": "string", "format": "binary"}
-DEMANDS: Headers = {
+Headers = dict[str, tuple[JsonSchema, str]]
+BINARY: JsonSchema = {"type": "string", "format": "binary"}
+PRECONDITION_HEADERS: Headers = {
     "X-Springtide-Max-Staleness-Ms": ({"type": "number", "minimum": 0}, "Refuse with 503 what is older than this."),
     "X-Springtide-Min-Version": ({"type": "integer"}, "Refuse with 503 what is before this version."),
 }
@@ -47,42 +47,52 @@ RANGES: Headers = ETAGS | {
 class Operation:
     """A route's answers: media type -> shape of the good one, further statuses without a body, and refusals."""
 
-    answer: dict[str, Shape]
+    answer: dict[str, JsonSchema]
     refusals: tuple[int, ...] = ()
     status: int = 200
     others: dict[int, str] = field(default_factory=dict)
-    body: dict[str, Shape] | None = None
+    body: dict[str, JsonSchema] | None = None
     headers: Headers = field(default_factory=dict)
-    tells: tuple[str, ...] = ()  # headers of the good answer
+    response_headers: tuple[str, ...] = ()  # headers of the good answer
     absent: str = "Error"  # the shape of 404
 
 
 ABOUT_ROW = ("X-Springtide-Version",)
 NOT_MODIFIED = {304: "It is still the one that If-None-Match names."}
 NO_PART = NOT_MODIFIED | {416: "The range begins beyond the end; Content-Range tells where that is."}
-FILE = Operation({RAW: BLOB}, (404, 410, 503), headers=RANGES, tells=("ETag",), others=NO_PART)
-ROW = Operation({JSON: ref("Row")}, (400, 404, 422, 503), headers=DEMANDS, tells=ABOUT_ROW, absent="AbsentRow")
+FILE = Operation({RAW: BINARY}, (404, 410, 503), headers=RANGES, response_headers=("ETag",), others=NO_PART)
+ROW = Operation(
+    {JSON: ref("Row")},
+    (400, 404, 422, 503),
+    headers=PRECONDITION_HEADERS,
+    response_headers=ABOUT_ROW,
+    absent="AbsentRow",
+)
 ORDER_REFUSALS = (400, 413, 422, 501, 503)
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/v1/embeddings/{feature}"): ROW,
     ("get", "/v1/embeddings/{feature}/{id}"): ROW,
     ("post", "/v1/embeddings/{feature}"): Operation(
-        {JSON: ref("Rows"), MSGPACK: ref("PackedRows"), ARROW: BLOB, RAW: BLOB},
+        {JSON: ref("Rows"), MSGPACK: ref("PackedRows"), ARROW: BINARY, RAW: BINARY},
         (400, 404, 406, 413, 415, 422, 503),
-        body={JSON: ref("Ids"), MSGPACK: ref("Ids"), ARROW: BLOB, RAW: BLOB},
-        headers=DEMANDS,
-        tells=ABOUT_ROW,
+        body={JSON: ref("Ids"), MSGPACK: ref("Ids"), ARROW: BINARY, RAW: BINARY},
+        headers=PRECONDITION_HEADERS,
+        response_headers=ABOUT_ROW,
     ),
     ("get", "/v1/embeddings/{feature}/{id}/neighbors"): Operation(
-        {JSON: ref("Neighbors")}, (400, 404, 422, 503), headers=DEMANDS, tells=ABOUT_ROW, absent="AbsentRow"
+        {JSON: ref("Neighbors")},
+        (400, 404, 422, 503),
+        headers=PRECONDITION_HEADERS,
+        response_headers=ABOUT_ROW,
+        absent="AbsentRow",
     ),
     ("post", "/v1/predict"): Operation(
         {JSON: ref("Predictions")},
         (400, 413, 422, 503),
         body={JSON: ref("Question")},
-        headers=DEMANDS,
-        tells=ABOUT_ROW,
+        headers=PRECONDITION_HEADERS,
+        response_headers=ABOUT_ROW,
     ),
     ("get", "/v1/versions"): Operation({JSON: ref("Versions")}, (422,), headers=ETAGS, others=NOT_MODIFIED),
     ("get", "/v1/versions/latest"): Operation(
@@ -90,22 +100,26 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         (422, 503),
         headers=ETAGS,
         others=NOT_MODIFIED | {204: "No later version came in time."},
-        tells=("ETag",),
+        response_headers=("ETag",),
     ),
     ("get", "/v1/versions/{v}"): Operation(
-        {JSON: ref("Version")}, (410, 422), headers=ETAGS, others=NOT_MODIFIED, tells=("ETag",)
+        {JSON: ref("Version")}, (410, 422), headers=ETAGS, others=NOT_MODIFIED, response_headers=("ETag",)
     ),
-    ("get", "/v1/log"): Operation({RAW: BLOB}, (410, 422, 503)),
+    ("get", "/v1/log"): Operation({RAW: BINARY}, (410, 422, 503)),
     ("get", "/v1/bases/latest"): Operation({JSON: ref("Base")}, (503,), headers=ETAGS, others=NOT_MODIFIED),
     ("get", "/v1/bases/{v}/files/{name}"): Operation(
-        {RAW: BLOB, JSON: ref("Base")}, (404, 410, 422, 503), headers=RANGES, others=NO_PART, tells=("ETag",)
+        {RAW: BINARY, JSON: ref("Base")},
+        (404, 410, 422, 503),
+        headers=RANGES,
+        others=NO_PART,
+        response_headers=("ETag",),
     ),
     ("get", "/v1/snapshot"): Operation(
-        {RAW: BLOB},
+        {RAW: BINARY},
         (410, 422, 503, 507),
         headers=RANGES,
         others=NO_PART,
-        tells=("ETag", "X-Springtide-Version"),
+        response_headers=("ETag", "X-Springtide-Version"),
     ),
     ("get", "/v1/status"): Operation({JSON: ref("Status")}, (422,)),
     ("get", "/v1/events"): Operation({"text/event-stream": {"type": "string"}}, (503,)),
@@ -120,9 +134,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 RANGED = tuple(key for key, operation in OPERATIONS.items() if operation.headers is RANGES)
 
 
-def complete(document: dict[str, Any], *, open_scopes: Iterable[str], is_local: bool) -> dict[str, Any]:
+def complete_document(document: dict[str, Any], *, open_scopes: Iterable[str], is_local: bool) -> dict[str, Any]:
     """FastAPI's page with what it cannot see; `is_local`: foreign Host names are refused."""
-    document["components"] = {"schemas": SHAPES, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
+    document["components"] = {"schemas": SCHEMAS, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
     for path, methods in document["paths"].items():
         for method, entry in methods.items():
             operation = OPERATIONS[method, path]
@@ -131,7 +145,7 @@ def complete(document: dict[str, Any], *, open_scopes: Iterable[str], is_local: 
             if scope is not None and scope not in open_scopes:
                 entry["security"] = [{"token": []}]
                 entry["responses"] |= {"401": _refusal(401), "403": _refusal(403)}
-            if path not in UNLIMITED_PATHS:
+            if path not in UNTHROTTLED_PATHS:
                 entry["responses"]["429"] = _refusal(429)
             if operation.body is not None:
                 entry["responses"]["408"] = _refusal(408)
@@ -147,8 +161,10 @@ def _describe(entry: dict[str, Any], operation: Operation) -> None:
         "description": "Done." if operation.status == 200 else "Accepted.",
         "content": {name: {"schema": shape} for name, shape in operation.answer.items()},
     }
-    if operation.tells:
-        good["headers"] = {name: {"required": True, "schema": {"type": "string"}} for name in operation.tells}
+    if operation.response_headers:
+        good["headers"] = {
+            name: {"required": True, "schema": {"type": "string"}} for name in operation.response_headers
+        }
     entry["responses"] = {str(operation.status): good}
     entry["responses"] |= {str(code): {"description": text} for code, text in operation.others.items()}
     for code in operation.refusals:
@@ -164,4 +180,4 @@ def _describe(entry: dict[str, Any], operation: Operation) -> None:
 
 
 def _refusal(code: int, shape: str = "Error") -> dict[str, Any]:
-    return {"description": REFUSALS[code], "content": {JSON: {"schema": ref(shape)}}}
+    return {"description": ERROR_DESCRIPTIONS[code], "content": {JSON: {"schema": ref(shape)}}}

@@ -2,37 +2,39 @@
 
 from typing import Any
 
-Shape = dict[str, Any]
+JsonSchema = dict[str, Any]
 
 ROW_STATUS = ("known", "unknown", "not_admitted", "forgotten")
 
-TEXT: Shape = {"type": "string"}
-NUMBER: Shape = {"type": "number"}
-WHOLE: Shape = {"type": "integer"}
-COUNT: Shape = {"type": "integer", "minimum": 0}
-ANY: Shape = {"type": "object"}
+TEXT: JsonSchema = {"type": "string"}
+NUMBER: JsonSchema = {"type": "number"}
+WHOLE: JsonSchema = {"type": "integer"}
+COUNT: JsonSchema = {"type": "integer", "minimum": 0}
+ANY: JsonSchema = {"type": "object"}
 
 
-def record(*, optional: dict[str, Shape] | None = None, is_open: bool = False, **fields: Shape) -> Shape:
+def object_of(
+    *, optional: dict[str, JsonSchema] | None = None, is_open: bool = False, **fields: JsonSchema
+) -> JsonSchema:
     """An object of these fields; `is_open` where there may be more."""
-    shape: Shape = {"type": "object", "required": list(fields), "properties": {**fields, **(optional or {})}}
+    shape: JsonSchema = {"type": "object", "required": list(fields), "properties": {**fields, **(optional or {})}}
     return shape if is_open else shape | {"additionalProperties": False}
 
 
-def list_of(shape: Shape, **limits: int) -> Shape:
+def list_of(shape: JsonSchema, **limits: int) -> JsonSchema:
     return {"type": "array", "items": shape, **limits}
 
 
-def or_null(shape: Shape) -> Shape:
+def or_null(shape: JsonSchema) -> JsonSchema:
     return {"anyOf": [shape, {"type": "null"}]}
 
 
-def ref(name: str) -> Shape:
+def ref(name: str) -> JsonSchema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def rows(vectors: Shape) -> Shape:
-    return record(
+def rows(vectors: JsonSchema) -> JsonSchema:
+    return object_of(
         feature=FEATURE,
         version=WHOLE,
         dim=COUNT,
@@ -43,24 +45,26 @@ def rows(vectors: Shape) -> Shape:
 
 
 FEATURE = TEXT | {"description": "The name of an id feature."}
-ID: Shape = {
+ID: JsonSchema = {
     "anyOf": [WHOLE, TEXT],
     "description": "An integer or a text; a decimal text is its number.",
 }
 # what else is the same id as an integer, a text or a missing value in a record
-LOOSE_ID: Shape = {"type": ["integer", "string", "boolean", "null"]}
-STALENESS: Shape = or_null({"type": "number", "minimum": 0, "description": "Refuse with 503 what is older than this."})
-INSTANCE: Shape = {
+LOOSE_ID: JsonSchema = {"type": ["integer", "string", "boolean", "null"]}
+STALENESS: JsonSchema = or_null(
+    {"type": "number", "minimum": 0, "description": "Refuse with 503 what is older than this."}
+)
+INSTANCE: JsonSchema = {
     "type": "object",
     "description": "Raw values by field, as in the stream.",
 }
-FAULT = record(
+FAULT = object_of(
     code=TEXT | {"description": "Stable, for programs."},
     message=TEXT,
     hint=TEXT | {"description": "What to do about it."},
     optional={"index": COUNT, "field": or_null(TEXT)},
 )
-VERSION = record(
+VERSION = object_of(
     version=WHOLE,
     name=TEXT,
     epoch=WHOLE,
@@ -73,14 +77,14 @@ VERSION = record(
     scores=ANY,
     is_open=True,
 )
-KEY = record(feature=FEATURE, id={"type": ["integer", "string", "boolean", "number"]})
+KEY = object_of(feature=FEATURE, id={"type": ["integer", "string", "boolean", "number"]})
 
-SHAPES: dict[str, Shape] = {
-    "Error": record(error=FAULT),
-    "AbsentRow": record(
+SCHEMAS: dict[str, JsonSchema] = {
+    "Error": object_of(error=FAULT),
+    "AbsentRow": object_of(
         error=FAULT, optional={"feature": TEXT, "id": ID, "status": {"enum": list(ROW_STATUS[1:])}, "version": WHOLE}
     ),
-    "Row": record(
+    "Row": object_of(
         feature=FEATURE,
         id=ID,
         status={"const": "known"},
@@ -89,53 +93,53 @@ SHAPES: dict[str, Shape] = {
         last_seen_ms=WHOLE,
         version=WHOLE,
     ),
-    "Ids": record(ids=list_of(LOOSE_ID), optional={"max_staleness_ms": STALENESS}),
+    "Ids": object_of(ids=list_of(LOOSE_ID), optional={"max_staleness_ms": STALENESS}),
     "Rows": rows(list_of(or_null(list_of(or_null(NUMBER))))),
     "PackedRows": rows({"type": "string", "format": "binary", "description": "N x dim little-endian float32."}),
-    "Neighbors": record(
+    "Neighbors": object_of(
         feature=FEATURE,
         id=ID,
         version=WHOLE,
         metric={"enum": ["cosine", "dot", "euclidean"]},
-        neighbors=list_of(record(id=ID, score=or_null(NUMBER))),
+        neighbors=list_of(object_of(id=ID, score=or_null(NUMBER))),
     ),
     "Question": {
         "oneOf": [
-            record(instances=list_of(INSTANCE), optional={"max_staleness_ms": STALENESS}),
-            record(candidates=list_of(INSTANCE), optional={"context": INSTANCE, "max_staleness_ms": STALENESS}),
+            object_of(instances=list_of(INSTANCE), optional={"max_staleness_ms": STALENESS}),
+            object_of(candidates=list_of(INSTANCE), optional={"context": INSTANCE, "max_staleness_ms": STALENESS}),
         ]
     },
-    "Predictions": record(
+    "Predictions": object_of(
         predictions=list_of(
             {"type": "object", "additionalProperties": or_null({"type": "number", "minimum": 0, "maximum": 1})}
         ),
         version=WHOLE,
     ),
     "Version": VERSION,
-    "Versions": record(versions=list_of(ref("Version")), next_before=or_null(WHOLE)),
-    "Base": record(number=WHOLE, checksum=WHOLE, files=ANY, is_open=True),
-    "Status": record(
+    "Versions": object_of(versions=list_of(ref("Version")), next_before=or_null(WHOLE)),
+    "Base": object_of(number=WHOLE, checksum=WHOLE, files=ANY, is_open=True),
+    "Status": object_of(
         trainer={"enum": ["running", "catching_up", "waiting", "stopped", "failed"]},
         reason=TEXT,
-        freshness_ms=or_null(record(p50=NUMBER, p99=NUMBER, is_open=True)),
+        freshness_ms=or_null(object_of(p50=NUMBER, p99=NUMBER, is_open=True)),
         staleness_ms=or_null(COUNT),
         now_ms=WHOLE,
         server=ANY,
         is_open=True,
     ),
-    "Alive": record(status={"const": "ok"}),
-    "Ready": record(status={"const": "ready"}, version=WHOLE),
+    "Alive": object_of(status={"const": "ok"}),
+    "Ready": object_of(status={"const": "ready"}, version=WHOLE),
     "Forget": {
         "anyOf": [
             KEY,
-            record(feature=FEATURE, ids=list_of(KEY["properties"]["id"], minItems=1)),
-            record(keys=list_of(KEY, minItems=1)),
+            object_of(feature=FEATURE, ids=list_of(KEY["properties"]["id"], minItems=1)),
+            object_of(keys=list_of(KEY, minItems=1)),
         ]
     },
     "Limits": {"type": "object", "minProperties": 1},
-    "Rollback": record(version=COUNT, optional={"skip": {"type": "boolean"}}),
-    "Accepted": record(order=TEXT, kind=TEXT, state={"const": "accepted"}, note=TEXT),
-    "Receipt": record(
+    "Rollback": object_of(version=COUNT, optional={"skip": {"type": "boolean"}}),
+    "Accepted": object_of(order=TEXT, kind=TEXT, state={"const": "accepted"}, note=TEXT),
+    "Receipt": object_of(
         order=TEXT,
         state={"enum": ["waiting", "taken", "published", "durable"]},
         kind=or_null(TEXT),

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from app.serving.ops.shared_metrics import Labels, Numbers, add_up
+from app.serving.ops.shared_metrics import Labels, MetricValues, aggregate
 
 LATENCY_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 # of several workers: the sum, the least, the greatest; or what whoever is asked knows by itself
-Over = Literal["sum", "min", "max", "own"]
+Aggregation = Literal["sum", "min", "max", "own"]
 
 
-class OwnCounter:
+class UnlockedCounter:
     """A counter of one thread, which adds to it without a lock."""
 
     __slots__ = ("amount",)
@@ -23,7 +23,7 @@ class OwnCounter:
         self.amount = 0
 
 
-class OwnHistogram:
+class UnlockedHistogram:
     """A distribution of one thread."""
 
     __slots__ = ("buckets", "sum")
@@ -39,43 +39,43 @@ class OwnHistogram:
 
 
 @dataclass(frozen=True)
-class Family:
+class MetricFamily:
     """A metric: its kind, what it tells, and how the values of several workers make one."""
 
     kind: Literal["counter", "gauge", "histogram"]
-    about: str
-    over: Over
+    help: str
+    aggregation: Aggregation
 
 
-class Metrics:
+class MetricsRegistry:
     """The numbers of one process; any thread may add to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._families: dict[str, Family] = {}
+        self._families: dict[str, MetricFamily] = {}
         self._values: dict[str, dict[Labels, float]] = {}
         self._buckets: dict[str, dict[Labels, list[int]]] = {}
         self._sums: dict[str, dict[Labels, float]] = {}
-        self._own_counters: list[tuple[str, Labels, OwnCounter]] = []
-        self._own_histograms: list[tuple[str, Labels, OwnHistogram]] = []
+        self._own_counters: list[tuple[str, Labels, UnlockedCounter]] = []
+        self._own_histograms: list[tuple[str, Labels, UnlockedHistogram]] = []
 
-    def counter(self, name: str, about: str, *, over: Over = "sum") -> None:
+    def counter(self, name: str, about: str, *, over: Aggregation = "sum") -> None:
         """Declare a number that only grows."""
-        self._families[name] = Family("counter", about, over)
+        self._families[name] = MetricFamily("counter", about, over)
         self._values[name] = {}
 
-    def gauge(self, name: str, about: str, *, over: Over = "own") -> None:
+    def gauge(self, name: str, about: str, *, over: Aggregation = "own") -> None:
         """Declare a number that comes and goes."""
-        self._families[name] = Family("gauge", about, over)
+        self._families[name] = MetricFamily("gauge", about, over)
         self._values[name] = {}
 
     def histogram(self, name: str, about: str) -> None:
         """Declare a distribution of seconds."""
-        self._families[name] = Family("histogram", about, "sum")
+        self._families[name] = MetricFamily("histogram", about, "sum")
         self._buckets[name] = {}
         self._sums[name] = {}
 
-    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+    def increment(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Let a counter grow."""
         key = tuple(sorted(labels.items()))
         with self._lock:
@@ -91,7 +91,7 @@ class Metrics:
             else:
                 self._values[name][key] = value
 
-    def set_all(self, name: str, label: str, values: Mapping[str, float]) -> None:
+    def replace_all(self, name: str, label: str, values: Mapping[str, float]) -> None:
         """Set every value of a one-label metric, forgetting labels that are gone."""
         with self._lock:
             self._values[name] = {((label, key),): value for key, value in values.items()}
@@ -107,48 +107,50 @@ class Metrics:
             buckets[bisect_left(LATENCY_SECONDS, seconds)] += 1
             self._sums[name][key] += seconds
 
-    def own_counter(self, name: str, **labels: str) -> OwnCounter:
+    def unlocked_counter(self, name: str, **labels: str) -> UnlockedCounter:
         """A counter for the caller's thread alone, summed with the others of its name and labels."""
-        own = OwnCounter()
+        own = UnlockedCounter()
         self._own_counters.append((name, tuple(sorted(labels.items())), own))
         return own
 
-    def own_histogram(self, name: str, **labels: str) -> OwnHistogram:
+    def unlocked_histogram(self, name: str, **labels: str) -> UnlockedHistogram:
         """The same of a histogram."""
-        own = OwnHistogram()
+        own = UnlockedHistogram()
         self._own_histograms.append((name, tuple(sorted(labels.items())), own))
         return own
 
-    def numbers(self) -> Numbers:
+    def values(self) -> MetricValues:
         """All that workers add up."""
         with self._lock:
-            numbers = Numbers({}, {}, {})
+            numbers = MetricValues({}, {}, {})
             for name, family in self._families.items():
                 if family.kind == "histogram":
                     found = self._distributions(name).items()
                     numbers.histograms[name] = [(labels, counts, seconds) for labels, (counts, seconds) in found]
-                elif family.over != "own":
+                elif family.aggregation != "own":
                     values = numbers.counters if family.kind == "counter" else numbers.gauges
                     values[name] = list(self._summed(name).items())
             return numbers
 
-    def together(self, workers: Iterable[Numbers]) -> Numbers:
+    def aggregate(self, workers: Iterable[MetricValues]) -> MetricValues:
         """The numbers of several workers as one's."""
-        by_over = {over: frozenset(n for n, f in self._families.items() if f.over == over) for over in ("min", "max")}
-        return add_up(workers, lowest=by_over["min"], highest=by_over["max"])
+        by_over = {
+            over: frozenset(n for n, f in self._families.items() if f.aggregation == over) for over in ("min", "max")
+        }
+        return aggregate(workers, lowest=by_over["min"], highest=by_over["max"])
 
-    def text(self, numbers: Numbers | None = None) -> str:
+    def text(self, numbers: MetricValues | None = None) -> str:
         """All of it, for a scrape; `numbers`: what workers have added up, absent where there is this process alone."""
         if numbers is None:
-            numbers = self.numbers()
+            numbers = self.values()
         with self._lock:
             return "".join(f"{line}\n" for line in self._lines(numbers))
 
-    def _lines(self, numbers: Numbers) -> Iterable[str]:
+    def _lines(self, numbers: MetricValues) -> Iterable[str]:
         for name, family in self._families.items():
-            yield f"# HELP {name} {family.about}"
+            yield f"# HELP {name} {family.help}"
             yield f"# TYPE {name} {family.kind}"
-            if family.over == "own":
+            if family.aggregation == "own":
                 yield from _plain_lines(name, self._summed(name).items())
             elif family.kind != "histogram":
                 values = numbers.counters if family.kind == "counter" else numbers.gauges

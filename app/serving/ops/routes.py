@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from app.serving.http.responses import JsonAnswer, StreamAnswer
+from app.serving.http.responses import JsonResponse, StreamResponse
 from app.serving.service import Service
 
 router = APIRouter(tags=["Operation"])
@@ -19,7 +19,7 @@ LOOK_SECONDS = 1.0  # at what the trainer says of itself
 
 
 @router.get("/v1/status")
-async def status(request: Request, history: Annotated[bool, Query()] = False) -> JsonAnswer:
+async def status(request: Request, history: Annotated[bool, Query()] = False) -> JsonResponse:
     """The trainer's state and the server's measurements
 
     history=1 adds one small sample a second of the last quarter of an hour.
@@ -28,20 +28,20 @@ async def status(request: Request, history: Annotated[bool, Query()] = False) ->
     document = await asyncio.to_thread(service.status)
     if history:
         document["history"] = service.history.samples()
-    return JsonAnswer(document, headers={"Cache-Control": "no-store"})
+    return JsonResponse(document, headers={"Cache-Control": "no-store"})
 
 
 @router.get("/healthz")
-async def alive() -> JsonAnswer:
+async def alive() -> JsonResponse:
     """Whether the process lives"""
-    return JsonAnswer({"status": "ok"})
+    return JsonResponse({"status": "ok"})
 
 
 @router.get("/readyz")
-async def ready(request: Request) -> JsonAnswer:
+async def ready(request: Request) -> JsonResponse:
     """Whether a version is served; 503 with the reason before"""
     service: Service = request.app.state.service
-    return JsonAnswer({"status": "ready", "version": service.replica.take().version})
+    return JsonResponse({"status": "ready", "version": service.replica.require_view().version})
 
 
 @router.get("/metrics")
@@ -53,11 +53,11 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/v1/events")
-async def events(request: Request) -> StreamAnswer:
+async def events(request: Request) -> StreamResponse:
     """Server-sent events: each version that becomes servable, with its scores, and what the health gate does"""
     service: Service = request.app.state.service
-    service.enter_stream()
-    return StreamAnswer(_events(service), "text/event-stream", service.leave_stream)
+    service.open_stream()
+    return StreamResponse(_events(service), "text/event-stream", service.close_stream)
 
 
 async def _events(service: Service) -> AsyncIterator[bytes]:

@@ -15,12 +15,12 @@ import msgspec
 Labels = tuple[tuple[str, str], ...]
 Values = dict[str, list[tuple[Labels, float]]]
 
-ENDED = "ended.json"
+EXITED_WORKERS_NAME = "ended.json"
 
 logger = logging.getLogger(__name__)
 
 
-class Numbers(msgspec.Struct):
+class MetricValues(msgspec.Struct):
     """By metric, then by labels; histograms as (labels, counts by bucket, sum)."""
 
     counters: Values = {}
@@ -28,21 +28,21 @@ class Numbers(msgspec.Struct):
     histograms: dict[str, list[tuple[Labels, list[int], float]]] = {}
 
 
-class Ended(msgspec.Struct):
+class ExitedWorkers(msgspec.Struct):
     """What workers that are gone have counted, and which they were."""
 
     workers: list[int]
-    numbers: Numbers
+    numbers: MetricValues
 
 
-class Tally:
+class SharedMetrics:
     """A folder with a file a worker. Workers have numbers that are never used again; any thread of one may publish."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._is_well = True  # what was told last was written
 
-    def publish(self, worker: int, numbers: Numbers) -> None:
+    def publish(self, worker: int, numbers: MetricValues) -> None:
         """Replace a worker's numbers; where the disk has no room, the others tell of it as it was."""
         try:
             self._replace(f"worker-{worker}.json", msgspec.json.encode(numbers))
@@ -53,20 +53,20 @@ class Tally:
         else:
             self._is_well = True
 
-    def read(self) -> list[Numbers]:
+    def read(self) -> list[MetricValues]:
         """Of each living worker that has published, and of the ended ones together."""
-        found: dict[int, Numbers] = {}
+        found: dict[int, MetricValues] = {}
         for path in self._folder.glob("worker-*.json"):
             try:
                 number = int(path.stem.removeprefix("worker-"))
-                found[number] = msgspec.json.decode(path.read_bytes(), type=Numbers)
+                found[number] = msgspec.json.decode(path.read_bytes(), type=MetricValues)
             except FileNotFoundError:
                 continue  # it has ended, and is among those read now
         # read last: who ended in between is here and not counted twice
         ended = self._ended()
         return [*(numbers for worker, numbers in found.items() if worker not in ended.workers), ended.numbers]
 
-    def end(self, worker: int, how: str) -> None:
+    def record_exit(self, worker: int, how: str) -> None:
         """A worker is gone: keep what it counted, in one place with the others. For one process alone.
 
         OSError where the disk has no room: then nothing has changed, and it may be said again.
@@ -74,19 +74,19 @@ class Tally:
         path = self._folder / f"worker-{worker}.json"
         ended = self._ended()
         try:
-            last = msgspec.json.decode(path.read_bytes(), type=Numbers)
+            last = msgspec.json.decode(path.read_bytes(), type=MetricValues)
         except FileNotFoundError:
-            last = Numbers()
-        told = Numbers(counters={"springtide_workers_ended_total": [((("how", how),), 1.0)]})
-        sums = add_up([ended.numbers, Numbers(counters=last.counters, histograms=last.histograms), told])
-        self._replace(ENDED, msgspec.json.encode(Ended([*ended.workers, worker], sums)))
+            last = MetricValues()
+        told = MetricValues(counters={"springtide_workers_ended_total": [((("how", how),), 1.0)]})
+        sums = aggregate([ended.numbers, MetricValues(counters=last.counters, histograms=last.histograms), told])
+        self._replace(EXITED_WORKERS_NAME, msgspec.json.encode(ExitedWorkers([*ended.workers, worker], sums)))
         path.unlink(missing_ok=True)
 
-    def _ended(self) -> Ended:
+    def _ended(self) -> ExitedWorkers:
         try:
-            return msgspec.json.decode((self._folder / ENDED).read_bytes(), type=Ended)
+            return msgspec.json.decode((self._folder / EXITED_WORKERS_NAME).read_bytes(), type=ExitedWorkers)
         except FileNotFoundError:
-            return Ended([], Numbers())
+            return ExitedWorkers([], MetricValues())
 
     def _replace(self, name: str, content: bytes) -> None:
         # two threads of a process may be at it at once: one is asked, one tells every second
@@ -95,16 +95,16 @@ class Tally:
         draft.rename(self._folder / name)
 
 
-class Place(NamedTuple):
+class WorkerSlot(NamedTuple):
     """One worker's, among all."""
 
     number: int
-    tally: Tally
+    tally: SharedMetrics
 
 
-def add_up(
-    parts: Iterable[Numbers], *, lowest: frozenset[str] = frozenset(), highest: frozenset[str] = frozenset()
-) -> Numbers:
+def aggregate(
+    parts: Iterable[MetricValues], *, lowest: frozenset[str] = frozenset(), highest: frozenset[str] = frozenset()
+) -> MetricValues:
     """Sums by metric and labels; of gauges in `lowest` the least, of those in `highest` the greatest value."""
     counters: dict[str, dict[Labels, float]] = {}
     gauges: dict[str, dict[Labels, list[float]]] = {}
@@ -122,7 +122,7 @@ def add_up(
             for labels, counts, seconds in distributions:
                 before, so_far = known.get(labels, ([0] * len(counts), 0.0))
                 known[labels] = ([one + other for one, other in zip(before, counts, strict=True)], so_far + seconds)
-    return Numbers(
+    return MetricValues(
         counters={name: list(values.items()) for name, values in counters.items()},
         gauges={
             name: [

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 STATUS_NAME = re.compile(r"status-(\d{10})\.json")
-SILENT_MS = 5_000
+HEARTBEAT_TIMEOUT_MS = 5_000
 HISTORY_LENGTH = 900
 
 
-class TrainerStatus:
+class TrainerStatusReader:
     """The newest status file of a log, read again only when it was replaced."""
 
     def __init__(self, log_path: Path) -> None:
@@ -38,7 +38,7 @@ class TrainerStatus:
             status["trainer"] = "stopped"
             status["reason"] = status.get("reason") or "the trainer ended cleanly"
             status["samples_per_second"] = 0.0
-        elif age_ms > SILENT_MS:
+        elif age_ms > HEARTBEAT_TIMEOUT_MS:
             said = status.get("reason")
             status["trainer"] = "failed"
             status["reason"] = f"no sign of life for {age_ms / 1000:.0f} s" + (
@@ -64,7 +64,7 @@ class TrainerStatus:
             self._seen, self._status = seen, status
 
 
-class History:
+class StatusHistory:
     """A ring of small status samples, one a second, so that a reloaded dashboard shows the past."""
 
     def __init__(self, read: Callable[[], dict[str, Any]]) -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.serving.ops.registry import Metrics
+from app.serving.ops.registry import MetricsRegistry
 
 # metric -> what it tells, its label, and the trainer's counters behind it by the label's value
-LABELLED: dict[str, tuple[str, str, dict[str, str]]] = {
+LABELED_COUNTERS: dict[str, tuple[str, str, dict[str, str]]] = {
     "hits": ("Ids of a batch found in memory, by tier.", "tier", {"hits_device": "device", "hits_host": "host"}),
     "recalled": (
         "Rows brought back, by where from.",
@@ -19,7 +19,7 @@ LABELLED: dict[str, tuple[str, str, dict[str, str]]] = {
         {"evicted_capacity": "capacity", "evicted_quota": "quota", "evicted_resize": "resize"},
     ),
 }
-PLAIN = {
+PLAIN_COUNTERS = {
     "keys": "Ids looked up, every occurrence.",
     "prefetched": "Rows recalled ahead of their turn.",
     "created": "Rows made.",
@@ -49,11 +49,11 @@ PLAIN = {
 }
 
 
-def declare_table(metrics: Metrics) -> None:
+def declare_table_metrics(metrics: MetricsRegistry) -> None:
     """The metrics, by name."""
-    for name, (about, _, _) in LABELLED.items():
+    for name, (about, _, _) in LABELED_COUNTERS.items():
         metrics.counter(f"springtide_table_{name}_total", about, over="own")
-    for name, about in PLAIN.items():
+    for name, about in PLAIN_COUNTERS.items():
         metrics.counter(f"springtide_table_{name}_total", about, over="own")
     metrics.gauge("springtide_table_rows", "Rows by tier.")
     metrics.gauge("springtide_table_bytes", "Bytes by tier.")
@@ -61,23 +61,25 @@ def declare_table(metrics: Metrics) -> None:
     metrics.gauge("springtide_event_clock_lag_seconds", "Now minus the event time that the table's rules go by.")
 
 
-def show_table(metrics: Metrics, status: Mapping[str, Any], now_ms: int) -> None:
+def update_table_metrics(metrics: MetricsRegistry, status: Mapping[str, Any], now_ms: int) -> None:
     """Bring them up to what the trainer's status says."""
     table = status.get("table") or {}
-    for name, (_, label, counters) in LABELLED.items():
-        known = {tier: numbers(table)[counter] for counter, tier in counters.items() if counter in numbers(table)}
-        metrics.set_all(f"springtide_table_{name}_total", label, known)
-    for name in PLAIN:
-        metrics.set(f"springtide_table_{name}_total", numbers(table).get(name))
-    metrics.set_all("springtide_table_rows", "tier", numbers(table.get("rows")))
-    metrics.set_all("springtide_table_bytes", "tier", numbers(table.get("bytes")))
-    ages = {feature: (now_ms - ms) / 1000 for feature, ms in numbers(table.get("horizons_ms")).items()}
-    metrics.set_all("springtide_table_horizon_age_seconds", "feature", ages)
+    for name, (_, label, counters) in LABELED_COUNTERS.items():
+        known = {
+            tier: numeric_items(table)[counter] for counter, tier in counters.items() if counter in numeric_items(table)
+        }
+        metrics.replace_all(f"springtide_table_{name}_total", label, known)
+    for name in PLAIN_COUNTERS:
+        metrics.set(f"springtide_table_{name}_total", numeric_items(table).get(name))
+    metrics.replace_all("springtide_table_rows", "tier", numeric_items(table.get("rows")))
+    metrics.replace_all("springtide_table_bytes", "tier", numeric_items(table.get("bytes")))
+    ages = {feature: (now_ms - ms) / 1000 for feature, ms in numeric_items(table.get("horizons_ms")).items()}
+    metrics.replace_all("springtide_table_horizon_age_seconds", "feature", ages)
     event_ms = status.get("event_clock_ms") or 0
     metrics.set("springtide_event_clock_lag_seconds", (now_ms - event_ms) / 1000 if event_ms > 0 else None)
 
 
-def numbers(values: Any) -> dict[str, float]:
+def numeric_items(values: Any) -> dict[str, float]:
     """Those of a JSON object's values that are numbers."""
     if not isinstance(values, dict):
         return {}

@@ -18,28 +18,28 @@ from springtide_client.features import Features
 
 from app.serving.http.errors import ApiError, busy
 from app.serving.model.view import ModelView
-from app.serving.predict.request import Instances, encode, join
+from app.serving.predict.request import Instances, concatenate, encode_features
 
 logger = logging.getLogger(__name__)
 
 
-class Scores(NamedTuple):
+class Predictions(NamedTuple):
     """The answer to one request."""
 
     probabilities_NL: npt.NDArray[np.float32]
     rows_by_status: npt.NDArray[np.int64]  # how many rows were looked up for it, by status code
 
 
-class Request(NamedTuple):
+class PendingRequest(NamedTuple):
     """One that waits."""
 
     view: ModelView
     instances: Instances
     arrived: float
-    answer: Callable[[Scores | Exception], None]
+    answer: Callable[[Predictions | Exception], None]
 
 
-class Scorer:
+class MicroBatcher:
     """Threads that score; one request more than may wait is refused with 503 `busy`.
 
     `wait_seconds`: so long the first of a call waits for others on purpose. `max_rows`: more are not gathered; a
@@ -58,22 +58,22 @@ class Scorer:
         self._max_rows, self._wait_seconds = max_rows, wait_seconds
         self._max_waiting, self._max_waiting_rows = max_waiting, max_waiting_rows
         self._ready = threading.Condition()
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[PendingRequest] = deque()
         self._waiting_rows = 0
         self._is_closed = False
-        self.num_calls = 0
+        self.num_batches = 0
         self._threads = [
             threading.Thread(target=self._run, name=f"springtide-score-{n}", daemon=True) for n in range(num_threads)
         ]
         for thread in self._threads:
             thread.start()
 
-    async def score(self, view: ModelView, instances: Instances) -> Scores:
+    async def predict(self, view: ModelView, instances: Instances) -> Predictions:
         """The probabilities of one request's instances, all from this view; ApiError 422 for one that is bad."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Scores] = loop.create_future()
+        future: asyncio.Future[Predictions] = loop.create_future()
 
-        def settle(answer: Scores | Exception) -> None:
+        def settle(answer: Predictions | Exception) -> None:
             if future.done():
                 return  # the asker left
             if isinstance(answer, Exception):
@@ -81,14 +81,14 @@ class Scorer:
             else:
                 future.set_result(answer)
 
-        def tell(answer: Scores | Exception) -> None:
+        def tell(answer: Predictions | Exception) -> None:
             loop.call_soon_threadsafe(settle, answer)
 
         with self._ready:
             is_full = len(self._waiting) >= self._max_waiting
             if self._is_closed or is_full or (self._waiting and self._waiting_rows >= self._max_waiting_rows):
                 raise busy()
-            self._waiting.append(Request(view, instances, time.monotonic(), tell))
+            self._waiting.append(PendingRequest(view, instances, time.monotonic(), tell))
             self._waiting_rows += len(instances)
             self._ready.notify()
         return await future
@@ -112,7 +112,7 @@ class Scorer:
                 for request in requests:
                     _tell(request, error)
 
-    def _take(self) -> list[Request]:
+    def _take(self) -> list[PendingRequest]:
         """Those that go into one call, in the order they came: of one view, and not more rows than allowed."""
         with self._ready:
             while not self._is_closed:
@@ -123,7 +123,7 @@ class Scorer:
                 if left <= 0 or self._waiting_rows >= self._max_rows:
                     break
                 self._ready.wait(left)
-            taken: list[Request] = []
+            taken: list[PendingRequest] = []
             rows = 0
             while self._waiting:
                 following = self._waiting[0]
@@ -136,28 +136,28 @@ class Scorer:
                 self._ready.notify()
             return taken
 
-    def _score(self, requests: Sequence[Request]) -> None:
+    def _score(self, requests: Sequence[PendingRequest]) -> None:
         view = requests[0].view
-        good: list[tuple[Request, Features]] = []
+        good: list[tuple[PendingRequest, Features]] = []
         for request in requests:
             try:
-                good.append((request, encode(view.schema, request.instances)))
+                good.append((request, encode_features(view.schema, request.instances)))
             except ApiError as error:
                 _tell(request, error)
         if not good:
             return
-        features = join([part for _, part in good])
+        features = concatenate([part for _, part in good])
         probabilities_NL, status_K = view.predict(features)
-        self.num_calls += 1
+        self.num_batches += 1
         ends = np.cumsum([len(part) for _, part in good])
-        counts = count_by_request(features, status_K, ends)
+        counts = count_rows_by_request(features, status_K, ends)
         for (request, _), rows_NL, rows_by_status in zip(
             good, np.split(probabilities_NL, ends[:-1]), counts, strict=True
         ):
-            _tell(request, Scores(rows_NL, rows_by_status))
+            _tell(request, Predictions(rows_NL, rows_by_status))
 
 
-def count_by_request(
+def count_rows_by_request(
     features: Features, status_K: npt.NDArray[np.uint8], ends_J: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """How many rows of each status went into each request's samples, int64 [J, 4]; its samples end at `ends_J`."""
@@ -168,7 +168,7 @@ def count_by_request(
     return np.bincount(np.concatenate(parts) * 4 + status_K, minlength=4 * len(ends_J)).reshape(-1, 4)
 
 
-def _tell(request: Request, answer: Scores | Exception) -> None:
+def _tell(request: PendingRequest, answer: Predictions | Exception) -> None:
     try:
         request.answer(answer)
     except RuntimeError:

@@ -11,8 +11,8 @@ from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema
 
-from app.serving.http.errors import UNREADABLE, ApiError, bad_request, invalid
-from app.serving.http.preconditions import check_milliseconds
+from app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
+from app.serving.http.preconditions import check_max_staleness
 
 EXAMPLE = 'send {"instances": [{...}]} or {"context": {...}, "candidates": [{...}]}'
 
@@ -36,7 +36,7 @@ class Instances(NamedTuple):
         return len(self.own_N)
 
 
-def read_predict(body: bytes, max_instances: int) -> tuple[Instances, float | None]:
+def decode_predict_request(body: bytes, max_instances: int) -> tuple[Instances, float | None]:
     """What is to be scored, and how many ms old the model may be.
 
     ApiError 400 where the body is no JSON of this shape, 413 where there are too many, 422 with the index of an
@@ -44,7 +44,7 @@ def read_predict(body: bytes, max_instances: int) -> tuple[Instances, float | No
     """
     try:
         question = msgspec.json.decode(body, type=PredictBody)
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         raise bad_request(f"the body cannot be read: {error}", EXAMPLE) from None
     given = question.instances if question.instances is not None else question.candidates
     if given is None or (question.instances is not None and question.candidates is not None):
@@ -58,10 +58,10 @@ def read_predict(body: bytes, max_instances: int) -> tuple[Instances, float | No
         if not isinstance(instance, dict):
             details = {"index": index, "field": None}
             raise ApiError(422, "wrong_type", f"instance {index} is no JSON object", EXAMPLE, details=details)
-    return Instances(given, question.context or {}), check_milliseconds(question.max_staleness_ms)
+    return Instances(given, question.context or {}), check_max_staleness(question.max_staleness_ms)
 
 
-def encode(schema: Schema, instances: Instances) -> Features:
+def encode_features(schema: Schema, instances: Instances) -> Features:
     """The features of every sample; what the context alone says is encoded once.
 
     ApiError 422 with the index and field of what cannot be encoded; without an index where it is the context.
@@ -78,7 +78,7 @@ def encode(schema: Schema, instances: Instances) -> Features:
     return _completed(schema, _encoded(schema, own_N, "candidate"), of_context, frozenset(shared))
 
 
-def join(parts: Sequence[Features]) -> Features:
+def concatenate(parts: Sequence[Features]) -> Features:
     """The samples of all parts, in order."""
     if len(parts) == 1:
         return parts[0]

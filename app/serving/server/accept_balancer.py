@@ -21,48 +21,48 @@ NUM_SLOTS = 1_024
 logger = logging.getLogger(__name__)
 
 
-class Crowd:
+class ConnectionCounts:
     """How many connections each worker has, in memory that processes forked later share."""
 
     def __init__(self) -> None:
         self._counts = np.frombuffer(mmap.mmap(-1, 8 * NUM_SLOTS), np.int64)  # one more than there are; 0: no worker
 
-    def tell(self, worker: int, num_connections: int) -> None:
+    def set(self, worker: int, num_connections: int) -> None:
         """Of one's own."""
         self._counts[worker % NUM_SLOTS] = num_connections + 1
 
-    def leave(self, worker: int) -> None:
+    def remove(self, worker: int) -> None:
         """It takes no more."""
         self._counts[worker % NUM_SLOTS] = 0
 
-    def fewest(self) -> int:
+    def lowest(self) -> int:
         """Of any worker that takes some; 0 where there is none."""
         taking = self._counts[self._counts > 0]
         return int(taking.min()) - 1 if len(taking) else 0
 
 
-class Door:
+class AcceptBalancer:
     """One worker's way to the listener. For the event loop's thread alone."""
 
-    def __init__(self, crowd: Crowd, worker: int) -> None:
+    def __init__(self, crowd: ConnectionCounts, worker: int) -> None:
         self._crowd, self._worker = crowd, worker
         self._listener: socket.socket | None = None
         self._later: asyncio.TimerHandle | None = None
         self._entering: set[asyncio.Task[Any]] = set()
 
-    def open(
+    def start(
         self, listener: socket.socket, num_connections: Callable[[], int], make: Callable[[], asyncio.Protocol]
     ) -> None:
         """Begin to take connections; `make` gives the protocol of each."""
         listener.setblocking(False)
         self._listener, self._num_connections, self._make = listener, num_connections, make
         self._loop = asyncio.get_running_loop()
-        self._crowd.tell(self._worker, num_connections())
+        self._crowd.set(self._worker, num_connections())
         self._loop.add_reader(listener.fileno(), self._knocked)
 
     def close(self) -> None:
         """Take no more; what was taken enters."""
-        self._crowd.leave(self._worker)
+        self._crowd.remove(self._worker)
         if self._later is not None:
             self._later.cancel()
         if self._listener is not None:
@@ -71,8 +71,8 @@ class Door:
 
     def _knocked(self) -> None:
         num = self._num_connections() + len(self._entering)
-        self._crowd.tell(self._worker, num)
-        if num > self._crowd.fewest():
+        self._crowd.set(self._worker, num)
+        if num > self._crowd.lowest():
             self._look_away(DEFER_SECONDS)
         else:
             self._take()
@@ -104,7 +104,7 @@ class Door:
         task = self._loop.create_task(entering)
         self._entering.add(task)
         task.add_done_callback(self._entered)
-        self._crowd.tell(self._worker, self._num_connections() + len(self._entering))
+        self._crowd.set(self._worker, self._num_connections() + len(self._entering))
 
     def _entered(self, task: asyncio.Task[Any]) -> None:
         self._entering.discard(task)

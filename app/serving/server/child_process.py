@@ -14,12 +14,12 @@ from collections.abc import Callable
 from app.processes.parent_death import VARIABLE, end_with_parent
 
 LOOK_SECONDS = 0.01
-OURS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 logger = logging.getLogger(__name__)
 
 
-class Forked:
+class ChildProcess:
     """A child process that does one thing and ends."""
 
     def __init__(self, task: Callable[[], None]) -> None:
@@ -27,13 +27,13 @@ class Forked:
 
         OSError where the system has no process left.
         """
-        self.exit: int | None = None  # negative: of that signal
+        self.exit_code: int | None = None  # negative: of that signal
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         before: set[int | signal.Signals]
         # a signal may come before the child has let go of its parent's handlers: it waits
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, OURS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries that sleep: see above
             try:
@@ -48,13 +48,13 @@ class Forked:
     @property
     def alive(self) -> bool:
         """Whether it has not ended."""
-        if self.exit is None:
+        if self.exit_code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                self.exit = os.waitstatus_to_exitcode(status)
-        return self.exit is None
+                self.exit_code = os.waitstatus_to_exitcode(status)
+        return self.exit_code is None
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """A signal, where it is alive."""
         if self.alive:
             os.kill(self.pid, number)
@@ -74,7 +74,7 @@ def _live(task: Callable[[], None], parent: int, mask: set[int | signal.Signals]
         os.environ[VARIABLE] = str(parent)
         end_with_parent()
         os.setsid()
-        for number in OURS:
+        for number in HANDLED_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         task()

@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.02
 logger = logging.getLogger(__name__)
 
 
-class Manner(NamedTuple):
+class DrainPolicy(NamedTuple):
     """How long an idle connection may still ask, and how long an answer may still take."""
 
     idle_seconds: float
@@ -23,55 +23,55 @@ class Manner(NamedTuple):
 
 
 # nobody answers afterwards: whoever is idle need not wait for that
-AT_ONCE = Manner(0.1, 2.0)
+IMMEDIATE = DrainPolicy(0.1, 2.0)
 # others go on: those who ask at least every few seconds never see a connection close under their question
-PATIENTLY = Manner(5.0, 60.0)
+GRACEFUL = DrainPolicy(5.0, 60.0)
 
 
-class Leaver(Protocol):
+class DrainableConnection(Protocol):
     """A connection that can be asked to end."""
 
-    def prepare_to_leave(self) -> None:
+    def close_after_response(self) -> None:
         """The answer in the making, if any, is the last."""
 
-    def leave_if_idle(self) -> None:
+    def close_if_idle(self) -> None:
         """Close, unless something was asked."""
 
 
-class Leaving:
+class ConnectionDrain:
     """Whether and how this process leaves. For the event loop's thread alone."""
 
     def __init__(self) -> None:
-        self.manner: Manner | None = None
+        self.policy: DrainPolicy | None = None
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether answers are the last of their connections."""
-        return self.manner is not None
+        return self.policy is not None
 
-    def begin(self, manner: Manner, state: ServerState) -> None:
+    def start(self, manner: DrainPolicy, state: ServerState) -> None:
         """Leave in that manner: from now on an answer is the last. A hastier manner may follow."""
-        for connection in list(cast(set[Leaver], state.connections)):
-            connection.prepare_to_leave()
-        if self.manner is None or manner.answer_seconds < self.manner.answer_seconds:
-            self.manner = manner
+        for connection in list(cast(set[DrainableConnection], state.connections)):
+            connection.close_after_response()
+        if self.policy is None or manner.answer_seconds < self.policy.answer_seconds:
+            self.policy = manner
 
-    async def drain(self, state: ServerState) -> None:
+    async def wait_closed(self, state: ServerState) -> None:
         """Return once no connection is left, or the manner's time is over; then answers are cut short."""
-        if self.manner is None:
-            self.begin(AT_ONCE, state)
+        if self.policy is None:
+            self.start(IMMEDIATE, state)
         loop = asyncio.get_running_loop()
         began = loop.time()
         await asyncio.sleep(LOOK_SECONDS)  # who was let in just now is among the connections then
-        connections = cast(set[Leaver], state.connections)
+        connections = cast(set[DrainableConnection], state.connections)
         while connections:
-            assert self.manner is not None
+            assert self.policy is not None
             left = loop.time() - began
-            if left >= self.manner.answer_seconds:
+            if left >= self.policy.answer_seconds:
                 break
-            if left >= self.manner.idle_seconds:
+            if left >= self.policy.idle_seconds:
                 for connection in list(connections):
-                    connection.leave_if_idle()
+                    connection.close_if_idle()
             await asyncio.sleep(LOOK_SECONDS)
         if state.tasks:
             logger.warning("answers were cut short", extra={"number": len(state.tasks)})

@@ -17,11 +17,17 @@ from springtide_client.log.directory import LogDirectory
 from app.errors import UserError
 from app.serving.config import ServeConfig
 from app.serving.http.tokens import Tokens, load_tokens
-from app.serving.ops.shared_metrics import Place
-from app.serving.server.accept_balancer import Crowd, Door
+from app.serving.ops.shared_metrics import WorkerSlot
+from app.serving.server.accept_balancer import AcceptBalancer, ConnectionCounts
 from app.serving.server.warmup import warm_up
-from app.serving.server.worker import SUCCESSOR_SECONDS, TOGETHER_SECONDS, Calls, answer_requests, share_cores
-from app.serving.server.worker_pool import Workers
+from app.serving.server.worker import (
+    SUCCESSOR_SECONDS,
+    TOGETHER_SECONDS,
+    WorkerOptions,
+    limit_torch_threads,
+    serve_requests,
+)
+from app.serving.server.worker_pool import WorkerPool
 from app.serving.service import Service
 from app.version_log.config import LogConfig
 
@@ -53,7 +59,7 @@ def serve(
     except ValueError as error:
         raise UserError(str(error)) from None
     log = log or LogConfig(path=Path(log_path))
-    with listen(config) as listener:
+    with bind(config) as listener:
         url = f"http://{_shown(listener)}"
 
         def listening() -> None:
@@ -80,7 +86,7 @@ def _serve_alone(
 
     service = Service(log, config, tokens)
     try:
-        answer_requests(service, listener, Calls(on_listening=on_listening, until=until, on_hangup=explain))
+        serve_requests(service, listener, WorkerOptions(on_listening=on_listening, until=until, on_hangup=explain))
     finally:
         service.close()
 
@@ -92,15 +98,15 @@ def _serve_by_workers(
     on_listening: Callable[[], None],
     stopping: threading.Event,
 ) -> None:
-    crowd = Crowd()
+    crowd = ConnectionCounts()
 
-    def answer(own: ServeConfig, place: Place, tell: Callable[[], None], is_successor: bool) -> None:
-        share_cores(config.workers)
+    def answer(own: ServeConfig, place: WorkerSlot, tell: Callable[[], None], is_successor: bool) -> None:
+        limit_torch_threads(config.workers)
         service = Service(log, own, load_tokens(own), place=place)
         try:
             wait_seconds = SUCCESSOR_SECONDS if is_successor else TOGETHER_SECONDS
-            door = Door(crowd, place.number)
-            answer_requests(service, listener, Calls(on_listening=tell, door=door, wait_seconds=wait_seconds))
+            door = AcceptBalancer(crowd, place.number)
+            serve_requests(service, listener, WorkerOptions(on_listening=tell, door=door, wait_seconds=wait_seconds))
         finally:
             service.close()
 
@@ -110,15 +116,15 @@ def _serve_by_workers(
     rolling = threading.Event()
     events = {signal.SIGTERM: stopping, signal.SIGINT: stopping, signal.SIGHUP: rolling}
     with tempfile.TemporaryDirectory(prefix="springtide-tally-") as folder, _heard(events):
-        workers = Workers(answer, config, Path(folder), on_end=crowd.leave)
+        workers = WorkerPool(answer, config, Path(folder), on_end=crowd.remove)
         try:
             has_told = False
             while not stopping.wait(LOOK_SECONDS):
                 if rolling.is_set():
                     rolling.clear()
-                    workers.roll()
-                workers.look()
-                if not has_told and workers.all_listen:
+                    workers.start_rolling_restart()
+                workers.supervise()
+                if not has_told and workers.all_listening:
                     has_told = True
                     on_listening()
         finally:
@@ -154,7 +160,7 @@ def _heard(events: dict[signal.Signals, threading.Event]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def listen(config: ServeConfig) -> socket.socket:
+def bind(config: ServeConfig) -> socket.socket:
     """A socket bound to the configured address; ServeError says who else may have it."""
     try:
         family, _, _, _, address = socket.getaddrinfo(

@@ -5,27 +5,27 @@ from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.layers import sorted_layer
 from springtide_client.rows.search import LayerStack
 
-from app.serving.lookup.codecs import FEW_NUMBERS, JSON, MSGPACK, Form, read_question, write_answer
-from app.serving.lookup.neighbors import nearness_of
+from app.serving.lookup.codecs import JSON, MAX_NUMBERS_HOLDING_GIL, MSGPACK, MediaType, decode_request, encode_response
+from app.serving.lookup.neighbors import measure_similarity
 from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearches
 
 
 def warm_up() -> None:
     """Answer made-up questions: few and many keys, raw and as text."""
-    ids_N = np.arange(max(FEW_KEYS, FEW_NUMBERS) + 1)
+    ids_N = np.arange(max(FEW_KEYS, MAX_NUMBERS_HOLDING_GIL) + 1)
     feature, ones_N = np.zeros(1, np.uint16), np.ones(1, np.int64)
     rows = sorted_layer(feature, ids_N[:1], np.zeros((1, 1), np.float32), ones_N, ones_N)
     search = LayerSearches()(
         LayerStack((rows, rows), 1, {}, {"0": 2}, AdmissionCounts(1, np.zeros((1, 64), np.uint8)), 0)
     )
-    nearness_of(rows, 0, 0, np.zeros(1, np.float32), "dot")
+    measure_similarity(rows, 0, 0, np.zeros(1, np.float32), "dot")
     for asked_N in (np.frombuffer(bytes(8), "<i8"), ids_N[:1], ids_N):
         search.packed(feature, asked_N)
-    read_question(Form(MSGPACK), b"\x81\xa3ids\x91\x00", 1)
-    read_question(Form(JSON), b'{"ids":["a"]}', 1)
-    question = read_question(Form(JSON), b'{"ids":[0]}', 1)
+    decode_request(MediaType(MSGPACK), b"\x81\xa3ids\x91\x00", 1)
+    decode_request(MediaType(JSON), b'{"ids":["a"]}', 1)
+    question = decode_request(MediaType(JSON), b'{"ids":[0]}', 1)
     for asked_N in (question.ids_N, ids_N):
-        write_answer(Form(JSON), question, *search(feature, asked_N), feature="", version=0)
+        encode_response(MediaType(JSON), question, *search(feature, asked_N), feature="", version=0)
 
 
 if __name__ == "__main__":

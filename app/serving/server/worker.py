@@ -15,10 +15,10 @@ from typing import NamedTuple
 import uvicorn
 
 from app.serving.api import build_api
-from app.serving.http.connection import ExpressProtocol
-from app.serving.http.middleware import Front
-from app.serving.server.accept_balancer import Door
-from app.serving.server.drain import AT_ONCE, PATIENTLY, Leaving, Manner
+from app.serving.http.connection import HttpConnection
+from app.serving.http.middleware import HttpMiddleware
+from app.serving.server.accept_balancer import AcceptBalancer
+from app.serving.server.drain import GRACEFUL, IMMEDIATE, ConnectionDrain, DrainPolicy
 from app.serving.server.warmup import warm_up
 from app.serving.service import Service
 
@@ -30,27 +30,27 @@ SUCCESSOR_SECONDS, TOGETHER_SECONDS = 30.0, 5.0
 logger = logging.getLogger(__name__)
 
 
-class Calls(NamedTuple):
+class WorkerOptions(NamedTuple):
     """What a process is told and tells while it answers."""
 
     on_listening: Callable[[], object] = lambda: None
     until: threading.Event | None = None
-    door: Door | None = None  # where others take connections from the same listener
+    door: AcceptBalancer | None = None  # where others take connections from the same listener
     wait_seconds: float = 0.0  # so long nobody is let in before there is a version
     on_hangup: Callable[[], object] | None = None  # SIGHUP; absent: leave patiently, for others go on
 
 
-def answer_requests(service: Service, listener: socket.socket, calls: Calls) -> None:
+def serve_requests(service: Service, listener: socket.socket, calls: WorkerOptions) -> None:
     """Answer what comes to the listener until SIGTERM, SIGINT or `until`; the listener is closed then."""
     warm_up()
-    leaving = Leaving()
+    leaving = ConnectionDrain()
     settings = uvicorn.Config(
-        Front(service, build_api(service), leaving),
+        HttpMiddleware(service, build_api(service), leaving),
         log_level="warning",
         access_log=False,
         server_header=False,
         ws="none",
-        http=ExpressProtocol,
+        http=HttpConnection,
         proxy_headers=False,
         lifespan="off",
         timeout_keep_alive=30,
@@ -63,7 +63,7 @@ def answer_requests(service: Service, listener: socket.socket, calls: Calls) -> 
 class _Server(uvicorn.Server):
     """A uvicorn that leaves the signals to us (its own way is to die of them), and closes by our manner."""
 
-    def __init__(self, settings: uvicorn.Config, leaving: Leaving, door: Door | None) -> None:
+    def __init__(self, settings: uvicorn.Config, leaving: ConnectionDrain, door: AcceptBalancer | None) -> None:
         super().__init__(settings)
         self.leaving = leaving
         self._door = door
@@ -77,10 +77,10 @@ class _Server(uvicorn.Server):
             await super().startup(sockets)
             return
         state, connections = self.lifespan.state, self.server_state.connections
-        self._door.open(
+        self._door.start(
             sockets[0],
             lambda: len(connections),
-            lambda: ExpressProtocol(config=self.config, server_state=self.server_state, app_state=state),
+            lambda: HttpConnection(config=self.config, server_state=self.server_state, app_state=state),
         )
         self.servers = []
         self.started = True
@@ -92,32 +92,32 @@ class _Server(uvicorn.Server):
             server.close()
         for listener in sockets or []:
             listener.close()
-        await self.leaving.drain(self.server_state)
+        await self.leaving.wait_closed(self.server_state)
 
 
-async def _run(server: _Server, service: Service, listener: socket.socket, calls: Calls) -> None:
+async def _run(server: _Server, service: Service, listener: socket.socket, calls: WorkerOptions) -> None:
     loop = asyncio.get_running_loop()
 
-    def leave(manner: Manner) -> None:
+    def leave(manner: DrainPolicy) -> None:
         # streams end by themselves; what else is asked is answered from a view that goes on following
         service.replica.end_streams()
-        if manner is AT_ONCE:
+        if manner is IMMEDIATE:
             service.snapshots.stop()
-        server.leaving.begin(manner, server.server_state)
+        server.leaving.start(manner, server.server_state)
         server.should_exit = True
 
     owns_process = threading.current_thread() is threading.main_thread()
     if owns_process:
-        claim_process()
+        tune_process()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, leave, AT_ONCE)
-        loop.add_signal_handler(signal.SIGHUP, calls.on_hangup or (lambda: leave(PATIENTLY)))
+            loop.add_signal_handler(number, leave, IMMEDIATE)
+        loop.add_signal_handler(signal.SIGHUP, calls.on_hangup or (lambda: leave(GRACEFUL)))
     service.start()
     watcher = asyncio.create_task(_watch(server, calls, leave))
-    patience = asyncio.create_task(_be_patient(server, service.config.client_seconds))
+    patience = asyncio.create_task(_be_patient(server, service.config.request_timeout_seconds))
     claim = asyncio.create_task(_claim_again(service)) if owns_process else None
     try:
-        await service.replica.wait_for_first(calls.wait_seconds)
+        await service.replica.wait_for_first_view(calls.wait_seconds)
         await server.serve([listener])
     finally:
         service.stop()
@@ -127,7 +127,7 @@ async def _run(server: _Server, service: Service, listener: socket.socket, calls
                 await task
 
 
-def claim_process() -> None:
+def tune_process() -> None:
     """What a process that does nothing but serve may set for all of itself."""
     # a thread that computes in Python, such as the follower, gives the event loop way after this, not after 5 ms
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -143,10 +143,10 @@ async def _claim_again(service: Service) -> None:
     """
     while service.replica.view is None and not service.replica.stopping:
         await asyncio.sleep(SETTLE_SECONDS)
-    claim_process()
+    tune_process()
 
 
-def share_cores(num_processes: int) -> None:
+def limit_torch_threads(num_processes: int) -> None:
     """Give torch its share of the cores, unless the environment says how many threads it may have."""
     import torch
 
@@ -160,16 +160,16 @@ async def _be_patient(server: _Server, seconds: float) -> None:
     while True:
         await asyncio.sleep(min(1.0, seconds / 4))
         for connection in list(server.server_state.connections):
-            assert isinstance(connection, ExpressProtocol)
-            connection.lose_patience(loop.time(), seconds)
+            assert isinstance(connection, HttpConnection)
+            connection.enforce_timeouts(loop.time(), seconds)
 
 
-async def _watch(server: _Server, calls: Calls, leave: Callable[[Manner], None]) -> None:
+async def _watch(server: _Server, calls: WorkerOptions, leave: Callable[[DrainPolicy], None]) -> None:
     while not server.started:
         await asyncio.sleep(0.005)
     calls.on_listening()
     while calls.until is not None:
         if calls.until.is_set():
-            leave(AT_ONCE)
+            leave(IMMEDIATE)
             return
         await asyncio.sleep(0.02)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from app.serving.cache_folder import CacheFolder
 from app.serving.config import ServeConfig
-from app.serving.ops.shared_metrics import Place, Tally
-from app.serving.server.child_process import Forked
+from app.serving.ops.shared_metrics import SharedMetrics, WorkerSlot
+from app.serving.server.child_process import ChildProcess
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 10.0
 STABLE_SECONDS = 60.0  # one that lived so long is replaced as if none had ever failed
@@ -25,7 +25,7 @@ STOP_SECONDS = 3.0
 LEAVE_SECONDS = 70.0  # a worker leaves by itself sooner than that
 
 # answer requests at this place, as this configuration says; say so once they are heard; others answer meanwhile
-Answer = Callable[[ServeConfig, Place, Callable[[], None], bool], None]
+WorkerMain = Callable[[ServeConfig, WorkerSlot, Callable[[], None], bool], None]
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 class Worker:
     """One process."""
 
-    def __init__(self, number: int, process: Forked, answers: int, began: float) -> None:
+    def __init__(self, number: int, process: ChildProcess, answers: int, began: float) -> None:
         self.number = number
         self.process = process
         self.began = began
@@ -42,7 +42,7 @@ class Worker:
         self._has_answered = False
 
     @property
-    def listens(self) -> bool:
+    def is_listening(self) -> bool:
         """Whether it answers requests by now."""
         if self._answers is not None:
             with suppress(BlockingIOError):
@@ -57,12 +57,12 @@ class Worker:
             self._answers = None
 
 
-class Workers:
+class WorkerPool:
     """As many as the configuration says. Call `look` often; from the main thread, whose end ends them too."""
 
     def __init__(
         self,
-        answer: Answer,
+        answer: WorkerMain,
         config: ServeConfig,
         tally_folder: Path,
         *,
@@ -75,7 +75,7 @@ class Workers:
         # memory, and files without a name, are shared out; snapshots are shared
         own = {name: max(1, getattr(config, name) // config.workers) for name in ("cache_bytes", "cache_disk_bytes")}
         self._config = replace(config, cache_path=str(self._folder.path), **own)
-        self._tally = Tally(tally_folder)
+        self._tally = SharedMetrics(tally_folder)
         self._clock = clock
         self._living: list[Worker] = []
         self._to_replace: list[Worker] = []
@@ -84,19 +84,19 @@ class Workers:
         self._due, self._pause = 0.0, FIRST_PAUSE_SECONDS
 
     @property
-    def all_listen(self) -> bool:
+    def all_listening(self) -> bool:
         """Whether every worker answers, and none is being replaced."""
         return len(self._staying()) == len(self._living) == self._config.workers and all(
-            worker.listens for worker in self._living
+            worker.is_listening for worker in self._living
         )
 
-    def roll(self) -> None:
+    def start_rolling_restart(self) -> None:
         """Restart every worker, one after the other, each when its successor answers; what was begun is done first."""
         begun = self._to_replace
         self._to_replace = begun + [worker for worker in self._staying() if worker not in begun]
         logger.info("restarting the workers one by one", extra={"workers": len(self._to_replace)})
 
-    def look(self) -> None:
+    def supervise(self) -> None:
         """1. Mourn the dead. 2. Start whoever is missing. 3. Ask one to leave whose successor answers."""
         for worker in [worker for worker in self._living if not worker.process.alive]:
             self._bury(worker)
@@ -112,23 +112,23 @@ class Workers:
                 logger.warning("a worker cannot be started now", extra=extra)
             missing -= 1
         staying = self._staying()
-        if is_rolling and len(staying) > self._config.workers and all(worker.listens for worker in staying):
+        if is_rolling and len(staying) > self._config.workers and all(worker.is_listening for worker in staying):
             leaving = self._to_replace.pop(0)
             leaving.leave_by = self._clock() + LEAVE_SECONDS
-            leaving.process.send(signal.SIGHUP)
+            leaving.process.send_signal(signal.SIGHUP)
         for worker in self._living:
             if worker.leave_by is not None and self._clock() > worker.leave_by:
-                worker.process.send(signal.SIGKILL)
+                worker.process.send_signal(signal.SIGKILL)
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Ask all to end, kill who has not after the time."""
         deadline = self._clock() + seconds
         for worker in self._living:
-            worker.process.send(signal.SIGTERM)
+            worker.process.send_signal(signal.SIGTERM)
         for worker in self._living:
             if not worker.process.wait(deadline - self._clock()):
                 logger.warning("a worker did not end in time and was killed", extra={"pid": worker.process.pid})
-                worker.process.send(signal.SIGKILL)
+                worker.process.send_signal(signal.SIGKILL)
                 worker.process.wait(STOP_SECONDS)
             worker.close()
         self._living.clear()
@@ -150,10 +150,10 @@ class Workers:
             os.close(hears)
             for worker in self._living:
                 worker.close()
-            self._answer(self._config, Place(number, self._tally), tell, is_successor)
+            self._answer(self._config, WorkerSlot(number, self._tally), tell, is_successor)
 
         try:
-            process = Forked(answer)
+            process = ChildProcess(answer)
         except OSError:
             os.close(hears)
             raise
@@ -165,7 +165,7 @@ class Workers:
     def _tell_ends(self) -> None:
         with suppress(OSError):  # counts can wait for a disk with room, workers cannot
             while self._untold:
-                self._tally.end(*self._untold[0])
+                self._tally.record_exit(*self._untold[0])
                 self._untold.pop(0)
 
     def _bury(self, worker: Worker) -> None:
@@ -182,6 +182,6 @@ class Workers:
         if self._clock() - worker.began >= STABLE_SECONDS:
             self._pause = FIRST_PAUSE_SECONDS
         self._due = self._clock() + self._pause
-        extra = {"pid": worker.process.pid, "exit": worker.process.exit, "in_seconds": self._pause}
+        extra = {"pid": worker.process.pid, "exit": worker.process.exit_code, "in_seconds": self._pause}
         logger.warning("a worker ended and will be replaced", extra=extra)
         self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)

@@ -9,7 +9,7 @@ from springtide_client.rows.disk_layer import aligned_chunks, keys_only, merge_n
 from springtide_client.rows.layers import RowLayer
 
 
-def living_rows(view: View, *, with_values: bool = True) -> Iterator[RowLayer]:
+def live_rows(view: View, *, with_values: bool = True) -> Iterator[RowLayer]:
     """The rows that a look-up of this view would find, each once."""
     stack = list(view.all_layers)
     if not stack:
@@ -23,6 +23,6 @@ def living_rows(view: View, *, with_values: bool = True) -> Iterator[RowLayer]:
         yield rows if alive.all() else rows.take(np.flatnonzero(alive))
 
 
-def count_rows(view: View) -> int:
+def count_live_rows(view: View) -> int:
     """How many there are."""
-    return sum(len(rows) for rows in living_rows(view, with_values=False))
+    return sum(len(rows) for rows in live_rows(view, with_values=False))

@@ -3,13 +3,13 @@ import threading
 
 import pytest
 
-from app.serving.bounded_pool import Work
+from app.serving.bounded_pool import BoundedPool
 from app.serving.http.errors import ApiError
 
 
 def test_one_call_more_than_may_wait_is_refused():
     async def scenario():
-        work = Work("test", num_threads=1, max_waiting=1)
+        work = BoundedPool("test", num_threads=1, max_waiting=1)
         go = threading.Event()
         first, second = (asyncio.ensure_future(work.run(lambda: go.wait(10))) for _ in range(2))
         await asyncio.sleep(0)
@@ -27,7 +27,7 @@ def test_one_call_more_than_may_wait_is_refused():
 
 def test_what_a_call_raises_reaches_the_asker():
     async def scenario():
-        work = Work("test", num_threads=1, max_waiting=1)
+        work = BoundedPool("test", num_threads=1, max_waiting=1)
         with pytest.raises(ZeroDivisionError):
             await work.run(lambda: 1 // 0)
         work.close()

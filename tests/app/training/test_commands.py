@@ -7,7 +7,7 @@ from drawn_clicks import SCHEMA, make_batch
 from made_config import make_config
 from springtide_client.log.directory import LogDirectory
 
-from app.serving.admin.requests import put_order
+from app.serving.admin.requests import submit_command
 from app.training.bootstrap import load_state
 from app.training.commands import CommandExecutor
 from app.training.state.training_state import TrainingState
@@ -25,7 +25,7 @@ class Desk:
         self.desk = CommandExecutor(self.config.log.path, self.log.epoch, self.state)
 
     def put(self, kind: str, body: dict) -> str:
-        return put_order(self.config.log.path, kind, body)
+        return submit_command(self.config.log.path, kind, body)
 
     def version(self) -> int:
         number = self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1)).number

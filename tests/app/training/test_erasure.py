@@ -7,7 +7,7 @@ from made_config import make_config
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import KNOWN, View
 
-from app.serving.admin.requests import put_order
+from app.serving.admin.requests import submit_command
 from app.training.bootstrap import load_state
 from app.training.commands import CommandExecutor
 from app.training.state.spill_gc import SpillGC
@@ -97,7 +97,7 @@ def tiers(tmp_path):
 
 
 def forget(tiers: Tiers, items: list[int]) -> str:
-    order = put_order(tiers.path, "forget", {"keys": [{"feature": "item_id", "id": str(item)} for item in items]})
+    order = submit_command(tiers.path, "forget", {"keys": [{"feature": "item_id", "id": str(item)} for item in items]})
     tiers.desk.execute()
     return order
 

@@ -26,8 +26,8 @@ NUM_CANDIDATES = 100
 TOLERANCE = 1e-6  # another number of rows in a call is another order of additions
 SERVERS: dict[str, dict[str, object]] = {
     "shared calls": {},
-    "shared calls, 1 ms of waiting": {"predict_wait_ms": 1.0},
-    "each alone": {"predict_batch_rows": 1},
+    "shared calls, 1 ms of waiting": {"predict_batch_timeout_ms": 1.0},
+    "each alone": {"predict_max_batch_rows": 1},
 }
 Question = dict[str, Any]
 

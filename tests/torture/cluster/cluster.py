@@ -9,7 +9,7 @@ from pathlib import Path
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 
-from app.serving.admin.requests import put_order
+from app.serving.admin.requests import submit_command
 from stream.kafka.admin import Admin
 from stream.kafka.consumer import KafkaConfig
 from stream.kafka.producer import Producer
@@ -63,7 +63,7 @@ class Stage:
         self.num_produced += number
 
     def order(self, kind: str, body: dict[str, object]) -> str:
-        return put_order(self.log, kind, body)
+        return submit_command(self.log, kind, body)
 
     def arm(self, point: str, signal_name: str, visit: int) -> None:
         """Whoever comes to this point for the n-th time is struck."""

@@ -15,7 +15,7 @@ from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
 from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
 
-from app.serving.admin.requests import put_order
+from app.serving.admin.requests import submit_command
 from app.version_log.commands.queue import CommandQueue
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
@@ -155,7 +155,7 @@ class SmallWorld:
     def order(self) -> None:
         if not self.log.path.exists():
             self.start()
-        self.submitted.add(put_order(self.log.path, "forget", {}))
+        self.submitted.add(submit_command(self.log.path, "forget", {}))
 
     def haunt(self, whole: bool) -> None:
         """A replaced trainer that had looked just before it was paused writes on."""

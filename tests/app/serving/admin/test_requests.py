@@ -3,14 +3,14 @@ import json
 import pytest
 from springtide_client.schema import Schema
 
-from app.serving.admin.requests import check_support, put_order, read_forget, read_rollback, read_table_limits
+from app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits, submit_command
 from app.serving.http.errors import ApiError
 
 SCHEMA = Schema(labels=("click",), categorical=("user", "item"), sequence=("last",), share={"last": "item"})
 
 
 def test_an_order_appears_whole_and_in_order(tmp_path):
-    ids = [put_order(tmp_path, "forget", {"keys": [{"feature": "user_id", "id": number}]}) for number in range(3)]
+    ids = [submit_command(tmp_path, "forget", {"keys": [{"feature": "user_id", "id": number}]}) for number in range(3)]
     names = sorted(path.name for path in (tmp_path / "commands").iterdir())
     assert sorted(names) == sorted(f"{order}.json" for order in ids)
     order = json.loads((tmp_path / "commands" / f"{ids[1]}.json").read_text())
@@ -22,9 +22,9 @@ def test_an_order_appears_whole_and_in_order(tmp_path):
 def test_an_order_that_the_trainer_does_not_execute_is_refused():
     for status in ({}, {"orders": []}, {"orders": "forget"}):
         with pytest.raises(ApiError) as caught:
-            check_support("forget", status)
+            check_supported("forget", status)
         assert (caught.value.status, caught.value.code) == (501, "not_supported_yet")
-    check_support("forget", {"orders": ["forget"]})
+    check_supported("forget", {"orders": ["forget"]})
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_an_order_that_the_trainer_does_not_execute_is_refused():
     ],
 )
 def test_keys_to_forget_may_be_written_in_three_ways(body):
-    assert read_forget(body, ("user_id",)) == {"keys": [{"feature": "user_id", "id": 5}]}
+    assert parse_forget(body, ("user_id",)) == {"keys": [{"feature": "user_id", "id": 5}]}
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,19 @@ def test_keys_to_forget_may_be_written_in_three_ways(body):
 )
 def test_keys_that_are_none_are_refused(body):
     with pytest.raises(ApiError):
-        read_forget(body, ("user_id",))
+        parse_forget(body, ("user_id",))
 
 
 def test_rollbacks_are_checked():
-    assert read_rollback({"version": 4}) == {"version": 4}
+    assert parse_rollback({"version": 4}) == {"version": 4}
     for body in ({}, [], {"version": "4"}, {"version": True}, {"version": -1}):
         with pytest.raises(ApiError):
-            read_rollback(body)
+            parse_rollback(body)
 
 
 def test_limits_are_put_down_in_bytes_and_by_name():
     body = {"device_bytes": "2MiB", "lr": 1, "features": {"item": {"ttl_seconds": 60, "quota_bytes": None}}}
-    assert read_table_limits(body, SCHEMA) == {
+    assert parse_table_limits(body, SCHEMA) == {
         "limits": {"device_bytes": 2 << 20, "lr": 1.0, "features": {"item": {"ttl_seconds": 60.0, "quota_bytes": None}}}
     }
 
@@ -95,6 +95,6 @@ def test_limits_are_put_down_in_bytes_and_by_name():
 )
 def test_limits_that_are_none_are_refused_with_400_and_a_hint(body, says):
     with pytest.raises(ApiError, match=says) as caught:
-        read_table_limits(body, SCHEMA)
+        parse_table_limits(body, SCHEMA)
     assert caught.value.status == 400
     assert "ttl_seconds" in caught.value.hint

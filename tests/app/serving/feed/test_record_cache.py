@@ -2,7 +2,7 @@
 
 from springtide_client.format.records import Record, Tip
 
-from app.serving.feed.record_cache import RecentRecords
+from app.serving.feed.record_cache import RecordCache
 
 
 def make(number: int, parent: int, size: int = 10) -> Record:
@@ -10,7 +10,7 @@ def make(number: int, parent: int, size: int = 10) -> Record:
 
 
 def test_what_follows_a_version_is_given_in_order() -> None:
-    recent = RecentRecords()
+    recent = RecordCache()
     for number in range(1, 6):
         recent.add(make(number, (number - 1) * 1000))
     assert [record.number for record in recent.after(Tip(2, 2000), 1 << 20)] == [3, 4, 5]
@@ -20,7 +20,7 @@ def test_what_follows_a_version_is_given_in_order() -> None:
 
 
 def test_the_oldest_go_at_the_limit_and_a_record_read_twice_counts_once() -> None:
-    recent = RecentRecords(max_bytes=3 * make(1, 0).num_bytes)
+    recent = RecordCache(max_bytes=3 * make(1, 0).num_bytes)
     for number in (1, 2, 2, 3, 4):
         recent.add(make(number, (number - 1) * 1000))
     assert recent.after(Tip(0, 0), 1 << 20) == []

@@ -15,9 +15,9 @@ from springtide_client.http.http_log import HttpLog
 from springtide_client.keys import hash_string
 from springtide_client.log.directory import LogDirectory
 
-from app.serving.feed.snapshot_cache import Snapshots, view_at
+from app.serving.feed.snapshot_cache import SnapshotCache, view_at_version
 from app.serving.http.errors import ApiError
-from app.serving.model.id_dictionary import TextTap, decode_texts
+from app.serving.model.id_dictionary import TextTap, decode_strings
 from app.serving.model.log_follower import ServedView
 
 USER, ITEM = 0, 1
@@ -187,11 +187,11 @@ def test_a_snapshot_outlives_the_base_of_its_view(world, tmp_path):
     old = world.log.path / f"base-{world.log.number:020d}"
     number = world.log.publish({(USER, 1): [1, 2, 3, 4]}, texts=[(USER, "x")])
     directory = LogDirectory(world.log.path)
-    view = ServedView(view_at(directory, number), TextTap(directory))
+    view = ServedView(view_at_version(directory, number), TextTap(directory))
 
     def content(name):
         (tmp_path / name).mkdir()
-        made = Snapshots(world.log.path, tmp_path / name, max_bytes=1 << 30).get(view, number, rows="all")
+        made = SnapshotCache(world.log.path, tmp_path / name, max_bytes=1 << 30).get(view, number, rows="all")
         tensors, _ = decode_tensors(made.path.read_bytes())
         return {name: array.tolist() for name, array in tensors.items()}
 
@@ -219,7 +219,7 @@ def test_a_snapshot_names_the_texts_of_its_living_rows(world):
         return dict(
             zip(
                 tensors["texts.id"].tolist(),
-                decode_texts(tensors["texts.offsets"], tensors["texts.bytes"]),
+                decode_strings(tensors["texts.offsets"], tensors["texts.bytes"]),
                 strict=True,
             )
         )

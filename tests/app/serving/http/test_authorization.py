@@ -1,7 +1,7 @@
 import pytest
 
 from app.serving.config import ServeConfig
-from app.serving.http.authorization import Guard, is_local_name, scope_of
+from app.serving.http.authorization import Authorizer, is_local_name, scope_of
 from app.serving.http.errors import ApiError
 from app.serving.http.tokens import Tokens, load_tokens
 
@@ -40,9 +40,9 @@ def test_names_of_this_machine(host):
 )
 def test_a_page_elsewhere_cannot_read_an_open_server(host):
     assert not is_local_name(host)
-    guard = Guard(ServeConfig(), load_tokens(ServeConfig(), {}))
+    guard = Authorizer(ServeConfig(), load_tokens(ServeConfig(), {}))
     with pytest.raises(ApiError) as caught:
         guard.check("/v1/status", {"host": host})
     assert caught.value.status == 421
-    with_token = Guard(ServeConfig(), Tokens({"a-long-token": frozenset({"read"})}))
+    with_token = Authorizer(ServeConfig(), Tokens({"a-long-token": frozenset({"read"})}))
     with_token.check("/v1/status", {"host": host, "authorization": "Bearer a-long-token"})

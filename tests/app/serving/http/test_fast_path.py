@@ -18,7 +18,7 @@ USER, ITEM = 0, 1
 def answered(monkeypatch):
     """The heads that were answered the short way, in order."""
     heads = []
-    whole = fast_path.Express.answer
+    whole = fast_path.FastPath.respond
 
     def watched(self, data):
         answer = whole(self, data)
@@ -26,7 +26,7 @@ def answered(monkeypatch):
             heads.append(data[: data.find(b"\r\n\r\n") + 4])
         return answer
 
-    monkeypatch.setattr(fast_path.Express, "answer", watched)
+    monkeypatch.setattr(fast_path.FastPath, "answer", watched)
     return heads
 
 
@@ -248,7 +248,7 @@ def test_a_busy_connection_outlives_its_first_keep_alive_and_an_idle_one_does_no
             closed.append(loop.now)
 
     loop = Loop()
-    protocol = connection.ExpressProtocol.__new__(connection.ExpressProtocol)
+    protocol = connection.HttpConnection.__new__(connection.HttpConnection)
     protocol.loop, protocol.transport, protocol.timeout_keep_alive = loop, Transport(), 30
     protocol._answered_at = 20.0
     loop.now = 30.0

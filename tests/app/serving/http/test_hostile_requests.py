@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from app.serving.http.errors import ApiError
-from app.serving.lookup.codecs import Form, read_question
+from app.serving.lookup.codecs import MediaType, decode_request
 from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, get, request, told
 from tests.app.serving.target import ADMIN, BODIES, PLAIN_ARROW, arrow_stream
 
@@ -215,5 +215,5 @@ def test_any_bytes_are_a_question_or_a_refusal(kind, flips, length):
     for place, value in flips:
         body[place % len(body)] = value
     with contextlib.suppress(ApiError):
-        question = read_question(Form(kind), bytes(body[: len(body) - length // 8]), 10)
-        assert len(question.ids_N) == len(question.sent) <= 10
+        question = decode_request(MediaType(kind), bytes(body[: len(body) - length // 8]), 10)
+        assert len(question.ids_N) == len(question.raw_ids) <= 10

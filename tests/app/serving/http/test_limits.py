@@ -114,7 +114,7 @@ def test_one_connection_more_than_there_may_be_is_refused(serving, connect) -> N
 
 
 def test_who_does_not_finish_a_request_is_told_and_let_go(serving, connect) -> None:
-    client = serving(client_seconds=0.2)
+    client = serving(request_timeout_seconds=0.2)
     pieces = [whole[:length] for whole in (LOOKUP, PREDICT) for length in (0, len(whole) - 40, len(whole) - 1)]
     for asker in [connect(client).send(piece) for piece in pieces]:
         told = asker.rest()
@@ -125,7 +125,7 @@ def test_who_does_not_finish_a_request_is_told_and_let_go(serving, connect) -> N
 
 
 def test_patience_is_for_a_request_and_not_for_the_time_between(serving, connect) -> None:
-    client = serving(client_seconds=0.2)
+    client = serving(request_timeout_seconds=0.2)
     asker, slow = connect(client), connect(client)
     asker.send(LOOKUP).answer(b"]]}")
     asker.send(LOOKUP).answer(b"]]}")
@@ -136,7 +136,7 @@ def test_patience_is_for_a_request_and_not_for_the_time_between(serving, connect
 
 
 def test_who_does_not_read_the_answer_is_let_go(serving, connect) -> None:
-    client = serving(client_seconds=0.2, max_ids=2_000_000)
+    client = serving(request_timeout_seconds=0.2, max_ids=2_000_000)
     body = bytes(8 * 1_000_000)
     asker = connect(client, receive_bytes=4_096)
     asker.send(post("/v1/embeddings/user_id", body, kind="application/octet-stream"))
@@ -145,7 +145,7 @@ def test_who_does_not_read_the_answer_is_let_go(serving, connect) -> None:
 
 
 def test_every_so_many_th_request_is_logged_whatever_way_it_took(serving, connect, caplog) -> None:
-    client = serving(access_log_share=0.25)
+    client = serving(access_log_sample_rate=0.25)
     asker = connect(client)
     caplog.clear()
     with caplog.at_level(logging.INFO):

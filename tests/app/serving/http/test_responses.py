@@ -3,14 +3,14 @@ import asyncio
 import pytest
 
 from app.serving.http.errors import ApiError
-from app.serving.http.responses import FileAnswer, matches
+from app.serving.http.responses import FileResponse, etag_matches
 
 CONTENT = bytes(range(256)) * 16
 
 
 def ask(path, method="GET", **headers):
-    """(status, headers, body) of a FileAnswer."""
-    answer = FileAnswer(path, etag='"tag"')
+    """(status, headers, body) of a FileResponse."""
+    answer = FileResponse(path, etag='"tag"')
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     sent = []
 
@@ -69,11 +69,11 @@ def test_a_range_beyond_the_end_is_not_satisfiable(path, wanted):
 def test_head_and_if_none_match_send_no_body(path):
     assert ask(path, method="HEAD")[::2] == (200, b"")
     assert ask(path, if_none_match='"other", W/"tag"')[::2] == (304, b"")
-    assert matches("*", '"tag"')
-    assert not matches(None, '"tag"')
+    assert etag_matches("*", '"tag"')
+    assert not etag_matches(None, '"tag"')
 
 
 def test_a_file_that_was_retired_is_gone(tmp_path):
     with pytest.raises(ApiError) as caught:
-        FileAnswer(tmp_path / "none", etag='""')
+        FileResponse(tmp_path / "none", etag='""')
     assert caught.value.status == 410

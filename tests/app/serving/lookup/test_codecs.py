@@ -12,12 +12,12 @@ from app.serving.lookup.codecs import (
     JSON,
     MSGPACK,
     RAW,
-    Form,
-    answer_form,
-    ids_of,
-    read_form,
-    read_question,
-    write_answer,
+    MediaType,
+    decode_request,
+    encode_response,
+    negotiate_media_type,
+    parse_content_type,
+    parse_ids,
 )
 
 ROWS = np.array([[0.5, -1.5], [np.nan, np.nan]], dtype=np.float32)
@@ -25,7 +25,7 @@ STATUS = np.array([0, 3], dtype=np.uint8)
 
 
 def test_ids_in_json_are_what_they_are_in_records():
-    ids = ids_of([5, "5", 5.0, True, "text", 2**70, None])
+    ids = parse_ids([5, "5", 5.0, True, "text", 2**70, None])
     assert ids[0] == ids[1] == ids[2] == 5
     assert ids[3] == 1
     assert ids[4] == hash_string(b"text")
@@ -35,7 +35,7 @@ def test_ids_in_json_are_what_they_are_in_records():
 @pytest.mark.parametrize("bad", [[1], {"a": 1}, 1.5])
 def test_an_id_that_is_none_is_named_by_its_index(bad):
     with pytest.raises(ApiError) as caught:
-        ids_of([1, 2, bad])
+        parse_ids([1, 2, bad])
     assert caught.value.status == 422
     assert caught.value.details == {"index": 2}
 
@@ -44,7 +44,7 @@ def test_an_id_that_is_none_is_named_by_its_index(bad):
 def test_a_body_that_is_none_is_a_bad_request(body):
     for name in (JSON, MSGPACK, ARROW):
         with pytest.raises(ApiError) as caught:
-            read_question(Form(name), body, 10)
+            decode_request(MediaType(name), body, 10)
         assert caught.value.status == 400
 
 
@@ -57,26 +57,26 @@ def test_too_many_ids_are_refused_in_every_form():
         RAW: np.arange(3, dtype="<i8").tobytes(),
     }
     for name, body in bodies.items():
-        assert len(read_question(Form(name), body, 3).ids_N) == 3
+        assert len(decode_request(MediaType(name), body, 3).ids_N) == 3
         with pytest.raises(ApiError) as caught:
-            read_question(Form(name), body, 2)
+            decode_request(MediaType(name), body, 2)
         assert caught.value.status == 413
 
 
 def test_raw_bytes_are_rows_then_status():
-    question = read_question(Form(RAW), np.array([7, -1], dtype="<i8").tobytes(), 10)
-    full = write_answer(Form(RAW), question, ROWS, STATUS, feature="f", version=1)
+    question = decode_request(MediaType(RAW), np.array([7, -1], dtype="<i8").tobytes(), 10)
+    full = encode_response(MediaType(RAW), question, ROWS, STATUS, feature="f", version=1)
     assert full == ROWS.tobytes() + b"\x00\x03"
-    half = write_answer(Form(RAW, True), question, ROWS, STATUS, feature="f", version=1)
+    half = encode_response(MediaType(RAW, True), question, ROWS, STATUS, feature="f", version=1)
     assert half == ROWS.astype("<f2").tobytes() + b"\x00\x03"
     with pytest.raises(ApiError):
-        read_question(Form(RAW), b"1234567", 10)
+        decode_request(MediaType(RAW), b"1234567", 10)
 
 
 def test_json_and_msgpack_carry_the_same_map():
-    question = read_question(Form(JSON), b'{"ids": [7, "x"], "max_staleness_ms": 500}', 10)
+    question = decode_request(MediaType(JSON), b'{"ids": [7, "x"], "max_staleness_ms": 500}', 10)
     assert question.max_staleness_ms == 500
-    answer = msgspec.json.decode(write_answer(Form(JSON), question, ROWS, STATUS, feature="f", version=9))
+    answer = msgspec.json.decode(encode_response(MediaType(JSON), question, ROWS, STATUS, feature="f", version=9))
     assert answer == {
         "feature": "f",
         "version": 9,
@@ -85,7 +85,7 @@ def test_json_and_msgpack_carry_the_same_map():
         "status": ["known", "forgotten"],
         "vectors": [[0.5, -1.5], None],
     }
-    packed = msgspec.msgpack.decode(write_answer(Form(MSGPACK), question, ROWS, STATUS, feature="f", version=9))
+    packed = msgspec.msgpack.decode(encode_response(MediaType(MSGPACK), question, ROWS, STATUS, feature="f", version=9))
     assert packed.pop("vectors") == ROWS.tobytes()
     answer.pop("vectors")
     assert packed == answer
@@ -93,8 +93,8 @@ def test_json_and_msgpack_carry_the_same_map():
 
 @pytest.mark.parametrize("ids", [[7, 8], ["a", "b"]])
 def test_arrow_goes_in_and_out(ids):
-    question = read_question(Form(ARROW), arrow_stream(pyarrow.table({"id": ids, "other": [1, 2]})), 10)
-    answer = write_answer(Form(ARROW), question, ROWS, STATUS, feature="f", version=9)
+    question = decode_request(MediaType(ARROW), arrow_stream(pyarrow.table({"id": ids, "other": [1, 2]})), 10)
+    answer = encode_response(MediaType(ARROW), question, ROWS, STATUS, feature="f", version=9)
     table = pyarrow.ipc.open_stream(answer).read_all()
     assert table.to_pydict() == {"id": ids, "status": ["known", "forgotten"], "vector": [[0.5, -1.5], None]}
     assert table.schema.field("vector").type == pyarrow.list_(pyarrow.float32(), 2)
@@ -102,29 +102,33 @@ def test_arrow_goes_in_and_out(ids):
 
 def test_no_ids_are_no_rows():
     none, no_status = np.empty((0, 2), dtype=np.float32), np.empty(0, dtype=np.uint8)
-    for form in (Form(JSON), Form(MSGPACK), Form(ARROW), Form(RAW)):
+    for form in (MediaType(JSON), MediaType(MSGPACK), MediaType(ARROW), MediaType(RAW)):
         body = {JSON: b'{"ids":[]}', MSGPACK: msgspec.msgpack.encode({"ids": []}), RAW: b""}.get(form.name)
-        question = read_question(form, arrow_stream(pyarrow.table({"id": []})) if body is None else body, 10)
-        write_answer(form, question, none, no_status, feature="f", version=1)
+        question = decode_request(form, arrow_stream(pyarrow.table({"id": []})) if body is None else body, 10)
+        encode_response(form, question, none, no_status, feature="f", version=1)
 
 
 def test_the_forms_are_chosen_by_the_headers():
-    assert read_form("") == Form(JSON)
-    assert read_form("application/json; charset=utf-8") == Form(JSON)
-    assert read_form("Application/Octet-Stream;dtype=float16") == Form(RAW, True)
-    assert answer_form("", Form(MSGPACK)) == Form(MSGPACK)
-    assert answer_form("*/*", Form(RAW)) == Form(RAW)
-    assert answer_form("text/html, application/octet-stream; dtype=float16", Form(JSON)) == Form(RAW, True)
-    assert answer_form("application/msgpack;q=0.2, application/json;q=0.9", Form(RAW)) == Form(JSON)
-    assert answer_form("application/json;q=0, application/msgpack", Form(JSON)) == Form(MSGPACK)
-    assert answer_form('application/octet-stream; q=0.5; dtype="float16", text/html', Form(JSON)) == Form(RAW, True)
+    assert parse_content_type("") == MediaType(JSON)
+    assert parse_content_type("application/json; charset=utf-8") == MediaType(JSON)
+    assert parse_content_type("Application/Octet-Stream;dtype=float16") == MediaType(RAW, True)
+    assert negotiate_media_type("", MediaType(MSGPACK)) == MediaType(MSGPACK)
+    assert negotiate_media_type("*/*", MediaType(RAW)) == MediaType(RAW)
+    assert negotiate_media_type("text/html, application/octet-stream; dtype=float16", MediaType(JSON)) == MediaType(
+        RAW, True
+    )
+    assert negotiate_media_type("application/msgpack;q=0.2, application/json;q=0.9", MediaType(RAW)) == MediaType(JSON)
+    assert negotiate_media_type("application/json;q=0, application/msgpack", MediaType(JSON)) == MediaType(MSGPACK)
+    assert negotiate_media_type(
+        'application/octet-stream; q=0.5; dtype="float16", text/html', MediaType(JSON)
+    ) == MediaType(RAW, True)
     with pytest.raises(ApiError, match="no answer of type"):
-        answer_form("application/json;q=0.0", Form(JSON))
+        negotiate_media_type("application/json;q=0.0", MediaType(JSON))
     with pytest.raises(ApiError) as caught:
-        read_form("text/csv")
+        parse_content_type("text/csv")
     assert caught.value.status == 415
     with pytest.raises(ApiError) as caught:
-        answer_form("text/html", Form(JSON))
+        negotiate_media_type("text/html", MediaType(JSON))
     assert caught.value.status == 406
 
 

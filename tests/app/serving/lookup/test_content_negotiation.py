@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 from springtide_client.keys import encode_id
 
-from app.serving.lookup.codecs import Form, read_question
+from app.serving.lookup.codecs import MediaType, decode_request
 from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, get, request
 from tests.app.serving.target import ROWS, arrow_stream
 
@@ -81,9 +81,9 @@ def test_every_form_answers_every_form(target, kind, accept):
     ],
 )
 def test_arrow_ids_of_every_kind_are_what_they_are_elsewhere(ids):
-    asked = read_question(Form(ARROW), arrow_stream(pyarrow.table({"id": ids, "other": [0.5] * len(ids)})), 10)
+    asked = decode_request(MediaType(ARROW), arrow_stream(pyarrow.table({"id": ids, "other": [0.5] * len(ids)})), 10)
     assert asked.ids_N.tolist() == [encode_id(value)[0] for value in ids.to_pylist()]
-    assert asked.sent.tolist() == ids.to_pylist()
+    assert asked.raw_ids.tolist() == ids.to_pylist()
 
 
 def test_every_route_counts_the_rows_it_looked_for(target):

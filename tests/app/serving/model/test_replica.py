@@ -1,6 +1,6 @@
-from app.serving.model.replica import WAITING, Replica
-from app.serving.ops.registry import Metrics
-from app.serving.service import declare
+from app.serving.model.replica import NO_VERSION_YET, Replica
+from app.serving.ops.registry import MetricsRegistry
+from app.serving.service import declare_metrics
 
 
 def test_a_version_that_is_being_loaded_is_not_one_that_is_missing(tmp_path):
@@ -18,7 +18,7 @@ def test_a_version_that_is_being_loaded_is_not_one_that_is_missing(tmp_path):
         def close(self):
             pass
 
-    replica = Replica(lambda *_: Loading(), poll_seconds=0.01, metrics=declare(Metrics()))
-    assert replica.reason == WAITING
+    replica = Replica(lambda *_: Loading(), poll_interval_seconds=0.01, metrics=declare_metrics(MetricsRegistry()))
+    assert replica.reason == NO_VERSION_YET
     replica._run()
     assert reasons == ["the first version is being loaded"]

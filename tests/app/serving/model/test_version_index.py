@@ -2,7 +2,7 @@ from app.serving.model.version_index import VersionEntry, VersionIndex
 
 
 def entry(number):
-    return VersionEntry(number=number, parent=0, checksum=number, created_ms=0, record_ms=(), facts={})
+    return VersionEntry(number=number, parent=0, checksum=number, created_ms=0, record_ms=(), meta={})
 
 
 def test_versions_are_listed_newest_first_by_pages():
@@ -23,14 +23,14 @@ def test_a_repair_that_comes_back_with_other_versions_replaces_what_it_overtakes
     index.add(entry(3))
     index.add(entry(2))
     assert [found.number for found in index.newest(limit=9)] == [3, 2, 1]
-    index.add(VersionEntry(number=9, parent=2, checksum=5, created_ms=0, record_ms=(), facts={}))
+    index.add(VersionEntry(number=9, parent=2, checksum=5, created_ms=0, record_ms=(), meta={}))
     assert index.find(9).checksum == 5
     assert index.find(4) is None
 
 
 def test_a_document_shows_checksums_as_texts():
     document = VersionEntry(
-        number=3 * 2**32 + 7, parent=2**63, checksum=1, created_ms=5, record_ms=(), facts={"step": 4}
+        number=3 * 2**32 + 7, parent=2**63, checksum=1, created_ms=5, record_ms=(), meta={"step": 4}
     ).document()
     assert document["name"] == "3.7"
     assert document["parent"] == "8000000000000000"

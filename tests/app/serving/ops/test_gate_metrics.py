@@ -1,16 +1,16 @@
 """The trainer's health gate as a server tells of it."""
 
-from app.serving.ops.gate_metrics import declare_gate, show_gate
-from app.serving.ops.registry import Metrics
+from app.serving.ops.gate_metrics import declare_gate_metrics, update_gate_metrics
+from app.serving.ops.registry import MetricsRegistry
 
 HOLDING = {"state": "holding", "action": "alert", "reason": "norm", "detail": "...", "trips": 2, "rollbacks": 1}
 
 
 def lines(status: dict) -> list[str]:
-    metrics = Metrics()
-    declare_gate(metrics)
-    show_gate(metrics, {"gate": HOLDING})
-    show_gate(metrics, status)
+    metrics = MetricsRegistry()
+    declare_gate_metrics(metrics)
+    update_gate_metrics(metrics, {"gate": HOLDING})
+    update_gate_metrics(metrics, status)
     return metrics.text().splitlines()
 
 

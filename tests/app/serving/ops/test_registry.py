@@ -1,13 +1,13 @@
-from app.serving.ops.registry import Metrics
+from app.serving.ops.registry import MetricsRegistry
 
 
 def test_counters_gauges_and_histograms_are_written_as_prometheus_text():
-    metrics = Metrics()
+    metrics = MetricsRegistry()
     metrics.counter("a_total", "How many.")
     metrics.gauge("b", "How much.")
     metrics.histogram("c_seconds", "How long.")
-    metrics.add("a_total", route='/x"y\\z\n', status="200")
-    metrics.add("a_total", 2, route='/x"y\\z\n', status="200")
+    metrics.increment("a_total", route='/x"y\\z\n', status="200")
+    metrics.increment("a_total", 2, route='/x"y\\z\n', status="200")
     metrics.set("b", 0.25)
     metrics.set("b", 2**40, part="whole")
     metrics.observe("c_seconds", 0.0002, route="/")
@@ -26,11 +26,11 @@ def test_counters_gauges_and_histograms_are_written_as_prometheus_text():
 
 
 def test_a_gauge_without_a_value_is_not_shown():
-    metrics = Metrics()
+    metrics = MetricsRegistry()
     metrics.gauge("b", "How much.")
     metrics.set("b", 1.0)
     metrics.set("b", None)
     assert [line for line in metrics.text().splitlines() if not line.startswith("#")] == []
-    metrics.set_all("b", "tier", {"host": 1, "disk": 2})
-    metrics.set_all("b", "tier", {"disk": 3})
+    metrics.replace_all("b", "tier", {"host": 1, "disk": 2})
+    metrics.replace_all("b", "tier", {"disk": 3})
     assert [line for line in metrics.text().splitlines() if not line.startswith("#")] == ['b{tier="disk"} 3']

@@ -1,19 +1,19 @@
 from concurrent.futures import ThreadPoolExecutor
 
-from app.serving.ops.registry import Metrics
-from app.serving.ops.shared_metrics import Tally
+from app.serving.ops.registry import MetricsRegistry
+from app.serving.ops.shared_metrics import SharedMetrics
 
 
 def worker(*, version, answers, seconds):
-    metrics = Metrics()
+    metrics = MetricsRegistry()
     metrics.counter("answers_total", "Answers.")
     metrics.counter("trainer_total", "The trainer's own count, told by every worker.", over="own")
     metrics.gauge("version", "The oldest.", over="min")
     metrics.gauge("age", "The greatest.", over="max")
     metrics.gauge("streams", "All.", over="sum")
     metrics.histogram("waits_seconds", "How long.")
-    metrics.add("answers_total", answers - 1, route="/x")
-    metrics.own_counter("answers_total", route="/x").amount += 1
+    metrics.increment("answers_total", answers - 1, route="/x")
+    metrics.unlocked_counter("answers_total", route="/x").amount += 1
     metrics.set("trainer_total", 7)
     metrics.set("version", version)
     metrics.set("age", version / 2)
@@ -27,10 +27,10 @@ def text_of(metrics, tally):
 
 
 def test_workers_are_summed_whoever_is_asked(tmp_path):
-    tally = Tally(tmp_path)
+    tally = SharedMetrics(tmp_path)
     one, other = worker(version=4, answers=3, seconds=0.001), worker(version=6, answers=5, seconds=0.3)
-    tally.publish(0, one.numbers())
-    tally.publish(1, other.numbers())
+    tally.publish(0, one.values())
+    tally.publish(1, other.values())
     assert text_of(one, tally) == text_of(other, tally)
     assert {'answers_total{route="/x"} 8', "trainer_total 7", "version 4", "age 3", "streams 4"} <= set(
         text_of(one, tally)
@@ -40,23 +40,23 @@ def test_workers_are_summed_whoever_is_asked(tmp_path):
 
 
 def test_the_counts_of_a_worker_that_is_gone_stay_and_its_gauges_do_not(tmp_path):
-    tally = Tally(tmp_path)
+    tally = SharedMetrics(tmp_path)
     one, other = worker(version=4, answers=3, seconds=0.001), worker(version=6, answers=5, seconds=0.3)
     for metrics in (one, other):
         metrics.counter("springtide_workers_ended_total", "By how.")
-    tally.publish(0, one.numbers())
-    tally.publish(1, other.numbers())
-    tally.end(0, "died")
-    tally.end(2, "died")  # before it said anything
-    tally.publish(0, one.numbers())  # a word that came too late
+    tally.publish(0, one.values())
+    tally.publish(1, other.values())
+    tally.record_exit(0, "died")
+    tally.record_exit(2, "died")  # before it said anything
+    tally.publish(0, one.values())  # a word that came too late
     lines = text_of(other, tally)
     assert {'answers_total{route="/x"} 8', "version 6", "streams 2", "waits_seconds_count 2"} <= set(lines)
     assert 'springtide_workers_ended_total{how="died"} 2' in lines
 
 
 def test_a_worker_may_be_asked_while_it_tells(tmp_path):
-    tally = Tally(tmp_path)
-    told = worker(version=4, answers=3, seconds=0.001).numbers()
+    tally = SharedMetrics(tmp_path)
+    told = worker(version=4, answers=3, seconds=0.001).values()
     with ThreadPoolExecutor(4) as threads:
         # a probe and the word that is due every second, and another worker that adds up meanwhile
         asked = [threads.submit(act) for _ in range(200) for act in (lambda: tally.publish(0, told), tally.read)]
@@ -66,9 +66,9 @@ def test_a_worker_may_be_asked_while_it_tells(tmp_path):
 
 def test_a_disk_without_room_costs_numbers_and_nothing_else(tmp_path):
     folder = tmp_path / "tally"
-    tally = Tally(folder)  # it cannot be written to: it is not there
-    tally.publish(0, worker(version=4, answers=3, seconds=0.001).numbers())
+    tally = SharedMetrics(folder)  # it cannot be written to: it is not there
+    tally.publish(0, worker(version=4, answers=3, seconds=0.001).values())
     assert tally.read()[-1].counters == {}
     folder.mkdir()
-    tally.publish(0, worker(version=4, answers=3, seconds=0.001).numbers())
+    tally.publish(0, worker(version=4, answers=3, seconds=0.001).values())
     assert len(tally.read()) == 2

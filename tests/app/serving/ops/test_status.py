@@ -1,6 +1,6 @@
 import json
 
-from app.serving.ops.status import TrainerStatus, summarize
+from app.serving.ops.status import TrainerStatusReader, summarize
 
 
 def write(log, number, /, **status):
@@ -10,13 +10,13 @@ def write(log, number, /, **status):
 
 
 def test_without_a_log_the_trainer_is_stopped_and_says_why(tmp_path):
-    status = TrainerStatus(tmp_path / "none").read(now_ms=0)
+    status = TrainerStatusReader(tmp_path / "none").read(now_ms=0)
     assert status["trainer"] == "stopped"
     assert "no trainer" in status["reason"]
 
 
 def test_the_highest_epoch_speaks(tmp_path):
-    reader = TrainerStatus(tmp_path)
+    reader = TrainerStatusReader(tmp_path)
     write(tmp_path, 9, trainer="running", reason="", updated_ms=1000, epoch=9)
     assert reader.read(now_ms=1000)["epoch"] == 9
     write(tmp_path, 10, trainer="catching_up", reason="", updated_ms=2000, epoch=10)
@@ -25,7 +25,7 @@ def test_the_highest_epoch_speaks(tmp_path):
 
 
 def test_a_silent_trainer_has_failed_unless_it_ended_cleanly(tmp_path):
-    reader = TrainerStatus(tmp_path)
+    reader = TrainerStatusReader(tmp_path)
     write(tmp_path, 1, trainer="running", reason="", updated_ms=1000, samples_per_second=5.0, clean_end=False)
     assert reader.read(now_ms=6000)["trainer"] == "running"
     failed = reader.read(now_ms=6001)
@@ -38,7 +38,7 @@ def test_a_silent_trainer_has_failed_unless_it_ended_cleanly(tmp_path):
 
 
 def test_a_file_that_is_no_status_leaves_the_last_good_one(tmp_path):
-    reader = TrainerStatus(tmp_path)
+    reader = TrainerStatusReader(tmp_path)
     write(tmp_path, 1, trainer="running", reason="", updated_ms=1000)
     assert reader.read(now_ms=1000)["trainer"] == "running"
     (tmp_path / "status-0000000001.json").write_text("{")

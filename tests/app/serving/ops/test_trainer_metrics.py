@@ -1,5 +1,5 @@
-from app.serving.ops.registry import Metrics
-from app.serving.ops.trainer_metrics import declare_table, show_table
+from app.serving.ops.registry import MetricsRegistry
+from app.serving.ops.trainer_metrics import declare_table_metrics, update_table_metrics
 
 STATUS = {
     "event_clock_ms": 1_000_000,
@@ -19,9 +19,9 @@ STATUS = {
 
 
 def test_what_the_table_counts_is_scraped_by_name_and_label():
-    metrics = Metrics()
-    declare_table(metrics)
-    show_table(metrics, STATUS, now_ms=1_030_000)
+    metrics = MetricsRegistry()
+    declare_table_metrics(metrics)
+    update_table_metrics(metrics, STATUS, now_ms=1_030_000)
     lines = metrics.text().splitlines()
     for line in (
         "# TYPE springtide_table_evicted_total counter",
@@ -40,8 +40,8 @@ def test_what_the_table_counts_is_scraped_by_name_and_label():
 
 
 def test_without_a_trainer_nothing_is_claimed():
-    metrics = Metrics()
-    declare_table(metrics)
-    show_table(metrics, STATUS, now_ms=1_030_000)
-    show_table(metrics, {"trainer": "stopped"}, now_ms=1_030_000)
+    metrics = MetricsRegistry()
+    declare_table_metrics(metrics)
+    update_table_metrics(metrics, STATUS, now_ms=1_030_000)
+    update_table_metrics(metrics, {"trainer": "stopped"}, now_ms=1_030_000)
     assert [line for line in metrics.text().splitlines() if not line.startswith("#")] == []

@@ -7,7 +7,7 @@ import pytest
 from springtide_client.schema import Schema
 
 from app.serving.http.errors import ApiError
-from app.serving.predict.micro_batcher import Scorer
+from app.serving.predict.micro_batcher import MicroBatcher
 from app.serving.predict.request import Instances
 
 SCHEMA = Schema(labels=("click",), categorical=("item_id",), multi_value=("genres",), dense=("age",))
@@ -45,10 +45,10 @@ def scoring(work, **settings):
     """Run work(scorer, score); score(view, instances) is begun before it returns."""
 
     async def scenario():
-        scorer = Scorer(**{"max_rows": 100, "wait_seconds": 0.0} | settings)
+        scorer = MicroBatcher(**{"max_rows": 100, "wait_seconds": 0.0} | settings)
 
         async def begin(view, asked):
-            task = asyncio.ensure_future(scorer.score(view, asked))
+            task = asyncio.ensure_future(scorer.predict(view, asked))
             await asyncio.sleep(0)
             return task
 

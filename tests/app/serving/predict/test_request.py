@@ -7,7 +7,7 @@ from springtide_client.encode import encode_instances
 from springtide_client.schema import Schema
 
 from app.serving.http.errors import ApiError
-from app.serving.predict.request import Instances, encode, join, read_predict
+from app.serving.predict.request import Instances, concatenate, decode_predict_request, encode_features
 
 SCHEMA = Schema(
     labels=("click",),
@@ -40,12 +40,12 @@ def same(one, other):
 @given(RECORDS, st.lists(RECORDS, min_size=1, max_size=4))
 def test_a_context_completes_each_candidate_as_if_it_were_written_into_it(context, candidates):
     whole = [{**context, **candidate} for candidate in candidates]
-    same(encode(SCHEMA, Instances(candidates, context)), encode_instances(SCHEMA, whole))
+    same(encode_features(SCHEMA, Instances(candidates, context)), encode_instances(SCHEMA, whole))
 
 
 @given(st.lists(st.lists(RECORDS, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_joined_parts_are_encoded_like_the_whole(parts):
-    joined = join([encode_instances(SCHEMA, part) for part in parts])
+    joined = concatenate([encode_instances(SCHEMA, part) for part in parts])
     same(joined, encode_instances(SCHEMA, [instance for part in parts for instance in part]))
 
 
@@ -59,12 +59,12 @@ def test_joined_parts_are_encoded_like_the_whole(parts):
     ],
 )
 def test_what_cannot_be_encoded_is_told_by_index_and_field(question, told):
-    instances, _ = read_predict(msgspec.json.encode(question), 10)
+    instances, _ = decode_predict_request(msgspec.json.encode(question), 10)
     with pytest.raises(ApiError) as caught:
-        encode(SCHEMA, instances)
+        encode_features(SCHEMA, instances)
     assert caught.value.details == told
 
 
 def test_a_bad_context_that_every_candidate_overrides_is_no_fault():
-    instances, _ = read_predict(b'{"context": {"age": "old"}, "candidates": [{"age": 3}]}', 10)
-    assert encode(SCHEMA, instances).dense_NF[0, 0] == 3
+    instances, _ = decode_predict_request(b'{"context": {"age": "old"}, "candidates": [{"age": 3}]}', 10)
+    assert encode_features(SCHEMA, instances).dense_NF[0, 0] == 3

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from app.serving.server.accept_balancer import Crowd, Door
+from app.serving.server.accept_balancer import AcceptBalancer, ConnectionCounts
 
 
 class Guest(asyncio.Protocol):
@@ -15,8 +15,8 @@ class Guest(asyncio.Protocol):
 
 
 def opened(crowd, worker, listener, room):
-    door = Door(crowd, worker)
-    door.open(listener, lambda: len(room), lambda: Guest(room))
+    door = AcceptBalancer(crowd, worker)
+    door.start(listener, lambda: len(room), lambda: Guest(room))
     return door
 
 
@@ -53,7 +53,7 @@ def test_connections_that_come_together_are_shared_out(house):
     listeners, rooms, knock = house
 
     async def scenario():
-        crowd = Crowd()
+        crowd = ConnectionCounts()
         doors = [opened(crowd, worker, listeners[worker], rooms[worker]) for worker in (0, 1)]
         knock(8)
         await until(lambda: sum(map(len, rooms)) == 8)
@@ -71,13 +71,13 @@ def test_what_the_emptiest_does_not_take_is_taken_by_another(house):
     listeners, rooms, knock = house
 
     async def scenario():
-        crowd = Crowd()
-        crowd.tell(7, 0)  # it hangs
+        crowd = ConnectionCounts()
+        crowd.set(7, 0)  # it hangs
         door = opened(crowd, 0, listeners[0], rooms[0])
         knock(3)
         await until(lambda: len(rooms[0]) == 3)
-        crowd.leave(7)
-        assert crowd.fewest() == 3
+        crowd.remove(7)
+        assert crowd.lowest() == 3
         close([door], rooms)
 
     asyncio.run(scenario())

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from app.serving.config import ServeConfig
-from app.serving.server.worker_pool import Workers
+from app.serving.server.worker_pool import WorkerPool
 
 
 class Clock:
@@ -30,7 +30,7 @@ def kept(tmp_path):
 
     tally = tmp_path / "tally"
     tally.mkdir()
-    workers = Workers(answer, ServeConfig(workers=2, cache_path=str(tmp_path / "cache")), tally, clock=clock)
+    workers = WorkerPool(answer, ServeConfig(workers=2, cache_path=str(tmp_path / "cache")), tally, clock=clock)
     yield workers, clock, how, tally
     clock.now = 0.0
     workers.stop(20)
@@ -50,7 +50,7 @@ def pids(workers):
 
 def test_a_worker_that_dies_is_replaced_and_waited_for_longer_when_that_goes_on(kept):
     workers, clock, how, _ = kept
-    look_until(workers, lambda: workers.all_listen)
+    look_until(workers, lambda: workers.all_listening)
     how["successor"] = "dies"
     first, second = pids(workers)
     os.kill(first, signal.SIGKILL)
@@ -65,13 +65,13 @@ def test_a_worker_that_dies_is_replaced_and_waited_for_longer_when_that_goes_on(
     assert pauses == pytest.approx([0.1, 0.2, 0.4])
     how["successor"] = "lives"
     clock.now = workers._due
-    look_until(workers, lambda: workers.all_listen)
+    look_until(workers, lambda: workers.all_listening)
     assert second in pids(workers)
 
 
 def test_nobody_leaves_before_a_successor_answers(kept):
     workers, clock, how, tally = kept
-    look_until(workers, lambda: workers.all_listen)
+    look_until(workers, lambda: workers.all_listening)
     first = pids(workers)
     how["successor"] = "dies"
     workers.roll()
@@ -80,7 +80,7 @@ def test_nobody_leaves_before_a_successor_answers(kept):
     assert pids(workers) == first
     how["successor"] = "lives"
     clock.now = workers._due
-    look_until(workers, lambda: workers.all_listen and not set(pids(workers)) & set(first))
+    look_until(workers, lambda: workers.all_listening and not set(pids(workers)) & set(first))
     assert (tally / "ended.json").read_text().count('"replaced"') == 1
 
 
@@ -94,10 +94,10 @@ def test_one_that_does_not_leave_is_killed(tmp_path):
 
     tally = tmp_path / "tally"
     tally.mkdir()
-    workers = Workers(answer, ServeConfig(workers=2, cache_path=str(tmp_path / "cache")), tally, clock=clock)
-    look_until(workers, lambda: workers.all_listen)
+    workers = WorkerPool(answer, ServeConfig(workers=2, cache_path=str(tmp_path / "cache")), tally, clock=clock)
+    look_until(workers, lambda: workers.all_listening)
     first = pids(workers)
-    workers.roll()
+    workers.start_rolling_restart()
     look_until(workers, lambda: any(worker.leave_by for worker in workers._living))
     clock.now += 100
     look_until(workers, lambda: first[0] not in pids(workers))
@@ -107,7 +107,7 @@ def test_one_that_does_not_leave_is_killed(tmp_path):
 
 def test_a_system_without_processes_left_ends_no_server(kept, monkeypatch):
     workers, clock, _, _ = kept
-    look_until(workers, lambda: workers.all_listen)
+    look_until(workers, lambda: workers.all_listening)
     first, second = pids(workers)
     os.kill(first, signal.SIGKILL)
     look_until(workers, lambda: len(workers._living) == 1)
@@ -120,7 +120,7 @@ def test_a_system_without_processes_left_ends_no_server(kept, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == num_files
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # it can still be told to stop
     clock.now = workers._due
-    look_until(workers, lambda: workers.all_listen)
+    look_until(workers, lambda: workers.all_listening)
     assert second in pids(workers)
 
 
@@ -130,13 +130,13 @@ def refuse():
 
 def test_a_full_disk_ends_no_server(kept):
     workers, clock, _, tally = kept
-    look_until(workers, lambda: workers.all_listen)
+    look_until(workers, lambda: workers.all_listening)
     first, second = pids(workers)
     tally.rename(tally.with_name("elsewhere"))  # nothing can be written down
     os.kill(first, signal.SIGKILL)
     look_until(workers, lambda: len(workers._living) == 1)
     clock.now = workers._due
-    look_until(workers, lambda: workers.all_listen)
+    look_until(workers, lambda: workers.all_listening)
     assert second in pids(workers)
     tally.with_name("elsewhere").rename(tally)
     workers.look()

@@ -9,7 +9,7 @@ from springtide_client.format.records import version_name
 from springtide_client.log.directory import LogDirectory
 from trainer_room import expected_counts, published, records, run_in_thread, wait_until
 
-from app.serving.admin.requests import put_order
+from app.serving.admin.requests import submit_command
 from app.training.health.rollback import ModelHeldError
 from app.training.trainer import Trainer
 from app.version_log.commands.status import command_status
@@ -54,7 +54,7 @@ def test_a_sick_model_is_held_back_and_told_until_somebody_decides(room, reason)
     learned, version = trainer.state.samples_trained, trainer.log.last_encoded.number
     assert records(room)[-1].meta.samples_trained <= 300 < learned
     # an order finds the newest good version; what was held is learned again, and this time nothing harms it
-    order = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 36}]})
+    order = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 36}]})
     published(room, 600)
     assert command_status(path, order).version > version
     trainer.stop()

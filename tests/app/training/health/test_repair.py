@@ -7,7 +7,7 @@ from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 from trainer_room import run_in_thread, wait_until
 
-from app.serving.admin.requests import put_order
+from app.serving.admin.requests import submit_command
 from app.training.trainer import Trainer
 from app.version_log.commands.status import command_status
 from app.version_log.compact.compactor import Compactor
@@ -38,9 +38,9 @@ def test_damage_ahead_of_the_newest_base_is_mended_while_the_trainer_runs(room):
     follower = Follower(LogDirectory(room.config.log.path))
     follower.poll()
     path = room.config.log.path
-    order = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 5}]})
+    order = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 5}]})
     wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
-    lowered = put_order(path, "limits", {"limits": {"lr": 0.01}})
+    lowered = submit_command(path, "limits", {"limits": {"lr": 0.01}})
     wait_until(lambda: (command_status(path, lowered) or ("", "")).state == "durable", "the limit")
     room.produce(100)
     learned(room, trainer, 300)

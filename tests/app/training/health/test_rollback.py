@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from trainer_room import expected_counts, published, records, wait_until
 
-from app.serving.admin.requests import put_order
+from app.serving.admin.requests import submit_command
 from app.training.input.start_position import StartPosition
 from app.training.trainer import Trainer
 from app.version_log.commands.offline import execute_pending
@@ -23,7 +23,7 @@ def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(room, 
     room.produce(500)
     published(room, 1500)
     spill = running.state.learner.table.spill
-    order = put_order(room.config.log.path, "rollback", {"version": goal})
+    order = submit_command(room.config.log.path, "rollback", {"version": goal})
     wait_until(lambda: order in running.state.executed_commands, "the rollback")
     assert running.state.learner.table.spill is not spill
     (back,) = [record for record in records(room) if record.meta.restores]
@@ -44,7 +44,7 @@ def test_a_text_that_was_forgotten_is_told_again_when_its_id_returns(room, train
     trainer()
     published(room, 220)
     path = room.config.log.path
-    order = put_order(path, "forget", {"keys": [{"feature": "item_id", "id": "item 3"}]})
+    order = submit_command(path, "forget", {"keys": [{"feature": "item_id", "id": "item 3"}]})
     wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
     room.produce(110)
     published(room, 330)
@@ -72,10 +72,10 @@ def test_a_forgotten_id_does_not_come_back_from_records_that_are_read_again(room
     published(room, 222)
     path = room.config.log.path
     keys = [{"feature": "user_id", "id": 5}, {"feature": "item_id", "id": "item 3"}]
-    order = put_order(path, "forget", {"keys": keys})
+    order = submit_command(path, "forget", {"keys": keys})
     wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
     gone = command_status(path, order).version
-    back = put_order(path, "rollback", {"version": goal})
+    back = submit_command(path, "rollback", {"version": goal})
     wait_until(lambda: (command_status(path, back) or ("", "")).state == "durable", "the rollback")
     published(room, 222)
     assert ever_known(room, 5, gone) == []
@@ -101,8 +101,8 @@ def test_who_is_forgotten_while_old_records_are_read_again_does_not_come_back_fr
     room.produce(333)
     published(room, 444)
     path = room.config.log.path
-    back = put_order(path, "rollback", {"version": goal})
-    order = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 6}]})
+    back = submit_command(path, "rollback", {"version": goal})
+    order = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 6}]})
     wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
     published(room, 444)
     assert command_status(path, back).version < command_status(path, order).version
@@ -112,8 +112,8 @@ def test_who_is_forgotten_while_old_records_are_read_again_does_not_come_back_fr
     running.stop()
     wait_until(lambda: (read_status(path) or {}).get("clean_end"), "the end")
     # the same where no trainer runs
-    put_order(path, "rollback", {"version": goal})
-    put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 7}]})
+    submit_command(path, "rollback", {"version": goal})
+    submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 7}]})
     assert execute_pending(room.config.log, room.config.schema, window_samples=100) == 2
     assert Trainer(room.config, until_end=True).run()["samples_trained"] == 444
     assert room.counts() == expected_counts(444) | {6: None, 7: None}
@@ -127,11 +127,11 @@ def test_orders_after_a_rollback_are_executed_on_what_it_restored(room, trainer)
     trainer()
     goal = published(room, 200)
     path = room.config.log.path
-    first = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 5}]})
+    first = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 5}]})
     wait_until(lambda: (command_status(path, first) or ("", "")).state == "durable", "forgetting")
-    back = put_order(path, "rollback", {"version": goal, "skip": True})
+    back = submit_command(path, "rollback", {"version": goal, "skip": True})
     wait_until(lambda: command_status(path, back).state == "durable", "the rollback")
-    last = put_order(path, "forget", {"keys": [{"feature": "user_id", "id": 6}]})
+    last = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 6}]})
     wait_until(lambda: command_status(path, last).state == "durable", "forgetting")
     statuses = {user: room.view().row_info(0, user)["status"] for user in (4, 5, 6)}
     assert statuses == {4: "known", 5: "forgotten", 6: "forgotten"}
@@ -158,7 +158,7 @@ def test_a_full_disk_amid_going_back_is_waited_for_and_told(room, trainer, monke
     monkeypatch.setattr(running.log, "append", append_and_fill)
     monkeypatch.setattr(SegmentWriter, "write", refuse)
     path = room.config.log.path
-    order = put_order(path, "rollback", {"version": goal})
+    order = submit_command(path, "rollback", {"version": goal})
 
     def told() -> bool:
         status = read_status(path) or {}
@@ -179,7 +179,7 @@ def test_a_version_that_is_not_there_is_refused_and_learning_goes_on(room, train
     room.produce(100)
     running = trainer()
     wait_until(lambda: running.state.samples_trained == 100, "learning")
-    order = put_order(room.config.log.path, "rollback", {"version": version})
+    order = submit_command(room.config.log.path, "rollback", {"version": version})
     wait_until(lambda: (command_status(room.config.log.path, order) or ("", "")).state == "durable", "the refusal")
     assert says in command_status(room.config.log.path, order).entry["result"]["refused"]
     room.produce(10)
@@ -192,7 +192,7 @@ def test_what_is_skipped_goes_to_the_dead_letters_and_is_not_learned_again(room,
     goal = published(room, 300)
     room.produce(50, bad=2)
     published(room, 350)
-    order = put_order(room.config.log.path, "rollback", {"version": goal, "skip": True})
+    order = submit_command(room.config.log.path, "rollback", {"version": goal, "skip": True})
     wait_until(lambda: order in running.state.executed_commands, "the rollback")
     room.produce(30)
     published(room, 330)

@@ -6,14 +6,14 @@ import pytest
 from random_log import RandomLog
 from small_log import SCHEMA, config, put
 
-from app.serving.admin.requests import put_order
+from app.serving.admin.requests import submit_command
 from app.version_log.commands.offline import execute_pending
 from app.version_log.commands.status import command_status, erased_keys_report
 from app.version_log.errors import LogBusyError
 
 
 def forget(log, *users: int) -> str:
-    return put_order(log.path, "forget", {"keys": [{"feature": "user_id", "id": user} for user in users]})
+    return submit_command(log.path, "forget", {"keys": [{"feature": "user_id", "id": user} for user in users]})
 
 
 def execute(log) -> int:
@@ -42,7 +42,7 @@ def test_several_orders_are_executed_in_their_order_each_once(log):
     with log.writer() as writer:
         goal = put(writer, 7.0)
         put(writer, 8.0)
-    orders = sorted([forget(log, 7), put_order(log.path, "rollback", {"version": goal.number})])
+    orders = sorted([forget(log, 7), submit_command(log.path, "rollback", {"version": goal.number})])
     assert execute(log) == 2
     records = list(log.directory.records(goal))[1:]
     assert [record.meta.orders[0]["id"] for record in records] == orders
@@ -57,7 +57,7 @@ def test_several_orders_are_executed_in_their_order_each_once(log):
 def test_an_order_that_needs_a_table_waits_for_a_trainer(log):
     with log.writer() as writer:
         put(writer, 7.0)
-    order = put_order(log.path, "limits", {"limits": {"lr": 0.5}})
+    order = submit_command(log.path, "limits", {"limits": {"lr": 0.5}})
     assert execute(log) == 0
     assert command_status(log.path, order).state == "taken"
 
@@ -75,7 +75,7 @@ def test_an_order_that_needs_a_table_waits_for_a_trainer(log):
 def test_what_cannot_be_executed_is_refused_in_a_version_and_changes_nothing(log, kind, body, says):
     with log.writer() as writer:
         last = put(writer, 7.0)
-    order = put_order(log.path, kind, body)
+    order = submit_command(log.path, kind, body)
     assert execute(log) == 1
     receipt = command_status(log.path, order)
     assert says in receipt.entry["result"]["refused"]

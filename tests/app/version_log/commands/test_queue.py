@@ -1,6 +1,6 @@
 """Orders: executed once, whoever dies, and kept until the version that carries them is durable."""
 
-from app.serving.admin.requests import put_order
+from app.serving.admin.requests import submit_command
 from app.version_log.commands.queue import CommandQueue
 
 
@@ -13,7 +13,7 @@ def test_without_a_folder_there_are_no_orders(tmp_path) -> None:
 
 
 def test_an_order_is_claimed_by_renaming_and_handed_out_once(tmp_path) -> None:
-    order_id = put_order(tmp_path, "forget", {"keys": [{"feature": "user_id", "id": 1}]})
+    order_id = submit_command(tmp_path, "forget", {"keys": [{"feature": "user_id", "id": 1}]})
     orders = CommandQueue(tmp_path, 3, {})
     (order,) = orders.claim()
     assert (order.id, order.kind, order.body["keys"][0]["id"]) == (order_id, "forget", 1)
@@ -22,12 +22,12 @@ def test_an_order_is_claimed_by_renaming_and_handed_out_once(tmp_path) -> None:
 
 
 def test_orders_come_in_the_order_of_their_ids(tmp_path) -> None:
-    ids = sorted(put_order(tmp_path, "forget", {}) for _ in range(5))
+    ids = sorted(submit_command(tmp_path, "forget", {}) for _ in range(5))
     assert [order.id for order in CommandQueue(tmp_path, 1, {}).claim()] == ids
 
 
 def test_the_next_trainer_takes_over_what_was_not_executed(tmp_path) -> None:
-    done, undone = sorted(put_order(tmp_path, "forget", {}) for _ in range(2))
+    done, undone = sorted(submit_command(tmp_path, "forget", {}) for _ in range(2))
     dead = CommandQueue(tmp_path, 1, {})
     assert len(dead.claim()) == 2
     dead.mark_executed(done, 50)
@@ -41,13 +41,13 @@ def test_the_next_trainer_takes_over_what_was_not_executed(tmp_path) -> None:
 
 
 def test_a_replaced_trainer_claims_nothing_of_its_successor(tmp_path) -> None:
-    put_order(tmp_path, "forget", {})
+    submit_command(tmp_path, "forget", {})
     assert len(CommandQueue(tmp_path, 2, {}).claim()) == 1
     assert CommandQueue(tmp_path, 1, {}).claim() == []
 
 
 def test_an_order_is_unlinked_only_when_its_version_is_durable(tmp_path) -> None:
-    order_id = put_order(tmp_path, "forget", {})
+    order_id = submit_command(tmp_path, "forget", {})
     orders = CommandQueue(tmp_path, 1, {})
     orders.claim()
     orders.mark_executed(order_id, 100)

@@ -22,7 +22,7 @@ from app.errors import UserError
 from app.models.export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
-from app.serving.feed.snapshot_cache import Snapshot, view_at
+from app.serving.feed.snapshot_cache import Snapshot, view_at_version
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.export import export as export_module
 from app.version_log.export.export import ExportConfig, export, format_of, write_whole_file
@@ -126,7 +126,7 @@ def test_safetensors_is_the_snapshot_that_a_server_gives(made, tmp_path) -> None
         for with_rows in (True, False):
             path = tmp_path / f"{name}-{with_rows}.safetensors"
             export(index, ExportConfig(format="safetensors", version=number, with_rows=with_rows), path, force=False)
-            view = view_at(made.log.directory, number)
+            view = view_at_version(made.log.directory, number)
             assert view is not None
             Snapshot.of(view, with_rows=with_rows).write(tmp_path / "served", stopping=threading.Event())
             assert path.read_bytes() == (tmp_path / "served").read_bytes()
