@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from app.errors import UserError
-from app.processes.parent_death import end_with_parent
+from app.processes.parent_death import die_with_parent
 
 COMMANDS = (
     "demo",
@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]  # may stand anywhere
     try:
-        arguments = build_parser().parse_args(suggest(argv))
-        end_with_parent()
+        arguments = build_parser().parse_args(check_command(argv))
+        die_with_parent()
         set_up_logging(debug)
         command: Command = importlib.import_module(f"app.commands.{arguments.command}")
         return command.run(arguments)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return report(error)
+        return report_error(error)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def suggest(argv: list[str]) -> list[str]:
+def check_command(argv: list[str]) -> list[str]:
     """The arguments as they are; UserError names the nearest command where the given one is unknown."""
     first = next((word for word in argv if not word.startswith("-")), None)
     if argv and first == argv[0] and first not in COMMANDS:
@@ -96,10 +96,10 @@ def suggest(argv: list[str]) -> list[str]:
 
 def set_up_logging(debug: bool) -> None:
     """Events to stderr, one line each."""
-    from app.processes.log_format import EventLines
+    from app.processes.log_format import LogFormatter
 
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(EventLines())
+    handler.setFormatter(LogFormatter())
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True)
     for noisy in ("kafka", "uvicorn", "uvicorn.access", "numba", "asyncio", "httpx", "torch"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -107,12 +107,12 @@ def set_up_logging(debug: bool) -> None:
     logging.getLogger("kafka").setLevel(logging.INFO if debug else logging.CRITICAL)
 
 
-def report(error: Exception) -> int:
+def report_error(error: Exception) -> int:
     """Say in one line what went wrong; returns the exit code."""
     if isinstance(error, UserError):
         print(f"springtide: {one_line(error)}", file=sys.stderr)
         return 2
-    if is_of_the_world(error):
+    if is_expected(error):
         print(f"springtide: {one_line(error)}", file=sys.stderr)
         return 1
     name = type(error).__name__
@@ -120,7 +120,7 @@ def report(error: Exception) -> int:
     return 1
 
 
-def is_of_the_world(error: Exception) -> bool:
+def is_expected(error: Exception) -> bool:
     """Whether the text of the error was written for the user of the program."""
     from springtide_client.errors import SpringtideError
 

@@ -11,13 +11,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config.load import load_outline
+    from app.config.load import load_light_config
     from app.errors import UserError
     from app.processes.signals import stop_on_signals
     from stream.broker.embedded import EmbeddedBroker
     from stream.errors import EmbeddedBrokerError
 
-    outline = load_outline(arguments.config)
+    outline = load_light_config(arguments.config)
     if not outline.source.uses_embedded_broker:
         raise UserError(
             f"[source] bootstrap_servers = {outline.source.bootstrap_servers!r} names a broker of your own: "

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 HELP = "look at configuration, broker, topic, disk, port and GPU: what is wrong, and how to mend it"
 
-ROOM_BYTES = 1 << 30
+MIN_FREE_BYTES = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,13 +22,13 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config)
     print(f"ok       configuration: {config.path}, {len(config.schema.features)} id features")
     num_problems = 0
-    for state, text in [*of_settings(config), *of_the_broker(config), *of_the_disk(config), *of_the_machine(config)]:
+    for state, text in [*check_model(config), *check_broker(config), *check_disk(config), *check_port_and_gpu(config)]:
         num_problems += state == "problem"
         print(f"{state:<8} {text}")
     return 1 if num_problems else 0
 
 
-def of_settings(config: "Config") -> Iterator[tuple[str, str]]:
+def check_model(config: "Config") -> Iterator[tuple[str, str]]:
     """A model that cannot be built."""
     from app.errors import UserError
     from app.models.interface import ModelSpec
@@ -41,7 +41,7 @@ def of_settings(config: "Config") -> Iterator[tuple[str, str]]:
     yield "ok", f"model: {config.model.name}"
 
 
-def of_the_broker(config: "Config") -> Iterator[tuple[str, str]]:
+def check_broker(config: "Config") -> Iterator[tuple[str, str]]:
     """Whether there is a broker with the topic."""
     from stream.broker.embedded import find_broker, find_broker_binary
     from stream.errors import EmbeddedBrokerError
@@ -67,7 +67,7 @@ def of_the_broker(config: "Config") -> Iterator[tuple[str, str]]:
         yield "ok", f"broker: {address}, topic {source.topic!r}"
 
 
-def of_the_disk(config: "Config") -> Iterator[tuple[str, str]]:
+def check_disk(config: "Config") -> Iterator[tuple[str, str]]:
     """Whether log and spill can be written, and have room."""
     import os
     import shutil
@@ -82,12 +82,12 @@ def of_the_disk(config: "Config") -> Iterator[tuple[str, str]]:
             yield "problem", f"{name}: {there} cannot be written: change its owner, or set another path"
             continue
         free = shutil.disk_usage(there).free
-        state = "ok" if free >= ROOM_BYTES else "problem"
+        state = "ok" if free >= MIN_FREE_BYTES else "problem"
         mend = "" if state == "ok" else ": make room, or set another path"
         yield state, f"{name}: {path}, {free / 2**30:.1f} GiB free{mend}"
 
 
-def of_the_machine(config: "Config") -> Iterator[tuple[str, str]]:
+def check_port_and_gpu(config: "Config") -> Iterator[tuple[str, str]]:
     """The server's port, and whether there is a GPU."""
     import socket
 

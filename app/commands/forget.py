@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from app.commands.submit import add_wait
 
 if TYPE_CHECKING:
-    from app.config.load import Outline
+    from app.config.load import LightConfig
     from app.version_log.commands.status import CommandStatus
 
 HELP = "forget ids: gone from the model and from every follower"
@@ -21,12 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from app.commands.submit import print_result, submit_and_wait
-    from app.config.load import load_outline
+    from app.config.load import load_light_config
     from app.errors import UserError
     from app.version_log.compact.compactor import WINDOW_SAMPLES
     from app.version_log.trainer_status import read_status
 
-    outline = load_outline(arguments.config)
+    outline = load_light_config(arguments.config)
     keys = read_keys(outline, arguments.key, arguments.file)
     if read_status(outline.log.path) is None:
         raise UserError(f"there is no log in {outline.log.path} yet: nothing was learned, so nothing can be forgotten")
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def read_keys(outline: "Outline", given: list[str], file: Path | None) -> list[dict[str, Any]]:
+def read_keys(outline: "LightConfig", given: list[str], file: Path | None) -> list[dict[str, Any]]:
     """The keys of the command line and of the file; UserError names the one that is none."""
     from app.errors import UserError
 
@@ -65,7 +65,7 @@ def read_keys(outline: "Outline", given: list[str], file: Path | None) -> list[d
     return keys
 
 
-def print_remaining_files(outline: "Outline", receipt: "CommandStatus") -> None:
+def print_remaining_files(outline: "LightConfig", receipt: "CommandStatus") -> None:
     """Where the first of the ids still lie on the disk, and until when."""
     from springtide_client.format.records import version_name
 

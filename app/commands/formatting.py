@@ -11,12 +11,12 @@ def print_json(document: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(document)).decode())
 
 
-def time_of(ms: int) -> str:
+def format_time(ms: int) -> str:
     """Local time to the second; a dash where there is none."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000)) if ms else "-"
 
 
-def size_of(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
     """Bytes in the largest unit that leaves at least one."""
     size, unit = float(num_bytes), "B"
     for larger in ("KiB", "MiB", "GiB"):
@@ -25,11 +25,11 @@ def size_of(num_bytes: int) -> str:
     return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
 
 
-def figure(number: float | None, digits: int = 4) -> str:
+def format_number(number: float | None, digits: int = 4) -> str:
     """A number with some digits; a dash where there is none."""
     return "-" if number is None else f"{number:.{digits}g}"
 
 
-def signed(number: int) -> str:
+def format_signed(number: int) -> str:
     """A difference."""
     return f"{number:+,}"

@@ -16,12 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config.load import load_outline
+    from app.config.load import load_light_config
     from app.errors import UserError
     from app.processes.signals import stop_on_signals
     from app.tools.replay.replay import Replay, ReplayConfig
 
-    outline = load_outline(arguments.config)
+    outline = load_light_config(arguments.config)
     try:
         config = ReplayConfig(
             path=arguments.file,

@@ -13,14 +13,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from app.config.load import load_outline
+    from app.config.load import load_light_config
     from app.errors import UserError
     from app.processes.tuning import tune_process
 
     tune_process()
     from app.serving.server.serve import serve
 
-    outline = load_outline(arguments.config)
+    outline = load_light_config(arguments.config)
     try:
         told = {name: getattr(arguments, name) for name in ("port", "workers")}
         config = replace(outline.serve, **{name: value for name, value in told.items() if value is not None})

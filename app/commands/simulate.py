@@ -12,13 +12,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config.load import load_outline
+    from app.config.load import load_light_config
     from app.errors import UserError
     from app.processes.signals import stop_on_signals
     from app.tools.simulator.config import SimulatorConfig
     from app.tools.simulator.process import simulate
 
-    outline = load_outline(arguments.config)
+    outline = load_light_config(arguments.config)
     settings = {"seed": arguments.seed} | ({} if arguments.rate is None else {"rate": arguments.rate})
     try:
         config = SimulatorConfig(**settings)

@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config.load import Outline
+    from app.config.load import LightConfig
     from app.version_log.commands.status import CommandStatus
 
 POLL_SECONDS = 0.1
@@ -23,7 +23,7 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
 
 
 def submit_and_wait(
-    outline: "Outline", kind: str, body: dict[str, Any], *, wait_seconds: float, window_samples: int
+    outline: "LightConfig", kind: str, body: dict[str, Any], *, wait_seconds: float, window_samples: int
 ) -> "CommandStatus | None":
     """What became of it: executed by a running trainer, or else here. None: it waits for a trainer still."""
     from springtide_client.errors import LogError

@@ -6,7 +6,7 @@ import sys
 from contextlib import nullcontext
 
 # Kafka's answer passes three threads: each gets its turn beside the learning one after this, not after 5 ms
-SWITCH_SECONDS = 0.0005
+THREAD_SWITCH_SECONDS = 0.0005
 HELP = "learn from the stream and write versions to the log"
 
 
@@ -31,25 +31,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.processes.signals import leave_on_signals
+    from app.processes.signals import exit_on_signals
     from app.processes.tuning import tune_process
 
-    sys.setswitchinterval(SWITCH_SECONDS)
-    leave_on_signals()  # before the long imports; the trainer has handlers of its own once it runs
+    sys.setswitchinterval(THREAD_SWITCH_SECONDS)
+    exit_on_signals()  # before the long imports; the trainer has handlers of its own once it runs
     tune_process()
-    from app.config.load import load_config, load_outline
+    from app.config.load import load_config, load_light_config
     from app.training.input.start_position import StartPosition
 
     start = StartPosition.parse(arguments.from_offset, arguments.from_timestamp)
-    outline = load_outline(arguments.config)
+    outline = load_light_config(arguments.config)
     if outline.source.uses_embedded_broker:
         outline.source.kafka_config()  # told at once: nobody else will start the embedded broker
-    from app.processes.compactor_supervisor import MergerKeeper
+    from app.processes.compactor_supervisor import CompactorSupervisor
     from app.training.trainer import Trainer
 
     config = load_config(arguments.config)
     trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over, start=start)
-    with nullcontext() if arguments.no_merge else MergerKeeper(config):
+    with nullcontext() if arguments.no_merge else CompactorSupervisor(config):
         status = trainer.run()
     if arguments.until_end:
         print(json.dumps(status), flush=True)

@@ -17,11 +17,11 @@ Bound = TypeVar("Bound")
 def parse_size(value: object) -> int:
     """Bytes from an integer or a text such as "2GiB" or "64 MB"; ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(f'must be a size: whole bytes or a text such as "2GiB", not {show(value)}')
+        raise ValueError(f'must be a size: whole bytes or a text such as "2GiB", not {format_toml_value(value)}')
     return num_bytes(value)
 
 
-def show(value: object) -> str:
+def format_toml_value(value: object) -> str:
     """The value as TOML would have it, near enough for an error."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -36,10 +36,10 @@ def unknown_key(where: str, key: str, known: Iterable[str]) -> UserError:
     return UserError(f"{where} has an unknown key {key!r}: {mend}")
 
 
-def as_table(where: str, value: object) -> dict[str, Any]:
+def require_table(where: str, value: object) -> dict[str, Any]:
     """The value, when it is a TOML table."""
     if not isinstance(value, dict):
-        raise UserError(f"{where} must be a table, not {show(value)}")
+        raise UserError(f"{where} must be a table, not {format_toml_value(value)}")
     return value
 
 
@@ -87,18 +87,18 @@ def convert(hint: Any, value: object) -> Any:
     if origin is Literal:
         if value in arguments:
             return value
-        allowed = ", ".join(map(show, arguments))
-        raise ValueError(f"must be one of {allowed}, not {show(value)}{_nearest(value, arguments)}")
+        allowed = ", ".join(map(format_toml_value, arguments))
+        raise ValueError(f"must be one of {allowed}, not {format_toml_value(value)}{_nearest(value, arguments)}")
     if origin in (Union, types.UnionType):
         return _convert_union([each for each in arguments if each is not type(None)], value)
     if origin in (tuple, list):
         if not isinstance(value, list):
-            raise ValueError(f"must be a list, not {show(value)}")
+            raise ValueError(f"must be a list, not {format_toml_value(value)}")
         items = [convert(arguments[0], item) for item in value]
         return tuple(items) if origin is tuple else items
     if origin is not None or hint in (dict, Mapping):
         if not isinstance(value, dict):
-            raise ValueError(f"must be a table such as {{ name = value }}, not {show(value)}")
+            raise ValueError(f"must be a table such as {{ name = value }}, not {format_toml_value(value)}")
         return {key: convert(arguments[1], item) for key, item in value.items()} if len(arguments) == 2 else value
     return _convert_scalar(hint, value)
 
@@ -126,9 +126,9 @@ def _convert_scalar(hint: Any, value: object) -> Any:
     if hint is Path and isinstance(value, str):
         return Path(value)
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text in quotes", Path: "a path"}
-    raise ValueError(f"must be {names.get(hint, hint)}, not {show(value)}")
+    raise ValueError(f"must be {names.get(hint, hint)}, not {format_toml_value(value)}")
 
 
 def _nearest(value: object, allowed: Iterable[object]) -> str:
     near = difflib.get_close_matches(str(value), [str(each) for each in allowed], n=1, cutoff=0.5)
-    return f": did you mean {show(near[0])}?" if near else ""
+    return f": did you mean {format_toml_value(near[0])}?" if near else ""

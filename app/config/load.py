@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from springtide_client.schema import Schema
 
-from app.config.binding import as_table, bind, show, unknown_key
+from app.config.binding import bind, format_toml_value, require_table, unknown_key
 from app.config.features import FeatureConfig
 from app.errors import UserError
 from app.serving.config import ServeConfig
@@ -26,7 +26,7 @@ SCHEMA_KEYS = ("label", "labels", "timestamp", "weight", "categorical", "multi_v
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outline:
+class LightConfig:
     """What a command needs to find the stream, the log and the server; reading it imports no torch."""
 
     name: str
@@ -39,7 +39,7 @@ class Outline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Outline):
+class Config(LightConfig):
     """All settings."""
 
     table: "TableConfig"
@@ -59,9 +59,9 @@ def load_config(path: Path | str | None = None) -> Config:
 
     path = Path(path or DEFAULT_PATH)
     document = read_document(path)
-    outline = outline_of(document, path)
+    outline = light_config_of(document, path)
     spill = str(Path("var") / outline.name / "spill")
-    table, score_field = bind_table(section(document, "table"), outline.schema, outline.features, disk_path=spill)
+    table, score_field = bind_table(section_of(document, "table"), outline.schema, outline.features, disk_path=spill)
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     share = max(num_bytes(table.disk_bytes) // 2, SMALLEST_BYTES)
     outline = replace(outline, log=replace(outline.log, log_bytes=min(outline.log.log_bytes, share)))
@@ -69,16 +69,16 @@ def load_config(path: Path | str | None = None) -> Config:
         **vars(outline),
         table=table,
         score_field=score_field,
-        model=bind(ModelConfig, "[model]", section(document, "model")),
-        train=bind(TrainConfig, "[train]", section(document, "train")),
-        gate=bind(GateConfig, "[gate]", section(document, "gate")),
+        model=bind(ModelConfig, "[model]", section_of(document, "model")),
+        train=bind(TrainConfig, "[train]", section_of(document, "train")),
+        gate=bind(GateConfig, "[gate]", section_of(document, "gate")),
     )
 
 
-def load_outline(path: Path | str | None = None) -> Outline:
+def load_light_config(path: Path | str | None = None) -> LightConfig:
     """The sections that need no torch; the others' names are checked, not their values."""
     path = Path(path or DEFAULT_PATH)
-    return outline_of(read_document(path), path)
+    return light_config_of(read_document(path), path)
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -99,36 +99,38 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def outline_of(document: dict[str, Any], path: Path) -> Outline:
+def light_config_of(document: dict[str, Any], path: Path) -> LightConfig:
     """The light sections of a document."""
     name = document.get("name")
     if name is None:
         raise UserError(f'{path} needs name = "...", above its first section')
     if not isinstance(name, str) or not name or name.startswith(".") or "/" in name:
-        raise UserError(f'name must be a text that can name a folder, such as "movielens", not {show(name)}')
-    features = bind_features(section(document, "features"))
-    log = bind(LogConfig, "[log]", section(document, "log"), path=Path("var") / name / "log")
-    source = {"topic": "clicks"} | section(document, "source")
-    return Outline(
+        raise UserError(
+            f'name must be a text that can name a folder, such as "movielens", not {format_toml_value(name)}'
+        )
+    features = bind_features(section_of(document, "features"))
+    log = bind(LogConfig, "[log]", section_of(document, "log"), path=Path("var") / name / "log")
+    source = {"topic": "clicks"} | section_of(document, "source")
+    return LightConfig(
         name=name,
         path=path,
         source=bind(SourceConfig, "[source]", source, hidden={"log_path": log.path}),
-        schema=bind_schema(section(document, "schema"), features),
+        schema=bind_schema(section_of(document, "schema"), features),
         features=features,
         log=log,
-        serve=bind(ServeConfig, "[serve]", section(document, "serve")),
+        serve=bind(ServeConfig, "[serve]", section_of(document, "serve")),
     )
 
 
-def section(document: dict[str, Any], name: str) -> dict[str, Any]:
+def section_of(document: dict[str, Any], name: str) -> dict[str, Any]:
     """A section's table; empty where the file has none."""
-    return as_table(f"[{name}]", document.get(name, {}))
+    return require_table(f"[{name}]", document.get(name, {}))
 
 
 def bind_features(table: dict[str, Any]) -> dict[str, FeatureConfig]:
     """[features.*]."""
     return {
-        name: bind(FeatureConfig, f"[features.{name}]", as_table(f"[features.{name}]", settings))
+        name: bind(FeatureConfig, f"[features.{name}]", require_table(f"[features.{name}]", settings))
         for name, settings in table.items()
     }
 
@@ -143,7 +145,9 @@ def bind_schema(table: dict[str, Any], features: dict[str, FeatureConfig]) -> Sc
         raise UserError("[schema] has both label and labels: keep one")
     if "label" in values:
         if not isinstance(values["label"], str):
-            raise UserError(f"[schema] label must be a field's name in quotes, not {show(values['label'])}")
+            raise UserError(
+                f"[schema] label must be a field's name in quotes, not {format_toml_value(values['label'])}"
+            )
         values["labels"] = [values.pop("label")]
     if not values.get("labels"):
         raise UserError('[schema] needs label = "..." (or labels = [...])')

@@ -5,7 +5,7 @@ from typing import Any
 
 from springtide_client.schema import Schema
 
-from app.config.binding import convert, parse_size, show
+from app.config.binding import convert, format_toml_value, parse_size
 from embeddings.config import TableLimits
 
 TABLE_LIMITS: dict[str, Callable[[object], Any]] = {
@@ -20,15 +20,15 @@ FEATURE_LIMITS: dict[str, Callable[[object], Any]] = {
 }
 EXAMPLE = '{"lr": 0.02, "features": {"item_id": {"ttl_seconds": 86400}}}'
 
-Name = tuple[str | None, str]  # a feature, None for the whole table; and the limit
+LimitName = tuple[str | None, str]  # a feature, None for the whole table; and the limit
 
 
-def read_limits(body: object, schema: Schema) -> dict[Name, Any]:
+def parse_limits(body: object, schema: Schema) -> dict[LimitName, Any]:
     """The limits that a body names, sizes in bytes; null lifts a feature's limit. ValueError says what is wrong."""
     if not isinstance(body, dict) or not body:
         raise ValueError("the body must be an object that names a limit")
-    limits: dict[Name, Any] = {}
-    for name, value in named_limits(body):
+    limits: dict[LimitName, Any] = {}
+    for name, value in iterate_limits(body):
         feature, limit = name
         known = TABLE_LIMITS if feature is None else FEATURE_LIMITS
         where = limit if feature is None else f"features.{feature}.{limit}"
@@ -40,28 +40,30 @@ def read_limits(body: object, schema: Schema) -> dict[Name, Any]:
             limits[name] = None if value is None and feature is not None else known[limit](value)
             if isinstance(limits[name], int) and limits[name] >= 2**63:
                 raise ValueError("is beyond 2**63")
-            table_limits({name: limits[name]}, schema)
+            to_table_limits({name: limits[name]}, schema)
         except (ValueError, OverflowError) as error:
             text = str(error)
             raise ValueError(text if text.startswith(limit) else f"{where} {text}") from None
     return limits
 
 
-def named_limits(document: Mapping[str, Any]) -> Iterator[tuple[Name, Any]]:
+def iterate_limits(document: Mapping[str, Any]) -> Iterator[tuple[LimitName, Any]]:
     """Every limit of a body by its name; ValueError where `features` is no table of tables."""
     for key, value in document.items():
         if key != "features":
             yield (None, key), value
             continue
         if not isinstance(value, dict) or not value:
-            raise ValueError(f"features must be an object of features, not {show(value)}")
+            raise ValueError(f"features must be an object of features, not {format_toml_value(value)}")
         for feature, limits in value.items():
             if not isinstance(limits, dict) or not limits:
-                raise ValueError(f"features.{feature} must be an object that names a limit, not {show(limits)}")
+                raise ValueError(
+                    f"features.{feature} must be an object that names a limit, not {format_toml_value(limits)}"
+                )
             yield from (((feature, limit), of_feature) for limit, of_feature in limits.items())
 
 
-def nested(limits: Mapping[Name, Any]) -> dict[str, Any]:
+def limits_document(limits: Mapping[LimitName, Any]) -> dict[str, Any]:
     """The body that says these limits."""
     body: dict[str, Any] = {}
     for (feature, limit), value in limits.items():
@@ -70,7 +72,7 @@ def nested(limits: Mapping[Name, Any]) -> dict[str, Any]:
     return body
 
 
-def table_limits(limits: Mapping[Name, Any], schema: Schema) -> TableLimits:
+def to_table_limits(limits: Mapping[LimitName, Any], schema: Schema) -> TableLimits:
     """The limits as the table takes them; ValueError where a value is not possible."""
     values: dict[str, Any] = {limit: {} for limit in FEATURE_LIMITS}
     for (feature, limit), value in limits.items():

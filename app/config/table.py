@@ -5,7 +5,7 @@ from typing import Any
 
 from springtide_client.schema import Schema
 
-from app.config.binding import as_table, bind, show
+from app.config.binding import bind, format_toml_value, require_table
 from app.config.features import FeatureConfig
 from app.errors import UserError
 from embeddings.config import Admission, FeaturePolicy, TableConfig
@@ -16,16 +16,16 @@ def bind_table(
     section: Mapping[str, Any], schema: Schema, features: Mapping[str, FeatureConfig], *, disk_path: str
 ) -> tuple[TableConfig, str | None]:
     """The table's settings, and the dense field that holds a sample's custom score; UserError names the mistake."""
-    policies = policies_of(schema, features)
+    policies = feature_policies(schema, features)
     settings = {key: value for key, value in section.items() if key != "score"}
     for key, settings_class in (("admission", Admission), ("optimizer", RowOptimizer)):
         # the tables inside, key by key: their own classes take what they are given
-        bind(settings_class, f"[table] {key}", as_table(f"[table] {key}", settings.get(key, {})))
+        bind(settings_class, f"[table] {key}", require_table(f"[table] {key}", settings.get(key, {})))
     config = bind(TableConfig, "[table]", settings, hidden={"features": policies}, disk_path=disk_path)
     return config, score_field(section.get("score"), config.eviction, schema)
 
 
-def policies_of(schema: Schema, features: Mapping[str, FeatureConfig]) -> dict[int, FeaturePolicy]:
+def feature_policies(schema: Schema, features: Mapping[str, FeatureConfig]) -> dict[int, FeaturePolicy]:
     """The policies of features that have one."""
     policies = {}
     for name, feature in features.items():
@@ -56,5 +56,5 @@ def score_field(field: object, eviction: str, schema: Schema) -> str | None:
     if field is None:
         raise UserError(f'[table] eviction = "custom" needs score = "...", {choices}')
     if not isinstance(field, str) or field not in schema.dense:
-        raise UserError(f"[table] score must be {choices}, not {show(field)}")
+        raise UserError(f"[table] score must be {choices}, not {format_toml_value(field)}")
     return field

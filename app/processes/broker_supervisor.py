@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from app.config.load import Outline
+from app.config.load import LightConfig
 from stream.broker.embedded import EmbeddedBroker, find_broker
 from stream.errors import EmbeddedBrokerError
 
@@ -14,17 +14,17 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 
-class BrokerKeeper(AbstractContextManager["BrokerKeeper"]):
+class BrokerSupervisor(AbstractContextManager["BrokerSupervisor"]):
     """Does nothing where the source names a broker of its own, or another process already runs the embedded one."""
 
-    def __init__(self, outline: Outline, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, outline: LightConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pause = FIRST_PAUSE_SECONDS
         self._due = 0.0
         needed = outline.source.uses_embedded_broker and find_broker(outline.log.path) is None
         self.broker = EmbeddedBroker(outline.log.path) if needed else None
 
-    def __enter__(self) -> "BrokerKeeper":
+    def __enter__(self) -> "BrokerSupervisor":
         if self.broker is not None:
             self.broker.start()
         return self
@@ -33,7 +33,7 @@ class BrokerKeeper(AbstractContextManager["BrokerKeeper"]):
         if self.broker is not None:
             self.broker.stop()
 
-    def look(self) -> None:
+    def restart_if_dead(self) -> None:
         """Start the broker again when it died; its topics are gone then, which readers notice by themselves."""
         if self.broker is None or self.broker.alive or self._clock() < self._due:
             return

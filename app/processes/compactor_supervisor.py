@@ -11,19 +11,19 @@ from app.processes.supervisor import ChildSpec, Supervisor
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 STOP_SECONDS = 1.0  # a merge under way is dropped: the next one begins it anew
 
 
-class MergerKeeper(AbstractContextManager["MergerKeeper"]):
+class CompactorSupervisor(AbstractContextManager["CompactorSupervisor"]):
     """Looks after the merger from a thread of its own, so that learning never waits for it."""
 
     def __init__(self, config: Config) -> None:
-        self._supervisor = Supervisor([merger_child(config)], say=say)
+        self._supervisor = Supervisor([compactor_child(config)], say=log_line)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="merger-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._supervise, name="merger-keeper", daemon=True)
 
-    def __enter__(self) -> "MergerKeeper":
+    def __enter__(self) -> "CompactorSupervisor":
         self._thread.start()
         return self
 
@@ -32,17 +32,17 @@ class MergerKeeper(AbstractContextManager["MergerKeeper"]):
         self._thread.join()
         self._supervisor.stop(STOP_SECONDS)
 
-    def _keep(self) -> None:
+    def _supervise(self) -> None:
         self._supervisor.start()
-        while not self._stopping.wait(LOOK_SECONDS):
+        while not self._stopping.wait(CHECK_SECONDS):
             try:
-                self._supervisor.look()
+                self._supervisor.restart_dead()
             except UserError as error:
                 logger.warning("the merger refuses to start: %s", error)
                 return
 
 
-def merger_child(config: Config) -> ChildSpec:
+def compactor_child(config: Config) -> ChildSpec:
     """The merger's own command: it imports no torch."""
     log = config.log
     arguments = [str(log.path), "--parent", str(os.getpid())]
@@ -52,6 +52,6 @@ def merger_child(config: Config) -> ChildSpec:
     return ChildSpec("merge", arguments, module="app.version_log.compact.compactor")
 
 
-def say(name: str, line: str) -> None:
+def log_line(name: str, line: str) -> None:
     """A child's words as an event of ours."""
     logger.info("%s: %s", name, line)

@@ -6,7 +6,7 @@ import time
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
-class EventLines(logging.Formatter):
+class LogFormatter(logging.Formatter):
     """One line an event: `12:03:04 version published version=17`."""
 
     def format(self, record: logging.LogRecord) -> str:

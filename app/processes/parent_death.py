@@ -9,12 +9,12 @@ VARIABLE = "SPRINGTIDE_PARENT"
 PR_SET_PDEATHSIG = 1
 
 
-def environment_of_a_child() -> dict[str, str]:
-    """What a child's environment must hold so that end_with_parent works there."""
+def child_environment() -> dict[str, str]:
+    """What a child's environment must hold so that die_with_parent works there."""
     return dict(os.environ) | {VARIABLE: str(os.getpid())}
 
 
-def end_with_parent() -> None:
+def die_with_parent() -> None:
     """In a child: ask the kernel for a SIGTERM at the parent's end; nothing in a process that nobody supervises.
 
     Only the child itself is meant: the variable is taken away, so that its own children do not find it.

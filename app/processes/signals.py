@@ -22,16 +22,16 @@ def stop_on_signals(*, grace_seconds: float | None = None) -> threading.Event:
             end.start()
         stopping.set()
 
-    on_signals(stop)
+    install_handler(stop)
     return stopping
 
 
-def leave_on_signals() -> None:
+def exit_on_signals() -> None:
     """The two signals end the process at once with exit code 0: nothing has been done yet that could be lost."""
-    on_signals(lambda *_: os._exit(0))
+    install_handler(lambda *_: os._exit(0))
 
 
-def on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+def install_handler(handler: Callable[[int, FrameType | None], None]) -> None:
     """Make it the handler of both."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handler)

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from springtide_client.errors import SpringtideError
 
 from app.errors import UserError
-from app.processes.parent_death import environment_of_a_child
+from app.processes.parent_death import child_environment
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 STABLE_SECONDS = 60.0  # one that lived so long is restarted as if it had never failed
 STOP_SECONDS = 4.0
-USER_MISTAKE = 2
+USER_ERROR_EXIT_CODE = 2
 
-Say = Callable[[str, str], None]
+LineHandler = Callable[[str, str], None]
 
 
 class ChildError(SpringtideError):
@@ -44,7 +44,7 @@ class ChildSpec:
 class Child:
     """One child, through all of its lives."""
 
-    def __init__(self, spec: ChildSpec, say: Say, clock: Callable[[], float]) -> None:
+    def __init__(self, spec: ChildSpec, say: LineHandler, clock: Callable[[], float]) -> None:
         self.spec = spec
         self.num_restarts = 0
         self.last_line = ""
@@ -69,7 +69,7 @@ class Child:
         self._began, self._due = self._clock(), None
         self._process = subprocess.Popen(
             self.spec.command(),
-            env=environment_of_a_child(),
+            env=child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -80,14 +80,14 @@ class Child:
         self._reader = threading.Thread(target=self._read, args=(self._process,), name=self.spec.name, daemon=True)
         self._reader.start()
 
-    def look(self) -> None:
+    def restart_if_dead(self) -> None:
         """Restart it when it is dead and the pause is over. ChildError, UserError where that would not help."""
         if self._process is None or self.alive:
             return
         if self._due is None:
             code = self._process.returncode
             self._join_reader()
-            if code == USER_MISTAKE:
+            if code == USER_ERROR_EXIT_CODE:
                 raise UserError(self.last_line.removeprefix("springtide: ") or f"{self.spec.name} refused to start")
             if self._clock() - self._began >= STABLE_SECONDS:
                 self._pause = FIRST_PAUSE_SECONDS
@@ -138,7 +138,9 @@ class Child:
 class Supervisor:
     """Children in the order in which they are started; they are stopped in the opposite one, all within seconds."""
 
-    def __init__(self, specs: Sequence[ChildSpec], *, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, specs: Sequence[ChildSpec], *, say: LineHandler, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self.children = [Child(spec, say, clock) for spec in specs]
 
@@ -154,10 +156,10 @@ class Supervisor:
         for child in self.children:
             child.start()
 
-    def look(self) -> None:
+    def restart_dead(self) -> None:
         """Restart who died, when its pause is over."""
         for child in self.children:
-            child.look()
+            child.restart_if_dead()
 
     def stop(self, seconds: float = STOP_SECONDS) -> bool:
         """Ask all to end, kill who has not after the time; whether all ended by themselves."""

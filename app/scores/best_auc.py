@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class BestAuc:
+class BestAucWindow:
     """A ring of the recent clicks and their true probabilities."""
 
     def __init__(self, window: int = 20_000) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
+class RateLimiter:
     """Says how many may be sent by now; late starts are caught up, so the mean rate holds."""
 
     def __init__(self, rate: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:

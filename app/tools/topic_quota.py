@@ -16,17 +16,22 @@ from stream.kafka.producer import Producer
 from stream.positions import Position
 
 MAX_BYTES = 256 << 20
-LOOK_EVERY = 5_000  # messages
+CHECK_EVERY_MESSAGES = 5_000  # messages
 ROLL_SECONDS = 5.0
 # the embedded broker looks through all the batches that it holds at each fetch, so they had better be few
 LINGER_MS = 50
 
 
-class TopicRoom:
+class TopicQuota:
     """Makes a full topic anew once all of it is learned; until then the producer waits."""
 
     def __init__(
-        self, source: SourceConfig, log_path: Path, *, max_bytes: int = MAX_BYTES, look_every: int = LOOK_EVERY
+        self,
+        source: SourceConfig,
+        log_path: Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        look_every: int = CHECK_EVERY_MESSAGES,
     ) -> None:
         self._log_path = log_path
         self._look_every = look_every
@@ -38,11 +43,11 @@ class TopicRoom:
                 source.kafka_config(),
                 source.topic,
                 max_bytes=max_bytes,
-                learned=self._learned,
+                learned=self._learned_positions,
                 memory_bytes=broker.memory_bytes if broker else lambda: None,
             )
 
-    def make(self, producer: Producer, stopping: threading.Event) -> float:
+    def wait_for_room(self, producer: Producer, stopping: threading.Event) -> float:
         """Wait while there is no room; returns the seconds that took. Cheap while there is."""
         if self._cap is None or producer.sent_messages - self._looked_at < self._look_every:
             return 0.0
@@ -52,7 +57,7 @@ class TopicRoom:
             self._cap.recreate_topic(producer, timeout_seconds=ROLL_SECONDS, stopping=stopping.is_set)
         return time.monotonic() - began
 
-    def _learned(self) -> Mapping[Partition, Position] | None:
+    def _learned_positions(self) -> Mapping[Partition, Position] | None:
         """The positions that survive a power loss, as the trainer's status tells them."""
         try:
             newest = max(self._log_path.glob("status-*.json"))

@@ -10,7 +10,7 @@ import numpy as np
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import StreamPosition
 
-from app.config.runtime_limits import nested, read_limits
+from app.config.runtime_limits import limits_document, parse_limits
 from app.training.state.training_state import TrainingState
 from app.version_log.commands.erasures import erasures_of
 from app.version_log.commands.offline import read_keys
@@ -133,6 +133,6 @@ class CommandExecutor:
         return {"keys": len(keys)}
 
     def _limits(self, body: dict[str, Any]) -> dict[str, Any]:
-        limits = read_limits(body.get("limits"), self._state.schema)
+        limits = parse_limits(body.get("limits"), self._state.schema)
         self._state.change_limits(limits)
-        return {"limits": nested(limits)}
+        return {"limits": limits_document(limits)}

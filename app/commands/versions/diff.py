@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config.load import Outline
+    from app.config.load import LightConfig
     from app.version_log.inspection.diff import VersionDiff
 
 DENSE_LINES = 20
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for other programs")
 
 
-def run(outline: "Outline", arguments: argparse.Namespace) -> int:
+def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
     from springtide_client.log.directory import LogDirectory
 
     from app.commands.formatting import print_json
@@ -86,15 +86,17 @@ def print_difference(difference: "VersionDiff") -> None:
     """The difference for people."""
     from springtide_client.format.records import version_name
 
-    from app.commands.formatting import size_of, time_of
+    from app.commands.formatting import format_bytes, format_time
     from app.version_log.verify.report import plural
 
     older, newer = difference.metas
     for word, number, meta in (("from", difference.older, older), ("to", difference.newer, newer)):
-        print(f"{word:<5} {version_name(number):<10} {time_of(meta.created_ms)}  {meta.samples_trained:>13,} samples")
+        print(
+            f"{word:<5} {version_name(number):<10} {format_time(meta.created_ms)}  {meta.samples_trained:>13,} samples"
+        )
     samples = newer.samples_trained - older.samples_trained
     versions = plural(difference.num_versions, "version")
-    print(f"between them {versions}, {size_of(difference.num_bytes)}, {samples:+,} samples")
+    print(f"between them {versions}, {format_bytes(difference.num_bytes)}, {samples:+,} samples")
     print_rows(difference)
     print_moves(difference)
     print_dense(difference)
@@ -114,20 +116,20 @@ def print_rows(difference: "VersionDiff") -> None:
 
 def print_moves(difference: "VersionDiff") -> None:
     """The rows that moved most."""
-    from app.commands.formatting import figure, signed
+    from app.commands.formatting import format_number, format_signed
 
     if not difference.moves:
         return
     width = max(len(difference.feature_name(move.feature)) for move in difference.moves)
-    print(f"\nlargest moves (L2; the mean of the changed rows is {figure(difference.mean_move)})")
+    print(f"\nlargest moves (L2; the mean of the changed rows is {format_number(difference.mean_move)})")
     for move in difference.moves:
         key = f"{difference.feature_name(move.feature):<{width}}  {difference.key_name(move)}"
-        print(f"  {figure(move.distance):>9}  {key}  (count {signed(move.count)})")
+        print(f"  {format_number(move.distance):>9}  {key}  (count {format_signed(move.count)})")
 
 
 def print_dense(difference: "VersionDiff") -> None:
     """Each parameter's way, relative to its length before."""
-    from app.commands.formatting import figure
+    from app.commands.formatting import format_number
 
     moved = [change for change in difference.dense if change.distance > 0]
     print(f"\ndense: {len(moved)} of {len(difference.dense)} parameters and statistics changed")
@@ -136,14 +138,14 @@ def print_dense(difference: "VersionDiff") -> None:
     for change in shown:
         share = "from zero" if change.relative is None else f"{100 * change.relative:.3g} %"
         shape = " x ".join(str(length) for length in change.shape) or "()"
-        print(f"  {change.name:<{width}}  {share:>10}  (L2 {figure(change.distance)}, shape {shape})")
+        print(f"  {change.name:<{width}}  {share:>10}  (L2 {format_number(change.distance)}, shape {shape})")
     if len(moved) > len(shown):
         print(f"  and {len(moved) - len(shown)} that moved less: --json has them all")
 
 
 def print_stream(difference: "VersionDiff") -> None:
     """Positions, scores, dead letters, horizons and orders."""
-    from app.commands.formatting import signed, time_of
+    from app.commands.formatting import format_signed, format_time
     from app.commands.versions.show import score_lines
 
     older, newer = difference.metas
@@ -154,14 +156,14 @@ def print_stream(difference: "VersionDiff") -> None:
             print(f"  {partition}: begun, at {position['offset']:,}")
         else:
             moved = position["offset"] - before["offset"]
-            print(f"  {partition}: {before['offset']:,} to {position['offset']:,} ({signed(moved)})")
+            print(f"  {partition}: {before['offset']:,} to {position['offset']:,} ({format_signed(moved)})")
     then, now = dict(score_lines(older.scores)), score_lines(newer.scores)
     for task, values in now:
         print(f"  {task}: {then.get(task, 'no scores')}  ->  {values}")
     for reason, letters in newer.dead_letters.items():
         if more := letters - older.dead_letters.get(reason, 0):
-            print(f"  dead letters, {reason}: {signed(more)}")
+            print(f"  dead letters, {reason}: {format_signed(more)}")
     for number, horizon in newer.expiry_cutoffs.items():
         if horizon != older.expiry_cutoffs.get(number):
             name = difference.feature_name(int(number))
-            print(f"  {name}: rows last seen before {time_of(horizon)} are forgotten by rule")
+            print(f"  {name}: rows last seen before {format_time(horizon)} are forgotten by rule")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.config.load import Outline
+    from app.config.load import LightConfig
 
 HELP = "write a version as one file: the model snapshot, or its rows for other tools"
 
@@ -24,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
-def run(outline: "Outline", arguments: argparse.Namespace) -> int:
+def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
     from springtide_client.format.records import version_name
     from springtide_client.log.directory import LogDirectory
 
-    from app.commands.formatting import size_of
+    from app.commands.formatting import format_bytes
     from app.errors import UserError
     from app.version_log.export.export import ExportConfig, check_target, export, format_of
     from app.version_log.read.index import LogIndex
@@ -49,5 +49,5 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     )
     num_rows = export(index, config, path, force=arguments.force)
     version = version_name(config.version)
-    print(f"{path}: version {version} as {format}, {plural(num_rows, 'row')}, {size_of(path.stat().st_size)}")
+    print(f"{path}: version {version} as {format}, {plural(num_rows, 'row')}, {format_bytes(path.stat().st_size)}")
     return 0

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config.load import Outline
+    from app.config.load import LightConfig
     from app.version_log.read.index import LogIndex
 
 HELP = "the newest versions, oldest first"
@@ -16,11 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for other programs")
 
 
-def run(outline: "Outline", arguments: argparse.Namespace) -> int:
+def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
     from springtide_client.format.records import version_name
     from springtide_client.log.directory import LogDirectory
 
-    from app.commands.formatting import print_json, size_of, time_of
+    from app.commands.formatting import format_bytes, format_time, print_json
     from app.errors import UserError
     from app.version_log.read.index import LogIndex
     from app.version_log.verify.report import plural
@@ -37,10 +37,10 @@ def run(outline: "Outline", arguments: argparse.Namespace) -> int:
     print(f"{'version':>12}  {'created':19}  {'samples':>13}  {'rows':>9}  {'forgotten':>9}  {'bytes':>10}")
     for line in lines:
         rows = ["" if line[name] is None else f"{line[name]:,}" for name in ("rows", "forgotten")]
-        size = "" if line["bytes"] is None else size_of(line["bytes"])
+        size = "" if line["bytes"] is None else format_bytes(line["bytes"])
         marks = "  base" if line["is_base"] else ""
         print(
-            f"{line['name']:>12}  {time_of(line['created_ms']):19}  {line['samples_trained']:>13,}  "
+            f"{line['name']:>12}  {format_time(line['created_ms']):19}  {line['samples_trained']:>13,}  "
             f"{rows[0]:>9}  {rows[1]:>9}  {size:>10}{marks}".rstrip()
         )
     bases = ", ".join(version_name(number) for number in index.bases) or "none"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from app.commands.submit import add_wait
 
 if TYPE_CHECKING:
-    from app.config.load import Outline
+    from app.config.load import LightConfig
 
 HELP = "go back: a new version that restores an older one; the stream is read again from there"
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_wait(parser)
 
 
-def run(outline: "Outline", arguments: argparse.Namespace) -> int:
+def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
     from springtide_client.log.directory import LogDirectory
 
     from app.commands.submit import print_result, submit_and_wait

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config.load import Outline
+    from app.config.load import LightConfig
     from app.version_log.commands.erasure_audit import FileReference
     from app.version_log.inspection.history import RowHistory
     from app.version_log.read.index import LogIndex
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for other programs")
 
 
-def run(outline: "Outline", arguments: argparse.Namespace) -> int:
+def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
     from springtide_client.log.directory import LogDirectory
 
     from app.errors import UserError
@@ -69,19 +69,19 @@ def print_version(document: dict[str, Any]) -> None:
     """The same for people; the whole of it is the JSON."""
     from springtide_client.format.records import version_name
 
-    from app.commands.formatting import size_of, time_of
+    from app.commands.formatting import format_bytes, format_time
 
     is_base = ", a base" if document["is_base"] else ""
     print(f"version {document['name']} (number {document['version']}{is_base})")
     if document["file"]:
-        print(f"  record    {size_of(document['bytes'])} in {document['file']} at {document['offset']:,}")
+        print(f"  record    {format_bytes(document['bytes'])} in {document['file']} at {document['offset']:,}")
     else:
         print("  record    retired: its base says the rest")
     print(f"  checksum  {document['checksum']}, parent {document['parent'] or 'unknown'}")
-    print(f"  created   {time_of(document['created_ms'])}")
+    print(f"  created   {format_time(document['created_ms'])}")
     print(
-        f"  complete  until {time_of(document['complete_until_ms'])}, "
-        f"its newest event of {time_of(document['event_clock_ms'])}"
+        f"  complete  until {format_time(document['complete_until_ms'])}, "
+        f"its newest event of {format_time(document['event_clock_ms'])}"
     )
     print(f"  learned   {document['samples_trained']:,} samples in {document['step']:,} steps")
     for partition, position in document["positions"].items():
@@ -105,7 +105,7 @@ def print_version(document: dict[str, Any]) -> None:
 
 def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
     """Each window's figures in one line."""
-    from app.commands.formatting import figure
+    from app.commands.formatting import format_number
 
     lines = []
     for name, values in scores.items():
@@ -113,11 +113,11 @@ def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
             for task, windows in values.items():
                 lines += [(f"{task}, {window}", text) for window, text in score_lines(windows)]
         elif isinstance(values, dict):
-            lines.append((name, ", ".join(f"{key} {figure(value)}" for key, value in values.items())))
+            lines.append((name, ", ".join(f"{key} {format_number(value)}" for key, value in values.items())))
     return lines
 
 
-def show_key(outline: "Outline", index: "LogIndex", arguments: argparse.Namespace) -> int:
+def show_key(outline: "LightConfig", index: "LogIndex", arguments: argparse.Namespace) -> int:
     """The history of one row, where it stands, and until when."""
     from springtide_client.keys import encode_id
 
@@ -142,11 +142,11 @@ def show_key(outline: "Outline", index: "LogIndex", arguments: argparse.Namespac
     return 0
 
 
-def print_history(outline: "Outline", key: str, history: "RowHistory", holdings: "list[FileReference]") -> None:
+def print_history(outline: "LightConfig", key: str, history: "RowHistory", holdings: "list[FileReference]") -> None:
     """A line for each event, then where the row is on the disk."""
     from springtide_client.format.records import version_name
 
-    from app.commands.formatting import figure, time_of
+    from app.commands.formatting import format_number, format_time
     from app.version_log.verify.report import plural
 
     name, _, said = key.partition("=")
@@ -160,9 +160,9 @@ def print_history(outline: "Outline", key: str, history: "RowHistory", holdings:
         print(f"{'version':>12}  {'created':19}  {'event':9}  {'count':>9}  {'last seen':19}  {'norm':>8}  {'move':>8}")
     for event in history.events:
         count = "" if event.count is None else f"{event.count:,}"
-        seen = "" if event.last_seen_ms is None else time_of(event.last_seen_ms)
-        norm, move = ("" if value is None else figure(value) for value in (event.norm, event.move))
-        when = f"{version_name(event.version):>12}  {time_of(event.created_ms):19}"
+        seen = "" if event.last_seen_ms is None else format_time(event.last_seen_ms)
+        norm, move = ("" if value is None else format_number(value) for value in (event.norm, event.move))
+        when = f"{version_name(event.version):>12}  {format_time(event.created_ms):19}"
         print(f"{when}  {event.kind:9}  {count:>9}  {seen:19}  {norm:>8}  {move:>8}".rstrip())
     if not history.events:
         print("no version from there on wrote it: the id was never learned, or its row died before")
@@ -178,7 +178,9 @@ def print_history(outline: "Outline", key: str, history: "RowHistory", holdings:
         print(f"that file goes {oldest.removal_condition(outline.log)}")
 
 
-def print_history_json(outline: "Outline", key: str, history: "RowHistory", holdings: "list[FileReference]") -> None:
+def print_history_json(
+    outline: "LightConfig", key: str, history: "RowHistory", holdings: "list[FileReference]"
+) -> None:
     """The same for other programs."""
     from springtide_client.format.records import version_name
 

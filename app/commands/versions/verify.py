@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.config.load import Outline
+    from app.config.load import LightConfig
     from app.version_log.verify.report import Finding
 
 HELP = "read the whole log, say what was covered and what is wrong; exit code 1 where something is"
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for other programs")
 
 
-def run(outline: "Outline", arguments: argparse.Namespace) -> int:
+def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
     from springtide_client.log.directory import LogDirectory
 
     from app.commands.formatting import print_json

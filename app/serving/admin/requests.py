@@ -13,7 +13,7 @@ from springtide_client.keys import INT64_MAX, encode_id
 from springtide_client.schema import Schema
 from springtide_client.system.files import fsync_folder
 
-from app.config.runtime_limits import EXAMPLE, nested, read_limits
+from app.config.runtime_limits import EXAMPLE, limits_document, parse_limits
 from app.serving.http.errors import ApiError, bad_request, invalid
 
 
@@ -88,6 +88,6 @@ def parse_rollback(body: Any) -> dict[str, Any]:
 def parse_table_limits(body: Any, schema: Schema) -> dict[str, Any]:
     """New limits of the running table: {"lr": ..., "features": {"item_id": {"ttl_seconds": ...}}}. Sizes in bytes."""
     try:
-        return {"limits": nested(read_limits(body, schema))}
+        return {"limits": limits_document(parse_limits(body, schema))}
     except ValueError as error:
         raise bad_request(str(error), f"for example {EXAMPLE}") from None

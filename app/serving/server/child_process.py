@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 
-from app.processes.parent_death import VARIABLE, end_with_parent
+from app.processes.parent_death import VARIABLE, die_with_parent
 
 LOOK_SECONDS = 0.01
 HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -72,7 +72,7 @@ def _live(task: Callable[[], None], parent: int, mask: set[int | signal.Signals]
     code = 1
     try:
         os.environ[VARIABLE] = str(parent)
-        end_with_parent()
+        die_with_parent()
         os.setsid()
         for number in HANDLED_SIGNALS:
             signal.signal(number, signal.SIG_DFL)

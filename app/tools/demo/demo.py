@@ -13,16 +13,16 @@ from typing import Any
 
 from springtide_client.errors import SpringtideError
 
-from app.config.load import Outline, load_outline
+from app.config.load import LightConfig, load_light_config
 from app.errors import UserError
-from app.processes.broker_supervisor import BrokerKeeper
+from app.processes.broker_supervisor import BrokerSupervisor
 from app.processes.supervisor import ChildSpec, Supervisor
 from app.scores.best_auc_file import read_best_auc
 from app.tools.demo.output_files import OutputFiles
-from app.tools.demo.status_line import StatusLine, describe
+from app.tools.demo.status_line import StatusLine, format_status
 
 READY_SECONDS = 120.0
-LOOK_SECONDS = 0.1
+CHECK_SECONDS = 0.1
 SHOW_SECONDS = 1.0
 FIELDS = (
     *("user_id", "item_id", "segment", "country", "device", "placement", "category", "publisher"),
@@ -38,15 +38,15 @@ class Demo:
     """One run of the demo."""
 
     def __init__(self, config_path: Path | None, *, rate: float | None, port: int | None, debug: bool) -> None:
-        self.config_path = config_path or built_in_config()
-        self.outline = load_outline(self.config_path)
+        self.config_path = config_path or demo_config_path()
+        self.outline = load_light_config(self.config_path)
         check_fields(self.outline)
         self._rate = [] if rate is None else ["--rate", str(rate)]
         self._debug = ["--debug"] if debug else []
         self.line = StatusLine()
-        self.port = port if port is not None else free_port(self.outline.serve.host, self.outline.serve.port)
+        self.port = port if port is not None else choose_port(self.outline.serve.host, self.outline.serve.port)
         if port is None and self.port != self.outline.serve.port:
-            self.line.say(f"port {self.outline.serve.port} is taken: this demo uses {self.port}")
+            self.line.print(f"port {self.outline.serve.port} is taken: this demo uses {self.port}")
 
     @property
     def url(self) -> str:
@@ -57,20 +57,20 @@ class Demo:
     def run(self, stopping: threading.Event, seconds: float | None) -> dict[str, Any] | None:
         """Until the event, or so many seconds after readiness; then the last status, read while all were running."""
         output = OutputFiles(self.outline.log.path.parent / "output")
-        self.line.say(f"starting broker, simulator, trainer and server; what they say is in {output.folder}")
-        with BrokerKeeper(self.outline) as keeper, Supervisor(self._children(), say=output.say) as supervisor:
+        self.line.print(f"starting broker, simulator, trainer and server; what they say is in {output.folder}")
+        with BrokerSupervisor(self.outline) as keeper, Supervisor(self._children(), say=output.append) as supervisor:
             began = time.monotonic()
             ready_at: float | None = None
             shown = 0.0
             status = None
-            while not stopping.wait(LOOK_SECONDS):
+            while not stopping.wait(CHECK_SECONDS):
                 now = time.monotonic()
-                keeper.look()
-                supervisor.look()
+                keeper.restart_if_dead()
+                supervisor.restart_dead()
                 if ready_at is None:
                     if self._get("/readyz") is not None:
                         ready_at = now
-                        self.line.say(f"ready after {now - began:.1f} s; the dashboard: {self.url}")
+                        self.line.print(f"ready after {now - began:.1f} s; the dashboard: {self.url}")
                     elif now - began > READY_SECONDS:
                         raise DemoError(f"not ready after {READY_SECONDS:.0f} s: see the files in {output.folder}")
                     continue
@@ -78,11 +78,11 @@ class Demo:
                     shown = now
                     status = self.status() or status
                     if status is not None:
-                        self.line.show(describe(status, status["simulator"]["best_auc"]))
+                        self.line.show(format_status(status, status["simulator"]["best_auc"]))
                 if seconds is not None and now - ready_at >= seconds:
                     break
             status = (self.status() if ready_at is not None else None) or status
-            self.line.say("stopping")
+            self.line.print("stopping")
         return status
 
     def status(self) -> dict[str, Any] | None:
@@ -109,12 +109,12 @@ class Demo:
         return document if isinstance(document, dict) else {}
 
 
-def built_in_config() -> Path:
+def demo_config_path() -> Path:
     """The configuration that comes with the program."""
     return Path(str(files("app.tools.simulator") / "demo.toml"))
 
 
-def check_fields(outline: Outline) -> None:
+def check_fields(outline: LightConfig) -> None:
     """UserError where the schema wants what the simulator does not make."""
     schema = outline.schema
     wanted = [*schema.features, *schema.dense]
@@ -124,7 +124,7 @@ def check_fields(outline: Outline) -> None:
         raise UserError(f"{outline.path} does not fit the simulator's clicks ({said}): leave --config out")
 
 
-def free_port(host: str, wanted: int) -> int:
+def choose_port(host: str, wanted: int) -> int:
     """The wanted port if it is free, else any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in (wanted, 0):

@@ -18,7 +18,7 @@ class OutputFiles:
         """Where a child's words are."""
         return self.folder / f"{name}.txt"
 
-    def say(self, name: str, line: str) -> None:
+    def append(self, name: str, line: str) -> None:
         """Keep a line."""
         with self._lock:
             path = self.path(name)

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 PLAIN_EVERY_SECONDS = 10.0  # where there is no terminal to redraw a line on
 
 
-def describe(status: Mapping[str, Any], best_auc: float | None) -> str:
+def format_status(status: Mapping[str, Any], best_auc: float | None) -> str:
     """The line for a status document."""
     window = (status.get("scores") or {}).get("window") or {}
     freshness = status.get("freshness_ms") or {}
@@ -18,9 +18,9 @@ def describe(status: Mapping[str, Any], best_auc: float | None) -> str:
     parts = [
         f"{status.get('samples_trained') or 0:,} samples",
         f"{status.get('samples_per_second') or 0:,.0f}/s",
-        f"AUC {number(window.get('auc'), '.3f')} of {number(best_auc, '.3f')}",
-        f"logloss {number(window.get('logloss'), '.3f')}",
-        f"fresh {number(freshness.get('p50'), '.0f')}/{number(freshness.get('p99'), '.0f')} ms",
+        f"AUC {format_number(window.get('auc'), '.3f')} of {format_number(best_auc, '.3f')}",
+        f"logloss {format_number(window.get('logloss'), '.3f')}",
+        f"fresh {format_number(freshness.get('p50'), '.0f')}/{format_number(freshness.get('p99'), '.0f')} ms",
         f"lag {lag:,}",
     ]
     if status.get("trainer") not in ("running", None):
@@ -28,7 +28,7 @@ def describe(status: Mapping[str, Any], best_auc: float | None) -> str:
     return "  ".join(parts)
 
 
-def number(value: float | None, form: str) -> str:
+def format_number(value: float | None, form: str) -> str:
     """The number, or a dash."""
     return "-" if value is None else format(value, form)
 
@@ -54,7 +54,7 @@ class StatusLine:
             self._stream.write(f"{text}\n")
         self._stream.flush()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """A line that stays."""
         self._stream.write(f"\n{text}\n" if self._drawn else f"{text}\n")
         self._drawn = False

@@ -23,15 +23,15 @@ encode_json = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
-class Row:
+class FileRow:
     """One message, its key where one was asked for, and how much of the file (0..1) lies before it."""
 
     value: bytes
     key: bytes | None
-    part: float
+    fraction: float
 
 
-class RowFile:
+class InputFile:
     """A CSV, TSV, JSONL (each also .gz) or Parquet file."""
 
     def __init__(self, path: Path, *, key: str | None = None) -> None:
@@ -48,9 +48,9 @@ class RowFile:
             raise UserError(f"there is no file {path}")
         self.format = format_name
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[FileRow]:
         """All rows, once; UserError tells the line that cannot be read."""
-        reader: Callable[[], Iterator[Row]] = {
+        reader: Callable[[], Iterator[FileRow]] = {
             "csv": lambda: self._delimited(","),
             "tsv": lambda: self._delimited("\t"),
             "jsonl": self._lines,
@@ -66,7 +66,7 @@ class RowFile:
             stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if self._zipped else raw
             yield stream, lambda: min(raw.tell() / size, 1.0)
 
-    def _delimited(self, delimiter: str) -> Iterator[Row]:
+    def _delimited(self, delimiter: str) -> Iterator[FileRow]:
         csv.field_size_limit(MAX_CELL_CHARACTERS)
         # utf-8-sig: spreadsheets put a mark in front of the first column's name
         with self._open() as (stream, part), io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
@@ -88,11 +88,11 @@ class RowFile:
                         )
                     cells += [""] * (len(header) - len(cells))
                     value = encode_json(dict(zip(header, [cell or None for cell in cells], strict=True)))
-                    yield Row(value, (cells[at].encode() or None) if at >= 0 else None, part())
+                    yield FileRow(value, (cells[at].encode() or None) if at >= 0 else None, part())
             except (csv.Error, UnicodeDecodeError, OSError, EOFError) as error:
                 raise UserError(f"{self.path.name} line {lines.line_num}: {error}") from None
 
-    def _lines(self) -> Iterator[Row]:
+    def _lines(self) -> Iterator[FileRow]:
         with self._open() as (stream, part):
             lines = iter(stream)
             while True:
@@ -105,10 +105,10 @@ class RowFile:
                 if value := line.strip():
                     # the literals that Python and pandas write are no JSON; a line that is none at all goes out as it
                     # is, and the trainer counts it
-                    value = without_nan(value) if b"NaN" in value or b"Infinity" in value else value
-                    yield Row(value, self._key_of_json(value), part())
+                    value = replace_nan(value) if b"NaN" in value or b"Infinity" in value else value
+                    yield FileRow(value, self._key_of_json(value), part())
 
-    def _parquet(self) -> Iterator[Row]:
+    def _parquet(self) -> Iterator[FileRow]:
         import pyarrow.lib
         import pyarrow.parquet
 
@@ -121,9 +121,9 @@ class RowFile:
             num, total = 0, max(file.metadata.num_rows, 1)
             for batch in file.iter_batches(batch_size=BATCH_ROWS):
                 for record in batch.to_pylist():
-                    plain = {name: as_json(cell) for name, cell in record.items()}
+                    plain = {name: to_json_value(cell) for name, cell in record.items()}
                     num += 1
-                    yield Row(encode_json(plain), self._key_of(plain), num / total)
+                    yield FileRow(encode_json(plain), self._key_of(plain), num / total)
 
     def _check_key(self, columns: list[str]) -> None:
         if self.key is not None and self.key not in columns:
@@ -145,7 +145,7 @@ class RowFile:
         return cell.encode() if isinstance(cell, str) else encode_json(cell)
 
 
-def without_nan(value: bytes) -> bytes:
+def replace_nan(value: bytes) -> bytes:
     """The JSON with null for NaN and Infinity; the bytes as they are where even Python's reader finds no JSON."""
     import json
 
@@ -155,7 +155,7 @@ def without_nan(value: bytes) -> bytes:
         return value
 
 
-def as_json(cell: Any) -> Any:
+def to_json_value(cell: Any) -> Any:
     """A Parquet value as JSON has it: NaN and infinity null, times in milliseconds, bytes as text."""
     if isinstance(cell, float):
         return cell if math.isfinite(cell) else None
@@ -167,11 +167,11 @@ def as_json(cell: Any) -> Any:
     if isinstance(cell, date):
         return cell.isoformat()
     if isinstance(cell, Decimal):
-        return as_json(float(cell))
+        return to_json_value(float(cell))
     if isinstance(cell, bytes):
         return cell.decode("utf-8", errors="replace")
     if isinstance(cell, dict):
-        return {name: as_json(part) for name, part in cell.items()}
+        return {name: to_json_value(part) for name, part in cell.items()}
     if isinstance(cell, (list, tuple)):
-        return [as_json(part) for part in cell]
+        return [to_json_value(part) for part in cell]
     return str(cell)

@@ -9,7 +9,7 @@ WIDTH = 28
 EVERY_SECONDS = 0.2
 
 
-class Progress:
+class ProgressBar:
     """`[#######-----]  52,000  12,345/s`."""
 
     def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:

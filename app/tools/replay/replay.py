@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import UserError
-from app.tools.rate_limiter import Pace
-from app.tools.replay.input_file import Row, RowFile
-from app.tools.replay.progress_bar import Progress
-from app.tools.topic_quota import LINGER_MS, TopicRoom
+from app.tools.rate_limiter import RateLimiter
+from app.tools.replay.input_file import FileRow, InputFile
+from app.tools.replay.progress_bar import ProgressBar
+from app.tools.topic_quota import LINGER_MS, TopicQuota
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer
@@ -41,12 +41,12 @@ class Replay:
     """One run over a file."""
 
     def __init__(
-        self, config: ReplayConfig, source: SourceConfig, *, log_path: Path, progress: Progress | None = None
+        self, config: ReplayConfig, source: SourceConfig, *, log_path: Path, progress: ProgressBar | None = None
     ) -> None:
         self.config = config
         self._source = source
         self._log_path = log_path
-        self._file = RowFile(config.path, key=config.key)
+        self._file = InputFile(config.path, key=config.key)
         self._progress = progress
         self.num_sent = 0
 
@@ -54,23 +54,23 @@ class Replay:
         """Send until the end, the limit or the event; returns how many the broker has acknowledged."""
         connection = self._source.kafka_config()
         num_partitions = self._make_topic()
-        progress = self._progress or Progress()
+        progress = self._progress or ProgressBar()
         with Producer(connection, linger_ms=LINGER_MS) as producer:
-            room = TopicRoom(self._source, self._log_path) if self.config.loop else None
-            pace = Pace(self.config.rate)
+            room = TopicQuota(self._source, self._log_path) if self.config.loop else None
+            pace = RateLimiter(self.config.rate)
             for row in self._rows():
                 if self.config.rate is not None:
                     pace.wait(self.num_sent, stopping)
                 if stopping.is_set():
                     break
                 if room is not None:
-                    pace.skip(room.make(producer, stopping))
+                    pace.skip(room.wait_for_room(producer, stopping))
                 # with a key the partition is the key's; else rows go around, so that each partition keeps their order
                 by_key = row.key is not None
                 partition = None if by_key else self.num_sent % num_partitions
                 producer.send(self._source.topic, row.value, key=row.key, partition=partition)
                 self.num_sent += 1
-                progress.show(self.num_sent, self._part(row))
+                progress.show(self.num_sent, self._fraction_done(row))
             producer.flush()
         progress.end(self.num_sent, self._source.topic)
         return self.num_sent
@@ -87,7 +87,7 @@ class Replay:
             )
         return topic.num_partitions
 
-    def _rows(self) -> Iterator[Row]:
+    def _rows(self) -> Iterator[FileRow]:
         limit = self.config.limit
         if limit == 0:
             return
@@ -102,8 +102,8 @@ class Replay:
             if not self.config.loop or num == before:
                 return
 
-    def _part(self, row: Row) -> float:
+    def _fraction_done(self, row: FileRow) -> float:
         if self.config.limit is None:
-            return row.part
+            return row.fraction
         within = self.num_sent / self.config.limit
-        return within if self.config.loop else max(within, row.part)
+        return within if self.config.loop else max(within, row.fraction)

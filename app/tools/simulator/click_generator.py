@@ -47,7 +47,7 @@ class Clicks:
 DEVICES = ("phone", "tablet", "desktop", "tv")
 
 
-class Simulator:
+class ClickGenerator:
     """Seeded and repeatable: equal (config, start_ms) give equal clicks, however they are taken in pieces."""
 
     CHUNK = 100  # clicks drawn at once; the pieces in which they are taken do not matter
@@ -59,7 +59,7 @@ class Simulator:
         self._chunk = 0
         self._skipped_ms = 0
 
-    def skip(self, seconds: float) -> None:
+    def skip_time(self, seconds: float) -> None:
         """Let simulated time pass in which nobody clicks."""
         self._skipped_ms += max(0, int(seconds * 1_000))
 

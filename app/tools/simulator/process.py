@@ -7,11 +7,11 @@ import threading
 import time
 from pathlib import Path
 
-from app.scores.best_auc import BestAuc
-from app.tools.rate_limiter import Pace
-from app.tools.simulator.click_generator import Simulator
+from app.scores.best_auc import BestAucWindow
+from app.tools.rate_limiter import RateLimiter
+from app.tools.simulator.click_generator import ClickGenerator
 from app.tools.simulator.config import SimulatorConfig
-from app.tools.topic_quota import LINGER_MS, TopicRoom
+from app.tools.topic_quota import LINGER_MS, TopicQuota
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer
@@ -34,13 +34,13 @@ def simulate(
     connection = source.kafka_config()
     with Admin(connection) as admin:
         admin.ensure_topic(source.topic, num_partitions=1)
-    best = BestAuc()
-    simulator = Simulator(config, start_ms=time.time_ns() // 1_000_000)
-    pace = Pace(config.rate)
+    best = BestAucWindow()
+    simulator = ClickGenerator(config, start_ms=time.time_ns() // 1_000_000)
+    pace = RateLimiter(config.rate)
     published = -PUBLISH_SECONDS
     num_sent = 0
     with Producer(connection, linger_ms=LINGER_MS) as producer:
-        room = TopicRoom(source, log_path)
+        room = TopicQuota(source, log_path)
         while not stopping.is_set() and (limit is None or num_sent < limit):
             pace.wait(num_sent, stopping)
             clicks = simulator.take_chunk()
@@ -48,20 +48,20 @@ def simulate(
                 producer.send(source.topic, message)
                 num_sent += 1
             best.observe(clicks.impressions.probability_N, clicks.click_N)
-            missed = room.make(producer, stopping)
+            missed = room.wait_for_room(producer, stopping)
             if (behind := -pace.seconds_until(num_sent)) - missed > LATE_SECONDS:
                 missed = behind
             pace.skip(missed)
-            simulator.skip(missed)
+            simulator.skip_time(missed)
             if time.monotonic() - published >= PUBLISH_SECONDS:
                 published = time.monotonic()
-                publish(log_path, best.value())
+                write_best_auc(log_path, best.value())
         producer.flush()
-    publish(log_path, best.value())
+    write_best_auc(log_path, best.value())
     return num_sent
 
 
-def publish(log_path: Path, best_auc: float | None) -> None:
+def write_best_auc(log_path: Path, best_auc: float | None) -> None:
     """Replace <log>/simulator.json; a reader sees the old or the new one, whole."""
     log_path.mkdir(parents=True, exist_ok=True)
     temporary = log_path / f".simulator.json.{os.getpid()}"

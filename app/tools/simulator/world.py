@@ -84,7 +84,7 @@ class World:
         device_N = random.integers(0, config.num_devices, num)
         placement_N = random.integers(0, config.num_placements, num)
         segment_N, country_N = self._segment_U[user_N], self._country_U[user_N]
-        traits = Traits(item_N, config)
+        traits = ItemTraits(item_N, config)
         like_SG = self.preferences(now_ms)
         price_S, tag_CT = self._price_S, self._still_preferences()
         logit_N = (
@@ -124,7 +124,7 @@ class World:
         return np.asarray((tag_CT - tag_CT.mean(axis=0)) / tag_CT.std())
 
 
-class Traits:
+class ItemTraits:
     """What an item is, by its id alone: a new id is a new item."""
 
     def __init__(self, item_N: Ints, config: SimulatorConfig) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from springtide_client.schema import Schema
 
-from app.config.runtime_limits import FEATURE_LIMITS, TABLE_LIMITS, Name, named_limits, nested
+from app.config.runtime_limits import FEATURE_LIMITS, TABLE_LIMITS, LimitName, iterate_limits, limits_document
 from embeddings.config import Admission, FeaturePolicy, TableConfig
 from embeddings.optimizer import RowOptimizer
 from embeddings.sizes import num_bytes
@@ -19,9 +19,9 @@ class LimitOverrides:
 
     def __init__(self, config: TableConfig, schema: Schema) -> None:
         self.config, self.schema = config, schema
-        self._changed: dict[Name, tuple[Any, Any]] = {}  # the limit, and the config's value that it overrides
+        self._changed: dict[LimitName, tuple[Any, Any]] = {}  # the limit, and the config's value that it overrides
 
-    def note(self, limits: Mapping[Name, Any]) -> None:
+    def note(self, limits: Mapping[LimitName, Any]) -> None:
         """These hold from now on."""
         for name, value in limits.items():
             configured = self._configured(name)
@@ -30,19 +30,19 @@ class LimitOverrides:
                 self._changed[name] = (value, configured)
 
     @property
-    def changed(self) -> dict[Name, Any]:
+    def changed(self) -> dict[LimitName, Any]:
         """The limits that are not the config's."""
         return {name: value for name, (value, _) in self._changed.items()}
 
     def document(self) -> dict[str, Any]:
         """The changed ones for a version's meta: a pair each, the limit and what it overrides."""
-        return nested({name: list(pair) for name, pair in self._changed.items()})
+        return limits_document({name: list(pair) for name, pair in self._changed.items()})
 
     def restore(self, document: Mapping[str, Any]) -> None:
         """Go on with the limits of a version, but for those whose config value is another by now."""
         self._changed = {
             name: (value, overridden)
-            for name, (value, overridden) in named_limits(document)
+            for name, (value, overridden) in iterate_limits(document)
             if self._is_known(name) and self._configured(name) == overridden
         }
 
@@ -61,13 +61,13 @@ class LimitOverrides:
         name = (feature, limit)
         return self._changed[name][0] if name in self._changed else self._configured(name)
 
-    def _is_known(self, name: Name) -> bool:
+    def _is_known(self, name: LimitName) -> bool:
         feature, limit = name
         if feature is None:
             return limit in TABLE_LIMITS
         return limit in FEATURE_LIMITS and feature in self.schema.features and feature not in self.schema.share
 
-    def _configured(self, name: Name) -> Any:
+    def _configured(self, name: LimitName) -> Any:
         feature, limit = name
         if feature is not None:
             value = getattr(self.config.features.get(self.schema.number(feature), FeaturePolicy()), limit)

@@ -14,7 +14,7 @@ from springtide_client.format.records import Record, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.schema import Schema
 
-from app.config.runtime_limits import Name, table_limits
+from app.config.runtime_limits import LimitName, to_table_limits
 from app.errors import UserError
 from app.scores.progressive import ProgressiveScores
 from app.training.state.limit_overrides import LimitOverrides
@@ -204,13 +204,13 @@ class TrainingState:
         self.add_erasures(self.logged_erasures)
         self.changed = self.changed or bool(positions)
 
-    def change_limits(self, limits: Mapping[Name, Any]) -> None:
+    def change_limits(self, limits: Mapping[LimitName, Any]) -> None:
         """New limits for the running table; ValueError where it cannot keep them: then all is as before."""
         self._set_limits(limits)
         self.limits.note(limits)
 
-    def _set_limits(self, limits: Mapping[Name, Any]) -> None:
-        self.learner.table.set_limits(table_limits(limits, self.schema))
+    def _set_limits(self, limits: Mapping[LimitName, Any]) -> None:
+        self.learner.table.set_limits(to_table_limits(limits, self.schema))
 
     def base_arrays(self) -> Arrays:
         """What a base's dense.safetensors holds."""

@@ -58,12 +58,12 @@ def test_a_dead_child_is_restarted_and_the_pause_doubles(tmp_path: Path, monkeyp
     pause = FIRST_PAUSE_SECONDS
     for restarts in range(3):
         wait_until(lambda: not dying.alive)
-        supervisor.look()
+        supervisor.restart_dead()
         clock.now += pause * 0.9
-        supervisor.look()
+        supervisor.restart_dead()
         assert dying.num_restarts == restarts
         clock.now += pause * 0.2
-        supervisor.look()
+        supervisor.restart_dead()
         assert dying.num_restarts == restarts + 1
         pause *= 2
     supervisor.stop()
@@ -77,7 +77,7 @@ def test_a_child_that_the_user_configured_wrongly_ends_everything(
     supervisor.start()
     wait_until(lambda: not supervisor.children[0].alive)
     with pytest.raises(UserError, match=r"^no such key$"):
-        supervisor.look()
+        supervisor.restart_dead()
 
 
 def test_stopping_asks_first_and_kills_who_does_not_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path, monkeypatch: 
     child(
         tmp_path,
         "orphan",
-        "import os, signal\nfrom app.processes.parent_death import end_with_parent\nend_with_parent()\n"
+        "import os, signal\nfrom app.processes.parent_death import die_with_parent\nend_with_parent()\n"
         "print(os.getpid(), flush=True)\nsignal.pause()",
         monkeypatch,
     )
@@ -124,7 +124,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_parent_that_is_already_gone_is_noticed() -> None:
-    code = "from app.processes.parent_death import end_with_parent; end_with_parent(); print('still here')"
+    code = "from app.processes.parent_death import die_with_parent; die_with_parent(); print('still here')"
     environment = dict(os.environ) | {"SPRINGTIDE_PARENT": "999999999", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 1

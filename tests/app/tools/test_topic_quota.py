@@ -4,7 +4,7 @@ import json
 import threading
 from pathlib import Path
 
-from app.tools.topic_quota import TopicRoom
+from app.tools.topic_quota import TopicQuota
 from stream.broker.embedded import EmbeddedBroker
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin
@@ -28,24 +28,24 @@ def test_a_full_topic_is_made_anew_once_all_of_it_is_durably_learned(tmp_path: P
         with Admin(source.kafka_config()) as admin:
             admin.ensure_topic("clicks")
         with Producer(source.kafka_config()) as producer:
-            room = TopicRoom(source, log, max_bytes=100_000, look_every=0)
+            room = TopicQuota(source, log, max_bytes=100_000, look_every=0)
             for _ in range(1_000):
                 producer.send("clicks", b"x" * 200)
             producer.flush()
 
             write_status(log, committed=999)
             threading.Timer(0.3, stopping.set).start()
-            assert room.make(producer, stopping) >= 0.25
+            assert room.wait_for_room(producer, stopping) >= 0.25
             assert num_records(source) == 1_000
 
             stopping.clear()
             write_status(log, committed=1_000)
-            room.make(producer, stopping)
+            room.wait_for_room(producer, stopping)
             assert num_records(source) == 0
             producer.send("clicks", b"y")
             producer.flush()
             assert num_records(source) == 1
-            assert room.make(producer, stopping) < 0.1
+            assert room.wait_for_room(producer, stopping) < 0.1
 
 
 def test_a_broker_of_ones_own_is_left_alone(tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ def test_a_broker_of_ones_own_is_left_alone(tmp_path: Path) -> None:
         with Admin(source.kafka_config()) as admin:
             admin.ensure_topic("clicks")
         with Producer(source.kafka_config()) as producer:
-            room = TopicRoom(source, tmp_path, max_bytes=1, look_every=0)
+            room = TopicQuota(source, tmp_path, max_bytes=1, look_every=0)
             producer.send("clicks", b"x" * 200)
             producer.flush()
-            assert room.make(producer, threading.Event()) < 0.1
+            assert room.wait_for_room(producer, threading.Event()) < 0.1
         assert num_records(source) == 1

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from app.processes.tuning import keep_memory, tune_process
+from app.processes.tuning import keep_freed_memory, tune_process
 
 PEERS = Path(os.environ.get("SPRINGTIDE_BENCH_PEERS", "~/.cache/springtide-bench")).expanduser()
 
@@ -50,7 +50,7 @@ def as_the_trainer() -> None:
     if "GOMP_SPINCOUNT" not in os.environ:
         tune_process()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    keep_memory()
+    keep_freed_memory()
 
 
 def arguments(description: str) -> argparse.Namespace:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from app.config.load import load_outline
+from app.config.load import load_light_config
 from app.errors import UserError
-from app.tools.demo.demo import built_in_config, check_fields, free_port
+from app.tools.demo.demo import check_fields, choose_port, demo_config_path
 from app.tools.demo.output_files import OutputFiles
-from app.tools.demo.status_line import describe
+from app.tools.demo.status_line import format_status
 
 ROOT = Path(__file__).parents[3]
 # of a machine that does nothing else: beside another file's processes no time is promised, only the end
@@ -91,25 +91,25 @@ def newest_status(log: Path) -> dict[str, Any]:
 
 
 def test_the_built_in_configuration_fits_the_simulator(tmp_path: Path) -> None:
-    check_fields(load_outline(built_in_config()))
+    check_fields(load_light_config(demo_config_path()))
     strange = tmp_path / "strange.toml"
-    strange.write_text(built_in_config().read_text().replace('"segment"', '"passport"'))
+    strange.write_text(demo_config_path().read_text().replace('"segment"', '"passport"'))
     with pytest.raises(UserError, match="does not fit the simulator's clicks"):
-        check_fields(load_outline(strange))
+        check_fields(load_light_config(strange))
 
 
 def test_a_taken_port_is_replaced_by_a_free_one() -> None:
-    port = free_port("127.0.0.1", 0)
+    port = choose_port("127.0.0.1", 0)
     import socket
 
     with socket.create_server(("127.0.0.1", port)):
-        other = free_port("127.0.0.1", port)
+        other = choose_port("127.0.0.1", port)
     assert other not in (0, port)
 
 
 def test_the_line_tells_the_numbers_and_dashes_where_there_are_none_yet() -> None:
-    assert describe({}, None).startswith("0 samples  0/s  AUC - of -  logloss -  fresh -/- ms  lag 0")
-    line = describe(
+    assert format_status({}, None).startswith("0 samples  0/s  AUC - of -  logloss -  fresh -/- ms  lag 0")
+    line = format_status(
         {
             "samples_trained": 61234,
             "samples_per_second": 2999.6,
@@ -130,6 +130,6 @@ def test_what_children_say_is_kept_in_bounded_files(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("app.tools.demo.output_files.MAX_BYTES", 100)
     output = OutputFiles(tmp_path / "output")
     for number in range(100):
-        output.say("train", f"line {number}")
+        output.append("train", f"line {number}")
     assert output.path("train").read_text().endswith("line 99\n")
     assert sum(path.stat().st_size for path in (tmp_path / "output").iterdir()) < 250

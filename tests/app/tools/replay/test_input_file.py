@@ -11,11 +11,11 @@ import pyarrow.parquet
 import pytest
 
 from app.errors import UserError
-from app.tools.replay.input_file import RowFile
+from app.tools.replay.input_file import InputFile
 
 
 def messages(path: Path, key: str | None = None) -> list[Any]:
-    return [json.loads(row.value) for row in RowFile(path, key=key).rows()]
+    return [json.loads(row.value) for row in InputFile(path, key=key).rows()]
 
 
 def test_csv_cells_stay_text_and_empty_ones_are_null(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_tsv_knows_no_quotes(tmp_path: Path) -> None:
 def test_jsonl_goes_out_as_it_is_but_for_blank_lines_and_nan(tmp_path: Path) -> None:
     path = tmp_path / "clicks.jsonl"
     path.write_bytes(b'{"a": 9007199254740993, "b": "NaN"}\n\n{"a": NaN, "b": [1, -Infinity]}\r\n{broken NaN\n{"a": 1}')
-    values = [row.value for row in RowFile(path).rows()]
+    values = [row.value for row in InputFile(path).rows()]
     assert json.loads(values[0]) == {"a": 9007199254740993, "b": "NaN"}
     assert json.loads(values[1]) == {"a": None, "b": [1, None]}
     assert values[2:] == [b"{broken NaN", b'{"a": 1}']
@@ -72,8 +72,8 @@ def test_a_key_is_the_text_of_its_column(tmp_path: Path) -> None:
     csv, jsonl = tmp_path / "a.csv", tmp_path / "a.jsonl"
     csv.write_text("u,v\n7,1\n,2\n")
     jsonl.write_text('{"u": 7}\n{"u": "x"}\n{"v": 1}\nbroken\n')
-    assert [row.key for row in RowFile(csv, key="u").rows()] == [b"7", None]
-    assert [row.key for row in RowFile(jsonl, key="u").rows()] == [b"7", b"x", None, None]
+    assert [row.key for row in InputFile(csv, key="u").rows()] == [b"7", None]
+    assert [row.key for row in InputFile(jsonl, key="u").rows()] == [b"7", b"x", None, None]
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_what_cannot_be_read_is_one_line(
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UserError, match=words) as caught:
-        list(RowFile(path, key=key).rows())
+        list(InputFile(path, key=key).rows())
     assert "\n" not in str(caught.value)
 
 
 def test_the_part_that_was_read_grows_to_one(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n' * 50_000)
-    parts = [row.part for row in RowFile(path).rows()]
+    parts = [row.fraction for row in InputFile(path).rows()]
     assert parts == sorted(parts)
     assert parts[0] < 0.5
     assert parts[-1] == 1.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import UserError
-from app.tools.replay.progress_bar import Progress
+from app.tools.replay.progress_bar import ProgressBar
 from app.tools.replay.replay import Replay, ReplayConfig
 from stream.broker.embedded import EmbeddedBroker
 from stream.columns import Partition
@@ -34,7 +34,7 @@ def write(tmp_path: Path, num: int) -> Path:
 def replay(source: SourceConfig, **settings: object) -> int:
     assert source.log_path is not None
     config = ReplayConfig(**settings)  # type: ignore[arg-type]
-    run = Replay(config, source, log_path=source.log_path, progress=Progress(stream=io.StringIO()))
+    run = Replay(config, source, log_path=source.log_path, progress=ProgressBar(stream=io.StringIO()))
     return run.run(threading.Event())
 
 
@@ -98,5 +98,5 @@ def test_a_stop_sends_what_was_taken_and_no_more(tmp_path: Path, source: SourceC
     stopping.set()
     config = ReplayConfig(path=write(tmp_path, 10))
     assert source.log_path is not None
-    run = Replay(config, source, log_path=source.log_path, progress=Progress(stream=io.StringIO()))
+    run = Replay(config, source, log_path=source.log_path, progress=ProgressBar(stream=io.StringIO()))
     assert run.run(stopping) == 0

@@ -6,8 +6,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from app.scores.best_auc import BestAuc, auc
-from app.tools.simulator.click_generator import Clicks, Simulator
+from app.scores.best_auc import BestAucWindow, auc
+from app.tools.simulator.click_generator import ClickGenerator, Clicks
 from app.tools.simulator.config import SimulatorConfig
 from app.tools.simulator.world import World
 
@@ -16,7 +16,7 @@ FIELDS = ("user_id", "item_id", "segment", "country", "device", "placement", "ca
 
 
 def take(num_chunks: int, **settings: float) -> list[Clicks]:
-    simulator = Simulator(SimulatorConfig(**settings), start_ms=START_MS)
+    simulator = ClickGenerator(SimulatorConfig(**settings), start_ms=START_MS)
     return [simulator.take_chunk() for _ in range(num_chunks)]
 
 
@@ -63,7 +63,7 @@ def test_a_click_is_one_json_object_with_ids_a_list_numbers_label_and_time() -> 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_best_reachable_auc_is_between_078_and_085(seed: int) -> None:
     for minute in (0, 5):
-        simulator = Simulator(SimulatorConfig(seed=seed), start_ms=START_MS + minute * 60_000)
+        simulator = ClickGenerator(SimulatorConfig(seed=seed), start_ms=START_MS + minute * 60_000)
         best = auc(*probabilities([simulator.take_chunk() for _ in range(300)]))
         assert 0.78 <= best <= 0.85
 
@@ -123,7 +123,7 @@ def test_the_auc_counts_ties_half_and_is_none_with_one_class() -> None:
 
 
 def test_the_best_auc_is_that_of_the_recent_window_alone() -> None:
-    best = BestAuc(window=4)
+    best = BestAucWindow(window=4)
     assert best.value() is None
     best.observe(np.array([0.9, 0.8, 0.2, 0.1]), np.array([False, False, True, True]))
     assert best.value() == 0.0

@@ -8,8 +8,8 @@ from app.config.load import load_config
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.scores.best_auc import auc
-from app.tools.demo.demo import built_in_config
-from app.tools.simulator.click_generator import Simulator
+from app.tools.demo.demo import demo_config_path
+from app.tools.simulator.click_generator import ClickGenerator
 from app.tools.simulator.config import SimulatorConfig
 from app.training.defaults import with_defaults
 from app.training.step.learner import Learner
@@ -20,11 +20,11 @@ NUM_SAMPLES, WINDOW = 60_000, 20_000
 
 
 def test_the_demos_model_is_three_quarters_of_the_way_to_the_best_auc_after_60_000_samples() -> None:
-    config = load_config(built_in_config())
+    config = load_config(demo_config_path())
     table = EmbeddingTable(with_defaults(config.table), seed=0)
     model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
     learner = Learner(model, table, config.train, config.schema)
-    simulator = Simulator(SimulatorConfig(), start_ms=1_795_000_000_000)
+    simulator = ClickGenerator(SimulatorConfig(), start_ms=1_795_000_000_000)
     logits, clicks, chances = [], [], []
     for _ in range(NUM_SAMPLES // simulator.CHUNK):
         chunk = simulator.take_chunk()

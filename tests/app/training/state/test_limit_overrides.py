@@ -1,7 +1,7 @@
 import pytest
 from springtide_client.schema import Schema
 
-from app.config.runtime_limits import named_limits, nested, read_limits, table_limits
+from app.config.runtime_limits import iterate_limits, limits_document, parse_limits, to_table_limits
 from app.training.state.limit_overrides import LimitOverrides
 from embeddings.config import FeaturePolicy, TableConfig
 
@@ -15,7 +15,7 @@ def config(**changes) -> TableConfig:
 
 def changed(body, **changes) -> LimitOverrides:
     limits = LimitOverrides(config(**changes), SCHEMA)
-    limits.note(read_limits(body, SCHEMA))
+    limits.note(parse_limits(body, SCHEMA))
     return limits
 
 
@@ -35,7 +35,7 @@ def test_changes_outlive_a_restart_under_the_same_config():
     again = LimitOverrides(config(), SCHEMA)
     again.restore(changed(BODY).document())
     assert again.document() == changed(BODY).document()
-    limits = table_limits(again.changed, SCHEMA)
+    limits = to_table_limits(again.changed, SCHEMA)
     assert (limits.device_bytes, limits.lr) == (4 << 20, 0.5)
     assert (limits.ttl_seconds, limits.quota_bytes, limits.min_count) == ({1: 5.0}, {1: None}, {})
 
@@ -49,23 +49,23 @@ def test_a_config_that_says_something_new_wins():
 
 def test_a_change_back_to_the_config_is_none():
     limits = changed(BODY)
-    limits.note(read_limits({"lr": 0.05}, SCHEMA))
+    limits.note(parse_limits({"lr": 0.05}, SCHEMA))
     assert "lr" not in limits.document()
 
 
 def test_the_least_counts_that_hold_are_those_above_one():
     limits = LimitOverrides(config(), SCHEMA)
     assert limits.min_counts() == {1: 3}
-    limits.note(read_limits({"features": {"item": {"min_count": 1}, "user": {"min_count": 2}}}, SCHEMA))
+    limits.note(parse_limits({"features": {"item": {"min_count": 1}, "user": {"min_count": 2}}}, SCHEMA))
     assert limits.min_counts() == {0: 2}
     everywhere = LimitOverrides(config(admission={"min_count": 4}), SCHEMA)
-    everywhere.note(read_limits({"features": {"item": {"min_count": None}}}, SCHEMA))
+    everywhere.note(parse_limits({"features": {"item": {"min_count": None}}}, SCHEMA))
     assert everywhere.min_counts() == {0: 4, 1: 4}
 
 
 def test_a_body_is_what_its_limits_say():
-    limits = read_limits(BODY, SCHEMA)
-    assert dict(named_limits(nested(limits))) == limits
+    limits = parse_limits(BODY, SCHEMA)
+    assert dict(iterate_limits(limits_document(limits))) == limits
 
 
 def test_a_feature_of_the_log_that_the_config_no_longer_knows_is_passed_over():
@@ -76,4 +76,4 @@ def test_a_feature_of_the_log_that_the_config_no_longer_knows_is_passed_over():
 
 def test_a_value_that_cannot_be_is_refused_before_anything_changes():
     with pytest.raises(ValueError, match="ttl_seconds"):
-        read_limits({"lr": 0.5, "features": {"item": {"ttl_seconds": -1}}}, SCHEMA)
+        parse_limits({"lr": 0.5, "features": {"item": {"ttl_seconds": -1}}}, SCHEMA)
