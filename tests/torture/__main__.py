@@ -5,7 +5,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.torture.cluster.process_pool import Nursery
+from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.torture import Torture
 
 MEMORY = Path("/dev/shm")
@@ -22,7 +22,7 @@ def main() -> None:
     began = time.monotonic()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="torture-", dir=MEMORY if MEMORY.is_dir() else None))
     folder.mkdir(exist_ok=True)
-    nursery = Nursery()
+    nursery = ProcessPool()
     torture = Torture(folder, seed, nursery, say=lambda line: print(line, flush=True))
     try:
         torture.run(options.kills)

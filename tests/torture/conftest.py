@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.torture.cluster.process_pool import Nursery
+from tests.torture.cluster.process_pool import ProcessPool
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
+def nursery() -> Iterator[ProcessPool]:
+    made = ProcessPool()
     yield made
     made.close()

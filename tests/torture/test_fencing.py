@@ -8,10 +8,10 @@ from typing import Any
 from springtide_client.log.directory import LogDirectory
 
 from app.version_log.trainer_status import read_status
-from tests.torture.cluster.cluster import Stage
+from tests.torture.cluster.cluster import Cluster
 from tests.torture.cluster.faults import Faults
-from tests.torture.cluster.process_pool import Nursery
-from tests.torture.verify.verifier import Judge
+from tests.torture.cluster.process_pool import ProcessPool
+from tests.torture.verify.verifier import LogVerifier
 
 
 def all_that_is_read(log: Path) -> dict[str, Any]:
@@ -29,26 +29,26 @@ def all_that_is_read(log: Path) -> dict[str, Any]:
 
 
 def test_a_trainer_that_wakes_up_between_its_look_and_its_write_changes_nothing_that_is_read(
-    tmp_path: Path, nursery: Nursery
+    tmp_path: Path, nursery: ProcessPool
 ) -> None:
-    stage = Stage(tmp_path, 5, nursery)
-    judge = Judge(stage.log, tmp_path, 5)
+    stage = Cluster(tmp_path, 5, nursery)
+    judge = LogVerifier(stage.log, tmp_path, 5)
     faults = Faults(stage, judge)
     try:
         old = faults.pause_before_an_append(2)
         stage.start_trainer("--take-over")
-        successor = faults.learn(more=True)
-        for pid in (successor, *stage.mergers()):
+        successor = faults.train_until_published(more=True)
+        for pid in (successor, *stage.compactors()):
             os.kill(pid, signal.SIGSTOP)
         before = all_that_is_read(stage.log)
         written = {path: path.stat().st_size for path in stage.log.glob("seg-0000000001-*")}
         os.kill(old, signal.SIGCONT)
-        assert stage.nursery.wait(old, 30.0) == 1
+        assert stage.process_pool.wait(old, 30.0) == 1
         # it did write what it had in hand
         assert sum(path.stat().st_size for path in stage.log.glob("seg-0000000001-*")) > sum(written.values())
         assert all_that_is_read(stage.log) == before
         stage.kill_trainer()
-        judge.compare(judge.look())
+        judge.compare_with_reference(judge.verify())
     finally:
         judge.close()
         stage.close()

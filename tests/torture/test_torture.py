@@ -3,20 +3,20 @@
 from pathlib import Path
 
 from tests.torture.clicks import NUM_USERS
-from tests.torture.cluster.process_pool import Nursery
+from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.torture import Torture
 
 NUM_KILLS = 8
 
 
 def test_after_kills_and_a_power_loss_the_state_is_bitwise_that_of_an_undisturbed_run(
-    tmp_path: Path, nursery: Nursery
+    tmp_path: Path, nursery: ProcessPool
 ) -> None:
     said: list[str] = []
     torture = Torture(tmp_path, 11, nursery, say=said.append)
     try:
-        for kind in (torture.faults.lose_power, torture.faults.at_a_point, torture.faults.replace):
-            torture.fault(kind)
+        for kind in (torture.faults.lose_power, torture.faults.kill_at_fault_point, torture.faults.replace_trainer):
+            torture.inject(kind)
         torture.run(NUM_KILLS)
         assert torture.judge.num_compared >= 1
         assert torture.judge.num_rows > NUM_USERS

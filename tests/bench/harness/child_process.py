@@ -17,7 +17,7 @@ def saved(folder: Path, name: str, array: npt.NDArray[Any]) -> str:
     return str(folder / f"{name}.npy")
 
 
-class Child:
+class ContenderProcess:
     """`call` sends a name and arguments and waits for the value."""
 
     def __init__(self, name: str, command: list[str], environment: Mapping[str, str], log: IO[str] | None) -> None:

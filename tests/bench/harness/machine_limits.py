@@ -9,13 +9,13 @@ import numpy.typing as npt
 from numba import njit
 
 from kernels.cpu.intrinsics.instructions import prefetch
-from tests.bench.harness.slices import Slices
+from tests.bench.harness.slices import ThreadSlices
 
 WORDS = 8  # of a line
 AHEAD = 16
 
 
-def copy_rate(slices: Slices, *, num_bytes: int = 256 << 20, repeats: int = 5) -> float:
+def copy_rate(slices: ThreadSlices, *, num_bytes: int = 256 << 20, repeats: int = 5) -> float:
     """Bytes per second of a memcpy, those read and those written both counted."""
     source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
 
@@ -25,7 +25,7 @@ def copy_rate(slices: Slices, *, num_bytes: int = 256 << 20, repeats: int = 5) -
     return max(2 * num_bytes / _seconds(slices, copy, num_bytes) for _ in range(repeats))
 
 
-def line_rate(slices: Slices, lines_K: npt.NDArray[np.int64], num_lines: int, *, repeats: int = 5) -> float:
+def line_rate(slices: ThreadSlices, lines_K: npt.NDArray[np.int64], num_lines: int, *, repeats: int = 5) -> float:
     """Reads per second of one word in each of these lines, of an array of `num_lines` lines: all misses overlap."""
     words = np.ones(num_lines * WORDS, np.uint64)
     flat_K = lines_K.astype(np.uint64)
@@ -37,7 +37,7 @@ def line_rate(slices: Slices, lines_K: npt.NDArray[np.int64], num_lines: int, *,
     return max(len(flat_K) / _seconds(slices, read, len(flat_K)) for _ in range(repeats))
 
 
-def _seconds(slices: Slices, work: Any, num: int) -> float:
+def _seconds(slices: ThreadSlices, work: Any, num: int) -> float:
     start = time.perf_counter()
     slices.run(work, num)
     return time.perf_counter() - start

@@ -45,7 +45,7 @@ class Case:
             self.ahead = self.ratio >= (self.needed if apart else max(self.needed, 1.10))
 
 
-def as_the_trainer() -> None:
+def trainer_priority() -> None:
     """Go on in a process as `springtide train` sets it up: OpenMP heeds its environment only when torch is imported."""
     if "GOMP_SPINCOUNT" not in os.environ:
         tune_process()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 
-class Slices:
+class ThreadSlices:
     """`run(work, num)` calls work(start, stop) for each part of 0..num and waits."""
 
     def __init__(self, threads: int) -> None:

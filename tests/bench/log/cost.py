@@ -14,8 +14,8 @@ from statistics import median
 
 from app.config.load import load_config
 from stream.broker.embedded import EmbeddedBroker
-from tests.bench.harness.report import Case, alternate, arguments, as_the_trainer, fail, report, timed
-from tests.bench.log.pausable_process import PausedChild, free_port
+from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, trainer_priority
+from tests.bench.log.pausable_process import PausableProcess, free_port
 from tests.bench.log.served_rows import check_rows, check_served
 from tests.bench.log.trainers import BATCH, LoggedTrainer, UnloggedTrainer, version_count, write_config
 from tests.bench.train.e2e import DenseOnly
@@ -38,8 +38,8 @@ class Contest:
         self.beside = stack.enter_context(LoggedTrainer(configs[2]))
         eager = write_config(folder / "beside", address, base_minutes=EAGER_MINUTES)
 
-        def child(name: str, *command: str) -> PausedChild:
-            return stack.enter_context(PausedChild([*command], folder / f"{name}.out"))
+        def child(name: str, *command: str) -> PausableProcess:
+            return stack.enter_context(PausableProcess([*command], folder / f"{name}.out"))
 
         self.server = child("server", "serve", "--config", str(paths[2]), "--port", str(self.port))
         self.merger = child("merger", "merge", "--config", str(paths[2]))
@@ -109,7 +109,7 @@ def measure_steps(contest: Contest, num_samples: int, repeats: int) -> Case:
     contest.merger.end()
     trainer, bases = contest.beside, []
 
-    def slowest(eager: PausedChild | None) -> float:
+    def slowest(eager: PausableProcess | None) -> float:
         before = newest_base(trainer)
         if eager is None:
             trainer.run(num_samples)
@@ -120,7 +120,7 @@ def measure_steps(contest: Contest, num_samples: int, repeats: int) -> Case:
         os.sync()  # what a base left to write must not be felt in the other's time
         return 1 / percentile_99(trainer.step_seconds)
 
-    with PausedChild(contest.eager_command, contest.out) as eager:
+    with PausableProcess(contest.eager_command, contest.out) as eager:
         rates = alternate(
             {"no base": partial(slowest, None), "bases": partial(slowest, eager)},
             repeats=repeats,
@@ -144,7 +144,7 @@ def newest_base(trainer: LoggedTrainer) -> str:
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    as_the_trainer()
+    trainer_priority()
     num_samples, repeats = (8 * BATCH, 1) if options.quick else (80 * BATCH, 5)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # else stopped children would stay behind
     with ExitStack() as stack:

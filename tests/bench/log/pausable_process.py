@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class PausedChild:
+class PausableProcess:
     """`springtide COMMAND`, in a session of its own as under `springtide run`; stopped except within `running`."""
 
     def __init__(self, command: Sequence[str], out: Path) -> None:
@@ -21,7 +21,7 @@ class PausedChild:
             )
         self._send(signal.SIGSTOP)
 
-    def __enter__(self) -> "PausedChild":
+    def __enter__(self) -> "PausableProcess":
         return self
 
     def __exit__(self, *_: object) -> None:

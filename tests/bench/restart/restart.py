@@ -23,7 +23,7 @@ from app.training.state.base_rows import BaseRows
 from stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import Slices
+from tests.bench.harness.slices import ThreadSlices
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
 from tests.bench.workloads.topics import fill
 
@@ -143,7 +143,7 @@ def measure_reads(base: Base, number: int, ids_N: Any, repeats: int) -> list[Cas
         },
         repeats=repeats,
     )
-    limit = copy_rate(Slices(1)) / 2
+    limit = copy_rate(ThreadSlices(1)) / 2
     return [
         Case(
             f"rows of the base, {name}, one thread",

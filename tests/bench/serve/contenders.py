@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow
 
 from tests.bench.harness.report import fail
-from tests.bench.serve.http_load import Load, Wrk, post
+from tests.bench.serve.http_load import RequestMix, Wrk, post
 from tests.bench.serve.redis_contender import Redis, find_redis
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
 
@@ -137,7 +137,7 @@ class Trainer:
         self._learned += [int(line) for line in lines]
         return (self._learned[-1] - self._learned[0]) / self._seconds
 
-    def beside(self, work: Callable[[], Load]) -> Load:
+    def beside(self, work: Callable[[], RequestMix]) -> RequestMix:
         """What the work gives while training runs."""
         start = time.monotonic()
         self._process.send_signal(signal.SIGCONT)
@@ -158,7 +158,7 @@ def check(name: str, found: npt.NDArray[np.float32], ids_K: Ids) -> None:
         fail(f"the rows of {name}")
 
 
-class Contenders:
+class LookupContenders:
     """Everyone on this machine with the same rows. `runs`: by name, what is repeated."""
 
     def __init__(self, folder: Path, num_rows: int, seconds: float, stack: ExitStack) -> None:
@@ -166,7 +166,7 @@ class Contenders:
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.wrk = Wrk(folder, connections=CONNECTIONS, on_core=[*core(1), *first()])
         self.versions = {"wrk": self.wrk.version}
-        self.runs: dict[str, Callable[[], Load]] = {}
+        self.runs: dict[str, Callable[[], RequestMix]] = {}
         random = np.random.default_rng(0)
         self.asked = [random.integers(0, num_rows, NUM_IDS) for _ in range(NUM_REQUESTS)]
 

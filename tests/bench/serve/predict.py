@@ -17,7 +17,7 @@ from springtide_client.model.view import View
 
 from tests.bench.harness.report import Case, alternate, arguments, fail, report
 from tests.bench.serve.contenders import CONNECTIONS, JSON, NUM_REQUESTS, Server, core, python
-from tests.bench.serve.http_load import Load, Wrk, post
+from tests.bench.serve.http_load import RequestMix, Wrk, post
 from tests.bench.serve.lookup import latency
 from tests.bench.workloads.row_log import write_log
 
@@ -60,7 +60,7 @@ def check(name: str, view: View, question: Question, answer: bytes) -> None:
 def main() -> None:
     options = arguments(__doc__ or "")
     num_rows, repeats, seconds = (20_000, 2, 0.5) if options.quick else (1_000_000, 5, 1.0)
-    loads: dict[str, list[Load]] = {}
+    loads: dict[str, list[RequestMix]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         log = write_log(folder, num_rows)

@@ -69,7 +69,7 @@ class RowSet:
             os.fsync(file.fileno())
 
 
-class SavedRows(Protocol):
+class RowFiles(Protocol):
     """Files that hold all of the rows."""
 
     def save(self, rows: RowSet) -> None:
@@ -81,7 +81,7 @@ class SavedRows(Protocol):
         ...
 
 
-class OurLog:
+class SpringtideLog:
     """A base as the merger writes it; a delta as the trainer does, out of a table that holds all the rows."""
 
     def __init__(self, folder: Path, rows: RowSet) -> None:
@@ -96,7 +96,7 @@ class OurLog:
         columns = every.feature, every.id, every.value, every.state, every.count, every.last_seen
         self.table.restore(TableDelta.of(Rows(*columns)))
 
-    def __enter__(self) -> "OurLog":
+    def __enter__(self) -> "SpringtideLog":
         return self
 
     def __exit__(self, *_: object) -> None:

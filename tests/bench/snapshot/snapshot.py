@@ -17,8 +17,8 @@ from tests.bench.harness.child_process import saved
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import Slices
-from tests.bench.snapshot.row_stores import PEERS, OurLog, RowSet, SavedRows
+from tests.bench.harness.slices import ThreadSlices
+from tests.bench.snapshot.row_stores import PEERS, RowFiles, RowSet, SpringtideLog
 from tests.bench.snapshot.swap_latency import Swaps
 
 DELTA_RATIO, SWAP_SECONDS, LOAD_SECONDS = 20.0, 0.005, 0.1
@@ -26,9 +26,9 @@ READ_ROWS = 1000
 TFRA = "TFRA save"
 
 
-def open_peers(folder: Path) -> dict[str, SavedRows]:
+def open_peers(folder: Path) -> dict[str, RowFiles]:
     """Those that are installed."""
-    peers: dict[str, SavedRows] = {}
+    peers: dict[str, RowFiles] = {}
     for name, make in PEERS.items():
         try:
             peers[name] = make(folder / name.split(".")[0])
@@ -37,7 +37,7 @@ def open_peers(folder: Path) -> dict[str, SavedRows]:
     return peers
 
 
-def check(ours: OurLog, peers: dict[str, SavedRows], rows: RowSet) -> None:
+def check(ours: SpringtideLog, peers: dict[str, RowFiles], rows: RowSet) -> None:
     """Everyone gives back what was put in, bit for bit; a delta holds what moved."""
     at_K = np.random.default_rng(1).permutation(len(rows.ids_N))[:20_000]
     for name, store in {"ours": ours, **peers}.items():
@@ -49,7 +49,7 @@ def check(ours: OurLog, peers: dict[str, SavedRows], rows: RowSet) -> None:
 
 
 def measure_images(
-    ours: OurLog, peers: dict[str, SavedRows], tfra: Peers, rows: RowSet, raw: Callable[[], None], repeats: int
+    ours: SpringtideLog, peers: dict[str, RowFiles], tfra: Peers, rows: RowSet, raw: Callable[[], None], repeats: int
 ) -> tuple[list[Case], list[float]]:
     """A row for each peer; and our seconds."""
     num_bytes = rows.num_bytes
@@ -74,7 +74,7 @@ def measure_images(
     return cases, [num_bytes / rate for rate in mine]
 
 
-def measure_delta(ours: OurLog, rows: RowSet, full_seconds: list[float], share: float, repeats: int) -> Case:
+def measure_delta(ours: SpringtideLog, rows: RowSet, full_seconds: list[float], share: float, repeats: int) -> Case:
     """Versions of the dirty rows a second, from the cut of the table to the fsync; against our own full image."""
     num_dirty = int(len(rows.ids_N) * share)
     rates: list[float] = []
@@ -87,7 +87,9 @@ def measure_delta(ours: OurLog, rows: RowSet, full_seconds: list[float], share: 
     )
 
 
-def measure_loads(ours: OurLog, peers: dict[str, SavedRows], tfra: Peers, rows: RowSet, repeats: int) -> list[Case]:
+def measure_loads(
+    ours: SpringtideLog, peers: dict[str, RowFiles], tfra: Peers, rows: RowSet, repeats: int
+) -> list[Case]:
     """From the files to the first rows of a process that has none of them in memory of its own."""
     at_K = np.random.default_rng(2).permutation(len(rows.ids_N))[:READ_ROWS]
     ids_K = rows.ids_N[at_K]
@@ -131,7 +133,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         peers = open_peers(folder)
-        with OurLog(folder / "ours", rows) as ours, Peers({TFRA: "tfra"}, venvs=options.peers, threads=2) as tfra:
+        with (
+            SpringtideLog(folder / "ours", rows) as ours,
+            Peers({TFRA: "tfra"}, venvs=options.peers, threads=2) as tfra,
+        ):
             check(ours, peers, rows)
             files = {"keys": saved(folder, "keys", rows.ids_N), "rows": saved(folder, "rows", rows.values_ND)}
             tfra.tell("prepare_files", **files, states=saved(folder, "states", rows.states_NS), folder=str(folder))
@@ -144,7 +149,7 @@ def main() -> None:
             cases += measure_loads(ours, peers, tfra, rows, repeats)
         shutil.rmtree(folder / "ours")
         cases.append(measure_swaps(folder / "swaps", num_rows, seconds, repeats))
-    print(f"a copy in memory: {copy_rate(Slices(1)) / 2e9:.1f} GB/s")
+    print(f"a copy in memory: {copy_rate(ThreadSlices(1)) / 2e9:.1f} GB/s")
     report(
         "snapshot",
         cases,

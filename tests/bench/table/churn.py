@@ -23,7 +23,7 @@ from tests.bench.harness.child_process import saved
 from tests.bench.harness.machine_limits import line_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.report import Case, alternate, argument_parser, fail, report, timed
-from tests.bench.harness.slices import Slices
+from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.hit_rates import EXPONENTS, MAX_LOSS, SHARES, compare, item_stream, zipf_stream
 from tests.bench.workloads.keys import Int64Array, churn_stream
 
@@ -170,7 +170,7 @@ def measure(kind: str, capacity: int, stream: Stream, peers: Peers, repeats: int
     ours.table.close()
     print(f"{kind}: {100 * counters['hits_device'] / counters['keys']:.1f} % of the keys had their row in memory")
     lines_K = np.random.default_rng(0).integers(0, capacity // 16 * 5, 1_000_000)
-    limit = line_rate(Slices(THREADS), lines_K, capacity // 16 * 5) / 2
+    limit = line_rate(ThreadSlices(THREADS), lines_K, capacity // 16 * 5) / 2
     return [
         Case(f"{kind}, against {name}", "keys/s", mine, {name: rates[name]}, needed=NEEDED.get(name), limit=limit)
         for name in rates

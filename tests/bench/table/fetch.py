@@ -18,7 +18,7 @@ from tests.bench.harness.child_process import saved
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import Slices
+from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_store import FullStore, fill_store
 from tests.bench.workloads.keys import Int64Array, positions
 
@@ -33,7 +33,7 @@ BoolArray = npt.NDArray[np.bool_]
 class Fetch:
     """Our fetch: hash, find, gather; NaN where there is no row."""
 
-    def __init__(self, table: FullStore, ids_K: Int64Array, slices: Slices) -> None:
+    def __init__(self, table: FullStore, ids_K: Int64Array, slices: ThreadSlices) -> None:
         self.ops, self.store, self.ids_K, self.slices = table.ops, table.store, ids_K, slices
         self.features_K, self.each_K = np.zeros(len(ids_K), np.uint16), np.arange(len(ids_K))
         self.out_KD = np.empty((len(ids_K), DIM), np.float32)
@@ -65,7 +65,7 @@ def measure(
     repeats: int,
 ) -> list[Case]:
     """A row for each peer, all of the same repeats."""
-    slices = Slices(peers.threads)
+    slices = ThreadSlices(peers.threads)
     at_K = positions(distribution, num_keys, len(table.ids_C), seed=1)
     missing_K = np.arange(num_keys) % MISSES == 0
     ids_K = np.where(missing_K, np.arange(num_keys), table.ids_C[at_K])

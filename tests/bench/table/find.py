@@ -14,7 +14,7 @@ from tests.bench.harness.child_process import saved
 from tests.bench.harness.machine_limits import line_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import Slices
+from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_store import FullStore, fill_store
 from tests.bench.workloads.keys import Int64Array, positions
 
@@ -26,7 +26,7 @@ VENV_OF = {"pandas": "frames", "polars": "frames", "TorchRec MCH": "fbgemm", "TF
 class Find:
     """Our look-up, hashing included."""
 
-    def __init__(self, table: FullStore, ids_K: Int64Array, slices: Slices) -> None:
+    def __init__(self, table: FullStore, ids_K: Int64Array, slices: ThreadSlices) -> None:
         self.ops, self.store, self.ids_K, self.slices = table.ops, table.store, ids_K, slices
         self.features_K, self.slots_K = np.zeros(len(ids_K), np.uint16), np.empty(len(ids_K), np.int64)
 
@@ -40,7 +40,9 @@ class Find:
         self.slots_K[start:stop] = self.ops.find(self.store, features, ids, mixed)
 
 
-def check(table: FullStore, ids_K: Int64Array, at_K: Int64Array, peers: Peers, folder: Path, slices: Slices) -> None:
+def check(
+    table: FullStore, ids_K: Int64Array, at_K: Int64Array, peers: Peers, folder: Path, slices: ThreadSlices
+) -> None:
     """Everyone finds the same, with keys among them that are not there."""
     ids_K, expected_K = ids_K.copy(), at_K.copy()
     ids_K[::MISSES], expected_K[::MISSES] = np.arange(len(ids_K[::MISSES])), NO_SLOT
@@ -69,7 +71,7 @@ def measure(
 ) -> Case:
     """One row: the same keys for everyone, all of them there."""
     threads = peers.threads
-    slices = Slices(threads)
+    slices = ThreadSlices(threads)
     at_K = positions(distribution, num_keys, len(table.ids_C), seed=1)
     ids_K = table.ids_C[at_K]
     check(table, ids_K, at_K, peers, folder, slices)

@@ -15,7 +15,7 @@ from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.report import Case, arguments, fail, report
-from tests.bench.harness.slices import Slices
+from tests.bench.harness.slices import ThreadSlices
 from tests.bench.workloads.keys import churn_stream
 
 DIM, BATCH, NEW_SHARE, TENTHS = 16, 65_536, 0.2, 10
@@ -78,7 +78,7 @@ def main() -> None:
     run.table.check_integrity()
     counters = run.table.counters()
     print(", ".join(f"{name} {number:,}" for name, number in counters.items() if number))
-    limit = copy_rate(Slices(1)) / (ROWS_MOVED * 4 * DIM)
+    limit = copy_rate(ThreadSlices(1)) / (ROWS_MOVED * 4 * DIM)
     report(
         "table.long_run",
         [

@@ -21,7 +21,7 @@ from tests.bench.harness.child_process import saved
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import Slices
+from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_table import FullTable, fill_table
 from tests.bench.workloads.keys import Int64Array, positions
 
@@ -175,7 +175,7 @@ def measure(setting: Setting, full: FullTable, peers: Peers, folder: Path, repea
         needed = setting.needed if part == "train" else setting.needed_backward
         limit = None
         if part == "train" and setting.distribution == "uniform":
-            limit = copy_rate(Slices(setting.threads)) / (ROWS_MOVED[setting.optimizer] * 4 * DIM)
+            limit = copy_rate(ThreadSlices(setting.threads)) / (ROWS_MOVED[setting.optimizer] * 4 * DIM)
         cases.append(Case(what, "rows/s", mine_rates, rates, needed=needed, limit=limit))
     return cases
 

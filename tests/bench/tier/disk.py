@@ -20,8 +20,8 @@ from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import Slices
-from tests.bench.tier.disk_stores import PEERS, WIDTH, Float32Array, OurSpill
+from tests.bench.harness.slices import ThreadSlices
+from tests.bench.tier.disk_stores import PEERS, WIDTH, Float32Array, SpringtideSpill
 
 READ_KEYS, WRITE_KEYS = 1000, 10_000
 CATEGORICAL, DENSE, DIM, BATCH = 26, 13, 16, 4096
@@ -70,7 +70,7 @@ class Loop:
 
 def open_stores(folder: Path) -> dict[str, Any]:
     """Those that are installed, ours first."""
-    stores: dict[str, Any] = {"ours": OurSpill(folder / "ours")}
+    stores: dict[str, Any] = {"ours": SpringtideSpill(folder / "ours")}
     for name, make in PEERS.items():
         try:
             stores[name] = make(folder / name.split()[0].lower())
@@ -150,7 +150,7 @@ def main() -> None:
     random = np.random.default_rng(0)
     ids_N = random.permutation(sizes["rows"]).astype(np.int64) * 1_000_003
     rows_NW = random.standard_normal((sizes["rows"], WIDTH), np.float32)
-    limit = copy_rate(Slices(1)) / (2 * 4 * WIDTH)  # a row read, a row written
+    limit = copy_rate(ThreadSlices(1)) / (2 * 4 * WIDTH)  # a row read, a row written
     with tempfile.TemporaryDirectory() as folder:
         stores = open_stores(Path(folder))
         try:

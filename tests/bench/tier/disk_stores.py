@@ -39,7 +39,7 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-class OurSpill:
+class SpringtideSpill:
     """The spill as a table uses it: whole rows, a process behind it, finds in the order of a batch."""
 
     def __init__(self, folder: Path) -> None:

@@ -27,7 +27,7 @@ from stream.consumer_loop import SourceConfig
 from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer
 from stream.source import Source
-from tests.bench.harness.report import Case, alternate, arguments, as_the_trainer, fail, report, timed
+from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, trainer_priority
 from tests.bench.train.plain_loop import PlainLoop
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, make_clicks
 
@@ -140,7 +140,7 @@ def measure(log: Path, address: str, num_samples: int, dtype: str, batch_size: i
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    as_the_trainer()
+    trainer_priority()
     settings = [("bf16", 4096)] if options.quick else [("bf16", 4096), ("fp32", 4096), ("bf16", 1024)]
     repeats, batches = (2, 4) if options.quick else (5, 16)
     torch.set_num_threads(2)

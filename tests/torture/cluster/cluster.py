@@ -16,14 +16,14 @@ from stream.kafka.producer import Producer
 from tests.e2e.workspace import free_port
 from tests.torture.clicks import message
 from tests.torture.cluster.config import TOPIC, write_config
-from tests.torture.cluster.faulty_broker import FrailBroker
-from tests.torture.cluster.process_pool import PATHS, Nursery
-from tests.torture.disk.fsync_recorder import Recorder
+from tests.torture.cluster.faulty_broker import FaultyBroker
+from tests.torture.cluster.process_pool import PATHS, ProcessPool
+from tests.torture.disk.fsync_recorder import FsyncRecorder
 
-PATIENCE_SECONDS = 20.0
+DEADLINE_SECONDS = 20.0
 
 
-def until(check: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+def until(check: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS) -> None:
     """Return once it holds; AssertionError when the time is over."""
     deadline = time.monotonic() + seconds
     while not check():
@@ -31,20 +31,20 @@ def until(check: Callable[[], object], what: str, seconds: float = PATIENCE_SECO
         time.sleep(0.01)
 
 
-class Stage:
+class Cluster:
     """Kills count every SIGKILL to one of ours."""
 
-    def __init__(self, folder: Path, seed: int, nursery: Nursery) -> None:
+    def __init__(self, folder: Path, seed: int, nursery: ProcessPool) -> None:
         self.folder, self.seed, self.num_produced, self.num_kills = folder, seed, 0, 0
         (folder / "disk").mkdir()
         (folder / "faults").mkdir()
-        self.recorder = Recorder(folder / "disk", folder / "record")
-        self.recorder.install()  # for the orders that we put down
-        self.recorder.note_all()
+        self.fsync_recorder = FsyncRecorder(folder / "disk", folder / "record")
+        self.fsync_recorder.install()  # for the orders that we put down
+        self.fsync_recorder.record_all()
         self.log = folder / "disk" / "log"
-        self.broker, self.port = FrailBroker(), free_port()
+        self.broker, self.port = FaultyBroker(), free_port()
         self.config = write_config(folder / "springtide.toml", folder, address=self.broker.address, port=self.port)
-        self.nursery = nursery
+        self.process_pool = nursery
         self.trainer: int | None = None
         self.server: int | None = None
         self.follower = Follower(LogDirectory(self.log))
@@ -62,20 +62,20 @@ class Stage:
         self.producer.flush()
         self.num_produced += number
 
-    def order(self, kind: str, body: dict[str, object]) -> str:
+    def submit_command(self, kind: str, body: dict[str, object]) -> str:
         return submit_command(self.log, kind, body)
 
-    def arm(self, point: str, signal_name: str, visit: int) -> None:
+    def arm_fault_point(self, point: str, signal_name: str, visit: int) -> None:
         """Whoever comes to this point for the n-th time is struck."""
         draft = self.folder / "faults" / ".draft"
         draft.write_text(f"{signal_name} {visit}")
         draft.rename(self.folder / "faults" / point.replace(" ", "-"))
 
-    def disarm(self) -> None:
+    def disarm_fault_points(self) -> None:
         for path in (self.folder / "faults").iterdir():
             path.unlink()
 
-    def struck(self) -> int | None:
+    def process_at_fault_point(self) -> int | None:
         """The process that came to an armed point."""
         return next((int(path.name.rpartition("-")[2]) for path in (self.folder / "faults").glob("*.struck-*")), None)
 
@@ -88,16 +88,16 @@ class Stage:
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "recorded"), *PATHS]),
         }
         out = self.folder / f"{command[0]}.out"
-        return self.nursery.start(list(command), cwd=self.folder, out=out, environment=environment)
+        return self.process_pool.start(list(command), cwd=self.folder, out=out, environment=environment)
 
     def start_trainer(self, *options: str) -> int:
         self.trainer = self.start("train", *options)
         return self.trainer
 
-    def trainer_lives(self) -> bool:
-        return self.trainer is not None and self.nursery.alive(self.trainer)
+    def is_trainer_running(self) -> bool:
+        return self.trainer is not None and self.process_pool.alive(self.trainer)
 
-    def mergers(self) -> list[int]:
+    def compactors(self) -> list[int]:
         """Of this log."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -116,43 +116,43 @@ class Stage:
             self.num_kills += 1
         except ProcessLookupError:
             return
-        until(lambda: not lives(pid), f"the end of {pid}")
+        until(lambda: not is_running(pid), f"the end of {pid}")
 
     def kill_trainer(self) -> None:
-        if self.trainer is not None and self.trainer_lives():
+        if self.trainer is not None and self.is_trainer_running():
             self.kill(self.trainer)
         self.trainer = None
 
     def kill_all(self) -> None:
         """What runs on the trainer's machine, stopped first so that all end at one instant."""
-        pids = [pid for pid in (self.trainer, self.server, *self.mergers()) if pid is not None and lives(pid)]
+        pids = [pid for pid in (self.trainer, self.server, *self.compactors()) if pid is not None and is_running(pid)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         for pid in pids:
             self.kill(pid)
         self.trainer = self.server = None
 
-    def newest(self) -> int:
+    def newest_version(self) -> int:
         """The newest version that is in the log, as one who follows it sees."""
         view = self.follower.view
         return 0 if view is None else view.version
 
-    def errors(self) -> str:
+    def trainer_output(self) -> str:
         """What the trainers said last."""
         path = self.folder / "train.out"
         return path.read_text()[-3000:] if path.exists() else ""
 
     def close(self) -> None:
         self.follower.close()
-        for pid in (self.trainer, self.server, *self.mergers()):
-            if pid is not None and lives(pid):
+        for pid in (self.trainer, self.server, *self.compactors()):
+            if pid is not None and is_running(pid):
                 self.kill(pid)
         self.producer.close()
         self.broker.close()
-        self.recorder.remove()
+        self.fsync_recorder.remove()
 
 
-def lives(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether it still runs; the dead whom nobody has fetched do not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -12,7 +12,7 @@ from stream.broker.embedded import find_broker_binary
 from tests.e2e.workspace import free_port
 
 
-class FrailBroker:
+class FaultyBroker:
     """`address` is that of the wire; clients know no other."""
 
     def __init__(self) -> None:
@@ -42,17 +42,17 @@ class FrailBroker:
     def thaw(self) -> None:
         os.kill(self._process.pid, signal.SIGCONT)
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Every connection breaks, and none is made."""
         self._is_cut = True
         while self._open:
             self._end(self._open.pop())
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         self._is_cut = False
 
     def close(self) -> None:
-        self.cut()
+        self.disconnect()
         self._listener.close()
         self._process.kill()
         self._process.wait()

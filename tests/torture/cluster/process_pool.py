@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PATHS = [str(ROOT), str(ROOT / "deploy" / "client")]
 
 
-class Nursery:
+class ProcessPool:
     """The driver's side."""
 
     def __init__(self) -> None:
@@ -82,15 +82,15 @@ def warm_up() -> None:
     import app.processes.compactor_supervisor
     import app.serving.server.serve
     import app.training.trainer  # noqa: F401
-    from tests.torture.verify.reference_run import Undisturbed
+    from tests.torture.verify.reference_run import ReferenceRun
 
     with tempfile.TemporaryDirectory() as folder:
-        run = Undisturbed(Path(folder) / "warm", 0)
+        run = ReferenceRun(Path(folder) / "warm", 0)
         run.advance(640, [])
         run.close()
 
 
-def become(request: dict[str, Any]) -> int:
+def exec_command(request: dict[str, Any]) -> int:
     """In the child: the command."""
     os.setpgid(0, 0)
     os.chdir(request["cwd"])
@@ -100,10 +100,10 @@ def become(request: dict[str, Any]) -> int:
     for target, source in ((0, nothing), (1, out), (2, out)):
         os.dup2(source, target)
     if recorded := request["environment"].get("SPRINGTIDE_RECORD"):
-        from tests.torture.disk.fsync_recorder import Recorder
+        from tests.torture.disk.fsync_recorder import FsyncRecorder
 
         root, folder = recorded.split(os.pathsep)
-        Recorder(Path(root), Path(folder)).install()
+        FsyncRecorder(Path(root), Path(folder)).install()
     from app.cli import main
     from app.version_log import failpoints
 
@@ -134,7 +134,7 @@ def main() -> None:
             if pid == 0:
                 code = 1
                 try:
-                    code = become(json.loads(line))
+                    code = exec_command(json.loads(line))
                 finally:
                     sys.stdout.flush()
                     os._exit(code)

@@ -22,14 +22,14 @@ from app.version_log.compact.retention import apply_retention
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
 from tests.app.version_log.small_log import SmallLog, row_tensors, rows_of, until
-from tests.torture.disk.fsync_recorder import Recorder
-from tests.torture.disk.power_loss import Taste, Wreck
+from tests.torture.disk.fsync_recorder import FsyncRecorder
+from tests.torture.disk.power_loss import CrashedDisk, LossProfile
 
 Rows = dict[tuple[int, int], tuple[float, int]]
 
 
 @dataclass(frozen=True)
-class Truth:
+class ExpectedState:
     """What a version must hold."""
 
     rows: Rows = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Truth:
 class Reader:
     """Lives on another machine: it has what it read, also after a power loss took that away."""
 
-    def __init__(self, world: "SmallWorld") -> None:
+    def __init__(self, world: "ModelWorld") -> None:
         self.world = world
         self.layer: RowLayer | None = None
         self.cursor: LogCursor | None = None
@@ -54,7 +54,7 @@ class Reader:
         except (GapError, CorruptRecordError):
             self._begin()
         if self.cursor.tip is not None and self.layer is not None:
-            assert rows_of(self.layer) == self.world.truths[self.cursor.tip].rows, "a reader has what never was"
+            assert rows_of(self.layer) == self.world.expected[self.cursor.tip].rows, "a reader has what never was"
 
     def _begin(self) -> None:
         self.close()
@@ -67,26 +67,26 @@ class Reader:
             self.cursor.close()
 
 
-class SmallWorld:
+class ModelWorld:
     """`promised`: the newest version that the trainer, asked at this instant, calls durable."""
 
     def __init__(self, folder: Path) -> None:
         self.record_folder = folder / "record"
-        self.recorder = Recorder(folder / "disk", self.record_folder)
+        self.recorder = FsyncRecorder(folder / "disk", self.record_folder)
         (folder / "disk").mkdir()
         self.recorder.install()
-        self.recorder.note_all()
+        self.recorder.record_all()
         self.log = SmallLog(folder / "disk" / "a" / "log")
-        self.truths: dict[Tip, Truth] = {}
+        self.expected: dict[Tip, ExpectedState] = {}
         self.submitted: set[str] = set()
         self.writer: LogWriter | None = None
-        self.zombies: list[LogWriter] = []
+        self.fenced_writers: list[LogWriter] = []
         self.readers = [Reader(self), Reader(self)]
         self.sealed = self.newest_number = 0
         self.steps = 0
 
     @property
-    def promised(self) -> int:
+    def durable_number(self) -> int:
         durable = self.writer.durable if self.writer is not None else None
         return max(self.sealed, durable.number if durable else 0)
 
@@ -94,23 +94,23 @@ class SmallWorld:
 
     def start(self) -> None:
         """A trainer; where one lives already, it is replaced and haunts."""
-        self.sealed = before = self.promised  # also for a crash before the next one is there
+        self.sealed = before = self.durable_number  # also for a crash before the next one is there
         if self.writer is not None:
-            self.zombies.append(self.writer)
+            self.fenced_writers.append(self.writer)
         self.writer = None
-        writer = self.log.open(take_over=bool(self.zombies), segment_bytes=1 << 16)
+        writer = self.log.open(take_over=bool(self.fenced_writers), segment_bytes=1 << 16)
         self.writer = writer
         assert writer.start_tip is not None
         assert writer.start_tip.number >= before, f"{before} was durable, the log ends at {writer.start_tip.number}"
         assert writer.first_base_tip.number > self.newest_number, "a number comes a second time"
-        self.truths.setdefault(writer.first_base_tip, Truth())
+        self.expected.setdefault(writer.first_base_tip, ExpectedState())
         self.newest_number = max(self.newest_number, writer.first_base_tip.number)
         self.sealed = writer.start_tip.number
         resume = Resume.of(self.log.directory, writer.start_tip)
         assert resume is not None
         for _ in resume.records():
             pass
-        self.now = self.truths[writer.start_tip]
+        self.now = self.expected[writer.start_tip]
         assert set(resume.executed_commands) == set(self.now.orders)
         self.orders = CommandQueue(self.log.path, writer.epoch, resume.executed_commands)
 
@@ -123,10 +123,10 @@ class SmallWorld:
         assert not set(claimed) & set(self.now.orders), "an order is executed a second time"
         rows = {key: row for key, row in rows.items() if key not in forgotten}
         kept = {key: row for key, row in self.now.rows.items() if key not in forgotten}
-        self.now = Truth(kept | rows, (*self.now.orders, *claimed))
+        self.now = ExpectedState(kept | rows, (*self.now.orders, *claimed))
         meta = VersionMeta(trainer={"padding": "x" * padding}, executed_commands=[{"id": id} for id in claimed])
         tip = self.writer.append(meta, row_tensors(rows, forgotten))
-        self.truths[tip] = self.now
+        self.expected[tip] = self.now
         self.newest_number = tip.number
         for order_id in claimed:
             self.orders.mark_executed(order_id, tip.number)
@@ -139,27 +139,27 @@ class SmallWorld:
             assert self.writer.durable is not None
             self.orders.acknowledge(self.writer.durable.number)
 
-    def merge(self, overlay_bytes: int = 1 << 20) -> None:
+    def compact(self, overlay_bytes: int = 1 << 20) -> None:
         path = compact_log(self.log.directory, window_samples=5, overlay_bytes=overlay_bytes)
         if path is not None:
             base = Base.open(path)
             base.verify()
-            truth = self.truths[base.tip]
+            truth = self.expected[base.tip]
             assert rows_of(base.layer) == truth.rows, "a base is not the truth"
             assert {order["id"] for order in base.manifest.meta.executed_commands} == set(truth.orders)
-            assert base.tip.number <= self.promised, "a base is made of a version that is not durable"
+            assert base.tip.number <= self.durable_number, "a base is made of a version that is not durable"
 
     def retire(self, keep_bases: int = 2) -> None:
         apply_retention(self.log.directory, keep_bases)
 
-    def order(self) -> None:
+    def submit_command(self) -> None:
         if not self.log.path.exists():
             self.start()
         self.submitted.add(submit_command(self.log.path, "forget", {}))
 
-    def haunt(self, whole: bool) -> None:
+    def write_as_fenced_trainer(self, whole: bool) -> None:
         """A replaced trainer that had looked just before it was paused writes on."""
-        for zombie in self.zombies:
+        for zombie in self.fenced_writers:
             assert zombie.last_encoded is not None
             ghost = row_tensors({(0, 1): (-5.0, 1)})
             meta = VersionMeta(durable=zombie.last_encoded.number + 1)
@@ -168,9 +168,9 @@ class SmallWorld:
             )
             zombie._segments.write(frame if whole else frame[:50])
 
-    def crash(self, taste: Taste, draw: random.Random, countdown: int, amid: Callable[[], None]) -> None:
+    def crash(self, taste: LossProfile, draw: random.Random, countdown: int, amid: Callable[[], None]) -> None:
         """Everything on this machine dies before the n-th move of the disk in `amid`, or at its end."""
-        planned: list[tuple[Wreck, int, int, set[str]]] = []
+        planned: list[tuple[CrashedDisk, int, int, set[str]]] = []
 
         def count() -> None:
             nonlocal countdown
@@ -184,22 +184,22 @@ class SmallWorld:
         finally:
             self.recorder.before_each = lambda: None
         wreck, promised, newest, submitted = planned[0] if planned else self._plan(taste, draw)
-        self.die()
+        self.kill_all()
         wreck.make()
         # what came after the instant of the crash never was
         self.sealed, self.newest_number, self.submitted = promised, newest, submitted
         self.check()
 
-    def _plan(self, taste: Taste, draw: random.Random) -> tuple[Wreck, int, int, set[str]]:
-        wreck = Wreck(self.recorder, self.record_folder, taste, draw)
-        return wreck, self.promised, self.newest_number, set(self.submitted)
+    def _plan(self, taste: LossProfile, draw: random.Random) -> tuple[CrashedDisk, int, int, set[str]]:
+        wreck = CrashedDisk(self.recorder, self.record_folder, taste, draw)
+        return wreck, self.durable_number, self.newest_number, set(self.submitted)
 
-    def die(self) -> None:
+    def kill_all(self) -> None:
         """Every process of this machine."""
-        for writer in (self.writer, *self.zombies):
+        for writer in (self.writer, *self.fenced_writers):
             if writer is not None:
                 self.log.kill(writer)
-        self.writer, self.zombies = None, []
+        self.writer, self.fenced_writers = None, []
 
     # what must hold
 
@@ -209,13 +209,13 @@ class SmallWorld:
             return
         base = self.log.directory.open_base()
         if base is None:
-            assert self.promised == 0, "the bases are lost"
+            assert self.durable_number == 0, "the bases are lost"
             return
         layer, tip = base.layer, base.tip
         for record in self.records_after(base):
             layer, tip = merge_layers(layer, record_layer(record.tensors(), 2, 1)), record.tip
-        assert rows_of(layer) == self.truths[tip].rows
-        assert tip.number >= self.promised, f"{self.promised} was durable, readers end at {tip.number}"
+        assert rows_of(layer) == self.expected[tip].rows
+        assert tip.number >= self.durable_number, f"{self.durable_number} was durable, readers end at {tip.number}"
         if self.writer is not None:
             assert tip == self.writer.published
 
@@ -228,7 +228,7 @@ class SmallWorld:
             assert self.writer is None, "a living trainer's log is damaged"
         return records
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """The end: one trainer, alone; every order was executed once, every reader arrives."""
         self.start()
         self.append({(0, 0): (1.0, 1)}, [])
@@ -243,8 +243,8 @@ class SmallWorld:
             assert reader.cursor.tip == self.writer.last_encoded, "a reader does not arrive"
         self.check()
 
-    def end(self) -> None:
-        self.die()
+    def close(self) -> None:
+        self.kill_all()
         for reader in self.readers:
             reader.close()
         self.recorder.remove()

@@ -18,8 +18,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tests.torture.commit_protocol.model_world import SmallWorld
-from tests.torture.disk.power_loss import KILL, TASTES
+from tests.torture.commit_protocol.model_world import ModelWorld
+from tests.torture.disk.power_loss import KILL, LOSS_PROFILES
 
 # an fsync in memory costs nothing, and what it promises is recorded all the same
 MEMORY = Path("/dev/shm")
@@ -27,22 +27,22 @@ NUM_EXAMPLES = int(os.environ.get("TORTURE_EXAMPLES", "15"))
 
 keys = st.tuples(st.integers(0, 1), st.integers(0, 4))
 rows = st.dictionaries(keys, st.tuples(st.integers(1, 99).map(float), st.just(1)), max_size=3)
-tastes = st.sampled_from([KILL, *TASTES])
+tastes = st.sampled_from([KILL, *LOSS_PROFILES])
 seeds = st.integers(0, 2**16)
 STEPS = ("start", "append", "sync", "merge", "retire", "order", "all")
 
 
 class CommitMachine(RuleBasedStateMachine):
-    """A SmallWorld moved by Hypothesis."""
+    """A ModelWorld moved by Hypothesis."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
-        self.world = SmallWorld(self.folder)
+        self.world = ModelWorld(self.folder)
 
     @rule()
     def start(self) -> None:
-        if self.world.writer is None or len(self.world.zombies) < 2:
+        if self.world.writer is None or len(self.world.fenced_writers) < 2:
             self.world.start()
 
     @rule(rows=rows, forgotten=st.lists(keys, max_size=2), padding=st.sampled_from([0, 0, 30_000]))
@@ -55,7 +55,7 @@ class CommitMachine(RuleBasedStateMachine):
 
     @rule(overlay_bytes=st.sampled_from([1, 1 << 20]))
     def merge(self, overlay_bytes: int) -> None:
-        self.world.merge(overlay_bytes)
+        self.world.compact(overlay_bytes)
 
     @rule(keep_bases=st.sampled_from([1, 2]))
     def retire(self, keep_bases: int) -> None:
@@ -63,12 +63,12 @@ class CommitMachine(RuleBasedStateMachine):
 
     @rule()
     def order(self) -> None:
-        self.world.order()
+        self.world.submit_command()
 
     @precondition(lambda self: self.world.zombies)
     @rule(whole=st.booleans())
     def haunt(self, whole: bool) -> None:
-        self.world.haunt(whole)
+        self.world.write_as_fenced_trainer(whole)
 
     @rule(which=st.integers(0, 1), limit_bytes=st.sampled_from([1, 1 << 20]))
     def read(self, which: int, limit_bytes: int) -> None:
@@ -95,9 +95,9 @@ class CommitMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self.world.settle()
+            self.world.finish()
         finally:
-            self.world.end()
+            self.world.close()
             shutil.rmtree(self.folder)
 
 
@@ -105,7 +105,9 @@ def test_no_crash_at_any_point_of_the_commit_protocol_loses_or_invents_anything(
     run_state_machine_as_test(CommitMachine, settings=settings(max_examples=NUM_EXAMPLES, stateful_step_count=20))
 
 
-@pytest.mark.parametrize("taste", [KILL, *TASTES], ids=lambda taste: f"{taste.names}-{taste.bytes}-{taste.rubbish}")
+@pytest.mark.parametrize(
+    "taste", [KILL, *LOSS_PROFILES], ids=lambda taste: f"{taste.names}-{taste.bytes}-{taste.rubbish}"
+)
 @pytest.mark.parametrize("countdown", range(1, 46, 1 if "TORTURE_EXAMPLES" in os.environ else 4))
 def test_a_crash_before_each_single_move_of_the_disk(taste: object, countdown: int) -> None:
     machine = CommitMachine()

@@ -16,7 +16,7 @@ from typing import Any
 Note = dict[str, Any]
 
 
-class Recorder:
+class FsyncRecorder:
     """Notes down the fsyncs of this process. `folder` lies beside the recorded one, on the same disk."""
 
     def __init__(self, root: Path, folder: Path) -> None:
@@ -34,7 +34,7 @@ class Recorder:
         os.fsync, os.rmdir, os.rename, os.unlink = self._fsync, self._rmdir, self._rename, self._unlink
 
     @contextmanager
-    def recording(self) -> Iterator["Recorder"]:
+    def recording(self) -> Iterator["FsyncRecorder"]:
         self.install()
         try:
             yield self
@@ -67,7 +67,7 @@ class Recorder:
         if note is not None:
             os.write(self._journal, json.dumps(note).encode() + b"\n")
 
-    def note_all(self) -> None:
+    def record_all(self) -> None:
         """Everything under the root is on the disk."""
         for folder, _, files in os.walk(self.root):
             for name in files:
@@ -111,7 +111,7 @@ class Recorder:
         return status.st_ino, status.st_size
 
 
-class Synced:
+class SyncedState:
     """What the notes say is on the disk. Folders are told apart from later ones of the same number."""
 
     def __init__(self, folder: Path) -> None:

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.torture.disk.fsync_recorder import Recorder, Synced
+from tests.torture.disk.fsync_recorder import FsyncRecorder, SyncedState
 
 Key = tuple[int, int]
 
@@ -24,24 +24,30 @@ Tree = dict[str, "KeptFile | Tree"]
 
 
 @dataclass(frozen=True)
-class Taste:
+class LossProfile:
     """How likely what was not fsynced is kept: names, bytes; and how likely a cut file ends in rubbish."""
 
     names: float
     bytes: float
-    rubbish: float = 0.0
+    garbage: float = 0.0
 
 
-KILL = Taste(1.0, 1.0)
-TASTES = (Taste(0.0, 0.0), Taste(1.0, 0.0), Taste(0.0, 1.0), Taste(0.5, 0.5, 0.3), Taste(0.8, 0.8, 0.5))
+KILL = LossProfile(1.0, 1.0)
+LOSS_PROFILES = (
+    LossProfile(0.0, 0.0),
+    LossProfile(1.0, 0.0),
+    LossProfile(0.0, 1.0),
+    LossProfile(0.5, 0.5, 0.3),
+    LossProfile(0.8, 0.8, 0.5),
+)
 
 
-class Wreck:
+class CrashedDisk:
     """Planned at one instant, made later: all that happens in between is undone."""
 
-    def __init__(self, recorder: Recorder, folder: Path, taste: Taste, draw: random.Random) -> None:
+    def __init__(self, recorder: FsyncRecorder, folder: Path, taste: LossProfile, draw: random.Random) -> None:
         self._root, self._folder, self._taste, self._draw = Path(recorder.root), folder, taste, draw
-        self._synced = Synced(folder)
+        self._synced = SyncedState(folder)
         self._recorder = recorder
         self.tree = self._plan(self._root)
 
@@ -91,7 +97,7 @@ class Wreck:
             return KeptFile(key[0], size)
         more = round((size - synced) * self._draw.random()) if self._draw.random() < self._taste.bytes else 0
         kept = synced + more
-        rubbish = self._draw.random() < self._taste.rubbish
+        rubbish = self._draw.random() < self._taste.garbage
         return KeptFile(key[0], kept, self._draw.choice([bytes, self._draw.randbytes])(size - kept) if rubbish else b"")
 
     def _lost_folder(self, key: Key) -> Tree:
@@ -123,7 +129,7 @@ class Wreck:
         (self._folder / "journal").write_bytes(b"")
         shutil.rmtree(self._folder / "store")
         (self._folder / "store").mkdir()
-        self._recorder.note_all()
+        self._recorder.record_all()
 
     def _build(self, folder: Path, tree: Tree) -> None:
         for name, kept in tree.items():

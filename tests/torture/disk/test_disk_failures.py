@@ -23,7 +23,7 @@ from stream.kafka.producer import Producer
 from tests.torture.clicks import message
 from tests.torture.cluster.cluster import until
 from tests.torture.cluster.config import TOPIC, write_config
-from tests.torture.verify.verifier import Judge
+from tests.torture.verify.verifier import LogVerifier
 
 SEED = 3
 
@@ -34,7 +34,7 @@ class Room:
     def __init__(self, folder: Path, broker: EmbeddedBroker) -> None:
         (folder / "disk").mkdir()
         self.config = load_config(write_config(folder / "springtide.toml", folder, address=broker.address))
-        self.judge = Judge(self.config.log.path, folder, SEED)
+        self.judge = LogVerifier(self.config.log.path, folder, SEED)
         self.kafka = KafkaConfig(bootstrap_servers=broker.address)
         self.num_produced = 0
         with Admin(self.kafka) as admin:
@@ -74,7 +74,7 @@ class Room:
 
     def end(self) -> None:
         self.stop()
-        self.judge.compare(self.judge.look())
+        self.judge.compare_with_reference(self.judge.verify())
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_disk_that_takes_no_versions_pauses_learning_until_it_does(
         until(lambda: room.says("waiting", os.strerror(number)), "the reason")
         stuck = room.num_samples
         until(lambda: room.trainer.log._queue and room.says("waiting", os.strerror(number)), "a version that waits")
-        room.judge.look()  # the last version is whole
+        room.judge.verify()  # the last version is whole
         room.produce(1_000)
         assert room.num_samples - stuck <= 2 * 64, "it learns on without a log"
     room.learn_all()

@@ -19,13 +19,13 @@ from springtide_client.errors import SpringtideError
 from springtide_client.format.tensors import decode_tensors
 
 from tests.torture.clicks import NUM_ITEMS, NUM_USERS, make_click
-from tests.torture.load.response_verifier import AnswerJudge
+from tests.torture.load.response_verifier import ResponseVerifier
 
 RAW, JSON, MSGPACK = "application/octet-stream", "application/json", "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
-NAMES = ["known", "unknown", "not_admitted", "forgotten"]
+STATUS_NAMES = ["known", "unknown", "not_admitted", "forgotten"]
 # 503s that say the truth; anything else above 499 is a fault
-HONEST = {"not_ready", "too_stale", "version_not_reached", "busy"}
+ACCEPTED_503_CODES = {"not_ready", "too_stale", "version_not_reached", "busy"}
 PAUSE_SECONDS = 0.01
 
 
@@ -65,16 +65,16 @@ class Client:
     def _is_good(self, status: int, content: bytes, what: str) -> bool:
         code = "" if status < 400 else json.loads(content)["error"]["code"]
         self._answers[f"{status} {code}".strip()] += 1
-        assert status < 400 or status == 410 or (status == 503 and code in HONEST), (
+        assert status < 400 or status == 410 or (status == 503 and code in ACCEPTED_503_CODES), (
             f"{what}: {status} {content[:300]!r}"
         )
         return status == 200
 
 
-class Askers:
+class Clients:
     """Everybody. The first fault of anybody ends them all, and `close` raises it."""
 
-    def __init__(self, port: int, log: Path, judge: AnswerJudge, is_away: Callable[[], bool], seed: int) -> None:
+    def __init__(self, port: int, log: Path, judge: ResponseVerifier, is_away: Callable[[], bool], seed: int) -> None:
         self._port, self._log, self._judge, self._is_away = port, log, judge, is_away
         self._stopping = threading.Event()
         self._faults: list[BaseException] = []
@@ -95,7 +95,7 @@ class Askers:
             thread.start()
 
     @property
-    def is_at_fault(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether somebody found a fault."""
         return bool(self._faults)
 
@@ -126,18 +126,18 @@ class Askers:
         headers = {"Content_Type": kind}
         if random.random() < 0.1:
             headers["X_Springtide_Max_Staleness_Ms"] = str(random.integers(1, 3_000))
-        answer = client.ask("POST", f"/v1/embeddings/{feature}", question(kind, ids), **headers)
+        answer = client.ask("POST", f"/v1/embeddings/{feature}", encode_request(kind, ids), **headers)
         if answer is not None:
             told, content = answer
-            rows, status = rows_of(kind, content, count)
-            self._judge.rows(kind, int(told["x-springtide-version"]), feature, ids, rows, status)
+            rows, status = decode_response(kind, content, count)
+            self._judge.check_rows(kind, int(told["x-springtide-version"]), feature, ids, rows, status)
 
     def _predict(self, client: Client, random: np.random.Generator) -> None:
         instances = [make_click(7, int(offset)) for offset in random.integers(0, 1_000, random.integers(1, 30))]
         body = json.dumps({"instances": instances}).encode()
         if (answer := client.ask("POST", "/v1/predict", body)) is not None:
             document = json.loads(answer[1])
-            self._judge.predictions("predict", document["version"], instances, document["predictions"])
+            self._judge.check_predictions("predict", document["version"], instances, document["predictions"])
 
     def _take_snapshots(self, client: Client, random: np.random.Generator) -> None:
         if (answer := client.ask("GET", "/v1/snapshot")) is not None:
@@ -147,7 +147,7 @@ class Askers:
             assert json.loads(metadata["manifest"])["version"] == version
             own = np.flatnonzero(tensors["rows.feature"] == 0)[:200]
             rows, ids = tensors["rows.value"][own], tensors["rows.id"][own].tolist()
-            self._judge.rows("snapshot", version, "user_id", ids, rows, np.zeros(len(own), np.uint8))
+            self._judge.check_rows("snapshot", version, "user_id", ids, rows, np.zeros(len(own), np.uint8))
         self._stopping.wait(0.5)
 
     def _hear_events(self, client: Client, random: np.random.Generator) -> None:
@@ -190,11 +190,11 @@ class Askers:
                 assert last <= before, f"a HotModel went back from {last} to {before}"
                 last = before
                 if model.version == before:
-                    self._judge.rows(f"HotModel, {who}", before, "user_id", users.tolist(), rows, status)
-                    self._judge.predictions(f"HotModel, {who}", before, instances, predictions)
+                    self._judge.check_rows(f"HotModel, {who}", before, "user_id", users.tolist(), rows, status)
+                    self._judge.check_predictions(f"HotModel, {who}", before, instances, predictions)
 
 
-def question(kind: str, ids: list[Any]) -> bytes:
+def encode_request(kind: str, ids: list[Any]) -> bytes:
     """The body that asks for these ids."""
     if kind == RAW:
         return np.array(ids, "<i8").tobytes()
@@ -207,7 +207,7 @@ def question(kind: str, ids: list[Any]) -> bytes:
     return (msgspec.json if kind == JSON else msgspec.msgpack).encode({"ids": ids})
 
 
-def rows_of(kind: str, content: bytes, count: int) -> tuple[Any, Any]:
+def decode_response(kind: str, content: bytes, count: int) -> tuple[Any, Any]:
     """Rows float32 (K, D), NaN where there is none, and status codes of an answer."""
     if kind == RAW:
         return np.frombuffer(content[:-count], "<f4").reshape(count, -1), np.frombuffer(content[-count:], np.uint8)
@@ -218,7 +218,7 @@ def rows_of(kind: str, content: bytes, count: int) -> tuple[Any, Any]:
     else:
         answer = (msgspec.json if kind == JSON else msgspec.msgpack).decode(content)
         vectors, names, dim = answer["vectors"], answer["status"], answer["dim"]
-    status = np.array([NAMES.index(name) for name in names], np.uint8)
+    status = np.array([STATUS_NAMES.index(name) for name in names], np.uint8)
     if kind == MSGPACK:
         return np.frombuffer(vectors, "<f4").reshape(count, dim), status
     return np.array([[np.nan] * dim if row is None else row for row in vectors], np.float32), status

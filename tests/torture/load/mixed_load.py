@@ -20,27 +20,27 @@ from stream.kafka.consumer import KafkaConfig
 from stream.kafka.producer import Producer
 from tests.e2e.workspace import free_port
 from tests.torture.clicks import message
-from tests.torture.cluster.cluster import lives, until
+from tests.torture.cluster.cluster import is_running, until
 from tests.torture.cluster.config import TOPIC, write_config
-from tests.torture.cluster.faulty_broker import FrailBroker
-from tests.torture.cluster.process_pool import PATHS, Nursery
-from tests.torture.load.clients import ARROW, JSON, MSGPACK, RAW, Askers, Client
-from tests.torture.load.response_verifier import AnswerJudge
+from tests.torture.cluster.faulty_broker import FaultyBroker
+from tests.torture.cluster.process_pool import PATHS, ProcessPool
+from tests.torture.load.clients import ARROW, JSON, MSGPACK, RAW, Client, Clients
+from tests.torture.load.response_verifier import ResponseVerifier
 
 # of all of these answers were compared, or it goes on a little
-WHO = {RAW, JSON, MSGPACK, ARROW, "predict", "snapshot", "HotModel, directory", "HotModel, http"}
+REQUEST_KINDS = {RAW, JSON, MSGPACK, ARROW, "predict", "snapshot", "HotModel, directory", "HotModel, http"}
 PUBLISH_SECONDS, TICK_SECONDS, RECORDS_PER_TICK = 0.5, 0.1, 30
 # a process may have grown by so much from the middle third of its life to the last
-GROWTH, GROWTH_BYTES = 1.10, 16 << 20
+MAX_GROWTH_RATIO, MAX_GROWTH_BYTES = 1.10, 16 << 20
 
 
 class MixedLoad:
     """Trainer, server, broker, and everybody who asks."""
 
-    def __init__(self, folder: Path, seed: int, nursery: Nursery, *, workers: int) -> None:
+    def __init__(self, folder: Path, seed: int, nursery: ProcessPool, *, workers: int) -> None:
         self._folder, self._seed, self._nursery, self._num_workers = folder, seed, nursery, workers
         (folder / "disk").mkdir()
-        self.log, self._port, self._broker = folder / "disk" / "log", free_port(), FrailBroker()
+        self.log, self._port, self._broker = folder / "disk" / "log", free_port(), FaultyBroker()
         path = write_config(
             folder / "springtide.toml",
             folder,
@@ -61,9 +61,9 @@ class MixedLoad:
         self.memory: dict[int, list[int]] = {}
         self._trainer, self._server = self._start("train"), self._start("serve")
         self._produce()
-        self.judge = AnswerJudge(self.log)
+        self.judge = ResponseVerifier(self.log)
         until(self._is_ready, "the server's readiness", 60.0)
-        self.askers = Askers(self._port, self.log, self.judge, lambda: self._is_away, seed)
+        self.askers = Clients(self._port, self.log, self.judge, lambda: self._is_away, seed)
 
     def run(self, seconds: float) -> None:
         """Load for so long; on the way the trainer is killed twice and the server restarts.
@@ -77,9 +77,13 @@ class MixedLoad:
             (0.75, self._restart_server),
         ]
         began = time.monotonic()
-        while not self.askers.is_at_fault:
+        while not self.askers.has_failed:
             passed = time.monotonic() - began
-            if passed >= seconds and not events and (self.judge.num_compared.keys() >= WHO or passed > seconds + 60):
+            if (
+                passed >= seconds
+                and not events
+                and (self.judge.num_compared.keys() >= REQUEST_KINDS or passed > seconds + 60)
+            ):
                 break
             self._produce()
             if events and passed >= events[0][0] * seconds:
@@ -94,19 +98,21 @@ class MixedLoad:
             third = len(sizes) // 3
             if third * TICK_SECONDS >= 20:
                 middle, last = statistics.median(sizes[third : 2 * third]), statistics.median(sizes[2 * third :])
-                assert last <= GROWTH * middle + GROWTH_BYTES, f"{pid} grew from {middle:,} to {last:,} bytes"
+                assert last <= MAX_GROWTH_RATIO * middle + MAX_GROWTH_BYTES, (
+                    f"{pid} grew from {middle:,} to {last:,} bytes"
+                )
 
     def close(self) -> None:
         self._is_away = True
         for pid in (self._trainer, self._server):
-            if lives(pid):
+            if is_running(pid):
                 os.kill(pid, signal.SIGTERM)
                 self._nursery.wait(pid, 20.0)
         self.judge.close()
         self._producer.close()
         self._broker.close()
 
-    def said(self) -> str:
+    def process_output(self) -> str:
         """What the processes said last."""
         return "\n".join(path.read_text()[-2_000:] for path in sorted(self._folder.glob("*.out")))
 
@@ -130,7 +136,7 @@ class MixedLoad:
 
     def _kill_trainer(self) -> None:
         os.kill(self._trainer, signal.SIGKILL)
-        until(lambda: not lives(self._trainer), "the trainer's end")
+        until(lambda: not is_running(self._trainer), "the trainer's end")
         self.num_kills += 1
         self._trainer = self._start("train")
 
@@ -143,7 +149,7 @@ class MixedLoad:
     def _restart_server(self) -> None:
         self._is_away = True
         os.kill(self._server, signal.SIGTERM)
-        until(lambda: not lives(self._server), "the server's end")
+        until(lambda: not is_running(self._server), "the server's end")
         self._server = self._start("serve")
         until(self._is_ready, "the server's readiness", 60.0)
         self._is_away = False
@@ -169,14 +175,14 @@ def main() -> None:
     options = parser.parse_args()
     seed = int(time.time()) if options.seed is None else options.seed
     print(f"mixed load: seed {seed}, {options.seconds:g} s", flush=True)
-    nursery = Nursery()
+    nursery = ProcessPool()
     with tempfile.TemporaryDirectory(prefix="mixed-load-") as folder:
         load = MixedLoad(Path(folder), seed, nursery, workers=2)
         try:
             load.run(options.seconds)
             load.check_memory()
         except BaseException:
-            print(load.said(), flush=True)
+            print(load.process_output(), flush=True)
             raise
         finally:
             load.close()

@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 10.0
 UNKNOWN, FORGOTTEN = 1, 3
 
 
-class AnswerJudge:
+class ResponseVerifier:
     """Keeps the views of the last versions; AssertionError names what an answer has wrong."""
 
     def __init__(self, log: Path) -> None:
@@ -41,7 +41,7 @@ class AnswerJudge:
         """Published so far."""
         return len(self._passed)
 
-    def rows(
+    def check_rows(
         self, who: str, version: int, feature: str, ids: Sequence[Any], rows_KD: Any, status_K: npt.NDArray[np.uint8]
     ) -> None:
         """The rows of some ids, bit by bit."""
@@ -55,7 +55,7 @@ class AnswerJudge:
         gone_K = np.isin(status_K, (UNKNOWN, FORGOTTEN)) & np.isin(wanted_K, (UNKNOWN, FORGOTTEN))
         assert (gone_K | (status_K == wanted_K)).all(), f"{who}: {status_K} is not {wanted_K} of version {version}"
 
-    def predictions(
+    def check_predictions(
         self, who: str, version: int, instances: Sequence[Mapping[str, Any]], found: list[dict[str, float]]
     ) -> None:
         """The probabilities of some instances; who was scored together with whom changes the last digit."""

@@ -2,20 +2,20 @@
 
 from pathlib import Path
 
-from tests.torture.cluster.process_pool import Nursery
-from tests.torture.load.mixed_load import WHO, MixedLoad
+from tests.torture.cluster.process_pool import ProcessPool
+from tests.torture.load.mixed_load import REQUEST_KINDS, MixedLoad
 
 SECONDS = 3.0
 
 
-def test_under_mixed_load_every_answer_is_of_the_version_it_names(tmp_path: Path, nursery: Nursery) -> None:
+def test_under_mixed_load_every_answer_is_of_the_version_it_names(tmp_path: Path, nursery: ProcessPool) -> None:
     load = MixedLoad(tmp_path, 5, nursery, workers=1)
     try:
         load.run(SECONDS)
         assert (load.num_kills, load.num_restarts) == (2, 1)
-        assert load.judge.num_compared.keys() == WHO
+        assert load.judge.num_compared.keys() == REQUEST_KINDS
     except BaseException:
-        print(load.said())
+        print(load.process_output())
         raise
     finally:
         load.close()

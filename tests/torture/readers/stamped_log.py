@@ -66,7 +66,7 @@ class StampedLog:
             tip = self.writer.append(meta, version(self.step))
         return tip
 
-    def merge(self, keep_bases: int = 2) -> None:
+    def compact(self, keep_bases: int = 2) -> None:
         """A base of all up to now, for the next version says that it is durable; what it covers is retired."""
         self.writer.sync()
         self.append()

@@ -86,7 +86,7 @@ def test_what_is_damaged_is_refused_and_said_until_it_is_mended(
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_base_behind_the_damage_is_a_way_around_it(log: StampedLog, sleeper: Follower, damage: str) -> None:
     log.append(60)
-    log.merge(keep_bases=9)
+    log.compact(keep_bases=9)
     DAMAGES[damage](log.segments()[1])
     log.append(2)
     log.writer.sync()
@@ -97,9 +97,9 @@ def test_a_base_behind_the_damage_is_a_way_around_it(log: StampedLog, sleeper: F
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_base_is_refused_for_an_older_one(log: StampedLog, damage: str) -> None:
     log.append(10)
-    log.merge(keep_bases=9)
+    log.compact(keep_bases=9)
     log.append(10)
-    log.merge(keep_bases=9)
+    log.compact(keep_bases=9)
     newest = log.directory.newest_base()
     assert newest is not None
     DAMAGES[damage](newest / ("manifest.json" if damage == "a flipped bit" else "rows.safetensors"))
@@ -114,7 +114,7 @@ def test_a_damaged_base_is_refused_for_an_older_one(log: StampedLog, damage: str
 def test_who_sleeps_through_retirement_begins_again_from_the_base(log: StampedLog, sleeper: Follower) -> None:
     for _ in range(3):
         log.append(20)
-        log.merge(keep_bases=1)
+        log.compact(keep_bases=1)
     log.append(2)
     log.writer.sync()
     assert log.directory.scan().bases[0] > sleeper.view.version

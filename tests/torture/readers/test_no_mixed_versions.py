@@ -58,7 +58,7 @@ def test_no_read_ever_mixes_two_versions(tmp_path: Path) -> None:
             until(lambda tip=tip: follower.view.version >= tip.number, f"{tip}")
             if log.step >= next_merge:
                 next_merge += NUM_VERSIONS // MERGES
-                log.merge()
+                log.compact()
         until(lambda: all(log.step in reader.seen for reader in readers), "reads of the last version")
     finally:
         for reader in readers:

@@ -9,7 +9,7 @@ from tests.torture.clicks import click
 BATCH, TTL_MS, MIN_COUNT = 64, 300_000, 3
 
 
-class Expected:
+class ExpectedRows:
     """Moves by batches; an order takes place between two of them."""
 
     def __init__(self, seed: int) -> None:
@@ -20,13 +20,13 @@ class Expected:
         self.horizon_ms = self.clock_ms = self.num_expired = self.num_forgotten = 0
         self.orders: dict[str, int] = {}  # executed at how many samples
 
-    def leads_to(self, num_samples: int, places: dict[str, int]) -> bool:
+    def is_before(self, num_samples: int, places: dict[str, int]) -> bool:
         """Whether this lies on the way to there; `places`: the orders, and at how many samples they took place."""
         if num_samples < self.num_samples or any(places.get(id) != at for id, at in self.orders.items()):
             return False
         return all(at >= self.num_samples for id, at in places.items() if id not in self.orders)
 
-    def advance(self, num_samples: int, orders: list[dict[str, Any]]) -> "Expected":
+    def advance(self, num_samples: int, orders: list[dict[str, Any]]) -> "ExpectedRows":
         """A copy further on: so many samples learned, and these orders executed where they say."""
         after = copy.deepcopy(self)
         waiting = [order for order in orders if order["id"] not in after.orders]

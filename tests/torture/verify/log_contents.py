@@ -18,11 +18,11 @@ from tests.torture.clicks import NUM_ITEMS
 
 Key = tuple[int, int]
 # what depends on when versions were cut and who cut them
-RESTLESS = ("created_ms", "complete_until_ms", "durable", "record_ms", "positions", "orders", "scores")
+TIMING_DEPENDENT_FIELDS = ("created_ms", "complete_until_ms", "durable", "record_ms", "positions", "orders", "scores")
 
 
 @dataclass(frozen=True)
-class LogImage:
+class LogContents:
     """`rows`: the bytes of value and optimizer state, the count, last seen."""
 
     tip: Tip
@@ -37,7 +37,7 @@ class LogImage:
         """The next record to read of the one partition."""
         return sum(position["offset"] for position in self.meta.positions.values())
 
-    def differences(self, other: "LogImage") -> list[str]:
+    def differences(self, other: "LogContents") -> list[str]:
         """What is not bitwise the same; [] where all is."""
         found = []
         for key in sorted(self.rows.keys() | other.rows.keys()):
@@ -70,13 +70,13 @@ def same(one: Any, other: Any) -> bool:
 
 def facts(one: VersionMeta, other: VersionMeta) -> list[tuple[str, Any, Any]]:
     """Name and value in both, of what must not depend on kills."""
-    names = [name for name in VersionMeta.__struct_fields__ if name not in (*RESTLESS, "trainer")]
+    names = [name for name in VersionMeta.__struct_fields__ if name not in (*TIMING_DEPENDENT_FIELDS, "trainer")]
     pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]
     trainer = ("loss", "refused_steps", "watermarks")
     return pairs + [(name, one.trainer.get(name), other.trainer.get(name)) for name in trainer]
 
 
-def read_image(log: Path, *, window_samples: int) -> LogImage:
+def read_log_contents(log: Path, *, window_samples: int) -> LogContents:
     """As far as the log can be read: a dead trainer's half record at its end is no part of it."""
     directory = LogDirectory(log)
     base = directory.open_base()
@@ -101,7 +101,7 @@ def read_image(log: Path, *, window_samples: int) -> LogImage:
         for i in range(len(layer))
     }
     sketch = b"" if overlay.sketch is None else overlay.sketch.tobytes()
-    return LogImage(
+    return LogContents(
         overlay.tip, overlay.meta, rows, overlay.arrays, sketch, texts_of([*overlay.id_strings, base.id_strings])
     )
 

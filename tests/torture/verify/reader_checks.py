@@ -6,16 +6,16 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from tests.torture.cluster.cluster import Stage, until
-from tests.torture.verify.log_contents import LogImage
-from tests.torture.verify.verifier import Judge
+from tests.torture.cluster.cluster import Cluster, until
+from tests.torture.verify.log_contents import LogContents
+from tests.torture.verify.verifier import LogVerifier
 
 NUM_ASKED = 30
 
 
-def check_follower(stage: Stage, judge: Judge, image: LogImage) -> None:
+def check_follower(stage: Cluster, judge: LogVerifier, image: LogContents) -> None:
     """It has what the log has, or a version that a power loss took away and that nothing has passed yet."""
-    until(lambda: stage.newest() >= image.tip.number, f"the follower's arrival at {image.tip}", 20.0)
+    until(lambda: stage.newest_version() >= image.tip.number, f"the follower's arrival at {image.tip}", 20.0)
     view = stage.follower.view
     assert view is not None
     if view.tip == image.tip:
@@ -24,7 +24,7 @@ def check_follower(stage: Stage, judge: Judge, image: LogImage) -> None:
             assert (info["count"], info["last_seen_ms"]) == judge.expected_user(image, user), user
 
 
-def check_server(stage: Stage, judge: Judge, image: LogImage) -> None:
+def check_server(stage: Cluster, judge: LogVerifier, image: LogContents) -> None:
     """Over HTTP, for some users."""
 
     def served() -> int:
@@ -37,7 +37,7 @@ def check_server(stage: Stage, judge: Judge, image: LogImage) -> None:
         assert (found and found["count"]) == judge.expected_user(image, user)[0], user
 
 
-def ask(stage: Stage, path: str) -> dict[str, Any] | None:
+def ask(stage: Cluster, path: str) -> dict[str, Any] | None:
     """A route's JSON; None where it has none, or nobody answers."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{stage.port}{path}", timeout=5) as answer:

@@ -16,14 +16,14 @@ from stream.decode.decoder import Decoder
 from stream.records import RawRecords
 from tests.torture.clicks import message
 from tests.torture.cluster.config import TOPIC, WINDOW_SAMPLES, write_config
-from tests.torture.verify.log_contents import LogImage, read_image
+from tests.torture.verify.log_contents import LogContents, read_log_contents
 
 BATCHES_A_VERSION = 20
 RECORDS = 1_000  # decoded at a time
 NOW_MS = 1_800_000_000_000
 
 
-class Undisturbed:
+class ReferenceRun:
     """Moves forward only."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -43,7 +43,7 @@ class Undisturbed:
     def num_samples(self) -> int:
         return self.state.samples_trained
 
-    def advance(self, num_samples: int, orders: list[dict[str, Any]]) -> LogImage:
+    def advance(self, num_samples: int, orders: list[dict[str, Any]]) -> LogContents:
         """Learn up to here, and say what the log holds then."""
         waiting = [order for order in orders if order["id"] not in self.executed]
         num_batches = 0
@@ -62,7 +62,7 @@ class Undisturbed:
         self._cut()
         self._random = torch.get_rng_state()
         self.log.sync()
-        return read_image(self.log.config.path, window_samples=WINDOW_SAMPLES)
+        return read_log_contents(self.log.config.path, window_samples=WINDOW_SAMPLES)
 
     def _next_batch(self, most: int) -> Batch:
         while self.batcher.num_rows < self.batcher.batch_size:

@@ -6,29 +6,31 @@ from typing import Any
 
 from tests.torture.clicks import NUM_USERS, click
 from tests.torture.cluster.config import WINDOW_SAMPLES
-from tests.torture.verify.expected_rows import Expected
-from tests.torture.verify.log_contents import LogImage, item_ids, read_image
-from tests.torture.verify.reference_run import Undisturbed
+from tests.torture.verify.expected_rows import ExpectedRows
+from tests.torture.verify.log_contents import LogContents, item_ids, read_log_contents
+from tests.torture.verify.reference_run import ReferenceRun
 
 MAX_DIFFERENCES = 20
 
 
-class Judge:
+class LogVerifier:
     """`promised`: the newest version that anyone was told to be durable."""
 
     def __init__(self, log: Path, folder: Path, seed: int) -> None:
         self.log, self.folder, self.seed = log, folder, seed
-        self.promised = self.num_judged = self.num_compared = self.num_rows = 0
+        self.durable_version = self.num_verified = self.num_compared = self.num_rows = 0
         self.submitted: dict[str, int] = {}  # order -> how many keys it names
-        self._known = [Expected(seed)]
+        self._known = [ExpectedRows(seed)]
         self._items = {row_id: item for item, row_id in item_ids().items()}
-        self._undisturbed: Undisturbed | None = None
+        self._undisturbed: ReferenceRun | None = None
 
-    def look(self) -> LogImage:
+    def verify(self) -> LogContents:
         """The log as who begins to read now sees it; AssertionError where it is not what the topic asks for."""
-        image = read_image(self.log, window_samples=WINDOW_SAMPLES)
-        assert image.tip.number >= self.promised, f"{self.promised} was durable, the log ends at {image.tip}"
-        self.num_judged += 1
+        image = read_log_contents(self.log, window_samples=WINDOW_SAMPLES)
+        assert image.tip.number >= self.durable_version, (
+            f"{self.durable_version} was durable, the log ends at {image.tip}"
+        )
+        self.num_verified += 1
         orders = image.meta.executed_commands
         ids = [order["id"] for order in orders]
         assert len(ids) == len(set(ids)), "an order was executed twice"
@@ -47,20 +49,20 @@ class Judge:
         self.num_rows = max(self.num_rows, len(image.rows))
         return image
 
-    def compare(self, image: LogImage) -> None:
+    def compare_with_reference(self, image: LogContents) -> None:
         """Everything, bitwise, with the run that nobody disturbed."""
         if self._undisturbed is not None and not self._leads_to(image):
             self._undisturbed.close()
             shutil.rmtree(self.folder / "undisturbed")
             self._undisturbed = None
         if self._undisturbed is None:
-            self._undisturbed = Undisturbed(self.folder / "undisturbed", self.seed)
+            self._undisturbed = ReferenceRun(self.folder / "undisturbed", self.seed)
         other = self._undisturbed.advance(image.meta.samples_trained, image.meta.executed_commands)
         differences = image.differences(other)
         assert not differences, "\n".join(differences[:MAX_DIFFERENCES])
         self.num_compared += 1
 
-    def expected_user(self, image: LogImage, user: int) -> tuple[int | None, int | None]:
+    def expected_user(self, image: LogContents, user: int) -> tuple[int | None, int | None]:
         """Count and last seen."""
         row = image.rows.get((0, user))
         return (None, None) if row is None else (row[2], row[3])
@@ -72,7 +74,7 @@ class Judge:
         if self._undisturbed is not None:
             self._undisturbed.close()
 
-    def _leads_to(self, image: LogImage) -> bool:
+    def _leads_to(self, image: LogContents) -> bool:
         """Whether the undisturbed run, which only goes forward, is where the log was before."""
         run = self._undisturbed
         assert run is not None
@@ -87,10 +89,10 @@ class Judge:
             )
         )
 
-    def _expected(self, num_samples: int, orders: list[dict[str, Any]]) -> Expected:
+    def _expected(self, num_samples: int, orders: list[dict[str, Any]]) -> ExpectedRows:
         """From the furthest known point that lies on the way there: a power loss may have taken a way back."""
         places = {order["id"]: order["samples_trained"] for order in orders}
-        while not self._known[-1].leads_to(num_samples, places):
+        while not self._known[-1].is_before(num_samples, places):
             self._known.pop()
         self._known.append(self._known[-1].advance(num_samples, orders))
         return self._known[-1]

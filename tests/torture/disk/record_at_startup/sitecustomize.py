@@ -12,4 +12,4 @@ if "SPRINGTIDE_RECORD" in os.environ:
     disk_record = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(disk_record)
     root, folder = os.environ["SPRINGTIDE_RECORD"].split(os.pathsep)
-    disk_record.Recorder(Path(root), Path(folder)).install()
+    disk_record.FsyncRecorder(Path(root), Path(folder)).install()
