@@ -58,7 +58,7 @@ bench: setup
 # 200 kills, then crashes between any two moves of the disk, then the OpenAPI page at length; ARGS="--seed 7" plays a torture again
 torture: setup
 	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --kills 200 $(ARGS)
-	TORTURE_EXAMPLES=500 $(BIN)/python -m pytest tests/torture tests/e2e tests/app/commands/test_run.py tests/app/demo tests/kernels/cpu/rows/test_update.py -q
+	TORTURE_EXAMPLES=500 $(BIN)/python -m pytest tests/torture tests/e2e tests/app/commands/test_run.py tests/app/tools/demo tests/kernels/cpu/rows/test_update.py -q
 	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.load.mixed_load --seconds 600
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/openapi/test_operations.py -q
 
@@ -75,12 +75,12 @@ gpu-site:
 # GPU_RUN="compute-sanitizer --tool racecheck" ARGS="-k index" watches the memory of the index's ops. Versions there are
 # not ours: their warnings are no errors
 test-gpu: gpu-site
-	$(GPU_PATH) $(GPU_RUN) $(GPU_PYTHON) -m pytest tests/kernels/test_cuda_*.py $(GPU_TESTS) -m gpu -W default -p no:cacheprovider $(ARGS)
+	$(GPU_PATH) $(GPU_RUN) $(GPU_PYTHON) -m pytest tests/kernels/cuda $(GPU_TESTS) -m gpu -W default -p no:cacheprovider $(ARGS)
 
 # GPU_BENCH_ARGS=--quick: minutes less, claims nothing. One that fails does not keep the others from running
 bench-gpu: test-gpu
-	status=0; for name in gpu_table gpu_tiers gpu_train; do \
-	  $(GPU_PATH) $(GPU_PYTHON) -m tests.bench.$$name --out $(GPU_RESULTS)/$$name.json $(GPU_BENCH_ARGS) || status=1; \
+	status=0; for name in table tiers train; do \
+	  $(GPU_PATH) $(GPU_PYTHON) -m tests.bench.gpu.$$name --out $(GPU_RESULTS)/gpu_$$name.json $(GPU_BENCH_ARGS) || status=1; \
 	done; exit $$status
 
 clean:

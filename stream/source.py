@@ -35,7 +35,7 @@ IDLE_SECONDS = 2.0
 class RecordDecoder(Protocol):
     """What turns raw records into columns."""
 
-    told: SeenSet
+    seen_strings: SeenSet
 
     def decode(self, raw: RawRecords, now_ms: int) -> Columns:
         """The records as columns, dead letters beside them."""

@@ -1,6 +1,7 @@
 """An exported program as ONNX, for inference outside Python: `python -m app.models.export_onnx model.pt2 model.onnx`.
 
-Wants the extra `onnx`. Inputs and meaning are those of springtide_client.model.inputs.ModelInputs; the output is `logits`.
+Needs the extra `onnx`. Inputs and meaning are those of springtide_client.model.inputs.ModelInputs; the output is
+`logits`.
 """
 
 import importlib.util

@@ -85,7 +85,8 @@ def require_broker(log_path: Path) -> BrokerInfo:
 class EmbeddedBroker:
     """A broker of one's own. A context manager, or start() and stop().
 
-    One a log: a second start by another process raises EmbeddedBrokerError. It keeps the port of its predecessor if it can, so
+    One a log: a second start by another process raises EmbeddedBrokerError. It keeps the port of its predecessor
+    if it can, so
     that clients find it again; its topics are gone after a restart, and topics made anew have new ids.
     """
 

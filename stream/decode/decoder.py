@@ -1,6 +1,7 @@
 """Raw records to columns: ids, numbers, labels and times in arrays; what cannot be learned becomes a dead letter.
 
-Two paths, one meaning. `stream.decode.json_parser` walks the fetched bytes once and writes straight into the columns; a record in
+Two paths, one meaning. `stream.decode.json_parser` walks the fetched bytes once and writes straight into the
+columns; a record in
 which it meets anything that it is not sure of is decoded again by `decode_reference`: msgspec, then the encoder in
 springtide_client that servers use too. Tests hold them equal for any bytes: columns, dead letters, texts.
 

@@ -37,7 +37,8 @@ class Erasure:
 class ErasureFilter:
     """Takes ids out of decoded columns, exactly where their records lie before the forgetting.
 
-    Their texts go too. They count as told, so before what may bring such an id again all texts must: see `needs_string_replay`.
+    Their texts go too. They count as told, so before what may bring such an id again all texts
+    must: see `needs_string_replay`.
     """
 
     def __init__(self, schema: Schema, forgettings: Sequence[Erasure]) -> None:
@@ -62,7 +63,7 @@ class ErasureFilter:
             early_N = columns.offset_N < end.offset
             if early_N.any():
                 columns = replace(columns, features=self._without(columns.features, ids, early_N))
-                columns = replace(columns, texts=self._told_of(columns, ids))
+                columns = replace(columns, id_strings=self._told_of(columns, ids))
         self._owes_text |= len(columns.id_strings.strings) < num_texts
         return columns
 

@@ -32,11 +32,11 @@ class TextTap:
         self.has_base = found is not None
         return found
 
-    def older_bases(self, than: Path) -> list[Path]:
+    def bases_before(self, than: Path) -> list[Path]:
         """The source's."""
         return self._source.bases_before(than)
 
-    def arrived_base(self) -> Path | None:
+    def local_base(self) -> Path | None:
         """The source's."""
         return self._source.local_base()
 

@@ -1,4 +1,4 @@
-"""From a look-up to a model's inputs, differentiable: the twin of springtide_client.model.inputs.assemble over the table.
+"""From a look-up to a model's inputs, differentiable: springtide_client.model.inputs.assemble over the table.
 
 Lists of multi_value features are pooled where their rows lie; every other row is handed out as it is.
 """

@@ -26,7 +26,7 @@ class Mark:
 
 
 class LateLane:
-    """Host memory at both ends. `run_inline`: copies happen when they are asked for, else when somebody waits for them."""
+    """Host memory at both ends. `run_inline`: copies happen when they are asked for, else when waited for."""
 
     def __init__(self, *, run_inline: bool) -> None:
         self.run_inline, self.is_beside = run_inline, False

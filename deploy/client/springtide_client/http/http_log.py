@@ -56,11 +56,11 @@ class HttpLog:
         self._arrived = self._bases.newest()
         return self._arrived
 
-    def older_bases(self, than: Path) -> list[Path]:
+    def bases_before(self, than: Path) -> list[Path]:
         """None: what was fetched was checked on the way, and the server chooses which."""
         return []
 
-    def arrived_base(self) -> Path | None:
+    def local_base(self) -> Path | None:
         """The newest base that was fetched; meanwhile a newer one is, by a thread, for that may take minutes."""
         if self._fetching is None or not self._fetching.is_alive():
             self._fetching = threading.Thread(target=self._fetch, name="springtide-base", daemon=True)

@@ -149,11 +149,11 @@ class LogDirectory:
         """The newest base; it may be retired before it is opened: see `open_base`."""
         return next(reversed(self.bases()), None)
 
-    def older_bases(self, than: Path) -> list[Path]:
+    def bases_before(self, than: Path) -> list[Path]:
         """The bases before this one, newest first."""
         return [path for path in reversed(self.bases()) if path.name < than.name]
 
-    def arrived_base(self) -> Path | None:
+    def local_base(self) -> Path | None:
         """The newest base: in a folder all of them have arrived."""
         return self.newest_base()
 

@@ -47,7 +47,7 @@ class Readahead:
         self._cold.last = num_pages > COLD_SHARE * num_rows
 
     def request(self, column: Array, rows_N: Int64Array) -> None:
-        """For the pages of these rows of a mapped column, if it is is_worthwhile. Does not wait, holds no interpreter."""
+        """Read ahead the pages of these rows of a mapped column where that pays. Does not wait, releases the GIL."""
         if not self.is_worthwhile or not len(rows_N) or not column.nbytes:
             return
         assert column.flags.c_contiguous

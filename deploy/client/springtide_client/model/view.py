@@ -204,7 +204,7 @@ class View:
         return replace(
             self,
             layers=(layer, *self.layers) if len(layer) else self.layers,
-            seen=self.admission_counts.apply(tensors, record.meta.sketch_blocks),
+            admission_counts=self.admission_counts.apply(tensors, record.meta.sketch_blocks),
             tip=Tip(record.number, record.checksum),
             parent=record.parent,
             meta=record.meta,
@@ -219,9 +219,9 @@ class View:
         while start > 1 and len(layers[start - 2]) < LAYER_RATIO * sum(len(layer) for layer in layers[start - 1 :]):
             start -= 1
         if start == 0 or start > len(layers) - 1:
-            return self if seen is self.admission_counts else replace(self, seen=seen)
+            return self if seen is self.admission_counts else replace(self, admission_counts=seen)
         top = merge_layers(*layers[start - 1 :])
-        return replace(self, layers=(top, *reversed(layers[: start - 1])), seen=seen)
+        return replace(self, layers=(top, *reversed(layers[: start - 1])), admission_counts=seen)
 
 
 def dense_of(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -44,7 +44,7 @@ class DiskLayers:
         if not view.layers:
             return view
         older = () if view.disk_layer is None else (view.disk_layer,)
-        return replace(view, layers=(), private=self._write((*view.layers, *older), view.dim))
+        return replace(view, layers=(), disk_layer=self._write((*view.layers, *older), view.dim))
 
     def _write(self, layers: Sequence[RowLayer], dim: int) -> RowLayer:
         num_rows = sum(
