@@ -19,7 +19,7 @@ COMMANDS = (
     "demo",
     "run",
     "train",
-    "merge",
+    "compact",
     "serve",
     "broker",
     "check",

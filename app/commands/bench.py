@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def benchmarks(folder: Path) -> dict[str, Path]:
-    """Every file that can be run, by its name: train_e2e.py is train.e2e."""
-    runnable = (path for path in sorted(folder.glob("*.py")) if "__main__" in path.read_text(encoding="utf-8"))
-    return {path.stem.replace("_", ".", 1): path for path in runnable}
+    """Every runnable file by its name: train/e2e.py is train.e2e, restart/restart.py is restart."""
+    runnable = (path for path in sorted(folder.glob("*/*.py")) if "__main__" in path.read_text(encoding="utf-8"))
+    return {
+        path.stem if path.stem == path.parent.name else f"{path.parent.name}.{path.stem}": path for path in runnable
+    }

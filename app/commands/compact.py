@@ -1,8 +1,8 @@
-"""`springtide merge`: the merger alone."""
+"""`springtide compact`: the merger alone."""
 
 import argparse
 
-HELP = "write the log's next bases (train starts this itself, unless --no-merge)"
+HELP = "write the log's next bases (train starts this itself, unless --no-compact)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--take-over", action="store_true", help="start although another trainer of this log seems to live"
     )
-    parser.add_argument("--no-merge", action="store_true", help="leave new bases to `springtide merge`")
+    parser.add_argument("--no-compact", action="store_true", help="leave new bases to `springtide compact`")
     parser.add_argument(
         "--from-offset",
         action="append",
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.config)
     trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over, start=start)
-    with nullcontext() if arguments.no_merge else CompactorSupervisor(config):
+    with nullcontext() if arguments.no_compact else CompactorSupervisor(config):
         status = trainer.run()
     if arguments.until_end:
         print(json.dumps(status), flush=True)

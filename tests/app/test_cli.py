@@ -14,7 +14,7 @@ import pytest
 
 from app.cli import COMMANDS, main
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CONFIG = 'name = "tiny"\n[schema]\nlabel = "click"\ncategorical = ["user_id"]\n'
 
 

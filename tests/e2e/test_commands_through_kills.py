@@ -56,7 +56,7 @@ def test_an_order_is_executed_once_whenever_its_trainer_is_killed(workspace: Wor
     for number, point in enumerate(POINTS[kind]):
         orders.append(submit_command(workspace.log, kind, bodies[kind](number)))
         (faults / point.replace(" ", "-")).write_text("KILL 1")
-        killed = workspace.start("train", "--no-merge", more={VARIABLE: str(faults)})
+        killed = workspace.start("train", "--no-compact", more={VARIABLE: str(faults)})
         assert killed.wait(60) == -signal.SIGKILL, point
         assert executed(workspace)[orders[-1]] <= 1
     status = workspace.train_until_end()

@@ -16,7 +16,7 @@ NUM_CHANGES = NUM_VERSIONS // 2
 def test_predictions_follow_dozens_of_versions_without_a_failed_call(workspace) -> None:
     workspace.start_broker()
     workspace.produce(make_clicks(2_000))
-    workspace.start("train", "--no-merge")
+    workspace.start("train", "--no-compact")
     workspace.start("serve")
     wait_until(lambda: workspace.get("/readyz"), what="the server's readiness")
     instances = [json.loads(value) for value in make_clicks(20, seed=9)]

@@ -12,7 +12,7 @@ ACTIONS = ("list", "show", "diff", "export", "verify", "rollback")
 
 
 class Action(Protocol):
-    """What a module app/commands/versions_<action>.py offers."""
+    """What a module app/commands/versions/<action>.py offers."""
 
     HELP: str
 
@@ -45,5 +45,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _action(name: str) -> Action:
-    module: Action = importlib.import_module(f"app.commands.versions_{name}")
+    module: Action = importlib.import_module(f"app.commands.versions.{name}")
     return module

@@ -111,7 +111,7 @@ class Demo:
 
 def demo_config_path() -> Path:
     """The configuration that comes with the program."""
-    return Path(str(files("app.tools.simulator") / "demo.toml"))
+    return Path(str(files("app.tools.demo") / "demo.toml"))
 
 
 def check_fields(outline: LightConfig) -> None:

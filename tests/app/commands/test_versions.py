@@ -12,7 +12,7 @@ from app.cli import main
 from app.version_log.read.index import LogIndex
 
 # the logs of the versions' own tests
-sys.path.append(str(Path(__file__).parents[1] / "versions"))
+sys.path.append(str(Path(__file__).parents[1] / "version_log"))
 
 from random_log import RandomLog
 from small_log import SmallLog

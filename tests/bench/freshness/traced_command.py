@@ -1,4 +1,4 @@
-"""`springtide train --no-merge` or `serve` with a clock at each stage: `freshness_tape.py train|serve CONFIG TAPE`.
+"""`springtide train --no-compact` or `serve` with a clock at each stage: `freshness_tape.py train|serve CONFIG TAPE`.
 
 The tape is written at the end: [stage, what it was about, begun ns, ended ns], by the clock that all processes share.
 """
@@ -64,7 +64,7 @@ def train(config: str) -> None:
     clock(LogWriter, "append_owned", "append", lambda _, number: int(number))
     clock(RecordEncoder, "encode", "encode", lambda _, tip: int(tip.number))
     clock(SegmentWriter, "write", "write", lambda arguments, _: number_of(b"".join(arguments[1][:1])))
-    run_command("train", "--no-merge", "--config", config)
+    run_command("train", "--no-compact", "--config", config)
 
 
 def serve(config: str) -> None:

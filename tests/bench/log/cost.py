@@ -42,8 +42,8 @@ class Contest:
             return stack.enter_context(PausableProcess([*command], folder / f"{name}.out"))
 
         self.server = child("server", "serve", "--config", str(paths[2]), "--port", str(self.port))
-        self.merger = child("merger", "merge", "--config", str(paths[2]))
-        self.eager_command = ["merge", "--config", str(eager)]
+        self.merger = child("compactor", "compact", "--config", str(paths[2]))
+        self.eager_command = ["compact", "--config", str(eager)]
         self.out = folder / "eager.out"
 
     def run_beside(self, num_samples: int) -> float:

@@ -17,7 +17,7 @@ from app.tools.demo.demo import check_fields, choose_port, demo_config_path
 from app.tools.demo.output_files import OutputFiles
 from app.tools.demo.status_line import format_status
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 # of a machine that does nothing else: beside another file's processes no time is promised, only the end
 END_SECONDS = 30.0 if "PYTEST_XDIST_WORKER" in os.environ else 5.0
 
