@@ -51,4 +51,4 @@ class Lookup:
         # the collector may run this in any thread and amid any call: the table is only told
         table = getattr(self, "_table", None)
         if table is not None:
-            table.abandon(self.tick)
+            table.release_later(self.tick)

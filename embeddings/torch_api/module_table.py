@@ -84,7 +84,7 @@ def _release(process: int, spill: Spill | None, folder: SpillFolder | None) -> N
     """1. Close the spill. 2. Remove its folder. The collector may run this in any thread."""
     if os.getpid() != process:
         return  # a fork's copy: the parent still needs them
-    if threading.current_thread().name == "spill-keeper":  # it cannot wait for itself
+    if threading.current_thread().name == "spill-worker":  # it cannot wait for itself
         threading.Thread(target=_release, args=(process, spill, folder)).start()
         return
     if spill is not None:

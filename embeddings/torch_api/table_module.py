@@ -30,7 +30,7 @@ READ_COUNTERS = {
 }
 
 
-NOT_COPIED = "table", "ops", "_guard", "_late_reads"
+NOT_COPIED = "table", "ops", "_lock", "_pending_reads"
 
 
 class TableModule(nn.Module):

@@ -21,7 +21,7 @@ from embeddings.tiers.write_batch import UInt8Array
 
 NUM_FIND_CHANNELS = 4
 MAX_CHANNEL_KEYS, MIN_CHANNEL_KEYS, CHANNEL_BYTES = 4096, 64, 4 << 20
-ROOT = str(Path(__file__).resolve().parents[2])
+ROOT = str(Path(__file__).resolve().parents[3])
 
 # a fork (a data loader's worker, say) amid a start would keep the start's pipes open: the start would wait for its end
 _starting = threading.Lock()

@@ -36,7 +36,7 @@ class SpillWorker:
         self._error: BaseException | None = None
         self._closing = False
         self._owner = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="spill-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="spill-worker", daemon=True)
         self._thread.start()
 
     # for any thread

@@ -15,7 +15,7 @@ class Spilled(SimpleNamespace):
     def is_purging(self) -> bool:
         return False
 
-    def coldest(self, fraction: float) -> int:
+    def last_seen_quantile(self, fraction: float) -> int:
         return 500
 
     def num_bytes(self) -> int:

@@ -82,7 +82,7 @@ class Looked(Dataset[torch.Tensor]):
 
 def settle(emb: DynamicEmbedding) -> None:
     """Until what was evicted is on the disk, and the spill's process therefore up: forks meet it there."""
-    emb.table.spill._keeper.drain()  # type: ignore[attr-defined]
+    emb.table.spill._worker.drain()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("spilled", [False, True])

@@ -128,12 +128,12 @@ def test_a_folder_that_vanishes_in_use_gives_no_wrong_row(killed: bool, tmp_path
     emb = DynamicEmbedding(4, 16, init_scale=0, optimizer={"name": "sgd", "lr": 1.0}, spill=tmp_path / "spill")
     train(emb, torch.arange(1000))
     resident = emb.table.memory.ops.keys_of(emb.table.memory.store, emb.table.memory.occupied())[1]
-    keeper = emb.table.spill._keeper  # type: ignore[attr-defined]
-    keeper.drain()
+    worker = emb.table.spill._worker  # type: ignore[attr-defined]
+    worker.drain()
     shutil.rmtree(tmp_path / "spill")
     if killed:  # RocksDB's process, which has the files open and needs no names for them
-        keeper._child.kill()
-        keeper.patience_seconds = 0.3  # for what will not succeed
+        worker._process.kill()
+        worker.patience_seconds = 0.3  # for what will not succeed
     refused = 0
     for start in range(0, 1000, 500):
         try:

@@ -142,12 +142,12 @@ def test_a_slow_disk_slows_learning_and_loses_nothing(room: Room, monkeypatch: p
 
 def test_a_spill_that_takes_no_rows_pauses_learning_within_the_batch(room: Room) -> None:
     spill: Any = room.trainer.state.learner.table.spill
-    keeper = spill._keeper
-    keeper.patience_seconds = 0.2
-    keeper.shelf.queue_bytes = 1 << 12
-    until(lambda: keeper._child is not None and spill.counters()["spill_written"], "a first write")
+    worker = spill._worker
+    worker.patience_seconds = 0.2
+    worker.catalog.queue_bytes = 1 << 12
+    until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
     limit: Callable[[int], None] = lambda size: resource.prlimit(  # noqa: E731
-        keeper._child.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)
+        worker._process.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)
     )
     limit(1 << 14)
     room.produce(3_000)
@@ -163,11 +163,11 @@ def test_a_spill_that_takes_no_rows_pauses_learning_within_the_batch(room: Room)
 
 def test_asked_to_stop_a_trainer_that_waits_for_its_spill_stops(room: Room) -> None:
     spill: Any = room.trainer.state.learner.table.spill
-    keeper = spill._keeper
-    keeper.patience_seconds = 0.2
-    keeper.shelf.queue_bytes = 1 << 12
-    until(lambda: keeper._child is not None and spill.counters()["spill_written"], "a first write")
-    resource.prlimit(keeper._child.process.pid, resource.RLIMIT_FSIZE, (1 << 14, resource.RLIM_INFINITY))
+    worker = spill._worker
+    worker.patience_seconds = 0.2
+    worker.catalog.queue_bytes = 1 << 12
+    until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
+    resource.prlimit(worker._process.process.pid, resource.RLIMIT_FSIZE, (1 << 14, resource.RLIM_INFINITY))
     room.produce(3_000)
     until(lambda: room.says("waiting", "raise the limit"), "the reason")
     room.stop()

@@ -152,7 +152,7 @@ from embeddings.tiers.rocksdb.spill import RocksSpill
 spill = RocksSpill(Path(sys.argv[1]), dim=4, state_width=0)
 spill.write(Rows.empty(1, 4, 0), 1)
 spill.drain()
-print(spill._keeper._child.process.pid, flush=True)
+print(spill._worker._process.process.pid, flush=True)
 sys.stdin.read()
 """
 
