@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stream.columns import Batch, Columns, DeadLetter, Partition
+from stream.columns import Batch, Columns, DeadLetter
+from stream.positions import Partition
 from stream.slices import join_features, slice_features
 
 
@@ -65,7 +66,7 @@ class Batcher:
 
     def add(self, columns: Columns) -> None:
         """Queue decoded rows."""
-        self._pending.append(PendingColumns(columns, self._clock(), dead=list(columns.dead)))
+        self._pending.append(PendingColumns(columns, self._clock(), dead=list(columns.dead_letters)))
         self.num_rows += len(columns)
 
     def take(self) -> Batch | None:
@@ -128,7 +129,7 @@ class Batcher:
             event_ms_N=np.concatenate([columns.event_ms_N[start:stop] for columns, start, stop in pieces]),
             record_ms_N=np.concatenate([columns.record_ms_N[start:stop] for columns, start, stop in pieces]),
             positions=positions,
-            dead=tuple(dead),
+            dead_letters=tuple(dead),
             id_strings=texts,
             topic_ids=topic_ids,
             watermarks=watermarks,
@@ -138,12 +139,12 @@ class Batcher:
 def positions_after(columns: Columns, start: int, stop: int) -> dict[Partition, int]:
     """The positions reached once rows start to stop are learned and those before them were."""
     if stop == len(columns):
-        return dict(columns.end)
+        return dict(columns.end_offsets)
     positions: dict[Partition, int] = {}
     numbers_N = columns.partition_N
     for number, partition in enumerate(columns.partitions):
-        if partition in columns.end and not np.any(numbers_N[stop:] == number):
-            positions[partition] = columns.end[partition]
+        if partition in columns.end_offsets and not np.any(numbers_N[stop:] == number):
+            positions[partition] = columns.end_offsets[partition]
         elif len(rows := np.flatnonzero(numbers_N[start:stop] == number)):
             positions[partition] = int(columns.offset_N[start + rows[-1]]) + 1
     return positions

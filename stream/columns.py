@@ -3,27 +3,12 @@
 # N samples, L labels
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features, IdStrings
 
-
-class Partition(NamedTuple):
-    """A partition of a topic; written "topic/0" in statuses and versions."""
-
-    topic: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}/{self.number}"
-
-    @staticmethod
-    def parse(name: str) -> "Partition":
-        """The partition written so."""
-        topic, _, number = name.rpartition("/")
-        return Partition(topic, int(number))
+from stream.positions import Partition
 
 
 @dataclass(frozen=True)
@@ -51,8 +36,8 @@ class Columns:
     partition_N: npt.NDArray[np.int32]  # index into partitions
     offset_N: npt.NDArray[np.int64]
     partitions: tuple[Partition, ...]
-    dead: tuple[DeadLetter, ...]  # by partition and offset
-    end: dict[Partition, int]  # the offset after everything that this holds, dead letters and gaps included
+    dead_letters: tuple[DeadLetter, ...]  # by partition and offset
+    end_offsets: dict[Partition, int]  # the offset after everything that this holds, dead letters and gaps included
     id_strings: IdStrings
     # changes when a topic of the same name is made anew and offsets begin at 0 again; empty where the broker has none
     topic_ids: Mapping[Partition, str] = field(default_factory=dict)
@@ -71,7 +56,7 @@ class Batch:
     event_ms_N: npt.NDArray[np.int64]
     record_ms_N: npt.NDArray[np.int64]
     positions: dict[Partition, int]  # next offset to read, of every partition that this batch moves
-    dead: tuple[DeadLetter, ...] = ()  # the dead letters that these positions pass
+    dead_letters: tuple[DeadLetter, ...] = ()  # the dead letters that these positions pass
     id_strings: list[IdStrings] = field(default_factory=list)
     topic_ids: dict[Partition, str] = field(default_factory=dict)  # of the partitions in positions, where known
     watermarks: dict[Partition, int] = field(default_factory=dict)  # the latest event time learned of each, ms

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stream.columns import Columns, Partition
+from stream.columns import Columns
 from stream.config import SourceConfig
 from stream.errors import (
     BrokerUnavailableError,
@@ -21,7 +21,7 @@ from stream.flow.event_time_merge import EventTimeMerge
 from stream.kafka.admin import Admin, Topic, unreachable_reason
 from stream.kafka.consumer import PartitionConsumer
 from stream.kafka.offset_gaps import cut
-from stream.positions import Position
+from stream.positions import Partition, Position
 from stream.records import RawRecords
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from springtide_client.errors import SpringtideError
 
-from stream.columns import Partition
+from stream.positions import Partition
 
 
 class StreamError(SpringtideError):

@@ -5,7 +5,21 @@ from typing import NamedTuple
 
 from springtide_client.format.records import StreamPosition
 
-from stream.columns import Partition
+
+class Partition(NamedTuple):
+    """A partition of a topic; written "topic/0" in statuses and versions."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.number}"
+
+    @staticmethod
+    def parse(name: str) -> "Partition":
+        """Parse "topic/0"; the topic's name may contain slashes. Raises ValueError without a number at the end."""
+        topic, _, number = name.rpartition("/")
+        return Partition(topic, int(number))
 
 
 class Position(NamedTuple):

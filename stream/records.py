@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stream.columns import Partition
+from stream.positions import Partition
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from springtide_client.schema import Schema
 
-from stream.columns import Columns, Partition
+from stream.columns import Columns
 from stream.config import SourceConfig
 from stream.consumer_loop import ConsumerLoop, TopicChangedError
 from stream.decode.decoder import Decoder
@@ -21,7 +21,7 @@ from stream.errors import CorruptBatchError, RetriableError, StreamError
 from stream.flow.column_queue import ColumnQueue
 from stream.flow.erasure_filter import Erasure, ErasureFilter
 from stream.flow.freshness import FreshnessTracker
-from stream.positions import Position
+from stream.positions import Partition, Position
 from stream.records import RawRecords
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Source:
         positions: Mapping[Partition, Position] | None = None,
         *,
         decoder: RecordDecoder | None = None,
-        forgettings: Sequence[Erasure] = (),
+        erasures: Sequence[Erasure] = (),
     ) -> None:
         """`forgettings`: ids that records before some positions do not have any more."""
         self.config = config
@@ -72,7 +72,7 @@ class Source:
         self._caught_up = FreshnessTracker()
         self._handed_up = FreshnessTracker()
         self._closing = threading.Event()
-        self._hidden = ErasureFilter(schema, forgettings) if forgettings else None
+        self._hidden = ErasureFilter(schema, erasures) if erasures else None
         self._tell_again = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -98,7 +98,7 @@ class Source:
         handed = self._queue.take(POLL_BYTES, timeout_seconds)
         with self._marks:
             for columns in handed:
-                for partition, offset in columns.end.items():
+                for partition, offset in columns.end_offsets.items():
                     self._handed[partition] = Position(columns.topic_ids.get(partition, ""), offset)
         return handed
 

@@ -10,10 +10,9 @@ from springtide_client.errors import SpringtideError
 
 from stream.broker.embedded import find_broker
 from stream.broker.topic_cap import TopicCap
-from stream.columns import Partition
 from stream.config import SourceConfig
 from stream.kafka.producer import Producer
-from stream.positions import Position
+from stream.positions import Partition, Position
 
 MAX_BYTES = 256 << 20
 CHECK_EVERY_MESSAGES = 5_000  # messages
@@ -49,9 +48,9 @@ class TopicQuota:
 
     def wait_for_room(self, producer: Producer, stopping: threading.Event) -> float:
         """Wait while there is no room; returns the seconds that took. Cheap while there is."""
-        if self._cap is None or producer.sent_messages - self._looked_at < self._look_every:
+        if self._cap is None or producer.num_sent - self._looked_at < self._look_every:
             return 0.0
-        self._looked_at = producer.sent_messages
+        self._looked_at = producer.num_sent
         began = time.monotonic()
         while self._cap.is_full(producer) and not stopping.is_set():
             self._cap.recreate_topic(producer, timeout_seconds=ROLL_SECONDS, stopping=stopping.is_set)

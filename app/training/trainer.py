@@ -195,7 +195,7 @@ class Trainer:
             while not self.commit():
                 if self.gate.held is not None or self.signals.wait(POLL_SECONDS):
                     return  # its positions are not passed: whoever goes on from the log learns it
-        self.dead_letters.send(batch.dead)
+        self.dead_letters.send(batch.dead_letters)
         upcoming, limit_ms = self.batches.peek(), self.limit_ms
         self.retry_while_spill_full(lambda: self.state.learn(batch, upcoming=upcoming, limit_ms=limit_ms))
 

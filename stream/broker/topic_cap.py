@@ -9,11 +9,10 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from stream.columns import Partition
 from stream.kafka.admin import Admin, Topic
 from stream.kafka.consumer import KafkaConfig
 from stream.kafka.producer import Producer
-from stream.positions import Position
+from stream.positions import Partition, Position
 
 logger = logging.getLogger(__name__)
 

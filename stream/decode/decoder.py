@@ -36,11 +36,12 @@ from springtide_client.errors import EncodeError
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
 
-from stream.columns import Columns, DeadLetter, Partition
+from stream.columns import Columns, DeadLetter
 from stream.decode.json_parser.parser import JsonParser
 from stream.decode.json_parser.seen_set import SeenSet
 from stream.decode.reference import ReferenceDecoder
 from stream.decode.rows import DecodedRows
+from stream.positions import Partition
 from stream.records import RawRecords
 
 MAX_DETAIL = 300

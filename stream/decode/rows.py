@@ -67,7 +67,7 @@ class DecodedRows:
             partition_N=np.zeros(len(offset_N), np.int32),
             offset_N=offset_N,
             partitions=(raw.partition,),
-            dead=tuple(dead),
-            end={raw.partition: raw.end},
+            dead_letters=tuple(dead),
+            end_offsets={raw.partition: raw.end},
             id_strings=texts,
         )

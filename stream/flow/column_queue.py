@@ -69,5 +69,5 @@ def columns_bytes(columns: Columns) -> int:
     ]
     arrays += [columns.record_ms_N, columns.partition_N, columns.offset_N]
     arrays += [array for ragged in features.lists for array in (ragged.ids_M, ragged.offsets)]
-    dead = sum(len(letter.value or b"") + len(letter.key or b"") + 200 for letter in columns.dead)
+    dead = sum(len(letter.value or b"") + len(letter.key or b"") + 200 for letter in columns.dead_letters)
     return sum(array.nbytes for array in arrays) + dead + 80 * len(columns.id_strings.strings) + 1000

@@ -14,8 +14,8 @@ from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
 
-from stream.columns import Columns, Partition
-from stream.positions import Position
+from stream.columns import Columns
+from stream.positions import Partition, Position
 
 
 @dataclass(frozen=True)

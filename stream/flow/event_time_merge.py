@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stream.batcher import positions_after
-from stream.columns import Columns, Partition
+from stream.columns import Columns
+from stream.positions import Partition
 from stream.slices import slice_features
 
 
@@ -101,10 +102,10 @@ def slice_columns(columns: Columns, start: int, stop: int) -> Columns:
         record_ms_N=columns.record_ms_N[start:stop],
         partition_N=columns.partition_N[start:stop],
         offset_N=columns.offset_N[start:stop],
-        dead=tuple(
+        dead_letters=tuple(
             letter
-            for letter in columns.dead
+            for letter in columns.dead_letters
             if begin.get(letter.partition, 0) <= letter.offset < end.get(letter.partition, 0)
         ),
-        end=end,
+        end_offsets=end,
     )

@@ -3,8 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 
-from stream.columns import Partition
-from stream.positions import Position
+from stream.positions import Partition, Position
 
 MAX_MARKS = 1024
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from stream.columns import Partition
+from stream.positions import Partition
 
 
 class WatermarkClock:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from stream.columns import Partition
 from stream.errors import BrokerUnavailableError, StreamError, TopicNotFoundError
 from stream.kafka.consumer import CONNECT_SECONDS, KafkaConfig, PartitionConsumer, parse_addresses, translate_error
 from stream.kafka.library import kafka, prepare_library
+from stream.positions import Partition
 
 REQUEST_SECONDS = 5.0
 UNKNOWN_TOPIC = 3

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stream.columns import Partition
 from stream.errors import BrokerUnavailableError, CorruptBatchError, OffsetOutOfRangeError, RetriableError, StreamError
 from stream.kafka.adaptive_wait import AdaptiveFetchWait
 from stream.kafka.library import kafka, prepare_library
 from stream.kafka.offset_gaps import GapDetector
 from stream.kafka.record_batches import RawBatch, install_raw_fetch, records_from_objects, supports_raw_fetch
+from stream.positions import Partition
 from stream.records import RawRecords
 
 CONNECT_SECONDS = 3.0

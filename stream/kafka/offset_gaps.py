@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stream.columns import Partition
+from stream.positions import Partition
 from stream.records import RawRecords
 
 GAP_TIMEOUT_SECONDS = 1.0  # then nobody will fill it

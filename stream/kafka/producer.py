@@ -24,7 +24,7 @@ class Producer:
         self.config = config
         self.linger_ms = linger_ms
         self.delivery_seconds = delivery_seconds
-        self.sent_messages = 0
+        self.num_sent = 0
         self.sent_bytes = 0
         self._failed: BaseException | None = None
         self._producer = self._connect()
@@ -61,7 +61,7 @@ class Producer:
         except (kafka.errors.KafkaError, AssertionError, ValueError) as error:
             raise self._explained(error) from None
         future.add_errback(self._fail)
-        self.sent_messages += 1
+        self.num_sent += 1
         self.sent_bytes += len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
 
     def flush(self, seconds: float = 60.0) -> None:

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from stream.columns import Partition
 from stream.errors import BrokerUnavailableError, OffsetOutOfRangeError
 from stream.kafka.admin import Admin
 from stream.kafka.consumer import KafkaConfig, PartitionConsumer
 from stream.kafka.offset_gaps import cut
-from stream.positions import Position
+from stream.positions import Partition, Position
 from stream.records import RawRecords
 
 SILENCE_TIMEOUT_SECONDS = 10.0

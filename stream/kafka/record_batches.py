@@ -13,10 +13,10 @@ from typing import Any
 import crc32c
 import numpy as np
 
-from stream.columns import Partition
 from stream.errors import CodecMissingError, CorruptBatchError, StreamError
 from stream.kafka.library import kafka
 from stream.kafka.raw_parse import HEADER_BYTES, parse_batches
+from stream.positions import Partition
 from stream.records import RawRecords
 
 CODEC_MASK, TRANSACTIONAL, CONTROL = 0x07, 0x10, 0x20

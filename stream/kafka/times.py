@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from stream.columns import Partition
 from stream.kafka.consumer import KafkaConfig
 from stream.kafka.range_reader import read_range
-from stream.positions import Position
+from stream.positions import Partition, Position
 
 
 def scan_offsets_for_time(

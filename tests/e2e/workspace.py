@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stream.columns import Partition
 from stream.kafka.admin import Admin
 from stream.kafka.consumer import KafkaConfig
 from stream.kafka.library import kafka
 from stream.kafka.producer import Producer
+from stream.positions import Partition
 
 CONFIG = """
 name = "test"

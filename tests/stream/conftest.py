@@ -10,11 +10,12 @@ import pytest
 from springtide_client.schema import Schema
 
 from stream.broker.embedded import EmbeddedBroker
-from stream.columns import Columns, Partition
+from stream.columns import Columns
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin, Topic
 from stream.kafka.consumer import KafkaConfig
 from stream.kafka.producer import Producer
+from stream.positions import Partition
 from stream.source import Source
 
 SCHEMA = Schema(labels=("click",), timestamp="ts", categorical=("user_id",))

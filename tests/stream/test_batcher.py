@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from springtide_client.features import Features, IdStrings, Ragged
 
 from stream.batcher import Batcher
-from stream.columns import Columns, DeadLetter, Partition
+from stream.columns import Columns, DeadLetter
 from stream.flow.event_time_merge import EventTimeMerge, slice_columns
+from stream.positions import Partition
 
 A, B = Partition("clicks", 0), Partition("clicks", 1)
 KINDS = st.lists(st.sampled_from("rrrdg"), max_size=40)  # a row, a dead letter, a gap (compacted, control)
@@ -34,8 +35,8 @@ def columns_of(partition, kinds, begin, *, event_ms=None, topic_id="x"):
         partition_N=np.zeros(len(rows), np.int32),
         offset_N=offset_N,
         partitions=(partition,),
-        dead=tuple(DeadLetter(partition, offset, "empty", "", None, None, 0) for offset in dead),
-        end={partition: begin + len(kinds)},
+        dead_letters=tuple(DeadLetter(partition, offset, "empty", "", None, None, 0) for offset in dead),
+        end_offsets={partition: begin + len(kinds)},
         id_strings=IdStrings(np.zeros(len(rows), np.uint16), offset_N, [f"{partition.number}-{o}" for o in rows]),
         topic_ids={partition: topic_id},
     )
@@ -105,13 +106,13 @@ def test_positions_pass_exactly_what_was_learned_or_buried(kinds_a, kinds_b, cut
     learned, buried, told = {A: [], B: []}, {A: [], B: []}, set()
     for batch in batches:
         assert len(batch) <= batch_size
-        for text in itertools.chain.from_iterable(texts.texts for texts in batch.texts):
+        for text in itertools.chain.from_iterable(id_strings.strings for id_strings in batch.id_strings):
             told.add(text)
         for value in rows(batch):
             partition = B if value % 2 else A
             learned[partition].append(value // 2)
             assert f"{partition.number}-{value // 2}" in told
-        for letter in batch.dead:
+        for letter in batch.dead_letters:
             buried[letter.partition].append(letter.offset)
         for partition, position in batch.positions.items():
             assert position >= positions[partition]
@@ -146,7 +147,7 @@ def test_columns_without_rows_move_the_positions_at_once():
     batch = batcher.take()
     assert len(batch) == 0
     assert batch.positions == {A: 3}
-    assert [letter.offset for letter in batch.dead] == [0, 2]
+    assert [letter.offset for letter in batch.dead_letters] == [0, 2]
     assert batch.features.categorical_NC.shape == (0, 1)
 
 
@@ -157,7 +158,7 @@ def test_columns_without_rows_wait_for_the_rows_before_them():
     assert batcher.take() is None
     batch = batcher.flush()
     assert (rows(batch), batch.positions) == ([0, 2], {A: 3})
-    assert [letter.offset for letter in batch.dead] == [2]
+    assert [letter.offset for letter in batch.dead_letters] == [2]
 
 
 def test_a_topic_made_anew_follows_the_old_one_in_one_batch():
@@ -168,7 +169,7 @@ def test_a_topic_made_anew_follows_the_old_one_in_one_batch():
     assert rows(batch) == [194, 196, 2, 4]
     assert batch.positions == {A: 3}
     assert batch.topic_ids == {A: "new"}
-    assert [letter.offset for letter in batch.dead] == [99, 0]
+    assert [letter.offset for letter in batch.dead_letters] == [99, 0]
 
 
 @pytest.mark.parametrize(("size", "wait"), [(0, 1.0), (4, -1.0), (4, float("nan"))])
@@ -190,10 +191,12 @@ def test_a_merge_hands_on_everything_once_and_keeps_partitions_in_step(kinds_a, 
     for partition, kinds in ((A, kinds_a), (B, kinds_b)):
         own = [columns for columns in taken if columns.partitions == (partition,)]
         assert [o for part in own for o in part.offset_N] == [o for o, kind in enumerate(kinds) if kind == "r"]
-        assert [d.offset for part in own for d in part.dead] == [o for o, kind in enumerate(kinds) if kind == "d"]
-        assert [part.end[partition] for part in own] == sorted(part.end[partition] for part in own)
+        assert [d.offset for part in own for d in part.dead_letters] == [
+            o for o, kind in enumerate(kinds) if kind == "d"
+        ]
+        assert [part.end_offsets[partition] for part in own] == sorted(part.end_offsets[partition] for part in own)
         if own:
-            assert own[-1].end == {partition: len(kinds)}
+            assert own[-1].end_offsets == {partition: len(kinds)}
     assert all(len(columns) <= 9 for columns in taken)
 
 
@@ -212,10 +215,10 @@ def test_a_merge_waits_for_a_partition_that_is_behind():
 def test_slices_of_columns_join_to_the_whole():
     whole = columns_of(A, "grrdrrgd", 5)
     first, second = slice_columns(whole, 0, 3), slice_columns(whole, 3, 4)
-    assert first.end == {A: 10}
-    assert second.end == {A: 13}
-    assert [letter.offset for letter in first.dead] == [8]
-    assert [letter.offset for letter in second.dead] == [12]
+    assert first.end_offsets == {A: 10}
+    assert second.end_offsets == {A: 13}
+    assert [letter.offset for letter in first.dead_letters] == [8]
+    assert [letter.offset for letter in second.dead_letters] == [12]
     assert first.offset_N.tolist() + second.offset_N.tolist() == [6, 7, 9, 10]
 
 

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from stream.columns import Partition
 from stream.errors import CorruptBatchError, StreamError, TopicResetError
 from stream.kafka import record_batches
 from stream.kafka.admin import Admin
 from stream.kafka.consumer import PartitionConsumer
 from stream.kafka.offset_gaps import GapDetector
 from stream.kafka.producer import Producer
-from stream.positions import Position
+from stream.positions import Partition, Position
 from tests.bench.freshness.event_producer import BatchSender, build_batch
 
 
@@ -22,7 +21,7 @@ def test_records_come_once_and_in_the_order_of_their_offsets(bench):
     columns = bench.read(source, 3000)
     assert bench.users(columns) == list(range(3000))
     assert bench.offsets(columns) == list(range(3000))
-    assert columns[-1].end == {bench.partition: 3000}
+    assert columns[-1].end_offsets == {bench.partition: 3000}
     assert columns[-1].topic_ids[bench.partition]
 
 
@@ -31,7 +30,7 @@ def test_reading_resumes_at_a_position_inside_a_batch(bench):
     bench.produce([bench.click(n) for n in range(1000)])
     source = bench.source({bench.partition: Position(topic.id, 333)})
     assert bench.users(bench.read(source, 667)) == list(range(333, 1000))
-    assert source.resets == 0
+    assert source.num_resets == 0
 
 
 def test_record_timestamps_are_the_producers(bench):
@@ -45,9 +44,9 @@ def test_tombstones_and_garbage_become_dead_letters_in_place(bench):
     bench.produce([bench.click(0), None, b"{", bench.click(3), None])
     source = bench.source()
     columns = bench.read(source, 2)
-    bench.until(lambda: columns.extend(source.poll(0.05)) or columns[-1].end[bench.partition] == 5)
+    bench.until(lambda: columns.extend(source.poll(0.05)) or columns[-1].end_offsets[bench.partition] == 5)
     assert bench.users(columns) == [0, 3]
-    assert [(dead.offset, dead.reason) for part in columns for dead in part.dead] == [
+    assert [(dead.offset, dead.reason) for part in columns for dead in part.dead_letters] == [
         (1, "empty"),
         (2, "bad_json"),
         (4, "empty"),
@@ -137,8 +136,8 @@ def test_a_broker_that_comes_back_without_its_topics_begins_at_0_counted(bench, 
     bench.produce([bench.click(n) for n in range(100, 300)])
     columns = bench.read(source, 200)
     assert bench.users(columns) == list(range(100, 300))
-    assert source.resets == 1
-    assert columns[-1].end == {bench.partition: 200}
+    assert source.num_resets == 1
+    assert columns[-1].end_offsets == {bench.partition: 200}
 
 
 def test_a_topic_made_anew_begins_at_0_even_where_it_is_longer(bench):
@@ -150,7 +149,7 @@ def test_a_topic_made_anew_begins_at_0_even_where_it_is_longer(bench):
     bench.create()
     bench.produce([bench.click(n) for n in range(100, 200)])
     assert bench.users(bench.read(source, 100)) == list(range(100, 200))
-    assert source.resets == 1
+    assert source.num_resets == 1
 
 
 @pytest.mark.parametrize("on_reset", ["fail", "earliest", "latest"])
@@ -173,7 +172,7 @@ def test_on_a_real_broker_the_settings_say_what_a_new_topic_means(bench, on_rese
         bench.until(lambda: source.poll(0.01) == [] and source.state == "reading" and source.end_offsets())
         bench.produce([bench.click(99)])
         assert bench.users(bench.read(source, 1)) == [99]
-    assert source.resets == (on_reset != "fail")
+    assert source.num_resets == (on_reset != "fail")
 
 
 def test_an_end_before_the_position_means_a_new_topic(bench):
@@ -181,7 +180,7 @@ def test_an_end_before_the_position_means_a_new_topic(bench):
     bench.produce([bench.click(n) for n in range(20)])
     source = bench.source({bench.partition: Position(topic.id, 500)})
     assert bench.users(bench.read(source, 20)) == list(range(20))
-    assert source.resets == 1
+    assert source.num_resets == 1
 
 
 def test_until_the_end_stops_at_the_end_seen_at_the_start(bench):
@@ -205,7 +204,7 @@ def test_stop_at_cuts_inside_a_batch(bench):
     columns = []
     bench.until(lambda: columns.extend(source.poll(0.01)) or source.finished)
     assert bench.users(columns) == list(range(42))
-    assert columns[-1].end == {bench.partition: 42}
+    assert columns[-1].end_offsets == {bench.partition: 42}
 
 
 def test_an_empty_topic_is_finished_at_once(bench):

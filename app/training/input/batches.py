@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stream.batcher import Batcher
-from stream.columns import Batch, Partition
+from stream.columns import Batch
 from stream.errors import RetriableError
 from stream.flow.erasure_filter import Erasure
 from stream.flow.watermark import WatermarkClock
-from stream.positions import Position
+from stream.positions import Partition, Position
 from stream.source import Source
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class BatchStream:
         self.until_end, self.batch_size = until_end, config.train.batch_size
         self.erasures = list(erasures)
         group = config.source.group or f"springtide-{config.name}"
-        self.source = Source(replace(config.source, group=group), config.schema, positions, forgettings=erasures)
+        self.source = Source(replace(config.source, group=group), config.schema, positions, erasures=erasures)
         self.batcher = Batcher(
             config.train.batch_size, config.train.max_wait_seconds, min_batch_size=config.train.min_batch_size or None
         )

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stream.columns import DeadLetter, Partition
+from stream.columns import DeadLetter
 from stream.decode.decoder import Decoder
 from stream.flow.dead_letter_producer import DeadLetterProducer
 from stream.kafka.range_reader import read_range
-from stream.positions import Position
+from stream.positions import Partition, Position
 
 if TYPE_CHECKING:
     from app.config.load import Config
@@ -49,7 +49,7 @@ def send_to_dead_letters(
         config.schema, max_message_bytes=source.max_message_bytes, max_future_seconds=source.max_future_seconds
     )
     for raw in read_range(source.kafka_config(), begin, stand.positions):
-        unreadable = {letter.offset for letter in decoder.decode(raw, int(time.time() * 1000)).dead}
+        unreadable = {letter.offset for letter in decoder.decode(raw, int(time.time() * 1000)).dead_letters}
         samples = [n for n, offset in enumerate(raw.offset_N.tolist()) if offset not in unreadable]
         for n in samples:
             fields = int(raw.offset_N[n]), REASON, detail, raw.key(n), raw.value(n), int(raw.record_ms_N[n])

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from app.errors import UserError
-from stream.columns import Partition
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin, Topic
 from stream.kafka.times import scan_offsets_for_time
-from stream.positions import Position
+from stream.positions import Partition, Position
 
 PLACES = ("earliest", "latest")
 MIN_MS, MAX_MS = 315_532_800_000, 7_258_118_400_000  # a number outside is seconds, or a date without its dashes

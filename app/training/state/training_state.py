@@ -37,10 +37,10 @@ from app.version_log.commands.erasures import (
     max_positions,
     to_json,
 )
-from stream.columns import Batch, Partition
+from stream.columns import Batch
 from stream.flow.erasure_filter import Erasure
 from stream.flow.watermark import WatermarkClock
-from stream.positions import Position, positions_from_meta, positions_to_meta
+from stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 
 MAX_RECORD_TIMES = 64  # of a version
 
@@ -96,7 +96,7 @@ class TrainingState:
         if not self.learner.reports_late:
             self.finish_step()
         self.samples_trained += len(batch)
-        for letter in batch.dead:
+        for letter in batch.dead_letters:
             self.dead_letters[letter.reason] = self.dead_letters.get(letter.reason, 0) + 1
         if len(batch):
             self._record_ms.append(batch.record_ms_N)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from app.version_log.trainer_status import write_status
-from stream.columns import Partition
-from stream.positions import Position
+from stream.positions import Partition, Position
 
 INTERVAL_SECONDS = 1.0
 # a wall time further back than this is no longer "at the end of the stream"

@@ -14,9 +14,8 @@ from springtide_client.keys import encode_id
 from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
-from stream.columns import Partition
 from stream.flow.erasure_filter import Erasure
-from stream.positions import Position, positions_from_meta, positions_to_meta
+from stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 
 # in a version's meta.trainer: the forgettings that lie ahead of its positions, and how far the stream was ever learned
 ERASURES, HIGH_WATER_MARKS = "hidden", "furthest"

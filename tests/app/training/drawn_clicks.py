@@ -4,7 +4,8 @@ import numpy as np
 from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
 
-from stream.columns import Batch, DeadLetter, Partition
+from stream.columns import Batch, DeadLetter
+from stream.positions import Partition
 
 SCHEMA = Schema(
     labels=("click",),
@@ -44,7 +45,7 @@ def make_batch(number: int, samples: int = 32, schema: Schema = SCHEMA) -> Batch
         event_ms_N=event_ms,
         record_ms_N=event_ms + 5,
         positions={PARTITION: start + samples},
-        dead=(dead,) if number % 3 == 0 else (),
+        dead_letters=(dead,) if number % 3 == 0 else (),
         id_strings=[text],
         topic_ids={PARTITION: "topic-1"},
         watermarks={PARTITION: int(event_ms[-1])} if samples else {},

@@ -8,8 +8,9 @@ from pathlib import Path
 from app.training.step.learner import Learner
 from stream.batcher import Batcher
 from stream.broker.embedded import EmbeddedBroker
-from stream.columns import Batch, Partition
+from stream.columns import Batch
 from stream.consumer_loop import SourceConfig
+from stream.positions import Partition
 from stream.source import Source
 from tests.bench.train.e2e import fill
 from tests.bench.workloads.clicks import SCHEMA, TOPIC, make_clicks

@@ -30,7 +30,8 @@ from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
 from kernels.spec import Ops
-from stream.columns import Batch, Partition
+from stream.columns import Batch
+from stream.positions import Partition
 from tests.bench.harness.report import Case, arguments, describe_case, fail, report, timed
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, zipf_ids
 

@@ -13,7 +13,8 @@ from springtide_client.features import Features
 from app.config.load import load_config
 from app.training.bootstrap import load_state
 from app.version_log.write.writer import LogWriter
-from stream.columns import Batch, Partition
+from stream.columns import Batch
+from stream.positions import Partition
 
 
 def draw(random: np.random.Generator, size: int, num_rows: int) -> Batch:
@@ -28,7 +29,7 @@ def draw(random: np.random.Generator, size: int, num_rows: int) -> Batch:
         event_ms_N=now_N,
         record_ms_N=now_N,
         positions={Partition("clicks", 0): 0},
-        dead=(),
+        dead_letters=(),
         id_strings=[],
         topic_ids={Partition("clicks", 0): "topic"},
         watermarks={Partition("clicks", 0): int(now_N[0])},

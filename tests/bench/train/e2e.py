@@ -22,10 +22,10 @@ from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
 from stream.batcher import Batcher
 from stream.broker.embedded import EmbeddedBroker
-from stream.columns import Partition
 from stream.consumer_loop import SourceConfig
 from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer
+from stream.positions import Partition
 from stream.source import Source
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, trainer_priority
 from tests.bench.train.plain_loop import PlainLoop

@@ -15,7 +15,7 @@ def test_a_full_topic_is_made_anew_once_it_is_learned_and_nothing_is_lost(bench)
     def learn():
         for columns in source.poll(0.05):
             seen.extend(bench.users([columns]))
-            for partition, offset in columns.end.items():
+            for partition, offset in columns.end_offsets.items():
                 learned[partition] = Position(columns.topic_ids[partition], offset)
 
     done = threading.Event()
@@ -37,7 +37,7 @@ def test_a_full_topic_is_made_anew_once_it_is_learned_and_nothing_is_lost(bench)
     thread.join(20)
     assert seen == list(range(30_000))
     assert cap.num_recreated >= 3
-    assert source.resets == cap.num_recreated
+    assert source.num_resets == cap.num_recreated
 
 
 def test_a_topic_that_is_not_learned_is_not_touched(bench):

@@ -11,8 +11,8 @@ import numpy as np
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
 
-from stream.columns import Partition
 from stream.decode.decoder import Decoder
+from stream.positions import Partition
 from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000
@@ -24,7 +24,7 @@ vocabulary = [[f"{rng.randrange(2**32):08x}" for _ in range(2000)] for _ in rang
 class NothingScanned:
     """Lets every record deviate."""
 
-    def scan(self, raw: RawRecords, *_: Any) -> tuple[np.ndarray, IdStrings]:
+    def parse(self, raw: RawRecords, *_: Any) -> tuple[np.ndarray, IdStrings]:
         return np.ones(len(raw), np.bool_), IdStrings(np.empty(0, np.uint16), np.empty(0, np.int64), [])
 
 

@@ -6,8 +6,8 @@ from springtide_client.encode import encode_instances
 from springtide_client.keys import hash_string
 from springtide_client.schema import Schema
 
-from stream.columns import Partition
 from stream.decode.decoder import Decoder
+from stream.positions import Partition
 from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000
@@ -46,8 +46,8 @@ def dumps(record):
 
 def test_a_good_record_is_a_row():
     columns = decode([dumps(GOOD)], record_ms=[NOW_MS], offsets=[41])
-    assert columns.dead == ()
-    assert columns.end == {CLICKS: 42}
+    assert columns.dead_letters == ()
+    assert columns.end_offsets == {CLICKS: 42}
     assert columns.offset_N.tolist() == [41]
     assert columns.partitions == (CLICKS,)
     assert columns.labels_NL.tolist() == [[1.0]]
@@ -91,8 +91,8 @@ def test_a_bad_record_is_a_dead_letter_between_its_neighbours(value, reason):
     assert columns.offset_N.tolist() == [0, 2]
     assert columns.features.categorical_NC[:, 0].tolist() == [5, 6]
     assert columns.features.lists[1].offsets.tolist() == [0, 3, 6]
-    assert columns.end == {CLICKS: 3}
-    (dead,) = columns.dead
+    assert columns.end_offsets == {CLICKS: 3}
+    (dead,) = columns.dead_letters
     assert (dead.partition, dead.offset, dead.reason) == (CLICKS, 1, reason)
     assert (dead.key, dead.value) == (b"k", value)
     assert dead.detail
@@ -106,7 +106,7 @@ def test_of_equal_fields_the_last_counts():
 def test_no_records_are_empty_columns():
     columns = decode([], end=10)
     assert len(columns) == 0
-    assert columns.end == {CLICKS: 10}
+    assert columns.end_offsets == {CLICKS: 10}
     assert columns.features.categorical_NC.shape == (0, 2)
 
 

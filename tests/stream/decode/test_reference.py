@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
 
-from stream.columns import Columns, Partition
+from stream.columns import Columns
 from stream.decode.decoder import Decoder
+from stream.positions import Partition
 from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000
@@ -38,7 +39,7 @@ NAMES = [
 class NothingScanned:
     """Lets every record deviate, so that the reference decodes all."""
 
-    def scan(self, raw, rows, now_ms):
+    def parse(self, raw, rows, now_ms):
         return np.ones(len(raw), np.bool_), IdStrings(np.empty(0, np.uint16), np.empty(0, np.int64), [])
 
 
@@ -61,8 +62,8 @@ def told(texts: IdStrings) -> list[tuple[int, int, str]]:
 
 
 def assert_same(fast: Columns, slow: Columns) -> None:
-    assert fast.dead == slow.dead
-    assert fast.end == slow.end
+    assert fast.dead_letters == slow.dead_letters
+    assert fast.end_offsets == slow.end_offsets
     for name in ("labels_NL", "weights_N", "event_ms_N", "record_ms_N", "partition_N", "offset_N"):
         same(getattr(fast, name), getattr(slow, name))
     same(fast.features.categorical_NC, slow.features.categorical_NC)

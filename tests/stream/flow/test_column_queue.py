@@ -4,10 +4,10 @@ import threading
 import pytest
 from springtide_client.schema import Schema
 
-from stream.columns import Partition
 from stream.decode.decoder import Decoder
 from stream.errors import StreamError
 from stream.flow.column_queue import ColumnQueue, columns_bytes
+from stream.positions import Partition
 from stream.records import RawRecords
 
 

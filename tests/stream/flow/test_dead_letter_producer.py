@@ -83,7 +83,7 @@ def test_a_producer_keeps_order_and_sets_the_record_time(bench):
         for n in range(5000):
             producer.send(bench.name, b"%d" % n, record_ms=10**12 + n)
         producer.flush()
-        assert producer.sent_messages == 5000
+        assert producer.num_sent == 5000
     reader = PartitionConsumer(bench.kafka, {bench.partition: 0})
     found = []
     while len(found) < 5000:

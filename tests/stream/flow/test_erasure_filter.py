@@ -6,10 +6,9 @@ import numpy as np
 from springtide_client.keys import MISSING_ID, hash_string
 from springtide_client.schema import Schema
 
-from stream.columns import Partition
 from stream.decode.decoder import Decoder
 from stream.flow.erasure_filter import Erasure, ErasureFilter
-from stream.positions import Position
+from stream.positions import Partition, Position
 from stream.records import RawRecords
 
 SCHEMA = Schema(

@@ -1,5 +1,5 @@
-from stream.columns import Partition
 from stream.flow.watermark import WatermarkClock
+from stream.positions import Partition
 
 A, B = Partition("clicks", 0), Partition("clicks", 1)
 

@@ -1,5 +1,5 @@
-from stream.columns import Partition
 from stream.kafka.offset_gaps import GAP_TIMEOUT_SECONDS, GapDetector
+from stream.positions import Partition
 from stream.records import RawRecords
 
 CLICKS = Partition("clicks", 0)

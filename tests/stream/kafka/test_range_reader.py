@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stream.columns import Partition
 from stream.kafka.range_reader import SILENCE_TIMEOUT_SECONDS, read_range
-from stream.positions import Position
+from stream.positions import Partition, Position
 
 
 def test_a_stretch_is_read_from_each_partition_and_its_reader_may_take_long(bench, monkeypatch: pytest.MonkeyPatch):

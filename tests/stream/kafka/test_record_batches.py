@@ -6,11 +6,11 @@ import sys
 import crc32c
 import pytest
 
-from stream.columns import Partition
 from stream.errors import CodecMissingError, CorruptBatchError
 from stream.kafka.consumer import PartitionConsumer
 from stream.kafka.library import kafka
 from stream.kafka.record_batches import RecordBatchParser, supports_raw_fetch
+from stream.positions import Partition
 
 HERE = Partition("clicks", 0)
 RECORDS = [

@@ -11,8 +11,9 @@ from app.training.commands import CommandExecutor
 from app.version_log.commands.queue import Command
 from app.version_log.write.writer import LogWriter
 from stream.batcher import Batcher
-from stream.columns import Batch, Partition
+from stream.columns import Batch
 from stream.decode.decoder import Decoder
+from stream.positions import Partition
 from stream.records import RawRecords
 from tests.torture.clicks import message
 from tests.torture.cluster.config import TOPIC, WINDOW_SAMPLES, write_config

@@ -13,10 +13,10 @@ from app.errors import UserError
 from app.tools.replay.progress_bar import ProgressBar
 from app.tools.replay.replay import Replay, ReplayConfig
 from stream.broker.embedded import EmbeddedBroker
-from stream.columns import Partition
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin
 from stream.kafka.consumer import PartitionConsumer
+from stream.positions import Partition
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from drawn_clicks import SCHEMA
 from made_config import make_config
 
 from app.training.input.batches import BatchStream
-from stream.columns import Columns, Partition
+from stream.columns import Columns
 from stream.decode.decoder import Decoder
+from stream.positions import Partition
 from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000

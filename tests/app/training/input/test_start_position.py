@@ -10,7 +10,7 @@ from app.errors import UserError
 from app.training.input.start_position import StartPosition
 from app.training.trainer import Trainer
 from app.version_log.trainer_status import read_status
-from stream.columns import Partition
+from stream.positions import Partition
 
 
 @pytest.mark.parametrize("text", ["20260501", "1800000000", "9" * 30, "-5", "yesterday"])

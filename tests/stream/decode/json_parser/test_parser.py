@@ -5,11 +5,11 @@ import pytest
 from springtide_client.keys import hash_string
 from springtide_client.schema import Schema
 
-from stream.columns import Partition
 from stream.decode.decoder import Decoder, compile_parser
 from stream.decode.json_parser.field_table import build_field_table, build_hash_table
 from stream.decode.json_parser.seen_set import SeenSet
 from stream.decode.rows import DecodedRows
+from stream.positions import Partition
 from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000
