@@ -38,16 +38,6 @@ def test_the_root_holds_only_the_fixed_folders() -> None:
     assert folders - {".ci", ".github"} == {"app", "stream", "embeddings", "kernels", "tests", "deploy"}
 
 
-def test_the_readme_names_every_file() -> None:
-    tracked = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    readme = (ROOT / "README.md").read_text()
-    tree = readme[readme.index("## The files") :]
-    code = [Path(name) for name in tracked if name.endswith(".py") and not name.startswith("tests/")]
-    assert not [str(path) for path in code if path.name not in ("__init__.py",) and path.name not in tree]
-
-
 def test_benchmarks_import_each_other_by_their_full_names() -> None:
     """So that they run as files and as modules; what `peers` holds runs in interpreters of its own."""
     folder = ROOT / "tests" / "bench"

@@ -1,0 +1,44 @@
+"""Python examples of the documentation that need no server run as printed; tests/e2e/test_readme.py runs the others."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents import ROOT, blocks
+
+
+def run(text: str, names: dict[str, Any]) -> None:
+    exec(compile(text, "example", "exec"), names)
+
+
+def test_the_examples_of_dynamic_embedding_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    examples = blocks(ROOT / "deploy/docs/dynamic-embedding.md", "python")
+    assert len(examples) == 2
+    names: dict[str, Any] = {"__name__": "example"}
+    for example in examples:
+        run(example, names)
+    assert names["status"].tolist() == [0, 1]
+    assert len(names["emb"]) == 1000
+    assert (tmp_path / "clicks.pt").stat().st_size > 10_000
+    names["model"].users.close()
+
+
+def test_the_readmes_example_of_dynamic_embedding_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [example] = [text for text in blocks(ROOT / "README.md", "python") if "DynamicEmbedding" in text]
+    names: dict[str, Any] = {"__name__": "example"}
+    run(example, names)
+    assert names["rows"].shape == (2, 2, 16)
+    assert len(names["users"]) == 3
+    names["users"].close()
+
+
+def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
+    from app.config.load import load_config
+
+    [text] = blocks(ROOT / "README.md", "toml")
+    path = tmp_path / "springtide.toml"
+    path.write_text(re.sub(r"\s+#.*", "", text))
+    assert load_config(path).name == "shop"
