@@ -34,15 +34,21 @@ def run(arguments: argparse.Namespace) -> int:
         )
     paths = [str(root), str(root / "deploy" / "client"), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
-        [sys.executable, str(names[arguments.name]), *arguments.rest],
+        [sys.executable, "-P", "-m", names[arguments.name], *arguments.rest],
         env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         check=False,
     ).returncode
 
 
-def benchmarks(folder: Path) -> dict[str, Path]:
-    """Every runnable file by its name: train/e2e.py is train.e2e, restart/restart.py is restart."""
-    runnable = (path for path in sorted(folder.glob("*/*.py")) if "__main__" in path.read_text(encoding="utf-8"))
-    return {
-        path.stem if path.stem == path.parent.name else f"{path.parent.name}.{path.stem}": path for path in runnable
-    }
+def benchmarks(folder: Path) -> dict[str, str]:
+    """Return the module of each benchmark by its name: table/train.py is table.train, restart/restart.py is restart.
+
+    A benchmark's docstring begins with its name; the other modules of a room support it.
+    """
+    found = {}
+    for path in sorted(folder.glob("*/*.py")):
+        room, file = path.parent.name, path.stem
+        name = room if file == room else f"{room}.{file}"
+        if path.read_text(encoding="utf-8").startswith(f'"""{name}: '):
+            found[name] = f"tests.bench.{room}.{file}"
+    return found

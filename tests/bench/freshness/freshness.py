@@ -5,11 +5,9 @@ waits is learned as soon as the learner is free (`min_batch_size = 1`): `max_wai
 """
 
 import json
-import os
 import random
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -24,6 +22,7 @@ from stream.kafka.admin import Admin
 from stream.kafka.consumer import KafkaConfig
 from stream.kafka.library import kafka
 from tests.bench.freshness.stages import STAGES, Probe, rate_of, stages_of
+from tests.bench.harness.processes import module_command, our_environment
 from tests.bench.harness.report import Case, argument_parser, fail, report
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, IDS_A_FEATURE, make_clicks
 
@@ -108,20 +107,18 @@ class World:
         settings = {"topic": TOPIC, "dim": DIM, "folder": folder, "port": self.port}
         lists = {"categorical": json.dumps(CATEGORICAL), "dense": json.dumps(DENSE)}
         (folder / "springtide.toml").write_text(CONFIG.format(**settings, **lists))
-        self.trainer, self.server = self._start("tape", "train"), self._start("tape", "serve")
+        self.trainer, self.server = self._start("traced_command", "train"), self._start("traced_command", "serve")
         self._until("the server was ready", self._is_ready)
-        self._start("load", self.broker.address, TOPIC, str(rate))
+        self._start("event_producer", self.broker.address, TOPIC, str(rate))
         self._until("the first events were learned", lambda: self.status()["samples_trained"] > rate)
 
     def _start(self, script: str, *words: str) -> "subprocess.Popen[bytes]":
-        root = Path(__file__).parents[2]
-        path = os.pathsep.join([str(root), str(root / "deploy/client")])
-        name = words[0] if script == "tape" else script
-        if script == "tape":
+        name = words[0] if script == "traced_command" else script
+        if script == "traced_command":
             words = (*words, str(self.folder / "springtide.toml"), str(self.folder / f"{name}.json"))
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name(f"freshness_{script}.py")), *words],
-            env=dict(os.environ) | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            [*module_command(f"tests.bench.freshness.{script}"), *words],
+            env=our_environment(),
             stdout=(self.folder / f"{name}.out").open("wb"),
             stderr=subprocess.STDOUT,
         )

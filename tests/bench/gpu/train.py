@@ -1,4 +1,4 @@
-"""train.e2e on a GPU: samples a second from decoded columns and with Kafka in front, and where a step's time goes.
+"""gpu.train: train.e2e on a GPU: samples/s from decoded columns and from Kafka, and the time of each stage.
 
 DLRM (bottom 512-256, top 512-256) over 26 categorical and 13 dense features, dim 16 and 128; table and net on the GPU.
 One thing after another is switched on: look-ahead, our dot interaction, CUDA graphs, torch.compile. What is learned is

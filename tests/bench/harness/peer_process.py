@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from tests.bench.harness.child_process import Child
+from tests.bench.harness.processes import PEER_SCRIPTS, ContenderProcess
 
-SCRIPTS = Path(__file__).parent / "peers"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS", "PEER_THREADS")
 
 
@@ -23,7 +22,9 @@ class Peers:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         environment |= dict.fromkeys(THREADS, str(threads))
         self._children = {
-            venv: Child(venv, [str(venvs / venv / "bin/python"), str(SCRIPTS / f"{venv}_peer.py")], environment, log)
+            venv: ContenderProcess(
+                venv, [str(venvs / venv / "bin/python"), str(PEER_SCRIPTS / f"{venv}_peer.py")], environment, log
+            )
             for venv in dict.fromkeys(venv_of.values())
             if (venvs / venv / ".ready").exists()
         }

@@ -16,6 +16,7 @@ from pathlib import Path
 from app.processes.tuning import keep_freed_memory, tune_process
 
 PEERS = Path(os.environ.get("SPRINGTIDE_BENCH_PEERS", "~/.cache/springtide-bench")).expanduser()
+DATA = Path(os.environ.get("SPRINGTIDE_BENCH_DATA", Path(__file__).parents[4] / "shared" / "data")).expanduser()
 
 
 @dataclass

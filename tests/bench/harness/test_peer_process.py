@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.bench.harness.child_process import Child, saved
 from tests.bench.harness.peer_process import Peers
+from tests.bench.harness.processes import PEER_SCRIPTS, ContenderProcess, saved
 
 SCRIPT = """
 from serving import load, serve, timed
@@ -16,20 +16,20 @@ serve({"double": lambda path: (2 * load(path)).tolist(), "run": lambda: timed(la
 
 
 @pytest.fixture
-def child(tmp_path: Path) -> Iterator[Child]:
+def child(tmp_path: Path) -> Iterator[ContenderProcess]:
     (tmp_path / "script.py").write_text(SCRIPT)
-    folder = str(Path(__file__).parent / "peers")
-    child = Child("script", [sys.executable, str(tmp_path / "script.py")], {"PYTHONPATH": folder}, None)
+    folder = str(PEER_SCRIPTS)
+    child = ContenderProcess("script", [sys.executable, str(tmp_path / "script.py")], {"PYTHONPATH": folder}, None)
     yield child
     child.close()
 
 
-def test_a_child_answers_whatever_its_libraries_print(child: Child, tmp_path: Path) -> None:
+def test_a_child_answers_whatever_its_libraries_print(child: ContenderProcess, tmp_path: Path) -> None:
     assert child.call("double", path=saved(tmp_path, "numbers", np.arange(3))) == [0, 2, 4]
     assert child.call("run")["seconds"] >= 0
 
 
-def test_a_failure_of_the_child_comes_with_its_own_traceback(child: Child) -> None:
+def test_a_failure_of_the_child_comes_with_its_own_traceback(child: ContenderProcess) -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         child.call("fail")
     assert child.call("run")["seconds"] >= 0

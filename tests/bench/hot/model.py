@@ -1,9 +1,7 @@
 """hot.model: look-ups of 64 ids in a HotModel while versions of 2,000 rows take each other's place."""
 
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -13,6 +11,7 @@ import numpy as np
 from springtide_client import HotModel
 
 from tests.bench.freshness.freshness import percentile
+from tests.bench.harness.processes import module_command, our_environment
 from tests.bench.harness.report import Case, argument_parser, fail, report
 from tests.bench.workloads.row_log import FEATURE, write_log
 
@@ -38,12 +37,11 @@ def measure(model: HotModel, seconds: float) -> tuple[list[float], list[float]]:
 
 def main() -> None:
     options = argument_parser(__doc__ or "").parse_args()
-    root = Path(__file__).parents[2]
-    environment = dict(os.environ) | {"PYTHONPATH": f"{root}:{root / 'deploy/client'}", "OMP_NUM_THREADS": "1"}
+    environment = our_environment()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         path = write_log(folder, BASE_ROWS)
-        command = [sys.executable, str(root / "tests/bench/serve/growing_log.py"), str(folder)]
+        command = [*module_command("tests.bench.serve.growing_log"), str(folder)]
         log = subprocess.Popen(
             [*command, str(PUBLISH_SECONDS), str(NUM_ROWS)], env=environment, stdout=subprocess.DEVNULL
         )

@@ -14,13 +14,14 @@ from statistics import median
 
 from app.config.load import load_config
 from stream.broker.embedded import EmbeddedBroker
+from tests.bench.harness.processes import PausableProcess
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, trainer_priority
-from tests.bench.log.pausable_process import PausableProcess, free_port
 from tests.bench.log.served_rows import check_rows, check_served
 from tests.bench.log.trainers import BATCH, LoggedTrainer, UnloggedTrainer, version_count, write_config
 from tests.bench.train.e2e import DenseOnly
 from tests.bench.workloads.clicks import make_clicks
 from tests.bench.workloads.topics import fill
+from tests.support.ports import free_port
 
 ALONE, BESIDE, STALL = 0.95, 0.85, 1.5
 EAGER_MINUTES = 0.001  # a base as soon as there is anything to merge

@@ -1,7 +1,7 @@
-"""Progressive scores on real logs, one pass in row order: encoder and learner, without Kafka and without a log.
+"""quality.real_logs: progressive scores on real logs, one pass in row order, through encoder and learner alone.
 
-`python tests/bench/quality/real_logs.py [--sets movielens-100k,...] [--model deepfm] [--batch-size 16]` prints AUC and
-logloss beside the floors of ../shared/data/README.md. Skips aloud where the data is absent.
+`springtide bench quality.real_logs [--sets movielens-100k,...] [--model deepfm] [--batch-size 16]` prints AUC
+and logloss beside the floors that the data's README states. Names the sets whose files are absent, and skips them.
 """
 
 import argparse
@@ -12,27 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "deploy" / "client")]
+import numpy as np
+import pyarrow.parquet
+import torch
+from springtide_client.encode import encode_instances
+from springtide_client.schema import Schema
 
-import numpy as np  # noqa: E402
-import pyarrow.parquet  # noqa: E402
-import torch  # noqa: E402
-from springtide_client.encode import encode_instances  # noqa: E402
-from springtide_client.schema import Schema  # noqa: E402
-
-from app.models.interface import ModelSpec  # noqa: E402
-from app.models.registry import ModelConfig, build_model  # noqa: E402
-from app.scores.progressive import ProgressiveScores  # noqa: E402
-from app.training.config import TrainConfig  # noqa: E402
-from app.training.defaults import with_defaults  # noqa: E402
-from app.training.step.learner import Learner  # noqa: E402
-from embeddings.config import TableConfig  # noqa: E402
-from embeddings.table import EmbeddingTable  # noqa: E402
-from stream.columns import Batch  # noqa: E402
-from stream.slices import slice_features  # noqa: E402
-
-DATA = ROOT.parent / "shared" / "data"
+from app.models.interface import ModelSpec
+from app.models.registry import ModelConfig, build_model
+from app.scores.progressive import ProgressiveScores
+from app.training.config import TrainConfig
+from app.training.defaults import with_defaults
+from app.training.step.learner import Learner
+from embeddings.config import TableConfig
+from embeddings.table import EmbeddingTable
+from stream.columns import Batch
+from stream.slices import slice_features
+from tests.bench.harness.report import DATA
 
 
 @dataclass(frozen=True)
@@ -89,10 +85,10 @@ class Settings:
     table: TableConfig = field(default_factory=lambda: TableConfig(device_bytes="256MiB"))
 
 
-def read_batch(real: RealLog) -> Batch:
+def read_batch(folder: Path, real: RealLog) -> Batch:
     """The whole set as one batch."""
     schema = real.schema
-    table = pyarrow.parquet.read_table(DATA / f"{real.file}.parquet")
+    table = pyarrow.parquet.read_table(folder / f"{real.file}.parquet")
     names = [*schema.features, *schema.dense, "click"]
     rows = table.select(names).to_pylist()
     num = len(rows)
@@ -119,9 +115,8 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     )
 
 
-def run(real: RealLog, settings: Settings, batch: Batch | None = None) -> dict[str, Any]:
+def run(real: RealLog, settings: Settings, batch: Batch) -> dict[str, Any]:
     """One pass; the scores of the whole run."""
-    batch = batch or read_batch(real)
     schema, train = real.schema, settings.train
     table = EmbeddingTable(with_defaults(settings.table), seed=train.seed, tracked=False)
     model = build_model(settings.model, ModelSpec.of(schema, settings.table.dim), seed=train.seed)
@@ -146,15 +141,16 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--data", type=Path, default=DATA, help="where the logs' .parquet files are")
     arguments = parser.parse_args()
-    if not DATA.is_dir():
-        print(f"SKIPPED: {DATA} is absent, so there are no real logs to learn")
+    if not arguments.data.is_dir():
+        print(f"skipped: no real logs to learn, {arguments.data} is not there")
         return 0
     torch.set_num_threads(arguments.threads)
     print(f"model {arguments.model} {arguments.options} table {arguments.table} train {arguments.train}")
     for name in arguments.sets.split(","):
         real = SETS[name]
-        batch = read_batch(real)
+        batch = read_batch(arguments.data, real)
         results = []
         for seed in range(arguments.seeds):
             settings = Settings(

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -20,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow
 
+from tests.bench.harness.processes import PEER_SCRIPTS, module_command, our_environment
 from tests.bench.harness.report import fail
-from tests.bench.serve.http_load import RequestMix, Wrk, post
+from tests.bench.serve.http_load import LoadResult, Wrk, post
 from tests.bench.serve.redis_contender import Redis, find_redis
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
 
@@ -77,11 +77,6 @@ def first() -> list[str]:
     return words
 
 
-def python(module: str) -> list[str]:
-    """The command that runs main() of a module of this folder."""
-    return [sys.executable, "-c", f"from tests.bench.{module} import main; main()"]
-
-
 class Server:
     """A process that prints its port."""
 
@@ -121,7 +116,7 @@ class Trainer:
     def __init__(self, config: Path, num_rows: int, environment: dict[str, str]) -> None:
         # nobody serves and asks on two cores: the asker, who is not part of the contest, goes before the trainer.
         # At nice 19 beside an equal asker it is not enough: what runs ends its slice of 3 ms before it is preempted
-        command = ["nice", "-n", "19", *core(1), *python("lookup_trainer")]
+        command = ["nice", "-n", "19", *core(1), *module_command("tests.bench.serve.trainer_process")]
         command += [str(config), str(num_rows)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         assert self._process.stdout is not None
@@ -137,7 +132,7 @@ class Trainer:
         self._learned += [int(line) for line in lines]
         return (self._learned[-1] - self._learned[0]) / self._seconds
 
-    def beside(self, work: Callable[[], RequestMix]) -> RequestMix:
+    def beside(self, work: Callable[[], LoadResult]) -> LoadResult:
         """What the work gives while training runs."""
         start = time.monotonic()
         self._process.send_signal(signal.SIGCONT)
@@ -163,17 +158,17 @@ class LookupContenders:
 
     def __init__(self, folder: Path, num_rows: int, seconds: float, stack: ExitStack) -> None:
         self.folder, self.num_rows, self.seconds, self._stack = folder, num_rows, seconds, stack
-        self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.environment = our_environment()
         self.wrk = Wrk(folder, connections=CONNECTIONS, on_core=[*core(1), *first()])
         self.versions = {"wrk": self.wrk.version}
-        self.runs: dict[str, Callable[[], RequestMix]] = {}
+        self.runs: dict[str, Callable[[], LoadResult]] = {}
         random = np.random.default_rng(0)
         self.asked = [random.integers(0, num_rows, NUM_IDS) for _ in range(NUM_REQUESTS)]
 
     def add_ours(self) -> None:
         """Every form."""
         log = write_log(self.folder, self.num_rows)
-        server = self._start([*python("lookup_server"), str(log)])
+        server = self._start([*module_command("tests.bench.serve.server_process"), str(log)])
         for form in FORMS:
             self._add(form, server, PATH, form)
 
@@ -183,7 +178,7 @@ class LookupContenders:
             self.versions |= {"FastAPI": "missing", "FastAPI + orjson": "missing"}
             return
         np.save(self.folder / "rows.npy", values_of(np.arange(self.num_rows)))
-        script = str(Path(__file__).parent / "peers/web_peer.py")
+        script = str(PEER_SCRIPTS / "web_peer.py")
         server = self._start([str(python), script, str(self.folder / "rows.npy")])
         self._add("FastAPI", server, "/default", "json")
         self._add("FastAPI + orjson", server, "/orjson", "json")

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack, closing
@@ -21,8 +20,9 @@ from statistics import median
 from springtide_client.format.records import HEADER, parse_header
 
 from tests.bench.freshness.freshness import percentile
+from tests.bench.harness.processes import module_command, our_environment
 from tests.bench.harness.report import Case, argument_parser, fail, report
-from tests.bench.serve.contenders import Server, python
+from tests.bench.serve.contenders import Server
 from tests.bench.workloads.row_log import write_log
 
 PUBLISH_SECONDS, NUM_ROWS, BASE_ROWS = 0.5, 200, 20_000
@@ -170,19 +170,18 @@ def main() -> None:
     parser.add_argument("--followers", type=int, default=NUM_FOLLOWERS)
     options = parser.parse_args()
     num, seconds = (50, 3.0) if options.quick else (options.followers, 10.0)
-    root = Path(__file__).parents[2]
-    environment = dict(os.environ) | {"PYTHONPATH": f"{root}:{root / 'deploy/client'}", "OMP_NUM_THREADS": "1"}
+    environment = our_environment()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         path = write_log(folder, BASE_ROWS, layers="[64]")
-        command = [sys.executable, str(root / "tests/bench/serve/growing_log.py"), str(folder)]
+        command = [*module_command("tests.bench.serve.growing_log"), str(folder)]
         log = subprocess.Popen(
             [*command, str(PUBLISH_SECONDS), str(NUM_ROWS)], env=environment, stdout=subprocess.PIPE, text=True
         )
         stack.callback(log.wait)
         stack.callback(log.kill)
         settings = json.dumps({"max_streams": NUM_STREAMS})
-        server = Server([*python("lookup_server"), str(path), settings], environment)
+        server = Server([*module_command("tests.bench.serve.server_process"), str(path), settings], environment)
         stack.callback(server.close)
         wait_until_ready(server.port)
         readings = asyncio.run(run(server.port, server.pid, log, [0, 1, num // 10, num], seconds))

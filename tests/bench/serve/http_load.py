@@ -30,7 +30,7 @@ end
 """
 
 
-class RequestMix(NamedTuple):
+class LoadResult(NamedTuple):
     """What a load generator saw."""
 
     per_second: float
@@ -68,7 +68,7 @@ class Wrk:
         path.write_bytes(b"".join(len(request).to_bytes(4, "little") + request for request in requests))
         return path
 
-    def measure(self, port: int, requests: Path, seconds: float) -> RequestMix:
+    def measure(self, port: int, requests: Path, seconds: float) -> LoadResult:
         """RuntimeError where an answer is missing or not 200."""
         # wrk knows whole seconds only, and tells what it has seen when it is interrupted
         command = [*self._on_core, "wrk", "-t1", f"-c{self._connections}", "-d60s", "--latency"]
@@ -82,7 +82,7 @@ class Wrk:
         rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
         waits = {share: _ms(text, share) for share in ("50", "99")}
         assert rate is not None
-        return RequestMix(float(rate[1]), waits["50"], waits["99"])
+        return LoadResult(float(rate[1]), waits["50"], waits["99"])
 
 
 def _ms(text: str, share: str) -> float:

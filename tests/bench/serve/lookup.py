@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tests.bench.harness.report import Case, alternate, arguments, report
 from tests.bench.serve.contenders import LookupContenders
-from tests.bench.serve.http_load import RequestMix
+from tests.bench.serve.http_load import LoadResult
 
 P99_MS = 1.5
 LEAST_LEARNED = 500.0  # clicks a second; with fewer nobody trained beside the load, and nothing is claimed of that
 
 
-def latency(name: str, loads: list[RequestMix]) -> str:
+def latency(name: str, loads: list[LoadResult]) -> str:
     """Of the median run."""
     p50, p99 = (statistics.median(getattr(load, part) for load in loads) for part in ("p50_ms", "p99_ms"))
     return f"{name}: p50 {p50:.3g} ms, p99 {p99:.3g} ms (worst run {max(load.p99_ms for load in loads):.3g})"
@@ -23,7 +23,7 @@ def latency(name: str, loads: list[RequestMix]) -> str:
 def main() -> None:
     options = arguments(__doc__ or "")
     num_rows, repeats, seconds = (20_000, 2, 0.3) if options.quick else (1_000_000, 5, 0.6)
-    loads: dict[str, list[RequestMix]] = {}
+    loads: dict[str, list[LoadResult]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         contenders = LookupContenders(folder, num_rows, seconds, stack)
@@ -52,7 +52,7 @@ def main() -> None:
     print(f"the trainer learned {learned:,.0f} clicks/s in what the load left of the other core")
 
 
-def cases_of(rates: dict[str, list[float]], loads: dict[str, list[RequestMix]], learned: float) -> list[Case]:
+def cases_of(rates: dict[str, list[float]], loads: dict[str, list[LoadResult]], learned: float) -> list[Case]:
     """Who is compared with whom, and what is needed."""
 
     def peers(*names: str) -> dict[str, list[float]]:

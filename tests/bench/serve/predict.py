@@ -2,7 +2,6 @@
 
 # N instances of a request
 import json
-import os
 import statistics
 import tempfile
 from contextlib import ExitStack
@@ -15,9 +14,10 @@ from springtide_client.encode import encode_instances
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 
+from tests.bench.harness.processes import module_command, our_environment
 from tests.bench.harness.report import Case, alternate, arguments, fail, report
-from tests.bench.serve.contenders import CONNECTIONS, JSON, NUM_REQUESTS, Server, core, python
-from tests.bench.serve.http_load import RequestMix, Wrk, post
+from tests.bench.serve.contenders import CONNECTIONS, JSON, NUM_REQUESTS, Server, core
+from tests.bench.serve.http_load import LoadResult, Wrk, post
 from tests.bench.serve.lookup import latency
 from tests.bench.workloads.row_log import write_log
 
@@ -60,7 +60,7 @@ def check(name: str, view: View, question: Question, answer: bytes) -> None:
 def main() -> None:
     options = arguments(__doc__ or "")
     num_rows, repeats, seconds = (20_000, 2, 0.5) if options.quick else (1_000_000, 5, 1.0)
-    loads: dict[str, list[RequestMix]] = {}
+    loads: dict[str, list[LoadResult]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         log = write_log(folder, num_rows)
@@ -75,8 +75,8 @@ def main() -> None:
         }
         runs = {}
         for server_name, settings in SERVERS.items():
-            command = [*python("lookup_server"), str(log), json.dumps(settings)]
-            server = Server(command, {**os.environ, "OMP_NUM_THREADS": "1"})
+            command = [*module_command("tests.bench.serve.server_process"), str(log), json.dumps(settings)]
+            server = Server(command, our_environment())
             stack.callback(server.close)
             for form, questions in asked.items():
                 bodies = [json.dumps(question).encode() for question in questions]

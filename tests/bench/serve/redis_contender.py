@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tests.bench.serve.http_load import RequestMix
+from tests.bench.serve.http_load import LoadResult
 
 CHUNK_ROWS = 10_000
 
@@ -65,7 +65,7 @@ class Redis:
         assert self._line() == b"*%d" % len(ids_K)
         return np.frombuffer(b"".join(self._reply() for _ in ids_K), "<f4").reshape(-1, dim)
 
-    def measure(self, *, num_ids: int, num_rows: int, connections: int, requests: int) -> RequestMix:
+    def measure(self, *, num_ids: int, num_rows: int, connections: int, requests: int) -> LoadResult:
         """redis-benchmark with keys drawn at random."""
         keys = ["key:__rand_int__"] * num_ids
         options = ["-p", str(self.port), "-c", str(connections), "-n", str(requests), "-r", str(num_rows), "--csv"]
@@ -77,7 +77,7 @@ class Redis:
             env=self._environment,
         )
         (line,) = csv.DictReader(io.StringIO(done.stdout))
-        return RequestMix(float(line["rps"]), float(line["p50_latency_ms"]), float(line["p99_latency_ms"]))
+        return LoadResult(float(line["rps"]), float(line["p50_latency_ms"]), float(line["p99_latency_ms"]))
 
     def close(self) -> None:
         self._stream.close()

@@ -12,3 +12,7 @@ def main() -> None:
     serve(
         sys.argv[1], ServeConfig(port=0, **settings), on_listening=lambda url: print(url.rpartition(":")[2], flush=True)
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -53,3 +53,7 @@ def main() -> None:
                 log.append(*state.checkpoint(created_ms=now_ms, complete_until_ms=now_ms))
                 print(state.samples_trained, flush=True)
                 published = time.monotonic()
+
+
+if __name__ == "__main__":
+    main()

@@ -13,9 +13,9 @@ from statistics import median
 
 import numpy as np
 
-from tests.bench.harness.child_process import saved
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.peer_process import Peers
+from tests.bench.harness.processes import saved
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.snapshot.row_stores import PEERS, RowFiles, RowSet, SpringtideLog

@@ -16,6 +16,7 @@ from app.config.load import load_config
 from app.processes.priority import yield_to_others
 from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
+from tests.bench.harness.processes import module_command, our_environment
 from tests.bench.harness.report import fail
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
 
@@ -31,14 +32,9 @@ class Swaps:
         self.folder, self.num_rows = folder, num_rows
         self.num_swaps = self.num_bases = 0
         write_log(folder, num_rows)
-        command = [
-            sys.executable,
-            "-c",
-            "from tests.bench.snapshot.swap_latency import write; write()",
-            str(folder),
-            str(num_rows),
-        ]
-        self._writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [*module_command("tests.bench.snapshot.swap_latency"), "write", str(folder), str(num_rows)]
+        pipe = subprocess.PIPE
+        self._writer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=our_environment())
         self._say("")  # it has begun its epoch
         self.model = HotModel(folder / "log")
 
@@ -89,18 +85,18 @@ class Swaps:
 
 def write() -> None:
     """The other process: for each number of seconds on its standard input, versions and bases meanwhile."""
-    folder, num_rows = Path(sys.argv[1]), int(sys.argv[2])
+    folder, num_rows = Path(sys.argv[2]), int(sys.argv[3])
     config = load_config(folder / "springtide.toml")
     random, number = np.random.default_rng(5), 0
     feature = config.schema.number(FEATURE)
-    command = [sys.executable, "-c", "from tests.bench.snapshot.swap_latency import merge; merge()", str(folder)]
+    command = [*module_command("tests.bench.snapshot.swap_latency"), "compact", str(folder)]
     pipe = subprocess.PIPE
     with (
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as merger,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as compactor,
         LogWriter.open(config.log, schema=config.schema) as log,
     ):
-        assert merger.stdin is not None
-        assert merger.stdout is not None
+        assert compactor.stdin is not None
+        assert compactor.stdout is not None
         mark = config.schema.fingerprint()
         log.append(VersionMeta(fingerprint=mark), {})
         print("ready", flush=True)
@@ -121,16 +117,20 @@ def write() -> None:
                 log.append_owned(VersionMeta(samples_trained=number, fingerprint=mark), arrays)
                 if number % VERSIONS_A_BASE == 0:
                     log.sync()
-                    print("merge", file=merger.stdin, flush=True)
+                    print("compact", file=compactor.stdin, flush=True)
                     asked += 1
                 time.sleep(VERSION_SECONDS)
-            print(json.dumps({"bases": sum(int(merger.stdout.readline()) for _ in range(asked))}), flush=True)
-        merger.stdin.close()
+            print(json.dumps({"bases": sum(int(compactor.stdout.readline()) for _ in range(asked))}), flush=True)
+        compactor.stdin.close()
 
 
-def merge() -> None:
-    """The merger, as `springtide merge` is: a base for each line of its standard input, in nobody's way."""
-    directory = LogDirectory(Path(sys.argv[1]) / "log")
+def compact() -> None:
+    """The compactor, as `springtide compact` is: a base for each line of its standard input, in nobody's way."""
+    directory = LogDirectory(Path(sys.argv[2]) / "log")
     yield_to_others()
     for _ in sys.stdin:
         print(int(compact_log(directory, window_samples=100) is not None), flush=True)
+
+
+if __name__ == "__main__":
+    {"write": write, "compact": compact}[sys.argv[1]]()

@@ -19,10 +19,10 @@ from springtide_client.rows.initial_values import initial_values
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
-from tests.bench.harness.child_process import saved
 from tests.bench.harness.machine_limits import line_rate
 from tests.bench.harness.peer_process import Peers
-from tests.bench.harness.report import Case, alternate, argument_parser, fail, report, timed
+from tests.bench.harness.processes import saved
+from tests.bench.harness.report import DATA, Case, alternate, argument_parser, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.hit_rates import EXPONENTS, MAX_LOSS, SHARES, compare, item_stream, zipf_stream
 from tests.bench.workloads.keys import Int64Array, churn_stream
@@ -34,7 +34,6 @@ INTERVALS = {"TorchRec MCH": 1, "TorchRec MCH, every 10th batch": 10}
 VENV_OF = {"TFRA": "tfra", "TorchRec MCH": "fbgemm"}
 NEEDED = {"TFRA": 3.0, "TorchRec MCH": 8.0}
 BATCH_MS = 1000  # a batch is a second of event time
-ITEMS = Path(__file__).resolve().parents[3] / "shared" / "data"
 KINDS: dict[str, dict[str, Any]] = {
     "lru": {},
     "lfu": {"eviction": "lfu", "optimizer": {"name": "sgd", "lr": 0.0}},
@@ -207,7 +206,7 @@ def hit_rates(items: Path | None, *, quick: bool) -> list[Case]:
 
 def main() -> None:
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--data", type=Path, default=ITEMS, help="where simulated-completejourney.parquet is")
+    parser.add_argument("--data", type=Path, default=DATA, help="where simulated-completejourney.parquet is")
     options = parser.parse_args()
     capacity, batch_size, num_batches, repeats = (16_384, 4_096, 10, 2) if options.quick else (262_144, 16_384, 100, 5)
     items: Path | None = options.data / "simulated-completejourney.parquet"

@@ -10,9 +10,9 @@ import numpy as np
 
 from kernels.cpu.index.buckets import WIDTH, WORDS
 from kernels.spec import NO_SLOT
-from tests.bench.harness.child_process import saved
 from tests.bench.harness.machine_limits import line_rate
 from tests.bench.harness.peer_process import Peers
+from tests.bench.harness.processes import saved
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_store import FullStore, fill_store

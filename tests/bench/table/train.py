@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from embeddings.rows import Float32Array
-from tests.bench.harness.child_process import saved
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.peer_process import Peers
+from tests.bench.harness.processes import saved
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_table import FullTable, fill_table
@@ -115,7 +115,7 @@ class Torch:
         return self.module.weight.detach()[self.at_K].numpy()
 
 
-class Child:
+class InstalledPeer:
     """A peer in an interpreter of its own; what it is asked is as above."""
 
     def __init__(self, peers: Peers, setting: Setting, full: FullTable, folder: Path) -> None:
@@ -136,10 +136,10 @@ class Child:
         return rows
 
 
-def make_rival(setting: Setting, full: FullTable, peers: Peers, folder: Path) -> "Torch | Child | None":
+def make_rival(setting: Setting, full: FullTable, peers: Peers, folder: Path) -> "Torch | InstalledPeer | None":
     """None where it is not installed."""
     if setting.peer in VENV_OF:
-        return Child(peers, setting, full, folder) if setting.peer in peers.installed else None
+        return InstalledPeer(peers, setting, full, folder) if setting.peer in peers.installed else None
     torch.set_num_threads(setting.threads)
     return Torch(setting.peer, setting.optimizer, full.values_CD)
 

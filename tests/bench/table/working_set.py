@@ -6,8 +6,6 @@ another, runs the small ones again under a limit that leaves the page cache no r
 """
 
 # N rows of the base, D dimension
-import os
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,12 +23,11 @@ from springtide_client.schema import Schema
 from app.version_log.compact.base_writer import BaseImage, write_base
 from kernels.backend import backend
 from kernels.spec import RowLayout
-from tests.bench.harness.child_process import Child
+from tests.bench.harness.processes import ContenderProcess, module_command, our_environment
 from tests.bench.harness.report import Case, alternate, argument_parser, fail, report
 from tests.bench.table.memory_cgroup import MIB, MemoryCgroup, uncached_copy
 from tests.bench.table.working_set_contender import CATEGORICAL, DIM, OPTIMIZER
 
-SCRIPT = Path(__file__).parent / "peers" / "working_set.py"
 TIMES, NEEDED = 10, 0.5  # working set over budget; share of the speed that must be left
 WARM_BATCHES = 24
 CODE_BYTES = 32 * MIB
@@ -67,7 +64,7 @@ class Race:
 
     def __init__(self, folder: Path, base: Path, sizes: dict[str, int], *, bfloat16: bool, budget: int) -> None:
         self.folder, self.base, self.sizes, self.bfloat16, self.budget = folder, base, sizes, bfloat16, budget
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, ContenderProcess] = {}
         self.losses: dict[str, list[float]] = {}
         self.warm: dict[str, dict[str, int]] = {}  # the counters when a contender was warm
         self.last: dict[str, dict[str, Any]] = {}
@@ -75,7 +72,7 @@ class Race:
     def start(self, name: str, base: Path, cgroup: MemoryCgroup | None = None) -> None:
         """Prepared and warm: the spill has what the stream left behind."""
         small, ahead = CONTENDERS[name.removesuffix(", cgroup")]
-        child = Child(name, [sys.executable, str(SCRIPT)], dict(os.environ) | {"OMP_NUM_THREADS": "1"}, None)
+        child = ContenderProcess(name, module_command("tests.bench.table.working_set_process"), our_environment(), None)
         self.children[name] = child
         if cgroup is not None:
             cgroup.add(child.pid)
