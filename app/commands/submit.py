@@ -28,8 +28,8 @@ def submit_and_wait(
     """What became of it: executed by a running trainer, or else here. None: it waits for a trainer still."""
     from springtide_client.errors import LogError
 
-    from app.serving.admin.requests import submit_command
     from app.version_log.commands.offline import execute_pending
+    from app.version_log.commands.queue import submit_command
     from app.version_log.commands.status import command_status
     from app.version_log.errors import FencedError, LogBusyError
 

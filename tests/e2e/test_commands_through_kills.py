@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from springtide_client.log.directory import LogDirectory
 
-from app.serving.admin.requests import submit_command
+from app.version_log.commands.queue import submit_command
 from app.version_log.failpoints import VARIABLE
 from tests.e2e.clicks import make_clicks
 from tests.e2e.test_policies import view_of

@@ -1,17 +1,11 @@
-"""Orders to the trainer: files put atomically into <log>/commands/, answered before they are executed."""
+"""The bodies of admin requests: checked here, and turned into the body of a command for the trainer."""
 
-import os
-import secrets
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import msgspec
 from springtide_client.errors import EncodeError
 from springtide_client.keys import INT64_MAX, encode_id
 from springtide_client.schema import Schema
-from springtide_client.system.files import fsync_folder
 
 from app.config.runtime_limits import EXAMPLE, limits_document, parse_limits
 from app.serving.http.errors import ApiError, bad_request, invalid
@@ -27,24 +21,6 @@ def check_supported(kind: str, status: Mapping[str, Any]) -> None:
             f"the trainer of this log does not execute {kind} orders, so none was put down",
             "a trainer that does names the kind in the `orders` list of /v1/status",
         )
-
-
-def submit_command(log_path: Path, kind: str, body: Mapping[str, Any]) -> str:
-    """Put an order down where the trainer looks; returns its id once it would survive a power loss."""
-    # ids sort by time, so that the trainer may execute them in the order they came
-    order_id = f"{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(6)}"
-    order = {"id": order_id, "kind": kind, "created_ms": time.time_ns() // 1_000_000, **body}
-    folder = log_path / "commands"
-    folder.mkdir(parents=True, exist_ok=True)
-    fsync_folder(log_path)
-    draft = folder / f".{order_id}.tmp"
-    with draft.open("xb") as file:
-        file.write(msgspec.json.encode(order))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(folder / f"{order_id}.json")
-    fsync_folder(folder)
-    return order_id
 
 
 def parse_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ async def snapshot(
         raise gone(wanted, service.replica.versions.oldest)
 
     def make() -> FileResponse:
-        made = service.snapshots.get(view, wanted, rows=rows)
+        made = service.snapshots.get(view.client_view, wanted, rows=rows)
         answer = FileResponse(made.path, etag=made.etag)
         answer.extra_headers = {
             "x-springtide-version": str(wanted),

@@ -1,18 +1,22 @@
-"""The versions this server has seen pass: what each was, without its tensors."""
+"""The versions that this server has applied: what each was, without its tensors."""
 
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+from springtide_client.follow.follower import AppliedVersion
 from springtide_client.format.records import EPOCH_SHIFT, Tip, version_name
 
 MAX_VERSIONS = 100_000
+# of a version's meta, what only the next trainer reads
+INTERNAL_META = ("trainer", "record_ms", "created_ms")
 
 
 @dataclass(frozen=True, slots=True)
 class VersionEntry:
-    """One version: its place in the log, and what its record says of it."""
+    """One version: its place in the log, and the metadata of its record."""
 
     number: int
     parent: int
@@ -20,6 +24,15 @@ class VersionEntry:
     created_ms: int
     record_ms: Sequence[int]
     meta: dict[str, Any]
+
+    @staticmethod
+    def of(applied: AppliedVersion) -> "VersionEntry":
+        """The entry of a version that a follower has applied."""
+        meta = msgspec.to_builtins(applied.meta)
+        created_ms, record_ms = meta["created_ms"], meta["record_ms"]
+        for name in INTERNAL_META:
+            del meta[name]
+        return VersionEntry(applied.number, applied.parent, applied.checksum, created_ms, record_ms, meta)
 
     @property
     def tip(self) -> Tip:
@@ -30,7 +43,7 @@ class VersionEntry:
         return f'"{self.checksum:016x}"'
 
     def document(self) -> dict[str, Any]:
-        """The manifest that HTTP shows; checksums as hexadecimal text, for JSON's numbers are too short."""
+        """The manifest of /v1/versions; checksums are hexadecimal strings because JSON numbers lose digits."""
         epoch, count = self.number >> EPOCH_SHIFT, self.number & ((1 << EPOCH_SHIFT) - 1)
         return {
             "version": self.number,
@@ -45,17 +58,21 @@ class VersionEntry:
 
 
 class VersionIndex:
-    """The newest versions in order; written by the following thread, read by all."""
+    """The newest versions in order. The following thread adds, any thread may read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: list[VersionEntry] = []
-        self._places: dict[int, VersionEntry] = {}
+        self._by_number: dict[int, VersionEntry] = {}
 
     def add(self, entry: VersionEntry) -> None:
-        """A version was applied; one that is not beyond the last starts the index anew (a repair from a base)."""
+        """Add an applied version.
+
+        One that is not newer than the last replaces every version from its number on: the follower restarted from a
+        base.
+        """
         with self._lock:
-            known = self._places.get(entry.number)
+            known = self._by_number.get(entry.number)
             if known is not None and known.checksum == entry.checksum:
                 return
             if self._entries and entry.number <= self._entries[-1].number:
@@ -63,18 +80,18 @@ class VersionIndex:
             self._entries.append(entry)
             if len(self._entries) > MAX_VERSIONS:
                 del self._entries[: MAX_VERSIONS // 10]
-            if len(self._entries) != len(self._places) + 1:
-                self._places = {known.number: known for known in self._entries}
-            self._places[entry.number] = entry
+            if len(self._entries) != len(self._by_number) + 1:
+                self._by_number = {known.number: known for known in self._entries}
+            self._by_number[entry.number] = entry
 
     def find(self, number: int) -> VersionEntry | None:
-        """The version of that number."""
+        """The version of that number, or None."""
         with self._lock:
-            return self._places.get(number)
+            return self._by_number.get(number)
 
     @property
     def oldest(self) -> int | None:
-        """The oldest number at hand."""
+        """The oldest version number in the index, or None."""
         with self._lock:
             return self._entries[0].number if self._entries else None
 

@@ -1,12 +1,13 @@
-"""What the routes ask of a model at one version; app/serving/model/log_follower.py gives it by the client's View."""
+"""The protocol of a model at one version, as the routes use it; ServedView implements it."""
 
-# K keys, D dimension, N samples, L labels, R rows
+# K keys, D dimension, N samples, L labels
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features
+from springtide_client.model.view import View
 from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
 
@@ -16,14 +17,14 @@ StatusArray = npt.NDArray[np.uint8]
 
 
 class ModelView(Protocol):
-    """An immutable model: every answer of one view is of one version."""
+    """An immutable model: all answers of one view are of one version."""
 
     @property
     def version(self) -> int: ...
 
     @property
     def complete_until_ms(self) -> int:
-        """Every record readable at that wall time is in the version; 0 where that was never so."""
+        """Every record readable at this wall time is in the version; 0 if the stream was never read to its end."""
 
     @property
     def schema(self) -> Schema: ...
@@ -33,29 +34,33 @@ class ModelView(Protocol):
 
     @property
     def feature_numbers(self) -> Mapping[str, int]:
-        """The id features and their numbers in keys."""
+        """The numbers in keys of the id features, by name."""
+
+    @property
+    def client_view(self) -> View:
+        """The client's view behind this one."""
 
     def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
-        """Rows [K, D] of one feature, NaN where there is none, and their status codes [K]."""
+        """Rows [K, D] of one feature, NaN where there is none, and status codes [K]."""
 
     def lookup_packed(self, number: int, ids_K: IdArray) -> StatusArray:
-        """The same in one array of bytes: K rows of D float32, then K status codes."""
+        """The result of `lookup` in one array of bytes: K rows of D float32, then K status codes."""
 
     def row_info(self, number: int, row_id: int) -> tuple[int, int]:
-        """Count and last seen (ms) of a known row."""
+        """(count, last seen in ms) of a known row."""
 
     def predict(self, features: Features) -> tuple[npt.NDArray[np.float32], StatusArray]:
-        """Probabilities [N, L], and the status [K] of the rows they rest on, in the order of `lookup_keys`."""
+        """Probabilities [N, L], and the status [K] of every row they used, in the order of `lookup_keys`."""
 
     def has_id_strings(self, number: int) -> bool:
-        """Whether ids of the feature are hashes of texts."""
+        """Return True if ids of the feature are hashes of strings."""
 
     def display_ids(self, number: int, ids_K: IdArray) -> list[int | str]:
-        """The ids as people know them: the text where the id is a hash."""
+        """The ids as clients know them: the string where the id is a hash of one."""
 
     @property
     def layers(self) -> Sequence[RowLayer]:
-        """Rows of all features, the newest layer first: what it has of a key, row or mark, hides what lies below."""
+        """Rows of all features, newest layer first; a row or tombstone hides the same key in all older layers."""
 
     def expiry_cutoff_ms(self, number: int) -> int:
-        """Rows of the feature that were last seen before are dead."""
+        """Rows of the feature last seen before this time have expired."""

@@ -1,8 +1,10 @@
-"""Orders to the trainer: files that others put into <log>/commands/, claimed by renaming, unlinked once durable."""
+"""Commands to the trainer: files in <log>/commands/, claimed by renaming, unlinked once their version is durable."""
 
 import logging
 import os
 import re
+import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import msgspec
 from springtide_client.format.records import StreamPosition
+from springtide_client.system.files import fsync_folder
 
 from app.version_log.failpoints import failpoint
 
@@ -25,6 +28,25 @@ class Command:
     id: str
     kind: str
     body: dict[str, Any]
+
+
+def submit_command(log_path: Path, kind: str, body: Mapping[str, Any]) -> str:
+    """Write a command file for the trainer to execute; returns its id once the file would survive a power loss."""
+    # ids sort by time, so that the trainer executes commands in the order they were submitted
+    now_ms = time.time_ns() // 1_000_000
+    command_id = f"{now_ms:013d}-{secrets.token_hex(6)}"
+    command = {"id": command_id, "kind": kind, "created_ms": now_ms, **body}
+    folder = log_path / "commands"
+    folder.mkdir(parents=True, exist_ok=True)
+    fsync_folder(log_path)
+    draft = folder / f".{command_id}.tmp"
+    with draft.open("xb") as file:
+        file.write(msgspec.json.encode(command))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(folder / f"{command_id}.json")
+    fsync_folder(folder)
+    return command_id
 
 
 class CommandQueue:

@@ -115,18 +115,16 @@ def _reason(error: OSError) -> str:
 
 
 def _write_snapshot(index: LogIndex, config: ExportConfig, draft: Path) -> int:
-    import threading
-
     from springtide_client.model.view import View
     from springtide_client.rows.disk_layer import DiskLayers
 
-    from app.serving.feed.snapshot_cache import Snapshot
+    from app.version_log.export.snapshot_file import SnapshotFile
     from app.version_log.read.version_range import RANGE_BYTES, VersionRange
 
     base = index.base_before(config.version)
     view, layers = View.open(base.path), DiskLayers(draft.parent)
     for record in VersionRange(index, base.tip.number, config.version).records():
         view = layers.limit_memory(view.apply(record).merged(), view.parameters.num_bytes * 2 + RANGE_BYTES)
-    snapshot = Snapshot.of(view, with_rows=config.with_rows)
-    snapshot.write(draft, stopping=threading.Event())
-    return snapshot.shapes["rows.id"].shape[0]
+    snapshot = SnapshotFile.of(view, index.directory, with_rows=config.with_rows)
+    snapshot.write(draft)
+    return snapshot.num_rows

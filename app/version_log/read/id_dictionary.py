@@ -23,15 +23,23 @@ class IdDictionary:
         self._parts = [part for part in (base.id_strings, merged) if part is not None]
 
     def find(self, features_K: UInt16Array, ids_K: Int64Array) -> list[str | None]:
-        """The text of each key; None where the id is a number, or the text is not known."""
-        texts: list[str | None] = [None] * len(ids_K)
+        """The string of each key; None where the id is a number, or its string is not known."""
+        found: list[str | None] = [None] * len(ids_K)
         for part in self._parts:
-            places_K = find_id_strings(part, features_K, ids_K)
-            offsets, content = part["offsets"], part["bytes"]
-            for k in np.flatnonzero(places_K >= 0).tolist():
-                start, end = offsets[places_K[k] : places_K[k] + 2].tolist()
-                texts[k] = content[start:end].tobytes().decode()
-        return texts
+            for k, string in enumerate(strings_of(part, features_K, ids_K)):
+                found[k] = string if string is not None else found[k]
+        return found
+
+
+def strings_of(part: Arrays, features_K: UInt16Array, ids_K: Int64Array) -> list[str | None]:
+    """The string of each key in columns that are sorted by (feature, id); None where the key is not in them."""
+    strings: list[str | None] = [None] * len(ids_K)
+    places_K = find_id_strings(part, features_K, ids_K)
+    offsets, content = part["offsets"], part["bytes"]
+    for k in np.flatnonzero(places_K >= 0).tolist():
+        start, end = offsets[places_K[k] : places_K[k] + 2].tolist()
+        strings[k] = content[start:end].tobytes().decode()
+    return strings
 
 
 def find_id_strings(part: Arrays, features_K: UInt16Array, ids_K: Int64Array) -> Indices:

@@ -2,6 +2,7 @@
 
 # K keys asked for, n texts
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,12 @@ def id_strings_of(tensors: Arrays) -> Arrays | None:
     if "texts.id" not in tensors:
         return None
     return {name: tensors[f"texts.{name}"] for name in ("feature", "id", "offsets", "bytes")}
+
+
+def decode_strings(offsets: Int64Array, content: npt.NDArray[np.uint8]) -> list[str]:
+    """The strings that lie end to end in one tensor of UTF-8 bytes."""
+    joined = content.tobytes()
+    return [joined[start:end].decode() for start, end in pairwise(offsets.tolist())]
 
 
 def _slices(starts: Int64Array, offsets: Int64Array) -> Int64Array:

@@ -7,10 +7,10 @@ from drawn_clicks import SCHEMA, make_batch
 from made_config import make_config
 from springtide_client.log.directory import LogDirectory
 
-from app.serving.admin.requests import submit_command
 from app.training.bootstrap import load_state
 from app.training.commands import CommandExecutor
 from app.training.state.training_state import TrainingState
+from app.version_log.commands.queue import submit_command
 from app.version_log.commands.rollback import build_rollback
 from app.version_log.write.writer import LogWriter
 

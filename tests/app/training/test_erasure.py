@@ -7,10 +7,10 @@ from made_config import make_config
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import KNOWN, View
 
-from app.serving.admin.requests import submit_command
 from app.training.bootstrap import load_state
 from app.training.commands import CommandExecutor
 from app.training.state.spill_gc import SpillGC
+from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status
 from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter

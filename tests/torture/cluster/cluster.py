@@ -9,7 +9,7 @@ from pathlib import Path
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 
-from app.serving.admin.requests import submit_command
+from app.version_log.commands.queue import submit_command
 from stream.kafka.admin import Admin
 from stream.kafka.consumer import KafkaConfig
 from stream.kafka.producer import Producer

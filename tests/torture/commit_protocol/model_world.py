@@ -15,8 +15,7 @@ from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
 from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
 
-from app.serving.admin.requests import submit_command
-from app.version_log.commands.queue import CommandQueue
+from app.version_log.commands.queue import CommandQueue, submit_command
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
 from app.version_log.read.resume import Resume

@@ -83,6 +83,11 @@ class ExportedModel:
                 tensors.append(self._initial[name] if name in self._initial else self._constants[name])
         return ModelParameters(tuple(tensors))
 
+    def named_arrays(self, parameters: ModelParameters) -> dict[str, npt.NDArray[Any]]:
+        """The parameters and buffers by name; constants of the program are left out."""
+        named = zip(self._leading, parameters.tensors, strict=True)
+        return {name: tensor.numpy() for name, tensor in named if name in self._initial}
+
     def predict(self, parameters: ModelParameters, inputs: ModelInputs) -> FloatArray:
         """The probabilities [N, L] float32: the sigmoid, in float32, of the program's logits."""
         with torch.inference_mode():

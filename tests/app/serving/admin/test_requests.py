@@ -1,22 +1,10 @@
-import json
-
 import pytest
 from springtide_client.schema import Schema
 
-from app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits, submit_command
+from app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits
 from app.serving.http.errors import ApiError
 
 SCHEMA = Schema(labels=("click",), categorical=("user", "item"), sequence=("last",), share={"last": "item"})
-
-
-def test_an_order_appears_whole_and_in_order(tmp_path):
-    ids = [submit_command(tmp_path, "forget", {"keys": [{"feature": "user_id", "id": number}]}) for number in range(3)]
-    names = sorted(path.name for path in (tmp_path / "commands").iterdir())
-    assert sorted(names) == sorted(f"{order}.json" for order in ids)
-    order = json.loads((tmp_path / "commands" / f"{ids[1]}.json").read_text())
-    assert order["id"] == ids[1]
-    assert order["kind"] == "forget"
-    assert order["keys"] == [{"feature": "user_id", "id": 1}]
 
 
 def test_an_order_that_the_trainer_does_not_execute_is_refused():

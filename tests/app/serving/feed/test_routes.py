@@ -15,10 +15,10 @@ from springtide_client.http.http_log import HttpLog
 from springtide_client.keys import hash_string
 from springtide_client.log.directory import LogDirectory
 
-from app.serving.feed.snapshot_cache import SnapshotCache, view_at_version
+from app.serving.feed.snapshot_cache import SnapshotCache
 from app.serving.http.errors import ApiError
-from app.serving.model.id_dictionary import TextTap, decode_strings
-from app.serving.model.log_follower import ServedView
+from app.version_log.export.snapshot_file import view_at_version
+from app.version_log.read.id_strings import decode_strings
 
 USER, ITEM = 0, 1
 
@@ -187,7 +187,7 @@ def test_a_snapshot_outlives_the_base_of_its_view(world, tmp_path):
     old = world.log.path / f"base-{world.log.number:020d}"
     number = world.log.publish({(USER, 1): [1, 2, 3, 4]}, texts=[(USER, "x")])
     directory = LogDirectory(world.log.path)
-    view = ServedView(view_at_version(directory, number), TextTap(directory))
+    view = view_at_version(directory, number)
 
     def content(name):
         (tmp_path / name).mkdir()

@@ -9,9 +9,9 @@ from springtide_client.format.records import version_name
 from springtide_client.log.directory import LogDirectory
 from trainer_room import expected_counts, published, records, run_in_thread, wait_until
 
-from app.serving.admin.requests import submit_command
 from app.training.health.rollback import ModelHeldError
 from app.training.trainer import Trainer
+from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention

@@ -7,8 +7,8 @@ from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 from trainer_room import run_in_thread, wait_until
 
-from app.serving.admin.requests import submit_command
 from app.training.trainer import Trainer
+from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status
 from app.version_log.compact.compactor import Compactor
 from app.version_log.read.corruption import REPORT_NAME, find_corruption, report_corruption, take_corruption_report

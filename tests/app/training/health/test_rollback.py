@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 from trainer_room import expected_counts, published, records, wait_until
 
-from app.serving.admin.requests import submit_command
 from app.training.input.start_position import StartPosition
 from app.training.trainer import Trainer
 from app.version_log.commands.offline import execute_pending
+from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status
 from app.version_log.trainer_status import read_status
 from app.version_log.write.segments import SegmentWriter

@@ -6,8 +6,8 @@ import pytest
 from random_log import RandomLog
 from small_log import SCHEMA, config, put
 
-from app.serving.admin.requests import submit_command
 from app.version_log.commands.offline import execute_pending
+from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status, erased_keys_report
 from app.version_log.errors import LogBusyError
 

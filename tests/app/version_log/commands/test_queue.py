@@ -1,11 +1,19 @@
 """Orders: executed once, whoever dies, and kept until the version that carries them is durable."""
 
-from app.serving.admin.requests import submit_command
-from app.version_log.commands.queue import CommandQueue
+import json
+
+from app.version_log.commands.queue import CommandQueue, submit_command
 
 
 def names(tmp_path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "commands").iterdir())
+
+
+def test_a_submitted_command_is_a_whole_file_named_for_its_id(tmp_path) -> None:
+    ids = [submit_command(tmp_path, "forget", {"keys": [{"feature": "user_id", "id": number}]}) for number in range(3)]
+    assert names(tmp_path) == sorted(f"{command_id}.json" for command_id in ids)
+    command = json.loads((tmp_path / "commands" / f"{ids[1]}.json").read_text())
+    assert (command["id"], command["kind"], command["keys"]) == (ids[1], "forget", [{"feature": "user_id", "id": 1}])
 
 
 def test_without_a_folder_there_are_no_orders(tmp_path) -> None:

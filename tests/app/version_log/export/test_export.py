@@ -3,7 +3,6 @@
 import errno
 import json
 import resource
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +21,10 @@ from app.errors import UserError
 from app.models.export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
-from app.serving.feed.snapshot_cache import Snapshot, view_at_version
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.export import export as export_module
 from app.version_log.export.export import ExportConfig, export, format_of, write_whole_file
+from app.version_log.export.snapshot_file import SnapshotFile, view_at_version
 from app.version_log.read.index import LogIndex
 from app.version_log.write.writer import LogWriter
 
@@ -128,7 +127,7 @@ def test_safetensors_is_the_snapshot_that_a_server_gives(made, tmp_path) -> None
             export(index, ExportConfig(format="safetensors", version=number, with_rows=with_rows), path, force=False)
             view = view_at_version(made.log.directory, number)
             assert view is not None
-            Snapshot.of(view, with_rows=with_rows).write(tmp_path / "served", stopping=threading.Event())
+            SnapshotFile.of(view, made.log.directory, with_rows=with_rows).write(tmp_path / "served")
             assert path.read_bytes() == (tmp_path / "served").read_bytes()
 
 

@@ -1,0 +1,80 @@
+"""The client's View as the routes see it: with compiled lookups, and with the strings behind its ids."""
+
+# K keys, D dimension
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.features import Features
+from springtide_client.keys import INT64_MIN
+from springtide_client.model.view import View
+from springtide_client.rows.layers import RowLayer
+from springtide_client.schema import Schema
+
+from app.serving.model.id_dictionary import LiveIdDictionary
+from app.serving.model.view import IdArray, RowArray, StatusArray
+from kernels.cpu.serving.layer_search import LayerSearch
+
+
+class ServedView:
+    """Implements ModelView; its docstrings say what each method returns."""
+
+    def __init__(self, client_view: View, id_strings: LiveIdDictionary) -> None:
+        self.client_view = client_view
+        self._id_strings = id_strings
+
+    @property
+    def version(self) -> int:
+        return self.client_view.version
+
+    @property
+    def complete_until_ms(self) -> int:
+        return self.client_view.meta.complete_until_ms
+
+    @property
+    def schema(self) -> Schema:
+        return self.client_view.schema
+
+    @property
+    def dim(self) -> int:
+        return self.client_view.dim
+
+    @cached_property
+    def feature_numbers(self) -> dict[str, int]:
+        return {feature: self.schema.number(feature) for feature in self.schema.features}
+
+    def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
+        return self.client_view.lookup(feature_column(number), ids_K)
+
+    def lookup_packed(self, number: int, ids_K: IdArray) -> StatusArray:
+        search = self.client_view.search
+        assert isinstance(search, LayerSearch)
+        return search.packed(feature_column(number), ids_K)
+
+    def row_info(self, number: int, row_id: int) -> tuple[int, int]:
+        info = self.client_view.row_info(number, row_id)
+        return info["count"], info["last_seen_ms"]
+
+    def predict(self, features: Features) -> tuple[npt.NDArray[np.float32], StatusArray]:
+        return self.client_view.predict_with_status(features)
+
+    def has_id_strings(self, number: int) -> bool:
+        return self._id_strings.has_strings(self.client_view.base, number)
+
+    def display_ids(self, number: int, ids_K: IdArray) -> list[int | str]:
+        strings = self._id_strings.find(self.client_view.base, number, ids_K)
+        return [row_id if string is None else string for row_id, string in zip(ids_K.tolist(), strings, strict=True)]
+
+    @property
+    def layers(self) -> Sequence[RowLayer]:
+        return self.client_view.all_layers
+
+    def expiry_cutoff_ms(self, number: int) -> int:
+        return self.client_view.meta.expiry_cutoffs.get(str(number), INT64_MIN)
+
+
+@lru_cache(maxsize=1_024)
+def feature_column(number: int) -> npt.NDArray[np.uint16]:
+    """One feature number that applies to all ids of a lookup."""
+    return np.array([number], np.uint16)

@@ -1,0 +1,146 @@
+"""The snapshot file: one model at one version in one self-contained file, in the safetensors layout.
+
+It holds dense parameters, the exported program, live rows and id strings; its manifest is in the file's metadata.
+Equal versions of a log give equal bytes, so a download may be resumed at another server.
+"""
+
+# n rows, D dimension
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from springtide_client.errors import SpringtideError
+from springtide_client.format.tensor_writer import TensorWriter
+from springtide_client.format.tensors import TensorShape, tensor_layout
+from springtide_client.log.base import MODEL
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import View
+from springtide_client.rows.layers import empty_layer, sorted_layer
+from springtide_client.rows.search import KNOWN
+
+from app.version_log.read.id_strings import id_strings_of, merge_id_strings
+from app.version_log.read.live_rows import count_live_rows, live_rows
+
+ROW_COLUMNS = ("feature", "id", "value", "count", "last_seen")
+
+
+class SnapshotCancelledError(SpringtideError):
+    """Writing was stopped before the file was complete."""
+
+
+class SnapshotFile(NamedTuple):
+    """The planned contents of a snapshot file: everything but the rows in memory, the rows by shape only."""
+
+    view: View
+    small: dict[str, npt.NDArray[Any]]
+    shapes: dict[str, TensorShape]
+    metadata: dict[str, str]
+    with_rows: bool
+
+    @staticmethod
+    def of(view: View, directory: LogDirectory, *, with_rows: bool) -> "SnapshotFile":
+        """Plan the file of a view; the strings behind its ids are read from the log that the view belongs to."""
+        num_rows = count_live_rows(view) if with_rows else 0
+        strings = {f"texts.{name}": array for name, array in live_id_strings(view, directory).items()}
+        small = dense_tensors(view) | strings
+        shapes = {
+            "rows.feature": TensorShape(np.dtype(np.uint16), (num_rows,)),
+            "rows.id": TensorShape(np.dtype(np.int64), (num_rows,)),
+            "rows.value": TensorShape(np.dtype(np.float32), (num_rows, view.dim)),
+            "rows.count": TensorShape(np.dtype(np.int64), (num_rows,)),
+            "rows.last_seen": TensorShape(np.dtype(np.int64), (num_rows,)),
+        } | {name: TensorShape(array.dtype, array.shape) for name, array in small.items()}
+        base = view.base.manifest
+        manifest: dict[str, Any] = {
+            "version": view.version,
+            "checksum": f"{view.tip.checksum:016x}",
+            "schema": base.schema,
+            "table": base.table,
+            "model": base.model,
+            "meta": view.meta,
+        }
+        metadata = {"manifest": msgspec.json.encode(manifest).decode(), "format": "springtide-snapshot-1"}
+        return SnapshotFile(view, small, shapes, metadata, with_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the file will hold."""
+        return self.shapes["rows.id"].shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the file."""
+        return tensor_layout(self.shapes, self.metadata).num_bytes
+
+    def write(self, path: Path, *, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Write the file with a bounded number of rows in memory at a time.
+
+        Raises SnapshotCancelledError once `is_cancelled` returns True, OSError where the disk refuses.
+        """
+        writer = TensorWriter(path, self.shapes, self.metadata)
+        try:
+            for name, array in self.small.items():
+                writer.write(name, 0, array)
+            start = 0
+            for rows in live_rows(self.view) if self.with_rows else ():
+                if is_cancelled():
+                    raise SnapshotCancelledError(f"the snapshot {path.name} was cancelled")
+                for column in ROW_COLUMNS:
+                    writer.write(f"rows.{column}", start, getattr(rows, column))
+                start += len(rows)
+        finally:
+            writer.close()
+
+
+def view_at_version(directory: LogDirectory, version: int) -> View | None:
+    """Replay the log from the newest base at or before a version; None if the log no longer reaches that version."""
+    with suppress(SpringtideError, FileNotFoundError):
+        for path in reversed(directory.bases()):
+            if int(path.name.removeprefix("base-")) > version:
+                continue
+            view = View.open(path)
+            if view.version == version:
+                return view
+            for record in directory.records(view.tip):
+                view = view.apply(record).merged()
+                if view.version >= version:
+                    return view if view.version == version else None
+            return None
+    return None
+
+
+def dense_tensors(view: View) -> dict[str, npt.NDArray[Any]]:
+    """The dense net's parameters as `dense.<name>`, and the bytes of its exported program as `model.pt2`."""
+    parameters = view.model.named_arrays(view.parameters)
+    program = np.frombuffer((view.base.path / MODEL).read_bytes(), np.uint8)
+    return {**{f"dense.{name}": array for name, array in parameters.items()}, MODEL: program}
+
+
+def live_id_strings(view: View, directory: LogDirectory) -> dict[str, npt.NDArray[Any]]:
+    """The strings behind ids that have a row, sorted by (feature, id).
+
+    They are equal at equal versions, whatever base the view was replayed from.
+    """
+    base = view.base
+    parts = [base.id_strings] if base.id_strings is not None else []
+    if view.version != base.tip.number:
+        for record in directory.records(base.tip):
+            if record.number > view.version:
+                break
+            if (strings := id_strings_of(record.tensors())) is not None:
+                parts.append(strings)
+    known = merge_id_strings(parts, empty_layer(view.dim))
+    if known is None:
+        return {}
+    _, status = view.lookup(known["feature"], known["id"])
+    if bool(np.all(status == KNOWN)):
+        return known
+    dead = np.flatnonzero(status != KNOWN)
+    no_values = np.zeros((len(dead), view.dim), np.float32)
+    times = np.zeros(len(dead), np.int64)
+    without_row = sorted_layer(known["feature"][dead], known["id"][dead], no_values, times, times)
+    return merge_id_strings([known], without_row) or {}
