@@ -13,7 +13,6 @@ from embeddings.counters import COUNTERS, TableCounters
 from embeddings.current_stream import on_current_stream
 from embeddings.intra_op_pool import IntraOpPool
 from embeddings.lookup.materialize import Materializer
-from embeddings.lookup.output_buffers import OutputBuffers
 from embeddings.lookup.read_only import UInt8Array
 from embeddings.memory.capacity import Capacity
 from embeddings.memory.dirty_rows import DirtyRows
@@ -82,7 +81,7 @@ class TableParts:
         self.admission = AdmissionControl(self.ops, Admission.of(config.admission), config.features, tracked=tracked)
         self.ttl = ExpirySweep(self.memory, self.cutoffs, config.features)
         self.disk_cap = DiskCap(self.spill, self.cutoffs, config.disk_bytes, beside=other_disk_bytes)
-        self.output_buffers = OutputBuffers()
+        self.output_buffers = self.ops.new_output_buffers()
         self.dirty_rows = DirtyRows(self.memory, self.evicted_dirty, self.cutoffs)
         self.materializer = Materializer(
             ops=self.ops,
@@ -98,7 +97,7 @@ class TableParts:
         self.bulk = BulkOperations(
             self.memory, self.lower_tiers, self.dirty_rows, self.cutoffs, by_count=config.eviction == "lfu"
         )
-        self.pool = IntraOpPool(config.num_threads if self.ops.on_host else 1)
+        self.pool = IntraOpPool(min(config.num_threads, self.ops.max_threads))
 
     # versions
 

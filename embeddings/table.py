@@ -91,7 +91,7 @@ class EmbeddingTable(TableParts):
         """The rows of some keys, or of bags of them; for `max` also which key of the part gave each number, else -1."""
         slots_U, inverse_K = self._current_slots(lookup), lookup.unique.inverse_K[part.start : part.stop]
         if part.offsets_B1 is None:
-            out_KD = self.output_buffers.take(len(inverse_K), self.dim) if self.ops.on_host else None
+            out_KD = self.output_buffers.take(len(inverse_K), self.dim)
             return self.ops.gather(self.memory.store, slots_U, inverse_K, out_KD), None
         return self.ops.gather_pooled(self.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode)
 

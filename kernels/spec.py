@@ -149,14 +149,31 @@ def priority_of(scores_N: Any, xp: Any = np) -> Any:
     return xp.where(xp.isnan(scores_N), np.int64(-(1 << (PRIORITY_BITS - 1))), ordered_N)
 
 
+class OutputBuffers(Protocol):
+    """Arrays for the results of `gather`, whose memory is used again once nothing refers to it."""
+
+    def take(self, num_keys: int, dim: int) -> Array | None:
+        """An array (num_keys, dim), float32, of any content; None where a fresh one costs nothing."""
+        ...
+
+    def num_bytes(self) -> int:
+        """The memory kept for reuse."""
+        ...
+
+
 class Ops(Protocol):
     """A device. Keys of a call are unique unless their axis is K; every verb is deterministic.
 
-    A number or a length that the host would have to wait for may be left on the device where a verb says so.
+    A number or a length that the host would have to wait for may be left on the device where a verb says so: a list
+    is then padded, NO_SLOT (-1) fills it up to the longest length that it may have. The host's lists never are.
     """
 
+    device: str  # "cpu" or "cuda"
     width: int  # slots of a bucket
-    on_host: bool  # whether its arrays are the host's
+    max_threads: int  # threads that may share the work of one op
+    readback_delay: (
+        int  # batches to let pass before a result is read back, so that reading does not wait for the device
+    )
 
     @property
     def xp(self) -> Any:
@@ -195,6 +212,30 @@ class Ops(Protocol):
 
     def tensor_of(self, array: Array) -> Any:
         """An array of the device as a torch tensor, not copied."""
+        ...
+
+    def unpadded(self, list_N: Array) -> Array:
+        """A list without its padding. Waits for the device, unless lists are the host's: those are returned as is."""
+        ...
+
+    def num_padding(self, list_N: Array) -> int:
+        """The number of entries of a list that may be padding; 0 for lists of the host."""
+        ...
+
+    def num_listed(self, list_N: Array) -> Any:
+        """The number of entries of a list that are not padding. Late: it may be an array of one."""
+        ...
+
+    def bags_of_keys(self, offsets_B1: Array, num_keys: int) -> Array:
+        """The bag, int64, of each of `num_keys` keys; bag b holds keys offsets_B1[b] to offsets_B1[b + 1]."""
+        ...
+
+    def count_values(self, values_K: Array, num: int) -> Array:
+        """How often each of the values 0..num occurs, int64."""
+        ...
+
+    def new_output_buffers(self) -> OutputBuffers:
+        """Memory for results of `gather`, for one thread."""
         ...
 
     def allocate(self, num_slots: int, num_overflow: int, layout: RowLayout) -> Store:

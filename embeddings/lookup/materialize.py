@@ -124,17 +124,15 @@ class Materializer:
 
     def _recreate_expired(self, unique: UniqueKeys, slots_U: Array, dead: Array) -> None:
         """Rows in memory that are dead take first values. How many they are the device may tell later."""
-        xp, slots_N, num = self.ops.xp, slots_U[dead], len(dead)
-        if not self.ops.on_host:
-            slots_N = xp.where(dead < 0, NO_SLOT, slots_N)
-            num = xp.count_nonzero(dead >= 0).reshape(1)
+        xp, num = self.ops.xp, self.ops.num_listed(dead)
+        slots_N = xp.where(dead == NO_SLOT, NO_SLOT, slots_U[dead])
         self._create(unique, slots_N, dead)
         self.ops.set_priorities(self.memory.store, slots_N, xp.zeros(len(dead), np.int64))
         for name, number in (("created", num), ("expired", num), ("hits_device", -num)):
             self.counters.add(name, number)
 
     def _upload_found(self, recalled: RecalledRows, slots_N: Array) -> tuple[Array, RowColumns]:
-        """The rows that were found, on the device, and their slots; NO_SLOT where one has died meanwhile."""
+        """The rows that were found, on the device, and their slots; not those that expired meanwhile."""
         found_N, rows = recalled.found_U, recalled.rows
         if recalled.upload is None:
             found = np.flatnonzero(found_N)
@@ -143,11 +141,11 @@ class Materializer:
             positions, *put = self.ops.put(found, rows.values, rows.states, *known)
             return slots_N[positions], RowColumns(*put)
         positions, columns = recalled.upload.finish()
-        slots_F, dead_F = slots_N[positions], ~found_N[recalled.upload.positions_F]
-        if dead_F.any():
-            (dead,) = self.ops.put(np.flatnonzero(dead_F))
-            slots_F[dead] = NO_SLOT
-        return slots_F, columns
+        live_F = found_N[recalled.upload.positions_F]
+        if not live_F.all():
+            (live,) = self.ops.put(np.flatnonzero(live_F))
+            positions, columns = positions[live], RowColumns(*(column[live] for column in columns))
+        return slots_N[positions], columns
 
     def _expired(self, unique: UniqueKeys, slots_U: Array, new_N: Array) -> Array:
         if not self.cutoffs:

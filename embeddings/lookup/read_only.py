@@ -30,8 +30,8 @@ def read_rows(
     features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
     slots_U = ops.find(memory.store, features_U, ids_U, mixed_U)
     dead = memory.expired_positions(slots_U, features_U, horizons)
-    if len(dead) and not ops.on_host:
-        dead = dead[dead >= 0]
+    if len(dead):
+        dead = ops.unpadded(dead)
     missing = xp.flatnonzero(slots_U == NO_SLOT)
     if len(missing) == len(dead) == 0:
         return ops.gather(memory.store, slots_U, unique.inverse_K), xp.zeros(len(unique.inverse_K), np.uint8)

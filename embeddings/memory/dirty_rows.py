@@ -9,7 +9,7 @@ from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, TableDelta, UInt16Array
 from kernels.spec import NO_SLOT, Array, Spread, run_inline
 
-LATE_PART = 4  # what the device has not yet cut to its length may be a quarter as long as the table
+MAX_PADDING_PART = 4  # the lists of a device are trimmed when their padding may exceed a quarter of the table's slots
 
 
 class DirtyRows:
@@ -19,15 +19,14 @@ class DirtyRows:
         self.memory, self.evicted_dirty, self.cutoffs = memory, side, horizons
         self.ops = memory.ops
         self._parts: list[Array] = []  # slots touched since the last cut; a reused slot may stand here twice
-        self._num_late = 0  # how long they are with NO_SLOT among them, where it is the device that knows
+        self._num_padding = 0  # entries of the lists that may be padding
 
     def add(self, slots_N: Array) -> None:
         if len(slots_N):
             self._parts.append(slots_N)
-            if not self.ops.on_host:
-                self._num_late += len(slots_N)
-                if self._num_late > self.memory.store.num_slots // LATE_PART:
-                    self._replace(self.ops.xp.unique(self._slots()))
+            self._num_padding += self.ops.num_padding(slots_N)
+            if self._num_padding > self.memory.store.num_slots // MAX_PADDING_PART:
+                self._replace(self.ops.xp.unique(self._slots()))
 
     def take_delta(self, spread: Spread = run_inline) -> TableDelta:
         """All rows touched, all keys forgotten since the last cut; none that a rule has forgotten.
@@ -57,18 +56,18 @@ class DirtyRows:
         # the order of slots is nearly that of mixed keys: quick to read, quick to sort
         fresh_N = ops.xp.sort(self._slots())
         self._replace()
-        if not ops.on_host or not len(fresh_N):
-            return self._clear_dirty(fresh_N)
         parts: dict[int, tuple[Array, Array, Array]] = {}
 
         def bound(at: int) -> int:
             """Between buckets: a slot that stands here twice is for one thread, and so is the order in a bucket."""
-            return at if at == len(fresh_N) else int(fresh_N.searchsorted(fresh_N[at] // ops.width * ops.width))
+            return at if at in (0, len(fresh_N)) else int(fresh_N.searchsorted(fresh_N[at] // ops.width * ops.width))
 
         def take(start: int, stop: int) -> None:
             parts[start] = self._clear_dirty(fresh_N[bound(start) : bound(stop)])
 
         spread(take, len(fresh_N))
+        if len(parts) == 1:
+            return parts[0]
         columns = [np.concatenate(column) for column in zip(*(parts[start] for start in sorted(parts)), strict=True)]
         # rows of the overflow area have no place in the order of slots
         return self._in_order(*columns) if fresh_N[-1] >= store.num_slots else (columns[0], columns[1], columns[2])
@@ -98,8 +97,9 @@ class DirtyRows:
         return set(self.ops.fetch(self._slots())[0].tolist())
 
     def _slots(self) -> Array:
-        slots_N = self.ops.xp.concatenate(self._parts) if self._parts else self.ops.xp.empty(0, np.int64)
-        return slots_N if self.ops.on_host else slots_N[slots_N != NO_SLOT]
+        if not self._parts:
+            return self.ops.xp.empty(0, np.int64)
+        return self.ops.unpadded(self.ops.xp.concatenate(self._parts))
 
     def _replace(self, *fresh: Array) -> None:
-        self._parts, self._num_late = list(fresh), 0
+        self._parts, self._num_padding = list(fresh), 0

@@ -44,10 +44,10 @@ class ExpirySweep:
 
     def _sweep(self, start: int, stop: int) -> None:
         """Dead rows leave. On a device those of the call before: by now it is known whether there were any."""
-        if self.memory.ops.on_host:
-            self.memory.evict_expired(self.memory.expired_slots(start, stop, self.cutoffs))
-            return
         expired = self.memory.expired_slots(start, stop, self.cutoffs)
+        if self.memory.ops.readback_delay == 0:
+            self.memory.evict_expired(expired)
+            return
         before, self._pending = self._pending, (start, stop, self.memory.ops.download_async(expired))
         if before is not None and (before[2]()[0] != NO_SLOT).any():  # some may have come to life since
             self.memory.evict_expired(self.memory.expired_slots(*before[:2], self.cutoffs))

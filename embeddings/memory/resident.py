@@ -168,8 +168,7 @@ class ResidentRows:
 
     def evict_expired(self, slots_N: Array) -> None:
         """Rows that are forgotten by rule leave; nothing is kept of them."""
-        if not self.ops.on_host:
-            slots_N = slots_N[slots_N != NO_SLOT]
+        slots_N = self.ops.unpadded(slots_N)
         if len(slots_N):
             self.eviction_sink.count_expired(*self.ops.keys_of(self.store, slots_N), self.pins.clock)
             self.erase(slots_N)
@@ -226,7 +225,7 @@ class ResidentRows:
         """Whether just these keys are new, and each finds a slot, be it in the overflow area."""
         num_free = self.store.num_overflow - self.max_in_overflow
         is_old = (self.writes, self.removals) != (foreseen.writes, foreseen.removals)
-        return not (self.ops.on_host or is_old or len(foreseen.ids_N) > num_free)
+        return not (self.ops.readback_delay == 0 or is_old or len(foreseen.ids_N) > num_free)
 
     def _insert_predicted(
         self, features_U: Array, ids_U: Array, mixed_U: Array, foreseen: PredictedMisses

@@ -87,7 +87,7 @@ def _recall_and_upload(
     ops: Ops, spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U: Int64Array
 ) -> RecalledRows:
     recalled = _recall(spill, base, features_U, ids_U)
-    if ops.on_host or not recalled.found_U.any():
+    if not recalled.found_U.any():
         return recalled
     return replace(recalled, upload=RowUpload.start(ops, recalled.rows, recalled.found_U, recalled.from_spill_U))
 

@@ -82,12 +82,9 @@ def flatten_gradients(
             grads_BD, bag_K = _to_winners(xp, grads_BD, winners_BD, num_keys), xp.arange(num_keys)
         else:
             (offsets_B1,) = ops.put(part.offsets_B1)
-            lengths_B = offsets_B1[1:] - offsets_B1[:-1]
-            if ops.on_host:
-                bag_K = np.repeat(np.arange(len(lengths_B)), lengths_B)
-            else:  # which would wait for the lengths
-                bag_K = xp.searchsorted(offsets_B1[1:], xp.arange(num_keys), side="right")
+            bag_K = ops.bags_of_keys(offsets_B1, num_keys)
             if part.mode == "mean":
+                lengths_B = offsets_B1[1:] - offsets_B1[:-1]
                 scale_K = (np.float32(1) / xp.maximum(lengths_B, 1).astype(np.float32))[bag_K]
         rows.append(grads_BD)
         bags.append(bag_K + num_rows)

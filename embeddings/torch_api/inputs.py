@@ -31,7 +31,7 @@ def ids_of(ids: Any, ops: Ops | None = None) -> Array:
         raise ValueError(f"ids must be a tensor of integers, not a {type(ids).__name__}: torch.tensor(ids)")
     if ids.dtype not in INTEGERS:
         raise ValueError(f"ids must be integers, not {ids.dtype}")
-    if ops is not None and not ops.on_host and ids.dtype is not torch.uint64:
+    if ops is not None and ids.dtype is not torch.uint64:
         return ops.array_of(_dense(ids, "ids").to(torch.int64).reshape(-1).contiguous())
     array: Any = _dense(ids, "ids").cpu().numpy()
     if array.dtype == np.uint64 and array.size and array.max() > INT64_MAX:

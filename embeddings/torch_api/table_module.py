@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -116,7 +115,7 @@ class TableModule(nn.Module):
                 "with another folder and load the state_dict"
             )
         state = {name: value for name, value in self.__dict__.items() if name not in NOT_COPIED}
-        return state | {"_extra_state": self.get_extra_state(), "_device": "cpu" if self.ops.on_host else "cuda"}
+        return state | {"_extra_state": self.get_extra_state(), "_device": self.ops.device}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         extra_state = state.pop("_extra_state")
@@ -156,12 +155,8 @@ class TableModule(nn.Module):
         return self.table
 
     def _count_reads(self, status_K: Array) -> None:
-        if self.ops.on_host:
-            counts = np.bincount(status_K, minlength=len(READ_COUNTERS)).tolist()
-            self._reads.update({name: counts[status] for status, name in READ_COUNTERS.items()})
-        else:  # told when somebody asks
-            late = (status_K[:, None] == self.ops.xp.arange(len(READ_COUNTERS))).sum(0)
-            self._pending_reads = late if self._pending_reads is None else self._pending_reads + late
+        counts = self.ops.count_values(status_K, len(READ_COUNTERS))
+        self._pending_reads = counts if self._pending_reads is None else self._pending_reads + counts
 
     def _reads_so_far(self) -> Counter[str]:
         if self._pending_reads is not None:

@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "source"
 INCLUDE = re.compile(r'^#include "([a-z_]+\.cuh)"$', re.MULTILINE)
 KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?([a-z_0-9]+)\(')
 # neither fused multiply-adds nor approximate roots and quotients: sums and steps are the CPU twin's, operation by

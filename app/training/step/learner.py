@@ -96,7 +96,7 @@ class Learner:
         self.optimizer = DenseOptimizerConfig.of(config.optimizer).build(model)
         self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and self.device.has_bfloat16)
         self._staging = None if self.device.transfer is None else PinnedBuffers(self.device.transfer)
-        self._keys_travel = self._staging is not None and not table.ops.on_host
+        self._keys_travel = self._staging is not None and table.ops.device != "cpu"
         self.dense_step: DenseStep = self._dense_step()
         self.skipped_steps = 0  # of the dense net, for gradients that were not finite
         self.steps = 0

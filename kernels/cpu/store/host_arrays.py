@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.cpu.index.buckets import WIDTH
+from kernels.cpu.store.output_buffers import ReusedBuffers
+from kernels.spec import OutputBuffers
 
 Array = npt.NDArray[Any]
 AT_ONCE = nullcontext()
@@ -16,8 +18,10 @@ AT_ONCE = nullcontext()
 class HostArrays:
     """The part of kernels/spec.py on arrays as such."""
 
+    device = "cpu"
     width = WIDTH
-    on_host = True
+    max_threads = 256
+    readback_delay = 0
     xp: Any = np
 
     def on_current_stream(self) -> AbstractContextManager[object]:
@@ -43,3 +47,21 @@ class HostArrays:
         import torch
 
         return torch.from_numpy(array)
+
+    def unpadded(self, list_N: Array) -> Array:
+        return list_N
+
+    def num_padding(self, list_N: Array) -> int:
+        return 0
+
+    def num_listed(self, list_N: Array) -> Any:
+        return len(list_N)
+
+    def bags_of_keys(self, offsets_B1: Array, num_keys: int) -> Array:
+        return np.repeat(np.arange(len(offsets_B1) - 1), np.diff(offsets_B1))
+
+    def count_values(self, values_K: Array, num: int) -> Array:
+        return np.bincount(values_K, minlength=num)
+
+    def new_output_buffers(self) -> OutputBuffers:
+        return ReusedBuffers()

@@ -7,13 +7,16 @@ from typing import Any
 from kernels.cuda.device import Array
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.store import WIDTH
+from kernels.spec import NO_SLOT, OutputBuffers
 
 
 class TransferOps(Launcher):
     """The arrays' part of kernels/spec.py."""
 
+    device = "cuda"
     width = WIDTH
-    on_host = False
+    max_threads = 1
+    readback_delay = 1
 
     @property
     def xp(self) -> Any:
@@ -39,3 +42,32 @@ class TransferOps(Launcher):
 
     def tensor_of(self, array: Array) -> Any:
         return self._device.tensor(array)
+
+    def unpadded(self, list_N: Array) -> Array:
+        return list_N[list_N != NO_SLOT]
+
+    def num_padding(self, list_N: Array) -> int:
+        return len(list_N)
+
+    def num_listed(self, list_N: Array) -> Any:
+        return self.xp.count_nonzero(list_N != NO_SLOT).reshape(1)
+
+    def bags_of_keys(self, offsets_B1: Array, num_keys: int) -> Array:
+        # xp.repeat would wait for the lengths
+        return self.xp.searchsorted(offsets_B1[1:], self.xp.arange(num_keys), side="right")
+
+    def count_values(self, values_K: Array, num: int) -> Array:
+        return (values_K[:, None] == self.xp.arange(num)).sum(0)
+
+    def new_output_buffers(self) -> OutputBuffers:
+        return FreshBuffers()
+
+
+class FreshBuffers:
+    """Output buffers of a GPU: none, since torch's allocator reuses memory anyway."""
+
+    def take(self, num_keys: int, dim: int) -> Array | None:
+        return None
+
+    def num_bytes(self) -> int:
+        return 0

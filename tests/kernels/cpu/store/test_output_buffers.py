@@ -2,11 +2,11 @@ import gc
 
 import torch
 
-from embeddings.lookup.output_buffers import OutputBuffers
+from kernels.cpu.store.output_buffers import ReusedBuffers
 
 
-def test_memory_is_used_again_once_nobody_holds_it() -> None:
-    buffers = OutputBuffers()
+def test_memory_is_used_again_once_nothing_refers_to_it() -> None:
+    buffers = ReusedBuffers()
     first = buffers.take(1000, 16)
     address = first.ctypes.data
     del first
@@ -14,8 +14,8 @@ def test_memory_is_used_again_once_nobody_holds_it() -> None:
     assert buffers.take(900, 16).ctypes.data == address
 
 
-def test_memory_that_is_held_is_never_handed_out_again() -> None:
-    buffers = OutputBuffers()
+def test_memory_in_use_is_never_handed_out_again() -> None:
+    buffers = ReusedBuffers()
     tensors = [torch.from_numpy(buffers.take(100, 4)).view(-1)[10:].reshape(-1, 2) for _ in range(9)]
     for n, tensor in enumerate(tensors):
         tensor.fill_(n)
@@ -27,8 +27,16 @@ def test_memory_that_is_held_is_never_handed_out_again() -> None:
     assert [tensor.unique().tolist() for tensor in tensors] == [[n] for n in range(9)]
 
 
+def test_a_view_of_a_view_keeps_its_memory() -> None:
+    buffers = ReusedBuffers()
+    view = buffers.take(100, 4).reshape(-1)[8:].view("u4")[::2].T
+    view[:] = 7
+    buffers.take(100, 4)[:] = 0
+    assert (view == 7).all()
+
+
 def test_few_buffers_are_kept() -> None:
-    buffers = OutputBuffers()
+    buffers = ReusedBuffers()
     for size in range(1, 4000, 7):
         assert buffers.take(size, 4).shape == (size, 4)
     assert buffers.num_bytes() <= 4 * 4 * 4 * 4500
