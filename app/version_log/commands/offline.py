@@ -82,7 +82,7 @@ class OfflineExecutor:
         trainer = {name: value for name, value in meta.trainer.items() if name not in PER_VERSION_KEYS}
         positions = positions_to_meta(high_water_marks(self._meta))
         entry = command_entry(order, result, samples_trained=self._meta.samples_trained, positions=positions)
-        meta = msgspec.structs.replace(meta, created_ms=0, record_ms=[], orders=[entry], trainer=trainer)
+        meta = msgspec.structs.replace(meta, created_ms=0, record_ms=[], executed_commands=[entry], trainer=trainer)
         number = self.log.append(meta, arrays).number
         self._meta = msgspec.structs.replace(meta, restores=0)
         logger.info("order executed", extra={"order": order.id, "kind": order.kind, "version": number, **result})

@@ -101,11 +101,11 @@ def _meta(
     return msgspec.structs.replace(
         then,
         created_ms=0,
-        horizons=now.expiry_cutoffs,
+        expiry_cutoffs=now.expiry_cutoffs,
         admission=now.admission,
         sketch_blocks=now.sketch_blocks,
         record_ms=[],
-        orders=[],
+        executed_commands=[],
         trainer=trainer,
         restores=number,
     )

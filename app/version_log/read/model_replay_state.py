@@ -60,7 +60,7 @@ class ModelReplayState:
     @property
     def meta(self) -> VersionMeta:
         """The last version's, with the orders of all: what was executed must not be executed again."""
-        return msgspec.structs.replace(self._meta, orders=self._orders[-MAX_COMMANDS:])
+        return msgspec.structs.replace(self._meta, executed_commands=self._orders[-MAX_COMMANDS:])
 
     @property
     def arrays(self) -> Arrays:

@@ -133,7 +133,7 @@ class ReplayCheck:
         if not self._stretch.entries:
             return
         told = self._stretch.entries[-1].read_head().meta
-        if msgspec.structs.replace(told, orders=[]) != msgspec.structs.replace(self._meta, orders=[]):
+        if msgspec.structs.replace(told, executed_commands=[]) != msgspec.structs.replace(self._meta, executed_commands=[]):
             self._tell("manifest.json", "what it says of its version is not what the log says")
         ids = [order.get("id") for order in self._meta.executed_commands]
         if any(order.get("id") not in ids for order in told.executed_commands):

@@ -17,7 +17,7 @@ from springtide_client.system.files import NO_SPACE_ERRNOS, fsync_folder
 
 READ_CHUNK_BYTES = 1 << 20
 PAGE_CACHE_BYTES = 64 << 20  # the newest, for followers; pages of older ones are taken again by what is written next
-WRITE_BACK_BYTES = 1 << 20  # fewer are not worth a request to the disk of their own
+MIN_WRITEBACK_BYTES = 1 << 20  # fewer are not worth a request to the disk of their own
 
 
 def scan_segment(path: Path, limit: int | None = None, *, verify_after: int = -1) -> Iterator[tuple[RecordHeader, int]]:
@@ -64,9 +64,9 @@ class OpenSegment:
     writeback_started: int = 0  # for so much the disk was asked to begin
     dropped: int = 0  # of which the pages may be taken for other things
 
-    def begin_write_back(self) -> None:
+    def start_writeback(self) -> None:
         """The disk may begin, so that whoever syncs, and who waits for that, has less to wait for."""
-        if self.size - self.writeback_started >= WRITE_BACK_BYTES:
+        if self.size - self.writeback_started >= MIN_WRITEBACK_BYTES:
             start_writeback(self.descriptor, self.writeback_started, self.size - self.writeback_started)
             self.writeback_started = self.size
 
@@ -119,10 +119,10 @@ class SegmentWriter:
         self._torn = False
         self._file.size += num_bytes
 
-    def begin_write_back(self) -> None:
+    def start_writeback(self) -> None:
         """What was written may go to the disk from now on; whoever wrote it calls this, and waits for nothing."""
         if self._file is not None:
-            self._file.begin_write_back()
+            self._file.start_writeback()
 
     def sync(self) -> None:
         """What was written before the call is on the disk when it returns.

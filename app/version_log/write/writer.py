@@ -247,7 +247,7 @@ class LogWriter:
                 self._queued_bytes -= pending.num_bytes
                 self._published = tip
                 self._changed.notify_all()
-            self._segments.begin_write_back()
+            self._segments.start_writeback()
 
     def _write(self, frame: Sequence[bytes | memoryview]) -> bool:
         """Whether the frame is in a file. A full disk is waited for; other failures are tried again a few times."""

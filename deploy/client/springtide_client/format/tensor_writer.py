@@ -15,7 +15,7 @@ from springtide_client.format.tensors import Array, TensorShape, array_bytes, te
 
 SYNC_FILE_RANGE_WRITE = 2
 SPLIT_BYTES = 1 << 20  # fewer are not worth a second thread
-WRITE_BACK_BYTES = 1 << 18  # nor smaller pieces a request to the disk of their own
+MIN_WRITEBACK_BYTES = 1 << 18  # nor smaller pieces a request to the disk of their own
 
 Piece = tuple[str, int, memoryview]  # of a tensor, at an offset of the file
 
@@ -97,7 +97,7 @@ class TensorWriter:
     def _write_pieces(self, pieces: Sequence[Piece]) -> None:
         for _, offset, data in pieces:
             self._write_at(offset, data)
-            if len(data) >= WRITE_BACK_BYTES:
+            if len(data) >= MIN_WRITEBACK_BYTES:
                 start_writeback(self._file.fileno(), offset, len(data))
 
     def close(self) -> None:

@@ -22,13 +22,13 @@ def execute(log) -> int:
 
 def test_a_forgetting_is_a_version_of_its_own_and_its_file_goes(log):
     with log.writer() as writer:
-        last = put(writer, 7.0, samples_trained=5, horizons={"1": 9})
+        last = put(writer, 7.0, samples_trained=5, expiry_cutoffs={"1": 9})
     order = forget(log, 7)
     assert command_status(log.path, order).state == "waiting"
     assert execute(log) == 1
     record = next(iter(log.directory.records(last)))
     assert record.tensors()["forgotten.id"].tolist() == [7]
-    assert (record.meta.samples_trained, record.meta.horizons) == (5, {"1": 9})
+    assert (record.meta.samples_trained, record.meta.expiry_cutoffs) == (5, {"1": 9})
     receipt = command_status(log.path, order)
     assert (receipt.state, receipt.version) == ("durable", record.number)
     assert list((log.path / "commands").iterdir()) == []
@@ -45,12 +45,12 @@ def test_several_orders_are_executed_in_their_order_each_once(log):
     orders = sorted([forget(log, 7), submit_command(log.path, "rollback", {"version": goal.number})])
     assert execute(log) == 2
     records = list(log.directory.records(goal))[1:]
-    assert [record.meta.orders[0]["id"] for record in records] == orders
+    assert [record.meta.executed_commands[0]["id"] for record in records] == orders
     assert [record.meta.restores for record in records].count(goal.number) == 1
     told = {command_status(log.path, order).version for order in orders}
     assert told == {record.number for record in records}
     last = log.open()
-    assert last.past == records[-1].tip
+    assert last.start_tip == records[-1].tip
     last.close()
 
 
@@ -87,10 +87,10 @@ def test_while_a_trainer_runs_nothing_is_executed_here(log):
     with log.writer() as writer:
         put(writer, 7.0)
         order = forget(log, 7)
-        epochs = log.directory.look().claimed
+        epochs = log.directory.scan().claimed
         with pytest.raises(LogBusyError):
             execute(log)
-        assert log.directory.look().claimed == epochs
+        assert log.directory.scan().claimed == epochs
     assert command_status(log.path, order).state == "waiting"
 
 

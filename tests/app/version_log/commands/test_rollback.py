@@ -31,7 +31,7 @@ def test_it_is_the_dictionary_of_then_less_what_was_forgotten_since(log, seed):
                 random.merge()
             random.write(random.rng.randrange(1, 12))
             writer.sync()
-            oldest = log.directory.look().bases[0]
+            oldest = log.directory.scan().bases[0]
             number = random.rng.choice([known for known in random.worlds if known >= oldest])
             gone = {key for version, keys in random.ordered.items() if version > number for key in keys}
             rollback = build_rollback(
@@ -54,7 +54,7 @@ def test_a_version_whose_base_is_retired_is_refused_and_the_oldest_named(log):
     with log.writer() as writer:
         random = RandomLog(log, writer)
         random.write(5)
-        early = writer.last.number
+        early = writer.last_encoded.number
         random.write(5)
         base = random.merge()
         for path in log.directory.bases()[:-1]:
@@ -74,7 +74,7 @@ def test_the_meta_is_that_of_then_but_for_horizons_and_limits(log):
     with log.writer() as writer:
         random = RandomLog(log, writer)
         random.write(3)
-        number = writer.last.number
+        number = writer.last_encoded.number
         random.write(3)
         random.horizon = 500
         random.append({}, [])

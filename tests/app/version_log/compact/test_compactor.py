@@ -22,7 +22,7 @@ from app.version_log.compact.retention import apply_retention
 from app.version_log.disk_usage import folder_bytes
 from app.version_log.write.writer import LogWriter
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 WINDOW = 100
 
 
@@ -200,7 +200,7 @@ def test_what_the_oldest_kept_base_covers_is_retired_and_the_rest_is_read(log) -
         first_kept = int(segments[0][-10:-4])
         assert segments == [f"seg-0000000001-{k:06d}.log" for k in range(first_kept, first_kept + len(segments))]
     with log.writer() as writer:
-        assert writer.past == tips[-1]
+        assert writer.start_tip == tips[-1]
         apply_retention(log.directory, 1)
         assert [record.tip for record in log.directory.records(Base.open(log.directory.bases()[-1]).tip)] == tips[-1:]
 

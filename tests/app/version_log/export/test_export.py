@@ -154,10 +154,10 @@ def test_memory_of_an_export_is_bounded_and_its_file_the_same(made, tmp_path, mo
     index = LogIndex(made.log.directory)
     config = ExportConfig(format="arrow", version=index.resolve("latest"))
     export(index, config, tmp_path / "whole.arrow", force=False)
-    for module in ("stretch", "image"):
+    for module in ("read.version_range", "read.row_image"):
         monkeypatch.setattr(f"app.version_log.{module}.RANGE_BYTES", 1_500)
     image = export_module.RowImage
-    monkeypatch.setattr(export_module, "Image", lambda index, number: image(index, number, range_bytes=1_500))
+    monkeypatch.setattr(export_module, "RowImage", lambda index, number: image(index, number, range_bytes=1_500))
     export(index, config, tmp_path / "parts.arrow", force=False)
     assert table_of(tmp_path / "parts.arrow").equals(table_of(tmp_path / "whole.arrow"))
 

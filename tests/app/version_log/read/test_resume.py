@@ -27,7 +27,7 @@ def test_base_and_records_are_the_past(log) -> None:
         writer.sync()
         assert compact_log(log.directory, window_samples=10)
     with log.writer() as writer:
-        resume = Resume.of(log.directory, writer.past)
+        resume = Resume.of(log.directory, writer.start_tip)
         assert resume is not None
         assert resume.meta.step == resume.base.manifest.meta.step == 3
         records = list(resume.records())
@@ -45,7 +45,7 @@ def test_a_past_that_cannot_be_read_is_an_error(log) -> None:
         put(writer, 1)
         put(writer, 2)
     with log.writer() as writer:
-        resume = Resume.of(log.directory, writer.past)
+        resume = Resume.of(log.directory, writer.start_tip)
         assert resume is not None
         segment = next(log.path.glob("seg-*"))
         os.truncate(segment, segment.stat().st_size - 1)
@@ -57,7 +57,7 @@ def test_a_replaced_trainer_cannot_resume(log) -> None:
     with log.writer() as writer:
         put(writer, 1)
     with log.writer() as writer:
-        resume = Resume.of(log.directory, writer.past)
+        resume = Resume.of(log.directory, writer.start_tip)
         assert resume is not None
         (log.path / "epoch-0000000003.claim").touch()
         with pytest.raises(LogError, match="ends at"):

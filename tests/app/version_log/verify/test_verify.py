@@ -380,4 +380,4 @@ def test_a_start_that_died_is_no_damage(path: Path) -> None:
 def test_the_json_of_a_finding_names_everything(path: Path) -> None:
     (path / "notes.txt").touch()
     finding = json.loads(json.dumps([vars(finding) for finding in look(path).all]))[0]
-    assert set(finding) == {"level", "what", "file", "offset", "reader"}
+    assert set(finding) == {"level", "what", "file", "offset", "consequence"}

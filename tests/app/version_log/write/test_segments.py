@@ -28,7 +28,7 @@ def test_pages_are_let_go_of_but_for_the_newest_and_never_before_they_are_synced
 
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(os, "posix_fadvise", note_let_go)
-    monkeypatch.setattr(segments, "CACHED_BYTES", 1000)
+    monkeypatch.setattr(segments, "PAGE_CACHE_BYTES", 1000)
     files = SegmentWriter(tmp_path, 1, segment_bytes=700)
     for written in range(100, 3000, 100):
         files.write(b"x" * 100)
@@ -41,7 +41,7 @@ def test_pages_are_let_go_of_but_for_the_newest_and_never_before_they_are_synced
 def test_pages_that_waited_for_a_sync_are_let_go_of_a_few_at_a_time(tmp_path: Path, monkeypatch) -> None:
     let_go = []
     monkeypatch.setattr(os, "posix_fadvise", lambda _descriptor, _start, num_bytes, _advice: let_go.append(num_bytes))
-    monkeypatch.setattr(segments, "CACHED_BYTES", 1000)
+    monkeypatch.setattr(segments, "PAGE_CACHE_BYTES", 1000)
     files = SegmentWriter(tmp_path, 1, segment_bytes=1 << 20)
     for _ in range(20):
         files.write(b"x" * 100)
@@ -55,18 +55,18 @@ def test_pages_that_waited_for_a_sync_are_let_go_of_a_few_at_a_time(tmp_path: Pa
 
 def test_the_disk_begins_before_it_is_waited_for(tmp_path: Path, monkeypatch) -> None:
     begun: list[tuple[int, int]] = []
-    monkeypatch.setattr(segments, "begin_write_back", lambda _descriptor, start, size: begun.append((start, size)))
-    monkeypatch.setattr(segments, "WRITE_BACK_BYTES", 250)
+    monkeypatch.setattr(segments, "start_writeback", lambda _descriptor, start, size: begun.append((start, size)))
+    monkeypatch.setattr(segments, "MIN_WRITEBACK_BYTES", 250)
     files = SegmentWriter(tmp_path, 1, segment_bytes=700)
     for _ in range(10):
         files.write(b"x" * 100)
-        files.begin_write_back()
+        files.start_writeback()
     assert begun == [(0, 300), (300, 300), (0, 300)]  # in two files
     files.close()
 
 
 def test_no_descriptor_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "CACHED_BYTES", 1000)
+    monkeypatch.setattr(segments, "PAGE_CACHE_BYTES", 1000)
     before = len(os.listdir("/proc/self/fd"))
     files = SegmentWriter(tmp_path, 1, segment_bytes=100)
     for _ in range(40):

@@ -21,11 +21,11 @@ from app.version_log.write.segments import scan_segment
 from app.version_log.write.writer import LogWriter
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[3]
 
 
 def start_appender(log: SmallLog, *arguments: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client", HERE)))
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client", HERE.parent)))
     process = subprocess.Popen(
         [sys.executable, str(HERE / "appender.py"), str(log.path), *arguments],
         stdout=subprocess.PIPE,
@@ -54,7 +54,7 @@ def test_appended_versions_are_read_in_order_with_what_they_hold(log) -> None:
     with log.writer() as writer:
         tips = [put(writer, step + 1, step=step) for step in range(5)]
         writer.sync()
-        records = list(log.directory.records(writer.past))
+        records = list(log.directory.records(writer.start_tip))
     assert [record.tip for record in records] == tips
     assert [record.meta.step for record in records] == list(range(5))
     assert [record.tensors()["rows.value"][0, 0] for record in records] == [1, 2, 3, 4, 5]
@@ -66,7 +66,7 @@ def test_the_next_writer_goes_on_from_the_tip(log) -> None:
         tips = [put(writer, 1), put(writer, 2)]
     with log.writer() as writer:
         assert writer.epoch == 2
-        assert writer.past == writer.durable == writer.published == tips[-1]
+        assert writer.start_tip == writer.durable == writer.published == tips[-1]
         tips.append(put(writer, 3))
         assert tips[-1].number == (2 << 32) + 1
     assert log.tips() == tips
@@ -82,13 +82,13 @@ def test_a_new_log_takes_nothing_before_its_first_base(log) -> None:
 def test_a_version_is_durable_after_sync_and_says_what_was_durable_before(log) -> None:
     with log.writer() as writer:
         first = put(writer, 1)
-        assert writer.durable == writer.first
+        assert writer.durable == writer.first_base_tip
         writer.sync()
         assert writer.durable == writer.published == first
         put(writer, 2)
         writer.sync()
-        durable = [record.meta.durable for record in log.directory.records(writer.first)]
-        assert durable == [writer.first.number, first.number]
+        durable = [record.meta.durable for record in log.directory.records(writer.first_base_tip)]
+        assert durable == [writer.first_base_tip.number, first.number]
 
 
 def test_versions_become_durable_by_themselves(log) -> None:
@@ -142,7 +142,7 @@ def test_a_thread_of_the_log_that_ends_is_an_error_of_the_next_append(log, monke
 
         monkeypatch.setattr(writer._segments, thread, fail)
         put(writer, 1)
-        until(lambda: "TypeError" in writer.reason)
+        until(lambda: "TypeError" in writer.stall_reason)
         with pytest.raises(LogError, match="TypeError: nobody thought of this"):
             put(writer, 2)
 
@@ -170,16 +170,16 @@ def test_after_a_failed_append_the_version_stands_in_a_new_file(log, monkeypatch
         tips += [put(writer, 2), put(writer, 3)]
         writer.sync()
         assert failures == [written]
-        assert writer.reason == ""
+        assert writer.stall_reason == ""
     assert len(list(log.path.glob("seg-*"))) == 2
     assert log.tips() == tips
     with log.writer() as writer:
-        assert writer.past == tips[-1]
+        assert writer.start_tip == tips[-1]
 
 
 def test_a_disk_that_fails_for_good_is_an_error_of_the_next_append(log, monkeypatch) -> None:
     with log.writer() as writer:
-        monkeypatch.setattr("app.version_log.write.writer.RETRY_SECONDS", 0.0)
+        monkeypatch.setattr("app.version_log.write.writer.RETRY_DELAY_SECONDS", 0.0)
 
         def fail(*_: object) -> int:
             raise OSError(errno.EIO, "the disk is gone")
@@ -194,11 +194,11 @@ def test_a_disk_that_fails_for_good_is_an_error_of_the_next_append(log, monkeypa
 
 def test_a_full_disk_is_waited_for(log, monkeypatch) -> None:
     with log.writer() as writer:
-        monkeypatch.setattr("app.version_log.write.writer.RETRY_SECONDS", 0.001)
+        monkeypatch.setattr("app.version_log.write.writer.RETRY_DELAY_SECONDS", 0.001)
         write, tries = writer._segments.write, []
 
         def full(frame: bytes) -> None:
-            tries.append(writer.reason)
+            tries.append(writer.stall_reason)
             if len(tries) < 10:
                 raise OSError(errno.ENOSPC, "No space left on device")
             write(frame)
@@ -208,7 +208,7 @@ def test_a_full_disk_is_waited_for(log, monkeypatch) -> None:
         writer.sync()
         assert writer.published == tip
         assert "No space left" in tries[-1]
-        assert writer.reason == ""
+        assert writer.stall_reason == ""
 
 
 def test_a_failed_fsync_is_never_called_durable(log, monkeypatch) -> None:
@@ -225,7 +225,7 @@ def test_a_failed_fsync_is_never_called_durable(log, monkeypatch) -> None:
         monkeypatch.undo()
         with pytest.raises(LogError, match="fsync"):
             writer.sync()  # an fsync that succeeds now would prove nothing
-        assert writer.durable == writer.first
+        assert writer.durable == writer.first_base_tip
 
 
 def test_two_trainers_cannot_start(log) -> None:
@@ -240,7 +240,7 @@ def test_who_takes_over_fences_the_other(log) -> None:
         tips = [put(old, 1)]
         old.sync()
         with log.writer(take_over=True) as new:
-            assert new.past == tips[-1]
+            assert new.start_tip == tips[-1]
             tips.append(put(new, 2))
             new.sync()
             put(old, 99)
@@ -259,11 +259,11 @@ def test_what_a_zombie_writes_is_never_read_and_never_durable(log) -> None:
     old = log.open()
     tips = [put(old, 1)]
     old.sync()
-    follower = log.directory.follow(old.first)
+    follower = log.directory.follow(old.first_base_tip)
     assert [record.tip for record in follower.read()] == tips
     new = log.open(take_over=True)
     # the zombie does not look: it writes behind the seal, into the file that is sealed, and into a new one
-    old.directory.overtaken = lambda epoch: False
+    old.directory.is_fenced = lambda epoch: False
     put(old, 66)
     old.sync()
     old._segments._torn = True
@@ -278,7 +278,7 @@ def test_what_a_zombie_writes_is_never_read_and_never_durable(log) -> None:
     old.close()
     new.close()
     with log.writer() as third:
-        assert third.past == tips[-1]
+        assert third.start_tip == tips[-1]
     follower.close()
 
 
@@ -338,7 +338,7 @@ def test_a_torn_tail_does_not_count(log, cut: int) -> None:
     segment = next(log.path.glob("seg-*"))
     os.truncate(segment, segment.stat().st_size - cut)
     with log.writer() as writer:
-        assert writer.past == tips[0]
+        assert writer.start_tip == tips[0]
         tip = put(writer, 3)
     assert log.tips() == [tips[0], tip]
     assert tip.number > tips[1].number
@@ -352,11 +352,11 @@ def test_a_flipped_bit_ends_what_counts_and_the_log_goes_on(log) -> None:
     data[len(data) // 2] ^= 4
     first.write_bytes(data)
     with log.writer() as writer:
-        assert writer.past == tips[0]
+        assert writer.start_tip == tips[0]
         tip = put(writer, 2)
     assert log.tips() == [tips[0], tip]
     with log.writer() as writer:
-        assert writer.past == tip
+        assert writer.start_tip == tip
 
 
 def test_a_damaged_base_is_passed_over(log) -> None:
@@ -367,7 +367,7 @@ def test_a_damaged_base_is_passed_over(log) -> None:
         newer.mkdir()
         (newer / "manifest.json").write_text("{")
     with log.writer() as writer:
-        assert writer.past == tips[-1]
+        assert writer.start_tip == tips[-1]
 
 
 def test_killed_at_any_moment_nothing_durable_is_lost_and_all_that_is_read_links_up(log) -> None:
@@ -397,7 +397,7 @@ def test_a_power_loss_takes_only_what_was_not_durable(log) -> None:
     for path, size in sizes.items():
         os.truncate(path, min(size, ends[path] + 13))
     with log.writer() as writer:
-        assert writer.past == durable
+        assert writer.start_tip == durable
         tip = put(writer, 7)
     assert log.tips()[-2:] == [durable, tip]
 
@@ -407,7 +407,7 @@ def test_a_paused_trainer_that_wakes_up_changes_nothing(log) -> None:
     said = [read_durable(process)]
     process.send_signal(signal.SIGSTOP)
     with log.writer(take_over=True) as writer:
-        past = writer.past
+        past = writer.start_tip
         assert past is not None
         tips = [put(writer, 1)]
         writer.sync()
