@@ -97,8 +97,8 @@ def print_version(document: dict[str, Any]) -> None:
     num_dense = sum(name.startswith("dense.") for name in shapes)
     if num_dense:
         print(f"  dense     {num_dense} parameters and statistics")
-    for order in document["orders"]:
-        print(f"  order     {order.get('id')}: {order.get('kind')}")
+    for command in document["executed_commands"]:
+        print(f"  command   {command.get('id')}: {command.get('kind')}")
     if document["durable"]:
         print(f"  durable   up to {version_name(document['durable'])}, when it was written")
 

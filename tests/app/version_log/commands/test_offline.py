@@ -87,10 +87,10 @@ def test_while_a_trainer_runs_nothing_is_executed_here(log):
     with log.writer() as writer:
         put(writer, 7.0)
         order = forget(log, 7)
-        epochs = log.directory.scan().claimed
+        epochs = log.directory.scan().claimed_epoch
         with pytest.raises(LogBusyError):
             execute(log)
-        assert log.directory.scan().claimed == epochs
+        assert log.directory.scan().claimed_epoch == epochs
     assert command_status(log.path, order).state == "waiting"
 
 
