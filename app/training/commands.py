@@ -66,7 +66,7 @@ class CommandExecutor:
             logger.info("order executed", extra={"order": order.id, "kind": order.kind, **result})
             self._note(order, result)
             self._waiting.popleft()
-            failpoint("after an order is executed")
+            failpoint("after a command is executed")
 
     def _result(self, order: Command) -> dict[str, Any] | None:
         try:

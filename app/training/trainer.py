@@ -263,9 +263,9 @@ class Trainer:
         self.state.clock.mark_idle(
             self.batches.idle_partitions(self.state.positions, self.state.clock), limit_ms=self.limit_ms
         )
-        failpoint("before a cut")
+        failpoint("before a checkpoint")
         meta, arrays = self.state.checkpoint(created_ms=wall_ms(), complete_until_ms=self.complete_until_ms())
-        failpoint("after a cut")
+        failpoint("after a checkpoint")
         version = self.log.append_owned(meta, arrays)
         self.gate.on_published(version, self.state.learner, self.state.samples_trained)
         self.spill_gc.on_checkpoint(version)

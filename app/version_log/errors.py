@@ -1,4 +1,4 @@
-"""What can go wrong between trainers."""
+"""Errors of starting or continuing to write a log."""
 
 from springtide_client.errors import LogError
 
@@ -6,12 +6,12 @@ from app.errors import UserError
 
 
 class LogBusyError(LogError):
-    """Another trainer writes this log."""
+    """Another trainer is writing this log."""
 
 
 class FencedError(LogError):
-    """A higher epoch is claimed: this trainer has been replaced, and nothing it writes will be read."""
+    """A higher epoch is claimed: this trainer has been replaced, and readers ignore what it still writes."""
 
 
 class OtherSchemaError(LogError, UserError):
-    """The log was begun with another [schema]: a mistake of the settings."""
+    """The log was written with a different [schema] than the configuration has now."""

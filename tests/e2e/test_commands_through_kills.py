@@ -18,9 +18,14 @@ from tests.e2e.test_policies import view_of
 from tests.e2e.workspace import Workspace, wait_until
 
 POINTS = {
-    "forget": ["after an order is claimed", "after an order is executed", "after a cut", "before an order is unlinked"],
-    "limits": ["after an order is executed", "after an append before its fsync"],
-    "rollback": ["after an order is claimed", "before a rollback is appended", "after a rollback is appended"],
+    "forget": [
+        "after a command is claimed",
+        "after a command is executed",
+        "after a checkpoint",
+        "before a command is deleted",
+    ],
+    "limits": ["after a command is executed", "after an append before its fsync"],
+    "rollback": ["after a command is claimed", "before a rollback is appended", "after a rollback is appended"],
 }
 
 

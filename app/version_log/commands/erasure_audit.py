@@ -21,7 +21,7 @@ from springtide_client.log.directory import Listing, LogDirectory, base_name
 
 from app.version_log.config import LogConfig
 from app.version_log.read.id_dictionary import find_id_strings
-from app.version_log.write.segments import scan_segment
+from app.version_log.read.segments import scan_segment
 
 CHUNK_ROWS = 1 << 20
 _DRAFT = re.compile(r"\.tmp-(?:retired-)?base-(\d{20})-.*")

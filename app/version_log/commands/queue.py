@@ -76,7 +76,7 @@ class CommandQueue:
             path = self._folder / f"{match['id']}.{self._epoch}"
             try:
                 os.rename(self._folder / name, path)
-                failpoint("after an order is claimed")
+                failpoint("after a command is claimed")
                 text = path.read_bytes()
             except FileNotFoundError:
                 continue
@@ -96,7 +96,7 @@ class CommandQueue:
         for name in self._names():
             match = _NAME.fullmatch(name)
             if match is not None and self._executed.get(match["id"], durable + 1) <= durable:
-                failpoint("before an order is unlinked")
+                failpoint("before a command is deleted")
                 try:
                     (self._folder / name).unlink(missing_ok=True)
                 except OSError:  # no file; the log remembers that it is done with

@@ -70,7 +70,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
     draft.mkdir(parents=True)
     try:
         sums = _write_rows(draft, image)
-        failpoint("amid a base")
+        failpoint("while a base is written")
         _write_arrays(draft / DENSE, image.dense)
         if image.sketch is not None:
             _write_arrays(draft / SKETCH, {"sketch.bytes": image.sketch})

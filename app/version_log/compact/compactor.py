@@ -22,7 +22,7 @@ from app.version_log.compact.onnx import OnnxBuilder
 from app.version_log.compact.retention import apply_retention, base_number, complete_bases, remove_drafts
 from app.version_log.config import LogConfig
 from app.version_log.disk_usage import folder_bytes
-from app.version_log.write.segments import scan_segment
+from app.version_log.read.segments import scan_segment
 
 POLL_SECONDS = 1.0
 SEGMENT_BYTES = 1 << 30  # segments of more than this, and than one base, are merged before their time

@@ -10,7 +10,7 @@ from springtide_client.log.directory import Listing, LogDirectory, LogManifest
 
 from app.version_log.compact.base_writer import is_complete
 from app.version_log.failpoints import failpoint
-from app.version_log.write.segments import scan_segment
+from app.version_log.read.segments import scan_segment
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def apply_retention(directory: LogDirectory, keep_bases: int) -> list[str]:
     gone = [path.name for path in directory.bases() if base_number(path) < base_number(kept[0])]
     for name in gone:
         delete_base(directory.path / name)
-    failpoint("amid retiring")
+    failpoint("during retention")
     for name in covered_segments(directory, listing, manifest, base_number(kept[0])):
         (directory.path / name).unlink(missing_ok=True)
         gone.append(name)

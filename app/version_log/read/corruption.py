@@ -16,7 +16,7 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.system.files import write_atomically
 
 from app.version_log.read.index import IndexEntry
-from app.version_log.write.segments import scan_segment
+from app.version_log.read.segments import scan_segment
 
 REPORT_NAME = "break.json"
 

@@ -11,7 +11,7 @@ from springtide_client.log.base import Base, BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory, base_name
 
 from app.errors import UserError
-from app.version_log.write.segments import scan_segment
+from app.version_log.read.segments import scan_segment
 
 LENGTH_BYTES = 8  # before the JSON header of a payload
 

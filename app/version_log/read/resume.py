@@ -42,7 +42,7 @@ class Resume:
         """Each version after the base, exactly up to the past's end; LogError where one of them cannot be read."""
         tip = self.base.tip
         for record in self.directory.records(tip):
-            failpoint("amid reading back")
+            failpoint("while the log is replayed")
             self._note(record.number, record.meta)
             self.meta, tip = record.meta, record.tip
             yield record

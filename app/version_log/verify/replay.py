@@ -133,7 +133,8 @@ class ReplayCheck:
         if not self._stretch.entries:
             return
         told = self._stretch.entries[-1].read_head().meta
-        if msgspec.structs.replace(told, executed_commands=[]) != msgspec.structs.replace(self._meta, executed_commands=[]):
+        recorded, in_base = (msgspec.structs.replace(meta, executed_commands=[]) for meta in (told, self._meta))
+        if recorded != in_base:
             self._tell("manifest.json", "what it says of its version is not what the log says")
         ids = [order.get("id") for order in self._meta.executed_commands]
         if any(order.get("id") not in ids for order in told.executed_commands):

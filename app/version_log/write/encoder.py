@@ -1,4 +1,4 @@
-"""Versions as a chain: each record names the checksum of the one before, so they are encoded in order."""
+"""Encode versions as records in order: each record names the checksum of the record before it, its parent."""
 
 import threading
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from springtide_client.format.tensors import Arrays
 
 @dataclass(eq=False)
 class PendingRecord:
-    """A version on its way to the disk; `tip` and `frame` once it is encoded."""
+    """A version that is not written yet. `tip` and `frame` are set when it is encoded."""
 
     number: int
     meta: VersionMeta
@@ -19,20 +19,20 @@ class PendingRecord:
 
     @property
     def num_bytes(self) -> int:
-        """Of the arrays."""
+        """Return the size of the arrays in bytes."""
         return sum(array.nbytes for array in self.tensors.values())
 
 
 class RecordEncoder:
-    """Encodes versions one after the other, whichever thread asks."""
+    """Encodes one epoch's versions, each onto the one before. Any thread may call it."""
 
     def __init__(self, epoch: int, last: Tip | None) -> None:
-        self.last = last  # the newest that is encoded; None before a new log's first base
+        self.last = last  # the newest encoded version; None before the first base of a new log
         self._epoch = epoch
         self._lock = threading.Lock()
 
     def encode(self, *versions: PendingRecord) -> Tip:
-        """Give each its frame, unless it has one; those before the first are encoded. Returns the last's tip."""
+        """Encode the versions in order, skipping those that have a frame already; return the tip of the last."""
         with self._lock:
             for version in versions:
                 if version.tip is None:

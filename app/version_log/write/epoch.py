@@ -1,4 +1,7 @@
-"""The start of a trainer: an epoch of its own, and a seal on what its predecessor left."""
+"""Start a trainer's epoch: claim the next number, find out what can be read of the log, and seal it.
+
+Claims fence: once a higher epoch is claimed, readers ignore what an older trainer still writes.
+"""
 
 import logging
 import os
@@ -21,17 +24,17 @@ from springtide_client.system.files import fsync_folder, make_durable_folder, wr
 
 from app.version_log.errors import FencedError, OtherSchemaError
 from app.version_log.failpoints import failpoint
-from app.version_log.write.segments import scan_segment
+from app.version_log.read.segments import scan_segment
 from app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
 
-EPOCHS_RETAINED = 5  # statuses and manifests of older ones are removed
+EPOCHS_RETAINED = 5  # status files and manifests of older epochs are deleted
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """A started epoch: its manifest is published, its lock held."""
+    """A started epoch: its manifest is published and its lock held."""
 
     number: int
     manifest: LogManifest
@@ -40,7 +43,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class ValidLog:
-    """What can be read of a log."""
+    """The part of a log that can be read: how long each segment is, the newest base, and the last version."""
 
     sealed: list[SealedSegment]
     base: Tip | None
@@ -52,8 +55,8 @@ def start_epoch(
 ) -> Epoch:
     """1. Lock. 2. Claim. 3. Measure what can be read. 4. fsync it. 5. Publish the manifest that seals it.
 
-    The claim comes before the measuring: whoever reads looks for claims before using what was read, so nothing that
-    the predecessor appends after it was measured is ever used. LogBusyError where another trainer lives.
+    The claim comes before the measuring, because readers check for claims before they use what they have read: what the
+    predecessor appends after the measuring is never used. LogBusyError if another trainer runs.
     """
     make_durable_folder(log_path)
     directory = LogDirectory(log_path)
@@ -62,14 +65,14 @@ def start_epoch(
     try:
         number = claim_epoch(directory)
         failpoint("after a claim")
-        past = measure_valid_log(directory)
-        for sealed in past.sealed:
-            sync_file(log_path / sealed.file)
+        valid = measure_valid_log(directory)
+        for segment in valid.sealed:
+            sync_file(log_path / segment.file)
         manifest = LogManifest(
             epoch=number,
-            sealed=past.sealed,
-            base=past.base,
-            tip=past.tip,
+            sealed=valid.sealed,
+            base=valid.base,
+            tip=valid.tip,
             schema=msgspec.to_builtins(schema),
             fingerprint=schema.fingerprint(),
         )
@@ -86,17 +89,17 @@ def start_epoch(
 
 
 def check_schema(directory: LogDirectory, schema: Schema) -> None:
-    """OtherSchemaError where the log was written with another schema: its rows would be taken for other features'."""
+    """Raise OtherSchemaError if the log was written with another schema: its rows would belong to other features."""
     listing = directory.scan()
     manifest = directory.manifest(listing)
     if manifest is not None and listing.bases and manifest.fingerprint != schema.fingerprint():
         raise OtherSchemaError(
-            f"the log {directory.path} was written with another [schema]: name another [log] path, or go back to it"
+            f"the log {directory.path} was written with another [schema]: set another [log] path or restore the [schema]"
         )
 
 
 def claim_epoch(directory: LogDirectory) -> int:
-    """The next epoch, exclusively. Claims have no gaps and are never removed."""
+    """Claim the next epoch by exclusive creation of its file. Claims have no gaps and are never deleted."""
     while True:
         number = directory.scan().claimed_epoch + 1
         try:
@@ -108,41 +111,45 @@ def claim_epoch(directory: LogDirectory) -> int:
 
 
 def measure_valid_log(directory: LogDirectory) -> ValidLog:
-    """How far the files of the newest manifest link up, record by record, from the newest base that can be opened."""
+    """Follow the records of the newest manifest's files, parent by parent, from the newest base that opens.
+
+    LogError if the log has records but no base.
+    """
     listing = directory.scan()
     manifest = directory.manifest(listing)
     base = directory.open_base()
     if base is None:
         if any(listing.segments.values()) or (manifest is not None and manifest.tip is not None):
-            raise LogError(f"the log {directory.path} has lost its bases: restore them, or name another [log] path")
+            raise LogError(f"the log {directory.path} has lost its bases: restore them, or set another [log] path")
         return ValidLog([], None, None)
     tip, sealed = base.tip, []
     for file, limit in directory.readable_segments(listing, manifest) if manifest is not None else []:
-        counting = 0
+        valid_bytes = 0
         for header, end in scan_segment(directory.path / file, limit, verify_after=base.tip.number):
             if header.number > base.tip.number and header.tip != tip:
                 if header.parent != tip.checksum or header.number < tip.number:
                     break
                 tip = header.tip
-            counting = end
-        if counting:
-            sealed.append(SealedSegment(file, counting))
-        _log_ignored_bytes(directory.path / file, limit, counting)
+            valid_bytes = end
+        if valid_bytes:
+            sealed.append(SealedSegment(file, valid_bytes))
+        _log_ignored_bytes(directory.path / file, limit, valid_bytes)
     return ValidLog(sealed, base.tip, tip)
 
 
-def _log_ignored_bytes(path: Path, limit: int | None, counting: int) -> None:
+def _log_ignored_bytes(path: Path, limit: int | None, valid_bytes: int) -> None:
     try:
-        lost = (path.stat().st_size if limit is None else limit) - counting
+        ignored = (path.stat().st_size if limit is None else limit) - valid_bytes
     except FileNotFoundError:
         return
-    if lost:
-        # after a kill or a power loss the end of the last file may be half a record; anything else is damage
-        logger.warning("bytes of the log do not count", extra={"file": path.name, "bytes": lost, "kept": counting})
+    if ignored:
+        # half a record at the end of the last file is normal after a kill or power loss; anything else is corruption
+        extra = {"file": path.name, "bytes": ignored, "valid_bytes": valid_bytes}
+        logger.warning("a segment ends in bytes that are not part of the log", extra=extra)
 
 
 def sync_file(path: Path) -> None:
-    """The file's bytes are on the disk when this returns; one that was retired meanwhile is none of ours."""
+    """fsync a file; one that the compactor has deleted meanwhile needs none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -154,7 +161,7 @@ def sync_file(path: Path) -> None:
 
 
 def remove_old_epochs(directory: LogDirectory, number: int) -> None:
-    """Statuses and manifests that nobody reads any more."""
+    """Delete the status files and manifests of epochs that nothing reads any more."""
     for epoch in range(number - 2 * EPOCHS_RETAINED, number - EPOCHS_RETAINED):
         for name in (manifest_name(epoch), f"status-{epoch:010d}.json"):
             if epoch > 0:

@@ -1,77 +1,39 @@
-"""Segments as files: walked record by record, and written one after the other."""
+"""Write one epoch's segment files: append records, start a new file when one is full, fsync, bound the page cache."""
 
 import errno
 import os
 import threading
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.format.records import HEADER, RecordHeader, parse_header
+from springtide_client.errors import LogError
 from springtide_client.format.tensor_writer import start_writeback
 from springtide_client.log.directory import segment_name
 from springtide_client.system.files import NO_SPACE_ERRNOS, fsync_folder
 
-READ_CHUNK_BYTES = 1 << 20
-PAGE_CACHE_BYTES = 64 << 20  # the newest, for followers; pages of older ones are taken again by what is written next
-MIN_WRITEBACK_BYTES = 1 << 20  # fewer are not worth a request to the disk of their own
-
-
-def scan_segment(path: Path, limit: int | None = None, *, verify_after: int = -1) -> Iterator[tuple[RecordHeader, int]]:
-    """The headers of a segment's whole records, each with the offset behind it; ends at the first that is not whole.
-
-    The payloads of records with a number above `verify_after` are read and checked, the others are passed over.
-    """
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:  # retired
-        return
-    with file:
-        size = os.fstat(file.fileno()).st_size
-        end, offset = size if limit is None else min(size, limit), 0
-        while offset + HEADER.size <= end:
-            file.seek(offset)
-            try:
-                header = parse_header(file.read(HEADER.size))
-            except CorruptRecordError:
-                return
-            offset += HEADER.size + header.length
-            if offset > end or (header.number > verify_after and _crc(file, header.length) != header.payload_crc):
-                return
-            yield header, offset
-
-
-def _crc(file: BinaryIO, length: int) -> int:
-    crc = 0
-    while length:
-        piece = file.read(min(length, READ_CHUNK_BYTES))
-        if not piece:
-            return -1
-        crc, length = zlib.crc32(piece, crc), length - len(piece)
-    return crc
+PAGE_CACHE_BYTES = 64 << 20  # of the newest records, kept for followers; older pages are reused for new records
+MIN_WRITEBACK_BYTES = 1 << 20  # a smaller request to the disk costs more than it saves
 
 
 @dataclass(eq=False)
 class OpenSegment:
-    """A file of ours; sizes in bytes from its start."""
+    """A segment file this process writes. All fields but the descriptor count bytes from the start of the file."""
 
     descriptor: int
-    size: int = 0  # of whole records
+    size: int = 0  # of complete records
     synced: int = 0
-    writeback_started: int = 0  # for so much the disk was asked to begin
-    dropped: int = 0  # of which the pages may be taken for other things
+    writeback_started: int = 0
+    dropped: int = 0  # from the page cache
 
     def start_writeback(self) -> None:
-        """The disk may begin, so that whoever syncs, and who waits for that, has less to wait for."""
+        """Ask the kernel to start writing new pages to disk, so that a later fsync has less to wait for."""
         if self.size - self.writeback_started >= MIN_WRITEBACK_BYTES:
             start_writeback(self.descriptor, self.writeback_started, self.size - self.writeback_started)
             self.writeback_started = self.size
 
     def drop_cached_pages(self, num_bytes: int) -> int:
-        """The oldest pages, as far as they are synced. Returns of how many bytes."""
+        """Drop up to `num_bytes` of the oldest synced pages from the page cache; return how many bytes."""
         until = min(self.dropped + num_bytes, self.synced)
         if until <= self.dropped:
             return 0
@@ -81,7 +43,7 @@ class OpenSegment:
 
 
 class SegmentWriter:
-    """An epoch's own segments. `write` belongs to one thread; `sync` may be called by another."""
+    """Appends records to one epoch's segments. Only one thread may call `write`; another may call `sync`."""
 
     def __init__(self, log_path: Path, epoch: int, segment_bytes: int) -> None:
         self._log_path = log_path
@@ -90,13 +52,15 @@ class SegmentWriter:
         self._count = 0
         self._file: OpenSegment | None = None
         self._torn = False
-        self._full: list[OpenSegment] = []  # oldest first: of which pages may be cached
+        self._full: list[OpenSegment] = []  # oldest first; those with pages left in the page cache
         self._lock = threading.Lock()  # around the descriptors, never around a write or an fsync
 
     def write(self, frame: bytes | Sequence[bytes | memoryview]) -> None:
-        """Append a record, maybe in pieces. After an OSError the next one, which may be the same, goes to a new file.
+        """Append one record, given whole or in pieces.
 
-        Unless nothing was written, as on a full disk: else every try would leave a file behind.
+        After an OSError the next call, which may repeat the same record, starts a new file, because half a record may
+        have been written. If nothing was written, as on a full disk, it continues in the same file: otherwise every
+        retry would leave an empty file behind.
         """
         pieces = [memoryview(piece) for piece in ([frame] if isinstance(frame, bytes) else frame)]
         num_bytes = sum(map(len, pieces))
@@ -104,7 +68,7 @@ class SegmentWriter:
             self._roll_over()
         assert self._file is not None
         self._drop_cached_pages(num_bytes)
-        self._torn, untouched = True, True  # until it is whole
+        self._torn, untouched = True, True  # until the record is complete
         for piece in pieces:
             view = piece
             while len(view):
@@ -120,14 +84,15 @@ class SegmentWriter:
         self._file.size += num_bytes
 
     def start_writeback(self) -> None:
-        """What was written may go to the disk from now on; whoever wrote it calls this, and waits for nothing."""
+        """Ask the kernel to start writing new records to disk; does not block. Called by the writing thread."""
         if self._file is not None:
             self._file.start_writeback()
 
     def sync(self) -> None:
-        """What was written before the call is on the disk when it returns.
+        """Make everything written before the call durable.
 
-        Raises LogError, after which nobody knows what is on the disk: a later fsync would say yes and not mean it.
+        LogError if fsync fails. After that nothing more may be appended: the kernel may have dropped the failed pages,
+        and a later fsync would succeed without having written them.
         """
         with self._lock:
             file = self._file
@@ -143,10 +108,10 @@ class SegmentWriter:
         file.synced = max(file.synced, size)
 
     def _drop_cached_pages(self, num_bytes: int) -> None:
-        """Pages beyond the newest `CACHED_BYTES` are let go of right before as many are written.
+        """Keep at most the newest PAGE_CACHE_BYTES in the page cache, just before `num_bytes` are written.
 
-        Not sooner, nor many more at a time: a virtual machine gives free pages back to its host, and has to ask for
-        them again.
+        Pages are dropped late and few at a time, because a virtual machine returns free pages to its host and pays to
+        get them back.
         """
         assert self._file is not None
         over = sum(file.size - file.dropped for file in (*self._full, self._file)) + num_bytes - PAGE_CACHE_BYTES
@@ -161,7 +126,7 @@ class SegmentWriter:
             os.close(file.descriptor)
 
     def close(self) -> None:
-        """Give the files back, without syncing them."""
+        """Close all files without syncing them."""
         with self._lock:
             files = [*self._full, *([] if self._file is None else [self._file])]
             self._file, self._full = None, []
@@ -169,7 +134,7 @@ class SegmentWriter:
             os.close(file.descriptor)
 
     def _roll_over(self) -> None:
-        """1. fsync the present file. 2. Make the next one. 3. fsync the folder. Only then a record may go there."""
+        """1. fsync the present file. 2. Create the next one. 3. fsync the folder. Only then write a record to it."""
         self.sync()
         if self._file is None or self._file.size or self._torn:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC

@@ -1,4 +1,8 @@
-"""Who may start: a lock that the kernel frees when its holder dies, and the age of a status from another machine."""
+"""One trainer per log: a file lock, which the kernel frees when its holder dies, and the age of the status file.
+
+The lock works between processes of one machine. A trainer on another machine is recognized by its status file, which it
+replaces every second.
+"""
 
 import fcntl
 import os
@@ -8,22 +12,25 @@ from pathlib import Path
 from app.version_log.errors import LogBusyError
 from app.version_log.trainer_status import boot_id, read_status
 
-FRESH_SECONDS = 5.0  # a trainer whose status is younger may be alive
+FRESH_SECONDS = 5.0  # a trainer with a younger status may be alive
 WAIT_SECONDS = 6.0
-DYING_SECONDS = 1.0  # a killed process holds its lock until its memory is given back
+DYING_SECONDS = 1.0  # a killed process holds its lock until its memory is freed
 POLL_SECONDS = 0.02
 HINT = "stop it, or start with --take-over"
 
 
 class TrainerLock:
-    """Held until `release`, or the end of the process. It keeps honest trainers apart; epochs stop the others."""
+    """Held until `release` or the end of the process.
+
+    It keeps two trainers from starting by mistake; correctness does not depend on it, for epochs fence the older one.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @staticmethod
     def acquire(log_path: Path, *, take_over: bool = False, wait_seconds: float = WAIT_SECONDS) -> "TrainerLock":
-        """Take the lock of a log; LogBusyError where another trainer lives. `take_over` does not ask."""
+        """Take a log's lock. LogBusyError if another trainer is alive, unless `take_over` replaces it."""
         path = log_path / "trainer.lock"
         if take_over:
             descriptor = _try_lock(path)
@@ -31,7 +38,7 @@ class TrainerLock:
         deadline = time.monotonic() + min(wait_seconds, DYING_SECONDS)
         while (descriptor := _try_lock(path)) is None:
             if time.monotonic() >= deadline:
-                raise LogBusyError(f"another trainer ({_read_holder(path)}) writes the log {log_path}: {HINT}")
+                raise LogBusyError(f"another trainer ({_read_holder(path)}) is writing the log {log_path}: {HINT}")
             time.sleep(POLL_SECONDS)
         try:
             _wait_for_age(log_path, wait_seconds)
@@ -41,7 +48,7 @@ class TrainerLock:
         return TrainerLock(descriptor)
 
     def release(self) -> None:
-        """Let the next trainer start."""
+        """Allow the next trainer to start."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -51,7 +58,7 @@ def _try_lock(path: Path) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # who took over put another file in this place: its lock counts, not this one's
+        # a trainer that took over has put another lock file in this place: its lock counts, not this one
         if os.path.samestat(os.fstat(descriptor), os.stat(path)):
             return _write_pid(descriptor)
     except (BlockingIOError, FileNotFoundError):
@@ -61,7 +68,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _replace(path: Path) -> int:
-    """A new lock in place of one that is held: its holder keeps a file that nobody sees any more."""
+    """Put a new lock file in place of one that is held: its holder keeps a lock on a file without a name."""
     draft = path.with_name(f".tmp-trainer.lock-{os.getpid()}")
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -83,11 +90,12 @@ def _read_holder(path: Path) -> str:
 
 
 def _wait_for_age(log_path: Path, wait_seconds: float) -> None:
-    """Wait until no other machine's trainer can be alive, as far as its status tells."""
+    """Wait until the newest status is too old for a trainer on another machine to be alive."""
     deadline = time.monotonic() + wait_seconds
     while (status := read_status(log_path)) is not None:
         age_seconds = time.time() - float(status.get("updated_ms") or 0) / 1000
-        here = status.get("machine", boot_id()) == boot_id()  # the lock was free: who wrote it here is dead
+        # here the lock was free: a status written on this machine is a dead trainer's
+        here = status.get("machine", boot_id()) == boot_id()
         if here or status.get("clean_end") or age_seconds >= FRESH_SECONDS:
             return
         if time.monotonic() >= deadline:

@@ -96,8 +96,8 @@ class SmallLog:
 
     def kill(self, writer: LogWriter) -> None:
         """End a writer of this process as a kill would: nothing is synced, the lock is freed."""
-        writer._error = writer._error or RuntimeError("killed")
-        writer._stop()
+        writer._queue.fail(RuntimeError("killed"))
+        writer._queue.stop()
         writer._lock.release()
 
     def tips(self) -> list[Tip]:

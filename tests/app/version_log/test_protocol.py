@@ -133,8 +133,8 @@ class World:
             frame, _ = encode_record(
                 zombie.epoch, number, zombie.last_encoded.checksum, VersionMeta(durable=number), ghost
             )
-            zombie._segments._torn = self.random.random() < 0.2
-            zombie._segments.write(frame)
+            zombie._queue.segments._torn = self.random.random() < 0.2
+            zombie._queue.segments.write(frame)
 
     def tear(self) -> None:
         """Half an append, as by a kill."""

@@ -83,7 +83,7 @@ class Cluster:
 
     def start(self, *command: str) -> int:
         environment = {
-            "SPRINGTIDE_FAULTS": str(self.folder / "faults"),
+            "SPRINGTIDE_FAILPOINTS": str(self.folder / "faults"),
             "SPRINGTIDE_RECORD": f"{self.folder / 'disk'}{os.pathsep}{self.folder / 'record'}",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "recorded"), *PATHS]),
         }

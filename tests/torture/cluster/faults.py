@@ -15,29 +15,29 @@ from tests.torture.disk.power_loss import LOSS_PROFILES, CrashedDisk
 from tests.torture.verify.reader_checks import check_server
 from tests.torture.verify.verifier import LogVerifier
 
-# named in app/versions and app/training; struck in whoever comes there first, trainer or merger
+# failpoints of app/version_log and app/training; hit in the first process that reaches them, trainer or compactor
 POINTS = (
-    "after the look before an append",
+    "after the epoch check before an append",
     "after an append before its fsync",
-    "after an fsync before the look",
-    "before a cut",
-    "after a cut",
+    "after an fsync before the epoch check",
+    "before a checkpoint",
+    "after a checkpoint",
     "after a claim",
     "before a manifest",
     "after a manifest",
-    "amid reading back",
-    "amid a base",
+    "while the log is replayed",
+    "while a base is written",
     "before a base is renamed",
     "after a base is renamed",
-    "amid retiring",
+    "during retention",
     "before a base is mapped",
     "while a generation is destroyed",
-    "after an order is claimed",
-    "after an order is executed",
-    "before an order is unlinked",
+    "after a command is claimed",
+    "after a command is executed",
+    "before a command is deleted",
 )
-START_POINTS = {"after a claim", "before a manifest", "after a manifest", "amid reading back"}
-COMMAND_POINTS = {point for point in POINTS if "order" in point}
+START_POINTS = {"after a claim", "before a manifest", "after a manifest", "while the log is replayed"}
+COMMAND_POINTS = {point for point in POINTS if "command" in point}
 FAULT_DEADLINE_SECONDS = 12.0
 
 Fault = Callable[[random.Random], str]
@@ -218,7 +218,7 @@ class Faults:
     def pause_before_an_append(self, visit: int) -> int:
         """The trainer, stopped between its look for higher epochs and its write."""
         pid = self.train_until_published()
-        self.stage.arm_fault_point("after the look before an append", "STOP", visit)
+        self.stage.arm_fault_point("after the epoch check before an append", "STOP", visit)
         self._until_struck(DEADLINE_SECONDS)
         assert self.stage.process_at_fault_point() == pid
         self.stage.disarm_fault_points()

@@ -130,7 +130,7 @@ class ModelWorld:
         for order_id in claimed:
             self.orders.mark_executed(order_id, tip.number)
         writer = self.writer
-        until(lambda: writer.published == tip or writer._error is not None)
+        until(lambda: writer.published == tip or writer._queue.failure is not None)
 
     def sync(self) -> None:
         if self.writer is not None:
@@ -165,7 +165,7 @@ class ModelWorld:
             frame, _ = encode_record(
                 zombie.epoch, zombie.last_encoded.number + 1, zombie.last_encoded.checksum, meta, ghost
             )
-            zombie._segments.write(frame if whole else frame[:50])
+            zombie._queue.segments.write(frame if whole else frame[:50])
 
     def crash(self, taste: LossProfile, draw: random.Random, countdown: int, amid: Callable[[], None]) -> None:
         """Everything on this machine dies before the n-th move of the disk in `amid`, or at its end."""

@@ -12,7 +12,7 @@ from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status
 from app.version_log.compact.compactor import Compactor
 from app.version_log.read.corruption import REPORT_NAME, find_corruption, report_corruption, take_corruption_report
-from app.version_log.write.segments import scan_segment
+from app.version_log.read.segments import scan_segment
 
 
 def learned(room, trainer: Trainer, samples: int) -> None:

@@ -16,8 +16,8 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 
 from app.version_log.errors import FencedError, LogBusyError
+from app.version_log.read.segments import scan_segment
 from app.version_log.trainer_status import write_status
-from app.version_log.write.segments import scan_segment
 from app.version_log.write.writer import LogWriter
 
 HERE = Path(__file__).parent
@@ -138,12 +138,12 @@ def test_a_thread_of_the_log_that_ends_is_an_error_of_the_next_append(log, monke
     with log.writer(durable_seconds=0.001) as writer:
 
         def fail(*_: object) -> int:
-            raise TypeError("nobody thought of this")
+            raise TypeError("unexpected")
 
-        monkeypatch.setattr(writer._segments, thread, fail)
+        monkeypatch.setattr(writer._queue.segments, thread, fail)
         put(writer, 1)
         until(lambda: "TypeError" in writer.stall_reason)
-        with pytest.raises(LogError, match="TypeError: nobody thought of this"):
+        with pytest.raises(LogError, match="TypeError: unexpected"):
             put(writer, 2)
 
 
@@ -179,12 +179,12 @@ def test_after_a_failed_append_the_version_stands_in_a_new_file(log, monkeypatch
 
 def test_a_disk_that_fails_for_good_is_an_error_of_the_next_append(log, monkeypatch) -> None:
     with log.writer() as writer:
-        monkeypatch.setattr("app.version_log.write.writer.RETRY_DELAY_SECONDS", 0.0)
+        monkeypatch.setattr("app.version_log.write.append_queue.RETRY_DELAY_SECONDS", 0.0)
 
         def fail(*_: object) -> int:
             raise OSError(errno.EIO, "the disk is gone")
 
-        monkeypatch.setattr(writer._segments, "write", fail)
+        monkeypatch.setattr(writer._queue.segments, "write", fail)
         put(writer, 1)
         with pytest.raises(LogError, match="the disk is gone"):
             writer.sync()
@@ -194,8 +194,8 @@ def test_a_disk_that_fails_for_good_is_an_error_of_the_next_append(log, monkeypa
 
 def test_a_full_disk_is_waited_for(log, monkeypatch) -> None:
     with log.writer() as writer:
-        monkeypatch.setattr("app.version_log.write.writer.RETRY_DELAY_SECONDS", 0.001)
-        write, tries = writer._segments.write, []
+        monkeypatch.setattr("app.version_log.write.append_queue.RETRY_DELAY_SECONDS", 0.001)
+        write, tries = writer._queue.segments.write, []
 
         def full(frame: bytes) -> None:
             tries.append(writer.stall_reason)
@@ -203,7 +203,7 @@ def test_a_full_disk_is_waited_for(log, monkeypatch) -> None:
                 raise OSError(errno.ENOSPC, "No space left on device")
             write(frame)
 
-        monkeypatch.setattr(writer._segments, "write", full)
+        monkeypatch.setattr(writer._queue.segments, "write", full)
         tip = put(writer, 1)
         writer.sync()
         assert writer.published == tip
@@ -266,7 +266,7 @@ def test_what_a_zombie_writes_is_never_read_and_never_durable(log) -> None:
     old.directory.is_fenced = lambda epoch: False
     put(old, 66)
     old.sync()
-    old._segments._torn = True
+    old._queue.segments._torn = True
     put(old, 67)
     old.sync()
     assert len(list(log.path.glob("seg-0000000001-*"))) == 2

@@ -1,0 +1,203 @@
+"""Versions on their way to disk: a queue bounded in bytes, a thread that writes them, and a thread that fsyncs them."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from springtide_client.errors import LogError
+from springtide_client.format.records import Tip, version_name
+from springtide_client.system.files import NO_SPACE_ERRNOS
+
+from app.processes.priority import yield_to_learning
+from app.version_log.errors import FencedError
+from app.version_log.failpoints import failpoint
+from app.version_log.write.encoder import PendingRecord, RecordEncoder
+from app.version_log.write.segments import SegmentWriter
+
+MAX_RETRIES = 3  # of an append that fails for any reason but a full disk
+RETRY_DELAY_SECONDS = 0.5
+STALL_TIMEOUT_SECONDS = 60.0  # a queue from which nothing was written for so long has failed
+
+logger = logging.getLogger(__name__)
+
+
+class AppendQueue:
+    """Writes queued versions in order and makes them durable. `put` is called by one thread, the rest by any."""
+
+    def __init__(
+        self,
+        segments: SegmentWriter,
+        encoder: RecordEncoder,
+        *,
+        max_bytes: int,
+        sync_seconds: float,
+        is_fenced: Callable[[], bool],
+        before_sync: Callable[[], None],
+    ) -> None:
+        """`is_fenced`: whether a higher epoch is claimed. `before_sync`: called by the sync thread every time."""
+        self.segments, self.encoder = segments, encoder
+        self.published = self.durable = encoder.last  # the newest version that is written; that is fsynced
+        self.failure: Exception | None = None  # why nothing is written any more
+        self.stall_reason = ""  # why the disk does not take the next version at present
+        self._max_bytes, self._sync_seconds = max_bytes, sync_seconds
+        self._is_epoch_fenced, self._before_sync = is_fenced, before_sync
+        self._queue: deque[PendingRecord] = deque()
+        self._queued_bytes = 0
+        self._changed = threading.Condition()
+        self._syncing = threading.Lock()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
+            for name, run in (("log-writer", self._write_all), ("log-syncer", self._sync_periodically))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __len__(self) -> int:
+        """Return the number of versions that are not written yet."""
+        return len(self._queue)
+
+    @property
+    def is_stopped(self) -> bool:
+        """True once `stop` was called."""
+        return self._stopping.is_set()
+
+    def start_after(self, base: Tip) -> None:
+        """Let the first version follow this base. Call it before the first `put`."""
+        with self._changed:
+            self.encoder.last = self.published = self.durable = base
+
+    def wait_for_room(self, num_bytes: int) -> None:
+        """Wait until the queue can take so many bytes; an empty queue takes a version of any size."""
+        with self._changed:
+            room = self._max_bytes - num_bytes
+            self._wait_until(lambda: not self._queue or self._queued_bytes <= room)
+
+    def put(self, version: PendingRecord) -> None:
+        """Queue a version for writing."""
+        with self._changed:
+            self._queue.append(version)
+            self._queued_bytes += version.num_bytes
+            self._changed.notify_all()
+
+    def encode(self, version: PendingRecord) -> Tip:
+        """Encode a version that is about to be put, in the caller's thread, after all that are queued."""
+        with self._changed:
+            earlier = tuple(self._queue)
+        return self.encoder.encode(*earlier, version)
+
+    def sync(self) -> None:
+        """Return when everything that was put before the call is durable; raises the failure otherwise."""
+        with self._changed:
+            self._wait_until(lambda: not self._queue)
+        self._sync()
+        self.raise_failure()
+
+    def stop(self) -> None:
+        """End both threads and close the files. What is queued is dropped."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self.segments.close()
+
+    def raise_failure(self) -> None:
+        """Raise the FencedError or LogError that ended the writing, if any."""
+        if self.failure is not None:
+            raise self.failure
+
+    def fail(self, error: Exception) -> None:
+        """Stop writing because of this error; the first one counts."""
+        with self._changed:
+            self.failure = self.failure or error
+            self._changed.notify_all()
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        """Wait with the condition held. A slow disk is waited for as long as it takes a version now and then."""
+        while not done():
+            self.raise_failure()
+            if not self._changed.wait(STALL_TIMEOUT_SECONDS):  # notified of every version that is written
+                raise LogError(f"the log cannot be written: {self.stall_reason or 'the disk is too slow'}")
+        self.raise_failure()
+
+    def _is_fenced(self) -> bool:
+        if self._is_epoch_fenced():
+            self.fail(FencedError("a higher epoch is claimed: another trainer has taken over this log"))
+        return self.failure is not None
+
+    def _run(self, work: Callable[[], None]) -> None:
+        """Run a thread's work. Whatever ends it becomes the failure, so that nobody waits for a dead thread."""
+        try:
+            work()
+        except Exception as error:
+            logger.exception("a thread of the log ended")
+            self.fail(LogError(f"the log cannot be written: {type(error).__name__}: {error}"))
+
+    def _write_all(self) -> None:
+        yield_to_learning()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._stopping.is_set())
+                if not self._queue:
+                    return
+                version = self._queue[0]
+            try:
+                tip = self.encoder.encode(version)
+            except Exception as error:
+                self.fail(LogError(f"version {version_name(version.number)} cannot be encoded: {error}"))
+                return
+            if not self._write(version.frame):
+                return
+            with self._changed:
+                self._queue.popleft()
+                self._queued_bytes -= version.num_bytes
+                self.published = tip
+                self._changed.notify_all()
+            self.segments.start_writeback()
+
+    def _write(self, frame: Sequence[bytes | memoryview]) -> bool:
+        """Write a record; return False if writing has failed or stops.
+
+        Waits for a full disk as long as it takes; retries other errors MAX_RETRIES times.
+        """
+        failures = 0
+        # the check only tells a replaced trainer sooner: readers ignore what it writes in any case
+        while not self._is_fenced():
+            try:
+                failpoint("after the epoch check before an append")
+                self.segments.write(frame)
+                failpoint("after an append before its fsync")
+                self.stall_reason = ""
+                return True
+            except LogError as error:
+                self.fail(error)
+            except OSError as error:
+                self.stall_reason = f"an append failed: {error.strerror}"
+                failures += error.errno not in NO_SPACE_ERRNOS
+                if failures > MAX_RETRIES:
+                    self.fail(LogError(self.stall_reason))
+                elif self._stopping.wait(RETRY_DELAY_SECONDS):
+                    return False
+        return False
+
+    def _sync_periodically(self) -> None:
+        yield_to_learning()
+        while not self._stopping.wait(self._sync_seconds):
+            self._before_sync()
+            self._sync()
+
+    def _sync(self) -> None:
+        """1. Note what is published. 2. fsync. 3. Check for a higher epoch. 4. Call it durable."""
+        with self._syncing:
+            published = self.published
+            if published is None or published == self.durable or self.failure is not None:
+                return
+            try:
+                self.segments.sync()
+            except LogError as error:
+                self.fail(error)
+            failpoint("after an fsync before the epoch check")
+            if not self._is_fenced():
+                self.durable = published
