@@ -94,7 +94,7 @@ def check_schema(directory: LogDirectory, schema: Schema) -> None:
     manifest = directory.manifest(listing)
     if manifest is not None and listing.bases and manifest.fingerprint != schema.fingerprint():
         raise OtherSchemaError(
-            f"the log {directory.path} was written with another [schema]: set another [log] path or restore the [schema]"
+            f"the log {directory.path} was written with another [schema]: set another [log] path or restore it"
         )
 
 
