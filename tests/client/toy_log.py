@@ -92,12 +92,12 @@ class ToyLog:
             "step": 0,
             "positions": {},
             "event_clock_ms": 0,
-            "horizons": {},
+            "expiry_cutoffs": {},
             "fingerprint": self.schema.fingerprint(),
             "scores": {},
             "dead_letters": {},
             "record_ms": [],
-            "orders": [],
+            "executed_commands": [],
             "trainer": {},
         }
         return VersionMeta(**facts | changes)

@@ -74,7 +74,7 @@ def document_of(difference: "VersionDiff") -> dict[str, Any]:
             name: newer.dead_letters.get(name, 0) - older.dead_letters.get(name, 0)
             for name in sorted({*older.dead_letters, *newer.dead_letters})
         },
-        "horizons": {
+        "expiry_cutoffs": {
             difference.feature_name(int(number)): {"from": older.expiry_cutoffs.get(number), "to": horizon}
             for number, horizon in newer.expiry_cutoffs.items()
             if horizon != older.expiry_cutoffs.get(number)

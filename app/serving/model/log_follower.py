@@ -41,7 +41,7 @@ class LogFollower:
             cache_bytes=cache_bytes,
             cache_dir=cache_path,
             disk_bytes=disk_bytes,
-            make_search=LayerSearches(),
+            search_factory=LayerSearches(),
         )
         self._on_version = on_version
         self._on_swap = on_swap

@@ -74,7 +74,7 @@ def roll_back_by_order(trainer: "Trainer", order: Command) -> dict[str, Any] | N
         return {"refused": str(error)}
     result = {"version": number, **rollback.counts, **told}
     entry = command_entry(order, result, samples_trained=trainer.state.samples_trained, positions={})
-    append(trainer, rollback, stand, msgspec.structs.replace(rollback.meta, orders=[entry]))
+    append(trainer, rollback, stand, msgspec.structs.replace(rollback.meta, executed_commands=[entry]))
     return None
 
 

@@ -73,7 +73,7 @@ def test_a_forgotten_key_is_gone_and_the_version_says_so(make_desk):
     number = desk.version()
     record = desk.newest()
     assert record.number == number
-    (entry,) = record.meta.orders
+    (entry,) = record.meta.executed_commands
     assert (entry["id"], entry["kind"], entry["result"]) == (order, "forget", {"keys": 1})
     assert entry["keys"] == [{"feature": "user_id", "id": str(user)}]
     assert record.tensors()["forgotten.id"].tolist() == [user]
@@ -147,7 +147,7 @@ def test_an_order_that_cannot_be_executed_says_why_and_changes_nothing(make_desk
     assert desk.state.learner.table.lr == 0.05
     assert desk.state.limits.document() == {}
     desk.version()
-    (entry,) = desk.newest().meta.orders
+    (entry,) = desk.newest().meta.executed_commands
     assert says in entry["result"]["refused"]
 
 
@@ -175,7 +175,7 @@ def test_memory_shrinks_and_grows_by_order_while_learning_goes_on(make_desk):
         desk.desk.execute()
         desk.version()
         table.check_integrity()
-    assert "refused" not in str(desk.newest().meta.orders)
+    assert "refused" not in str(desk.newest().meta.executed_commands)
     assert desk.state.samples_trained == 4 * 6 * 32
     assert table.counters()["evicted_resize"] > 0
     counts = sum(int(table.find(np.zeros(40, np.uint16), np.arange(40))[1].sum()) for _ in range(1))
@@ -206,7 +206,7 @@ def test_what_is_no_order_is_refused_and_harms_neither_this_trainer_nor_a_rollba
         (folder / f"{n:03d}.json").write_bytes(text)
     desk.desk.execute()
     desk.version()
-    entries = desk.newest().meta.orders
+    entries = desk.newest().meta.executed_commands
     assert [entry["id"] for entry in entries] == [f"{n:03d}" for n in range(len(HOSTILE))]
     assert all("refused" in entry["result"] for entry in entries)
     assert not any("keys" in entry for entry in entries)

@@ -73,7 +73,7 @@ def test_every_version_is_told_of_once_in_order(follow, make_log) -> None:
     numbers = [log.append({(0, 1): row(log, 1)}) for _ in range(3)]
     follower = follow(log, clock_ms=lambda: 77)
     heard, swaps = [], []
-    follower.listen(lambda view, applied, ms: heard.append((view.version, applied.number, applied.checksum, ms)))
+    follower.add_listener(lambda view, applied, ms: heard.append((view.version, applied.number, applied.checksum, ms)))
     follower.on_swap(lambda view: swaps.append(view.version))
     assert follower.poll()
     assert not follower.poll()
@@ -233,7 +233,7 @@ def test_memory_stays_below_the_cap(follow, make_log, tmp_path) -> None:
     for seed in range(40):
         settle(follower, log.append({(0, 100 * seed + i): row(log, seed) for i in range(100)}))
         assert follower.view.num_bytes <= 32 << 10
-    assert follower.view.private is not None
+    assert follower.view.disk_layer is not None
     assert list(cache.iterdir()) == []
     for (feature, row_id), (value, _, _) in log.rows.items():
         assert first_value(follower, (feature, row_id)) == value[0]
@@ -266,7 +266,7 @@ def test_a_failing_callback_stops_nothing(follow, make_log) -> None:
         raise RuntimeError("mine")
 
     follower.on_swap(fail)
-    follower.listen(fail)
+    follower.add_listener(fail)
     settle(follower, log.append({(0, 1): row(log, 1)}))
     settle(follower, log.append({(0, 1): row(log, 2)}))
 

@@ -134,11 +134,11 @@ def test_an_unknown_id_predicts_with_its_first_value(make_log) -> None:
 def test_a_horizon_forgets_by_rule_until_the_row_is_touched_again(make_log) -> None:
     log = make_log()
     log.append({(0, 1): row(log, 5), (1, 1): row(log, 5)})
-    log.append({}, horizons={"0": 1006})
+    log.append({}, expiry_cutoffs={"0": 1006})
     view = newest(log)
     assert ask(view, [(0, 1), (1, 1)])[1].tolist() == [FORGOTTEN, KNOWN]
     assert view.row_info(0, 1)["status"] == "forgotten"
-    log.append({(0, 1): row(log, 6)}, horizons={"0": 1006})
+    log.append({(0, 1): row(log, 6)}, expiry_cutoffs={"0": 1006})
     assert ask(newest(log, view), [(0, 1), (1, 1)])[1].tolist() == [KNOWN, KNOWN]
 
 

@@ -70,7 +70,7 @@ class Follower:
         disk_bytes: int = DISK_BYTES,
         wait: Callable[[float], object] | None = None,
         clock_ms: Callable[[], int] = wall_ms,
-        make_search: SearchFactory = NumpySearch,
+        search_factory: SearchFactory = NumpySearch,
     ) -> None:
         """`cache_bytes` bounds the memory of changed rows and parameters; beyond half of it (merging takes as much
         again) rows move to an unnamed file in `cache_dir` of at most `disk_bytes`. At both limits the served version
@@ -86,7 +86,7 @@ class Follower:
         self._is_abandoned = False
         self._wait = wait if wait is not None else self._stopping.wait
         self._clock_ms = clock_ms
-        self._make_search = make_search
+        self._search_factory = search_factory
         self._polling = threading.Lock()
         self._swapped = threading.Condition()
         self._view: View | None = None
@@ -261,16 +261,16 @@ class Follower:
         is_stuck = served.num_bytes > self._layer_bytes
         if base_number(base_path) > served.version and not is_stuck:
             return None  # what leads to it comes as records, each of which is told of
-        return View.open(base_path, served, self._make_search)
+        return View.open(base_path, served, self._search_factory)
 
     def _open_at_or_before(self, base_path: Path, served: View | None) -> View:
         """A view of this base, or where that is damaged of the newest older one: the log leads on from any."""
         try:
-            return View.open(base_path, served, self._make_search)
+            return View.open(base_path, served, self._search_factory)
         except LogError as error:
             for older in self._source.bases_before(base_path):
                 with suppress(LogError):
-                    view = View.open(older, served, self._make_search)
+                    view = View.open(older, served, self._search_factory)
                     logger.warning("beginning at an older base: %s", error)
                     return view
             raise

@@ -56,7 +56,7 @@ class View:
     search_factory: SearchFactory = NumpySearch
 
     @staticmethod
-    def open(base_path: Path, like: "View | None" = None, make_search: SearchFactory = NumpySearch) -> "View":
+    def open(base_path: Path, like: "View | None" = None, search_factory: SearchFactory = NumpySearch) -> "View":
         """The view of a base alone; the program of `like` is taken over where it is the same.
 
         LogError where the base's files do not fit together.
@@ -83,7 +83,7 @@ class View:
             schema=manifest.decode_schema(),
             model=model,
             parameters=model.parameters(dense_of(base.dense)),
-            search_factory=make_search,
+            search_factory=search_factory,
         )
 
     @property

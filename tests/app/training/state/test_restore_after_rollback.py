@@ -47,7 +47,7 @@ class Run:
         self.log.sync()
         found = build_rollback(self.log.directory, number, window_samples=self.config.train.window_samples, **options)
         entry = {"id": f"back to {number}", "kind": "rollback", "result": found.counts}
-        self.log.append(msgspec.structs.replace(found.meta, orders=[entry]), found.arrays)
+        self.log.append(msgspec.structs.replace(found.meta, executed_commands=[entry]), found.arrays)
         self.log.sync()
         self.state.learner.table.close()
         self.state = load_state(self.config, self.log)
