@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-CLIENT = Path(__file__).parents[3] / "deploy" / "client"
-SERVICE = Path(__file__).parents[3] / "deploy" / "examples" / "service"
+CLIENT = Path(__file__).parents[2] / "deploy" / "client"
+SERVICE = Path(__file__).parents[2] / "deploy" / "examples" / "service"
 # runs the service as uvicorn's command does, and tells at the end what it has imported
 RUN = """
 import json, sys

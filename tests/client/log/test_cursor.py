@@ -168,7 +168,7 @@ def test_an_epoch_claimed_between_reading_and_looking_takes_the_records_back(log
         return files(*args)
 
     with directory.follow(START) as cursor:
-        monkeypatch.setattr(directory, "files", files_then_claim)
+        monkeypatch.setattr(directory, "readable_segments", files_then_claim)
         assert cursor.read() == []
         monkeypatch.undo()
         log.epoch += 1
