@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from springtide_client.system.sizes import parse_size
+
 from embeddings.optimizer import RowOptimizer
-from embeddings.sizes import num_bytes
 
 EVICTIONS = ("lru", "lfu", "custom")
 DTYPES = ("float32", "bfloat16")
@@ -40,7 +41,7 @@ class Admission:
 
     def __post_init__(self) -> None:
         check_min_count(self.min_count)
-        if num_bytes(self.sketch_bytes) < 64:
+        if parse_size(self.sketch_bytes) < 64:
             raise ValueError(f"admission sketch_bytes must be at least 64, not {self.sketch_bytes}")
         if self.decay_every_samples < 1:
             raise ValueError(f"admission decay_every_samples must be at least 1, not {self.decay_every_samples}")
@@ -77,7 +78,7 @@ class TableConfig:
         if not 1 <= self.dim <= 4096:
             raise ValueError(f"dim must be in 1..4096, not {self.dim}")
         for size in (self.device_bytes, self.host_bytes, self.disk_bytes):
-            num_bytes(size)
+            parse_size(size)
         if self.eviction not in EVICTIONS:
             raise ValueError(f"eviction must be one of {', '.join(EVICTIONS)}, not {self.eviction!r}")
         if self.dtype not in DTYPES:
@@ -104,7 +105,7 @@ class TableLimits:
     def __post_init__(self) -> None:
         for size in (self.device_bytes, self.disk_bytes):
             if size is not None:
-                num_bytes(size)
+                parse_size(size)
         if self.lr is not None and not 0 <= self.lr < float("inf"):
             raise ValueError(f"lr must be finite and not negative, not {self.lr}")
         for seconds in self.ttl_seconds.values():
@@ -121,7 +122,7 @@ def check_ttl(seconds: float | None) -> None:
 
 
 def check_quota(quota: int | str | None) -> None:
-    if quota is not None and num_bytes(quota) < 1:
+    if quota is not None and parse_size(quota) < 1:
         raise ValueError(f"quota_bytes must be above 0, not {quota}")
 
 

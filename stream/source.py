@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from springtide_client.schema import Schema
+from springtide_client.system.clock import wall_ms
 
 from stream.columns import Columns
 from stream.config import SourceConfig
@@ -198,7 +199,7 @@ class Source:
         if is_owed or self._tell_again.is_set():
             self._tell_again.clear()
             self._decoder.seen_strings.clear()
-        columns = self._decoder.decode(raw, int(time.time() * 1000))
+        columns = self._decoder.decode(raw, wall_ms())
         if self._hidden is not None:
             columns = self._hidden.apply(columns, raw.partition, topic_id)
         return replace(columns, topic_ids={raw.partition: topic_id})

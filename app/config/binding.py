@@ -8,8 +8,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+from springtide_client.system import sizes
+
 from app.errors import UserError
-from embeddings.sizes import num_bytes
 
 Bound = TypeVar("Bound")
 
@@ -18,7 +19,7 @@ def parse_size(value: object) -> int:
     """Bytes from an integer or a text such as "2GiB" or "64 MB"; ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError(f'must be a size: whole bytes or a text such as "2GiB", not {format_toml_value(value)}')
-    return num_bytes(value)
+    return sizes.parse_size(value)
 
 
 def format_toml_value(value: object) -> str:

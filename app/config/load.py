@@ -51,11 +51,12 @@ class Config(LightConfig):
 
 def load_config(path: Path | str | None = None) -> Config:
     """Every section, checked; UserError names the file's mistake and the mend."""
+    from springtide_client.system.sizes import parse_size
+
     from app.config.table import bind_table
     from app.models.registry import ModelConfig
     from app.training.config import TrainConfig
     from app.training.health.gate import GateConfig
-    from embeddings.sizes import num_bytes
 
     path = Path(path or DEFAULT_PATH)
     document = read_document(path)
@@ -63,7 +64,7 @@ def load_config(path: Path | str | None = None) -> Config:
     spill = str(Path("var") / outline.name / "spill")
     table, score_field = bind_table(section_of(document, "table"), outline.schema, outline.features, disk_path=spill)
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
-    share = max(num_bytes(table.disk_bytes) // 2, SMALLEST_BYTES)
+    share = max(parse_size(table.disk_bytes) // 2, SMALLEST_BYTES)
     outline = replace(outline, log=replace(outline.log, log_bytes=min(outline.log.log_bytes, share)))
     return Config(
         **vars(outline),

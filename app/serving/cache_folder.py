@@ -22,7 +22,7 @@ class CacheFolder:
 
     def remove_drafts(self, pid: int) -> None:
         """A process that shares the folder is gone: what it was writing is nobody's."""
-        for path in self.path.glob(f"*.{pid}.tmp"):
+        for path in self.path.glob(f".tmp-*-{pid}"):
             path.unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from springtide_client.log.directory_watcher import DirectoryWatcher
+from springtide_client.system.clock import wall_ms
 
 from app.scores.best_auc_file import read_best_auc
 from app.serving.bounded_pool import BoundedPool
@@ -23,7 +24,7 @@ from app.serving.http.errors import busy, too_many_requests
 from app.serving.http.tokens import Tokens
 from app.serving.lookup.codecs import STATUS_NAMES
 from app.serving.model.log_follower import LogFollower
-from app.serving.model.replica import Replica, wall_ms
+from app.serving.model.replica import Replica
 from app.serving.ops.gate_metrics import declare_gate_metrics, update_gate_metrics
 from app.serving.ops.registry import MetricsRegistry
 from app.serving.ops.shared_metrics import MetricValues, WorkerSlot

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from springtide_client.log.base import BaseManifest, ModelIdentity, TableSpec
+from springtide_client.system.sizes import parse_size
 
 from app.errors import UserError
 from app.models.export import export_model
@@ -24,7 +25,6 @@ from app.version_log.disk_usage import folder_bytes
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
 from embeddings.optimizer import RowOptimizer
-from embeddings.sizes import num_bytes
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.base import RowSource
 from embeddings.tiers.host_tier import HostTier
@@ -73,7 +73,7 @@ def open_table(
     folder = Path(settings.disk_path or Path("var") / config.name / "spill")
     spill: Spill = RocksSpill.of_epoch(folder, epoch, dim=settings.dim, state_width=width)
     try:
-        if host_bytes := num_bytes(settings.host_bytes):
+        if host_bytes := parse_size(settings.host_bytes):
             layout, ops = RowLayout(settings.dim, width, settings.dtype), backend("cpu")
             num_rows = HostTier.rows_of_bytes(host_bytes, layout, ops)
             spill = HostTier(spill, num_rows=num_rows, layout=layout, ops=ops)

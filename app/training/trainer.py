@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from springtide_client.errors import LogError, SpringtideError
+from springtide_client.system.clock import wall_ms
 
 from app.training.bootstrap import load_state
 from app.training.commands import CommandExecutor
@@ -23,7 +24,7 @@ from app.training.state.spill_gc import SpillGC
 from app.training.state.training_state import TrainingState
 from app.training.status.document import document_of
 from app.training.status.throughput import ThroughputMeter
-from app.training.status.writer import INTERVAL_SECONDS, StatusWriter, wall_ms
+from app.training.status.writer import INTERVAL_SECONDS, StatusWriter
 from app.training.stop_signals import StopSignals
 from app.version_log.failpoints import failpoint
 from app.version_log.read.corruption import lost_commands, take_corruption_report

@@ -3,12 +3,12 @@
 import os
 import re
 import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import NO_SPACE_ERRNOS, write_atomically
 
 _NAME = re.compile(r"status-(\d{10})\.json")
@@ -21,7 +21,7 @@ def write_status(log_path: Path, epoch: int, status: Mapping[str, Any]) -> None:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "machine": boot_id(),
-        "updated_ms": time.time_ns() // 1_000_000,
+        "updated_ms": wall_ms(),
         **status,
     }
     path, text = Path(log_path) / f"status-{epoch:010d}.json", msgspec.json.encode(signed)

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+from springtide_client.system.sizes import parse_size
+
 from embeddings.config import Admission, TableConfig
 from embeddings.memory.eviction import MIN_GHOSTS
 from embeddings.optimizer import RowOptimizer
-from embeddings.sizes import num_bytes
 from kernels.spec import Ops, RowLayout
 
 PART = 16  # the overflow area has a sixteenth of the slots, the side buffer a sixteenth of the bytes
@@ -37,12 +38,12 @@ class Capacity:
     @staticmethod
     def of_bytes(config: TableConfig, ops: Ops, *, tracked: bool = True) -> "Capacity":
         """The most rows that fit into device_bytes with everything that comes with them."""
-        total = num_bytes(config.device_bytes)
+        total = parse_size(config.device_bytes)
         state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
         row_bytes = 2 + 8 + 4 * (config.dim + state_width) + 16
         num_evicted_dirty = total // PART // row_bytes if tracked else 0
         sketch = Admission.of(config.admission).sketch_bytes if _asks_for_admission(config) else 0
-        total -= num_bytes(sketch)
+        total -= parse_size(sketch)
         slot_bytes = ops.slot_bytes(RowLayout(config.dim, state_width, config.dtype))
         each = (slot_bytes + TOUCHED_BYTES + GHOST_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
         width = ops.width

@@ -4,10 +4,10 @@
 from collections.abc import Mapping
 
 import numpy as np
+from springtide_client.system.sizes import parse_size
 
 from embeddings.config import FeaturePolicy
 from embeddings.rows import Int64Array, UInt16Array
-from embeddings.sizes import num_bytes
 
 PART = 16  # a feature over its quota is cut back by this part of it, so that not every batch has to
 SLACK = 1024  # and not before it is over by this part of the table's slots: cutting back looks at all of them
@@ -18,7 +18,7 @@ class Quotas:
 
     def __init__(self, features: Mapping[int, FeaturePolicy], slot_bytes: int) -> None:
         self.slot_bytes = slot_bytes
-        self._quotas = {f: num_bytes(p.quota_bytes) for f, p in features.items() if p.quota_bytes is not None}
+        self._quotas = {f: parse_size(p.quota_bytes) for f, p in features.items() if p.quota_bytes is not None}
         self.rows_F: Int64Array = np.zeros(0, np.int64)
 
     def __bool__(self) -> bool:
@@ -29,7 +29,7 @@ class Quotas:
         for feature, quota in quotas.items():
             self._quotas.pop(feature, None)
             if quota is not None:
-                self._quotas[feature] = num_bytes(quota)
+                self._quotas[feature] = parse_size(quota)
         self.rows_F = np.bincount(present_N).astype(np.int64)
 
     def add(self, features_N: UInt16Array) -> None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
+from springtide_client.system.sizes import parse_size
+
 from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.sizes import num_bytes
 from embeddings.tiers.interface import Spill
 
 FORGET_FRACTION = 0.1  # of the stored rows at a time
@@ -22,11 +23,11 @@ class DiskCap:
     ) -> None:
         """`beside`: bytes that others take of it; at most half counts, for no forgetting gives those back."""
         self.spill, self.cutoffs, self._beside = spill, horizons, beside
-        self.num_bytes = num_bytes(disk_bytes)
+        self.num_bytes = parse_size(disk_bytes)
         self._num_calls = 0
 
     def set_limit(self, disk_bytes: int | str) -> None:
-        self.num_bytes = num_bytes(disk_bytes)
+        self.num_bytes = parse_size(disk_bytes)
 
     def spill_bytes(self) -> int:
         """What the spill may take now."""

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from springtide_client.system.files import write_atomically
+
 from stream.errors import BrokerUnavailableError, EmbeddedBrokerError
 
 logger = logging.getLogger(__name__)
@@ -130,7 +132,8 @@ class EmbeddedBroker:
             self.port = self._choose_port()
             self._launch(binary)
             self._await_answer()
-            replace_file(self.log_path / "broker.json", json.dumps({"address": self.address, "pid": self.pid}).encode())
+            document = json.dumps({"address": self.address, "pid": self.pid})
+            write_atomically(self.log_path / "broker.json", document.encode(), durable=False)
         except BaseException:
             self.stop()
             raise
@@ -274,10 +277,3 @@ def is_port_free(port: int) -> bool:
         except OSError:
             return False
         return True
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)

@@ -1,9 +1,10 @@
 """Sends messages to a topic: for replay, the simulator and dead letters. Creates no topic by itself."""
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
+
+from springtide_client.system.clock import wall_ms
 
 from stream.errors import ProduceError
 from stream.kafka.consumer import KafkaConfig, translate_error
@@ -56,7 +57,7 @@ class Producer:
                 key=key,
                 headers=headers,
                 partition=partition,
-                timestamp_ms=int(time.time() * 1000) if record_ms is None else record_ms,
+                timestamp_ms=wall_ms() if record_ms is None else record_ms,
             )
         except (kafka.errors.KafkaError, AssertionError, ValueError) as error:
             raise self._explained(error) from None

@@ -13,7 +13,6 @@ from springtide_client.encode import encode_instances
 from springtide_client.hot_model import as_ids
 from springtide_client.keys import encode_id
 from springtide_client.model.view import View
-from springtide_client.system.sizes import parse_size
 from toy_server import TOKEN, ToyServer
 
 INSTANCES = [
@@ -191,10 +190,6 @@ def test_ids_keep_their_shape_and_mean_what_records_mean() -> None:
     assert as_ids(np.array(["7", "shoe"]))[0].tolist() == [7, encode_id("shoe")[0]]
     assert as_ids(np.array([2**64 - 1], np.uint64))[0].tolist() == [encode_id(2**64 - 1)[0]]
     assert as_ids([])[0].tolist() == []
-
-
-def test_sizes_take_units() -> None:
-    assert [parse_size(size) for size in (7, "7", "1KiB", "1 kB", "1.5GiB")] == [7, 7, 1024, 1000, 3 << 29]
 
 
 def test_importing_the_package_imports_no_torch() -> None:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from springtide_client.keys import mix_keys
+from springtide_client.system.sizes import parse_size
 
 from embeddings.config import TableConfig
 from embeddings.lookup.handle import Lookup
 from embeddings.lookup.read_only import FORGOTTEN
 from embeddings.memory.capacity import Capacity
-from embeddings.sizes import num_bytes
 from embeddings.table import EmbeddingTable
 from kernels.spec import Ops
 from tests.embeddings.backends import host
@@ -121,7 +121,7 @@ def test_the_budget_holds_with_everything_counted(size: int | str, dim: int) -> 
     touched_list = 8 * table.memory.store.num_slots
     side = table.evicted_dirty.capacity * (2 + 8 + 4 * dim + 4 + 16)
     total = table.bytes_by_tier()["device"] + touched_list + side
-    assert num_bytes(size) * 0.9 < total <= num_bytes(size)
+    assert parse_size(size) * 0.9 < total <= parse_size(size)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
+from springtide_client.system.clock import wall_ms
 
 from app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits
 from app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request
 from app.serving.http.responses import JsonResponse
-from app.serving.model.replica import wall_ms
 from app.serving.service import Service
 from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status, erased_keys_report

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from springtide_client.errors import SpringtideError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
+from springtide_client.system.files import draft_of
 
 from app.serving.http.errors import ApiError, gone, not_ready
 from app.version_log.export.snapshot_file import SnapshotCancelledError, SnapshotFile, view_at_version
@@ -62,13 +63,12 @@ class SnapshotCache:
     def _create(self, view: View, *, rows: str) -> CachedSnapshot:
         name = f"snapshot-{view.version:020d}-{view.tip.checksum:016x}-{rows}.safetensors"
         path = self._folder / name
-        draft = path.with_suffix(f".{os.getpid()}.tmp")  # workers share the folder
         try:
             self._folder.mkdir(parents=True, exist_ok=True)  # a cleaner of temporary files may have removed it
             snapshot = SnapshotFile.of(view, self._directory, with_rows=rows == "all")
             self._make_room(snapshot.num_bytes)
-            snapshot.write(draft, is_cancelled=self._stopping.is_set)
-            draft.rename(path)
+            with draft_of(path) as draft:
+                snapshot.write(draft, is_cancelled=self._stopping.is_set)
         except SnapshotCancelledError:
             raise not_ready("the server is stopping") from None
         except FileNotFoundError:
@@ -77,9 +77,6 @@ class SnapshotCache:
             message = f"the snapshot cannot be written to {self._folder}: {error.strerror}"
             hint = "ask with rows=none, make room there, or set another [serve] cache_path"
             raise ApiError(507, "snapshot_disk", message, hint) from None
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
         return CachedSnapshot(path, _etag(path))
 
     def _make_room(self, num_bytes: int) -> None:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from springtide_client.system.clock import wall_ms
+
 from app.processes.priority import take_short_slices
 from app.serving.http.errors import ApiError, not_ready
 from app.serving.http.preconditions import Preconditions
@@ -23,11 +25,6 @@ NO_VERSION_YET = "the log has no version yet: start a trainer on it"
 LOADING_FIRST_VERSION = "the first version is being loaded"
 
 logger = logging.getLogger(__name__)
-
-
-def wall_ms() -> int:
-    """Now, in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 class ViewFollower(Protocol):

@@ -4,13 +4,12 @@ A sum never falls: a worker's counters stay when it is gone.
 """
 
 import logging
-import os
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from springtide_client.system.files import write_atomically
 
 Labels = tuple[tuple[str, str], ...]
 Values = dict[str, list[tuple[Labels, float]]]
@@ -89,10 +88,7 @@ class SharedMetrics:
             return ExitedWorkers([], MetricValues())
 
     def _replace(self, name: str, content: bytes) -> None:
-        # two threads of a process may be at it at once: one is asked, one tells every second
-        draft = self._folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
-        draft.write_bytes(content)
-        draft.rename(self._folder / name)
+        write_atomically(self._folder / name, content, durable=False)
 
 
 class WorkerSlot(NamedTuple):

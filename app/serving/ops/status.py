@@ -3,13 +3,13 @@
 import os
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from springtide_client.system.clock import wall_ms
 
 STATUS_NAME = re.compile(r"status-(\d{10})\.json")
 HEARTBEAT_TIMEOUT_MS = 5_000
@@ -89,7 +89,7 @@ def summarize(status: dict[str, Any]) -> dict[str, Any]:
     positions = status.get("positions") or {}
     lags = [position.get("lag") for position in positions.values() if isinstance(position, dict)]
     return {
-        "at_ms": time.time_ns() // 1_000_000,
+        "at_ms": wall_ms(),
         "auc_window": window.get("auc"),
         "auc_whole": whole.get("auc"),
         "samples_per_second": status.get("samples_per_second"),

@@ -2,10 +2,12 @@
 
 import json
 import logging
-import os
 import threading
 import time
 from pathlib import Path
+
+from springtide_client.system.clock import wall_ms
+from springtide_client.system.files import write_atomically
 
 from app.scores.best_auc import BestAucWindow
 from app.tools.rate_limiter import RateLimiter
@@ -35,7 +37,7 @@ def simulate(
     with Admin(connection) as admin:
         admin.ensure_topic(source.topic, num_partitions=1)
     best = BestAucWindow()
-    simulator = ClickGenerator(config, start_ms=time.time_ns() // 1_000_000)
+    simulator = ClickGenerator(config, start_ms=wall_ms())
     pace = RateLimiter(config.rate)
     published = -PUBLISH_SECONDS
     num_sent = 0
@@ -64,6 +66,5 @@ def simulate(
 def write_best_auc(log_path: Path, best_auc: float | None) -> None:
     """Replace <log>/simulator.json; a reader sees the old or the new one, whole."""
     log_path.mkdir(parents=True, exist_ok=True)
-    temporary = log_path / f".simulator.json.{os.getpid()}"
-    temporary.write_text(json.dumps({"best_auc": best_auc, "updated_ms": time.time_ns() // 1_000_000}))
-    temporary.replace(log_path / "simulator.json")
+    document = {"best_auc": best_auc, "updated_ms": wall_ms()}
+    write_atomically(log_path / "simulator.json", json.dumps(document).encode(), durable=False)

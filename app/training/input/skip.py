@@ -1,9 +1,10 @@
 """Samples that are passed over instead of learned: sent to the dead letters once more as they came, and counted."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from springtide_client.system.clock import wall_ms
 
 from stream.columns import DeadLetter
 from stream.decode.decoder import Decoder
@@ -49,7 +50,7 @@ def send_to_dead_letters(
         config.schema, max_message_bytes=source.max_message_bytes, max_future_seconds=source.max_future_seconds
     )
     for raw in read_range(source.kafka_config(), begin, stand.positions):
-        unreadable = {letter.offset for letter in decoder.decode(raw, int(time.time() * 1000)).dead_letters}
+        unreadable = {letter.offset for letter in decoder.decode(raw, wall_ms()).dead_letters}
         samples = [n for n, offset in enumerate(raw.offset_N.tolist()) if offset not in unreadable]
         for n in samples:
             fields = int(raw.offset_N[n]), REASON, detail, raw.key(n), raw.value(n), int(raw.record_ms_N[n])

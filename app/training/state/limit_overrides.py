@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from springtide_client.schema import Schema
+from springtide_client.system.sizes import parse_size
 
 from app.config.runtime_limits import FEATURE_LIMITS, TABLE_LIMITS, LimitName, iterate_limits, limits_document
 from embeddings.config import Admission, FeaturePolicy, TableConfig
 from embeddings.optimizer import RowOptimizer
-from embeddings.sizes import num_bytes
 
 
 class LimitOverrides:
@@ -71,5 +71,5 @@ class LimitOverrides:
         feature, limit = name
         if feature is not None:
             value = getattr(self.config.features.get(self.schema.number(feature), FeaturePolicy()), limit)
-            return num_bytes(value) if limit == "quota_bytes" and value is not None else value
-        return RowOptimizer.of(self.config.optimizer).lr if limit == "lr" else num_bytes(getattr(self.config, limit))
+            return parse_size(value) if limit == "quota_bytes" and value is not None else value
+        return RowOptimizer.of(self.config.optimizer).lr if limit == "lr" else parse_size(getattr(self.config, limit))

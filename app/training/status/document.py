@@ -4,11 +4,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from springtide_client.format.records import version_name
+from springtide_client.system.clock import wall_ms
+from springtide_client.system.sizes import parse_size
 
 from app.training.health.gate import Verdict
 from app.training.health.known_good import oldest_restorable
-from app.training.status.writer import CATCHING_UP_MS, position_status, wall_ms
-from embeddings.sizes import num_bytes
+from app.training.status.writer import CATCHING_UP_MS, position_status
 
 if TYPE_CHECKING:
     from app.training.trainer import Trainer
@@ -56,7 +57,7 @@ def condition_of(trainer: "Trainer") -> tuple[str, str]:
     if (held := trainer.gate.held) is not None:
         return "waiting", f"the health gate holds the model back: {held.detail}; {mend_of(trainer, held)}"
     if trainer.log.is_full:
-        share, half = trainer.config.log.log_bytes, num_bytes(trainer.config.table.disk_bytes) // 2
+        share, half = trainer.config.log.log_bytes, parse_size(trainer.config.table.disk_bytes) // 2
         limit = "[log] log_bytes" if share < half else "half of [table] disk_bytes"
         mend = "the merger makes room (`springtide merge`, where none runs), or raise it"
         return "waiting", f"the log takes {limit}: {mend}"

@@ -2,10 +2,11 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from springtide_client.system.clock import wall_ms
 
 from app.version_log.trainer_status import write_status
 from stream.positions import Partition, Position
@@ -15,11 +16,6 @@ INTERVAL_SECONDS = 1.0
 CATCHING_UP_MS = 3000
 
 logger = logging.getLogger(__name__)
-
-
-def wall_ms() -> int:
-    """Now, in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def position_status(

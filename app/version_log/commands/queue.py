@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 
 import msgspec
 from springtide_client.format.records import StreamPosition
-from springtide_client.system.files import fsync_folder
+from springtide_client.system.clock import wall_ms
+from springtide_client.system.files import fsync_folder, write_atomically
 
 from app.version_log.failpoints import failpoint
 
@@ -33,19 +33,13 @@ class Command:
 def submit_command(log_path: Path, kind: str, body: Mapping[str, Any]) -> str:
     """Write a command file for the trainer to execute; returns its id once the file would survive a power loss."""
     # ids sort by time, so that the trainer executes commands in the order they were submitted
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     command_id = f"{now_ms:013d}-{secrets.token_hex(6)}"
     command = {"id": command_id, "kind": kind, "created_ms": now_ms, **body}
     folder = log_path / "commands"
     folder.mkdir(parents=True, exist_ok=True)
     fsync_folder(log_path)
-    draft = folder / f".{command_id}.tmp"
-    with draft.open("xb") as file:
-        file.write(msgspec.json.encode(command))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(folder / f"{command_id}.json")
-    fsync_folder(folder)
+    write_atomically(folder / f"{command_id}.json", msgspec.json.encode(command))
     return command_id
 
 

@@ -34,6 +34,7 @@ from springtide_client.log.base import (
 from springtide_client.log.directory import base_name
 from springtide_client.rows.layers import RowLayer
 from springtide_client.schema import Schema
+from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import fsync_folder
 
 from app.version_log.failpoints import failpoint
@@ -173,7 +174,7 @@ def _write_manifest(draft: Path, image: BaseImage, sums: Mapping[str, FileChecks
         number=image.tip.number,
         checksum=image.tip.checksum,
         epoch=image.tip.number >> EPOCH_SHIFT,
-        created_ms=time.time_ns() // 1_000_000,
+        created_ms=wall_ms(),
         schema=msgspec.to_builtins(image.schema),
         table=msgspec.structs.replace(image.table, sketch_blocks=image.meta.sketch_blocks),
         model=image.model,

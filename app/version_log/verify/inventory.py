@@ -15,7 +15,7 @@ from app.version_log.verify.report import VerifyReport, plural
 _NUMBERED = re.compile(r"(epoch|manifest|seg|status)-(\d{10})(?:-\d{6})?\.(?:claim|json|log)")
 _OWNED = re.compile(
     r"base-\d{20}|commands|(?:trainer|merger|broker)\.lock|broker\.(?:json|err)|simulator\.json"
-    r"|\.tmp-.+|\.simulator\.json\.\d+|\.broker\.json.*"
+    r"|\.tmp-.+"
 )
 _TAIL = re.compile(rb',"crc32":(\d+)\}\s*$')
 REMOVE = "no reader looks at it: remove it"

@@ -1,7 +1,6 @@
 """Append versions to the log: name them, queue them for writing, report what is published and what is durable."""
 
 import logging
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta
 from springtide_client.format.tensors import Array
 from springtide_client.log.directory import LogDirectory, LogManifest
 from springtide_client.schema import Schema
+from springtide_client.system.clock import wall_ms
 
 from app.version_log.config import LogConfig
 from app.version_log.disk_usage import folder_bytes
@@ -94,7 +94,7 @@ class LogWriter:
             raise LogError("a new log starts with a base: write one, then call start_after")
         self._queue.raise_failure()
         durable = self.durable.number if self.durable else 0
-        meta = msgspec.structs.replace(meta, durable=durable, created_ms=meta.created_ms or time.time_ns() // 1_000_000)
+        meta = msgspec.structs.replace(meta, durable=durable, created_ms=meta.created_ms or wall_ms())
         version = PendingRecord((self.epoch << EPOCH_SHIFT) + self._count + 1, meta, dict(tensors))
         self._queue.wait_for_room(version.num_bytes)
         return version

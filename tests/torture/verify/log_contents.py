@@ -18,7 +18,15 @@ from tests.torture.clicks import NUM_ITEMS
 
 Key = tuple[int, int]
 # what depends on when versions were cut and who cut them
-TIMING_DEPENDENT_FIELDS = ("created_ms", "complete_until_ms", "durable", "record_ms", "positions", "executed_commands", "scores")
+TIMING_DEPENDENT_FIELDS = (
+    "created_ms",
+    "complete_until_ms",
+    "durable",
+    "record_ms",
+    "positions",
+    "executed_commands",
+    "scores",
+)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from springtide_client.format.records import Record, Tip, VersionMeta
 from springtide_client.model.view import View
 from springtide_client.rows.disk_layer import DiskLayers
 from springtide_client.rows.search import NumpySearch, SearchFactory
+from springtide_client.system.clock import wall_ms
 
 # how long one poll may rebuild beside a view that is live: freshness goes before compactness
 REBUILD_SECONDS = 0.02
@@ -51,11 +52,6 @@ class AppliedVersion(NamedTuple):
 
 # the view that is served now, the version, the wall time in ms at which it became servable
 Listener = Callable[[View, AppliedVersion, int], None]
-
-
-def wall_ms() -> int:
-    """Now, in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 class Follower:

@@ -19,6 +19,7 @@ from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.http.http_client import HttpClient, NotReadyError
 from springtide_client.log.base import MANIFEST, SERVING_FILES, BaseManifest, FileChecksum
 from springtide_client.log.directory import base_name
+from springtide_client.system.files import write_atomically
 
 CHUNK_BYTES = 1 << 20
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -59,9 +60,7 @@ class BaseCache:
             if not (path / MANIFEST).exists():
                 path.mkdir(exist_ok=True)
                 self._fetch_files(manifest, path)
-                unfinished = path / f".{MANIFEST}"
-                unfinished.write_bytes(body)
-                unfinished.rename(path / MANIFEST)
+                write_atomically(path / MANIFEST, body, durable=False)
                 self._remove_others(home)
         return path
 

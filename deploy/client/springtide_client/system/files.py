@@ -1,41 +1,58 @@
-"""Files that appear whole or not at all, and survive a power loss where that is asked for."""
+"""Files that appear whole or not at all, and survive a power loss where the caller asks for that."""
 
 import errno
 import os
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # may pass, and nothing was written
+# the disk may have room again later, and nothing was written
+NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
-def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """1. Write beside. 2. fsync. 3. Rename over `path`. 4. fsync the folder. Without `durable` 1 and 3 only."""
-    draft = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path` to write to. It is renamed to `path` at the end, or removed after an error.
+
+    A killed process leaves its draft, whose name is `draft_name`.
+    """
+    draft = path.with_name(draft_name(path.name, os.getpid()))
     try:
-        with draft.open("wb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        yield draft
         draft.rename(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def draft_name(name: str, pid: int) -> str:
+    """Return the name of a draft of the file `name`: threads and processes never share one."""
+    return f".tmp-{name}-{threading.get_native_id()}-{pid}"
+
+
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """1. Write a draft. 2. fsync it. 3. Rename it to `path`. 4. fsync the folder. Without `durable` only 1 and 3."""
+    with draft_of(path) as draft, draft.open("wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     if durable:
         fsync_folder(path.parent)
 
 
 def make_durable_folder(path: Path) -> None:
-    """The folder is there also after a power loss, whoever made it."""
+    """Create the folder and its parents such that a power loss does not remove them."""
     path.mkdir(parents=True, exist_ok=True)
     for folder in path.absolute().parents:
-        with suppress(OSError):  # somebody else's
+        with suppress(OSError):  # owned by another user
             fsync_folder(folder)
 
 
 def fsync_folder(path: Path) -> None:
-    """The names in the folder are on the disk when this returns."""
+    """Return once the names in the folder are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

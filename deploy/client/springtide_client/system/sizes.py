@@ -7,12 +7,12 @@ UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def parse_size(size: int | str) -> int:
-    """The number of bytes; ValueError with the text where it is no size."""
+    """Return the number of bytes; ValueError with the text where it is not a valid size."""
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
         if match is None or match[2].upper() not in UNITS:
-            raise ValueError(f'{size!r} is no size: write 4096, "64MiB" or "2GB"')
+            raise ValueError(f'{size!r} is not a valid size: write 4096, "64MiB" or "2GiB"')
         size = int(float(match[1]) * UNITS[match[2].upper()])
     if size < 0:
-        raise ValueError(f"{size} is no size: it is negative")
+        raise ValueError(f"{size} is not a valid size: it is negative")
     return size
