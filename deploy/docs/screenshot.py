@@ -1,9 +1,11 @@
-"""Takes the README's picture of the dashboard: starts the demo, waits, and lets headless Chromium take a screenshot.
+"""Takes the README's picture of the dashboard: runs the demo and lets headless Chromium watch it.
 
 python deploy/docs/screenshot.py [--seconds 45] [--out deploy/docs/dashboard.png]; needs `chromium` on the PATH.
 """
 
 import argparse
+import base64
+import json
 import os
 import re
 import shutil
@@ -12,13 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
+
+from websockets.sync.client import connect
 
 ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SIZE = (1280, 1000)  # pixels
-READY_SECONDS = 120.0
-PAGE_MS = 8000  # how long the page runs before the picture is taken
+ANSWER_SECONDS = 30.0  # at most, of the browser
 
 
 def main() -> int:
@@ -40,8 +44,7 @@ def main() -> int:
         )
         try:
             url = dashboard_url(demo)
-            time.sleep(arguments.seconds)
-            take_picture(browser, url, arguments.out, Path(folder) / "browser")
+            take_picture(browser, url, arguments.out, Path(folder) / "browser", arguments.seconds)
         finally:
             demo.send_signal(signal.SIGINT)
             demo.communicate(timeout=60)
@@ -58,27 +61,27 @@ def dashboard_url(demo: "subprocess.Popen[str]") -> str:
     raise RuntimeError("the demo ended before it was ready")
 
 
-def take_picture(browser: str, url: str, out: Path, profile: Path) -> None:
-    """Write the page as a PNG."""
+def take_picture(browser: str, url: str, out: Path, profile: Path, seconds: float) -> None:
+    """Open the page, let it draw for so long, write it as a PNG. Speaks Chromium's DevTools protocol."""
     width, height = SIZE
-    subprocess.run(
-        [
-            browser,
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            f"--user-data-dir={profile}",
-            f"--window-size={width},{height}",
-            f"--timeout={PAGE_MS}",
-            f"--screenshot={out.resolve()}",
-            url,
-        ],
-        check=True,
+    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0")
+    chromium = subprocess.Popen(
+        [browser, *options, f"--user-data-dir={profile}", f"--window-size={width},{height}", url],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        timeout=READY_SECONDS,
     )
+    try:
+        time.sleep(seconds)
+        port = (profile / "DevToolsActivePort").read_text().splitlines()[0]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=ANSWER_SECONDS) as answer:
+            [page] = [tab for tab in json.load(answer) if tab["type"] == "page"]
+        with connect(page["webSocketDebuggerUrl"], max_size=None) as socket:
+            socket.send(json.dumps({"id": 1, "method": "Page.captureScreenshot", "params": {"format": "png"}}))
+            picture = json.loads(socket.recv(timeout=ANSWER_SECONDS))["result"]["data"]
+        out.write_bytes(base64.b64decode(picture))
+    finally:
+        chromium.terminate()
+        chromium.wait(timeout=ANSWER_SECONDS)
 
 
 if __name__ == "__main__":
