@@ -68,7 +68,7 @@ def test_torch_finds_nothing_wrong_with_the_op(transposed: bool) -> None:
 
 @pytest.mark.usefixtures("on_host")
 def test_a_compiled_net_keeps_the_op_whole_and_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.models.dlrm.pair_products", lambda vectors, _: ops.fused_dot_interaction(vectors))
+    monkeypatch.setattr("app.models.dlrm.dot_interaction", lambda vectors, _: ops.fused_dot_interaction(vectors))
     model, inputs = (
         DLRM(SPEC),
         [x + 0.1 * torch.randn_like(x) if x.is_floating_point() else x for x in example_inputs(SPEC)],

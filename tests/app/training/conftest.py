@@ -1,10 +1,5 @@
-"""Lets the tests of this folder import its own modules; a log with a broker where it is asked for."""
+"""Fixtures of the folder: a log with its broker, and trainers that run beside the test."""
 
-import sys
-from pathlib import Path
+from tests.app.training.trainer_env import env, trainer
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from trainer_room import room, trainer
-
-__all__ = ["room", "trainer"]
+__all__ = ["env", "trainer"]

@@ -3,8 +3,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drawn_clicks import SCHEMA, make_batch
-from made_config import make_config
 from springtide_client.log.directory import LogDirectory
 
 from app.training.bootstrap import load_state
@@ -13,6 +11,8 @@ from app.training.state.training_state import TrainingState
 from app.version_log.commands.queue import submit_command
 from app.version_log.commands.rollback import build_rollback
 from app.version_log.write.writer import LogWriter
+from tests.app.training.configs import make_config
+from tests.app.training.random_clicks import SCHEMA, make_batch
 
 
 class Desk:
@@ -65,9 +65,9 @@ def test_a_forgotten_key_is_gone_and_the_version_says_so(make_desk):
     desk.version()
     user = int(make_batch(0).features.categorical_NC[0, 0])
     order = desk.put("forget", {"keys": [{"feature": "user_id", "id": str(user)}]})
-    assert desk.desk.has_new
+    assert desk.desk.has_pending
     desk.desk.execute()
-    assert not desk.desk.has_new
+    assert not desk.desk.has_pending
     assert desk.state.changed
     assert desk.status(0, user) == 3
     number = desk.version()
@@ -84,11 +84,11 @@ def test_an_order_is_unlinked_when_its_version_is_durable_and_executed_once(make
     order = desk.put("limits", {"limits": {"lr": 0.5}})
     desk.desk.execute()
     number = desk.version()
-    desk.desk.retire(number - 1)
+    desk.desk.acknowledge(number - 1)
     assert desk.files() == [f"{order}.{desk.log.epoch}"]
     desk.desk.execute()
     assert desk.state._orders == []
-    desk.desk.retire(number)
+    desk.desk.acknowledge(number)
     assert desk.files() == []
 
 
@@ -106,8 +106,8 @@ def test_a_trainer_that_dies_before_its_version_leaves_the_order_to_the_next(mak
     # its version is in the log, and the file still there: it is not executed again
     third = make_desk()
     assert len(third.files()) == 1
-    assert not third.desk.has_new
-    third.desk.retire(third.log.durable.number)
+    assert not third.desk.has_pending
+    third.desk.acknowledge(third.log.durable.number)
     assert third.files() == []
 
 
@@ -160,7 +160,7 @@ def test_orders_are_executed_in_the_order_they_came(make_desk):
         oldest = desk.config.log.path / "commands" / names[0]
         assert json.loads(oldest.read_text())["limits"] == {"lr": lr}
         desk.desk.execute()
-        desk.desk.retire(desk.version())
+        desk.desk.acknowledge(desk.version())
     assert desk.state.learner.table.lr == 0.3
 
 

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from drawn_clicks import make_batch
-from made_config import make_config
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import KNOWN, View
 
@@ -18,6 +16,8 @@ from embeddings.rows import Int64Array
 from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import ROW
 from kernels.spec import NO_SLOT
+from tests.app.training.configs import make_config
+from tests.app.training.random_clicks import make_batch
 
 ITEMS = np.arange(2000)
 FEATURES = np.ones(2000, np.uint16)

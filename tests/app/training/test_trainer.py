@@ -6,34 +6,34 @@ from itertools import pairwise
 
 import pytest
 from springtide_client.log.directory import LogDirectory
-from trainer_room import WAIT_SECONDS, run_in_thread, wait_until
 
 from app.training.state.training_state import TrainingState
 from app.training.trainer import Trainer
 from app.version_log.trainer_status import read_status
 from stream.errors import RetriableError
+from tests.app.training.trainer_env import WAIT_SECONDS, run_in_thread, wait_until
 
 
-def test_until_end_learns_every_click_once_and_goes_on_where_it_ended(room):
-    room.produce(1000, bad=3)
-    first = Trainer(room.config, until_end=True).run()
+def test_until_end_learns_every_click_once_and_goes_on_where_it_ended(env):
+    env.produce(1000, bad=3)
+    first = Trainer(env.config, until_end=True).run()
     assert first["samples_trained"] == 1000
     assert first["dead_letters"] == {"bad_json": 3}
     assert first["positions"] == {"clicks/0": {"learned": 1003, "committed": 1003, "end": 1003, "lag": 0}}
     assert (first["trainer"], first["clean_end"]) == ("stopped", True)
-    assert read_status(room.config.log.path)["samples_trained"] == 1000
+    assert read_status(env.config.log.path)["samples_trained"] == 1000
 
-    room.produce(500)
-    second = Trainer(room.config, until_end=True).run()
+    env.produce(500)
+    second = Trainer(env.config, until_end=True).run()
     assert second["samples_trained"] == 1500
     assert second["epoch"] == first["epoch"] + 1
     assert second["version"] > first["version"]
     assert second["dead_letters"] == {"bad_json": 3}
-    assert room.counts() == dict(Counter(number % 37 for number in range(1500)))
-    assert room.view().meta.scores == second["scores"]
+    assert env.counts() == dict(Counter(number % 37 for number in range(1500)))
+    assert env.view().meta.scores == second["scores"]
 
 
-def test_while_it_catches_up_the_next_batch_is_known_and_comes_up_from_below(room, monkeypatch):
+def test_while_it_catches_up_the_next_batch_is_known_and_comes_up_from_below(env, monkeypatch):
     pairs = []
     learn = TrainingState.learn
 
@@ -42,17 +42,17 @@ def test_while_it_catches_up_the_next_batch_is_known_and_comes_up_from_below(roo
         learn(state, batch, upcoming=upcoming, limit_ms=limit_ms)
 
     monkeypatch.setattr(TrainingState, "learn", noted)
-    room.produce(1000)
-    status = Trainer(room.config, until_end=True).run()
+    env.produce(1000)
+    status = Trainer(env.config, until_end=True).run()
     assert status["samples_trained"] == 1000
     announced = [(upcoming, after) for (_, upcoming), (after, _) in pairwise(pairs) if upcoming is not None]
     assert len(announced) > 5
     assert all(upcoming is after and len(upcoming) == 64 for upcoming, after in announced)
 
 
-def test_while_caught_up_heartbeats_keep_versions_fresh(room):
-    room.produce(100)
-    trainer = Trainer(room.config)
+def test_while_caught_up_heartbeats_keep_versions_fresh(env):
+    env.produce(100)
+    trainer = Trainer(env.config)
     thread, ended = run_in_thread(trainer)
     wait_until(lambda: trainer.state.samples_trained == 100 and trainer.state.complete_until_ms, "catching up")
     first = trainer.state.complete_until_ms
@@ -61,36 +61,36 @@ def test_while_caught_up_heartbeats_keep_versions_fresh(room):
     thread.join(WAIT_SECONDS)
     (status,) = ended
     assert status["staleness_ms"] < 5000
-    records = list(LogDirectory(room.config.log.path).records(trainer.log.start_tip))
+    records = list(LogDirectory(env.config.log.path).records(trainer.log.start_tip))
     beats = [record for record in records if record.meta.samples_trained == 100]
     assert len(beats) > 2
     assert not any(name.startswith("rows.") for name in beats[-1].tensors())
 
 
-def test_a_trainer_without_a_topic_waits_visibly_and_learns_when_it_comes(room):
-    trainer = Trainer(room.config)
+def test_a_trainer_without_a_topic_waits_visibly_and_learns_when_it_comes(env):
+    trainer = Trainer(env.config)
     thread, ended = run_in_thread(trainer)
-    wait_until(lambda: "clicks" in (read_status(room.config.log.path) or {}).get("reason", ""), "the reason")
-    assert read_status(room.config.log.path)["trainer"] == "waiting"
-    room.produce(10)
+    wait_until(lambda: "clicks" in (read_status(env.config.log.path) or {}).get("reason", ""), "the reason")
+    assert read_status(env.config.log.path)["trainer"] == "waiting"
+    env.produce(10)
     wait_until(lambda: trainer.state.samples_trained == 10, "learning")
     trainer.stop()
     thread.join(WAIT_SECONDS)
     assert ended[0]["samples_trained"] == 10
 
 
-def test_the_end_of_an_absent_topic_is_not_waited_for_for_ever(room, monkeypatch):
+def test_the_end_of_an_absent_topic_is_not_waited_for_for_ever(env, monkeypatch):
     monkeypatch.setattr("app.training.input.batches.MAX_UNAVAILABLE_SECONDS", 3.0)
     with pytest.raises(RetriableError, match="clicks"):
-        Trainer(room.config, until_end=True).run()
-    status = read_status(room.config.log.path)
+        Trainer(env.config, until_end=True).run()
+    status = read_status(env.config.log.path)
     assert status["trainer"] == "failed"
     assert "clicks" in status["reason"]
 
 
-def test_sigterm_commits_and_ends(room):
-    room.produce(200)
-    trainer = Trainer(room.config)
+def test_sigterm_commits_and_ends(env):
+    env.produce(200)
+    trainer = Trainer(env.config)
 
     def ask() -> None:
         wait_until(lambda: trainer.state.samples_trained == 200, "learning")
@@ -105,9 +105,9 @@ def test_sigterm_commits_and_ends(room):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_a_version_waits_for_the_broker_to_have_its_dead_letters(room, monkeypatch):
-    room.produce(64, bad=1)
-    trainer = Trainer(room.config)
+def test_a_version_waits_for_the_broker_to_have_its_dead_letters(env, monkeypatch):
+    env.produce(64, bad=1)
+    trainer = Trainer(env.config)
     monkeypatch.setattr("app.training.trainer.FLUSH_SECONDS", 0.0)
     refuse = trainer.dead_letters._try_flush
 
@@ -116,7 +116,7 @@ def test_a_version_waits_for_the_broker_to_have_its_dead_letters(room, monkeypat
 
     trainer.dead_letters._try_flush = no_broker
     thread, ended = run_in_thread(trainer)
-    wait_until(lambda: "dead letters" in (read_status(room.config.log.path) or {}).get("reason", ""), "the reason")
+    wait_until(lambda: "dead letters" in (read_status(env.config.log.path) or {}).get("reason", ""), "the reason")
     assert trainer.log.last_encoded == trainer.log.start_tip
     trainer.dead_letters._try_flush = refuse
     wait_until(lambda: trainer.log.last_encoded != trainer.log.start_tip, "a version")

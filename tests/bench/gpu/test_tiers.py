@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from kernels.cuda.ops import CudaOps
-from tests.app.training.late_lane import LateLane
 from tests.bench.gpu import tiers
 from tests.bench.gpu.tiers import Bench, Size, run
 from tests.support.gpu_emulation.emulated_ops import device_of
+from tests.support.gpu_emulation.transfer_stream import EmulatedTransferStream
 
 TINY = Size(
     churn_dim=6,
@@ -22,7 +22,9 @@ TINY = Size(
 
 
 def bench_without_a_gpu() -> Bench:
-    return Bench(CudaOps(device_of("host", seed=1), late=True), LateLane(run_inline=False), lambda: None, TINY)
+    return Bench(
+        CudaOps(device_of("host", seed=1), late=True), EmulatedTransferStream(run_inline=False), lambda: None, TINY
+    )
 
 
 def test_every_case_runs_and_rows_are_what_was_learned() -> None:

@@ -11,17 +11,17 @@ from app.training.device.transfer_stream import CudaTransferStream
 from app.training.step.cuda_graphs import capture_cuda_graph
 from kernels.cuda.device import CupyDevice
 from kernels.cuda.ops import CudaOps
-from tests.app.training.late_lane import LateLane, play_again
 from tests.bench.gpu import train
 from tests.bench.gpu.train import STEPS, Bench, Machine, Size
 from tests.support.gpu_emulation.fake_gpu import install
+from tests.support.gpu_emulation.transfer_stream import EmulatedTransferStream, replay_without_graph
 
 TINY = Size(dims=(4,), batch_sizes=(16,), num_batches=3, repeats=1, kafka_samples=48, table_bytes="8MiB")
 
 
 def bench_without_a_gpu() -> Bench:
-    device = TrainDevice(torch.device("cpu"), LateLane(run_inline=False))
-    return Bench(Machine(device, "cpu", play_again, lambda: None), TINY)
+    device = TrainDevice(torch.device("cpu"), EmulatedTransferStream(run_inline=False))
+    return Bench(Machine(device, "cpu", replay_without_graph, lambda: None), TINY)
 
 
 def test_every_case_runs_and_the_stages_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

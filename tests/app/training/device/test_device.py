@@ -8,8 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from drawn_clicks import SCHEMA, make_batch
-from made_config import make_config
 from springtide_client.model.inputs import ModelInputs
 
 from app.models.interface import ModelSpec
@@ -26,8 +24,15 @@ from app.version_log.write.writer import LogWriter
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.table import EmbeddingTable
 from kernels.cuda.ops import CudaOps
-from tests.app.training.late_lane import LateLane, Mark, device, play_again
+from tests.app.training.configs import make_config
+from tests.app.training.random_clicks import SCHEMA, make_batch
 from tests.support.gpu_emulation.emulated_ops import device_of as device_of_tests
+from tests.support.gpu_emulation.transfer_stream import (
+    EmulatedTransferStream,
+    Event,
+    emulated_device,
+    replay_without_graph,
+)
 
 TABLE = TableConfig(dim=4, device_bytes="8MiB")
 BATCH_SIZE = 32
@@ -68,21 +73,23 @@ BROKEN = [*BATCHES[:3], dataclasses.replace(make_batch(3), weights_N=np.full(32,
 @pytest.mark.parametrize(("name", "optimizer"), [("dlrm", "adam"), ("deepfm", "sgd")])
 @pytest.mark.parametrize("batches", [BATCHES, BROKEN], ids=["finite", "overflow"])
 def test_a_device_that_answers_late_learns_what_the_host_learns(batches, name, optimizer, run_inline) -> None:
-    host, late = (learner_on(place, name=name, optimizer=optimizer) for place in (None, device(run_inline=run_inline)))
+    host, late = (
+        learner_on(place, name=name, optimizer=optimizer) for place in (None, emulated_device(run_inline=run_inline))
+    )
     for mine, other in zip(learned(late, batches), learned(host, batches), strict=True):
         np.testing.assert_array_equal(mine.logits_NL, other.logits_NL)
         assert mine.loss == other.loss or np.isnan(mine.loss)
     assert late.skipped_steps == host.skipped_steps == (1 if batches is BROKEN else 0)
     assert_same(late, host)
-    lane = late.device.transfer
-    assert isinstance(lane, LateLane)
-    assert lane.num_copies == sum(len(batch) > 0 for batch in batches)
+    stream = late.device.transfer
+    assert isinstance(stream, EmulatedTransferStream)
+    assert stream.num_copies == sum(len(batch) > 0 for batch in batches)
 
 
 def test_rows_on_the_device_too_take_their_keys_from_the_same_copy() -> None:
     """The table's kernels run as host C++: what they wait for is counted."""
     emulated = CudaOps(device_of_tests("host"), late=True)
-    place = device(captures=True)._replace(table=emulated)
+    place = emulated_device(captures=True)._replace(table=emulated)
     host, there = learner_on(None), learner_on(place)
     for mine, other in zip(learned(there, BATCHES), learned(host, BATCHES), strict=True):
         np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
@@ -90,38 +97,38 @@ def test_rows_on_the_device_too_take_their_keys_from_the_same_copy() -> None:
     assert place.transfer.num_copies == sum(len(batch) > 0 for batch in BATCHES)
 
 
-class WatchfulLane(LateLane):
+class WatchfulTransferStream(EmulatedTransferStream):
     """What is asked for beside the work must not overtake rows that left: `watched` moves when some do."""
 
     def __init__(self) -> None:
         super().__init__(run_inline=False)
         self.watched = lambda: 0
 
-    def mark(self) -> Mark:
-        mark = super().mark()
+    def record_event(self) -> Event:
+        mark = super().record_event()
         mark.watched = self.watched()
         return mark
 
     @contextmanager
-    def beside(self, mark):
+    def side_stream(self, mark):
         assert mark.watched == self.watched(), "rows left after the mark: lookahead could still find them"
-        with super().beside(mark):
+        with super().side_stream(mark):
             yield
 
 
 def test_lookahead_comes_after_rows_that_left_with_the_update() -> None:
-    emulated, lane = CudaOps(device_of_tests("host"), late=True), WatchfulLane()
-    place = TrainDevice(torch.device("cpu"), lane, None, emulated)
+    emulated, stream = CudaOps(device_of_tests("host"), late=True), WatchfulTransferStream()
+    place = TrainDevice(torch.device("cpu"), stream, None, emulated)
     # fewer rows than a batch brings: some leave with each update
     policies = {feature: FeaturePolicy(quota_bytes=4 * 200) for feature in range(3)}
     settings = with_defaults(replace(TABLE, features=policies, device_bytes="128KiB"))
     table = EmbeddingTable(settings, seed=0, tracked=False, device=emulated)
-    lane.watched = lambda: table.num_removals
+    stream.watched = lambda: table.num_removals
     net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
     learner = Learner(net, table, TrainConfig(batch_size=BATCH_SIZE), SCHEMA, device=place)
     learned(learner, BATCHES[:3])
     assert table.counters()["evicted_quota"] > 0
-    assert lane.num_ahead > 1
+    assert stream.num_side_streams > 1
 
 
 def test_a_log_begun_on_the_host_is_gone_on_with_on_a_device_and_back(tmp_path, monkeypatch) -> None:
@@ -130,8 +137,8 @@ def test_a_log_begun_on_the_host_is_gone_on_with_on_a_device_and_back(tmp_path, 
         config = make_config(tmp_path / name, "48KiB")  # rows leave memory, and come back from below
         for turn, there in enumerate(places):
             emulated = CudaOps(device_of_tests("host"), late=True)
-            place = device(captures=True)._replace(table=emulated) if there else TrainDevice()
-            monkeypatch.setattr("app.training.bootstrap.device_of", lambda _, place=place: place)
+            place = emulated_device(captures=True)._replace(table=emulated) if there else TrainDevice()
+            monkeypatch.setattr("app.training.bootstrap.resolve_device", lambda _, place=place: place)
             log = LogWriter.open(config.log, schema=SCHEMA)
             state = load_state(config, log)
             for number in range(3 * turn, 3 * turn + 3):
@@ -151,7 +158,7 @@ def test_a_log_begun_on_the_host_is_gone_on_with_on_a_device_and_back(tmp_path, 
 
 @pytest.mark.parametrize("batches", [BATCHES, BROKEN], ids=["finite", "overflow"])
 def test_graphs_of_full_batches_change_nothing_that_is_learned(batches) -> None:
-    host, graphed = learner_on(None), learner_on(device(captures=True))
+    host, graphed = learner_on(None), learner_on(emulated_device(captures=True))
     for mine, other in zip(learned(graphed, batches), learned(host, batches), strict=True):
         np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
     assert_same(graphed, host, rtol=1e-4, atol=1e-5)
@@ -163,11 +170,11 @@ def test_graphs_of_full_batches_change_nothing_that_is_learned(batches) -> None:
 def test_every_shape_has_its_graph_up_to_a_number_of_them() -> None:
     captured = []
 
-    def capture(work, warm_ups):
-        captured.append(warm_ups)
-        return play_again(work, warm_ups)
+    def capture(work, warmup_runs):
+        captured.append(warmup_runs)
+        return replay_without_graph(work, warmup_runs)
 
-    graphed = learner_on(TrainDevice(torch.device("cpu"), LateLane(run_inline=True), capture))
+    graphed = learner_on(TrainDevice(torch.device("cpu"), EmulatedTransferStream(run_inline=True), capture))
     learned(graphed, [make_batch(number) for number in range(4)])
     assert len(captured) == 1  # sequences of up to 3 are padded to 4
     step = graphed.dense_step
@@ -188,11 +195,14 @@ def test_every_shape_has_its_graph_up_to_a_number_of_them() -> None:
 
 
 def test_what_cannot_be_captured_runs_without_a_graph_and_says_so_once(caplog) -> None:
-    def capture(work, warm_ups):
+    def capture(work, warmup_runs):
         work()
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    host, graphed = learner_on(None), learner_on(TrainDevice(torch.device("cpu"), LateLane(run_inline=True), capture))
+    host, graphed = (
+        learner_on(None),
+        learner_on(TrainDevice(torch.device("cpu"), EmulatedTransferStream(run_inline=True), capture)),
+    )
     with caplog.at_level(logging.WARNING):
         learned(graphed, BATCHES)
     learned(host, BATCHES)
@@ -201,7 +211,7 @@ def test_what_cannot_be_captured_runs_without_a_graph_and_says_so_once(caplog) -
 
 
 def test_what_a_version_carried_is_learned_on_from_in_a_new_graph() -> None:
-    host, graphed = learner_on(None), learner_on(device(captures=True))
+    host, graphed = learner_on(None), learner_on(emulated_device(captures=True))
     for learner in (host, graphed):
         learned(learner, BATCHES[:3])
         learner.restore(learner.dense_arrays(), learner.optimizer_arrays())
@@ -211,22 +221,23 @@ def test_what_a_version_carried_is_learned_on_from_in_a_new_graph() -> None:
 
 def test_scores_count_a_report_when_the_next_one_is_on_its_way_or_somebody_asks() -> None:
     states = []
-    for place in (None, device()):
+    for place in (None, emulated_device()):
         learner = learner_on(place)
         states.append(TrainingState(learner, ProgressiveScores(SCHEMA.labels, 1000), SCHEMA))
     host, late = states
-    lane = late.learner.device.lane
-    assert isinstance(lane, LateLane)
+    stream = late.learner.device.transfer
+    assert isinstance(stream, EmulatedTransferStream)
     for batch in BATCHES[:4]:
         late.learn(batch)
-    assert lane.fetched == ["asked", "asked", "waited", "asked", "waited", "asked", "waited"]
+    assert stream.fetches == ["submitted", "submitted", "awaited", "submitted", "awaited", "submitted", "awaited"]
     for batch in BATCHES[:4]:
         host.learn(batch)
     assert late.loss == host.loss
-    assert lane.fetched[-1] == "waited"
+    assert stream.fetches[-1] == "awaited"
     assert late.scores.document() == host.scores.document()
     assert (
-        late.cut(created_ms=1, complete_until_ms=1)[0].scores == host.cut(created_ms=1, complete_until_ms=1)[0].scores
+        late.checkpoint(created_ms=1, complete_until_ms=1)[0].scores
+        == host.checkpoint(created_ms=1, complete_until_ms=1)[0].scores
     )
 
 

@@ -15,7 +15,7 @@ from app.training.device.pinned_buffers import (
     read_columns,
     write_columns,
 )
-from tests.app.training.late_lane import LateLane
+from tests.support.gpu_emulation.transfer_stream import EmulatedTransferStream
 
 DTYPES = st.sampled_from([np.float32, np.int64, np.uint16, np.uint8])
 ARRAYS = DTYPES.flatmap(lambda dtype: npst.arrays(dtype, npst.array_shapes(min_dims=1, max_dims=3, min_side=0)))
@@ -45,8 +45,8 @@ def columns_of(number: int, num: int = 50) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("run_inline", [True, False])
 def test_a_batch_is_read_while_the_next_one_travels(run_inline: bool) -> None:
-    lane = LateLane(run_inline=run_inline)
-    staging = PinnedBuffers(lane)
+    stream = EmulatedTransferStream(run_inline=run_inline)
+    staging = PinnedBuffers(stream)
     current = staging.stage(columns_of(0))
     for number in range(1, 9):
         upcoming = staging.stage(columns_of(number))
@@ -54,23 +54,23 @@ def test_a_batch_is_read_while_the_next_one_travels(run_inline: bool) -> None:
             np.testing.assert_array_equal(tensor.numpy(), columns_of(number - 1)[name])
         current.release()
         current = upcoming
-    assert lane.num_copies == 9
-    assert lane.num_allocated == 4  # two blocks, an end each
+    assert stream.num_copies == 9
+    assert stream.num_allocated == 4  # two blocks, an end each
 
 
 def test_blocks_grow_with_the_batches() -> None:
-    lane = LateLane(run_inline=False)
-    staging = PinnedBuffers(lane)
+    stream = EmulatedTransferStream(run_inline=False)
+    staging = PinnedBuffers(stream)
     for num in (1, MIN_BUFFER_BYTES, 3 * MIN_BUFFER_BYTES, 2):
         staged = staging.stage(columns_of(num, num))
         np.testing.assert_array_equal(staged.tensors()["ids"].numpy(), columns_of(num, num)["ids"])
         staged.release()
         staged.release()
-    assert lane.num_allocated == 2 * 3  # the last one fits where the one before it was
+    assert stream.num_allocated == 2 * 3  # the last one fits where the one before it was
 
 
 def test_a_third_batch_waits_for_one_to_be_released() -> None:
-    staging = PinnedBuffers(LateLane(run_inline=False))
+    staging = PinnedBuffers(EmulatedTransferStream(run_inline=False))
     held = [staging.stage(columns_of(number)) for number in range(2)]
     with pytest.raises(RuntimeError, match="release one"):
         staging.stage(columns_of(2))
@@ -84,8 +84,8 @@ def test_on_a_gpu_columns_travel_beside_the_work() -> None:
         pytest.skip("torch sees no NVIDIA GPU")
     from app.training.device.transfer_stream import CudaTransferStream
 
-    lane = CudaTransferStream()
-    staging = PinnedBuffers(lane)
+    stream = CudaTransferStream()
+    staging = PinnedBuffers(stream)
     current, seen = staging.stage(columns_of(0, 5000)), []
     for number in range(1, 9):
         upcoming = staging.stage(columns_of(number, 5000))
@@ -96,5 +96,5 @@ def test_on_a_gpu_columns_travel_beside_the_work() -> None:
     for number, tensors in enumerate(seen):
         for name, tensor in tensors.items():
             np.testing.assert_array_equal(tensor.cpu().numpy(), columns_of(number, 5000)[name])
-    arrives = lane.fetch_async(torch.arange(5.0, device="cuda"))
+    arrives = stream.fetch_async(torch.arange(5.0, device="cuda"))
     assert arrives().tolist() == [0, 1, 2, 3, 4]

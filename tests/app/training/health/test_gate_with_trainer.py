@@ -7,7 +7,6 @@ import pytest
 import torch
 from springtide_client.format.records import version_name
 from springtide_client.log.directory import LogDirectory
-from trainer_room import expected_counts, published, records, run_in_thread, wait_until
 
 from app.training.health.rollback import ModelHeldError
 from app.training.trainer import Trainer
@@ -16,6 +15,7 @@ from app.version_log.commands.status import command_status
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
 from app.version_log.trainer_status import read_status
+from tests.app.training.trainer_env import expected_counts, published, records, run_in_thread, wait_until
 
 
 def break_at(trainer: Trainer, samples: int, harm) -> None:
@@ -39,12 +39,12 @@ HARMS = {
 
 
 @pytest.mark.parametrize("reason", HARMS)
-def test_a_sick_model_is_held_back_and_told_until_somebody_decides(room, reason):
-    room.produce(600)
-    trainer = Trainer(room.config)
+def test_a_sick_model_is_held_back_and_told_until_somebody_decides(env, reason):
+    env.produce(600)
+    trainer = Trainer(env.config)
     break_at(trainer, 300, HARMS[reason])
     thread, ended = run_in_thread(trainer)
-    path = room.config.log.path
+    path = env.config.log.path
     wait_until(lambda: (read_status(path) or {}).get("gate", {}).get("state") == "holding", "the gate")
     status = read_status(path)
     assert status["trainer"] == "waiting"
@@ -52,10 +52,10 @@ def test_a_sick_model_is_held_back_and_told_until_somebody_decides(room, reason)
     assert "--skip" in status["reason"]
     assert (status["gate"]["reason"], status["gate"]["trips"]) == (reason, 1)
     learned, version = trainer.state.samples_trained, trainer.log.last_encoded.number
-    assert records(room)[-1].meta.samples_trained <= 300 < learned
+    assert records(env)[-1].meta.samples_trained <= 300 < learned
     # an order finds the newest good version; what was held is learned again, and this time nothing harms it
     order = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 36}]})
-    published(room, 600)
+    published(env, 600)
     assert command_status(path, order).version > version
     trainer.stop()
     thread.join(30)
@@ -64,9 +64,9 @@ def test_a_sick_model_is_held_back_and_told_until_somebody_decides(room, reason)
     assert status["samples_trained"] == 600
 
 
-def test_a_stop_while_the_gate_holds_publishes_nothing_of_it(room):
-    room.produce(600)
-    trainer = Trainer(room.config)
+def test_a_stop_while_the_gate_holds_publishes_nothing_of_it(env):
+    env.produce(600)
+    trainer = Trainer(env.config)
     break_at(trainer, 300, HARMS["not_finite"])
     thread, ended = run_in_thread(trainer)
     wait_until(lambda: trainer.gate.held, "the gate")
@@ -74,25 +74,25 @@ def test_a_stop_while_the_gate_holds_publishes_nothing_of_it(room):
     thread.join(30)
     (status,) = ended
     assert "gate" in status["reason"]
-    assert records(room)[-1].meta.samples_trained <= 300
-    assert Trainer(room.config, until_end=True).run()["samples_trained"] == 600
-    assert room.counts() == expected_counts(600)
+    assert records(env)[-1].meta.samples_trained <= 300
+    assert Trainer(env.config, until_end=True).run()["samples_trained"] == 600
+    assert env.counts() == expected_counts(600)
 
 
-def test_until_end_does_not_wait_at_the_gate(room):
-    room.produce(600)
-    trainer = Trainer(room.config, until_end=True)
+def test_until_end_does_not_wait_at_the_gate(env):
+    env.produce(600)
+    trainer = Trainer(env.config, until_end=True)
     break_at(trainer, 300, HARMS["not_finite"])
     with pytest.raises(ModelHeldError, match="not finite"):
         trainer.run()
-    assert read_status(room.config.log.path)["trainer"] == "failed"
+    assert read_status(env.config.log.path)["trainer"] == "failed"
 
 
 @pytest.mark.parametrize("reason", HARMS)
-def test_the_gate_goes_back_by_itself_and_passes_the_samples_over(room, reason):
-    room.configure('[gate]\naction = "rollback"\n')
-    room.produce(640)
-    trainer = Trainer(room.config, until_end=True)
+def test_the_gate_goes_back_by_itself_and_passes_the_samples_over(env, reason):
+    env.configure('[gate]\naction = "rollback"\n')
+    env.produce(640)
+    trainer = Trainer(env.config, until_end=True)
     break_at(trainer, 300, HARMS[reason])
     status = trainer.run()
     skipped = status["dead_letters"]["gate"]
@@ -100,56 +100,56 @@ def test_the_gate_goes_back_by_itself_and_passes_the_samples_over(room, reason):
     assert status["samples_trained"] == 640 - skipped
     assert status["positions"]["clicks/0"] == {"learned": 640, "committed": 640, "end": 640, "lag": 0}
     assert (status["gate"]["trips"], status["gate"]["rollbacks"]) == (1, 1)
-    letters = room.letters()
+    letters = env.letters()
     assert {letter["reason"] for letter in letters} == {"gate"}
     assert len(letters) == skipped
     users = Counter(json.loads(letter["value"])["user_id"] for letter in letters)
-    assert Counter(room.counts()) + users == Counter(expected_counts(640))
-    (back,) = [record for record in records(room) if record.meta.restores]
+    assert Counter(env.counts()) + users == Counter(expected_counts(640))
+    (back,) = [record for record in records(env) if record.meta.restores]
     told = back.meta.trainer["gate"]
     assert (told["reason"], told["skipped"]) == (reason, skipped)
     # a restart goes on behind it
-    room.produce(60)
-    assert Trainer(room.config, until_end=True).run()["samples_trained"] == 700 - skipped
+    env.produce(60)
+    assert Trainer(env.config, until_end=True).run()["samples_trained"] == 700 - skipped
 
 
-def test_a_collapse_of_logloss_goes_back_to_before_it_began(room):
-    room.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n', train="window_samples = 2000\n")
-    room.produce(4000)
-    good = Trainer(room.config, until_end=True).run()
-    room.produce(600, label=lambda number: 1 - int(number % 37 % 3 == 0))  # the world upside down
-    room.produce(1000)
-    status = Trainer(room.config, until_end=True).run()
+def test_a_collapse_of_logloss_goes_back_to_before_it_began(env):
+    env.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n', train="window_samples = 2000\n")
+    env.produce(4000)
+    good = Trainer(env.config, until_end=True).run()
+    env.produce(600, label=lambda number: 1 - int(number % 37 % 3 == 0))  # the world upside down
+    env.produce(1000)
+    status = Trainer(env.config, until_end=True).run()
     assert status["gate"]["rollbacks"] >= 1
     assert status["gate"]["reason"] == "logloss"
     skipped = status["dead_letters"]["gate"]
     assert skipped >= 300
     assert status["samples_trained"] == 5600 - skipped
     assert good["scores"]["window"]["logloss"] < 0.5
-    offsets = [int(letter["offset"]) for letter in room.letters()]
+    offsets = [int(letter["offset"]) for letter in env.letters()]
     assert sum(4000 <= offset < 4600 for offset in offsets) >= 300  # and what lies before, back to a version
-    assert version_name(records(room)[-1].number).startswith("2.")
+    assert version_name(records(env)[-1].number).startswith("2.")
 
 
-def test_after_a_restart_a_collapse_still_goes_back_to_before_it_began(room):
-    room.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n', train="window_samples = 2000\n")
-    room.produce(1500)
-    Trainer(room.config, until_end=True).run()
-    room.produce(8, label=lambda number: 1 - int(number % 37 % 3 == 0))
-    assert Trainer(room.config, until_end=True).run()["gate"]["trips"] == 0
-    room.produce(300, label=lambda number: 1 - int(number % 37 % 3 == 0))
-    status = Trainer(room.config, until_end=True).run()
+def test_after_a_restart_a_collapse_still_goes_back_to_before_it_began(env):
+    env.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n', train="window_samples = 2000\n")
+    env.produce(1500)
+    Trainer(env.config, until_end=True).run()
+    env.produce(8, label=lambda number: 1 - int(number % 37 % 3 == 0))
+    assert Trainer(env.config, until_end=True).run()["gate"]["trips"] == 0
+    env.produce(300, label=lambda number: 1 - int(number % 37 % 3 == 0))
+    status = Trainer(env.config, until_end=True).run()
     assert status["gate"]["rollbacks"] >= 1
-    back = next(record for record in records(room) if record.meta.restores)
+    back = next(record for record in records(env) if record.meta.restores)
     assert back.meta.samples_trained <= 1500
 
 
-def test_where_the_good_versions_base_is_retired_the_gate_goes_back_as_far_as_the_log_reaches(room):
-    room.configure('[gate]\naction = "rollback"\n')
-    room.produce(320)
-    Trainer(room.config, until_end=True).run()
-    room.produce(320)
-    trainer = Trainer(room.config, until_end=True)
+def test_where_the_good_versions_base_is_retired_the_gate_goes_back_as_far_as_the_log_reaches(env):
+    env.configure('[gate]\naction = "rollback"\n')
+    env.produce(320)
+    Trainer(env.config, until_end=True).run()
+    env.produce(320)
+    trainer = Trainer(env.config, until_end=True)
     break_at(trainer, 320 + 128, HARMS["norm"])
     judge = trainer.gate.judge
 
@@ -164,14 +164,14 @@ def test_where_the_good_versions_base_is_retired_the_gate_goes_back_as_far_as_th
     trainer.gate.judge = judge_late
     status = trainer.run()
     assert status["gate"]["rollbacks"] == 1
-    (back,) = [record for record in records(room) if record.meta.restores]
-    assert [back.meta.restores] == LogDirectory(room.config.log.path).scan().bases
+    (back,) = [record for record in records(env) if record.meta.restores]
+    assert [back.meta.restores] == LogDirectory(env.config.log.path).scan().bases
 
 
-def test_too_much_passed_over_in_a_row_ends_in_an_alert(room):
-    room.configure('[gate]\naction = "rollback"\nmax_skipped = 300\n')
-    room.produce(1000)
-    trainer = Trainer(room.config, until_end=True)
+def test_too_much_passed_over_in_a_row_ends_in_an_alert(env):
+    env.configure('[gate]\naction = "rollback"\nmax_skipped = 300\n')
+    env.produce(1000)
+    trainer = Trainer(env.config, until_end=True)
     learn = Trainer.learn
 
     def learn_and_harm(batch) -> None:

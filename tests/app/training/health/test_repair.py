@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
-from trainer_room import run_in_thread, wait_until
 
 from app.training.trainer import Trainer
 from app.version_log.commands.queue import submit_command
@@ -13,15 +12,16 @@ from app.version_log.commands.status import command_status
 from app.version_log.compact.compactor import Compactor
 from app.version_log.read.corruption import REPORT_NAME, find_corruption, report_corruption, take_corruption_report
 from app.version_log.read.segments import scan_segment
+from tests.app.training.trainer_env import run_in_thread, wait_until
 
 
-def learned(room, trainer: Trainer, samples: int) -> None:
+def learned(env, trainer: Trainer, samples: int) -> None:
     wait_until(lambda: trainer.state.samples_trained == samples and not trainer.state.changed, f"{samples} samples")
 
 
-def flip_in_second_record(room) -> None:
+def flip_in_second_record(env) -> None:
     """A bit in the middle of the payload of the second version that has rows."""
-    (path,) = room.config.log.path.glob("seg-*")
+    (path,) = env.config.log.path.glob("seg-*")
     header, end = [place for place in scan_segment(path) if place[0].length > 2000][1]
     content = bytearray(path.read_bytes())
     content[end - header.length // 2] ^= 1
@@ -30,58 +30,58 @@ def flip_in_second_record(room) -> None:
         file.write(content[end - header.length // 2 : end - header.length // 2 + 1])
 
 
-def test_damage_ahead_of_the_newest_base_is_mended_while_the_trainer_runs(room):
-    room.produce(200)
-    trainer = Trainer(room.config)
+def test_damage_ahead_of_the_newest_base_is_mended_while_the_trainer_runs(env):
+    env.produce(200)
+    trainer = Trainer(env.config)
     thread, ended = run_in_thread(trainer)
-    learned(room, trainer, 200)
-    follower = Follower(LogDirectory(room.config.log.path))
+    learned(env, trainer, 200)
+    follower = Follower(LogDirectory(env.config.log.path))
     follower.poll()
-    path = room.config.log.path
+    path = env.config.log.path
     order = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 5}]})
     wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
     lowered = submit_command(path, "limits", {"limits": {"lr": 0.01}})
     wait_until(lambda: (command_status(path, lowered) or ("", "")).state == "durable", "the limit")
-    room.produce(100)
-    learned(room, trainer, 300)
+    env.produce(100)
+    learned(env, trainer, 300)
     trainer.log.sync()
-    flip_in_second_record(room)
-    merger = Compactor(room.config.log)
+    flip_in_second_record(env)
+    merger = Compactor(env.config.log)
     merger.compact()
     wait_until(lambda: trainer.log.epoch == 2, "another epoch")
-    learned(room, trainer, 300)
+    learned(env, trainer, 300)
     wait_until(lambda: (follower.poll(), follower.view.meta.samples_trained == 300)[1], "the follower")
     assert follower.error is None
     assert follower.view.version == trainer.log.last_encoded.number or follower.view.version >> 32 == 2
     # what the lost versions said of orders is said again, and done again
     assert command_status(path, order).version >> 32 == command_status(path, lowered).version >> 32 == 2
-    room.produce(37)
-    learned(room, trainer, 337)
+    env.produce(37)
+    learned(env, trainer, 337)
     trainer.stop()
     thread.join(30)
     (status,) = ended
     assert status["table"]["limits"]["lr"][0] == 0.01
     assert find_corruption(LogDirectory(path), trainer.log.last_encoded) == ""
     expected = Counter(number % 37 for number in range(337))
-    assert room.counts() == expected | {5: sum(number % 37 == 5 for number in range(200, 337))}
+    assert env.counts() == expected | {5: sum(number % 37 == 5 for number in range(200, 337))}
     merger.compact()
     assert not (path / REPORT_NAME).exists()
-    again = Trainer(room.config, until_end=True)
+    again = Trainer(env.config, until_end=True)
     assert again.commands.has_pending is False
     assert not again.state.changed
     again.run()
     follower.close()
 
 
-def test_a_note_of_damage_that_is_none_changes_nothing(room):
-    room.produce(100)
-    trainer = Trainer(room.config)
+def test_a_note_of_damage_that_is_none_changes_nothing(env):
+    env.produce(100)
+    trainer = Trainer(env.config)
     thread, _ = run_in_thread(trainer)
-    learned(room, trainer, 100)
-    report_corruption(LogDirectory(room.config.log.path), "somebody thinks so")
-    wait_until(lambda: not (room.config.log.path / REPORT_NAME).exists(), "a look")
-    room.produce(100)
-    learned(room, trainer, 200)
+    learned(env, trainer, 100)
+    report_corruption(LogDirectory(env.config.log.path), "somebody thinks so")
+    wait_until(lambda: not (env.config.log.path / REPORT_NAME).exists(), "a look")
+    env.produce(100)
+    learned(env, trainer, 200)
     assert trainer.log.epoch == 1
     trainer.stop()
     thread.join(30)

@@ -4,14 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from drawn_clicks import SCHEMA
-from made_config import make_config
-
 from app.training.input.batches import BatchStream
 from stream.columns import Columns
 from stream.decode.decoder import Decoder
 from stream.positions import Partition
 from stream.records import RawRecords
+from tests.app.training.configs import make_config
+from tests.app.training.random_clicks import SCHEMA
 
 NOW_MS = 1_700_000_000_000
 

@@ -4,13 +4,13 @@ import threading
 from collections import Counter
 
 import pytest
-from trainer_room import expected_counts, records, wait_until
 
 from app.errors import UserError
 from app.training.input.start_position import StartPosition
 from app.training.trainer import Trainer
 from app.version_log.trainer_status import read_status
 from stream.positions import Partition
+from tests.app.training.trainer_env import expected_counts, records, wait_until
 
 
 @pytest.mark.parametrize("text", ["20260501", "1800000000", "9" * 30, "-5", "yesterday"])
@@ -30,27 +30,27 @@ CLICKS = Partition("clicks", 0)
     ("wish", "learned"),
     [(["clicks/0=123"], 377), (["earliest"], 500), (["latest"], 0), (["clicks/0=500"], 0)],
 )
-def test_a_first_start_may_begin_elsewhere(room, wish, learned):
-    room.produce(500)
-    status = Trainer(room.config, until_end=True, start=StartPosition.parse(wish, None)).run()
+def test_a_first_start_may_begin_elsewhere(env, wish, learned):
+    env.produce(500)
+    status = Trainer(env.config, until_end=True, start=StartPosition.parse(wish, None)).run()
     assert status["samples_trained"] == learned
     assert status["positions"]["clicks/0"]["learned"] == 500
 
 
-def test_a_start_elsewhere_is_part_of_the_next_version_and_of_no_other(room):
-    room.produce(300)
-    Trainer(room.config, until_end=True).run()
-    Trainer(room.config, until_end=True, start=StartPosition.parse(["clicks/0=100"], None)).run()
-    moved = [record.meta.trainer["moved"] for record in records(room) if "moved" in record.meta.trainer]
+def test_a_start_elsewhere_is_part_of_the_next_version_and_of_no_other(env):
+    env.produce(300)
+    Trainer(env.config, until_end=True).run()
+    Trainer(env.config, until_end=True, start=StartPosition.parse(["clicks/0=100"], None)).run()
+    moved = [record.meta.trainer["moved"] for record in records(env) if "moved" in record.meta.trainer]
     assert moved == [{"clicks/0": {"from": 300, "to": 100}}]
-    assert Counter(room.counts()) == Counter(expected_counts(300)) + Counter(n % 37 for n in range(100, 300))
-    room.produce(50)
-    assert Trainer(room.config, until_end=True).run()["samples_trained"] == 550
+    assert Counter(env.counts()) == Counter(expected_counts(300)) + Counter(n % 37 for n in range(100, 300))
+    env.produce(50)
+    assert Trainer(env.config, until_end=True).run()["samples_trained"] == 550
 
 
-def test_a_start_at_a_time_begins_with_the_first_record_that_is_not_older(room):
-    room.produce(200, record_ms=1_800_000_000_000)
-    room.produce(200, record_ms=1_800_000_010_000)
+def test_a_start_at_a_time_begins_with_the_first_record_that_is_not_older(env):
+    env.produce(200, record_ms=1_800_000_000_000)
+    env.produce(200, record_ms=1_800_000_010_000)
     for text, learned in [
         ("1800000000000", 400),
         ("1800000000001", 200),
@@ -58,7 +58,7 @@ def test_a_start_at_a_time_begins_with_the_first_record_that_is_not_older(room):
         ("1800000010001", 0),
     ]:
         start = StartPosition.parse([], text)
-        positions = start.resolve(room.config.source, {})
+        positions = start.resolve(env.config.source, {})
         assert 400 - positions[CLICKS].offset == learned, text
 
 
@@ -70,17 +70,17 @@ def test_a_start_at_a_time_begins_with_the_first_record_that_is_not_older(room):
         ("others/0=0", "no such partition"),
     ],
 )
-def test_an_offset_that_is_not_there_is_refused_in_one_line_and_nothing_is_moved(room, wish, says):
-    room.produce(100)
+def test_an_offset_that_is_not_there_is_refused_in_one_line_and_nothing_is_moved(env, wish, says):
+    env.produce(100)
     with pytest.raises(UserError, match=says):
-        Trainer(room.config, until_end=True, start=StartPosition.parse([wish], None))
-    assert Trainer(room.config, until_end=True).run()["samples_trained"] == 100
+        Trainer(env.config, until_end=True, start=StartPosition.parse([wish], None))
+    assert Trainer(env.config, until_end=True).run()["samples_trained"] == 100
 
 
-def test_a_silent_partition_stops_holding_the_event_clock_and_a_restart_remembers(room, trainer):
-    room.create(partitions=2)
-    room.produce(64, partition=0)
-    room.produce(64, partition=1)
+def test_a_silent_partition_stops_holding_the_event_clock_and_a_restart_remembers(env, trainer):
+    env.create(partitions=2)
+    env.produce(64, partition=0)
+    env.produce(64, partition=1)
     running = trainer()
     wait_until(lambda: running.state.samples_trained == 128, "learning")
     both = running.state.clock.now_ms
@@ -89,7 +89,7 @@ def test_a_silent_partition_stops_holding_the_event_clock_and_a_restart_remember
     feeding = threading.Event()
 
     def speak() -> bool:
-        room.produce(64, partition=0)
+        env.produce(64, partition=0)
         feeding.wait(0.2)
         return quiet in running.state.clock.idle and running.state.clock.now_ms > both + 64
 
@@ -98,9 +98,9 @@ def test_a_silent_partition_stops_holding_the_event_clock_and_a_restart_remember
     now_ms = running.state.clock.now_ms
     assert now_ms > running.state.clock.watermarks[quiet]
     running.stop()
-    wait_until(lambda: (read_status(room.config.log.path) or {}).get("clean_end"), "the end")
-    assert records(room)[-1].meta.trainer["idle"] == ["clicks/1"] or quiet in running.state.clock.idle
-    again = Trainer(room.config)
+    wait_until(lambda: (read_status(env.config.log.path) or {}).get("clean_end"), "the end")
+    assert records(env)[-1].meta.trainer["idle"] == ["clicks/1"] or quiet in running.state.clock.idle
+    again = Trainer(env.config)
     assert quiet in again.state.clock.idle
     assert again.state.clock.now_ms >= now_ms
     again._release()

@@ -3,8 +3,6 @@
 import msgspec
 import numpy as np
 import pytest
-from drawn_clicks import PARTITION, make_batch
-from made_config import make_config
 from springtide_client.model.view import KNOWN, UNKNOWN
 
 from app.training.bootstrap import load_state
@@ -13,6 +11,8 @@ from app.version_log.commands.rollback import build_rollback
 from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from stream.positions import Position
+from tests.app.training.configs import make_config
+from tests.app.training.random_clicks import PARTITION, make_batch
 
 TABLE = 'eviction = "lfu"\nadmission = { min_count = 2, sketch_bytes = 2048, decay_every_samples = 150 }'
 MORE = "[features.genres]\nadmission = { min_count = 5 }\n"
@@ -143,7 +143,7 @@ def test_everything_is_as_it_was_and_learning_goes_on_bitwise(tmp_path, merge_at
 
 def test_the_first_version_of_all_can_be_gone_back_to(run):
     then = snapshot(run.state)
-    first = run.log.last.number
+    first = run.log.last_encoded.number
     run.learn(range(12))
     run.roll_back(first)
     now = snapshot(run.state)
@@ -166,13 +166,13 @@ def test_nothing_forgotten_since_comes_back_by_key_or_by_rule(run):
     run.cut()
     run.roll_back(number)
     # until the stream is where it was forgotten; the test's own entries do not say, so it is where the log ended
-    (hidden,) = run.state.hidden
+    (hidden,) = run.state.erasures
     assert (hidden.keys, hidden.until) == (((0, gone), (0, back)), {PARTITION: Position("topic-1", 15 * 32)})
     now = snapshot(run.state)
     dead = (KEYS[0] == 1) & (then["last_seen"] < horizon) & (then["status"] == KNOWN)
     assert dead.sum() > 10
     assert not (now["status"][dead] == KNOWN).any()
-    assert run.state.learner.table.horizons == {1: horizon}
+    assert run.state.learner.table.expiry_cutoffs == {1: horizon}
     lost = [(1, int(row_id)) for row_id in KEYS[1][dead]] + [(0, gone), (0, back)]
     assert not any(now["status"][(KEYS[0] == 0) & ((KEYS[1] == gone) | (KEYS[1] == back))] == KNOWN)
     assert_same(now, then, but_keys=lost)
@@ -198,7 +198,7 @@ def test_a_forgetting_before_the_version_does_not_hold_back_who_came_again(run):
 
 def test_a_rollback_can_itself_be_gone_back_behind_and_over(run):
     first, second = (run.learn(numbers)[-1] for numbers in (range(6), range(6, 12)))
-    run.state.learner.table.cut()
+    run.state.learner.table.take_delta()
     then = snapshot(run.state)
     run.roll_back(first)
     early = snapshot(run.state)

@@ -59,28 +59,28 @@ def test_a_generation_goes_with_the_first_base_at_or_above_the_cut_that_closed_i
     generations.on_checkpoint(6)
     assert table.num_open == 1  # one waits at a time
     write(tmp_path, 4)
-    generations.look(6)
+    generations.map_newest_base(6)
     assert table.mapped == [(4, NO_GENERATION)]  # read from now on, and it does not cover what was spilled before 5
     write(tmp_path, 5)
-    generations.look(6)
+    generations.map_newest_base(6)
     assert table.mapped[1:] == [(5, 0)]
     generations.on_checkpoint(7)
     write(tmp_path, 9)
-    generations.look(9)
+    generations.map_newest_base(9)
     assert table.mapped[2:] == [(9, 1)]
 
 
 def test_a_base_is_mapped_once(generations, table, tmp_path):
-    generations.look(6)
+    generations.map_newest_base(6)
     write(tmp_path, 3)
-    generations.look(6)
-    generations.look(6)
+    generations.map_newest_base(6)
+    generations.map_newest_base(6)
     assert table.mapped == [(3, NO_GENERATION)]
 
 
 def test_a_base_of_another_trainers_future_is_not_mapped(generations, table, tmp_path):
     write(tmp_path, 50)
-    generations.look(6)
+    generations.map_newest_base(6)
     assert table.mapped == []
 
 
@@ -88,5 +88,5 @@ def test_a_base_that_cannot_be_read_is_passed_over(generations, table, tmp_path)
     write(tmp_path, 4)
     rows = next(tmp_path.glob("base-*4")) / "rows.safetensors"
     rows.write_bytes(rows.read_bytes()[:-1])
-    generations.look(6)
+    generations.map_newest_base(6)
     assert table.mapped == []

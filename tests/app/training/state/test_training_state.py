@@ -3,8 +3,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from drawn_clicks import SCHEMA, make_batch
-from made_config import make_config
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
 
@@ -15,6 +13,8 @@ from app.training.state.training_state import TrainingState, sample_times
 from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
+from tests.app.training.configs import make_config
+from tests.app.training.random_clicks import SCHEMA, make_batch
 
 
 def snapshot(state: TrainingState) -> dict[str, np.ndarray]:

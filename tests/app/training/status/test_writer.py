@@ -1,14 +1,13 @@
 """The status document goes on being written while the trainer itself is held up, and says by what."""
 
-from trainer_room import wait_until
-
 from app.training.status import writer
 from app.training.status.writer import StatusWriter
 from app.version_log.trainer_status import read_status
+from tests.app.training.trainer_env import wait_until
 
 
 def test_what_holds_the_trainer_up_is_said_beside_it_and_goes_when_it_is_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "SECONDS", 0.01)
+    monkeypatch.setattr(writer, "INTERVAL_SECONDS", 0.01)
     held: dict[str, str] = {}
     keeper = StatusWriter(tmp_path, 1, lambda: dict(held))
     keeper.update({"trainer": "running", "reason": "", "version": 7})

@@ -3,7 +3,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from drawn_clicks import SCHEMA, make_batch
 from springtide_client.features import Features, Ragged
 from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
 from springtide_client.schema import Schema
@@ -16,6 +15,7 @@ from app.training.step.assembly import assemble_tensors, embedding_parts, repeat
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
+from tests.app.training.random_clicks import SCHEMA, make_batch
 
 TABLE = TableConfig(dim=4, device_bytes="8MiB")
 

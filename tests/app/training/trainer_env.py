@@ -43,7 +43,7 @@ durable_seconds = 0.05
 WAIT_SECONDS = 30.0
 
 
-class Room:
+class TrainerEnv:
     """A log with its broker, and a topic to produce into."""
 
     def __init__(self, folder: Path, broker: EmbeddedBroker) -> None:
@@ -111,9 +111,9 @@ class Room:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Iterator[Room]:
+def env(tmp_path: Path) -> Iterator[TrainerEnv]:
     with EmbeddedBroker(tmp_path / "log") as broker:
-        yield Room(tmp_path, broker)
+        yield TrainerEnv(tmp_path, broker)
 
 
 def run_in_thread(trainer: Trainer) -> tuple[threading.Thread, list[dict]]:
@@ -132,14 +132,14 @@ def wait_until(check, what: str) -> None:
     raise AssertionError(f"{what} did not happen")
 
 
-def records(room):
-    return list(LogDirectory(room.config.log.path).records(None))
+def records(env):
+    return list(LogDirectory(env.config.log.path).records(None))
 
 
-def published(room, samples: int) -> int:
+def published(env, samples: int) -> int:
     """The newest version, once it is one of so many samples."""
-    wait_until(lambda: (found := records(room)) and found[-1].meta.samples_trained == samples, f"{samples} samples")
-    return records(room)[-1].number
+    wait_until(lambda: (found := records(env)) and found[-1].meta.samples_trained == samples, f"{samples} samples")
+    return records(env)[-1].number
 
 
 def expected_counts(num: int) -> dict[int, int]:
@@ -147,12 +147,12 @@ def expected_counts(num: int) -> dict[int, int]:
 
 
 @pytest.fixture
-def trainer(room):
+def trainer(env):
     """A trainer that runs beside the test."""
     running = []
 
     def start(**options) -> Trainer:
-        trainer = Trainer(room.config, **options)
+        trainer = Trainer(env.config, **options)
         running.append((trainer, *run_in_thread(trainer)))
         return trainer
 
