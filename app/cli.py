@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from app.errors import UserError
-from app.processes.parent_death import die_with_parent
+from app.processes.parent_death import die_with_supervisor
 
 COMMANDS = (
     "demo",
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = [word for word in argv if word != "--debug"]  # may stand anywhere
     try:
         arguments = build_parser().parse_args(check_command(argv))
-        die_with_parent()
+        die_with_supervisor()
         set_up_logging(debug)
         command: Command = importlib.import_module(f"app.commands.{arguments.command}")
         return command.run(arguments)

@@ -1,29 +1,22 @@
-"""A child that ends when the process that started it does. Knows nothing of what the child is for."""
+"""Which process a supervised child dies with: its parent's id travels in an environment variable."""
 
-import ctypes
 import os
-import signal
-import sys
 
-VARIABLE = "SPRINGTIDE_PARENT"
-PR_SET_PDEATHSIG = 1
+from springtide_client.system.parent_death import die_with_parent
+
+PARENT_VARIABLE = "SPRINGTIDE_PARENT"
 
 
 def child_environment() -> dict[str, str]:
-    """What a child's environment must hold so that die_with_parent works there."""
-    return dict(os.environ) | {VARIABLE: str(os.getpid())}
+    """Return the environment for a child that calls `die_with_supervisor`."""
+    return dict(os.environ) | {PARENT_VARIABLE: str(os.getpid())}
 
 
-def die_with_parent() -> None:
-    """In a child: ask the kernel for a SIGTERM at the parent's end; nothing in a process that nobody supervises.
+def die_with_supervisor() -> None:
+    """In a supervised child: be sent SIGTERM when the supervisor dies. In any other process: do nothing.
 
-    Only the child itself is meant: the variable is taken away, so that its own children do not find it.
+    The variable is removed, so that the child's own children do not inherit it.
     """
-    parent = os.environ.pop(VARIABLE, None)
-    if parent is None:
-        return
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    # the parent may have ended before the kernel was asked
-    if os.getppid() != int(parent):
-        sys.exit(1)
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    if parent is not None:
+        die_with_parent(int(parent))

@@ -1,16 +1,22 @@
-"""What Ctrl-C and SIGTERM do to a command."""
+"""SIGTERM and Ctrl-C: handlers that set an event or exit, and handlers that are restored afterwards."""
 
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+Handler = Callable[[int, FrameType | None], None]
 
 
 def stop_on_signals(*, grace_seconds: float | None = None) -> threading.Event:
-    """An event that the two signals set, instead of ending the process.
+    """Return an event that SIGTERM and SIGINT set, instead of ending the process.
 
-    With a grace the process ends anyway so long after the first signal, whatever it waits for (a broker that is gone).
+    With `grace_seconds` the process exits with code 1 that long after the first signal, even if it is blocked, for
+    instance by a broker that does not answer.
     """
     stopping = threading.Event()
 
@@ -22,16 +28,66 @@ def stop_on_signals(*, grace_seconds: float | None = None) -> threading.Event:
             end.start()
         stopping.set()
 
-    install_handler(stop)
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop)
     return stopping
 
 
 def exit_on_signals() -> None:
-    """The two signals end the process at once with exit code 0: nothing has been done yet that could be lost."""
-    install_handler(lambda *_: os._exit(0))
+    """Make SIGTERM and SIGINT end the process at once with exit code 0: for a start-up that has no work to lose."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: os._exit(0))
 
 
-def install_handler(handler: Callable[[int, FrameType | None], None]) -> None:
-    """Make it the handler of both."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handler)
+@contextmanager
+def handled_signals(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """Install the handlers and restore the earlier ones at the end.
+
+    Python allows handlers in the main thread only: in any other thread nothing is installed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class StopSignals:
+    """A context manager: the first SIGTERM or SIGINT sets `stopping`, a second SIGINT raises KeyboardInterrupt.
+
+    Outside the main thread no signal is caught; `stop` sets the same flag.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._handlers = ExitStack()
+
+    @property
+    def stopping(self) -> bool:
+        """True after a signal or `stop`."""
+        return self._event.is_set()
+
+    def stop(self) -> None:
+        """Set `stopping`."""
+        self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most `seconds` for a stop; return True if there is one."""
+        return self._event.wait(seconds)
+
+    def __enter__(self) -> "StopSignals":
+        self._handlers.enter_context(handled_signals(dict.fromkeys(STOP_SIGNALS, self._on_signal)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handlers.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._event.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._event.set()

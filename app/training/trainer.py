@@ -10,6 +10,7 @@ import torch
 from springtide_client.errors import LogError, SpringtideError
 from springtide_client.system.clock import wall_ms
 
+from app.processes.signals import StopSignals
 from app.training.bootstrap import load_state
 from app.training.commands import CommandExecutor
 from app.training.committed_offsets import CommittedOffsets
@@ -25,7 +26,6 @@ from app.training.state.training_state import TrainingState
 from app.training.status.document import document_of
 from app.training.status.throughput import ThroughputMeter
 from app.training.status.writer import INTERVAL_SECONDS, StatusWriter
-from app.training.stop_signals import StopSignals
 from app.version_log.failpoints import failpoint
 from app.version_log.read.corruption import lost_commands, take_corruption_report
 from app.version_log.write.writer import LogWriter

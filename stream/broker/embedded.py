@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from springtide_client.system import parent_death
 from springtide_client.system.files import write_atomically
 
 from stream.errors import BrokerUnavailableError, EmbeddedBrokerError
@@ -26,20 +27,6 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 10.0
 STOP_SECONDS = 2.0
 PORT_SECONDS = 1.0  # that a predecessor's port has to come free
-# the child asks to be killed when the thread that forked it ends, looks whether that has happened already, and becomes
-# the broker; where the system has no such request (macOS) the broker outlives a killed parent
-LAUNCHER = """
-import os, sys
-parent, arguments = int(sys.argv[1]), sys.argv[2:]
-try:
-    import ctypes
-    ctypes.CDLL(None).prctl(1, 9)
-except (ImportError, AttributeError, OSError):
-    pass
-if os.getppid() != parent:
-    sys.exit(1)
-os.execv(arguments[0], arguments)
-"""
 
 
 @dataclass(frozen=True)
@@ -218,7 +205,7 @@ class EmbeddedBroker:
             try:
                 with (self.log_path / "broker.err").open("wb") as errors:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()), *command],
+                        [sys.executable, "-I", "-S", str(parent_death.__file__), str(os.getpid()), *command],
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
                         stderr=errors,

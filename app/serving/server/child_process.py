@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 
-from app.processes.parent_death import VARIABLE, die_with_parent
+from springtide_client.system.parent_death import die_with_parent
 
 LOOK_SECONDS = 0.01
 HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -71,8 +71,7 @@ def _live(task: Callable[[], None], parent: int, mask: set[int | signal.Signals]
     """In the child, to its end."""
     code = 1
     try:
-        os.environ[VARIABLE] = str(parent)
-        die_with_parent()
+        die_with_parent(parent)
         os.setsid()
         for number in HANDLED_SIGNALS:
             signal.signal(number, signal.SIG_DFL)

@@ -5,16 +5,16 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from springtide_client.errors import SpringtideError
 from springtide_client.log.base import MODEL
 from springtide_client.log.directory import LogDirectory
 
 from app.errors import UserError
+from app.processes.signals import Handler, handled_signals
 from app.serving.config import ServeConfig
 from app.serving.http.tokens import Tokens, load_tokens
 from app.serving.ops.shared_metrics import WorkerSlot
@@ -115,7 +115,8 @@ def _serve_by_workers(
     _load_model(Path(log.path))
     rolling = threading.Event()
     events = {signal.SIGTERM: stopping, signal.SIGINT: stopping, signal.SIGHUP: rolling}
-    with tempfile.TemporaryDirectory(prefix="springtide-tally-") as folder, _heard(events):
+    handlers = {number: _set_on_signal(event) for number, event in events.items()}
+    with tempfile.TemporaryDirectory(prefix="springtide-tally-") as folder, handled_signals(handlers):
         workers = WorkerPool(answer, config, Path(folder), on_end=crowd.remove)
         try:
             has_told = False
@@ -131,6 +132,10 @@ def _serve_by_workers(
             workers.stop()
 
 
+def _set_on_signal(event: threading.Event) -> Handler:
+    return lambda number, frame: event.set()
+
+
 def _load_model(log_path: Path) -> None:
     """Import what loading a model imports, by loading one, where the log has one by now."""
     from springtide_client.model.exported_model import ExportedModel
@@ -139,25 +144,6 @@ def _load_model(log_path: Path) -> None:
         with suppress(SpringtideError, OSError):
             ExportedModel.load(path / MODEL)
             return
-
-
-@contextmanager
-def _heard(events: dict[signal.Signals, threading.Event]) -> Iterator[None]:
-    """The signals set the events meanwhile; in another thread than the main one nothing is heard."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        del frame
-        events[signal.Signals(number)].set()
-
-    before = {number: signal.signal(number, hear) for number in events}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def bind(config: ServeConfig) -> socket.socket:

@@ -6,7 +6,6 @@ each lane, rows lie in shared memory. It ends when its parent does.
 
 import json
 import mmap
-import os
 import select
 import signal
 import socket
@@ -14,12 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from springtide_client.system.parent_death import die_with_parent
+
 from embeddings.tiers.rocksdb.channel import CorruptRecordError, ProcessSettings, ServerChannel
 from embeddings.tiers.rocksdb.databases import Databases, Pairs
 
 CALL_KEYS = 1000  # keys of one call of RocksDB: a find waits for no more than one
 MAX_TEXT = 2000
-PR_SET_PDEATHSIG = 1
 
 
 class SpillServer:
@@ -122,20 +122,9 @@ def _last(pairs: Pairs, num: int) -> str | None:
     return pairs[-1][0].hex() if len(pairs) == num else None
 
 
-def _die_with_parent(parent: int) -> None:
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (ImportError, AttributeError, OSError):
-        pass  # the sockets tell it too, a little later
-    if os.getppid() != parent:
-        sys.exit(1)
-
-
 def main() -> None:
     setting = ProcessSettings(**json.loads(sys.argv[1]))
-    _die_with_parent(setting.parent)
+    die_with_parent(setting.parent, signal.SIGKILL)
     # Ctrl-C goes to a whole group, and the parent still needs its rows while it ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

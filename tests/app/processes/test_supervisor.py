@@ -99,7 +99,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path, monkeypatch: 
     child(
         tmp_path,
         "orphan",
-        "import os, signal\nfrom app.processes.parent_death import die_with_parent\nend_with_parent()\n"
+        "import os, signal\nfrom app.processes.parent_death import die_with_supervisor\ndie_with_supervisor()\n"
         "print(os.getpid(), flush=True)\nsignal.pause()",
         monkeypatch,
     )
@@ -110,8 +110,9 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path, monkeypatch: 
     )
     with subprocess.Popen([sys.executable, "-m", "parent_module"], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        orphan = int(parent.stdout.readline())
+        line = parent.stdout.readline()
         parent.send_signal(signal.SIGKILL)
+        orphan = int(line)
     wait_until(lambda: not is_alive(orphan))
 
 
@@ -124,7 +125,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_parent_that_is_already_gone_is_noticed() -> None:
-    code = "from app.processes.parent_death import die_with_parent; die_with_parent(); print('still here')"
+    code = "from app.processes.parent_death import die_with_supervisor; die_with_supervisor(); print('still here')"
     environment = dict(os.environ) | {"SPRINGTIDE_PARENT": "999999999", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
