@@ -16,13 +16,13 @@ def main() -> None:
     """Compile every verb once for the types it is called with."""
     ops = backend("cpu")
     for dim in DIMS:
-        place(ops, ops.allocate(32, 16, RowLayout(dim, 1)))
-    remember(ops)
+        compile_table_ops(ops, ops.allocate(32, 16, RowLayout(dim, 1)))
+    compile_sketch_ops(ops)
     ops.hash_texts(np.frombuffer(b"springtide", np.uint8), np.array([0, 10]))
     ops.hash_texts(np.zeros(1, np.uint8), np.array([0, 1]))
 
 
-def place(ops: Ops, store: Store) -> None:
+def compile_table_ops(ops: Ops, store: Store) -> None:
     """Every verb of a table, on a batch that is larger than the table."""
     features_K, ids_K = np.zeros(64, np.uint16), np.arange(64) % 40
     unique = ops.unique(features_K, ids_K, ids_K)
@@ -41,16 +41,16 @@ def place(ops: Ops, store: Store) -> None:
     ops.scatter(store, placed.slots_U, columns)
     ops.set_flags(store, placed.slots_U, NEEDS_SPILL)
     ops.set_priorities(store, placed.slots_U, unique.occurrences_U)
-    num_rows, horizons_F = store.num_slots + store.num_overflow, np.ones(1, np.int64)
-    ops.dead(store, placed.slots_U, features_N, horizons_F)
-    ops.expired(store, 0, num_rows, horizons_F)
-    ops.occupied(store, 0, num_rows)
-    ops.lowest(store, -1, 4, 2)
-    ops.erase(store, ops.overflow(store, 2))
+    num_rows, cutoffs_F = store.num_slots + store.num_overflow, np.ones(1, np.int64)
+    ops.find_expired(store, placed.slots_U, features_N, cutoffs_F)
+    ops.expired_slots(store, 0, num_rows, cutoffs_F)
+    ops.occupied_slots(store, 0, num_rows)
+    ops.lowest_scores(store, -1, 4, 2)
+    ops.erase(store, ops.overflow_slots(store, 2))
     ops.resize(store, 64)
 
 
-def remember(ops: Ops) -> None:
+def compile_sketch_ops(ops: Ops) -> None:
     """Every verb of the sketch and the ghosts."""
     sketch, ghosts = ops.new_sketch(64), ops.new_ghosts(1)
     mixed_U = np.zeros(1, np.uint64)

@@ -57,7 +57,7 @@ class InsertResult(NamedTuple):
     victim_slots_V: Array  # int64, the slots that lost their keys; their rows are intact until then
     victim_features_V: Array  # uint16
     victim_ids_V: Array  # int64
-    num_crowded: int  # keys whose bucket had no room: new in the overflow area, or without a slot
+    num_overflowed: int  # keys whose bucket had no room: new in the overflow area, or without a slot
 
 
 class RowColumns(NamedTuple):
@@ -254,7 +254,7 @@ class Ops(Protocol):
         """The same store with an overflow area of another size; ValueError where it is not empty."""
         ...
 
-    def crowded(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
+    def rows_without_room(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
         """The slots whose rows would find no room in a store of num_slots, ascending; overflow rows are not asked.
 
         Of each bucket there, all but the `width` highest by score word and mixed key. Only for its slots start..stop,
@@ -307,7 +307,7 @@ class Ops(Protocol):
         are found, and so protected, before the first is inserted, if tick >= protect_from. ValueError unless the tick
         has TICK_BITS.
         `num_new`: how many have no row, from who knows it, and knows that each will find a slot. Then the rest is late:
-        NO_SLOT may follow the victims, whose keys mean nothing there, and num_crowded may be an array of one.
+        NO_SLOT may follow the victims, whose keys mean nothing there, and num_overflowed may be an array of one.
         """
         ...
 
@@ -402,29 +402,29 @@ class Ops(Protocol):
         """Sets the flags of rows."""
         ...
 
-    def dead(self, store: Store, slots_N: Array, features_N: Array, horizons_F: Array) -> Array:
+    def find_expired(self, store: Store, slots_N: Array, features_N: Array, cutoffs_F: Array) -> Array:
         """The positions in N of the rows last seen before the horizon of their feature.
 
-        NO_SLOT never, and never a feature from len(horizons_F) on. Late: -1 may follow the positions.
+        NO_SLOT never, and never a feature from len(cutoffs_F) on. Late: -1 may follow the positions.
         """
         ...
 
-    def occupied(self, store: Store, start: int, stop: int) -> Array:
+    def occupied_slots(self, store: Store, start: int, stop: int) -> Array:
         """The slots in start..stop that hold a key, overflow ones too, ascending."""
         ...
 
-    def expired(self, store: Store, start: int, stop: int, horizons_F: Array) -> Array:
+    def expired_slots(self, store: Store, start: int, stop: int, cutoffs_F: Array) -> Array:
         """The occupied slots in start..stop whose rows are dead, ascending. Late: NO_SLOT may follow them."""
         ...
 
-    def lowest(self, store: Store, feature: int, num: int, protect_from: int) -> Array:
+    def lowest_scores(self, store: Store, feature: int, num: int, protect_from: int) -> Array:
         """The `num` slots of this feature (-1: of any) with the lowest score words, fewer if there are not so many.
 
         Only ticks below protect_from; ascending by score word and mixed key; overflow rows are not among them.
         """
         ...
 
-    def overflow(self, store: Store, protect_from: int) -> Array:
+    def overflow_slots(self, store: Store, protect_from: int) -> Array:
         """The occupied overflow slots with a tick below protect_from."""
         ...
 

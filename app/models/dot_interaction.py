@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cuda.launchers.dot_interaction import MOST_VECTORS, Pairs, num_pairs_of
+from kernels.cuda.launchers.dot_interaction import MOST_VECTORS, DotInteraction, num_pairs_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -46,20 +46,20 @@ def fused_dot_interaction_backward(vectors_NVD: Tensor, grads_NI: Tensor) -> Ten
     return launch_gradients(gpu_launcher(), vectors_NVD, grads_NI)
 
 
-def launch_products(pairs: Pairs, vectors_NVD: Tensor) -> Tensor:
+def launch_products(pairs: DotInteraction, vectors_NVD: Tensor) -> Tensor:
     """The products as launched by these."""
     return _tensor(pairs, pairs.products(_array(vectors_NVD)), vectors_NVD.dtype)
 
 
-def launch_gradients(pairs: Pairs, vectors_NVD: Tensor, grads_NI: Tensor) -> Tensor:
+def launch_gradients(pairs: DotInteraction, vectors_NVD: Tensor, grads_NI: Tensor) -> Tensor:
     """The gradients as launched by these."""
     return _tensor(pairs, pairs.gradients(_array(vectors_NVD), _array(grads_NI)), vectors_NVD.dtype)
 
 
 @cache
-def gpu_launcher() -> Pairs:
+def gpu_launcher() -> DotInteraction:
     """The launcher on torch's GPU; ValueError where there is none or CuPy is missing."""
-    return Pairs()
+    return DotInteraction()
 
 
 def _array(tensor: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def _array(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
 
 
-def _tensor(pairs: Pairs, array: Any, dtype: torch.dtype) -> Tensor:
+def _tensor(pairs: DotInteraction, array: Any, dtype: torch.dtype) -> Tensor:
     tensor: Tensor = pairs.tensor(array)
     return tensor.view(dtype)
 

@@ -75,7 +75,7 @@ class ResidentRows:
         self.eviction_sink.drain_inflight()
         num_used = 0
         if self.max_in_overflow:
-            slots_V = self.ops.overflow(self.store, self.pins.protect_now())
+            slots_V = self.ops.overflow_slots(self.store, self.pins.protect_now())
             num_used = len(slots_V)
             if num_used:
                 self._evict(slots_V, *self.ops.keys_of(self.store, slots_V), EvictionReason.CAPACITY)
@@ -95,8 +95,8 @@ class ResidentRows:
         xp = self.ops.xp
         if foreseen is not None and self._prediction_holds(foreseen):
             return self._insert_predicted(features_U, ids_U, mixed_U, foreseen)
-        settled, num_crowded = self._find_or_insert(features_U, ids_U, mixed_U)
-        if num_crowded:
+        settled, num_overflowed = self._find_or_insert(features_U, ids_U, mixed_U)
+        if num_overflowed:
             slots_U, new = settled.slots_U, [settled]
             while len(homeless := xp.flatnonzero(slots_U == NO_SLOT)):
                 # sized for all keys of a batch in one bucket, beside those of lookups that are still held
@@ -147,7 +147,7 @@ class ResidentRows:
         """The positions of keys whose rows in memory are forgotten by rule; on a device -1 among them."""
         if not horizons:
             return self.ops.xp.empty(0, np.int64)
-        return self.ops.dead(self.store, slots_U, features_U, horizons.by_feature_F)
+        return self.ops.find_expired(self.store, slots_U, features_U, horizons.by_feature_F)
 
     def num_bytes(self) -> int:
         """Of rows, index, overflow area, and the marks of who left."""
@@ -155,7 +155,7 @@ class ResidentRows:
 
     def occupied(self) -> Array:
         """The slots that hold a row."""
-        return self.ops.occupied(self.store, 0, self.store.num_slots + self.store.num_overflow)
+        return self.ops.occupied_slots(self.store, 0, self.store.num_slots + self.store.num_overflow)
 
     def features(self) -> UInt16Array:
         """The features of all rows on the host, one number a row."""
@@ -164,7 +164,7 @@ class ResidentRows:
 
     def expired_slots(self, start: int, stop: int, horizons: ExpiryCutoffs) -> Array:
         """Those of the slots start..stop whose rows are forgotten by rule; on a device NO_SLOT among them."""
-        return self.ops.expired(self.store, start, min(stop, self.store.num_slots), horizons.by_feature_F)
+        return self.ops.expired_slots(self.store, start, min(stop, self.store.num_slots), horizons.by_feature_F)
 
     def evict_expired(self, slots_N: Array) -> None:
         """Rows that are forgotten by rule leave; nothing is kept of them."""
@@ -176,14 +176,14 @@ class ResidentRows:
     def enforce_quotas(self) -> None:
         """The coldest rows of features over their quota leave, as far as nobody holds them."""
         for feature, excess in self.quotas.excess(self.store.num_slots).items():
-            slots_N = self.ops.lowest(self.store, feature, excess, self.pins.protect_now())
+            slots_N = self.ops.lowest_scores(self.store, feature, excess, self.pins.protect_now())
             self._evict_and_erase(slots_N, EvictionReason.QUOTA)
 
     def resize(self, num_slots: int, num_overflow: int) -> None:
         """As many slots from now on; rows that find no room leave. ValueError while somebody holds rows."""
         if self.num_pinned:
             raise ValueError("the table cannot change its size while look-ups are held: update or release them first")
-        crowded_N = self.ops.crowded(self.store, num_slots)
+        crowded_N = self.ops.rows_without_room(self.store, num_slots)
         for start in range(0, len(crowded_N), EVICTED_ROWS_PER_STEP):
             self._evict_and_erase(crowded_N[start : start + EVICTED_ROWS_PER_STEP], EvictionReason.RESIZE)
         self.store = self.ops.resize(self.store, num_slots)
@@ -209,7 +209,7 @@ class ResidentRows:
         )
         new_N, leaving, columns = placed.new_N, [], []
         if not len(new_N):
-            return Placement(placed.slots_U, new_N, *NO_NEW_KEYS), placed.num_crowded
+            return Placement(placed.slots_U, new_N, *NO_NEW_KEYS), placed.num_overflowed
         if len(placed.victim_slots_V):
             # the victims are copied out before anything is written into their rows
             leaving = [placed.victim_features_V, placed.victim_ids_V]
@@ -219,7 +219,7 @@ class ResidentRows:
         self._on_insert(features_N)
         if left:
             self._on_evict(Rows(*left[:-1]), left[-1], EvictionReason.CAPACITY, self.pins.clock)
-        return Placement(placed.slots_U, new_N, positions_N, features_N, ids_N), placed.num_crowded
+        return Placement(placed.slots_U, new_N, positions_N, features_N, ids_N), placed.num_overflowed
 
     def _prediction_holds(self, foreseen: PredictedMisses) -> bool:
         """Whether just these keys are new, and each finds a slot, be it in the overflow area."""
@@ -237,7 +237,7 @@ class ResidentRows:
         if num_new:
             columns = self.ops.read(self.store, placed.victim_slots_V)
             leaving = placed.victim_slots_V, placed.victim_features_V, placed.victim_ids_V
-            arrive = self.ops.download_async(placed.num_crowded, *leaving, *columns)
+            arrive = self.ops.download_async(placed.num_overflowed, *leaving, *columns)
             self.eviction_sink.add_inflight(lambda: self._receive_victims(tick, *arrive()))
             self._on_insert(foreseen.features_N)
             self.writes += 1

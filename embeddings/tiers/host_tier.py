@@ -106,7 +106,7 @@ class HostTier:
     def read_all(self) -> Rows:
         with self._lock:
             num_slots = self._store.num_slots + self._store.num_overflow
-            slots_N = self.ops.occupied(self._store, 0, num_slots)
+            slots_N = self.ops.occupied_slots(self._store, 0, num_slots)
             parts = [self._read(slots_N, *self.ops.keys_of(self._store, slots_N))[0]]
             parts += [block.rows for block in reversed(self._inflight) if block.rows is not None]
         parts.append(self.spill.read_all())
@@ -168,7 +168,7 @@ class HostTier:
     def check_integrity(self) -> None:
         """AssertionError where the parts contradict each other."""
         with self._lock:
-            slots_N = self.ops.occupied(self._store, 0, self._store.num_slots + self._store.num_overflow)
+            slots_N = self.ops.occupied_slots(self._store, 0, self._store.num_slots + self._store.num_overflow)
             features_N, ids_N = self.ops.keys_of(self._store, slots_N)
             found_N = self.ops.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
             assert np.array_equal(found_N, slots_N), "a key is not found where it stands"

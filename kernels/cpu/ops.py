@@ -12,12 +12,12 @@ from kernels.cpu.admission.sketch_ops import SketchOps
 from kernels.cpu.index import unique as uniques
 from kernels.cpu.index.index_ops import IndexOps
 from kernels.cpu.rows import rows
-from kernels.cpu.rows.gather import gather_of
+from kernels.cpu.rows.gather import compiled_gather
 from kernels.cpu.rows.optimizers import check_step, constants_of, corrections
-from kernels.cpu.rows.pooled_gather import MODES, pool_of
-from kernels.cpu.rows.update import Batch, Keys, Rows, update_of
+from kernels.cpu.rows.pooled_gather import MODES, compiled_pool
+from kernels.cpu.rows.update import GradientBatch, KeyArrays, RowArrays, compiled_update
 from kernels.cpu.store.host_arrays import HostArrays
-from kernels.cpu.store.store import parts_of
+from kernels.cpu.store.store import arrays_of
 from kernels.cpu.store.store_ops import StoreOps
 from kernels.spec import OptimizerStep, RowColumns, Spread, Store, UniqueKeys, run_inline
 
@@ -54,8 +54,8 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         out_KD = np.empty(shape, np.float32) if out is None else out
         if out_KD.dtype != np.float32 or out_KD.shape != shape or not out_KD.flags.c_contiguous:
             raise ValueError(f"out {out_KD.dtype} {out_KD.shape} for contiguous float32 {shape}")
-        values_CD = parts_of(store).values_CD
-        gather_of(store.dim)(values_CD.reshape(-1), slots_U, inverse_K, out_KD.reshape(-1))
+        values_CD = arrays_of(store).values_CD
+        compiled_gather(store.dim)(values_CD.reshape(-1), slots_U, inverse_K, out_KD.reshape(-1))
         return out_KD
 
     def gather_pooled(
@@ -68,14 +68,14 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
             raise ValueError(f"offsets must go from 0 to the number of keys, {len(inverse_K)}, never back")
         out_BD = np.empty((len(offsets_B1) - 1, store.dim), np.float32)
         winners_BD = np.empty(out_BD.shape if mode == "max" else (0, 0), np.int64)
-        values_CD = parts_of(store).values_CD
-        pool_of(store.dim, mode)(
+        values_CD = arrays_of(store).values_CD
+        compiled_pool(store.dim, mode)(
             values_CD.reshape(-1), slots_U, inverse_K, offsets_B1, out_BD.reshape(-1), winners_BD.reshape(-1)
         )
         return out_BD, winners_BD if mode == "max" else None
 
     def read(self, store: Store, slots_N: Array, spread: Spread = run_inline) -> RowColumns:
-        p, num = parts_of(store), len(slots_N)
+        p, num = arrays_of(store), len(slots_N)
         values_ND, states_NS = np.empty((num, store.dim), np.float32), np.empty((num, store.state_width), np.float32)
         columns = RowColumns(values_ND, states_NS, *(np.empty(num, np.int64) for _ in range(3)))
 
@@ -86,7 +86,7 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         return columns
 
     def scatter(self, store: Store, slots_N: Array, columns: RowColumns) -> None:
-        p = parts_of(store)
+        p = arrays_of(store)
         if columns.values_ND.shape != (len(slots_N), store.dim):
             raise ValueError(f"values of shape {columns.values_ND.shape} for {len(slots_N)} rows of {store.dim}")
         if columns.states_NS.shape != (len(slots_N), store.state_width):
@@ -98,7 +98,7 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         rows.scatter(p.values_CD, p.meta, p.scalars, p.states_CS, slots_N, values_ND, states_NS, *columns[2:])
 
     def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:
-        p = parts_of(store)
+        p = arrays_of(store)
         constants = _first_value_constants(seed, scale)
         rows.create(p.values_CD, p.meta, p.states_CS, slots_N, features_N, ids_N, *constants)
 
@@ -125,11 +125,11 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         num_gradients = len(order_K) if bags_K is None else len(grads_BD)
         if grads_BD.dtype != np.float32 or grads_BD.shape != (num_gradients, store.dim):
             raise ValueError(f"gradients {grads_BD.dtype} {grads_BD.shape} for float32 {(num_gradients, store.dim)}")
-        p = parts_of(store)
-        fresh_N, num_refused = update_of(store.dim, step.name, p.values_CD.dtype != np.float32, count_priority)(
-            Rows(*(array.reshape(-1) for array in (p.values_CD, p.meta, p.scalars, p.states_CS))),
-            Keys(p.buckets, p.overflow, np.uint64(store.num_slots)),
-            Batch(
+        p = arrays_of(store)
+        fresh_N, num_refused = compiled_update(store.dim, step.name, p.values_CD.dtype != np.float32, count_priority)(
+            RowArrays(*(array.reshape(-1) for array in (p.values_CD, p.meta, p.scalars, p.states_CS))),
+            KeyArrays(p.buckets, p.overflow, np.uint64(store.num_slots)),
+            GradientBatch(
                 slots_U,
                 order_K,
                 offsets_U1,
@@ -147,10 +147,10 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         return fresh_N, int(num_refused)
 
     def clear_dirty(self, store: Store, slots_N: Array) -> Array:
-        return cast(Array, rows.clear_dirty(parts_of(store).meta, slots_N))
+        return cast(Array, rows.clear_dirty(arrays_of(store).meta, slots_N))
 
     def set_flags(self, store: Store, slots_N: Array, flags: int) -> None:
-        rows.set_flags(parts_of(store).meta, slots_N, flags)
+        rows.set_flags(arrays_of(store).meta, slots_N, flags)
 
 
 def _of_length(array: Array | None, num: int, dtype: Any) -> Array | None:

@@ -54,7 +54,7 @@ class Device(Protocol):
         """Begins to copy arrays to the host; the call that it gives waits for them."""
         ...
 
-    def fetch_beside(self, arrays: Sequence[Array]) -> Callable[[], tuple[Any, ...]]:
+    def download_async(self, arrays: Sequence[Array]) -> Callable[[], tuple[Any, ...]]:
         """The same beside the work asked for from now on, which writes to none of them."""
         ...
 
@@ -185,7 +185,7 @@ class CupyDevice:
 
         return wait
 
-    def fetch_beside(self, arrays: Sequence[Array]) -> Callable[[], tuple[Any, ...]]:
+    def download_async(self, arrays: Sequence[Array]) -> Callable[[], tuple[Any, ...]]:
         self._down.wait_event(self._recorded())
         with self._torch.cuda.stream(self._down):
             arrive = self.fetch(arrays)

@@ -20,7 +20,7 @@ KEY_BYTES = 1 + 2 + 8 + 8  # digest, feature, id, score
 RECORD_BYTES = 32
 
 
-class Keys(NamedTuple):
+class KeyArrays(NamedTuple):
     """The index: what the kernels take as INDEX_PARAMETERS, in their order."""
 
     digests: Array  # uint8
@@ -38,18 +38,18 @@ class Keys(NamedTuple):
     num_overflow: Any
 
 
-class Parts(NamedTuple):
+class StoreArrays(NamedTuple):
     """The arrays of a store."""
 
-    keys: Keys
+    keys: KeyArrays
     values_CD: Array
     meta: Array  # int64 (C, 4): count, last-seen, flags, and in half a word a float32
     states_CS: Array
 
 
-def parts_of(store: Store) -> Parts:
+def arrays_of(store: Store) -> StoreArrays:
     """The arrays of a store that `CudaOps` allocated."""
-    return cast(Parts, store.arrays)
+    return cast(StoreArrays, store.arrays)
 
 
 def slot_bytes(layout: RowLayout) -> int:
@@ -77,9 +77,9 @@ def new_overflow(device: Device, num_overflow: int) -> tuple[Any, ...]:
     )
 
 
-def new_keys(device: Device, num_slots: int, overflow: tuple[Any, ...]) -> Keys:
+def new_keys(device: Device, num_slots: int, overflow: tuple[Any, ...]) -> KeyArrays:
     """Empty buckets, and this overflow area."""
-    return Keys(
+    return KeyArrays(
         device.filled(num_slots, np.uint8, 0),
         device.filled(num_slots, np.uint16, 0),
         device.filled(num_slots, np.int64, 0),
@@ -90,7 +90,7 @@ def new_keys(device: Device, num_slots: int, overflow: tuple[Any, ...]) -> Keys:
     )
 
 
-def row_forms(num_rows: int, layout: RowLayout) -> list[tuple[tuple[int, int], Any]]:
+def row_shapes_and_dtypes(num_rows: int, layout: RowLayout) -> list[tuple[tuple[int, int], Any]]:
     """Shapes and dtypes of values, records and states."""
     return [
         ((num_rows, layout.dim), DTYPES[layout.dtype]),
@@ -101,20 +101,20 @@ def row_forms(num_rows: int, layout: RowLayout) -> list[tuple[tuple[int, int], A
 
 def new_rows(device: Device, num_rows: int, layout: RowLayout) -> tuple[Array, Array, Array]:
     """Zeros: values, records and states."""
-    values_CD, meta, states_CS = (device.filled(*form, 0) for form in row_forms(num_rows, layout))
+    values_CD, meta, states_CS = (device.filled(*form, 0) for form in row_shapes_and_dtypes(num_rows, layout))
     return values_CD, meta, states_CS
 
 
-def store_of(keys: Keys, rows: tuple[Array, Array, Array], layout: RowLayout) -> Store:
+def store_of(keys: KeyArrays, rows: tuple[Array, Array, Array], layout: RowLayout) -> Store:
     """A store of these arrays."""
     store = Store(0, 0, layout, (), 0)
-    stand(store, keys, rows)
+    make_array(store, keys, rows)
     return store
 
 
-def stand(store: Store, keys: Keys, rows: tuple[Array, Array, Array]) -> None:
+def make_array(store: Store, keys: KeyArrays, rows: tuple[Array, Array, Array]) -> None:
     """Gives a store its arrays."""
     store.num_slots, store.num_overflow = int(keys.num_buckets) * WIDTH, int(keys.num_overflow)
-    store.arrays = Parts(keys, *rows)
+    store.arrays = StoreArrays(keys, *rows)
     arrays = [array for array in (*keys, *rows) if hasattr(array, "shape") and array.shape]
     store.num_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)

@@ -12,7 +12,7 @@ from springtide_client.model.view import View
 from app.serving.model.id_dictionary import LiveIdDictionary
 from app.serving.model.served_view import ServedView
 from app.serving.model.version_index import VersionEntry
-from kernels.cpu.serving.layer_search import LayerSearches
+from kernels.cpu.serving.layer_search import LayerSearchCache
 
 
 class LogFollower:
@@ -41,7 +41,7 @@ class LogFollower:
             cache_bytes=cache_bytes,
             cache_dir=cache_path,
             disk_bytes=disk_bytes,
-            search_factory=LayerSearches(),
+            search_factory=LayerSearchCache(),
         )
         self._on_version = on_version
         self._on_swap = on_swap

@@ -7,7 +7,7 @@ from springtide_client.rows.search import LayerStack
 
 from app.serving.lookup.codecs import JSON, MAX_NUMBERS_HOLDING_GIL, MSGPACK, MediaType, decode_request, encode_response
 from app.serving.lookup.neighbors import measure_similarity
-from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearches
+from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 
 
 def warm_up() -> None:
@@ -15,7 +15,7 @@ def warm_up() -> None:
     ids_N = np.arange(max(FEW_KEYS, MAX_NUMBERS_HOLDING_GIL) + 1)
     feature, ones_N = np.zeros(1, np.uint16), np.ones(1, np.int64)
     rows = sorted_layer(feature, ids_N[:1], np.zeros((1, 1), np.float32), ones_N, ones_N)
-    search = LayerSearches()(
+    search = LayerSearchCache()(
         LayerStack((rows, rows), 1, {}, {"0": 2}, AdmissionCounts(1, np.zeros((1, 64), np.uint8)), 0)
     )
     measure_similarity(rows, 0, 0, np.zeros(1, np.float32), "dot")

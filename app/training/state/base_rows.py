@@ -43,9 +43,9 @@ class BaseRows:
     def _find(self, mixed_M: npt.NDArray[np.uint64], features_M: npt.NDArray[np.uint16], found: FoundRows) -> None:
         rows, states, ask = self.base.rows, self.base.states, self._requests.request
         if self._requests.is_worthwhile and len(rows):
-            places_M = base_file_rows.guesses(len(rows), mixed_M)
+            places_M = base_file_rows.interpolate_all(len(rows), mixed_M)
             ask(rows.mixed, places_M)
-            places_M = base_file_rows.nearer_places(rows.mixed, places_M, mixed_M)
+            places_M = base_file_rows.refine_places(rows.mixed, places_M, mixed_M)
             ask(rows.mixed, places_M)
             ask(rows.feature, places_M)
         rows_M = base_file_rows.find_rows(rows.mixed, rows.feature, mixed_M, features_M)

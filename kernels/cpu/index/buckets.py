@@ -58,7 +58,7 @@ def digest_of(mixed: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def lane_of(buckets: Any, bucket: Any, digest: Any, feature: Any, id_: Any) -> Any:
+def slot_in_bucket(buckets: Any, bucket: Any, digest: Any, feature: Any, id_: Any) -> Any:
     """The key's lane in its bucket, or 16."""
     hits = equal_bytes(buckets.bytes_, bucket * BYTES_U, np.uint8(digest))
     while hits != ZERO:
@@ -109,7 +109,7 @@ def find(buckets: Any, overflow: Any, features_U: Any, ids_U: Any, mixed_U: Any)
             prefetch_keys(buckets, mixed_U[u + AHEAD], num_buckets)
         mixed = mixed_U[u]
         bucket = bucket_of(mixed, num_buckets)
-        lane = lane_of(buckets, bucket, digest_of(mixed), features_U[u], ids_U[u])
+        lane = slot_in_bucket(buckets, bucket, digest_of(mixed), features_U[u], ids_U[u])
         slot = np.int64(-1)
         if lane < W:
             slot = np.int64(bucket * W + lane)

@@ -34,14 +34,14 @@ AHEAD = 32
 
 
 @njit(nogil=True, cache=True)
-def empty_lane(buckets: Any, bucket: Any) -> Any:
+def find_empty_slot(buckets: Any, bucket: Any) -> Any:
     """The first lane without a key, or 16."""
     hits = equal_bytes(buckets.bytes_, bucket * BYTES_U, np.uint8(0))
     return trailing_zeros(hits) if hits != ZERO else W
 
 
 @njit(nogil=True, cache=True)
-def victim_lane(buckets: Any, bucket: Any, protect_from: Any) -> Any:
+def find_victim_slot(buckets: Any, bucket: Any, protect_from: Any) -> Any:
     """The lane with the lowest score among those with a tick below protect_from, or 16; the lower mixed key on ties."""
     hits = lowest_words(buckets.words, bucket * WORDS_U + SCORE_AT_U, TICK_MASK, protect_from)
     if hits == ZERO:
@@ -62,7 +62,7 @@ def victim_lane(buckets: Any, bucket: Any, protect_from: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def put(buckets: Any, bucket: Any, lane: Any, mixed: Any, feature: Any, id_: Any, score: Any) -> None:
+def write_key(buckets: Any, bucket: Any, lane: Any, mixed: Any, feature: Any, id_: Any, score: Any) -> None:
     """Writes a key and its score into a lane."""
     buckets.bytes_[bucket * BYTES_U + lane] = np.uint8(digest_of(mixed))
     buckets.features[bucket * FEATURES_U + FEATURE_AT_U + lane] = feature
@@ -71,7 +71,7 @@ def put(buckets: Any, bucket: Any, lane: Any, mixed: Any, feature: Any, id_: Any
 
 
 @njit(nogil=True, cache=True)
-def take_tick(buckets: Any, overflow: Any, slots_U: Any, tick: Any) -> Any:
+def touch(buckets: Any, overflow: Any, slots_U: Any, tick: Any) -> Any:
     """Gives every key that has a slot the tick, and with it protection; the positions of the others."""
     num_slots, num_keys = np.int64(num_buckets_of(buckets) * W), len(slots_U)
     missing_M, num_missing = np.empty(num_keys, np.int64), 0
@@ -105,13 +105,13 @@ def find_or_insert(
     num_slots = np.int64(num_buckets * W)
     slots_U = find(buckets, overflow, features_U, ids_U, mixed_U)
     # first every key present takes the tick; then the others look for room
-    missing_M = take_tick(buckets, overflow, slots_U, tick)
+    missing_M = touch(buckets, overflow, slots_U, tick)
     num_missing = len(missing_M)
     new_N = np.empty(num_missing, np.int64)
     victim_slots_V = np.empty(num_missing, np.int64)
     victim_features_V = np.empty(num_missing, np.uint16)
     victim_ids_V = np.empty(num_missing, np.int64)
-    num_new, num_victims, num_crowded = 0, 0, 0
+    num_new, num_victims, num_overflowed = 0, 0, 0
     for m in range(min(AHEAD, num_missing)):
         prefetch_bucket(buckets, mixed_U[missing_M[m]], num_buckets)
     for m in range(num_missing):
@@ -120,20 +120,20 @@ def find_or_insert(
         u = missing_M[m]
         mixed = mixed_U[u]
         bucket = bucket_of(mixed, num_buckets)
-        lane = empty_lane(buckets, bucket)
+        lane = find_empty_slot(buckets, bucket)
         if lane == W:
-            lane = victim_lane(buckets, bucket, protect_from)
+            lane = find_victim_slot(buckets, bucket, protect_from)
             if lane < W:
                 victim_slots_V[num_victims] = np.int64(bucket * W + lane)
                 victim_features_V[num_victims], victim_ids_V[num_victims] = key_at(buckets, bucket, lane)
                 num_victims += 1
         if lane < W:
-            put(buckets, bucket, lane, mixed, features_U[u], ids_U[u], tick)
+            write_key(buckets, bucket, lane, mixed, features_U[u], ids_U[u], tick)
             slots_U[u] = np.int64(bucket * W + lane)
             new_N[num_new] = u
             num_new += 1
             continue
-        num_crowded += 1
+        num_overflowed += 1
         if overflow.num_free_1[0] > 0:
             overflow.num_free_1[0] -= 1
             row = overflow.free_O[overflow.num_free_1[0]]
@@ -150,5 +150,5 @@ def find_or_insert(
         victim_slots_V[:num_victims],
         victim_features_V[:num_victims],
         victim_ids_V[:num_victims],
-        num_crowded,
+        num_overflowed,
     )

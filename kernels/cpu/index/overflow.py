@@ -97,7 +97,7 @@ def remove(overflow: Any, row: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def rows_before(overflow: Any, protect_from: Any) -> Any:
+def count_rows_before(overflow: Any, protect_from: Any) -> Any:
     """The taken rows with a tick below protect_from."""
     rows_N = np.empty(len(overflow.taken_O), np.int64)
     num = 0

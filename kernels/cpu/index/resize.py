@@ -23,9 +23,9 @@ from kernels.cpu.index.buckets import (
     num_buckets_of,
     score_at,
 )
-from kernels.cpu.index.insert import empty_lane, put
+from kernels.cpu.index.insert import find_empty_slot, write_key
 from kernels.cpu.intrinsics.instructions import prefetch
-from kernels.cpu.store.store import Parts, parts_of, refit
+from kernels.cpu.store.store import StoreArrays, arrays_of, refit
 from kernels.spec import Store
 
 ONE, S32 = np.uint64(1), np.uint64(32)
@@ -36,32 +36,32 @@ NUM_MOVES = 1 << 14  # rows that move in one go
 def resize(store: Store, num_slots: int) -> None:
     """Every key to its bucket among others, its row to its slot; the overflow rows stay behind the slots."""
     old_num_slots = store.num_slots
-    parts = parts_of(store)
+    parts = arrays_of(store)
     taken_N = np.flatnonzero(parts.overflow.taken_O)
     count_elsewhere(parts.buckets, parts.overflow, -1)
     if num_slots > old_num_slots:
         del parts
-        refit(store, num_slots, parts_of(store).overflow)
-        parts = parts_of(store)
+        refit(store, num_slots, arrays_of(store).overflow)
+        parts = arrays_of(store)
         _move_rows(parts, (old_num_slots + taken_N)[::-1], (num_slots + taken_N)[::-1])
         _move_keys(parts, old_num_slots // WIDTH, num_slots // WIDTH)
     else:
         _move_keys(parts, old_num_slots // WIDTH, num_slots // WIDTH)
         _move_rows(parts, old_num_slots + taken_N, num_slots + taken_N)
         del parts
-        refit(store, num_slots, parts_of(store).overflow)
-    parts = parts_of(store)
+        refit(store, num_slots, arrays_of(store).overflow)
+    parts = arrays_of(store)
     count_elsewhere(parts.buckets, parts.overflow, 1)
 
 
-def _move_keys(parts: Parts, num_old: int, num_new: int) -> None:
+def _move_keys(parts: StoreArrays, num_old: int, num_new: int) -> None:
     done, from_M, to_M = 0, np.empty(NUM_MOVES, np.int64), np.empty(NUM_MOVES, np.int64)
     while done < num_old:
         done, num_moves = move_keys(parts.buckets, num_old, num_new, done, from_M, to_M)
         _move_rows(parts, from_M[:num_moves], to_M[:num_moves])
 
 
-def _move_rows(parts: Parts, from_M: Any, to_M: Any) -> None:
+def _move_rows(parts: StoreArrays, from_M: Any, to_M: Any) -> None:
     from_M, to_M = np.ascontiguousarray(from_M), np.ascontiguousarray(to_M)
     for rows in (parts.values_CD, parts.meta, parts.states_CS):
         if rows.shape[1]:
@@ -82,7 +82,7 @@ def crowded(buckets: Any, num_old: Any, num_new: Any, first: Any, last: Any, slo
     """
     scores_16, mixed_16 = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.uint64)
     slots_16 = np.empty(WIDTH, np.int64)
-    num_crowded = 0
+    num_overflowed = 0
     for target in range(first, last):
         low, high = first_high(np.uint64(target), num_new), first_high(np.uint64(target) + ONE, num_new)
         num = 0
@@ -108,12 +108,12 @@ def crowded(buckets: Any, num_old: Any, num_new: Any, first: Any, last: Any, slo
                     leaving = slots_16[at]
                     if score < scores_16[at] or (score == scores_16[at] and mixed < mixed_16[at]):
                         leaving, at = slot, -1
-                    if num_crowded < len(slots_N):
-                        slots_N[num_crowded] = leaving
-                    num_crowded += 1
+                    if num_overflowed < len(slots_N):
+                        slots_N[num_overflowed] = leaving
+                    num_overflowed += 1
                 if at >= 0:
                     scores_16[at], mixed_16[at], slots_16[at] = score, mixed, slot
-    return num_crowded
+    return num_overflowed
 
 
 @njit(nogil=True, cache=True)
@@ -135,8 +135,8 @@ def move_keys(buckets: Any, num_old: Any, num_new: Any, done: Any, from_M: Any, 
             target = bucket_of(mixed, np.uint64(num_new))
             if target == bucket:
                 continue
-            room = empty_lane(buckets, target)
-            put(buckets, target, room, mixed, feature, id_, buckets.words[score_at(slot)])
+            room = find_empty_slot(buckets, target)
+            write_key(buckets, target, room, mixed, feature, id_, buckets.words[score_at(slot)])
             buckets.bytes_[bucket * BYTES_U + np.uint64(lane)] = 0
             from_M[num_moves], to_M[num_moves] = slot, np.int64(target * W + room)
             num_moves += 1

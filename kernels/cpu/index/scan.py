@@ -35,7 +35,7 @@ def occupied(buckets: Any, overflow: Any, start: Any, stop: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def expired(buckets: Any, overflow: Any, meta: Any, start: Any, stop: Any, horizons_F: Any) -> Any:
+def expired(buckets: Any, overflow: Any, meta: Any, start: Any, stop: Any, cutoffs_F: Any) -> Any:
     num_slots = np.int64(num_buckets_of(buckets) * W)
     slots_N = np.empty(stop - start, np.int64)
     num = 0
@@ -46,28 +46,28 @@ def expired(buckets: Any, overflow: Any, meta: Any, start: Any, stop: Any, horiz
             feature, _ = key_at(buckets, np.uint64(slot) // W, np.uint64(slot) % W)
         else:
             feature = overflow.features_O[slot - num_slots]
-        if feature < len(horizons_F) and meta[slot, LAST_SEEN] < horizons_F[feature]:
+        if feature < len(cutoffs_F) and meta[slot, LAST_SEEN] < cutoffs_F[feature]:
             slots_N[num] = slot
             num += 1
     return slots_N[:num].copy()
 
 
 @njit(nogil=True, cache=True)
-def dead(meta: Any, slots_N: Any, features_N: Any, horizons_F: Any) -> Any:
+def dead(meta: Any, slots_N: Any, features_N: Any, cutoffs_F: Any) -> Any:
     positions_M = np.empty(len(slots_N), np.int64)
     num = 0
     for n in range(len(slots_N)):
         if n + AHEAD < len(slots_N) and slots_N[n + AHEAD] >= 0:
             prefetch(meta.reshape(-1), np.uint64(slots_N[n + AHEAD]) * np.uint64(meta.shape[1]))
         slot, feature = slots_N[n], features_N[n]
-        if slot >= 0 and feature < len(horizons_F) and meta[slot, LAST_SEEN] < horizons_F[feature]:
+        if slot >= 0 and feature < len(cutoffs_F) and meta[slot, LAST_SEEN] < cutoffs_F[feature]:
             positions_M[num] = n
             num += 1
     return positions_M[:num].copy()
 
 
 @njit(nogil=True, cache=True)
-def is_higher(scores_H: Any, mixed_H: Any, a: Any, b: Any) -> Any:
+def has_higher_score(scores_H: Any, mixed_H: Any, a: Any, b: Any) -> Any:
     """Whether a's score, or where they tie its mixed key, is the higher one."""
     return scores_H[a] > scores_H[b] or (scores_H[a] == scores_H[b] and mixed_H[a] > mixed_H[b])
 
@@ -99,7 +99,7 @@ def lowest(buckets: Any, feature: Any, num: Any, protect_from: Any) -> Any:
             at = size
             scores_H[at], mixed_H[at], slots_H[at] = score, mixed, slot
             size += 1
-            while at > 0 and is_higher(scores_H, mixed_H, at, (at - 1) // 2):
+            while at > 0 and has_higher_score(scores_H, mixed_H, at, (at - 1) // 2):
                 swap(scores_H, mixed_H, slots_H, at, (at - 1) // 2)
                 at = (at - 1) // 2
         elif score < scores_H[0] or mixed < mixed_H[0]:
@@ -108,7 +108,7 @@ def lowest(buckets: Any, feature: Any, num: Any, protect_from: Any) -> Any:
             while True:
                 top = at
                 for child in range(2 * at + 1, min(2 * at + 3, size)):
-                    if is_higher(scores_H, mixed_H, child, top):
+                    if has_higher_score(scores_H, mixed_H, child, top):
                         top = child
                 if top == at:
                     break

@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 BYTE_POINTER = ir.IntType(8).as_pointer()
 
 
-def _reader(kind: Any, llvm_kind: Any) -> Any:
+def _make_load(kind: Any, llvm_kind: Any) -> Any:
     def read(typingctx: Any, address: Any, index: Any) -> Any:
         """Element `index` of an array that begins at the address."""
         signature = kind(types.int64, types.int64)
@@ -27,11 +27,11 @@ def _reader(kind: Any, llvm_kind: Any) -> Any:
     return intrinsic(read)
 
 
-read_uint8 = _reader(types.uint8, ir.IntType(8))
-read_uint16 = _reader(types.uint16, ir.IntType(16))
-read_uint32 = _reader(types.uint32, ir.IntType(32))
-read_int64 = _reader(types.int64, ir.IntType(64))
-read_uint64 = _reader(types.uint64, ir.IntType(64))
+read_uint8 = _make_load(types.uint8, ir.IntType(8))
+read_uint16 = _make_load(types.uint16, ir.IntType(16))
+read_uint32 = _make_load(types.uint32, ir.IntType(32))
+read_int64 = _make_load(types.int64, ir.IntType(64))
+read_uint64 = _make_load(types.uint64, ir.IntType(64))
 
 
 @intrinsic
@@ -63,7 +63,7 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, num_bytes: Any) -> Any:
 
 
 @intrinsic
-def high_product(typingctx: Any, left: Any, right: Any) -> Any:
+def multiply_high(typingctx: Any, left: Any, right: Any) -> Any:
     """The upper 64 of the 128 bits of a product of two uint64."""
     signature = types.uint64(types.uint64, types.uint64)
 
@@ -75,7 +75,7 @@ def high_product(typingctx: Any, left: Any, right: Any) -> Any:
     return signature, generate
 
 
-def _writer(kind: Any, llvm_kind: Any) -> Any:
+def _make_store(kind: Any, llvm_kind: Any) -> Any:
     def write(typingctx: Any, address: Any, word: Any) -> Any:
         """The bytes of a word from an address on."""
         signature = types.void(types.int64, kind)
@@ -89,8 +89,8 @@ def _writer(kind: Any, llvm_kind: Any) -> Any:
     return intrinsic(write)
 
 
-write_uint8 = _writer(types.uint8, ir.IntType(8))
-write_uint64 = _writer(types.uint64, ir.IntType(64))
+write_uint8 = _make_store(types.uint8, ir.IntType(8))
+write_uint64 = _make_store(types.uint64, ir.IntType(64))
 
 
 @intrinsic
@@ -105,7 +105,7 @@ def leading_zeros(typingctx: Any, word: Any) -> Any:
 
 
 @intrinsic
-def float_bits(typingctx: Any, number: Any) -> Any:
+def bits_of_float32(typingctx: Any, number: Any) -> Any:
     """A float32 as the uint32 of its bits."""
     signature = types.uint32(types.float32)
 
@@ -116,7 +116,7 @@ def float_bits(typingctx: Any, number: Any) -> Any:
 
 
 @intrinsic
-def double_of_bits(typingctx: Any, bits: Any) -> Any:
+def float64_from_bits(typingctx: Any, bits: Any) -> Any:
     """The float64 of a uint64's bits."""
     signature = types.float64(types.uint64)
 

@@ -47,14 +47,14 @@ def splat(builder: Any, value: Any, num: int) -> Any:
     vector = ir.VectorType(value.type, num)
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, value, INT32(0))
-    return builder.shuffle_vector(first, undefined, integers(num, 0))
+    return builder.shuffle_vector(first, undefined, constant_lanes(num, 0))
 
 
-def integers(num: int, value: int) -> Any:
+def constant_lanes(num: int, value: int) -> Any:
     return ir.Constant(ir.VectorType(INT32, num), [value] * num)
 
 
-def counted(num: int) -> Any:
+def lane_numbers(num: int) -> Any:
     """0, 1, 2, ..."""
     return ir.Constant(ir.VectorType(INT32, num), list(range(num)))
 
@@ -64,13 +64,13 @@ def call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-def place(context: Any, builder: Any, array_type: Any, array: Any, index: Any, rest: Any, num: int) -> Any:
+def pointer_and_mask(context: Any, builder: Any, array_type: Any, array: Any, index: Any, rest: Any, num: int) -> Any:
     """Pointer to a vector, its kind, the bytes it is aligned to, and which lanes count."""
     struct = context.make_array(array_type)(context, builder, array)
     element = ELEMENTS[array_type.dtype]
     vector = ir.VectorType(element, num)
     pointer = builder.bitcast(builder.gep(struct.data, [index]), vector.as_pointer())
-    mask = builder.icmp_unsigned("<", counted(num), splat(builder, builder.trunc(rest, INT32), num))
+    mask = builder.icmp_unsigned("<", lane_numbers(num), splat(builder, builder.trunc(rest, INT32), num))
     return pointer, vector, INT32(array_type.dtype.bitwidth // 8), mask
 
 
@@ -91,20 +91,20 @@ def load(typingctx: Any, like: Any, array: Any, index: Any, rest: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         (_, array, index, rest), num = arguments, like.num
-        pointer, vector, align, mask = place(context, builder, signature.args[1], array, index, rest, num)
+        pointer, vector, align, mask = pointer_and_mask(context, builder, signature.args[1], array, index, rest, num)
         suffix = "f32" if vector.element == FLOAT else "i16"
         zero = ir.Constant(vector, [0] * num if suffix == "i16" else [0.0] * num)
         loaded = call(builder, f"llvm.masked.load.v{num}{suffix}.p0", vector, [pointer, align, mask, zero])
         if suffix == "f32":
             return loaded
-        wide = builder.shl(builder.zext(loaded, ir.VectorType(INT32, num)), integers(num, 16))
+        wide = builder.shl(builder.zext(loaded, ir.VectorType(INT32, num)), constant_lanes(num, 16))
         return builder.bitcast(wide, ir.VectorType(FLOAT, num))
 
     return like(like, array, types.uint64, types.uint64), generate
 
 
 @intrinsic
-def ask(typingctx: Any, like: Any, array: Any, index: Any) -> Any:
+def prefetch_lanes(typingctx: Any, like: Any, array: Any, index: Any) -> Any:
     """Asks for the cache lines that a load of as many numbers as `like` has would take; uint64 index, not checked."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -118,12 +118,12 @@ def ask(typingctx: Any, like: Any, array: Any, index: Any) -> Any:
     return types.void(like, array, types.uint64), generate
 
 
-def put(context: Any, builder: Any, array_type: Any, array: Any, index: Any, rest: Any, lanes: Any) -> None:
+def store_masked(context: Any, builder: Any, array_type: Any, array: Any, index: Any, rest: Any, lanes: Any) -> None:
     """Stores floats, or the upper halves of 32-bit words."""
     num = lanes.type.count
-    pointer, vector, align, mask = place(context, builder, array_type, array, index, rest, num)
+    pointer, vector, align, mask = pointer_and_mask(context, builder, array_type, array, index, rest, num)
     if vector.element == INT16:
-        lanes = builder.trunc(builder.lshr(lanes, integers(num, 16)), vector)
+        lanes = builder.trunc(builder.lshr(lanes, constant_lanes(num, 16)), vector)
     suffix = "f32" if vector.element == FLOAT else "i16"
     call(builder, f"llvm.masked.store.v{num}{suffix}.p0", ir.VoidType(), [lanes, pointer, align, mask])
 
@@ -138,16 +138,16 @@ def store(typingctx: Any, array: Any, index: Any, rest: Any, lanes: Any) -> Any:
         if array_type.dtype != types.float32:
             is_nan = builder.fcmp_unordered("uno", value, value)
             bits = builder.bitcast(value, ir.VectorType(INT32, num))
-            odd = builder.and_(builder.lshr(bits, integers(num, 16)), integers(num, 1))
-            near = builder.add(builder.add(bits, integers(num, 0x7FFF)), odd)
-            value = builder.select(is_nan, builder.or_(bits, integers(num, 0x40_0000)), near)
-        put(context, builder, array_type, array, index, rest, value)
+            odd = builder.and_(builder.lshr(bits, constant_lanes(num, 16)), constant_lanes(num, 1))
+            near = builder.add(builder.add(bits, constant_lanes(num, 0x7FFF)), odd)
+            value = builder.select(is_nan, builder.or_(bits, constant_lanes(num, 0x40_0000)), near)
+        store_masked(context, builder, array_type, array, index, rest, value)
         return context.get_dummy_value()
 
     return types.void(array, types.uint64, types.uint64, lanes), generate
 
 
-def offer(operation: Any, method: str) -> None:
+def register_operator(operation: Any, method: str) -> None:
     """An operator of two Lanes, or of Lanes and a float32 on either side."""
 
     @intrinsic
@@ -177,11 +177,11 @@ for operation, method in (
     (operator.mul, "fmul"),
     (operator.truediv, "fdiv"),
 ):
-    offer(operation, method)
+    register_operator(operation, method)
 
 
 @intrinsic
-def root(typingctx: Any, lanes: Any) -> Any:
+def sqrt(typingctx: Any, lanes: Any) -> Any:
     """Square roots."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -191,7 +191,7 @@ def root(typingctx: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def magnitude(typingctx: Any, lanes: Any) -> Any:
+def absolute(typingctx: Any, lanes: Any) -> Any:
     """Absolute values."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -212,7 +212,7 @@ def zero_where_at_most(typingctx: Any, tested: Any, limit: Any, lanes: Any) -> A
 
 
 @intrinsic
-def signed(typingctx: Any, size: Any, lanes: Any) -> Any:
+def copysign_nonzero(typingctx: Any, size: Any, lanes: Any) -> Any:
     """A float32 with each lane's sign; 0 where the lane is 0."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -225,7 +225,7 @@ def signed(typingctx: Any, size: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def total(typingctx: Any, lanes: Any) -> Any:
+def horizontal_sum(typingctx: Any, lanes: Any) -> Any:
     """The sum, float32: the upper half is added to the lower until one number is left."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -13,13 +13,13 @@ TWO_TO_MINUS_64 = 2.0**-64
 
 
 @njit(nogil=True, cache=True)
-def guess(mixed: Any, length: Any) -> Any:
+def interpolate(mixed: Any, length: Any) -> Any:
     """Where a mixed key would stand if keys lay evenly."""
     return min(np.int64(np.float64(mixed) * (TWO_TO_MINUS_64 * np.float64(length))), length - 1)
 
 
 @njit(nogil=True, cache=True)
-def nearer(mixed_n: Any, place: Any, key: Any) -> Any:
+def interpolate_again(mixed_n: Any, place: Any, key: Any) -> Any:
     """A better place, after one look."""
     length = len(mixed_n)
     gap = np.float64(np.int64(key - mixed_n[np.uint64(place)]))
@@ -28,25 +28,25 @@ def nearer(mixed_n: Any, place: Any, key: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def guesses(length: Any, mixed_K: Any) -> Any:
+def interpolate_all(length: Any, mixed_K: Any) -> Any:
     """Where find_rows looks first, int64."""
     places_K = np.empty(len(mixed_K), np.int64)
     for k in range(len(mixed_K)):
-        places_K[k] = guess(mixed_K[k], length)
+        places_K[k] = interpolate(mixed_K[k], length)
     return places_K
 
 
 @njit(nogil=True, cache=True)
-def nearer_places(mixed_n: Any, places_K: Any, mixed_K: Any) -> Any:
+def refine_places(mixed_n: Any, places_K: Any, mixed_K: Any) -> Any:
     """Where it looks next, int64."""
     nearer_K = np.empty(len(mixed_K), np.int64)
     for k in range(len(mixed_K)):
-        nearer_K[k] = nearer(mixed_n, places_K[k], mixed_K[k])
+        nearer_K[k] = interpolate_again(mixed_n, places_K[k], mixed_K[k])
     return nearer_K
 
 
 @njit(nogil=True, cache=True)
-def first_not_below(mixed_n: Any, place: Any, key: Any) -> Any:
+def lower_bound(mixed_n: Any, place: Any, key: Any) -> Any:
     """The first row whose mixed key is not below the key, in growing steps from a place."""
     length, step = len(mixed_n), 1
     if mixed_n[np.uint64(place)] < key:
@@ -82,17 +82,17 @@ def find_rows(mixed_n: Any, feature_n: Any, mixed_K: Any, features_K: Any) -> An
     for k in range(num_keys + 2 * AHEAD):
         # three passes, each some keys behind the one before: guess; look and guess again; look around
         if k < num_keys:
-            places[k] = guess(mixed_K[k], length)
+            places[k] = interpolate(mixed_K[k], length)
             prefetch(mixed_n, np.uint64(places[k]))
         near = k - AHEAD
         if 0 <= near < num_keys:
-            places[near] = nearer(mixed_n, places[near], mixed_K[near])
+            places[near] = interpolate_again(mixed_n, places[near], mixed_K[near])
             prefetch(mixed_n, np.uint64(places[near]))
             prefetch(feature_n, np.uint64(places[near]))
         at = k - 2 * AHEAD
         if at >= 0:
             key, feature = mixed_K[at], features_K[at]
-            row = first_not_below(mixed_n, places[at], key)
+            row = lower_bound(mixed_n, places[at], key)
             while row < length and mixed_n[np.uint64(row)] == key:
                 if feature_n[np.uint64(row)] == feature:
                     rows_K[at] = row

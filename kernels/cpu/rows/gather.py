@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.simd import ask, load, num_lanes, store, zeros
+from kernels.cpu.intrinsics.simd import load, num_lanes, prefetch_lanes, store, zeros
 from kernels.cpu.intrinsics.specialize import named_specialization
 
 AHEAD = 24  # rows asked for before their turn
 
 
 @cache
-def gather_of(dim: int) -> Any:
+def compiled_gather(dim: int) -> Any:
     """The gather for this dimension: rows slots_U[inverse_K] of values into out, NaN where the slot is negative."""
     num = num_lanes(dim)
     num_pieces, even, width, lanes = -(-dim // num), dim % num == 0, np.uint64(dim), np.uint64(num)
@@ -27,7 +27,7 @@ def gather_of(dim: int) -> Any:
                 slot = slots_U[np.uint64(inverse_K[k + AHEAD])]
                 if slot >= 0:
                     for piece in range(num_pieces):
-                        ask(blank, values, np.uint64(slot) * width + np.uint64(piece) * lanes)
+                        prefetch_lanes(blank, values, np.uint64(slot) * width + np.uint64(piece) * lanes)
             slot = slots_U[np.uint64(inverse_K[k])]
             for piece in range(num_pieces):
                 d = np.uint64(piece) * lanes

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.simd import load, magnitude, root, signed, store, zero_where_at_most
+from kernels.cpu.intrinsics.simd import absolute, copysign_nonzero, load, sqrt, store, zero_where_at_most
 from kernels.spec import OPTIMIZERS, OptimizerStep, Store, state_width_of
 
 NUM_CORRECTIONS = 4096  # steps of Adam whose bias corrections are looked up
 
 
-class Constants(NamedTuple):
+class OptimizerConstants(NamedTuple):
     """A step's settings as the kernels take them: float32, what can be computed ahead computed in float64."""
 
     lr: Any
@@ -41,8 +41,8 @@ def check_step(store: Store, step: OptimizerStep) -> None:
         raise ValueError(f"ftrl divides by lr: it must be positive, not {step.lr}")
 
 
-def constants_of(step: OptimizerStep) -> Constants:
-    return Constants(
+def constants_of(step: OptimizerStep) -> OptimizerConstants:
+    return OptimizerConstants(
         np.float32(step.lr),
         np.float32(step.eps),
         np.float32(1 - step.lr * step.weight_decay),
@@ -84,7 +84,7 @@ def corrections(name: str, beta1: float, beta2: float) -> Any:
 def adagrad(row: Any, g: Any, states: Any, at: Any, rest: Any, c: Any) -> Any:
     s = load(g, states, at, rest) + g * g
     store(states, at, rest, s)
-    return row - g * c.lr / (root(s) + c.eps)
+    return row - g * c.lr / (sqrt(s) + c.eps)
 
 
 @njit(nogil=True, cache=True)
@@ -93,17 +93,17 @@ def adam(row: Any, g: Any, states: Any, at: Any, width: Any, rest: Any, c: Any, 
     v = load(g, states, at + width, rest) * c.beta2 + g * g * c.rest2
     store(states, at, rest, m)
     store(states, at + width, rest, v)
-    return row - m * rate / (root(v * correction2) + c.eps)
+    return row - m * rate / (sqrt(v * correction2) + c.eps)
 
 
 @njit(nogil=True, cache=True)
 def ftrl(row: Any, g: Any, states: Any, at: Any, width: Any, rest: Any, c: Any, is_new: Any) -> Any:
     z, n = load(g, states, at, rest), load(g, states, at + width, rest)
     if is_new:
-        z = np.float32(0) - row * (c.beta * c.per_lr + c.l2) - signed(c.l1, row)
+        z = np.float32(0) - row * (c.beta * c.per_lr + c.l2) - copysign_nonzero(c.l1, row)
     more = n + g * g
-    z = z + g - (root(more) - root(n)) * c.per_lr * row
+    z = z + g - (sqrt(more) - sqrt(n)) * c.per_lr * row
     store(states, at, rest, z)
     store(states, at + width, rest, more)
-    moved = (signed(c.l1, z) - z) / ((root(more) + c.beta) * c.per_lr + c.l2)
-    return zero_where_at_most(magnitude(z), c.l1, moved)
+    moved = (copysign_nonzero(c.l1, z) - z) / ((sqrt(more) + c.beta) * c.per_lr + c.l2)
+    return zero_where_at_most(absolute(z), c.l1, moved)

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from kernels.cpu.intrinsics.simd import ask, call, load, num_lanes, place, splat, store, zeros
+from kernels.cpu.intrinsics.simd import call, load, num_lanes, pointer_and_mask, prefetch_lanes, splat, store, zeros
 from kernels.cpu.intrinsics.specialize import named_specialization
 from kernels.cpu.rows.gather import AHEAD
 
@@ -27,7 +27,7 @@ def keep_greater(typingctx: Any, best: Any, row: Any, winners: Any, index: Any, 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         best_lanes, row_lanes, winners_array, at, remaining, position = arguments
         num = best.num
-        pointer, _, align, mask = place(context, builder, winners, winners_array, at, remaining, num)
+        pointer, _, align, mask = pointer_and_mask(context, builder, winners, winners_array, at, remaining, num)
         won = builder.fcmp_unordered(">", row_lanes, best_lanes)
         positions = splat(builder, position, num)
         arguments = [positions, pointer, align, builder.and_(won, mask)]
@@ -38,7 +38,7 @@ def keep_greater(typingctx: Any, best: Any, row: Any, winners: Any, index: Any, 
 
 
 @cache
-def pool_of(dim: int, mode: str) -> Any:
+def compiled_pool(dim: int, mode: str) -> Any:
     """Bags offsets_B1[b]..offsets_B1[b + 1] of the keys into out; with "max" the winners' positions into winners."""
     num = num_lanes(dim)
     num_pieces, even, width, lanes = -(-dim // num), dim % num == 0, np.uint64(dim), np.uint64(num)
@@ -58,7 +58,7 @@ def pool_of(dim: int, mode: str) -> Any:
                     if k + AHEAD < num_keys:
                         ahead = slots_U[np.uint64(inverse_K[k + AHEAD])]
                         if ahead >= 0:
-                            ask(blank, values, np.uint64(ahead) * width + d)
+                            prefetch_lanes(blank, values, np.uint64(ahead) * width + d)
                     slot = slots_U[np.uint64(inverse_K[k])]
                     if slot < 0:
                         continue

@@ -14,7 +14,7 @@ from kernels.cpu.hashing import mix_key
 from kernels.cpu.index.buckets import FEATURE_AT_U, FEATURES_U, ID_AT_U, SCORE_AT_U, WORDS_U, W
 from kernels.cpu.index.eviction_score import with_priority
 from kernels.cpu.intrinsics.instructions import prefetch
-from kernels.cpu.intrinsics.simd import ask, load, num_lanes, store, total, zeros
+from kernels.cpu.intrinsics.simd import horizontal_sum, load, num_lanes, prefetch_lanes, store, zeros
 from kernels.cpu.intrinsics.specialize import named_specialization
 from kernels.cpu.rows.optimizers import NUM_CORRECTIONS, adagrad, adam, correction, ftrl
 from kernels.cpu.rows.rows import DIRTY, FLAGS, LAST_SEEN, NEEDS_SPILL, SCALAR
@@ -26,7 +26,7 @@ AHEAD_U = np.uint64(AHEAD)
 LAST_SEEN_U, FLAGS_U, SCALAR_U = np.uint64(LAST_SEEN), np.uint64(FLAGS), np.uint64(SCALAR)
 
 
-class Rows(NamedTuple):
+class RowArrays(NamedTuple):
     """The arrays of rows, ravelled."""
 
     values: Any
@@ -35,7 +35,7 @@ class Rows(NamedTuple):
     states: Any
 
 
-class Keys(NamedTuple):
+class KeyArrays(NamedTuple):
     """Where the keys and scores of rows are."""
 
     buckets: Any
@@ -43,7 +43,7 @@ class Keys(NamedTuple):
     num_slots: Any
 
 
-class Batch(NamedTuple):
+class GradientBatch(NamedTuple):
     """What is learned: occurrences by key, and gradients, ravelled; bags_K and scales_K may be None."""
 
     slots_U: Any
@@ -75,7 +75,7 @@ def set_priority(words: Any, scores_O: Any, num_slots: Any, slot: Any, priority:
 
 
 @njit(nogil=True, cache=True)
-def source_of(order_K: Any, bags_K: Any, k: Any) -> Any:
+def gradient_row_of(order_K: Any, bags_K: Any, k: Any) -> Any:
     """The row of the gradients that the k-th occurrence in the order of keys takes."""
     if bags_K is None:
         return np.uint64(order_K[k])
@@ -95,14 +95,14 @@ def gradient(
 ) -> Any:
     """Numbers d and on of that occurrence's gradient; asks for one that comes some turns later."""
     if k + AHEAD_U < np.uint64(len(order_K)):
-        ahead = source_of(order_K, bags_K, k + AHEAD_U) * width + d
-        ask(blank, grads, ahead)
-    at = source_of(order_K, bags_K, k) * width + d
+        ahead = gradient_row_of(order_K, bags_K, k + AHEAD_U) * width + d
+        prefetch_lanes(blank, grads, ahead)
+    at = gradient_row_of(order_K, bags_K, k) * width + d
     return scaled(load(blank, grads, at, rest), order_K, scales_K, k)
 
 
 @cache
-def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
+def compiled_update(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
     """The update for these: see kernels/spec.py."""
     num = num_lanes(dim)
     num_pieces, even, width, lanes = -(-dim // num), dim % num == 0, np.uint64(dim), np.uint64(num)
@@ -134,9 +134,9 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
                 ahead = np.uint64(slots_U[u + AHEAD])
                 prefetch(meta, ahead * U4)
                 for piece in range(num_pieces):
-                    ask(blank, values, ahead * width + np.uint64(piece) * lanes)
+                    prefetch_lanes(blank, values, ahead * width + np.uint64(piece) * lanes)
                 for piece in range(num_state_pieces):
-                    ask(blank, states, ahead * state_width + np.uint64(piece) * lanes)
+                    prefetch_lanes(blank, states, ahead * state_width + np.uint64(piece) * lanes)
                 if is_keyed and ahead < num_slots:
                     base, lane = (ahead // W) * WORDS_U, ahead % W
                     if is_half:
@@ -158,7 +158,7 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
                     g = g + gradient(blank, grads, order_K, bags_K, scales_K, np.uint64(k), width, d, rest)
                 store(sum_D, d, lanes, g)
                 lane_squares = lane_squares + g * g
-            squares = total(lane_squares)
+            squares = horizontal_sum(lane_squares)
             count = meta[about] + np.int64(last - first)
             if np.isfinite(squares):
                 factor = np.float32(1)
@@ -168,7 +168,7 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
                     for piece in range(num_pieces):
                         g = load(blank, sum_D, np.uint64(piece) * lanes, lanes) * factor
                         lane_squares = lane_squares + g * g
-                    squares = total(lane_squares)
+                    squares = horizontal_sum(lane_squares)
                 bits = U0
                 if is_half:
                     mixed = mixed_of(words, features, features_O, ids_O, num_slots, slot)
@@ -192,7 +192,7 @@ def update_of(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
                         d = np.uint64(piece) * lanes
                         rest = lanes if even else min(lanes, width - d)
                         lane_squares = lane_squares + load(blank, states, slot * state_width + width + d, rest)
-                    is_new = total(lane_squares) == 0
+                    is_new = horizontal_sum(lane_squares) == 0
                 for piece in range(num_pieces):
                     d = np.uint64(piece) * lanes
                     rest = lanes if even else min(lanes, width - d)

@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit
 
 from kernels.cpu.intrinsics.memory import (
-    double_of_bits,
-    float_bits,
+    bits_of_float32,
+    float64_from_bits,
     leading_zeros,
     read_uint8,
     write_uint8,
@@ -57,8 +57,8 @@ def nine_digits(bits: Any) -> Any:
         while number >= POWERS[np.uint64(power + 1 - FIRST_POWER)]:
             power += 1
     else:
-        number = double_of_bits((exponent + np.uint64(896)) << S52 | fraction << S29)
-        above = double_of_bits((exponent + np.uint64(872)) << S52)
+        number = float64_from_bits((exponent + np.uint64(896)) << S52 | fraction << S29)
+        above = float64_from_bits((exponent + np.uint64(872)) << S52)
         power += np.int64(number >= POWERS[np.uint64(power + 1 - FIRST_POWER)])
     scale = POWERS[np.uint64(8 - power - FIRST_POWER)]
     scaled, above = number * scale, above * scale
@@ -78,7 +78,7 @@ def nine_digits(bits: Any) -> Any:
 @njit(nogil=True, cache=True)
 def write_number(at: Any, number: Any) -> Any:
     """Write one number from the address `at` on; returns where it ends."""
-    bits = float_bits(number)
+    bits = bits_of_float32(number)
     if bits >= np.uint32(0xFF80_0000) or (np.uint32(0x7F80_0000) <= bits < np.uint32(0x8000_0000)):
         write_uint64(at, NULL)
         return at + 4
@@ -105,10 +105,10 @@ def write_number(at: Any, number: Any) -> Any:
             write_uint8(at + power + 1, POINT)
             write_uint8(at + power + 2, ZERO)
             return at + power + 3
-        set_point(at, power + 1, num_digits)
+        write_decimal_point(at, power + 1, num_digits)
         return at + num_digits + 1
     if num_digits > 1:
-        set_point(at, 1, num_digits)
+        write_decimal_point(at, 1, num_digits)
         at += 1
     at += num_digits
     write_uint8(at, SMALL_E)
@@ -119,7 +119,7 @@ def write_number(at: Any, number: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def set_point(at: Any, num_before: Any, num_digits: Any) -> None:
+def write_decimal_point(at: Any, num_before: Any, num_digits: Any) -> None:
     """Make room for a point among digits."""
     for digit in range(num_digits - 1, num_before - 1, -1):
         write_uint8(at + digit + 1, read_uint8(at, digit))

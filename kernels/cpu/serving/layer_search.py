@@ -31,7 +31,7 @@ NO_HORIZON = np.iinfo(np.int64).min
 class LayerSearch:
     """Finds rows in one stack; keeps its arrays alive, for the kernels know them by address."""
 
-    def __init__(self, stack: LayerStack, layers: list["KnownLayer"]) -> None:
+    def __init__(self, stack: LayerStack, layers: list["LayerAddresses"]) -> None:
         self._stack, self._layers = stack, layers
         self.dim = stack.dim
         self._layers_LC = np.array([known.line for known in layers], np.int64).reshape(-1, NUM_COLUMNS)
@@ -72,7 +72,7 @@ class LayerSearch:
 
 
 @dataclass(frozen=True)
-class KnownLayer:
+class LayerAddresses:
     """A layer as the kernels know it."""
 
     rows: RowLayer
@@ -80,7 +80,7 @@ class KnownLayer:
     line: tuple[int, ...]
 
     @staticmethod
-    def of(rows: RowLayer, *, filtered: bool) -> "KnownLayer":
+    def of(rows: RowLayer, *, filtered: bool) -> "LayerAddresses":
         """Its addresses, and a filter that says of most keys that the layer has not got them."""
         filter = None
         if filtered and len(rows) <= FILTER_ROWS:
@@ -92,20 +92,20 @@ class KnownLayer:
             raise ValueError("the arrays of a layer must be contiguous")
         marks = 0 if rows.forgotten is None else address(rows.forgotten)
         filter_line = (0, 0) if filter is None else (address(filter), 64 * len(filter) - 1)
-        return KnownLayer(rows, filter, (len(rows), *(address(array) for array in columns), marks, *filter_line))
+        return LayerAddresses(rows, filter, (len(rows), *(address(array) for array in columns), marks, *filter_line))
 
 
-class LayerSearches:
+class LayerSearchCache:
     """Makes the searches of one follower's views: a layer that stays is looked at once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, KnownLayer] = {}  # by the identity of their rows, which they keep alive
+        self._known: dict[int, LayerAddresses] = {}  # by the identity of their rows, which they keep alive
 
     def __call__(self, stack: LayerStack) -> LayerSearch:
         before, known = self._known, {}
         for number, rows in enumerate(stack.layers):
             is_last = number == len(stack.layers) - 1
-            known[id(rows)] = before.get(id(rows)) or KnownLayer.of(rows, filtered=not is_last)
+            known[id(rows)] = before.get(id(rows)) or LayerAddresses.of(rows, filtered=not is_last)
         self._known = known
         return LayerSearch(stack, list(known.values()))
 

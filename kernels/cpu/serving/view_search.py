@@ -11,7 +11,7 @@ from springtide_client.rows.sketch import BLOCK_BYTES, COUNTERS_AT, NUM_COUNTERS
 from kernels.cpu.hashing import mix_key
 from kernels.cpu.intrinsics.memory import (
     copy_bytes,
-    high_product,
+    multiply_high,
     prefetch_address,
     read_int64,
     read_uint8,
@@ -40,7 +40,7 @@ def fill_filter(mixed_n: Any, words_W: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def nearer(mixed_address: Any, length: Any, place: Any, key: Any) -> Any:
+def interpolate_again(mixed_address: Any, length: Any, place: Any, key: Any) -> Any:
     """A guess of the key's place that is better by one look: mixed keys lie evenly."""
     gap = np.float64(np.int64(key - read_uint64(mixed_address, place)))
     moved = place + np.int64(gap * (np.float64(length) * TWO_TO_MINUS_64))
@@ -48,7 +48,7 @@ def nearer(mixed_address: Any, length: Any, place: Any, key: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def first_not_below(mixed_address: Any, length: Any, place: Any, key: Any) -> Any:
+def lower_bound(mixed_address: Any, length: Any, place: Any, key: Any) -> Any:
     """The first row whose mixed key is not below the key, looked for in growing steps from a guess.
 
     Log n looks where the guess is bad: keys that were chosen to lie unevenly cost no more than a binary search.
@@ -79,7 +79,7 @@ def first_not_below(mixed_address: Any, length: Any, place: Any, key: Any) -> An
 @njit(nogil=True, cache=True)
 def row_of(mixed_address: Any, feature_address: Any, length: Any, place: Any, key: Any, feature: Any) -> Any:
     """The row of (mixed key, feature), -1 where there is none; keys of two features may have one mixed key."""
-    row = first_not_below(mixed_address, length, place, key)
+    row = lower_bound(mixed_address, length, place, key)
     while row < length and read_uint64(mixed_address, row) == key:
         if read_uint16(feature_address, row) == feature:
             return row
@@ -88,7 +88,7 @@ def row_of(mixed_address: Any, feature_address: Any, length: Any, place: Any, ke
 
 
 @njit(nogil=True, cache=True)
-def search_layers(layers_LC: Any, horizons_F: Any, features_K: Any, ids_K: Any, dim: Any, out: Any) -> Any:
+def search_layers(layers_LC: Any, cutoffs_F: Any, features_K: Any, ids_K: Any, dim: Any, out: Any) -> Any:
     """Fill `out`, uint8: K rows of dim float32, NaN where there is none, then K status bytes. One feature may stand
     for all. Returns how many are unknown.
     """
@@ -119,13 +119,13 @@ def search_layers(layers_LC: Any, horizons_F: Any, features_K: Any, ids_K: Any, 
                     left_K[num_kept] = k
                     num_kept += 1
                     continue
-            place = np.int64(high_product(mixed_K[k], np.uint64(length)))
+            place = np.int64(multiply_high(mixed_K[k], np.uint64(length)))
             asked_K[num_asked], place_K[num_asked] = k, place
             num_asked += 1
             prefetch_address(mixed_address + 8 * place)
         for _ in range(2):
             for i in range(num_asked):
-                place = nearer(mixed_address, length, place_K[i], mixed_K[asked_K[i]])
+                place = interpolate_again(mixed_address, length, place_K[i], mixed_K[asked_K[i]])
                 place_K[i] = place
                 prefetch_address(mixed_address + 8 * place)
         for i in range(num_asked):
@@ -143,7 +143,7 @@ def search_layers(layers_LC: Any, horizons_F: Any, features_K: Any, ids_K: Any, 
                 continue
             feature = np.int64(features_K[min(k, last)])
             is_dead = marks_address != 0 and read_uint8(marks_address, row) != 0
-            if feature < len(horizons_F) and read_int64(seen_address, row) < horizons_F[feature]:
+            if feature < len(cutoffs_F) and read_int64(seen_address, row) < cutoffs_F[feature]:
                 is_dead = True
             if is_dead:
                 out[status_at + k] = FORGOTTEN
@@ -161,9 +161,9 @@ def search_layers(layers_LC: Any, horizons_F: Any, features_K: Any, ids_K: Any, 
 
 
 @njit(cache=True)
-def search_holding_gil(layers_LC: Any, horizons_F: Any, features_K: Any, ids_K: Any, dim: Any, out: Any) -> Any:
+def search_holding_gil(layers_LC: Any, cutoffs_F: Any, features_K: Any, ids_K: Any, dim: Any, out: Any) -> Any:
     """For few keys: to be given the GIL back takes longer than the search."""
-    return search_layers(layers_LC, horizons_F, features_K, ids_K, dim, out)
+    return search_layers(layers_LC, cutoffs_F, features_K, ids_K, dim, out)
 
 
 @njit(nogil=True, cache=True)

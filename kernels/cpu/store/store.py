@@ -31,7 +31,7 @@ class PageMaps(NamedTuple):
     states: mmap.mmap
 
 
-class Parts(NamedTuple):
+class StoreArrays(NamedTuple):
     """The arrays of a store; scalars is meta as float32."""
 
     buckets: Buckets
@@ -43,9 +43,9 @@ class Parts(NamedTuple):
     pages: PageMaps
 
 
-def parts_of(store: Store) -> Parts:
+def arrays_of(store: Store) -> StoreArrays:
     """The arrays of a store that `CpuOps` allocated."""
-    return cast(Parts, store.arrays)
+    return cast(StoreArrays, store.arrays)
 
 
 def num_own_states(layout: RowLayout) -> int:
@@ -64,7 +64,7 @@ def new_store(num_slots: int, layout: RowLayout, overflow: Overflow) -> Store:
     """A store of zeros with this overflow area."""
     pages = PageMaps(*map(new_pages, _sizes(num_slots, len(overflow.ids_O), layout)))
     store = Store(num_slots, 0, layout, (), 0)
-    _stand(store, num_slots, overflow, pages)
+    _make_arrays(store, num_slots, overflow, pages)
     return store
 
 
@@ -73,7 +73,7 @@ def refit(store: Store, num_slots: int, overflow: Overflow) -> None:
 
     Where there is no memory the store stays as it was and the error is raised.
     """
-    old_num_slots, old_overflow, pages = store.num_slots, parts_of(store).overflow, list(parts_of(store).pages)
+    old_num_slots, old_overflow, pages = store.num_slots, arrays_of(store).overflow, list(arrays_of(store).pages)
     sizes = _sizes(num_slots, len(overflow.ids_O), store.layout)
     store.arrays = ()  # maps that arrays stand on cannot move
     try:
@@ -82,21 +82,21 @@ def refit(store: Store, num_slots: int, overflow: Overflow) -> None:
     finally:
         if any(len(page) < num_bytes for page, num_bytes in zip(pages, sizes, strict=True)):
             num_slots, overflow = old_num_slots, old_overflow
-        _stand(store, num_slots, overflow, PageMaps(*pages))
+        _make_arrays(store, num_slots, overflow, PageMaps(*pages))
 
 
-def _stand(store: Store, num_slots: int, overflow: Overflow, pages: PageMaps) -> None:
+def _make_arrays(store: Store, num_slots: int, overflow: Overflow, pages: PageMaps) -> None:
     """Gives a store its arrays over these maps."""
-    forms = _forms(num_slots, len(overflow.ids_O), store.layout)
+    forms = _shapes_and_dtypes(num_slots, len(overflow.ids_O), store.layout)
     arrays = (array_over(page, shape, dtype) for page, (shape, dtype) in zip(pages, forms, strict=True))
     words, values_CD, meta, states_CS = arrays
     buckets = Buckets(words, words.view(np.uint16), words.view(np.uint8))
     store.num_slots, store.num_overflow = num_slots, len(overflow.ids_O)
-    store.arrays = Parts(buckets, overflow, values_CD, meta, meta.view(np.float32), states_CS, pages)
+    store.arrays = StoreArrays(buckets, overflow, values_CD, meta, meta.view(np.float32), states_CS, pages)
     store.num_bytes = sum(array.nbytes for array in (words, *overflow, values_CD, meta, states_CS))
 
 
-def _forms(num_slots: int, num_overflow: int, layout: RowLayout) -> list[tuple[tuple[int, ...], Any]]:
+def _shapes_and_dtypes(num_slots: int, num_overflow: int, layout: RowLayout) -> list[tuple[tuple[int, ...], Any]]:
     """Shapes and dtypes of the arrays, in the order of Pages."""
     num_rows = num_slots + num_overflow
     return [
@@ -108,5 +108,5 @@ def _forms(num_slots: int, num_overflow: int, layout: RowLayout) -> list[tuple[t
 
 
 def _sizes(num_slots: int, num_overflow: int, layout: RowLayout) -> list[int]:
-    forms = _forms(num_slots, num_overflow, layout)
+    forms = _shapes_and_dtypes(num_slots, num_overflow, layout)
     return [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms]

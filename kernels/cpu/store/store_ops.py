@@ -10,7 +10,7 @@ from kernels.cpu.index import resize as resizing
 from kernels.cpu.index.buckets import WIDTH
 from kernels.cpu.index.overflow import empty_overflow, grown_overflow
 from kernels.cpu.store import store as stores
-from kernels.cpu.store.store import DTYPES, new_store, parts_of, refit
+from kernels.cpu.store.store import DTYPES, arrays_of, new_store, refit
 from kernels.spec import RowLayout, Store
 
 Array = npt.NDArray[Any]
@@ -31,32 +31,32 @@ class StoreOps:
         return stores.slot_bytes(layout)
 
     def grow_overflow(self, store: Store, num_overflow: int) -> Store:
-        refit(store, store.num_slots, grown_overflow(parts_of(store).overflow, num_overflow))
+        refit(store, store.num_slots, grown_overflow(arrays_of(store).overflow, num_overflow))
         return store
 
     def reset_overflow(self, store: Store, num_overflow: int) -> Store:
-        overflow = parts_of(store).overflow
+        overflow = arrays_of(store).overflow
         if overflow.num_free_1[0] != len(overflow.ids_O):
             raise ValueError("rows stand in the overflow area: take them out first")
         if num_overflow != store.num_overflow:
             refit(store, store.num_slots, empty_overflow(num_overflow))
         return store
 
-    def crowded(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
+    def rows_without_room(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
         _check(num_slots)
         stop = num_slots if stop is None else min(stop, num_slots)
         if start % WIDTH or stop % WIDTH:
             raise ValueError(f"slots {start}..{stop} are no whole buckets of {WIDTH}")
         sizes = (np.uint64(store.num_slots // WIDTH), np.uint64(num_slots // WIDTH), start // WIDTH, stop // WIDTH)
-        buckets = parts_of(store).buckets
+        buckets = arrays_of(store).buckets
         slots_N = np.empty(resizing.crowded(buckets, *sizes, np.empty(0, np.int64)), np.int64)
         resizing.crowded(buckets, *sizes, slots_N)
         slots_N.sort()
         return slots_N
 
     def resize(self, store: Store, num_slots: int) -> Store:
-        if num_crowded := len(self.crowded(store, num_slots)):
-            raise ValueError(f"{num_crowded} rows would find no room in {num_slots} slots: take them out first")
+        if num_overflowed := len(self.rows_without_room(store, num_slots)):
+            raise ValueError(f"{num_overflowed} rows would find no room in {num_slots} slots: take them out first")
         if num_slots != store.num_slots:
             resizing.resize(store, num_slots)
         return store

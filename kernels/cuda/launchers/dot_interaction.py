@@ -1,4 +1,4 @@
-"""The dot products of a sample's vectors and their gradients: checks, shapes and launches of pairs.cu."""
+"""The dot products of a sample's vectors and their gradients: checks, shapes and launches of dot_interaction.cu."""
 
 # N samples, V vectors of a sample, D dimension, I pairs of vectors
 from typing import Any
@@ -10,7 +10,7 @@ from kernels.cuda.grid import MOST_BLOCKS
 from kernels.cuda.launchers.launcher import Launcher
 
 MOST_VECTORS = 64
-# numbered as in pairs.cu; bfloat16 comes as its bits
+# numbered as in dot_interaction.cu; bfloat16 comes as its bits
 NUMBERS = {np.dtype(np.float32): 0, np.dtype(np.int16): 1, np.dtype(np.float64): 2}
 SIDE, MOST_ROWS, MATRIX_BYTES, ROW_BYTES, MOST_WIDTH = 4, 512, 32768, 16384, 32
 
@@ -34,7 +34,7 @@ def gradient_group(num_vectors: int, dim: int, threads: int, sum_bytes: int) -> 
     return min(threads // (quads * width // SIDE), *room), width
 
 
-class Pairs(Launcher):
+class DotInteraction(Launcher):
     """Sums are float32 for float32 and bfloat16, whose bits come and go as int16; float64 for float64."""
 
     def products(self, vectors_NVD: Array) -> Array:
@@ -45,7 +45,9 @@ class Pairs(Launcher):
         group = product_group(num_vectors, self._device.threads)
         arguments = (vectors_NVD, np.int64(num), np.int32(num_vectors), np.int32(dim), np.int32(group), products_NI)
         if num:
-            self._device.launch("pairs", "pair_products", self._blocks(num, group), arguments, (("NUMBER", number),))
+            self._device.launch(
+                "dot_interaction", "pair_products", self._blocks(num, group), arguments, (("NUMBER", number),)
+            )
         return products_NI
 
     def gradients(self, vectors_NVD: Array, grads_NI: Array) -> Array:
@@ -59,7 +61,9 @@ class Pairs(Launcher):
         sizes = (np.int32(num_vectors), np.int32(dim), np.int32(group), np.int32(width))
         arguments = (vectors_NVD, grads_NI, np.int64(num), *sizes, grads_NVD)
         if num:
-            self._device.launch("pairs", "pair_gradients", self._blocks(num, group), arguments, (("NUMBER", number),))
+            self._device.launch(
+                "dot_interaction", "pair_gradients", self._blocks(num, group), arguments, (("NUMBER", number),)
+            )
         return grads_NVD
 
     def tensor(self, array: Array) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 
 from kernels.cuda.device import Array
 from kernels.cuda.launchers.launcher import Launcher
-from kernels.cuda.store import parts_of
+from kernels.cuda.store import arrays_of
 from kernels.spec import TICK_BITS, InsertResult, Store
 
 TILE = 8  # threads that look for one key
@@ -19,7 +19,7 @@ class IndexOps(Launcher):
     def find(self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array) -> Array:
         keys_U = self._keys(features_U, ids_U, mixed_U)
         num, slots_U = len(keys_U[0]), self._device.empty(len(keys_U[0]), np.int64)
-        self._launch("find", "find", num * TILE, *parts_of(store).keys, *keys_U, np.int64(num), slots_U)
+        self._launch("find", "find", num * TILE, *arrays_of(store).keys, *keys_U, np.int64(num), slots_U)
         return slots_U
 
     def find_or_insert(
@@ -35,7 +35,7 @@ class IndexOps(Launcher):
         """1. Find, and protect. 2. Sort the others by bucket. 3. Settle the buckets. 4. Overflow. 5. Lists."""
         if not 0 <= tick < 1 << TICK_BITS:
             raise ValueError(f"tick must have {TICK_BITS} bits, not {tick}")
-        device, keys = self._device, parts_of(store).keys
+        device, keys = self._device, arrays_of(store).keys
         keys_U = self._keys(features_U, ids_U, mixed_U)
         num, size, at = len(keys_U[0]), np.int64(len(keys_U[0])), np.int64(tick)
         slots_U, homes_U = device.empty(num, np.int64), device.empty(num, np.int32)
@@ -45,7 +45,7 @@ class IndexOps(Launcher):
         victims_U = (device.filled(num, np.int64, 0xFF), device.empty(num, np.uint16), device.empty(num, np.int64))
         num_crowded_1, protected = device.filled(1, np.uint32, 0), np.int64(min(protect_from, 1 << TICK_BITS))
         outcome = (slots_U, is_new_U, is_crowded_U, *victims_U, num_crowded_1)
-        self._launch("place", "place", num, *keys, *keys_U, homes_K, order_K, size, at, protected, *outcome)
+        self._launch("insert", "place", num, *keys, *keys_U, homes_K, order_K, size, at, protected, *outcome)
         free_O, scratch = device.empty(store.num_overflow, np.int32), device.empty(2, np.int64)
         arguments = (
             *keys_U,
@@ -59,12 +59,12 @@ class IndexOps(Launcher):
             scratch[:1],
             scratch[1:],
         )
-        self._launch("place", "place_elsewhere", min(num, 1), *keys, *arguments)
+        self._launch("insert", "place_elsewhere", min(num, 1), *keys, *arguments)
         is_known = num_new is not None
         new_N, slots_V = self._list_of(num, np.int64), self._list_of(num, np.int64, may_be_late=is_known)
         features_V, ids_V = device.empty(num, np.uint16), device.empty(num, np.int64)
-        num_new_1 = self._listed("place", "new", num, (is_new_U,), (new_N,))
-        num_victims_1 = self._listed("place", "victims", num, victims_U, (slots_V, features_V, ids_V))
+        num_new_1 = self._listed("insert", "new", num, (is_new_U,), (new_N,))
+        num_victims_1 = self._listed("insert", "victims", num, victims_U, (slots_V, features_V, ids_V))
         if not self._exact:
             return InsertResult(slots_U, new_N, slots_V, features_V, ids_V, num_crowded_1)
         if self._late and num_new is not None:
@@ -72,28 +72,28 @@ class IndexOps(Launcher):
             return InsertResult(
                 slots_U, new_N[at_most], slots_V[at_most], features_V[at_most], ids_V[at_most], num_crowded_1
             )
-        num_new, num_gone, num_crowded = device.read(num_new_1, num_victims_1, num_crowded_1)
+        num_new, num_gone, num_overflowed = device.read(num_new_1, num_victims_1, num_crowded_1)
         return InsertResult(
-            slots_U, new_N[:num_new], slots_V[:num_gone], features_V[:num_gone], ids_V[:num_gone], num_crowded
+            slots_U, new_N[:num_new], slots_V[:num_gone], features_V[:num_gone], ids_V[:num_gone], num_overflowed
         )
 
     def set_priorities(self, store: Store, slots_N: Array, priorities_N: Array) -> None:
         slots_N = self._array("slots", slots_N, np.int64, -1)
         priorities_N = self._array("priorities", priorities_N, np.int64, len(slots_N))
         num = len(slots_N)
-        self._launch("find", "set_priorities", num, *parts_of(store).keys, slots_N, priorities_N, np.int64(num))
+        self._launch("find", "set_priorities", num, *arrays_of(store).keys, slots_N, priorities_N, np.int64(num))
 
     def erase(self, store: Store, slots_N: Array) -> None:
         slots_N = self._array("slots", slots_N, np.int64, -1)
-        p, num, num_left_1 = parts_of(store), len(slots_N), self._device.filled(1, np.uint32, 0)
+        p, num, num_left_1 = arrays_of(store), len(slots_N), self._device.filled(1, np.uint32, 0)
         self._launch("find", "erase", num, *p.keys, p.meta, slots_N, np.int64(num), num_left_1)
-        self._launch("place", "rebuild", min(num, 1), *p.keys, num_left_1)
+        self._launch("insert", "rebuild", min(num, 1), *p.keys, num_left_1)
 
     def keys_of(self, store: Store, slots_N: Array) -> tuple[Array, Array]:
         slots_N = self._array("slots", slots_N, np.int64, -1)
         num = len(slots_N)
         features_N, ids_N = self._device.empty(num, np.uint16), self._device.empty(num, np.int64)
-        self._launch("find", "keys_of", num, *parts_of(store).keys, slots_N, np.int64(num), features_N, ids_N)
+        self._launch("find", "keys_of", num, *arrays_of(store).keys, slots_N, np.int64(num), features_N, ids_N)
         return features_N, ids_N
 
     def _keys(self, features_U: Any, ids_U: Any, mixed_U: Any) -> tuple[Array, Array, Array]:

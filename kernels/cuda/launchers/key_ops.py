@@ -63,7 +63,7 @@ class KeyOps(Launcher):
         self._launch("keys", "count_occurrences", num, *batch)
         if not self._exact:
             self._launch("keys", "pad_unique", num, num_1, size, *columns)
-        features_U, ids_U, mixed_U, occurrences_U, last_seen_U = self._cut(num_1, *columns)
+        features_U, ids_U, mixed_U, occurrences_U, last_seen_U = self._trim(num_1, *columns)
         return UniqueKeys(features_U, ids_U, mixed_U, inverse_K, occurrences_U, last_seen_U)
 
     def group(self, inverse_K: Array, occurrences_U: Array) -> tuple[Array, Array]:

@@ -55,7 +55,7 @@ class Launcher:
         padded = self._late if may_be_late else not self._exact
         return self._device.filled(num, dtype, 0xFF) if padded else self._device.empty(num, dtype)
 
-    def _cut(self, num_1: Array, *lists: Array) -> tuple[Array, ...]:
+    def _trim(self, num_1: Array, *lists: Array) -> tuple[Array, ...]:
         """The lists, as long as they are."""
         if not self._exact:
             return lists

@@ -7,7 +7,7 @@ from kernels.cuda.device import Array
 from kernels.cuda.launchers.key_ops import first_value_constants
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.sources import Defines
-from kernels.cuda.store import parts_of
+from kernels.cuda.store import arrays_of
 from kernels.spec import RowColumns, Spread, Store, run_inline
 
 MODES = ("sum", "mean", "max")  # numbered as in rows.cu
@@ -51,40 +51,42 @@ class RowOps(Launcher):
         winners_BD = self._device.empty((num, store.dim), np.int64) if is_max else None
         batch = (slots_U, inverse_K, offsets_B1, np.int64(num), np.int32(MODES.index(mode)))
         winners = NULL if winners_BD is None else winners_BD
-        arguments = (parts_of(store).values_CD, *batch, out_BD, winners)
+        arguments = (arrays_of(store).values_CD, *batch, out_BD, winners)
         self._launch("rows", "pool", num * vectors_of(store.dim), *arguments, defines=defines_of(store))
         return out_BD, winners_BD
 
     def read(self, store: Store, slots_N: Array, spread: Spread = run_inline) -> RowColumns:
         del spread  # the device shares work by itself
         slots_N = self._array("slots", slots_N, np.int64, -1)
-        device, p, num = self._device, parts_of(store), len(slots_N)
+        device, p, num = self._device, arrays_of(store), len(slots_N)
         values_ND = device.empty((num, store.dim), np.float32)
         self._gather(store, slots_N, NULL, num, values_ND)
         width = store.state_width
         states_NS = device.empty((num, width), np.float32)
         own, sizes = np.int64(p.states_CS.shape[1]), (np.int64(num), np.int64(width))
-        self._launch("records", "read_states", num * width, p.meta, p.states_CS, own, slots_N, *sizes, states_NS)
+        self._launch("row_metadata", "read_states", num * width, p.meta, p.states_CS, own, slots_N, *sizes, states_NS)
         counts_N, last_seen_N, flags_N = (device.empty(num, np.int64) for _ in range(3))
         known = (counts_N, last_seen_N, flags_N)
-        self._launch("records", "read_records", num, p.meta, slots_N, np.int64(num), *known)
+        self._launch("row_metadata", "read_records", num, p.meta, slots_N, np.int64(num), *known)
         return RowColumns(values_ND, states_NS, *known)
 
     def scatter(self, store: Store, slots_N: Array, columns: RowColumns) -> None:
         slots_N = self._array("slots", slots_N, np.int64, -1)
-        p, num, width = parts_of(store), len(slots_N), store.state_width
+        p, num, width = arrays_of(store), len(slots_N), store.state_width
         values_ND = self._rows("values", columns.values_ND, num, store.dim)
         states_NS = self._array("states", columns.states_NS, np.float32, num, width)
         known = [self._array(n, a, np.int64, num) for n, a in zip(columns._fields[2:], columns[2:], strict=True)]
         threads, defines = num * vectors_of(store.dim), defines_of(store)
         self._launch("rows", "scatter", threads, p.values_CD, slots_N, np.int64(num), values_ND, defines=defines)
         own, sizes = np.int64(p.states_CS.shape[1]), (np.int64(num), np.int64(width))
-        self._launch("records", "scatter_states", num * width, p.meta, p.states_CS, own, slots_N, *sizes, states_NS)
-        self._launch("records", "scatter_records", num, p.meta, slots_N, np.int64(num), *known)
+        self._launch(
+            "row_metadata", "scatter_states", num * width, p.meta, p.states_CS, own, slots_N, *sizes, states_NS
+        )
+        self._launch("row_metadata", "scatter_records", num, p.meta, slots_N, np.int64(num), *known)
 
     def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:
         slots_N = self._array("slots", slots_N, np.int64, -1)
-        p, num = parts_of(store), len(slots_N)
+        p, num = arrays_of(store), len(slots_N)
         features_N, ids_N = (
             self._array(name, array, dtype, num)
             for name, array, dtype in (("features", features_N, np.uint16), ("ids", ids_N, np.int64))
@@ -95,18 +97,18 @@ class RowOps(Launcher):
 
     def clear_dirty(self, store: Store, slots_N: Array) -> Array:
         slots_N = self._array("slots", slots_N, np.int64, -1)
-        meta, num = parts_of(store).meta, len(slots_N)
+        meta, num = arrays_of(store).meta, len(slots_N)
         for kernel in ("open_claims", "claim_touched"):
-            self._launch("records", kernel, num, meta, slots_N, np.int64(num))
+            self._launch("row_metadata", kernel, num, meta, slots_N, np.int64(num))
         touched_M = self._list_of(num, np.int64)
-        num_1 = self._listed("records", "touched", num, (meta, slots_N), (touched_M,))
-        return self._cut(num_1, touched_M)[0]
+        num_1 = self._listed("row_metadata", "touched", num, (meta, slots_N), (touched_M,))
+        return self._trim(num_1, touched_M)[0]
 
     def set_flags(self, store: Store, slots_N: Array, flags: int) -> None:
         slots_N = self._array("slots", slots_N, np.int64, -1)
         num = len(slots_N)
-        self._launch("records", "set_flags", num, parts_of(store).meta, slots_N, np.int64(num), np.int64(flags))
+        self._launch("row_metadata", "set_flags", num, arrays_of(store).meta, slots_N, np.int64(num), np.int64(flags))
 
     def _gather(self, store: Store, slots_U: Array, inverse_K: Array, num: int, out_KD: Array) -> None:
-        arguments = (parts_of(store).values_CD, slots_U, inverse_K, np.int64(num), out_KD)
+        arguments = (arrays_of(store).values_CD, slots_U, inverse_K, np.int64(num), out_KD)
         self._launch("rows", "gather", num * vectors_of(store.dim), *arguments, defines=defines_of(store))

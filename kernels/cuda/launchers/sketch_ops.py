@@ -30,7 +30,7 @@ class SketchOps(Launcher):
         self._launch("sketch", "add_counts", num, sketch.arrays, *batch)
         blocks_N = self._list_of(num, np.int64)
         num_1 = self._listed("sketch", "begun", num, (blocks_K,), (blocks_N,))
-        return estimates_U, self._cut(num_1, blocks_N)[0]
+        return estimates_U, self._trim(num_1, blocks_N)[0]
 
     def sketch_estimate(self, sketch: Sketch, mixed_U: Array, age: int) -> Array:
         mixed_U = self._array("mixed keys", mixed_U, np.uint64, -1)

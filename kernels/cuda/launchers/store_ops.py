@@ -11,13 +11,13 @@ from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.store import (
     DTYPES,
     WIDTH,
-    Keys,
+    KeyArrays,
+    arrays_of,
+    make_array,
     new_keys,
     new_overflow,
     new_rows,
-    parts_of,
-    row_forms,
-    stand,
+    row_shapes_and_dtypes,
     store_of,
 )
 from kernels.spec import TICK_BITS, RowLayout, Store
@@ -47,37 +47,39 @@ class StoreOps(Launcher):
         return stores.slot_bytes(layout)
 
     def grow_overflow(self, store: Store, num_overflow: int) -> Store:
-        old, fresh = parts_of(store).keys, new_overflow(self._device, num_overflow)
+        old, fresh = arrays_of(store).keys, new_overflow(self._device, num_overflow)
         for source, to in zip(old[6:10], fresh[:4], strict=True):
             self._move(source, to, to.dtype.itemsize, 0, NULL, 0, min(store.num_overflow, num_overflow))
-        keys = Keys(*old[:6], *fresh)
-        self._launch("place", "rebuild", 1, *keys, self._device.filled(1, np.uint32, 1))
+        keys = KeyArrays(*old[:6], *fresh)
+        self._launch("insert", "rebuild", 1, *keys, self._device.filled(1, np.uint32, 1))
         return self._refit(store, keys, NULL)
 
     def reset_overflow(self, store: Store, num_overflow: int) -> Store:
         num, all_of_them = store.num_overflow, np.int64(1 << TICK_BITS)
-        kept, slots_N = (*parts_of(store).keys, all_of_them), self._device.empty(num, np.int64)
-        if self._device.read(self._listed("sweeps", "overflow", num, kept, (slots_N,)))[0]:
+        kept, slots_N = (*arrays_of(store).keys, all_of_them), self._device.empty(num, np.int64)
+        if self._device.read(self._listed("scan", "overflow", num, kept, (slots_N,)))[0]:
             raise ValueError("rows stand in the overflow area: take them out first")
         if num_overflow == num:
             return store
-        return self._refit(store, Keys(*parts_of(store).keys[:6], *new_overflow(self._device, num_overflow)), NULL)
+        return self._refit(
+            store, KeyArrays(*arrays_of(store).keys[:6], *new_overflow(self._device, num_overflow)), NULL
+        )
 
-    def crowded(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
+    def rows_without_room(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
         _check(num_slots)
         stop = num_slots if stop is None else min(stop, num_slots)
         if start % WIDTH or stop % WIDTH:
             raise ValueError(f"slots {start}..{stop} are no whole buckets of {WIDTH}")
         slots_N = self._list_of(store.num_slots, np.int64)
-        return self._cut(self._crowded(store, num_slots, start, stop, slots_N), slots_N)[0]
+        return self._trim(self._crowded(store, num_slots, start, stop, slots_N), slots_N)[0]
 
     def resize(self, store: Store, num_slots: int) -> Store:
         """1. See that every key finds room. 2. Fill new buckets. 3. Move the rows after their keys."""
         _check(num_slots)
-        device, old = self._device, parts_of(store).keys
+        device, old = self._device, arrays_of(store).keys
         slots_N = device.empty(store.num_slots, np.int64)
-        if num_crowded := device.read(self._crowded(store, num_slots, 0, num_slots, slots_N))[0]:
-            raise ValueError(f"{num_crowded} rows would find no room in {num_slots} slots: take them out first")
+        if num_overflowed := device.read(self._crowded(store, num_slots, 0, num_slots, slots_N))[0]:
+            raise ValueError(f"{num_overflowed} rows would find no room in {num_slots} slots: take them out first")
         if num_slots == store.num_slots:
             return store
         keys, from_N = new_keys(device, num_slots, old[6:]), device.empty(num_slots, np.int64)
@@ -91,20 +93,22 @@ class StoreOps(Launcher):
         marks = self._device.filled(store.num_slots, np.uint8, 0)
         buckets = (np.uint64(num_slots // WIDTH), np.int64(start // WIDTH), np.int64(stop // WIDTH))
         num_threads = (stop - start) // WIDTH * LANES
-        self._launch("resize", "mark_crowded", num_threads, *parts_of(store).keys, *buckets, marks)
+        self._launch("resize", "mark_crowded", num_threads, *arrays_of(store).keys, *buckets, marks)
         return self._listed("resize", "crowded", store.num_slots, (marks,), (slots_N,))
 
-    def _refit(self, store: Store, keys: Keys, from_N: Any) -> Store:
+    def _refit(self, store: Store, keys: KeyArrays, from_N: Any) -> Store:
         """The store with these keys; its rows go from slots from_N to 0, 1, ..., or stay where there is no list."""
         num_slots, num_overflow = int(keys.num_buckets) * WIDTH, int(keys.num_overflow)
         rows = []
-        for source, form in zip(parts_of(store)[1:], row_forms(num_slots + num_overflow, store.layout), strict=True):
+        for source, form in zip(
+            arrays_of(store)[1:], row_shapes_and_dtypes(num_slots + num_overflow, store.layout), strict=True
+        ):
             to = self._device.filled(*form, 0)
             num_kept = min(store.num_overflow, num_overflow)
             num_bytes = to.shape[1] * to.dtype.itemsize
             self._move(source, to, num_bytes, store.num_slots, from_N, num_slots, num_kept)
             rows.append(to)
-        stand(store, keys, (rows[0], rows[1], rows[2]))
+        make_array(store, keys, (rows[0], rows[1], rows[2]))
         return store
 
     def _move(

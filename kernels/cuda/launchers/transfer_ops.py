@@ -35,7 +35,7 @@ class TransferOps(Launcher):
         return self._device.fetch(arrays)()
 
     def download_async(self, *arrays: Array) -> Callable[[], tuple[Any, ...]]:
-        return self._device.fetch_beside(arrays)
+        return self._device.download_async(arrays)
 
     def array_of(self, tensor: Any) -> Array:
         return self._device.array_of(tensor)

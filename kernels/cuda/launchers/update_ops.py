@@ -11,7 +11,7 @@ from kernels.cuda.device import Array, Device
 from kernels.cuda.launchers.key_ops import MASK
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.launchers.row_ops import NULL, defines_of
-from kernels.cuda.store import parts_of
+from kernels.cuda.store import arrays_of
 from kernels.spec import OPTIMIZERS, OptimizerStep, Store
 
 LONG = 256  # occurrences of a key beyond which they are summed in parts: gradients.cuh
@@ -73,7 +73,7 @@ class UpdateOps(Launcher):
         parts = device.empty(num_part_floats(num_keys, dim), np.float32)
         windows = -(-num_keys // LONG)
         self._launch("update", "sum_parts", windows * group_of(dim), *batch, parts, defines=defines)
-        p, num = parts_of(store), stop - start
+        p, num = arrays_of(store), stop - start
         fresh_U, num_refused_1 = device.empty(num, np.int64), device.filled(1, np.int64, 0)
         *numbers, exact_beta1, exact_beta2 = constants_of(step)
         self._launch(

@@ -47,9 +47,9 @@ extern "C" __global__ void count_crowded(const u8* marks, i64 num, i64 chunk, i6
 }
 
 extern "C" __global__ void list_crowded(const u8* marks, i64 num, i64 chunk, const i64* counts, i64* slots_N,
-                                        i64* num_crowded) {
+                                        i64* num_overflowed) {
   write_kept([&](i64 slot) { return marks[slot] != 0; }, [&](i64 slot, i64 rank) { slots_N[rank] = slot; }, num, chunk,
-             counts, num_crowded);
+             counts, num_overflowed);
 }
 
 // Fills new, empty buckets; from_N gets the old slot of each new one, NO_SLOT where it stays empty. Every key has room.

@@ -12,7 +12,7 @@ from app.models.dlrm import DLRM
 from app.models.example_inputs import example_inputs
 from app.models.export import export_model
 from app.models.interface import ModelSpec
-from kernels.cuda.launchers.dot_interaction import Pairs
+from kernels.cuda.launchers.dot_interaction import DotInteraction
 from tests.support.gpu_emulation.emulated_ops import device_of
 
 SPEC = ModelSpec(num_categorical=4, num_pooled=1, num_sequence=0, num_dense=3, num_labels=1, dim=8)
@@ -23,7 +23,7 @@ def on_host() -> Iterator[None]:
     """The ops take tensors of the host while this lasts, with the GPU's kernels."""
     device = device_of("host", seed=2)
     device.threads = 256
-    pairs = Pairs(device)
+    pairs = DotInteraction(device)
     ops.fused_dot_interaction.register_kernel("cpu", lambda vectors: ops.launch_products(pairs, vectors))
     ops.fused_dot_interaction_backward.register_kernel(
         "cpu", lambda vectors, grads: ops.launch_gradients(pairs, vectors, grads)

@@ -158,7 +158,7 @@ class Bench:
 
     def standing(self, store: Store) -> Any:
         """Ids that the store has, as many as a call's keys, in no order."""
-        slots = self.exact.occupied(store, 0, store.num_slots)
+        slots = self.exact.occupied_slots(store, 0, store.num_slots)
         some = self.rng.integers(0, len(slots), self.size.num_keys)
         _, ids = self.exact.keys_of(store, slots)
         return np.unique(np.asarray(ids.get() if hasattr(ids, "get") else ids)[some])

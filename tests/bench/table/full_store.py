@@ -34,7 +34,7 @@ def fill_store(num_slots: int, *, dim: int, scale: float = 0.05) -> FullStore:
         tick = 1 + start // CHUNK
         # nothing is protected: a bucket may lose a key of this very call
         ops.find_or_insert(store, features_U, ids_U, ops.mix_keys(features_U, ids_U), tick, tick + 1)
-    slots_C = ops.occupied(store, 0, num_slots)
+    slots_C = ops.occupied_slots(store, 0, num_slots)
     features_C, ids_C = ops.keys_of(store, slots_C)
     if dim > 1:
         ops.create(store, slots_C, features_C, ids_C, 0, scale)

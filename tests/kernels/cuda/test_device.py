@@ -34,7 +34,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CupyDevice:
 def test_arrays_cross_and_come_back(device: CupyDevice) -> None:
     hosts = [np.arange(6).reshape(2, 3), np.array([True, False]), np.zeros((0, 4), np.float32), np.ones(5, np.uint16)]
     for there in (device.put_all(hosts), device.upload_async(hosts)()):
-        for begin in (device.fetch, device.fetch_beside):
+        for begin in (device.fetch, device.download_async):
             for mine, expected in zip(begin(there)(), hosts, strict=True):
                 assert mine.dtype == expected.dtype
                 np.testing.assert_array_equal(mine, expected)

@@ -6,7 +6,11 @@ from kernels.cuda.sources import kernels_of, names, options_of, source_of
 from tests.support.gpu_emulation.nvrtc import compiled
 
 ARCHITECTURES = (80, 90, 100)  # A100; H100 and H200; B200
-DEFINES = {"rows": (("DIM", 64), ("HALF", 1)), "update": (("DIM", 68), ("HALF", 1)), "pairs": (("NUMBER", 0),)}
+DEFINES = {
+    "rows": (("DIM", 64), ("HALF", 1)),
+    "update": (("DIM", 68), ("HALF", 1)),
+    "dot_interaction": (("NUMBER", 0),),
+}
 CUPYS_OWN = "-ftz=true"  # CuPy adds it to what it compiles
 # for one of them optimized as in earnest, where an update is of one optimizer; for the others in haste, and of all
 EARNEST = 90

@@ -18,7 +18,7 @@ from tests.support.gpu_emulation.device_array import ArrayModule, DeviceArray
 from tests.support.gpu_emulation.simt import call, library
 
 PRODUCED = "cuda"  # where a tensor is asked to be
-FAMILY = re.compile(r'#line 1 "([a-z]+)\.cu"')
+FAMILY = re.compile(r'#line 1 "([a-z_]+)\.cu"')
 
 
 class Stream:

@@ -101,7 +101,7 @@ class SimtDevice:
 
         return wait
 
-    def fetch_beside(self, arrays: Sequence[Any]) -> Callable[[], tuple[Any, ...]]:
+    def download_async(self, arrays: Sequence[Any]) -> Callable[[], tuple[Any, ...]]:
         arrive, kept = self.fetch(arrays), [*arrays]
 
         def wait() -> tuple[Any, ...]:

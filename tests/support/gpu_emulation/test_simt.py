@@ -54,7 +54,7 @@ def test_a_write_beside_an_array_is_found_out() -> None:
     device = SimtDevice()
     meta, slots = device.filled((4, 4), np.int64, 0), device.put(np.array([4]))
     with pytest.raises(AssertionError, match="set_flags wrote beside an array"):
-        device.launch("records", "set_flags", 1, (meta, slots, np.int64(1), np.int64(7)))
+        device.launch("row_metadata", "set_flags", 1, (meta, slots, np.int64(1), np.int64(7)))
 
 
 def test_arguments_of_other_sizes_and_arrays_of_the_host_are_refused() -> None:

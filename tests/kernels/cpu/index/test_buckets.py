@@ -70,15 +70,15 @@ def test_the_index_equals_the_oracle(steps: list[Any], first_tick: int, num_slot
             OPS.erase(store, slots[slots != NO_SLOT])
             for key in keys[::2]:
                 oracle.erase(key)
-        standing = OPS.occupied(store, 0, num_slots + 4)
+        standing = OPS.occupied_slots(store, 0, num_slots + 4)
         here = keys_of(store, standing)
         assert set(here) == oracle.keys()
         assert len(set(here)) == len(here)
         np.testing.assert_array_equal(found(store, here), standing)
         for feature, num in itertools.product([-1, 1, 65535], [0, 1, 5, 100]):
-            assert keys_of(store, OPS.lowest(store, feature, num, tick)) == oracle.lowest(feature, num, tick)
+            assert keys_of(store, OPS.lowest_scores(store, feature, num, tick)) == oracle.lowest(feature, num, tick)
         weak = {key for key, (_, at) in oracle.overflow.items() if at < tick}
-        assert set(keys_of(store, OPS.overflow(store, tick))) == weak
+        assert set(keys_of(store, OPS.overflow_slots(store, tick))) == weak
 
 
 @settings(deadline=None)
@@ -100,15 +100,15 @@ def test_dead_rows_are_those_last_seen_before_the_horizon_of_their_feature(
         store, slots[slots != NO_SLOT], columns._replace(last_seen_N=np.array([last_seen[k] for k in here], int))
     )
     expected = [key for key in here if key[0] < len(horizons) and last_seen[key] < horizons[key[0]]]
-    horizons_F = np.array(horizons, np.int64)
+    cutoffs_F = np.array(horizons, np.int64)
     features, _ = arrays(keys)
-    assert [keys[n] for n in OPS.dead(store, slots, features, horizons_F)] == expected
-    assert sorted(keys_of(store, OPS.expired(store, 0, 36, horizons_F))) == sorted(expected)
+    assert [keys[n] for n in OPS.find_expired(store, slots, features, cutoffs_F)] == expected
+    assert sorted(keys_of(store, OPS.expired_slots(store, 0, 36, cutoffs_F))) == sorted(expected)
     start, stop = min(one, other), max(one, other)
-    part = OPS.expired(store, start, stop, horizons_F)
-    assert part.tolist() == [slot for slot in OPS.expired(store, 0, 36, horizons_F) if start <= slot < stop]
-    standing = OPS.occupied(store, 0, 36)
-    assert OPS.occupied(store, start, stop).tolist() == [slot for slot in standing if start <= slot < stop]
+    part = OPS.expired_slots(store, start, stop, cutoffs_F)
+    assert part.tolist() == [slot for slot in OPS.expired_slots(store, 0, 36, cutoffs_F) if start <= slot < stop]
+    standing = OPS.occupied_slots(store, 0, 36)
+    assert OPS.occupied_slots(store, start, stop).tolist() == [slot for slot in standing if start <= slot < stop]
 
 
 def test_an_erased_key_is_not_found_beside_one_of_its_digest() -> None:
@@ -173,8 +173,8 @@ def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area() -> None:
     again = placed(store, [(0, i) for i in range(WIDTH + 10)], 1, 1)
     assert len(again.new_N) == 2
     np.testing.assert_array_equal(again.slots_U[: WIDTH + 8], ours.slots_U[: WIDTH + 8])
-    assert len(OPS.overflow(store, 1)) == 0
-    assert len(OPS.overflow(store, 2)) == 10
+    assert len(OPS.overflow_slots(store, 1)) == 0
+    assert len(OPS.overflow_slots(store, 2)) == 10
 
 
 @settings(deadline=None)
@@ -197,7 +197,7 @@ def test_overflow_rows_come_and_go_and_the_others_are_found(steps: list[tuple[li
         everything = [(0, i) for i in range(61)]
         expected = [key in oracle.overflow for key in everything]
         assert (found(store, everything) != NO_SLOT).tolist() == expected
-        assert set(keys_of(store, OPS.overflow(store, 3))) == set(oracle.overflow)
+        assert set(keys_of(store, OPS.overflow_slots(store, 3))) == set(oracle.overflow)
 
 
 def test_a_high_priority_outlives_a_late_tick_and_a_low_one_does_not() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
-from kernels.cpu.store.store import parts_of
+from kernels.cpu.store.store import arrays_of
 from kernels.spec import NO_SLOT, RowColumns, RowLayout, Store
 from tests.kernels.oracle import Index, Key
 
@@ -70,9 +70,9 @@ def test_a_resized_store_equals_the_oracle(steps: list[Any], num_slots: int, lay
         OPS.scatter(store, placed.slots_U[here], rows_of(homed, layout, tick))
         salts.update(dict.fromkeys(homed, tick))
         oracle, crowded = oracle.moved(size)
-        slots = OPS.crowded(store, size)
+        slots = OPS.rows_without_room(store, size)
         assert set(keys_of(store, slots)) == set(crowded)
-        pieces = [OPS.crowded(store, size, start, start + WIDTH) for start in range(0, size, WIDTH)]
+        pieces = [OPS.rows_without_room(store, size, start, start + WIDTH) for start in range(0, size, WIDTH)]
         assert sorted(np.concatenate(pieces).tolist()) == slots.tolist()
         if crowded:
             with pytest.raises(ValueError, match="find no room"):
@@ -83,20 +83,20 @@ def test_a_resized_store_equals_the_oracle(steps: list[Any], num_slots: int, lay
         check(store, oracle, layout, salts)
     for key in list(oracle.keys()):
         OPS.erase(store, found(store, [key]))
-    assert len(OPS.occupied(store, 0, store.num_slots + NUM_OVERFLOW)) == 0
-    assert not parts_of(store).buckets.words.reshape(-1, 40)[:, 6].any()  # nobody is looked for elsewhere any more
+    assert len(OPS.occupied_slots(store, 0, store.num_slots + NUM_OVERFLOW)) == 0
+    assert not arrays_of(store).buckets.words.reshape(-1, 40)[:, 6].any()  # nobody is looked for elsewhere any more
 
 
 def check(store: Store, oracle: Index, layout: RowLayout, salts: dict[Key, int]) -> None:
     """Keys, places, scores and rows."""
     num_rows = store.num_slots + store.num_overflow
-    standing = OPS.occupied(store, 0, num_rows)
+    standing = OPS.occupied_slots(store, 0, num_rows)
     here = keys_of(store, standing)
     assert len(set(here)) == len(here)
     assert set(here) == oracle.keys()
     np.testing.assert_array_equal(found(store, here), standing)
-    assert keys_of(store, OPS.lowest(store, -1, num_rows, 2**40)) == oracle.lowest(-1, num_rows, 2**40)
-    assert set(keys_of(store, OPS.overflow(store, 2**40))) == set(oracle.overflow)
+    assert keys_of(store, OPS.lowest_scores(store, -1, num_rows, 2**40)) == oracle.lowest(-1, num_rows, 2**40)
+    assert set(keys_of(store, OPS.overflow_slots(store, 2**40))) == set(oracle.overflow)
     rows = OPS.read(store, standing)
     for n, key in enumerate(here):
         for ours, expected in zip(rows, rows_of([key], layout, salts[key]), strict=True):
@@ -111,7 +111,7 @@ def filled(num_slots: int, layout: RowLayout) -> tuple[Store, Any, Any]:
     features = np.zeros(len(ids), np.uint16)
     placed = OPS.find_or_insert(store, features, ids, OPS.mix_keys(features, ids), 1, 2)
     OPS.create(store, placed.slots_U, features, ids, 0, 0.1)
-    parts_of(store).values_CD[store.num_slots :] = 0
+    arrays_of(store).values_CD[store.num_slots :] = 0
     kept = OPS.find(store, features, ids, OPS.mix_keys(features, ids)) != NO_SLOT
     ids, features = ids[kept], features[kept]
     return store, ids, OPS.initial_values(features, ids, layout.dim, 0, 0.1)
@@ -135,7 +135,7 @@ def test_resizing_needs_no_second_table_beside_the_first() -> None:
     for num_slots in (300_000, 240_000):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before, bytes_before = status_bytes("VmRSS"), store.num_bytes
-        crowded = OPS.crowded(store, num_slots)
+        crowded = OPS.rows_without_room(store, num_slots)
         gone = OPS.keys_of(store, crowded)[1]
         OPS.erase(store, crowded)
         store = OPS.resize(store, num_slots)
@@ -150,10 +150,10 @@ def test_resizing_needs_no_second_table_beside_the_first() -> None:
 def test_an_array_that_is_still_held_costs_a_copy_and_nothing_else() -> None:
     store, ids, values = filled(1600, RowLayout(4, 1))
     for num_slots in (3200, 2400):
-        held = parts_of(store).values_CD
-        OPS.erase(store, OPS.crowded(store, num_slots))
+        held = arrays_of(store).values_CD
+        OPS.erase(store, OPS.rows_without_room(store, num_slots))
         store = OPS.resize(store, num_slots)
-        parts_of(store).values_CD[:, 0] += 0
+        arrays_of(store).values_CD[:, 0] += 0
         assert holds(store, ids, values)
         assert len(held) > 0
 
@@ -161,7 +161,7 @@ def test_an_array_that_is_still_held_costs_a_copy_and_nothing_else() -> None:
 def test_a_store_that_finds_no_memory_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     store, ids, values = filled(1600, RowLayout(4, 1))
     calls = iter(range(100))
-    resized = parts_of.__globals__["resized"]
+    resized = arrays_of.__globals__["resized"]
 
     def short_of_memory(pages: Any, num_bytes: int) -> Any:
         if next(calls) == 2:
@@ -183,4 +183,4 @@ def test_slots_are_whole_buckets() -> None:
         with pytest.raises(ValueError, match="multiple of 16"):
             OPS.resize(store, num_slots)
     with pytest.raises(ValueError, match="whole buckets"):
-        OPS.crowded(store, 64, 8)
+        OPS.rows_without_room(store, 64, 8)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from kernels.cpu.intrinsics.simd import load, num_lanes, store, total, zeros
+from kernels.cpu.intrinsics.simd import horizontal_sum, load, num_lanes, store, zeros
 
 DIMS = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129]
 
@@ -48,7 +48,7 @@ def test_what_lies_beyond_a_row_counts_as_zero(dim: int) -> None:
 
     @njit
     def summed(source: Any, rest: Any) -> Any:
-        return total(load(zeros(num), source, np.uint64(0), rest))
+        return horizontal_sum(load(zeros(num), source, np.uint64(0), rest))
 
     source = np.full(64, np.nan, np.float32)
     source[:dim] = np.arange(dim)

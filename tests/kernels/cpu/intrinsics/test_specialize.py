@@ -4,16 +4,16 @@ from itertools import product
 
 import pytest
 
-from kernels.cpu.rows.gather import gather_of
-from kernels.cpu.rows.pooled_gather import pool_of
-from kernels.cpu.rows.update import update_of
+from kernels.cpu.rows.gather import compiled_gather
+from kernels.cpu.rows.pooled_gather import compiled_pool
+from kernels.cpu.rows.update import compiled_update
 
 DIMS = (1, 4, 12, 16, 64, 65)
 OPTIMIZERS = ("sgd", "adagrad", "rowwise-adagrad", "adam", "ftrl")
 MADE = {
-    "gather": [gather_of(dim) for dim in DIMS],
-    "pool": [pool_of(dim, mode) for dim, mode in product(DIMS, ("sum", "mean", "max"))],
-    "update": [update_of(*which) for which in product(DIMS, OPTIMIZERS, (False, True), (False, True))],
+    "gather": [compiled_gather(dim) for dim in DIMS],
+    "pool": [compiled_pool(dim, mode) for dim, mode in product(DIMS, ("sum", "mean", "max"))],
+    "update": [compiled_update(*which) for which in product(DIMS, OPTIMIZERS, (False, True), (False, True))],
 }
 
 
@@ -24,4 +24,4 @@ def test_each_variant_has_a_name_of_its_own(kernel: str) -> None:
 
 
 def test_a_variant_is_made_once() -> None:
-    assert update_of(12, "sgd", False, False) is update_of(12, "sgd", False, False)
+    assert compiled_update(12, "sgd", False, False) is compiled_update(12, "sgd", False, False)

@@ -9,7 +9,7 @@ from springtide_client.rows.admission_counts import AdmissionCounts, SketchLayer
 from springtide_client.rows.layers import RowLayer, record_layer, sorted_layer
 from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, LayerStack, NumpySearch
 
-from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearches
+from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 
 DIM = 3
 FEATURES = (0, 1, 2, 40_000)
@@ -48,7 +48,7 @@ def stack_of(layers, horizons=None, admission=None, seen=None, age=0) -> LayerSt
 
 
 def assert_equal_answers(stack: LayerStack, features, ids, search=None) -> np.ndarray:
-    rows, status = (search or LayerSearches()(stack))(features, ids)
+    rows, status = (search or LayerSearchCache()(stack))(features, ids)
     expected_rows, expected_status = NumpySearch(stack)(features, ids)
     np.testing.assert_array_equal(status, expected_status)
     np.testing.assert_array_equal(rows.view(np.uint32), expected_rows.view(np.uint32))
@@ -98,7 +98,7 @@ def test_many_keys_in_many_layers(num_asked) -> None:
         ones = np.ones(size, np.int64)
         layers.append(sorted_layer(random.integers(0, 2, size).astype(np.uint16), ids, values, ones, ones))
     stack = stack_of(layers)
-    searches = LayerSearches()
+    searches = LayerSearchCache()
     for search in (searches(stack), searches(stack)):  # the second knows the layers
         asked = random.integers(-5, 20_000, num_asked)
         assert_equal_answers(stack, random.integers(0, 3, num_asked).astype(np.uint16), asked, search)
@@ -106,7 +106,7 @@ def test_many_keys_in_many_layers(num_asked) -> None:
 
 @pytest.mark.parametrize("spread", [1, 2**20, 2**50])
 def test_keys_chosen_to_lie_unevenly_are_found(spread) -> None:
-    # whoever inverts the mixing can make ids whose mixed keys stand close together: guesses go wrong, answers do not
+    # whoever inverts the mixing can make ids whose mixed keys stand close together: interpolate_all go wrong, answers do not
     ids = unmixed(2**60 + np.arange(5_000, dtype=np.uint64) * np.uint64(spread)).view(np.int64)
     values = np.arange(15_000, dtype=np.float32).reshape(-1, DIM)
     ones, feature = np.ones(5_000, np.int64), np.zeros(5_000, np.uint16)
@@ -123,7 +123,7 @@ def test_a_version_without_rows_knows_nothing() -> None:
 
 def test_one_feature_or_one_a_key() -> None:
     with pytest.raises(ValueError, match="2 features for 3 ids"):
-        LayerSearches()(stack_of([]))(np.zeros(2, np.uint16), np.zeros(3, np.int64))
+        LayerSearchCache()(stack_of([]))(np.zeros(2, np.uint16), np.zeros(3, np.int64))
 
 
 def unmixed(mixed: np.ndarray) -> np.ndarray:

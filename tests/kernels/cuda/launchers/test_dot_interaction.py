@@ -13,7 +13,7 @@ from kernels.cuda.launchers.dot_interaction import (
     MOST_ROWS,
     MOST_VECTORS,
     ROW_BYTES,
-    Pairs,
+    DotInteraction,
     gradient_group,
     num_pairs_of,
     product_group,
@@ -30,10 +30,10 @@ SHAPES = [(2, 8, 1), (3, 5, 7), (27, 16, 19), (5, 1, 131), (33, 40, 3), (64, 128
 KINDS = {"float32": 2.0**-24, "bfloat16": 2.0**-24, "float64": 2.0**-53}
 
 
-def pairs_on(name: str) -> Pairs:
+def pairs_on(name: str) -> DotInteraction:
     device = device_of(name, seed=1)
     device.threads = THREADS
-    return Pairs(device)
+    return DotInteraction(device)
 
 
 def drawn(shape: tuple[int, ...], kind: str) -> tuple[Any, Any]:
@@ -142,6 +142,6 @@ def test_what_is_no_batch_of_vectors_is_refused() -> None:
 @pytest.mark.parametrize(("architecture", "number"), list(itertools.product([80, 90, 100], [1, 2])))
 def test_the_other_dtypes_compile_too(architecture: int, number: int) -> None:
     options = (*options_of((("NUMBER", number),)), CUPYS_OWN, IN_HASTE, f"--gpu-architecture=sm_{architecture}")
-    messages, num_bytes = compiled(source_of("pairs"), options)
+    messages, num_bytes = compiled(source_of("dot_interaction"), options)
     assert not messages.strip("\0\n ")
     assert num_bytes > 1000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from springtide_client.keys import mix_keys
 
 from kernels.cuda.launchers.index_ops import IndexOps
-from kernels.cuda.store import WIDTH, new_keys, new_overflow, new_rows, parts_of, store_of
+from kernels.cuda.store import WIDTH, arrays_of, new_keys, new_overflow, new_rows, store_of
 from kernels.spec import NO_SLOT, TICK_BITS, InsertResult, RowLayout
 from tests.kernels.oracle import Index, Key, mixed
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
@@ -55,7 +55,7 @@ class Twins:
         assert len(set(standing.tolist())) == len(standing)
         features, ids = (host(array) for array in self.ops.keys_of(self.store, self.put(standing)))
         assert list(zip(features.tolist(), ids.tolist(), strict=True)) == here
-        assert host(parts_of(self.store).keys.elsewhere_B).sum() == len(self.oracle.overflow)
+        assert host(arrays_of(self.store).keys.elsewhere_B).sum() == len(self.oracle.overflow)
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -99,7 +99,7 @@ def test_updates_are_the_oracles_bit_by_bit(name: str, dim: int, dtype: str, opt
             row.update([grads[b] * f for b, f in zip(sources, factors, strict=True)], int(times[u]), step)
             priorities[u] = row.count if turn == 2 else 0
         told.check()
-    lowest = host(told.ops.lowest(told.store, -1, NUM_KEYS, 99)).tolist()
+    lowest = host(told.ops.lowest_scores(told.store, -1, NUM_KEYS, 99)).tolist()
     ranked = sorted(range(NUM_KEYS), key=lambda u: (priorities[u], mixed(told.keys[u])))
     assert lowest == [host(told.slots)[u] for u in ranked]
 

@@ -65,22 +65,22 @@ def test_sweeps_equal_the_oracle(name: str) -> None:
     assert set(filled.here) == oracle.keys()
     assert oracle.overflow
     num_rows = store.num_slots + store.num_overflow
-    standing = host(ops.occupied(store, 0, num_rows))
+    standing = host(ops.occupied_slots(store, 0, num_rows))
     assert set(filled.keys_of(filled.put(standing))) == oracle.keys()
-    assert host(ops.occupied(store, 100, 280)).tolist() == [slot for slot in standing if 100 <= slot < 280]
+    assert host(ops.occupied_slots(store, 100, 280)).tolist() == [slot for slot in standing if 100 <= slot < 280]
     weak = {key for key, (_, tick) in oracle.overflow.items() if tick < 2}
-    assert set(filled.keys_of(ops.overflow(store, 2))) == weak
+    assert set(filled.keys_of(ops.overflow_slots(store, 2))) == weak
     for feature, num, protect_from in ((-1, 1, 3), (-1, 50, 3), (2, 30, 3), (0, 9, 2), (-1, 10**6, 2), (7, 5, 9)):
         expected = oracle.lowest(feature, num, protect_from)
-        assert filled.keys_of(ops.lowest(store, feature, num, protect_from)) == expected
+        assert filled.keys_of(ops.lowest_scores(store, feature, num, protect_from)) == expected
     horizons = np.array([1, 9, -2], np.int64)
     dead = [key for key in filled.here if key[0] < 3 and filled.last_seen[key] < horizons[key[0]]]
-    expired = host(ops.expired(store, 0, num_rows, filled.put(horizons)))
+    expired = host(ops.expired_slots(store, 0, num_rows, filled.put(horizons)))
     assert sorted(filled.keys_of(filled.put(expired))) == sorted(dead)
     assert expired.tolist() == sorted(expired)
     slots, features = filled.find(filled.here), filled.put(np.array([f for f, _ in filled.here], np.uint16))
     slots[3] = NO_SLOT
-    positions = host(ops.dead(store, filled.put(slots), features, filled.put(horizons)))
+    positions = host(ops.find_expired(store, filled.put(slots), features, filled.put(horizons)))
     assert [filled.here[n] for n in positions] == [key for key in dead if key != filled.here[3]]
 
 
@@ -90,10 +90,13 @@ def test_a_store_of_another_size_has_the_same_rows(name: str, num_slots: int, ot
     filled = Filled(device_of(name, seed=4), num_slots, KEYS)
     ops, store = filled.ops, filled.store
     moved, crowded = filled.oracle.moved(others)
-    slots = ops.crowded(store, others)
+    slots = ops.rows_without_room(store, others)
     assert sorted(filled.keys_of(slots)) == sorted(crowded)
     assert host(slots).tolist() == sorted(host(slots).tolist())
-    half = host(ops.crowded(store, others, 0, WIDTH)).tolist() + host(ops.crowded(store, others, WIDTH)).tolist()
+    half = (
+        host(ops.rows_without_room(store, others, 0, WIDTH)).tolist()
+        + host(ops.rows_without_room(store, others, WIDTH)).tolist()
+    )
     assert sorted(half) == host(slots).tolist()
     if crowded:
         with pytest.raises(ValueError, match=f"{len(crowded)} rows would find no room"):
@@ -125,7 +128,7 @@ def test_the_overflow_area_grows_and_is_reset_when_it_is_empty(name: str) -> Non
     assert (filled.find(KEYS[:150]) >= 0).all()
     with pytest.raises(ValueError, match="take them out first"):
         ops.reset_overflow(store, 5)
-    ops.erase(store, ops.overflow(store, 3))
+    ops.erase(store, ops.overflow_slots(store, 3))
     store = ops.reset_overflow(store, 5)
     assert store.num_overflow == 5
     in_buckets = [key for key in filled.here if key not in filled.oracle.overflow]

@@ -17,7 +17,7 @@ struct Outcome {
 // All keys of one bucket, in the order of the batch, by one warp.
 INLINE void settle(const Index& index, const Outcome& outcome, const u16* features_U, const i64* ids_U,
                    const u64* mixed_U, const i32* homes_K, const i64* order_K, i64 num, i64 first, i64 tick,
-                   i64 protect_from, u32* num_crowded) {
+                   i64 protect_from, u32* num_overflowed) {
   i32 home = homes_K[first];
   HeldBucket held = hold_bucket(index, home);
   for (i64 k = first; k < num && homes_K[k] == home; k++) {
@@ -25,7 +25,7 @@ INLINE void settle(const Index& index, const Outcome& outcome, const u16* featur
     bool is_victim = slot < 0;
     if (is_victim) slot = victim_slot(index, held, protect_from);
     if (slot < 0) {
-      if (lane_number() == 0) outcome.is_crowded_U[u] = 1, atomicAdd(num_crowded, 1u);
+      if (lane_number() == 0) outcome.is_crowded_U[u] = 1, atomicAdd(num_overflowed, 1u);
       continue;
     }
     if (lane_number() == 0) {
@@ -46,7 +46,7 @@ INLINE void settle(const Index& index, const Outcome& outcome, const u16* featur
 extern "C" __global__ void place(INDEX_PARAMETERS, const u16* features_U, const i64* ids_U, const u64* mixed_U,
                                  const i32* homes_K, const i64* order_K, i64 num, i64 tick, i64 protect_from,
                                  i64* slots_U, u8* is_new_U, u8* is_crowded_U, i64* victim_slots_U,
-                                 u16* victim_features_U, i64* victim_ids_U, u32* num_crowded) {
+                                 u16* victim_features_U, i64* victim_ids_U, u32* num_overflowed) {
   const Index index = INDEX_OF_PARAMETERS;
   const Outcome outcome = {slots_U, is_new_U, is_crowded_U, victim_slots_U, victim_features_U, victim_ids_U};
   i64 step = num_threads() / LANES * LANES;
@@ -56,7 +56,7 @@ extern "C" __global__ void place(INDEX_PARAMETERS, const u16* features_U, const 
     bool begins = home != NO_HOME && (k == 0 || homes_K[k - 1] != home);
     for (u32 begun = ballot(begins); begun; begun &= begun - 1)
       settle(index, outcome, features_U, ids_U, mixed_U, homes_K, order_K, num, from + lowest_bit(begun), tick,
-             protect_from, num_crowded);
+             protect_from, num_overflowed);
   }
 }
 
@@ -71,10 +71,10 @@ INLINE void enter_row(const Index& index, i64 row) {
 // One block: it has work only where a bucket's slots are all protected. free_O is scratch.
 extern "C" __global__ void place_elsewhere(INDEX_PARAMETERS, const u16* features_U, const i64* ids_U,
                                            const u64* mixed_U, i64 num, i64 tick, const u8* is_crowded_U,
-                                           const u32* num_crowded, i64* slots_U, u8* is_new_U, i32* free_O,
+                                           const u32* num_overflowed, i64* slots_U, u8* is_new_U, i32* free_O,
                                            i64* counts_1, i64* num_kept) {
   const Index index = INDEX_OF_PARAMETERS;
-  if (*num_crowded == 0) return;
+  if (*num_overflowed == 0) return;
   if (threadIdx.x == 0) counts_1[0] = 0;
   __syncthreads();
   auto is_free = [&](i64 row) { return index.taken_O[row] == 0; };

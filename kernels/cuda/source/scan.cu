@@ -4,16 +4,16 @@
 
 #define RECORD 4
 
-INLINE bool is_dead(const i64* meta, i64 slot, u16 feature, const i64* horizons_F, i64 num_features) {
-  return feature < num_features && meta[slot * RECORD + 1] < horizons_F[feature];
+INLINE bool is_dead(const i64* meta, i64 slot, u16 feature, const i64* cutoffs_F, i64 num_features) {
+  return feature < num_features && meta[slot * RECORD + 1] < cutoffs_F[feature];
 }
 
-INLINE bool has_expired(const Index& index, const i64* meta, i64 slot, const i64* horizons_F, i64 num_features) {
+INLINE bool has_expired(const Index& index, const i64* meta, i64 slot, const i64* cutoffs_F, i64 num_features) {
   u16 feature;
   i64 id;
   if (!is_taken(index, slot)) return false;
   key_at(index, slot, feature, id);
-  return is_dead(meta, slot, feature, horizons_F, num_features);
+  return is_dead(meta, slot, feature, cutoffs_F, num_features);
 }
 
 extern "C" __global__ void count_occupied(INDEX_PARAMETERS, i64 start, i64 num, i64 chunk, i64* counts) {
@@ -28,33 +28,33 @@ extern "C" __global__ void list_occupied(INDEX_PARAMETERS, i64 start, i64 num, i
              num, chunk, counts, num_listed);
 }
 
-extern "C" __global__ void count_expired(INDEX_PARAMETERS, const i64* meta, const i64* horizons_F, i64 num_features,
+extern "C" __global__ void count_expired(INDEX_PARAMETERS, const i64* meta, const i64* cutoffs_F, i64 num_features,
                                          i64 start, i64 num, i64 chunk, i64* counts) {
   const Index index = INDEX_OF_PARAMETERS;
-  count_kept([&](i64 i) { return has_expired(index, meta, start + i, horizons_F, num_features); }, num, chunk, counts);
+  count_kept([&](i64 i) { return has_expired(index, meta, start + i, cutoffs_F, num_features); }, num, chunk, counts);
 }
 
-extern "C" __global__ void list_expired(INDEX_PARAMETERS, const i64* meta, const i64* horizons_F, i64 num_features,
+extern "C" __global__ void list_expired(INDEX_PARAMETERS, const i64* meta, const i64* cutoffs_F, i64 num_features,
                                         i64 start, i64 num, i64 chunk, const i64* counts, i64* slots_N,
                                         i64* num_listed) {
   const Index index = INDEX_OF_PARAMETERS;
-  write_kept([&](i64 i) { return has_expired(index, meta, start + i, horizons_F, num_features); },
+  write_kept([&](i64 i) { return has_expired(index, meta, start + i, cutoffs_F, num_features); },
              [&](i64 i, i64 rank) { slots_N[rank] = start + i; }, num, chunk, counts, num_listed);
 }
 
 extern "C" __global__ void count_dead(const i64* meta, const i64* slots_N, const u16* features_N,
-                                      const i64* horizons_F, i64 num_features, i64 num, i64 chunk, i64* counts) {
+                                      const i64* cutoffs_F, i64 num_features, i64 num, i64 chunk, i64* counts) {
   auto keep = [&](i64 n) {
-    return slots_N[n] >= 0 && is_dead(meta, slots_N[n], features_N[n], horizons_F, num_features);
+    return slots_N[n] >= 0 && is_dead(meta, slots_N[n], features_N[n], cutoffs_F, num_features);
   };
   count_kept(keep, num, chunk, counts);
 }
 
-extern "C" __global__ void list_dead(const i64* meta, const i64* slots_N, const u16* features_N, const i64* horizons_F,
+extern "C" __global__ void list_dead(const i64* meta, const i64* slots_N, const u16* features_N, const i64* cutoffs_F,
                                      i64 num_features, i64 num, i64 chunk, const i64* counts, i64* positions_M,
                                      i64* num_listed) {
   auto keep = [&](i64 n) {
-    return slots_N[n] >= 0 && is_dead(meta, slots_N[n], features_N[n], horizons_F, num_features);
+    return slots_N[n] >= 0 && is_dead(meta, slots_N[n], features_N[n], cutoffs_F, num_features);
   };
   write_kept(keep, [&](i64 n, i64 rank) { positions_M[rank] = n; }, num, chunk, counts, num_listed);
 }
