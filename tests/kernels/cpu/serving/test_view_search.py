@@ -106,7 +106,7 @@ def test_many_keys_in_many_layers(num_asked) -> None:
 
 @pytest.mark.parametrize("spread", [1, 2**20, 2**50])
 def test_keys_chosen_to_lie_unevenly_are_found(spread) -> None:
-    # whoever inverts the mixing can make ids whose mixed keys stand close together: interpolate_all go wrong, answers do not
+    # inverting the mixing gives ids whose mixed keys lie close together: interpolation misses, results must not
     ids = unmixed(2**60 + np.arange(5_000, dtype=np.uint64) * np.uint64(spread)).view(np.int64)
     values = np.arange(15_000, dtype=np.float32).reshape(-1, DIM)
     ones, feature = np.ones(5_000, np.int64), np.zeros(5_000, np.uint16)
