@@ -21,7 +21,7 @@ GPU_BENCH_ARGS ?=
 
 .PHONY: setup demo run test check lint types imports bench torture gpu-wheels gpu-site test-gpu bench-gpu clean
 
-setup: $(VENV)/.ready
+setup: $(VENV)/.compiled
 
 # torch is installed by itself and pinned: a looser requirement would fetch the CUDA build
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -29,6 +29,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,local]' -c constraints.txt
+	touch $@
+
+# Numba's cache; stale parts are deleted first
+$(VENV)/.compiled: $(VENV)/.ready $(shell find kernels stream -name '*.py')
 	$(BIN)/python -m kernels.compile
 	$(BIN)/python -m stream.compile
 	$(BIN)/python -m app.serving.server.warmup

@@ -3,9 +3,12 @@
 A verb compiles for the types it is called with, so a tiny table is led through all of them.
 """
 
+from pathlib import Path
+
 import numpy as np
 
 from kernels.backend import backend
+from kernels.compile_cache import remove_stale_cache
 from kernels.spec import NEEDS_SPILL, Ops, OptimizerStep, RowColumns, RowLayout, Store
 
 # gather and update are compiled for each dimension, update for each optimizer too; others compile when first used
@@ -14,6 +17,7 @@ DIMS = (8, 16, 32, 64)
 
 def main() -> None:
     """Compile every verb once for the types it is called with."""
+    remove_stale_cache(Path(__file__).parent)
     ops = backend("cpu")
     for dim in DIMS:
         compile_table_ops(ops, ops.allocate(32, 16, RowLayout(dim, 1)))

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from documents import ROOT, pages, shell_commands
 
 from app.cli import build_parser
 from app.errors import UserError
+from tests.docs.documents import ROOT, pages, shell_commands
 
 PROMPTS = ("$", "sudo")
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documents import ROOT, blocks
+
+from tests.docs.documents import ROOT, blocks
 
 
 def run(text: str, names: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.index import buckets, insert, scan
+from kernels.cpu.index import buckets, insert_and_evict, scan
 from kernels.cpu.index.eviction_score import TICK_MASK
 from kernels.cpu.index.overflow import count_rows_before
 from kernels.cpu.store.store import arrays_of
@@ -36,7 +36,7 @@ class IndexOps:
             raise ValueError(f"tick must have 40 bits, not {tick}")
         p = arrays_of(store)
         return InsertResult(
-            *insert.find_or_insert(p.buckets, p.overflow, features_U, ids_U, mixed_U, tick, protect_from)
+            *insert_and_evict.find_or_insert(p.buckets, p.overflow, features_U, ids_U, mixed_U, tick, protect_from)
         )
 
     def set_priorities(self, store: Store, slots_N: Array, priorities_N: Array) -> None:

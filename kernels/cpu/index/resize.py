@@ -23,7 +23,7 @@ from kernels.cpu.index.buckets import (
     num_buckets_of,
     score_at,
 )
-from kernels.cpu.index.insert import find_empty_slot, write_key
+from kernels.cpu.index.insert_and_evict import find_empty_slot, write_key
 from kernels.cpu.intrinsics.instructions import prefetch
 from kernels.cpu.store.store import StoreArrays, arrays_of, refit
 from kernels.spec import Store

@@ -45,7 +45,7 @@ class IndexOps(Launcher):
         victims_U = (device.filled(num, np.int64, 0xFF), device.empty(num, np.uint16), device.empty(num, np.int64))
         num_crowded_1, protected = device.filled(1, np.uint32, 0), np.int64(min(protect_from, 1 << TICK_BITS))
         outcome = (slots_U, is_new_U, is_crowded_U, *victims_U, num_crowded_1)
-        self._launch("insert", "place", num, *keys, *keys_U, homes_K, order_K, size, at, protected, *outcome)
+        self._launch("insert_and_evict", "place", num, *keys, *keys_U, homes_K, order_K, size, at, protected, *outcome)
         free_O, scratch = device.empty(store.num_overflow, np.int32), device.empty(2, np.int64)
         arguments = (
             *keys_U,
@@ -59,12 +59,12 @@ class IndexOps(Launcher):
             scratch[:1],
             scratch[1:],
         )
-        self._launch("insert", "place_elsewhere", min(num, 1), *keys, *arguments)
+        self._launch("insert_and_evict", "place_elsewhere", min(num, 1), *keys, *arguments)
         is_known = num_new is not None
         new_N, slots_V = self._list_of(num, np.int64), self._list_of(num, np.int64, may_be_late=is_known)
         features_V, ids_V = device.empty(num, np.uint16), device.empty(num, np.int64)
-        num_new_1 = self._listed("insert", "new", num, (is_new_U,), (new_N,))
-        num_victims_1 = self._listed("insert", "victims", num, victims_U, (slots_V, features_V, ids_V))
+        num_new_1 = self._listed("insert_and_evict", "new", num, (is_new_U,), (new_N,))
+        num_victims_1 = self._listed("insert_and_evict", "victims", num, victims_U, (slots_V, features_V, ids_V))
         if not self._exact:
             return InsertResult(slots_U, new_N, slots_V, features_V, ids_V, num_crowded_1)
         if self._late and num_new is not None:
@@ -87,7 +87,7 @@ class IndexOps(Launcher):
         slots_N = self._array("slots", slots_N, np.int64, -1)
         p, num, num_left_1 = arrays_of(store), len(slots_N), self._device.filled(1, np.uint32, 0)
         self._launch("find", "erase", num, *p.keys, p.meta, slots_N, np.int64(num), num_left_1)
-        self._launch("insert", "rebuild", min(num, 1), *p.keys, num_left_1)
+        self._launch("insert_and_evict", "rebuild", min(num, 1), *p.keys, num_left_1)
 
     def keys_of(self, store: Store, slots_N: Array) -> tuple[Array, Array]:
         slots_N = self._array("slots", slots_N, np.int64, -1)

@@ -51,7 +51,7 @@ class StoreOps(Launcher):
         for source, to in zip(old[6:10], fresh[:4], strict=True):
             self._move(source, to, to.dtype.itemsize, 0, NULL, 0, min(store.num_overflow, num_overflow))
         keys = KeyArrays(*old[:6], *fresh)
-        self._launch("insert", "rebuild", 1, *keys, self._device.filled(1, np.uint32, 1))
+        self._launch("insert_and_evict", "rebuild", 1, *keys, self._device.filled(1, np.uint32, 1))
         return self._refit(store, keys, NULL)
 
     def reset_overflow(self, store: Store, num_overflow: int) -> Store:
