@@ -19,6 +19,7 @@ from app.training.input.skip import REASON, Progress, send_to_dead_letters
 from app.version_log.commands.queue import Command, command_entry
 from app.version_log.commands.rollback import RollbackVersion, build_rollback
 from app.version_log.failpoints import failpoint
+from app.version_log.trainer_meta import GateMeta, TrainerMeta
 from stream.errors import StreamError
 from stream.positions import positions_from_meta, positions_to_meta
 
@@ -82,10 +83,11 @@ def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
     """Throws away what the gate holds back; True also where it is worth another try. False: an order must decide."""
     state, stand = trainer.state, Progress.of(trainer.state)
     good = oldest_restorable(trainer.log.directory, verdict.good)
-    is_again = stand.samples - state.gate.get("since", -(1 << 62)) < trainer.config.gate.logloss_samples
+    since = state.gate.since
+    is_again = since is not None and stand.samples - since < trainer.config.gate.logloss_samples
     try:
         rollback = prepare(trainer, good)
-        in_a_row = stand.samples - rollback.meta.samples_trained + (state.gate.get("in_a_row", 0) if is_again else 0)
+        in_a_row = stand.samples - rollback.meta.samples_trained + (state.gate.skipped_in_a_row if is_again else 0)
         if in_a_row > trainer.config.gate.max_skipped:
             logger.error("the gate passes nothing over any more", extra={"samples": in_a_row})
             return False
@@ -97,17 +99,17 @@ def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
             return True  # its base was retired this moment
         logger.warning("the gate cannot roll back", extra={"reason": str(error), "version": good})
         return isinstance(error, StreamError) and not trainer.signals.wait(RETRY_SECONDS)
-    gate = {
-        "rollbacks": state.gate.get("rollbacks", 0) + 1,
-        "in_a_row": in_a_row,
-        "since": rollback.meta.samples_trained,
-        "reason": verdict.reason,
-        "detail": verdict.detail,
-        "version": good,
+    gate = GateMeta(
+        rollbacks=state.gate.rollbacks + 1,
+        skipped_in_a_row=in_a_row,
+        since=rollback.meta.samples_trained,
+        version=good,
+        reason=verdict.reason,
+        detail=verdict.detail,
         **told,
-    }
-    meta = msgspec.structs.replace(rollback.meta, trainer={**rollback.meta.trainer, "gate": gate})
-    append(trainer, rollback, stand, meta)
+    )
+    meta = msgspec.structs.replace(TrainerMeta.of(rollback.meta), gate=gate)
+    append(trainer, rollback, stand, msgspec.structs.replace(rollback.meta, trainer=meta.to_json()))
     return True
 
 

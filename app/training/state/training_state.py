@@ -29,14 +29,13 @@ from app.training.state.version_tensors import (
 )
 from app.training.step.learner import Learner, StepReport
 from app.version_log.commands.erasures import (
-    ERASURES,
-    HIGH_WATER_MARKS,
     erasures_ahead,
-    from_json,
+    erasures_from_meta,
+    erasures_to_meta,
     high_water_marks,
     max_positions,
-    to_json,
 )
+from app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta
 from stream.columns import Batch
 from stream.flow.erasure_filter import Erasure
 from stream.flow.watermark import WatermarkClock
@@ -61,8 +60,8 @@ class TrainingState:
         self.dead_letters: dict[str, int] = {}
         self._loss: float | None = None
         self.complete_until_ms = 0
-        self.gate: dict[str, Any] = {}  # what the health gate has done: see app/training/health/rollback.py
-        self.moved: dict[str, Any] = {}  # since the last cut, by hand: partition -> from and to which offset
+        self.gate = GateMeta()  # what the health gate has done: see app/training/health/rollback.py
+        self.seeks: dict[str, SeekMeta] = {}  # since the last cut, by hand: partition -> from and to which offset
         self.erasures: list[Erasure] = []  # those that lie ahead in the stream, for it is read again
         self.high_water_marks: dict[
             Partition, Position
@@ -139,7 +138,7 @@ class TrainingState:
         arrays |= with_prefix("state.scores.", self.scores.delta())
         arrays |= id_strings_to_arrays(self._texts)
         meta = self.meta(created_ms)
-        self._record_ms, self._texts, self._orders, self.moved = [], [], [], {}
+        self._record_ms, self._texts, self._orders, self.seeks = [], [], [], {}
         self._cut_step, self.changed = self.learner.steps, False
         return meta, arrays
 
@@ -150,8 +149,6 @@ class TrainingState:
         self.erasures = erasures_ahead(self.erasures, self.positions)
         if self.high_water_marks and self.max_positions == self.positions:
             self.high_water_marks = {}
-        by_hand = {"gate": self.gate, "moved": self.moved, ERASURES: to_json(self.erasures)}
-        by_hand |= {HIGH_WATER_MARKS: positions_to_meta(self.high_water_marks)}
         return VersionMeta(
             created_ms=created_ms,
             complete_until_ms=self.complete_until_ms,
@@ -168,15 +165,21 @@ class TrainingState:
             dead_letters=dict(self.dead_letters),
             record_ms=sample_times(self._record_ms),
             executed_commands=self._orders,
-            trainer={
-                "watermarks": {str(partition): event_ms for partition, event_ms in self.clock.watermarks.items()},
-                "idle": sorted(map(str, self.clock.idle)),
-                "loss": self.loss,
-                "refused_steps": self.learner.skipped_steps,
-                "table": table.clock_state() if self._begun is None else self._before,
-                "limits": self.limits.document(),
-                **{name: value for name, value in by_hand.items() if value},
-            },
+            trainer=self._trainer_meta().to_json(),
+        )
+
+    def _trainer_meta(self) -> TrainerMeta:
+        return TrainerMeta(
+            watermarks={str(partition): event_ms for partition, event_ms in self.clock.watermarks.items()},
+            idle=sorted(map(str, self.clock.idle)),
+            loss=self.loss,
+            skipped_steps=self.learner.skipped_steps,
+            table=self.learner.table.clock_state() if self._begun is None else self._before,
+            limits=self.limits.document(),
+            gate=self.gate,
+            seeks=self.seeks,
+            erasures=erasures_to_meta(self.erasures),
+            high_water_marks=positions_to_meta(self.high_water_marks),
         )
 
     def add_executed_command(self, entry: dict[str, Any]) -> None:
@@ -198,7 +201,7 @@ class TrainingState:
         reached = self.max_positions
         for partition, position in positions.items():
             was = self.positions.get(partition)
-            self.moved[str(partition)] = {"from": None if was is None else was.offset, "to": position.offset}
+            self.seeks[str(partition)] = SeekMeta(None if was is None else was.offset, position.offset)
             self.positions[partition] = position
         self.high_water_marks = max_positions(self.positions, reached)
         self.add_erasures(self.logged_erasures)
@@ -256,20 +259,21 @@ class TrainingState:
     def _restore_meta(self, meta: VersionMeta) -> None:
         self.samples_trained = meta.samples_trained
         self.learner.steps = self._cut_step = meta.step
-        self.learner.skipped_steps = int(meta.trainer.get("refused_steps", 0))
+        trainer = TrainerMeta.of(meta)
+        self.learner.skipped_steps = trainer.skipped_steps
         self.positions = positions_from_meta(meta.positions)
         self.high_water_marks = high_water_marks(meta)
-        self.erasures = erasures_ahead(from_json(meta.trainer.get(ERASURES, ())), self.positions)
-        watermarks = {Partition.parse(name): ms for name, ms in meta.trainer.get("watermarks", {}).items()}
-        self.clock = WatermarkClock(meta.event_clock_ms, watermarks, map(Partition.parse, meta.trainer.get("idle", ())))
-        self.gate = dict(meta.trainer.get("gate", {}))
+        self.erasures = erasures_ahead(erasures_from_meta(trainer.erasures), self.positions)
+        watermarks = {Partition.parse(name): ms for name, ms in trainer.watermarks.items()}
+        self.clock = WatermarkClock(meta.event_clock_ms, watermarks, map(Partition.parse, trainer.idle))
+        self.gate = trainer.gate
         self.published_scores = self.scores.document()
         self.dead_letters = dict(meta.dead_letters)
         self.complete_until_ms = meta.complete_until_ms
         table = self.learner.table
-        table.restore_clock_state(meta.trainer.get("table", {}))
+        table.restore_clock_state(trainer.table)
         table.raise_expiry_cutoffs({int(feature): ms for feature, ms in meta.expiry_cutoffs.items()})
-        self.limits.restore(meta.trainer.get("limits", {}))
+        self.limits.restore(trainer.limits)
         if changed := self.limits.changed:
             try:
                 self._set_limits(changed)
@@ -279,7 +283,7 @@ class TrainingState:
                     f"{names} was changed live and does not go with the configuration now: {error}; "
                     f"restore what you changed, or give {names} another value there, which then counts"
                 ) from error
-        self._loss = meta.trainer.get("loss")
+        self._loss = trainer.loss
 
 
 def _kept(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:

@@ -38,7 +38,7 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
         "orders": list(trainer.commands.kinds),
         "event_clock_ms": state.clock.now_ms,
         "idle_partitions": sorted(map(str, state.clock.idle)),
-        "gate": {**trainer.gate.document(), "rollbacks": state.gate.get("rollbacks", 0)},
+        "gate": {**trainer.gate.document(), "rollbacks": state.gate.rollbacks},
         "freshness_ms": {"p50": None, "p99": None},  # measured where versions are served
         "staleness_ms": max(0, wall_ms() - state.complete_until_ms) if state.complete_until_ms else None,
         "table": {

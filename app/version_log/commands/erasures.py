@@ -4,7 +4,7 @@ Whoever reads a stretch of the stream again that lies before a forgetting must n
 """
 
 # n keys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,9 @@ from springtide_client.keys import encode_id
 from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
+from app.version_log.trainer_meta import ErasureMeta, TrainerMeta
 from stream.flow.erasure_filter import Erasure
 from stream.positions import Partition, Position, positions_from_meta, positions_to_meta
-
-# in a version's meta.trainer: the forgettings that lie ahead of its positions, and how far the stream was ever learned
-ERASURES, HIGH_WATER_MARKS = "hidden", "furthest"
 
 Entry = Mapping[str, Any]
 Positions = Mapping[str, StreamPosition]
@@ -78,25 +76,16 @@ def max_positions(one: Mapping[Partition, Position], other: Mapping[Partition, P
 
 
 def high_water_marks(meta: VersionMeta) -> dict[Partition, Position]:
-    """How far the stream was ever learned up to a version: what lies before that is no news of anybody."""
-    return max_positions(
-        positions_from_meta(meta.positions), positions_from_meta(meta.trainer.get(HIGH_WATER_MARKS, {}))
-    )
+    """Return how far the stream was ever learned up to a version, which a rollback may have rewound since."""
+    marks = positions_from_meta(TrainerMeta.of(meta).high_water_marks)
+    return max_positions(positions_from_meta(meta.positions), marks)
 
 
-def to_json(forgettings: Sequence[Erasure]) -> list[dict[str, Any]]:
-    """For a version's meta."""
-    return [
-        {"keys": [list(key) for key in forgetting.keys], "until": positions_to_meta(forgetting.until)}
-        for forgetting in forgettings
-    ]
+def erasures_to_meta(erasures: Iterable[Erasure]) -> list[ErasureMeta]:
+    """Return the erasures as a version's TrainerMeta holds them."""
+    return [ErasureMeta(list(erasure.keys), positions_to_meta(erasure.until)) for erasure in erasures]
 
 
-def from_json(documents: Iterable[Mapping[str, Any]]) -> list[Erasure]:
-    """What `to_json` gave."""
-    return [
-        Erasure(
-            tuple((feature, row_id) for feature, row_id in document["keys"]), positions_from_meta(document["until"])
-        )
-        for document in documents
-    ]
+def erasures_from_meta(metas: Iterable[ErasureMeta]) -> list[Erasure]:
+    """Invert `erasures_to_meta`."""
+    return [Erasure(tuple(meta.keys), positions_from_meta(meta.until)) for meta in metas]

@@ -13,11 +13,17 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 
 from app.errors import UserError
-from app.version_log.commands.erasures import ERASURES, erasures_ahead, from_json, high_water_marks, to_json
+from app.version_log.commands.erasures import (
+    erasures_ahead,
+    erasures_from_meta,
+    erasures_to_meta,
+    high_water_marks,
+)
 from app.version_log.commands.queue import Command, CommandQueue, command_entry
-from app.version_log.commands.rollback import PER_VERSION_KEYS, build_rollback
+from app.version_log.commands.rollback import build_rollback
 from app.version_log.config import LogConfig
 from app.version_log.read.resume import Resume
+from app.version_log.trainer_meta import TrainerMeta
 from app.version_log.write.writer import LogWriter
 from stream.flow.erasure_filter import Erasure
 from stream.positions import positions_from_meta, positions_to_meta
@@ -79,7 +85,7 @@ class OfflineExecutor:
             meta, arrays, result = self._forget(order) if order.kind == "forget" else self._roll_back(order)
         except (ValueError, EncodeError, UserError) as error:
             meta, arrays, result = self._meta, {}, {"refused": str(error)}
-        trainer = {name: value for name, value in meta.trainer.items() if name not in PER_VERSION_KEYS}
+        trainer = msgspec.structs.replace(TrainerMeta.of(meta), seeks={}).to_json()
         positions = positions_to_meta(high_water_marks(self._meta))
         entry = command_entry(order, result, samples_trained=self._meta.samples_trained, positions=positions)
         meta = msgspec.structs.replace(meta, created_ms=0, record_ms=[], executed_commands=[entry], trainer=trainer)
@@ -94,11 +100,11 @@ class OfflineExecutor:
             "forgotten.feature": np.array([feature for feature, _ in keys], np.uint16),
             "forgotten.id": np.array([row_id for _, row_id in keys], np.int64),
         }
-        hidden = [*from_json(self._meta.trainer.get(ERASURES, ())), Erasure(tuple(keys), high_water_marks(self._meta))]
-        trainer = {name: value for name, value in self._meta.trainer.items() if name != ERASURES}
-        if hidden := erasures_ahead(hidden, positions_from_meta(self._meta.positions)):
-            trainer[ERASURES] = to_json(hidden)
-        return msgspec.structs.replace(self._meta, trainer=trainer), arrays, {"keys": len(keys)}
+        trainer = TrainerMeta.of(self._meta)
+        erasures = [*erasures_from_meta(trainer.erasures), Erasure(tuple(keys), high_water_marks(self._meta))]
+        ahead = erasures_ahead(erasures, positions_from_meta(self._meta.positions))
+        trainer = msgspec.structs.replace(trainer, erasures=erasures_to_meta(ahead))
+        return msgspec.structs.replace(self._meta, trainer=trainer.to_json()), arrays, {"keys": len(keys)}
 
     def _roll_back(self, order: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
         number = order.body.get("version")

@@ -21,21 +21,19 @@ from springtide_client.rows.layers import RowLayer, flatten_layers
 from springtide_client.schema import Schema
 
 from app.version_log.commands.erasures import (
-    ERASURES,
-    HIGH_WATER_MARKS,
     erased_keys,
     erasures_ahead,
+    erasures_from_meta,
     erasures_of,
-    from_json,
+    erasures_to_meta,
     high_water_marks,
-    to_json,
 )
 from app.version_log.read.index import LogIndex
 from app.version_log.read.model_replay_state import ModelReplayState
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
+from app.version_log.trainer_meta import TrainerMeta
 from stream.positions import positions_from_meta, positions_to_meta
 
-PER_VERSION_KEYS = ("moved",)  # what a version's meta says of itself alone
 ROW_COLUMNS = ("feature", "id", "value", "state", "count", "last_seen")
 
 
@@ -83,21 +81,19 @@ def _meta(
     number: int, then: VersionMeta, now: VersionMeta, entries: Sequence[Mapping[str, Any]], schema: Schema
 ) -> VersionMeta:
     """As it was, but for what is not gone back on; `entries`: of the orders executed since."""
-    trainer = {
-        name: value for name, value in then.trainer.items() if name not in ("limits", ERASURES, *PER_VERSION_KEYS)
-    }
-    if "limits" in now.trainer:
-        trainer["limits"] = now.trainer["limits"]
-    if "gate" in now.trainer:
-        # how often the gate went back is counted on; what it did lately is gone back on
-        trainer["gate"] = {**trainer.get("gate", {}), "rollbacks": now.trainer["gate"].get("rollbacks", 0)}
-    trainer.pop(HIGH_WATER_MARKS, None)
-    if (reached := high_water_marks(now)) != positions_from_meta(then.positions):
-        trainer[HIGH_WATER_MARKS] = positions_to_meta(reached)
-    told = [*then.trainer.get(ERASURES, ()), *now.trainer.get(ERASURES, ())]
-    hidden = [*from_json(told), *erasures_of(entries, schema, otherwise=now.positions)]
-    if hidden := erasures_ahead(hidden, positions_from_meta(then.positions)):
-        trainer[ERASURES] = to_json(hidden)
+    positions, marks = positions_from_meta(then.positions), high_water_marks(now)
+    old, new = TrainerMeta.of(then), TrainerMeta.of(now)
+    erasures = erasures_from_meta([*old.erasures, *new.erasures])
+    erasures += erasures_of(entries, schema, otherwise=now.positions)
+    trainer = msgspec.structs.replace(
+        old,
+        limits=new.limits,
+        # the count of automatic rollbacks is kept, the newest of them is rolled back too
+        gate=msgspec.structs.replace(old.gate, rollbacks=new.gate.rollbacks),
+        seeks={},
+        high_water_marks={} if marks == positions else positions_to_meta(marks),
+        erasures=erasures_to_meta(erasures_ahead(erasures, positions)),
+    )
     return msgspec.structs.replace(
         then,
         created_ms=0,
@@ -106,7 +102,7 @@ def _meta(
         sketch_blocks=now.sketch_blocks,
         record_ms=[],
         executed_commands=[],
-        trainer=trainer,
+        trainer=trainer.to_json(),
         restores=number,
     )
 

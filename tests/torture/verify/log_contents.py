@@ -80,7 +80,7 @@ def facts(one: VersionMeta, other: VersionMeta) -> list[tuple[str, Any, Any]]:
     """Name and value in both, of what must not depend on kills."""
     names = [name for name in VersionMeta.__struct_fields__ if name not in (*TIMING_DEPENDENT_FIELDS, "trainer")]
     pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]
-    trainer = ("loss", "refused_steps", "watermarks")
+    trainer = ("loss", "skipped_steps", "watermarks")
     return pairs + [(name, one.trainer.get(name), other.trainer.get(name)) for name in trainer]
 
 

@@ -81,7 +81,7 @@ def test_a_forgotten_id_does_not_come_back_from_records_that_are_read_again(env,
     assert ever_known(env, 5, gone) == []
     assert b"item 3" not in texts_after(env, gone)
     wait_until(lambda: not running.state.changed, "a version")
-    assert "hidden" not in records(env)[-1].meta.trainer
+    assert "erasures" not in records(env)[-1].meta.trainer
     env.produce(37)
     published(env, 259)
     assert env.counts() == expected_counts(259) | {5: 1}
@@ -108,7 +108,7 @@ def test_who_is_forgotten_while_old_records_are_read_again_does_not_come_back_fr
     assert command_status(path, back).version < command_status(path, order).version
     assert ever_known(env, 6, command_status(path, order).version) == []
     wait_until(lambda: not running.state.changed, "a version")
-    assert not {"hidden", "furthest"} & records(env)[-1].meta.trainer.keys()
+    assert not {"erasures", "high_water_marks"} & records(env)[-1].meta.trainer.keys()
     running.stop()
     wait_until(lambda: (read_status(path) or {}).get("clean_end"), "the end")
     # the same where no trainer runs

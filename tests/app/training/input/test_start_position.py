@@ -41,8 +41,8 @@ def test_a_start_elsewhere_is_part_of_the_next_version_and_of_no_other(env):
     env.produce(300)
     Trainer(env.config, until_end=True).run()
     Trainer(env.config, until_end=True, start=StartPosition.parse(["clicks/0=100"], None)).run()
-    moved = [record.meta.trainer["moved"] for record in records(env) if "moved" in record.meta.trainer]
-    assert moved == [{"clicks/0": {"from": 300, "to": 100}}]
+    seeks = [record.meta.trainer["seeks"] for record in records(env) if "seeks" in record.meta.trainer]
+    assert seeks == [{"clicks/0": {"from_offset": 300, "to_offset": 100}}]
     assert Counter(env.counts()) == Counter(expected_counts(300)) + Counter(n % 37 for n in range(100, 300))
     env.produce(50)
     assert Trainer(env.config, until_end=True).run()["samples_trained"] == 550

@@ -99,7 +99,7 @@ def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
         arrays["sketch"] = table.ops.sketch_read(table.admission.sketch, blocks)
     meta = state.meta(0)
     told = meta.positions, meta.samples_trained, meta.step, meta.event_clock_ms, meta.scores, meta.dead_letters
-    trainer = {name: value for name, value in meta.trainer.items() if name not in ("hidden", "furthest")}
+    trainer = {name: value for name, value in meta.trainer.items() if name not in ("erasures", "high_water_marks")}
     arrays["told"] = np.array([repr(told), repr(trainer)])
     return arrays
 
