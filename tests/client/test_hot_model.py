@@ -13,7 +13,9 @@ from springtide_client.encode import encode_instances
 from springtide_client.hot_model import as_ids
 from springtide_client.keys import encode_id
 from springtide_client.model.view import View
-from toy_server import TOKEN, ToyServer
+
+from tests.client.toy_server import TOKEN, ToyServer
+from tests.support.waiting import wait_until
 
 INSTANCES = [
     {"user_id": 1, "item_id": "shoe", "genres": [1, 2], "last_items": ["shoe", 4], "age": "3.5", "unknown": {}},
@@ -26,10 +28,7 @@ def row(log, seed: int):
 
 
 def wait_for_version(model: HotModel, number: int) -> None:
-    deadline = time.monotonic() + 20
-    while model.version != number:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: model.version == number, f"version {number}")
 
 
 @pytest.fixture(params=["directory", "http"])

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.waiting import wait_until
+
 CLIENT = Path(__file__).parents[2] / "deploy" / "client"
 SERVICE = Path(__file__).parents[2] / "deploy" / "examples" / "service"
 # runs the service as uvicorn's command does, and tells at the end what it has imported
@@ -129,27 +131,20 @@ def service(installed, logs) -> Iterator[Service]:
         running.process.communicate()
 
 
-def until(check) -> None:
-    deadline = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_two_models_live_side_by_side_in_a_service_whose_package_is_called_app(service, logs, installed) -> None:
     items = [{"user_id": 1, "item_id": 1}, {"user_id": 1, "item_id": 2}]
-    until(service.versions)
+    wait_until(service.versions)
     assert service.ask("/rank/clicks", items) == (200, [0, 1], str(logs["clicks"].number))
     assert service.ask("/rank/orders", items) == (200, [1, 0], str(logs["orders"].number))
     number = append_love(logs["orders"], 1)
-    until(lambda: service.versions()["orders"] == number)
+    wait_until(lambda: service.versions()["orders"] == number)
     assert service.ask("/rank/orders", items) == (200, [0, 1], str(number))
     assert service.ask("/rank/clicks", items)[2] == str(logs["clicks"].number)  # the other one stayed
     assert service.ask("/rank/clicks", [{}, {"age": "old"}])[0] == 422
     assert service.ask("/rank/nothing", [])[0] == 404
     logs["clicks"].now_ms -= 120_000
     logs["clicks"].append()
-    until(lambda: service.ask("/rank/clicks", items)[0] == 503)
+    wait_until(lambda: service.ask("/rank/clicks", items)[0] == 503)
     assert service.ask("/rank/orders", items)[0] == 200
 
     said = service.end()

@@ -9,7 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 from springtide_client.errors import LogError
 from springtide_client.format.records import Tip
 from springtide_client.log.directory import LogDirectory
-from toy_log import ToyLog
+
+from tests.support.logs import HandWrittenLog
 
 TOKEN = "let me in"
 
@@ -17,7 +18,7 @@ TOKEN = "let me in"
 class ToyServer:
     """Serves until closed; `requests` holds (path, Range header)."""
 
-    def __init__(self, log: ToyLog) -> None:
+    def __init__(self, log: HandWrittenLog) -> None:
         self.log, self.directory = log, LogDirectory(log.path)
         self.requests: list[tuple[str, str | None]] = []
         self.cut_files_at: int | None = None  # the next file ends after so many bytes

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 POLL_SECONDS = 0.01
 
 Value = TypeVar("Value")

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 # of a machine that does nothing else: beside another file's processes no time is promised, only the end
@@ -28,15 +29,6 @@ def springtide(folder: Path, *arguments: str, err: Path) -> "subprocess.Popen[st
             stderr=file,
             text=True,
         )
-
-
-def wait_until(check: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while True:
-        if value := check():
-            return value
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
-        time.sleep(0.05)
 
 
 def status(log: Path, epoch: int) -> dict[str, Any]:

@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from app.errors import UserError
 from app.processes.supervisor import FIRST_PAUSE_SECONDS, ChildSpec, Supervisor
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,13 +22,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def wait_until(check: Callable[[], Any], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def child(tmp_path: Path, name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> ChildSpec:

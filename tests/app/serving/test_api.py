@@ -14,16 +14,9 @@ from springtide_client.keys import hash_string
 from app.errors import UserError
 from app.serving.config import ServeConfig
 from app.serving.server.serve import ServeError, serve
+from tests.support.waiting import wait_until
 
 DIM, USER, ITEM = 4, 0, 1
-
-
-def wait_until(check):
-    for _ in range(4000):
-        if value := check():
-            return value
-        threading.Event().wait(0.005)
-    raise AssertionError("it did not happen in time")
 
 
 def test_the_server_starts_before_the_log_and_catches_up_by_itself(world):
@@ -42,16 +35,16 @@ def test_the_server_starts_before_the_log_and_catches_up_by_itself(world):
     assert client.post("/v1/embeddings/user_id", json={"ids": [1]}).status_code == 503
     assert client.get("/v1/bases/latest").status_code == 503
     assert client.get("/v1/log?after=0").status_code == 503
-    world.log.start()
+    world.log.start_epoch()
     number = world.log.publish({(USER, 1): [1, 2, 3, 4]})
     world.served(client, number)
     assert client.get("/v1/embeddings/user_id/1").json()["vector"] == [1, 2, 3, 4]
 
 
 def test_one_row_by_get(world):
-    world.log.start()
+    world.log.start_epoch()
     text = hash_string(b"a/b")
-    number = world.log.publish({(USER, 5): [1, 2, 3, 4], (ITEM, text): [4, 3, 2, 1]}, texts=[(ITEM, "a/b")])
+    number = world.log.publish({(USER, 5): [1, 2, 3, 4], (ITEM, text): [4, 3, 2, 1]}, strings=[(ITEM, "a/b")])
     client = world.serve()
     world.served(client, number)
     answer = client.get("/v1/embeddings/user_id/5")
@@ -74,7 +67,7 @@ def test_one_row_by_get(world):
     assert absent.json()["status"] == "unknown"
     assert absent.json()["error"]["code"] == "unknown"
     assert absent.headers["x-springtide-version"] == str(number)
-    number = world.log.publish(forget=[(USER, 5)])
+    number = world.log.publish(forgotten=[(USER, 5)])
     world.served(client, number)
     assert client.get("/v1/embeddings/user_id/5").json()["status"] == "forgotten"
     nobody = client.get("/v1/embeddings/nobody/5")
@@ -83,8 +76,8 @@ def test_one_row_by_get(world):
 
 
 def test_many_rows_by_post(world):
-    world.log.start()
-    number = world.log.publish({(USER, 1): [1, 2, 3, 4], (USER, 2): [5, 6, 7, 8]}, forget=[(USER, 9)])
+    world.log.start_epoch()
+    number = world.log.publish({(USER, 1): [1, 2, 3, 4], (USER, 2): [5, 6, 7, 8]}, forgotten=[(USER, 9)])
     client = world.serve()
     world.served(client, number)
     answer = client.post("/v1/embeddings/user_id", json={"ids": [2, "1", 3, 9], "max_staleness_ms": 1e9})
@@ -116,8 +109,8 @@ def test_many_rows_by_post(world):
 
 
 def test_raw_ids_are_for_integer_features(world):
-    world.log.start()
-    number = world.log.publish({(ITEM, hash_string(b"x")): [1, 1, 1, 1]}, texts=[(ITEM, "x")])
+    world.log.start_epoch()
+    number = world.log.publish({(ITEM, hash_string(b"x")): [1, 1, 1, 1]}, strings=[(ITEM, "x")])
     client = world.serve()
     world.served(client, number)
     raw = {"content-type": "application/octet-stream"}
@@ -132,21 +125,21 @@ def test_raw_ids_are_for_integer_features(world):
 
 
 def test_neighbors_carry_their_texts(world):
-    world.log.start()
+    world.log.start_epoch()
     names = ["here", "near", "far"]
     ids = {name: hash_string(name.encode()) for name in names}
     world.log.publish(
         {(ITEM, ids["here"]): [1, 0, 0, 0], (ITEM, ids["far"]): [-1, 0, 0, 0], (USER, 4): [1, 0, 0, 0]},
-        texts=[(ITEM, "here"), (ITEM, "far")],
+        strings=[(ITEM, "here"), (ITEM, "far")],
     )
     world.log.write_base()
-    number = world.log.publish({(ITEM, ids["near"]): [1, 0.1, 0, 0], (ITEM, 7): [0, 1, 0, 0]}, texts=[(ITEM, "near")])
+    number = world.log.publish({(ITEM, ids["near"]): [1, 0.1, 0, 0], (ITEM, 7): [0, 1, 0, 0]}, strings=[(ITEM, "near")])
     client = world.serve()
     world.served(client, number)
     answer = client.get("/v1/embeddings/item_id/here/neighbors?k=3").json()
     assert [neighbor["id"] for neighbor in answer["neighbors"]] == ["near", 7, "far"]
     assert answer["version"] == number
-    number = world.log.publish(forget=[(ITEM, ids["far"])])
+    number = world.log.publish(forgotten=[(ITEM, ids["far"])])
     world.served(client, number)
     answer = client.get("/v1/embeddings/item_id/here/neighbors?metric=dot").json()
     assert [neighbor["id"] for neighbor in answer["neighbors"]] == ["near", 7]
@@ -156,7 +149,7 @@ def test_neighbors_carry_their_texts(world):
 
 
 def test_predictions_of_instances_and_candidates_agree(world):
-    world.log.start()
+    world.log.start_epoch()
     bias = np.array([0.0, 2.0], np.float32)
     number = world.log.publish({(USER, 1): [1, 2, 3, 4]}, dense={"linear.bias": bias})
     client = world.serve()
@@ -197,7 +190,7 @@ def test_predictions_of_instances_and_candidates_agree(world):
     ],
 )
 def test_a_bad_instance_is_named_by_its_index(world, body, status, index):
-    world.log.start()
+    world.log.start_epoch()
     client = world.serve(max_instances=8)
     world.served(client, world.log.number)
     answer = client.post("/v1/predict", json=body)
@@ -207,7 +200,7 @@ def test_a_bad_instance_is_named_by_its_index(world, body, status, index):
 
 
 def test_a_demand_gets_fresh_data_or_a_clear_refusal(world):
-    world.log.start()
+    world.log.start_epoch()
     number = world.log.publish({(USER, 1): [1, 2, 3, 4]}, complete_until_ms=1_000)
     client = world.serve()
     world.served(client, number)
@@ -256,7 +249,7 @@ def test_every_refusal_has_one_form(world):
 
 def test_tokens_guard_a_server(world, monkeypatch):
     monkeypatch.setenv("SPRINGTIDE_TOKENS", "read=reader-secret;predict=predict-secret;admin=admin-secret")
-    world.log.start()
+    world.log.start_epoch()
     client = world.serve()
     reader, admin = ({"Authorization": f"Bearer {name}-secret"} for name in ("reader", "admin"))
     assert client.get("/readyz").status_code in (200, 503)
@@ -283,7 +276,7 @@ def test_tokens_guard_a_server(world, monkeypatch):
 
 def test_status_joins_the_trainers_words_with_measurements(world):
     client = world.serve()
-    world.log.start()
+    world.log.start_epoch()
     world.served(client, world.log.number)
     now_ms = world.log.meta().created_ms
     number = world.log.publish(record_ms=[now_ms - 200, now_ms - 100])
@@ -312,7 +305,7 @@ def test_status_joins_the_trainers_words_with_measurements(world):
 
 
 def test_versions_that_passed_before_the_server_do_not_count_as_fresh(world):
-    world.log.start()
+    world.log.start_epoch()
     number = world.log.publish(record_ms=[1, 2, 3])
     client = world.serve()
     world.served(client, number)
@@ -359,7 +352,7 @@ def in_a_process(world, on_listening):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_process_with_0_even_while_streams_are_open(world, number):
-    world.log.start()
+    world.log.start_epoch()
     hears, tells = os.pipe()
     pid = in_a_process(world, lambda url: os.write(tells, url.encode()))
     with httpx.Client(base_url=os.read(hears, 100).decode(), timeout=20) as client:
@@ -374,7 +367,7 @@ def test_a_signal_ends_the_process_with_0_even_while_streams_are_open(world, num
 
 
 def test_a_servers_process_gives_the_event_loop_way_soon(world):
-    world.log.start()
+    world.log.start_epoch()
     hears, tells = os.pipe()
 
     def told(url):
@@ -406,7 +399,7 @@ def test_what_the_first_view_brings_is_no_work_for_the_collector(world):
     pid = in_a_process(world, told)
     os.close(tells)
     assert os.read(hears, 100) == b"listens "
-    world.log.start()
+    world.log.start_epoch()
     assert os.read(hears, 100) == b"frozen"
     os.waitpid(pid, 0)
     os.close(hears)

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -12,18 +11,13 @@ import pytest
 from springtide_client.errors import LogError
 from springtide_client.follow.follower import Follower
 from springtide_client.http.http_log import HttpLog
-from toy_server import TOKEN, ToyServer
+
+from tests.client.toy_server import TOKEN, ToyServer
+from tests.support.waiting import wait_until
 
 
 def row(log, seed: int):
     return np.full(log.dim, seed, np.float32), seed, 1000 + seed
-
-
-def wait_until(check: Callable[[], object], *, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def follows(follower: Follower, number: int) -> Callable[[], bool]:

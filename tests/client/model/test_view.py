@@ -51,9 +51,9 @@ def assert_equals_dictionary(view: View, log, keys=KEYS) -> None:
             np.testing.assert_array_equal(info.pop("vector"), value)
             assert info == {"status": "known", "count": count, "last_seen_ms": seen}
         else:
-            assert code == (FORGOTTEN if key in log.marks else UNKNOWN)
+            assert code == (FORGOTTEN if key in log.tombstones else UNKNOWN)
             assert np.isnan(found).all()
-            assert info["status"] == ("forgotten" if key in log.marks else "unknown")
+            assert info["status"] == ("forgotten" if key in log.tombstones else "unknown")
             assert info["vector"] is None
 
 

@@ -19,20 +19,13 @@ from app.serving.feed.snapshot_cache import SnapshotCache
 from app.serving.http.errors import ApiError
 from app.version_log.export.snapshot_file import view_at_version
 from app.version_log.read.id_strings import decode_strings
+from tests.support.waiting import wait_until
 
 USER, ITEM = 0, 1
 
 
-def wait_until(check):
-    for _ in range(4000):
-        if value := check():
-            return value
-        threading.Event().wait(0.005)
-    raise AssertionError("it did not happen in time")
-
-
 def test_versions_are_listed_and_waited_for(world):
-    world.log.start()
+    world.log.start_epoch()
     base = world.log.number
     numbers = [world.log.publish(samples_trained=count) for count in range(5)]
     client = world.serve()
@@ -66,14 +59,14 @@ def test_versions_are_listed_and_waited_for(world):
 
 
 def test_a_new_log_has_its_base_as_a_version(world):
-    world.log.start()
+    world.log.start_epoch()
     client = world.serve()
     world.served(client, world.log.number)
     assert client.get("/v1/versions/latest").json()["version"] == world.log.number
 
 
 def test_the_log_is_a_live_stream_of_its_own_bytes(world):
-    world.log.start()
+    world.log.start_epoch()
     base = world.log.number
     first = world.log.publish({(USER, 1): [1, 2, 3, 4]})
     client = world.serve()
@@ -100,7 +93,7 @@ def test_the_log_is_a_live_stream_of_its_own_bytes(world):
 
 
 def test_a_client_follows_over_http(world, tmp_path):
-    world.log.start()
+    world.log.start_epoch()
     world.log.publish({(USER, 1): [1, 2, 3, 4]})
     client = world.serve()
     world.served(client, world.log.number)
@@ -118,7 +111,7 @@ def test_a_client_follows_over_http(world, tmp_path):
 
 
 def test_a_base_is_sent_file_by_file(world):
-    world.log.start()
+    world.log.start_epoch()
     world.log.publish({(USER, 1): [1, 2, 3, 4]})
     path = world.log.write_base()
     client = world.serve()
@@ -146,12 +139,12 @@ def test_a_base_is_sent_file_by_file(world):
 
 
 def test_a_snapshot_is_the_model_at_one_version(world):
-    world.log.start()
+    world.log.start_epoch()
     world.log.publish(
         {(USER, row_id): [row_id, 1, 1, 1] for row_id in range(500)}, dense={"linear.bias": np.ones(2, "f4")}
     )
     world.log.write_base()
-    old = world.log.publish({(USER, 3): [9, 9, 9, 9], (ITEM, 8): [8, 8, 8, 8]}, forget=[(USER, 4)])
+    old = world.log.publish({(USER, 3): [9, 9, 9, 9], (ITEM, 8): [8, 8, 8, 8]}, forgotten=[(USER, 4)])
     client = world.serve()
     world.served(client, old)
     answer = client.get("/v1/snapshot")
@@ -183,9 +176,9 @@ def test_a_snapshot_is_the_model_at_one_version(world):
 
 
 def test_a_snapshot_outlives_the_base_of_its_view(world, tmp_path):
-    world.log.start()
+    world.log.start_epoch()
     old = world.log.path / f"base-{world.log.number:020d}"
-    number = world.log.publish({(USER, 1): [1, 2, 3, 4]}, texts=[(USER, "x")])
+    number = world.log.publish({(USER, 1): [1, 2, 3, 4]}, strings=[(USER, "x")])
     directory = LogDirectory(world.log.path)
     view = view_at_version(directory, number)
 
@@ -206,11 +199,11 @@ def test_a_snapshot_outlives_the_base_of_its_view(world, tmp_path):
 
 
 def test_a_snapshot_names_the_texts_of_its_living_rows(world):
-    world.log.start()
+    world.log.start_epoch()
     shoe, hat = (hash_string(text.encode()) for text in ("shoe", "hat"))
-    world.log.publish({(ITEM, shoe): [1, 1, 1, 1]}, texts=[(ITEM, "shoe")])
-    both = world.log.publish({(ITEM, hat): [2, 2, 2, 2]}, texts=[(ITEM, "hat"), (ITEM, "never learned")])
-    one = world.log.publish(forget=[(ITEM, shoe)])
+    world.log.publish({(ITEM, shoe): [1, 1, 1, 1]}, strings=[(ITEM, "shoe")])
+    both = world.log.publish({(ITEM, hat): [2, 2, 2, 2]}, strings=[(ITEM, "hat"), (ITEM, "never learned")])
+    one = world.log.publish(forgotten=[(ITEM, shoe)])
     client = world.serve()
     world.served(client, one)
 
@@ -229,7 +222,7 @@ def test_a_snapshot_names_the_texts_of_its_living_rows(world):
 
 
 def test_snapshots_on_disk_are_capped(world, tmp_path):
-    world.log.start()
+    world.log.start_epoch()
     cache = tmp_path / "cache"
     client = world.serve(cache_path=str(cache), snapshot_bytes=60_000)
     sizes = []
@@ -254,7 +247,7 @@ def test_snapshots_on_disk_are_capped(world, tmp_path):
 
 
 def test_events_tell_every_new_version(world):
-    world.log.start()
+    world.log.start_epoch()
     client = world.serve()
     world.served(client, world.log.number)
     with client.stream("GET", "/v1/events") as answer:
@@ -277,7 +270,7 @@ def test_events_tell_every_new_version(world):
 
 
 def test_who_leaves_at_any_moment_leaves_no_stream_behind(world):
-    world.log.start()
+    world.log.start_epoch()
     client = world.serve()
     world.served(client, world.log.number)
     address = (client.base_url.host, client.base_url.port)
@@ -290,7 +283,7 @@ def test_who_leaves_at_any_moment_leaves_no_stream_behind(world):
 
 
 def test_streams_are_limited_and_end_with_the_server(world):
-    world.log.start()
+    world.log.start_epoch()
     client = world.serve(max_streams=1)
     world.served(client, world.log.number)
     with client.stream("GET", f"/v1/log?after={world.log.number}") as answer:

@@ -58,8 +58,8 @@ def same_but_for_time(one, other) -> bool:
 
 @pytest.fixture
 def client(world):
-    world.log.start()
-    number = world.log.publish({(USER, 1): [1, 2, 3, 4], (USER, 2): [0.1, 0, -0.3, 1e-7]}, forget=[(USER, 9)])
+    world.log.start_epoch()
+    number = world.log.publish({(USER, 1): [1, 2, 3, 4], (USER, 2): [0.1, 0, -0.3, 1e-7]}, forgotten=[(USER, 9)])
     made = world.serve(max_ids=2000)
     world.served(made, number)
     return made
@@ -115,7 +115,7 @@ def test_a_newer_version_is_seen_at_once_and_old_promises_are_checked_again(worl
     assert (status, msgspec.json.decode(body)["error"]["code"]) == (503, "too_stale")
     assert headers["retry-after"] == "1"
     assert len(answered) == 2
-    text = world.log.publish({(USER, hash_string(b"x")): [1, 1, 1, 1]}, texts=[(USER, "x")])
+    text = world.log.publish({(USER, hash_string(b"x")): [1, 1, 1, 1]}, strings=[(USER, "x")])
     world.served(client, text)
     assert connection.ask(plain)[0] == 415
     refused = re.findall(r'springtide_refused_total\{reason="max_staleness"\} (\d+)', client.get("/metrics").text)
@@ -187,7 +187,7 @@ def test_a_body_that_the_parser_sees_elsewhere_is_never_known(client, answered, 
 
 def test_a_token_is_part_of_what_is_known(world, monkeypatch, answered, connect) -> None:
     monkeypatch.setenv("SPRINGTIDE_TOKENS", "read=reader-secret")
-    world.log.start()
+    world.log.start_epoch()
     client = world.serve()
     headers = ["Authorization: Bearer reader-secret"]
     reader = connect(client)

@@ -2,19 +2,13 @@
 
 import logging
 import socket
-import time
 
 import pytest
 
+from tests.support.waiting import wait_until
+
 USER = 0
 JSON = "application/json"
-
-
-def wait_until(check) -> None:
-    deadline = time.monotonic() + 20
-    while not check():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 class Asker:
@@ -66,7 +60,7 @@ def connect():
 @pytest.fixture
 def serving(world):
     def start(**limits):
-        world.log.start()
+        world.log.start_epoch()
         number = world.log.publish({(USER, 1): [1, 2, 3, 4]})
         client = world.serve(**limits)
         world.served(client, number)

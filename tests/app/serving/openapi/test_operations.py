@@ -17,7 +17,7 @@ from springtide_client.keys import hash_string
 
 from app.serving.openapi.operations import OPERATIONS
 from app.serving.openapi.schemas import TEXT
-from tests.app.serving.conftest import ToyLog, World
+from tests.app.serving.conftest import World, new_log
 
 NUM_EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "6"))
 STREAMS = ("/v1/log", "/v1/events")
@@ -52,10 +52,10 @@ class Served:
     """A server with a few rows, and its page."""
 
     def __init__(self, world) -> None:
-        world.log.start()
+        world.log.start_epoch()
         world.log.write_status(orders=["forget", "limits", "rollback"])
         rows = {(USER, n): [1, n, 2, 3] for n in range(-1, 6)} | {(ITEM, hash_string(b"a")): [1, 2, 3, 4]}
-        self.version = world.log.publish(rows, texts=[(ITEM, "a")], forget=[(USER, 9)])
+        self.version = world.log.publish(rows, strings=[(ITEM, "a")], forgotten=[(USER, 9)])
         client = world.serve(max_ids=50, max_instances=50)
         world.served(client, self.version)
         self.url = str(client.base_url).rstrip("/")
@@ -78,8 +78,8 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory, archive):
-    world = World(ToyLog(tmp_path_factory.mktemp("contract") / "log", archive))
+def served(tmp_path_factory):
+    world = World(new_log(tmp_path_factory.mktemp("contract") / "log"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPRINGTIDE_TOKENS", "admin=admin-secret")
         made = Served(world)

@@ -29,7 +29,7 @@ def test_a_trainer_that_says_nothing_of_a_gate_has_no_metrics_of_it():
 
 def test_a_gate_that_closes_is_an_event(world):
     client = world.serve()
-    world.log.start()
+    world.log.start_epoch()
     number = world.log.publish({(0, 1): [1, 2, 3, 4]})
     world.served(client, number)
     world.log.write_status(gate=HOLDING | {"state": "open", "trips": 0})

@@ -32,7 +32,7 @@ def dump(url, profile):
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the dashboard is not looked at")
 def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
-    world.log.start()
+    world.log.start_epoch()
     number = world.log.publish(record_ms=[1])
     world.log.write_status(
         name="films",

@@ -9,6 +9,7 @@ from springtide_client.schema import Schema
 from app.serving.http.errors import ApiError
 from app.serving.predict.micro_batcher import MicroBatcher
 from app.serving.predict.request import Instances
+from tests.support.waiting import wait_until_async
 
 SCHEMA = Schema(labels=("click",), categorical=("item_id",), multi_value=("genres",), dense=("age",))
 
@@ -36,11 +37,6 @@ def instances(*ages, **context):
     return Instances([{"age": age} for age in ages], context)
 
 
-async def until(event):
-    while not event.is_set():
-        await asyncio.sleep(0.001)
-
-
 def scoring(work, **settings):
     """Run work(scorer, score); score(view, instances) is begun before it returns."""
 
@@ -65,7 +61,7 @@ def test_what_waits_goes_into_one_call_and_each_gets_its_own_answer():
         view = View()
         view.go.clear()
         first = await begin(view, instances(1))
-        await until(view.began)
+        await wait_until_async(view.began.is_set)
         waiting = [await begin(view, instances(*ages, item_id=7, genres=[2, 3])) for ages in ((2, 3), (4,), (5, 6))]
         bad = await begin(view, Instances([{"age": 7}, {"age": "old"}], {}))
         view.go.set()
@@ -87,7 +83,7 @@ def test_a_call_has_one_view_and_a_bounded_number_of_rows():
         old, new = View(), View()
         old.go.clear()
         tasks = [await begin(old, instances(0))]
-        await until(old.began)
+        await wait_until_async(old.began.is_set)
         tasks += [await begin(old, instances(1, 2)), await begin(old, instances(3, 4))]
         tasks += [
             await begin(new, instances(5)),
@@ -117,7 +113,7 @@ def test_one_more_than_may_wait_is_refused_and_so_is_who_waits_at_the_end():
         view = View()
         view.go.clear()
         first = await begin(view, instances(1))
-        await until(view.began)
+        await wait_until_async(view.began.is_set)
         second, third = await begin(view, instances(2)), await begin(view, instances(3))
         with pytest.raises(ApiError, match="waiting"):
             await third

@@ -4,6 +4,7 @@ import socket
 import pytest
 
 from app.serving.server.accept_balancer import AcceptBalancer, ConnectionCounts
+from tests.support.waiting import wait_until_async
 
 
 class Guest(asyncio.Protocol):
@@ -18,12 +19,6 @@ def opened(crowd, worker, listener, room):
     door = AcceptBalancer(crowd, worker)
     door.start(listener, lambda: len(room), lambda: Guest(room))
     return door
-
-
-async def until(check):
-    async with asyncio.timeout(20):
-        while not check():
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -56,11 +51,11 @@ def test_connections_that_come_together_are_shared_out(house):
         crowd = ConnectionCounts()
         doors = [opened(crowd, worker, listeners[worker], rooms[worker]) for worker in (0, 1)]
         knock(8)
-        await until(lambda: sum(map(len, rooms)) == 8)
+        await wait_until_async(lambda: sum(map(len, rooms)) == 8)
         assert [len(room) for room in rooms] == [4, 4]
         doors[0].close()
         knock(3)
-        await until(lambda: sum(map(len, rooms)) == 11)
+        await wait_until_async(lambda: sum(map(len, rooms)) == 11)
         assert [len(room) for room in rooms] == [4, 7]
         close(doors, rooms)
 
@@ -75,7 +70,7 @@ def test_what_the_emptiest_does_not_take_is_taken_by_another(house):
         crowd.set(7, 0)  # it hangs
         door = opened(crowd, 0, listeners[0], rooms[0])
         knock(3)
-        await until(lambda: len(rooms[0]) == 3)
+        await wait_until_async(lambda: len(rooms[0]) == 3)
         crowd.remove(7)
         assert crowd.lowest() == 3
         close([door], rooms)

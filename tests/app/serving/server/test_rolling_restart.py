@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -13,17 +12,9 @@ import pytest
 
 from app.serving.config import ServeConfig
 from app.serving.server.serve import serve
+from tests.support.waiting import wait_until
 
 USER = 0
-
-
-def wait_until(check, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := check():
-            return value
-        time.sleep(0.02)
-    raise AssertionError("it did not happen in time")
 
 
 class Running:
@@ -117,7 +108,7 @@ class Askers:
 
 @pytest.fixture
 def running(world):
-    world.log.start()
+    world.log.start_epoch()
     world.log.publish({(USER, 1): [1, 2, 3, 4]})
     made = Running(world.log, 2)
     yield made

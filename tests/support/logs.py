@@ -1,60 +1,88 @@
-"""A log directory written by hand, as its specification says, beside a dictionary that knows what it must mean."""
+"""A log written by hand, byte by byte as its format says, beside a dictionary of what it must mean.
+
+Uses none of the trainer's writing code, so that it can test what reads logs. Logs by the real writer: `writer_logs.py`.
+"""
 
 import json
 import struct
+import time
 import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import VersionMeta, encode_record
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_string, mix_keys
 from springtide_client.schema import Schema
 
-Key = tuple[int, int]
+Key = tuple[int, int]  # feature number, id
 Row = tuple[np.ndarray, int, int]  # value, count, last seen
+Tensors = dict[str, np.ndarray]
 
 DTYPES = {"float32": "F32", "int64": "I64", "uint16": "U16", "uint64": "U64", "uint8": "U8"}
 
 
-def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    header, blobs, at = {}, [], 0
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def write_safetensors(path: Path, tensors: Tensors) -> None:
+    """Write the arrays as a safetensors file."""
+    header, blobs, offset = {}, [], 0
     for name, array in tensors.items():
         blob = np.ascontiguousarray(array).tobytes()
         header[name] = {
             "dtype": DTYPES[array.dtype.name],
             "shape": list(array.shape),
-            "data_offsets": [at, at + len(blob)],
+            "data_offsets": [offset, offset + len(blob)],
         }
         blobs.append(blob)
-        at += len(blob)
+        offset += len(blob)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
 
 
-class ToyLog:
-    """One log, one trainer epoch at a time."""
+class HandWrittenLog:
+    """One log, one trainer epoch at a time.
 
-    def __init__(self, path: Path, schema: Schema, archive: bytes, *, dim: int = 4, seed: int = 7) -> None:
+    `wall_clock`: versions carry the present time; else each is 100 ms later than the one before, from a fixed start.
+    `start`: begin the first epoch at once; else the folder does not exist before `start_epoch`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        archive: bytes,
+        *,
+        dim: int = 4,
+        seed: int = 7,
+        wall_clock: bool = False,
+        start: bool = True,
+    ) -> None:
         self.path, self.schema, self.archive = path, schema, archive
         self.dim, self.seed, self.init_scale = dim, seed, 0.05
         self.rows: dict[Key, Row] = {}
-        self.marks: set[Key] = set()
-        self.dense: dict[str, np.ndarray] = {}
+        self.tombstones: set[Key] = set()
+        self.id_strings: dict[Key, bytes] = {}
+        self.dense: Tensors = {}
         self.sketch: np.ndarray | None = None
         self.admission: dict[str, int] = {}
         self.dtype = "float32"
         self.number, self.checksum = 0, 0
-        self.now_ms = 1_700_000_000_000
-        path.mkdir(parents=True, exist_ok=True)
-        self.sealed: list[dict] = []
-        self.epoch = 0
-        self.start_epoch()
+        self.wall_clock, self.now_ms = wall_clock, 1_700_000_000_000
+        self.sealed: list[dict[str, Any]] = []
+        self.epoch = self.count = 0
+        if start:
+            self.start_epoch()
 
     def start_epoch(self) -> None:
-        """Claim, seal the predecessor, begin an own segment; the first one writes the empty base."""
+        """Claim the next epoch, seal the predecessor, begin a segment; the first epoch writes the empty base."""
+        self.path.mkdir(parents=True, exist_ok=True)
         predecessor = self.segment if self.epoch else None
         self.epoch += 1
         (self.path / f"epoch-{self.epoch:010d}.claim").touch()
@@ -71,48 +99,59 @@ class ToyLog:
         return self.path / f"seg-{self.epoch:010d}-{0:06d}.log"
 
     def write_manifest(self) -> None:
-        tip = {"number": self.number, "checksum": self.checksum}
+        """Publish the manifest of the present epoch."""
         document = {
             "epoch": self.epoch,
             "sealed": self.sealed,
             "base": self.newest_base,
-            "tip": tip,
+            "tip": {"number": self.number, "checksum": self.checksum},
             "schema": json.loads(self.schema.to_json()),
             "fingerprint": self.schema.fingerprint(),
         }
-        unfinished = self.path / ".tmp-manifest"
-        unfinished.write_bytes(encode_checksummed_json(document))
-        unfinished.rename(self.path / f"manifest-{self.epoch:010d}.json")
+        draft = self.path / ".tmp-manifest"
+        draft.write_bytes(encode_checksummed_json(document))
+        draft.rename(self.path / f"manifest-{self.epoch:010d}.json")
+
+    def write_status(self, **changes: object) -> None:
+        """Publish the trainer's status file."""
+        document = {"trainer": "running", "reason": "", "updated_ms": wall_ms(), "clean_end": False} | changes
+        draft = self.path / ".tmp-status"
+        draft.write_text(json.dumps(document))
+        draft.rename(self.path / f"status-{max(1, self.epoch):010d}.json")
 
     def meta(self, **changes: object) -> VersionMeta:
-        facts: dict = {
+        """Return the meta of a version of the present time, with some fields changed."""
+        if self.wall_clock:
+            self.now_ms = wall_ms()
+        fields: dict[str, Any] = {
             "created_ms": self.now_ms,
             "complete_until_ms": self.now_ms,
-            "samples_trained": 0,
-            "step": 0,
-            "positions": {},
-            "event_clock_ms": 0,
-            "expiry_cutoffs": {},
             "fingerprint": self.schema.fingerprint(),
-            "scores": {},
-            "dead_letters": {},
-            "record_ms": [],
-            "executed_commands": [],
-            "trainer": {},
         }
-        return VersionMeta(**facts | changes)
+        return VersionMeta(**fields | changes)
+
+    def publish(self, vectors: Mapping[Key, Any] | None = None, **version: Any) -> int:
+        """Append a version with these vectors, each seen once and now; the rest as in `append`."""
+        now_ms = wall_ms() if self.wall_clock else self.now_ms
+        rows = {key: (np.array(vector, np.float32), 1, now_ms) for key, vector in (vectors or {}).items()}
+        return self.append(rows, **version)
 
     def append(
         self,
         rows: dict[Key, Row] | None = None,
-        forgotten: list[Key] = [],  # noqa: B006
-        dense: dict[str, np.ndarray] | None = None,
+        forgotten: Iterable[Key] = (),
+        dense: Tensors | None = None,
         seen: dict[Key, int] | None = None,
+        strings: Iterable[tuple[int, str]] = (),
         **meta: object,
     ) -> int:
-        """One version: forgetting, then rows; returns its number."""
-        rows = rows or {}
-        tensors: dict[str, np.ndarray] = {}
+        """Append a version and return its number; forgetting applies before rows.
+
+        `seen`: counts for the admission sketch; `strings`: (feature, string) of ids that are hashed strings.
+        """
+        rows, forgotten, dense = rows or {}, list(forgotten), dense or {}
+        new_strings = {(feature, hash_string(text.encode())): text.encode() for feature, text in strings}
+        tensors: Tensors = {}
         if rows:
             tensors |= {
                 "rows.feature": np.array([feature for feature, _ in rows], np.uint16),
@@ -120,16 +159,18 @@ class ToyLog:
                 "rows.value": np.array([value for value, _, _ in rows.values()], np.float32).reshape(-1, self.dim),
                 "rows.state": np.zeros((len(rows), 1), np.float32),
                 "rows.count": np.array([count for _, count, _ in rows.values()], np.int64),
-                "rows.last_seen": np.array([seen for _, _, seen in rows.values()], np.int64),
+                "rows.last_seen": np.array([last_seen for _, _, last_seen in rows.values()], np.int64),
             }
         if forgotten:
             tensors |= {
                 "forgotten.feature": np.array([feature for feature, _ in forgotten], np.uint16),
                 "forgotten.id": np.array([row_id for _, row_id in forgotten], np.int64),
             }
-        tensors |= {f"dense.{name}": array for name, array in (dense or {}).items()}
+        if new_strings:
+            tensors |= string_tensors(new_strings, "texts.")
+        tensors |= {f"dense.{name}": array for name, array in dense.items()}
         if seen:
-            tensors |= self.count_in(seen)
+            tensors |= self.add_to_sketch(seen)
         if self.sketch is not None:
             meta = {"sketch_blocks": len(self.sketch), "admission": self.admission} | meta
         tensors["state.optimizer.step"] = np.zeros(1, np.float32)
@@ -142,14 +183,15 @@ class ToyLog:
         self.number, self.checksum = number, checksum
         for key in forgotten:
             self.rows.pop(key, None)
-            self.marks.add(key)
+            self.tombstones.add(key)
         self.rows |= rows
-        self.marks -= set(rows)
-        self.dense |= dense or {}
+        self.tombstones -= set(rows)
+        self.id_strings |= new_strings
+        self.dense |= dense
         return number
 
-    def count_in(self, seen: dict[Key, int]) -> dict[str, np.ndarray]:
-        """The keys in the sketch, each at least so often; the blocks that changed."""
+    def add_to_sketch(self, seen: dict[Key, int]) -> Tensors:
+        """Raise the counts of the keys in the sketch, and return the blocks that changed."""
         if self.sketch is None:
             self.sketch = np.zeros((32, 64), np.uint8)
         blocks = set()
@@ -157,15 +199,15 @@ class ToyLog:
             mixed = int(mix_keys(np.array([feature], np.uint16), np.array([row_id], np.int64))[0])
             block = (mixed >> 32) * len(self.sketch) >> 32
             for i in range(4):
-                at = 4 + ((mixed >> 8 * i & 255) * 60 >> 8)
-                self.sketch[block, at] = max(self.sketch[block, at], count)
+                cell = 4 + ((mixed >> 8 * i & 255) * 60 >> 8)
+                self.sketch[block, cell] = max(self.sketch[block, cell], count)
             blocks.add(block)
         numbers = np.array(sorted(blocks), np.int64)
         return {"sketch.block": numbers[::-1], "sketch.bytes": self.sketch[numbers[::-1]]}
 
     def write_base(self) -> Path:
-        """The present as a base; marks of forgotten ids end in it."""
-        self.marks.clear()
+        """Write the present state as a base and return its folder; tombstones end in it."""
+        self.tombstones.clear()
         keys = list(self.rows)
         features = np.array([feature for feature, _ in keys], np.uint16)
         ids = np.array([row_id for _, row_id in keys], np.int64)
@@ -187,6 +229,8 @@ class ToyLog:
         write_safetensors(folder / "optimizer.safetensors", {"state": np.zeros((len(keys), 1), np.float32)})
         dense = {f"dense.{name}": np.asarray(array) for name, array in self.dense.items()}
         write_safetensors(folder / "dense.safetensors", dense | {"state.step": np.zeros(1, np.float32)})
+        if self.id_strings:
+            write_safetensors(folder / "texts.safetensors", string_tensors(self.id_strings, ""))
         meta = self.meta()
         if self.sketch is not None:
             write_safetensors(folder / "sketch.safetensors", {"sketch.bytes": self.sketch})
@@ -219,3 +263,15 @@ class ToyLog:
         folder.rename(path)
         self.newest_base = {"number": self.number, "checksum": self.checksum}
         return path
+
+
+def string_tensors(strings: Mapping[Key, bytes], prefix: str) -> Tensors:
+    """Return the arrays that hold these strings by key, in the order of their keys."""
+    keys = sorted(strings)
+    lengths = [len(strings[key]) for key in keys]
+    return {
+        f"{prefix}feature": np.array([feature for feature, _ in keys], np.uint16),
+        f"{prefix}id": np.array([row_id for _, row_id in keys], np.int64),
+        f"{prefix}offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        f"{prefix}bytes": np.frombuffer(b"".join(strings[key] for key in keys), np.uint8),
+    }
