@@ -1,4 +1,19 @@
-// A slot for every key that has none: the second half of find_or_insert. README.md says why no lock is needed.
+// A slot for every key that has none: the second half of find_or_insert, without locks and without retries.
+//
+// Launches on one stream, in this order:
+// 1. `locate` (find.cu) reads digests, ids and features, which nothing writes meanwhile, and touches the keys present.
+//    A key is present once and unique in the call, so each score word has one writer.
+// 2. The other keys are sorted by bucket. The sort is stable: a bucket's keys are adjacent, in the order of the batch.
+// 3. `place`: the warp that sees a bucket's first key inserts all keys of that bucket, one after another, with digests
+//    and scores in registers. A bucket has one first key, hence one writer, and no other warp reads it. `__syncwarp`
+//    between two keys makes what one lane wrote visible to the others.
+// 4. `place_elsewhere`, one block, only where every slot of a bucket was protected: those keys, in the order of the
+//    batch, get the free overflow rows, lowest first. Only the places of their hash table are contended
+//    (compare-and-swap); which place a row gets depends on who wins, whether it is found does not.
+// 5. New keys and victims are compacted in the order of the batch by counting.
+//
+// So the same calls give the same bytes; with a lock per bucket the keys of a bucket would be inserted in the order in
+// which warps win. The price is the sort, and that a million keys of one bucket are inserted by one warp.
 #include "bucket.cuh"
 #include "compact.cuh"
 
