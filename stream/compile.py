@@ -6,7 +6,7 @@ import numpy as np
 
 from kernels.compile_cache import remove_stale_cache
 from stream.decode.decoder import compile_parser
-from stream.kafka.raw_parse import parse_batches
+from stream.kafka.record_batches import parse_batches
 
 
 def main() -> None:

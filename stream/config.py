@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stream.broker.embedded import require_broker
-from stream.kafka.consumer import KafkaConfig
+from stream.kafka.config import KafkaConfig
 
 ON_RESET = ("fail", "earliest", "latest")
 

@@ -1,14 +1,17 @@
-"""One connection of a source: from the first look at the topic until something is lost. Knows no queue."""
+"""The loop that reads one topic through one connection, until the connection or the topic is lost.
+
+It checks that the topic is still the same one, decodes, merges partitions by event time, and fills the queue.
+"""
 
 import logging
+import threading
 import time
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 import numpy as np
 
-from stream.columns import Columns
 from stream.config import SourceConfig
+from stream.decode.pipeline import DecodePipeline
 from stream.errors import (
     BrokerUnavailableError,
     OffsetOutOfRangeError,
@@ -17,215 +20,254 @@ from stream.errors import (
     TopicNotFoundError,
     TopicResetError,
 )
+from stream.flow.column_queue import ColumnQueue
 from stream.flow.event_time_merge import EventTimeMerge
-from stream.kafka.admin import Admin, Topic, unreachable_reason
+from stream.flow.freshness import FreshnessTracker
+from stream.kafka.admin import Admin, Topic
+from stream.kafka.check import unreachable_reason
 from stream.kafka.consumer import PartitionConsumer
-from stream.kafka.offset_gaps import cut
 from stream.positions import Partition, Position
 from stream.records import RawRecords
+from stream.source_status import SourceStatus
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
-# the topic's id is looked at after a fetch: what was fetched before a look is of the topic the look shows
-LOOK_SECONDS, IDLE_LOOK_SECONDS = 0.02, 0.5
-REFILL_RECORDS = 200_000  # more than a partition can take within LOOK_SECONDS: 10 million records a second
-HOLD_SECONDS = 2.0  # how long a silent partition holds the others back
+# the topic's id is checked after a fetch: what was fetched before a check belongs to the topic that the check finds
+TOPIC_CHECK_SECONDS, IDLE_TOPIC_CHECK_SECONDS = 0.02, 0.5
+# more than a partition can receive within TOPIC_CHECK_SECONDS: 10 million records a second
+REFILL_RECORDS = 200_000
+MAX_HOLD_SECONDS = 2.0  # how long a partition that is behind and silent holds back the others
 REPORT_SECONDS = 1.0
 
 
 class TopicChangedError(RetriableError):
-    """Begin a new session at once."""
-
-
-class Owner(Protocol):
-    """What a session tells its source."""
-
-    @property
-    def closing(self) -> bool: ...
-    def is_reading(self) -> None: ...
-    def decode(self, raw: RawRecords, topic_id: str) -> Columns: ...
-    def deliver(self, columns: Columns) -> None: ...
-    def mark(self, wall_ms: int, ends: Mapping[Partition, Position]) -> None: ...
-    def topic_was_reset(self, why: str) -> None: ...
+    """The topic was re-created, or positions were reset: run the loop again at once."""
 
 
 class ConsumerLoop:
-    """Reads on from `positions`, which outlive the connection. run() returns when closed or finished, else raises."""
+    """Reads from `positions` on, which outlive the connection, into the queue.
 
-    def __init__(self, config: SourceConfig, positions: dict[Partition, Position], owner: Owner) -> None:
+    run() belongs to the reading thread. stop_at(), stop_at_end(), report_offsets() and the properties may be used by
+    any thread.
+    """
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        positions: Mapping[Partition, Position],
+        *,
+        decoder: DecodePipeline,
+        queue: ColumnQueue,
+        freshness: FreshnessTracker,
+        status: SourceStatus,
+        closing: threading.Event,
+    ) -> None:
         self.config = config
-        self.positions = positions  # the next offset to fetch; what was fetched is in the merge or with the owner
-        self.owner = owner
-        self.start_positions: dict[Partition, Position] = {}  # where reading began in the topic as it is
+        self.positions = dict(positions)  # the next offsets to fetch; what was fetched is in the merge or in the queue
         self.ends: dict[Partition, int] = {}
-        self.stop_at: dict[Partition, int] | None = None
-        self.stop_requested_at: float | None = None
-        self.offsets_to_report: dict[Partition, int] | None = None
-        self.merge = EventTimeMerge()
-        self._last_record: dict[Partition, float] = {}
-        self._looked = self._progressed = self._reported = 0.0
+        self.stop_offsets: dict[Partition, int] | None = None
+        self._start_positions: dict[Partition, Position] = {}  # where reading began in the topic as it is now
+        self._stop_requested_at: float | None = None
+        self._offsets_to_report: dict[Partition, int] | None = None
+        self._decoder, self._queue, self._freshness = decoder, queue, freshness
+        self._status, self._closing = status, closing
+        self._merge = EventTimeMerge()
+        self._last_record_at: dict[Partition, float] = {}
+        self._checked_at = self._progressed_at = self._reported_at = 0.0
+
+    def stop_at(self, offsets: Mapping[Partition, int]) -> None:
+        """Read nothing at or after these offsets, and end there."""
+        self.stop_offsets = dict(offsets)
+
+    def stop_at_end(self) -> None:
+        """End where the partitions end when the broker is next asked."""
+        self._stop_requested_at = time.monotonic()
+
+    def report_offsets(self, offsets: Mapping[Partition, int]) -> None:
+        """Commit these offsets to the consumer group, at most once per REPORT_SECONDS."""
+        self._offsets_to_report = dict(offsets)
+
+    def idle_partitions(self, seconds: float) -> set[Partition]:
+        """The partitions that are read to their end and have had no record for this long."""
+        now = time.monotonic()
+        return {
+            partition
+            for partition, end in self.ends.items()
+            if self._offset(partition) >= end and now - self._last_record_at.get(partition, 0.0) > seconds
+        }
+
+    def current_positions(self, positions: Mapping[Partition, Position]) -> dict[Partition, Position]:
+        """These positions in the topic as it is now: positions in an older topic become where reading began."""
+        current = dict(self._start_positions)
+        for partition, start in current.items():
+            position = positions.get(partition, start)
+            if position.topic_id == start.topic_id:
+                current[partition] = position
+        return current
 
     def run(self) -> None:
-        """1. Find the broker. 2. Find the topic. 3. Settle where to begin. 4. Read until something ends it."""
+        """1. Find the broker. 2. Find the topic. 3. Resolve the positions. 4. Read until something ends it.
+
+        Returns when closed or when the stop offsets are reached. Raises TopicChangedError to be run again at once,
+        another RetriableError to be run again later, StreamError when reading cannot go on.
+        """
         kafka = self.config.kafka_config()
         if reason := unreachable_reason(kafka.bootstrap_servers):
             raise BrokerUnavailableError(f"Kafka: {reason}: start the broker, or correct [source] bootstrap_servers")
         with Admin(kafka) as admin:
             topic = admin.require_topic(self.config.topic)
-            self._settle(admin, topic)
-            if self.start_positions.keys() != set(topic.partitions) or any(
-                b.topic_id != topic.id for b in self.start_positions.values()
-            ):
-                self.start_positions = dict(self.positions)
+            self._resolve_positions(admin, topic)
+            started_in = {partition: start.topic_id for partition, start in self._start_positions.items()}
+            if started_in != dict.fromkeys(topic.partitions, topic.id):
+                self._start_positions = dict(self.positions)
             offsets = {partition: self.positions[partition].offset for partition in topic.partitions}
-            reader = PartitionConsumer(kafka, offsets, whole=self.config.uses_embedded_broker)
+            consumer = PartitionConsumer(kafka, offsets, wait_for_gaps=self.config.uses_embedded_broker)
             try:
-                self._looked = self._progressed = time.monotonic()
-                self.owner.is_reading()
-                while not self.owner.closing and not self._finished(topic):
-                    self._pass(reader, admin, topic)
+                self._checked_at = self._progressed_at = time.monotonic()
+                self._status.set_reading()
+                while not self._closing.is_set():
+                    if self._reached_stop_offsets():
+                        self._flush_merge()
+                        break
+                    self._poll_once(consumer, admin, topic)
             finally:
-                reader.close()
+                consumer.close()
 
-    def idle(self, seconds: float) -> set[Partition]:
-        """Partitions at their end without a record for so long."""
-        now = time.monotonic()
-        return {
-            partition
-            for partition, end in self.ends.items()
-            if self._offset(partition) >= end and now - self._last_record.get(partition, 0.0) > seconds
-        }
-
-    def _pass(self, reader: PartitionConsumer, admin: Admin, topic: Topic) -> None:
-        """1. Fetch. 2. Make sure it is still the same topic. 3. Learn its ends. 4. Decode. 5. Hand on in order."""
+    def _poll_once(self, consumer: PartitionConsumer, admin: Admin, topic: Topic) -> None:
+        """1. Fetch. 2. Check that the topic is the same. 3. Update its ends. 4. Decode. 5. Queue by event time."""
         try:
-            raws = reader.poll(POLL_SECONDS)
+            raws = consumer.poll(POLL_SECONDS)
         except OffsetOutOfRangeError as error:
-            self._look(admin, topic)
-            self._reset(admin, topic, str(error), error.partitions or topic.partitions)
-            raise TopicChangedError("the positions begin anew") from None
-        # a look may be spared only where no broker could have refilled a topic made anew so far since the last one
-        in_reach = any(self._offset(raw.partition) < REFILL_RECORDS for raw in raws)
-        self._look(admin, topic, after_seconds=0.0 if in_reach else LOOK_SECONDS if raws else IDLE_LOOK_SECONDS)
-        self._learn_ends(reader, admin, topic)
+            self._check_topic(admin, topic)
+            self._reset_positions(admin, topic, str(error), error.partitions or topic.partitions)
+            raise TopicChangedError("the positions were reset") from None
+        # the check may be skipped only where no broker could have refilled a re-created topic this far since the last
+        is_in_reach = any(self._offset(raw.partition) < REFILL_RECORDS for raw in raws)
+        check_interval = TOPIC_CHECK_SECONDS if raws else IDLE_TOPIC_CHECK_SECONDS
+        self._check_topic(admin, topic, after_seconds=0.0 if is_in_reach else check_interval)
+        self._update_ends(consumer, admin, topic)
         for raw in raws:
-            self._take(raw, topic)
-        behind = {partition for partition in topic.partitions if self._behind(partition)}
+            self._decode(raw, topic)
+        behind = {partition for partition in topic.partitions if self._is_behind(partition)}
         if raws or not behind:
-            self._progressed = time.monotonic()
-        elif time.monotonic() - self._progressed > HOLD_SECONDS:
+            self._progressed_at = time.monotonic()
+        elif time.monotonic() - self._progressed_at > MAX_HOLD_SECONDS:
             behind = set()
-        for columns in self.merge.take(behind):
-            self.owner.deliver(columns)
-        reader.pause(self.merge.partitions_ahead() & set(topic.partitions))
-        self._report(admin)
+        for columns in self._merge.take(behind):
+            self._queue.put(columns)
+        consumer.pause(self._merge.partitions_ahead() & set(topic.partitions))
+        self._report_offsets(admin)
 
-    def _take(self, raw: RawRecords, topic: Topic) -> None:
-        if self.stop_at is not None:
-            raw = cut(raw, self.stop_at.get(raw.partition, raw.end))
+    def _decode(self, raw: RawRecords, topic: Topic) -> None:
+        """Decode records into the merge and move the position past them."""
+        if self.stop_offsets is not None:
+            raw = raw.before(self.stop_offsets.get(raw.partition, raw.end))
         if raw.end <= self._offset(raw.partition):
             return
-        columns = self.owner.decode(raw, topic.id)
+        columns = self._decoder.decode(raw, topic.id)
         num_bytes = int(np.maximum(raw.value_length_N, 0).sum()) + 64 * len(raw)
-        self.merge.add(raw.partition, columns, num_bytes)
+        self._merge.add(raw.partition, columns, num_bytes)
         self.positions[raw.partition] = Position(topic.id, raw.end)
         if len(raw):
-            self._last_record[raw.partition] = time.monotonic()
+            self._last_record_at[raw.partition] = time.monotonic()
 
-    def _look(self, admin: Admin, topic: Topic, *, after_seconds: float = 0.0) -> None:
-        """Make sure the topic is the one that is read, if the last look is so long ago."""
-        if (now := time.monotonic()) - self._looked < after_seconds:
+    def _check_topic(self, admin: Admin, topic: Topic, *, after_seconds: float = 0.0) -> None:
+        """Check that the topic is still the one being read, unless that was checked within `after_seconds`."""
+        if (now := time.monotonic()) - self._checked_at < after_seconds:
             return
-        seen = admin.topic(topic.name)
-        self._looked = now
-        if seen is None:
+        found = admin.topic(topic.name)
+        self._checked_at = now
+        if found is None:
             raise TopicNotFoundError(f"the topic {topic.name!r} has been deleted: create it again")
-        if seen != topic:
+        if found != topic:
             raise TopicChangedError(f"the topic {topic.name!r} has changed")
 
-    def _learn_ends(self, reader: PartitionConsumer, admin: Admin, topic: Topic) -> None:
-        told = reader.ends
-        if not told.keys() >= set(topic.partitions):
+    def _update_ends(self, consumer: PartitionConsumer, admin: Admin, topic: Topic) -> None:
+        """Take over where the partitions end, once all of them have been fetched from."""
+        fetched = consumer.ends
+        if not fetched.keys() >= set(topic.partitions):
             return
-        ends = {partition: told[partition][0] for partition in topic.partitions}
-        asked = min(told[partition][1] for partition in topic.partitions)
+        ends = {partition: fetched[partition].offset for partition in topic.partitions}
+        requested_at = min(fetched[partition].requested_at for partition in topic.partitions)
         for partition, end in ends.items():
             if end < self.positions[partition].offset:
-                self._look(admin, topic)
-                why = f"{partition} ends at {end}, before the position {self.positions[partition].offset}"
-                self._reset(admin, topic, why, [partition])
-                raise TopicChangedError("the positions begin anew")
+                self._check_topic(admin, topic)
+                reason = f"{partition} ends at {end}, before the position {self.positions[partition].offset}"
+                self._reset_positions(admin, topic, reason, [partition])
+                raise TopicChangedError("the positions were reset")
         self.ends = ends
-        asked_ms = int((time.time() - (time.monotonic() - asked)) * 1000)
-        self.owner.mark(asked_ms, {partition: Position(topic.id, end) for partition, end in ends.items()})
-        if self.stop_requested_at is not None and asked >= self.stop_requested_at:
-            self.stop_at, self.stop_requested_at = dict(ends), None
+        requested_ms = int((time.time() - (time.monotonic() - requested_at)) * 1000)
+        self._freshness.observe_ends(
+            requested_ms, {partition: Position(topic.id, end) for partition, end in ends.items()}
+        )
+        if self._stop_requested_at is not None and requested_at >= self._stop_requested_at:
+            self.stop_offsets, self._stop_requested_at = dict(ends), None
 
-    def _settle(self, admin: Admin, topic: Topic) -> None:
-        """Positions for every partition: where they were, at the beginning where there are none, anew if they must."""
+    def _resolve_positions(self, admin: Admin, topic: Topic) -> None:
+        """Give every partition a position: its own, the beginning where it has none, a reset one where it must be."""
         beginnings = admin.beginning_offsets(topic)
-        stale = [
+        outdated = [
             partition
             for partition in topic.partitions
             if topic.id and partition in self.positions and self.positions[partition].topic_id not in ("", topic.id)
         ]
-        if stale:
-            self._reset(admin, topic, f"the topic {topic.name!r} has been made anew", stale)
+        if outdated:
+            self._reset_positions(admin, topic, f"the topic {topic.name!r} has been re-created", outdated)
         for partition in topic.partitions:
             begin = beginnings[partition]
             offset = self.positions[partition].offset if partition in self.positions else begin
             self.positions[partition] = Position(topic.id, offset)
             if offset < begin:
-                self._reset(admin, topic, f"{partition} begins at {begin}, after the position {offset}", [partition])
+                reason = f"{partition} begins at {begin}, after the position {offset}"
+                self._reset_positions(admin, topic, reason, [partition])
 
-    def _reset(self, admin: Admin, topic: Topic, why: str, partitions: Collection[Partition]) -> None:
-        """Begin these anew, where the settings allow it."""
+    def _reset_positions(self, admin: Admin, topic: Topic, reason: str, partitions: Collection[Partition]) -> None:
+        """Start these partitions over at the beginning or the end. Raises TopicResetError if the settings say so."""
         if self.config.on_reset == "fail" and not self.config.uses_embedded_broker:
             raise TopicResetError(
-                f'{why}: set [source] on_reset = "earliest" (learn all that is there) or "latest" (only what comes)'
+                f'{reason}: set [source] on_reset = "earliest" (learn everything the topic holds) '
+                'or "latest" (only new records)'
             )
-        # what was read before comes before the first record after it
-        for columns in self.merge.take(()):
-            self.owner.deliver(columns)
-        latest = self.config.on_reset == "latest" and not self.config.uses_embedded_broker
-        offsets = admin.end_offsets(topic) if latest else admin.beginning_offsets(topic)
+        self._flush_merge()  # what was read before precedes the first record after the reset
+        starts_at_end = self.config.on_reset == "latest" and not self.config.uses_embedded_broker
+        offsets = admin.end_offsets(topic) if starts_at_end else admin.beginning_offsets(topic)
         if set(partitions) == set(topic.partitions):
             self.positions.clear()
         self.positions.update({partition: Position(topic.id, offsets[partition]) for partition in partitions})
         self.ends = {}
-        if self.stop_at is not None:
-            self.stop_at, self.stop_requested_at = None, time.monotonic()
-        told = ", ".join(f"{partition} from {offsets[partition]}" for partition in partitions)
-        self.owner.topic_was_reset(f"{why}; reading {told}")
+        if self.stop_offsets is not None:
+            self.stop_offsets, self._stop_requested_at = None, time.monotonic()
+        starts = ", ".join(f"{partition} from {offsets[partition]}" for partition in partitions)
+        self._status.count_reset(f"{reason}; reading {starts}")
 
-    def _report(self, admin: Admin) -> None:
-        if (
-            self.offsets_to_report is None
-            or self.config.group is None
-            or time.monotonic() - self._reported < REPORT_SECONDS
-        ):
+    def _report_offsets(self, admin: Admin) -> None:
+        is_due = time.monotonic() - self._reported_at >= REPORT_SECONDS
+        if self._offsets_to_report is None or self.config.group is None or not is_due:
             return
-        self._reported = time.monotonic()
-        positions, self.offsets_to_report = self.offsets_to_report, None
+        self._reported_at = time.monotonic()
+        offsets, self._offsets_to_report = self._offsets_to_report, None
         try:
-            admin.report_offsets(self.config.group, positions)
+            admin.report_offsets(self.config.group, offsets)
         except StreamError as error:
-            logger.info("positions were not reported", extra={"group": self.config.group, "why": str(error)})
+            logger.info("offsets not reported", extra={"group": self.config.group, "reason": str(error)})
 
     def _offset(self, partition: Partition) -> int:
         position = self.positions.get(partition)
         return 0 if position is None else position.offset
 
-    def _behind(self, partition: Partition) -> bool:
+    def _is_behind(self, partition: Partition) -> bool:
         end = self.ends.get(partition)
-        if self.stop_at is not None and partition in self.stop_at:
-            end = min(self.stop_at[partition], end if end is not None else self.stop_at[partition])
+        if self.stop_offsets is not None and partition in self.stop_offsets:
+            stop = self.stop_offsets[partition]
+            end = stop if end is None else min(stop, end)
         return end is None or self._offset(partition) < end
 
-    def _finished(self, topic: Topic) -> bool:
-        if self.stop_at is None or any(self._offset(partition) < end for partition, end in self.stop_at.items()):
-            return False
-        for columns in self.merge.take(()):
-            self.owner.deliver(columns)
-        return True
+    def _reached_stop_offsets(self) -> bool:
+        stop = self.stop_offsets
+        return stop is not None and all(self._offset(partition) >= offset for partition, offset in stop.items())
+
+    def _flush_merge(self) -> None:
+        """Queue everything that waits in the merge."""
+        for columns in self._merge.take(()):
+            self._queue.put(columns)

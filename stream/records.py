@@ -1,8 +1,8 @@
-"""What leaves the Kafka door: records of one partition, as bytes and where each stands. Knows no format."""
+"""Undecoded records of one partition: their bytes, timestamps and offsets. Knows no format."""
 
 # N records
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ class RawRecords:
     """Records of one partition in the order of their offsets; keys and values are slices of one buffer.
 
     Record n's value is buffer[value_start_N[n] : value_start_N[n] + value_length_N[n]]; a length of -1 is a null
-    (tombstone). Keys the same. Nothing is copied: the buffer lives as long as this does.
+    (tombstone). Keys likewise. Nothing is copied: the buffer lives as long as this object.
     """
 
     partition: Partition
@@ -26,20 +26,42 @@ class RawRecords:
     key_length_N: npt.NDArray[np.int64]  # -1 = null
     record_ms_N: npt.NDArray[np.int64]
     offset_N: npt.NDArray[np.int64]
-    end: int  # the offset after everything that this holds, gaps of compaction and control records included
+    end: int  # the next offset to read: after these records, compacted offsets and control records
 
     def __len__(self) -> int:
         return len(self.offset_N)
 
     def value(self, n: int) -> bytes | None:
-        """Record n's value, copied out; None for a tombstone."""
+        """A copy of record n's value; None for a tombstone."""
         start, length = int(self.value_start_N[n]), int(self.value_length_N[n])
         return None if length < 0 else self.buffer[start : start + length]
 
     def key(self, n: int) -> bytes | None:
-        """Record n's key, copied out; None where it has none."""
+        """A copy of record n's key; None where it has none."""
         start, length = int(self.key_start_N[n]), int(self.key_length_N[n])
         return None if length < 0 else self.buffer[start : start + length]
+
+    def before(self, offset: int) -> "RawRecords":
+        """The records before an offset, which becomes the end; all of them where they end at or before it."""
+        if self.end <= offset:
+            return self
+        return replace(self._slice(slice(0, int(np.searchsorted(self.offset_N, offset)))), end=offset)
+
+    def from_offset(self, offset: int) -> "RawRecords":
+        """The records at and after an offset."""
+        first = int(np.searchsorted(self.offset_N, offset))
+        return self if first == 0 else self._slice(slice(first, None))
+
+    def _slice(self, rows: slice) -> "RawRecords":
+        return replace(
+            self,
+            value_start_N=self.value_start_N[rows],
+            value_length_N=self.value_length_N[rows],
+            key_start_N=self.key_start_N[rows],
+            key_length_N=self.key_length_N[rows],
+            record_ms_N=self.record_ms_N[rows],
+            offset_N=self.offset_N[rows],
+        )
 
     @staticmethod
     def from_messages(
@@ -51,9 +73,9 @@ class RawRecords:
         offsets: Sequence[int] | None = None,
         end: int | None = None,
     ) -> "RawRecords":
-        """The same from separate messages, which are joined: for plain polls and for tests.
+        """Join separate messages into one buffer: for plain polls and for tests.
 
-        Without `offsets` they count from 0, without `record_ms` they are 0, without `end` it is the last offset + 1.
+        Defaults: no keys, record times of 0, offsets that count from 0, and an end after the last offset.
         """
         num_records = len(values)
         keys = [None] * num_records if keys is None else keys

@@ -45,7 +45,7 @@ def check_broker(config: "Config") -> Iterator[tuple[str, str]]:
     """Whether there is a broker with the topic."""
     from stream.broker.embedded import find_broker, find_broker_binary
     from stream.errors import EmbeddedBrokerError
-    from stream.kafka.admin import check_kafka
+    from stream.kafka.check import check_kafka
 
     source = config.source
     address = source.bootstrap_servers

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from stream.kafka.admin import Admin, Topic
-from stream.kafka.consumer import KafkaConfig
+from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
 from stream.positions import Partition, Position
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from stream.columns import DeadLetter
 from stream.errors import StreamError
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import KafkaConfig
+from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
 
 LETTER_BYTES = 500  # headers, and what Python needs for one

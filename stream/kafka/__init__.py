@@ -1,1 +1,1 @@
-"""kafka."""
+"""Everything that talks to Kafka: consumer, producer, admin. Only this folder imports kafka-python."""

@@ -1,47 +1,52 @@
-"""How long a fetch may wait at the broker: as short as its answers allow.
+"""Adapts how long the broker may hold a fetch (fetch.max.wait.ms) to the broker's responses.
 
-Kafka answers as soon as there is anything, however long it may wait. Tansu looks through all batches that a partition
-holds, 0.5 µs each and once more for each new one, and ends a fetch when its time is over with what it has by then: too
-short a wait brings nothing, for ever; too long a one holds records back, and keeps the broker's core busy with looking.
+Kafka responds as soon as it has data, however long it may wait. The embedded broker (Tansu) scans every batch of a
+partition, 0.5 µs each, once more for each new batch, and when the wait is over returns whatever it has found. Too short
+a wait therefore returns nothing, for ever; too long a wait delays records and keeps the broker's core busy scanning.
 """
 
 from collections import deque
 
 MAX_WAIT_MS = 500
-SHORTENED = 0.9
-# the look that goes on when the time is over makes an answer late by a part of it: three answers of four are less late
-# than this part of the whole, and a wait of twice as much has room for a whole look
-NUM_LATE, LATE_SHARE, LOOKS = 16, 0.75, 2.0
+DECAY = 0.9
+# a scan in progress when the wait ends delays the response by a part of its own duration: three responses of four are
+# delayed by less than this part of a scan, so twice that delay leaves room for a whole scan
+NUM_DELAYS, DELAY_QUANTILE, DELAY_FACTOR = 16, 0.75, 2.0
 
 
 class AdaptiveFetchWait:
-    """Doubles where answers do not keep up with what comes, else shrinks to the shortest that they have room in."""
+    """Doubles the wait while responses fall behind the partition's end, and otherwise lets it decay.
 
-    def __init__(self, shortest_ms: int) -> None:
-        self.shortest_ms = shortest_ms
-        self._ms = float(shortest_ms)
-        self._late_ms: deque[float] = deque(maxlen=NUM_LATE)
+    The wait stays between `min_ms` and MAX_WAIT_MS, and decays no further than the recent delays of responses require.
+    """
+
+    def __init__(self, min_ms: int) -> None:
+        self.min_ms = min_ms
+        self._ms = float(min_ms)
+        self._delays_ms: deque[float] = deque(maxlen=NUM_DELAYS)
 
     @property
     def ms(self) -> int:
-        """For the next fetch."""
+        """The wait for the next fetch."""
         return round(self._ms)
 
     def observe_delay(self, ms: float) -> None:
-        """An answer was seen so long after its time was over; less than 0: before."""
-        self._late_ms.append(max(0.0, ms))
+        """Note how long after its wait a response arrived; negative if it arrived before the wait was over."""
+        self._delays_ms.append(max(0.0, ms))
 
     def observe_response(self, num_records: int, num_behind: int, *, is_full: bool = False) -> None:
-        """An answer brought so many records and left so many behind it; a full one had no room for them.
+        """Note that a response returned `num_records` and left `num_behind` more up to the partition's end.
 
-        What it leaves came while it was made, unless that is more than it brought.
+        A full response had no room for the rest, so it says nothing about the wait. Records left behind are normal
+        (they were produced while the response was made) unless they are more than the response returned.
         """
         if num_behind > num_records and not is_full:
             self._ms = max(self._ms, min(MAX_WAIT_MS, 2 * max(1.0, self._ms)))
         else:
-            self._ms = min(self._ms, max(self.shortest_ms, self._room_ms, SHORTENED * self._ms))
+            self._ms = min(self._ms, max(self.min_ms, self._scan_ms, DECAY * self._ms))
 
     @property
-    def _room_ms(self) -> float:
-        late_ms = sorted(self._late_ms)
-        return LOOKS * late_ms[int(LATE_SHARE * (len(late_ms) - 1))] if late_ms else 0.0
+    def _scan_ms(self) -> float:
+        """How long a whole scan of the partition takes, estimated from the delays."""
+        delays_ms = sorted(self._delays_ms)
+        return DELAY_FACTOR * delays_ms[int(DELAY_QUANTILE * (len(delays_ms) - 1))] if delays_ms else 0.0

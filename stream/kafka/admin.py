@@ -1,9 +1,8 @@
-"""Topics seen from outside: what is there, made, deleted, how far it reaches; and what `springtide check` tells.
+"""Topics on a broker: list, look up, create, delete; where partitions begin and end; offsets reported to a group.
 
-Every failure is a StreamError of one line. Creates nothing unless asked to, and then with the partitions asked for.
+Every failure is a StreamError of one line. Creates no topic unless asked to, and then with the given partition count.
 """
 
-import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -11,8 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from stream.errors import BrokerUnavailableError, StreamError, TopicNotFoundError
-from stream.kafka.consumer import CONNECT_SECONDS, KafkaConfig, PartitionConsumer, parse_addresses, translate_error
+from stream.errors import BrokerUnavailableError, TopicNotFoundError
+from stream.kafka.config import KafkaConfig
+from stream.kafka.consumer import PartitionConsumer
+from stream.kafka.errors import translate_error
 from stream.kafka.library import kafka, prepare_library
 from stream.positions import Partition
 
@@ -22,10 +23,10 @@ UNKNOWN_TOPIC = 3
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as the broker knows it."""
+    """A topic as the broker describes it."""
 
     name: str
-    id: str  # changes when a topic of the same name is made anew; empty where the broker has no such ids
+    id: str  # another one after the topic was deleted and re-created; empty where the broker assigns no ids
     num_partitions: int
 
     @property
@@ -33,21 +34,13 @@ class Topic:
         return tuple(Partition(self.name, number) for number in range(self.num_partitions))
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong, and how to mend it: a line each."""
-
-    what: str
-    fix: str
-
-
 class Admin:
-    """One connection for questions and orders about topics."""
+    """A connection for questions and commands about topics. Every method raises StreamError."""
 
     def __init__(self, config: KafkaConfig) -> None:
         prepare_library()
         self.config = config
-        with self.translated_errors():
+        with self._translated_errors():
             self.client: Any = kafka.admin.KafkaAdminClient(
                 request_timeout_ms=int(REQUEST_SECONDS * 1000), **config.client_options()
             )
@@ -62,33 +55,25 @@ class Admin:
         """Close the connection."""
         self.client.close()
 
-    @contextmanager
-    def translated_errors(self) -> Iterator[None]:
-        """kafka-python's errors as ours."""
-        try:
-            yield
-        except (kafka.errors.KafkaError, ValueError) as error:
-            raise translate_error(error, self.config) from None
-
     def topics(self) -> list[str]:
-        """The names of all topics."""
-        with self.translated_errors():
+        """The sorted names of all topics."""
+        with self._translated_errors():
             return sorted(self.client.list_topics())
 
     def topic(self, name: str) -> Topic | None:
-        """The topic, or None where there is none of that name. Never creates it."""
-        with self.translated_errors():
-            told = self.client.describe_topics([name])[0]
-        if told["error_code"] == UNKNOWN_TOPIC:
+        """The topic of this name, or None. Never creates it."""
+        with self._translated_errors():
+            description = self.client.describe_topics([name])[0]
+        if description["error_code"] == UNKNOWN_TOPIC:
             return None
-        if told["error_code"] != 0 or not told["partitions"]:
-            raise TopicNotFoundError(f"topic {name!r} is not ready (Kafka error {told['error_code']})")
-        topic_id = told.get("topic_id")
-        known = topic_id is not None and uuid.UUID(str(topic_id)).int != 0
-        return Topic(name, str(topic_id) if known else "", len(told["partitions"]))
+        if description["error_code"] != 0 or not description["partitions"]:
+            raise TopicNotFoundError(f"topic {name!r} is not ready (Kafka error {description['error_code']})")
+        topic_id = description.get("topic_id")
+        has_id = topic_id is not None and uuid.UUID(str(topic_id)).int != 0
+        return Topic(name, str(topic_id) if has_id else "", len(description["partitions"]))
 
     def require_topic(self, name: str) -> Topic:
-        """The topic; TopicNotFoundError where there is none."""
+        """The topic of this name. Raises TopicNotFoundError where there is none."""
         topic = self.topic(name)
         if topic is None:
             raise TopicNotFoundError(
@@ -98,7 +83,7 @@ class Admin:
         return topic
 
     def ensure_topic(self, name: str, *, num_partitions: int = 1) -> Topic:
-        """The topic, made with so many partitions if it is missing; an existing one keeps its own."""
+        """The topic of this name, created with `num_partitions` if it is missing; an existing one keeps its own."""
         if (topic := self.topic(name)) is not None:
             return topic
         try:
@@ -106,18 +91,14 @@ class Admin:
         except kafka.errors.TopicAlreadyExistsError:
             pass
         except (kafka.errors.IncompatibleBrokerVersion, kafka.errors.InvalidReplicationFactorError):
-            with self.translated_errors():  # brokers before 2.4 know no default
+            with self._translated_errors():  # brokers before 2.4 have no default replication factor
                 self._create(name, num_partitions, 1)
         except (kafka.errors.KafkaError, ValueError) as error:
             raise translate_error(error, self.config) from None
         return self.wait_for_topic(name)
 
-    def _create(self, name: str, num_partitions: int, replication: int) -> None:
-        wanted = {"num_partitions": num_partitions, "replication_factor": replication}
-        self.client.create_topics({name: wanted}, wait_for_metadata=False)
-
     def wait_for_topic(self, name: str, seconds: float = 10.0) -> Topic:
-        """The topic, once the broker has finished making it."""
+        """Wait until the broker has finished creating the topic. Raises TopicNotFoundError after `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -128,8 +109,8 @@ class Admin:
                 time.sleep(0.02)
 
     def delete_topic(self, name: str) -> None:
-        """Delete the topic; nothing where there is none."""
-        with self.translated_errors():
+        """Delete the topic, if there is one."""
+        with self._translated_errors():
             try:
                 self.client.delete_topics([name])
             except kafka.errors.UnknownTopicOrPartitionError:
@@ -138,82 +119,53 @@ class Admin:
     def beginning_offsets(self, topic: Topic) -> dict[Partition, int]:
         """The first offset that each partition still holds."""
         spec = kafka.admin.OffsetSpec.EARLIEST
-        with self.translated_errors():
+        with self._translated_errors():
             found = self.client.list_partition_offsets({kafka.TopicPartition(*p): spec for p in topic.partitions})
-        return {Partition(*topic_partition): told.offset for topic_partition, told in found.items()}
+        return {Partition(*topic_partition): listed.offset for topic_partition, listed in found.items()}
 
     def end_offsets(self, topic: Topic) -> dict[Partition, int]:
-        """The offset after each partition's last record, as fetches tell it (see Reader)."""
-        reader = PartitionConsumer(self.config, self.beginning_offsets(topic))
+        """The offset after each partition's last record, taken from fetches (see raw_fetch.FetchObserver)."""
+        consumer = PartitionConsumer(self.config, self.beginning_offsets(topic))
         try:
             deadline = time.monotonic() + REQUEST_SECONDS
-            # answers about the end come with the records at the beginning: they are not looked at
-            while reader.ends.keys() < set(topic.partitions):
-                reader.poll(0.05)
+            # the responses also carry the first records of each partition; they are ignored
+            while consumer.ends.keys() < set(topic.partitions):
+                consumer.poll(0.05)
                 if time.monotonic() > deadline:
                     raise BrokerUnavailableError(
-                        f"the broker at {self.config.bootstrap_servers} does not say where it ends"
+                        f"the broker at {self.config.bootstrap_servers} did not return the end of {topic.name!r} "
+                        f"within {REQUEST_SECONDS:.0f} s: check that it runs"
                     )
-            return {partition: end for partition, (end, _) in reader.ends.items()}
+            return {partition: end.offset for partition, end in consumer.ends.items()}
         finally:
-            reader.close()
+            consumer.close()
 
     def offsets_for_time(self, topic: Topic, time_ms: int, ends: Mapping[Partition, int]) -> dict[Partition, int]:
-        """The first offset of each partition whose record is not older, as the broker says; else where it ends."""
-        with self.translated_errors():
+        """The offset of each partition's first record at or after the time, as the broker reports it; else its end."""
+        with self._translated_errors():
             found = self.client.list_partition_offsets({kafka.TopicPartition(*p): time_ms for p in topic.partitions})
-        told = {Partition(*topic_partition): answer for topic_partition, answer in found.items()}
-        return {p: told[p].offset if p in told and told[p].timestamp >= 0 else end for p, end in ends.items()}
+        by_partition = {Partition(*topic_partition): listed for topic_partition, listed in found.items()}
+        return {
+            partition: by_partition[partition].offset
+            if partition in by_partition and by_partition[partition].timestamp >= 0
+            else end
+            for partition, end in ends.items()
+        }
 
     def report_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        """Commit positions to a consumer group without joining it, so that monitoring tools see the lag."""
-        told = {kafka.TopicPartition(*p): kafka.structs.OffsetAndMetadata(o, "", -1) for p, o in offsets.items()}
-        with self.translated_errors():
-            self.client.alter_group_offsets(group, told)
+        """Commit offsets to a consumer group without joining it, so that monitoring tools see the lag."""
+        committed = {kafka.TopicPartition(*p): kafka.structs.OffsetAndMetadata(o, "", -1) for p, o in offsets.items()}
+        with self._translated_errors():
+            self.client.alter_group_offsets(group, committed)
 
+    def _create(self, name: str, num_partitions: int, replication: int) -> None:
+        wanted = {"num_partitions": num_partitions, "replication_factor": replication}
+        self.client.create_topics({name: wanted}, wait_for_metadata=False)
 
-def unreachable_reason(bootstrap_servers: str) -> str | None:
-    """Why no address of these can be connected to, or None where one can."""
-    reasons = []
-    for host, port in parse_addresses(bootstrap_servers):
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise kafka-python's errors as StreamErrors."""
         try:
-            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
-        except socket.gaierror:
-            reasons.append(f"the host name {host!r} is not known")
-        except TimeoutError:
-            reasons.append(f"{host}:{port} does not answer")
-        except OSError as error:
-            reasons.append(f"nothing listens on {host}:{port} ({error.strerror or error})")
-        else:
-            return None
-    return "; ".join(reasons)
-
-
-def check_kafka(bootstrap_servers: str, topic: str, *, options: Mapping[str, Any] | None = None) -> list[Problem]:
-    """What is wrong between here and the topic, the first obstacle of each kind; an empty list = nothing."""
-    try:
-        config = KafkaConfig(bootstrap_servers=bootstrap_servers, options=options or {})
-    except ValueError as error:
-        return [Problem(str(error), 'write [source] bootstrap_servers = "host:port", several separated by commas')]
-    if reason := unreachable_reason(bootstrap_servers):
-        return [Problem(f"Kafka: {reason}", "start the broker, or correct [source] bootstrap_servers")]
-    try:
-        with Admin(config) as admin:
-            found = admin.topic(topic)
-    except BrokerUnavailableError:
-        return [
-            Problem(
-                f"something listens on {bootstrap_servers}, but does not speak Kafka as we asked",
-                "correct the port in [source] bootstrap_servers, or the security settings",
-            )
-        ]
-    except StreamError as error:
-        return [Problem(str(error), "look at the broker's log")]
-    if found is None:
-        return [
-            Problem(
-                f"there is no topic {topic!r} at {bootstrap_servers}",
-                "create it, send something with `springtide replay`, or correct [source] topic",
-            )
-        ]
-    return []
+            yield
+        except (kafka.errors.KafkaError, ValueError) as error:
+            raise translate_error(error, self.config) from None

@@ -1,4 +1,4 @@
-"""kafka-python, imported once, for stream/kafka*.py and raw_batches.py; nothing else in Springtide imports it."""
+"""The one import of kafka-python; only the modules of this folder use it."""
 
 import logging
 import warnings
@@ -21,9 +21,10 @@ __all__ = ["kafka", "prepare_library"]
 
 
 def prepare_library() -> None:
-    """Keep kafka-python from logging every lost connection with a traceback: states and reasons are told by us.
+    """Silence kafka-python's logger and let it close refused sockets. Every client calls this before it connects.
 
-    A level that somebody set is left alone.
+    kafka-python logs each lost connection with a traceback; Springtide reports states and reasons itself. A log level
+    that the application has set is left alone.
     """
     close_refused_sockets()
     logger = logging.getLogger("kafka")
@@ -32,8 +33,11 @@ def prepare_library() -> None:
 
 
 def close_refused_sockets() -> None:
-    """kafka-python 3.0 leaves a refused socket to the garbage collector, which warns: a broker that is away for a while
-    would fill a test's output, or fail it."""
+    """Patch kafka-python to close a socket whose connection was refused.
+
+    kafka-python 3.0 leaves it to the garbage collector, which emits a ResourceWarning: while a broker is away these
+    would fill the output of a test, or fail it.
+    """
     sockets: Any = kafka.net.inet.KafkaNetSocket
     connect = getattr(sockets, "sock_connect", None)
     if connect is None or getattr(connect, "closes", False):

@@ -1,82 +1,64 @@
-"""Offsets that the embedded broker has given out and not stored yet: read over them, and their records are lost.
+"""Detects offsets that the embedded broker has assigned but not stored yet: reading past them would lose records.
 
-Tansu gives a producer its offsets first and stores the batch then; a fetch in between has what another producer sent
-after it. Of other brokers a hole is what compaction or a transaction's end left.
+Tansu assigns a producer its offsets first and stores the batch afterwards; a fetch in between returns what another
+producer sent later. With other brokers a gap is what compaction or the end of a transaction left, so it is not awaited.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from stream.positions import Partition
 from stream.records import RawRecords
 
-GAP_TIMEOUT_SECONDS = 1.0  # then nobody will fill it
+GAP_TIMEOUT_SECONDS = 1.0  # a gap that is still open after this long will not be filled
 
 logger = logging.getLogger(__name__)
 
 
 class GapDetector:
-    """Cuts what was fetched where the first hole is, until it is filled or old."""
+    """Truncates fetched records at the first gap, until the gap is filled or has timed out."""
 
     def __init__(self, offsets: Mapping[Partition, int], clock: Callable[[], float] = time.monotonic) -> None:
-        """`offsets`: where each partition is read on from."""
+        """`offsets`: the offset that each partition is read from."""
         self._next = dict(offsets)
         self._clock = clock
-        self._seen: dict[Partition, tuple[int, float]] = {}  # the hole that is waited for, since when
-        self.num_skipped = 0  # that were never filled
+        self._awaited: dict[Partition, tuple[int, float]] = {}  # the gap that is waited for, and since when
+        self.num_skipped = 0  # gaps that timed out
 
     def truncate(self, raws: Iterable[RawRecords]) -> tuple[list[RawRecords], dict[Partition, int]]:
-        """What lies before the holes, and where to fetch again."""
-        whole: list[RawRecords] = []
-        again: dict[Partition, int] = {}
+        """The records before each partition's first gap, and the offsets at which those gaps must be fetched again."""
+        before: list[RawRecords] = []
+        refetch: dict[Partition, int] = {}
         for raw in raws:
-            if raw.partition in again:
+            if raw.partition in refetch:
                 continue
-            hole = self._first(raw)
-            if hole is not None:
-                again[raw.partition] = hole
-                raw = cut(raw, hole)
+            gap = self._first_gap(raw)
+            if gap is not None:
+                refetch[raw.partition] = gap
+                raw = raw.before(gap)
             else:
-                self._seen.pop(raw.partition, None)
+                self._awaited.pop(raw.partition, None)
             self._next[raw.partition] = raw.end
-            whole.append(raw)
-        return whole, again
+            before.append(raw)
+        return before, refetch
 
-    def _first(self, raw: RawRecords) -> int | None:
-        """The offset where a hole begins that is worth waiting for."""
+    def _first_gap(self, raw: RawRecords) -> int | None:
+        """The offset at which the first gap begins that has not timed out; None without one."""
         if not len(raw):
             return None
         expected_N = np.concatenate([[self._next[raw.partition]], raw.offset_N[:-1] + 1])
         now = self._clock()
         for n in np.flatnonzero(raw.offset_N > expected_N):
-            hole = int(expected_N[n])
-            seen, since = self._seen.get(raw.partition, (-1, now))
-            if seen != hole:
-                self._seen[raw.partition] = hole, now
-                return hole
+            gap = int(expected_N[n])
+            awaited, since = self._awaited.get(raw.partition, (-1, now))
+            if awaited != gap:
+                self._awaited[raw.partition] = gap, now
+                return gap
             if now - since < GAP_TIMEOUT_SECONDS:
-                return hole
+                return gap
             self.num_skipped += 1
-            logger.warning("offsets without a record", extra={"partition": str(raw.partition), "offset": hole})
+            logger.warning("offset gap skipped", extra={"partition": str(raw.partition), "offset": gap})
         return None
-
-
-def cut(raw: RawRecords, stop: int) -> RawRecords:
-    """The records before an offset."""
-    if raw.end <= stop:
-        return raw
-    n = int(np.searchsorted(raw.offset_N, stop))
-    return replace(
-        raw,
-        value_start_N=raw.value_start_N[:n],
-        value_length_N=raw.value_length_N[:n],
-        key_start_N=raw.key_start_N[:n],
-        key_length_N=raw.key_length_N[:n],
-        record_ms_N=raw.record_ms_N[:n],
-        offset_N=raw.offset_N[:n],
-        end=stop,
-    )

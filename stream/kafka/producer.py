@@ -1,4 +1,4 @@
-"""Sends messages to a topic: for replay, the simulator and dead letters. Creates no topic by itself."""
+"""Sends messages to a topic: for replay, the simulator and dead letters. Creates no topic."""
 
 import logging
 from collections.abc import Sequence
@@ -7,18 +7,19 @@ from typing import Any
 from springtide_client.system.clock import wall_ms
 
 from stream.errors import ProduceError
-from stream.kafka.consumer import KafkaConfig, translate_error
+from stream.kafka.config import KafkaConfig
+from stream.kafka.errors import translate_error
 from stream.kafka.library import kafka, prepare_library
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 << 20
-# what a record costs a broker beside its bytes: lengths, deltas, its share of a batch's header
+# what a record costs a broker besides its bytes: lengths, deltas, its share of a batch's header
 RECORD_OVERHEAD_BYTES = 16
 
 
 class Producer:
-    """Appends messages in order, batched; the first that fails makes the next call raise ProduceError."""
+    """Appends messages in order, in batches. The first failed message makes the next call raise ProduceError."""
 
     def __init__(self, config: KafkaConfig, *, linger_ms: int = 5, delivery_seconds: float = 30.0) -> None:
         prepare_library()
@@ -27,7 +28,7 @@ class Producer:
         self.delivery_seconds = delivery_seconds
         self.num_sent = 0
         self.sent_bytes = 0
-        self._failed: BaseException | None = None
+        self._failure: BaseException | None = None
         self._producer = self._connect()
 
     def __enter__(self) -> "Producer":
@@ -46,10 +47,13 @@ class Producer:
         record_ms: int | None = None,
         headers: Sequence[tuple[str, bytes]] | None = None,
     ) -> None:
-        """Append one message; waits while too much is under way. record_ms None = now; partition None = by the key."""
+        """Append one message; blocks while too many are in flight.
+
+        A `record_ms` of None means now; a `partition` of None lets the key choose. Raises ProduceError.
+        """
         self._raise_failure()
         if value is None and key is None:
-            key = b""  # kafka-python refuses a message that is null altogether
+            key = b""  # kafka-python refuses a message without key and value
         try:
             future = self._producer.send(
                 topic,
@@ -60,31 +64,31 @@ class Producer:
                 timestamp_ms=wall_ms() if record_ms is None else record_ms,
             )
         except (kafka.errors.KafkaError, AssertionError, ValueError) as error:
-            raise self._explained(error) from None
-        future.add_errback(self._fail)
+            raise self._produce_error(error) from None
+        future.add_errback(self._on_failure)
         self.num_sent += 1
         self.sent_bytes += len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
 
     def flush(self, seconds: float = 60.0) -> None:
-        """Return once the broker has acknowledged everything sent; ProduceError where it has not."""
+        """Wait until the broker has acknowledged everything sent. Raises ProduceError if it does not."""
         try:
             self._producer.flush(timeout=seconds)
         except kafka.errors.KafkaError as error:
-            raise self._explained(error) from None
+            raise self._produce_error(error) from None
         self._raise_failure()
 
     def close(self, seconds: float = 5.0) -> None:
-        """Flush what can be flushed in the time, and close; what is left is dropped."""
+        """Flush what can be flushed within the time, drop the rest, and close."""
         try:
             self._producer.flush(timeout=seconds)
         except kafka.errors.KafkaError as error:
-            logger.info("messages were dropped", extra={"why": str(error)})
-        # its close() flushes again, and where that fails leaves its threads running
+            logger.info("messages dropped", extra={"reason": str(error)})
+        # its close() would flush again, and where that fails leaves its threads running
         self._producer.flush = lambda timeout=None: None
         self._producer.close(timeout=0)
 
     def reconnect(self) -> None:
-        """Begin anew with the topics as they are now; flush first, or what is under way may be lost."""
+        """Connect again and forget the topics' metadata. Flush before, or messages in flight may be lost."""
         self.close(0)
         self._producer = self._connect()
 
@@ -106,16 +110,16 @@ class Producer:
         except kafka.errors.KafkaError as error:
             raise translate_error(error, self.config) from None
 
-    def _fail(self, error: BaseException) -> None:
-        self._failed = self._failed or error
+    def _on_failure(self, error: BaseException) -> None:
+        self._failure = self._failure or error
 
     def _raise_failure(self) -> None:
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            raise self._explained(failed)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise self._produce_error(failure)
 
-    def _explained(self, error: BaseException) -> ProduceError:
+    def _produce_error(self, error: BaseException) -> ProduceError:
         if isinstance(error, kafka.errors.MessageSizeTooLargeError):
-            return ProduceError(f"a message is larger than the {MAX_MESSAGE_BYTES >> 20} MiB that are sent")
+            return ProduceError(f"a message is larger than the limit of {MAX_MESSAGE_BYTES >> 20} MiB")
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return ProduceError(f"a message was not taken by the broker at {self.config.bootstrap_servers}: {text}")
+        return ProduceError(f"the broker at {self.config.bootstrap_servers} did not take a message: {text}")

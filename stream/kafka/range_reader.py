@@ -1,15 +1,14 @@
-"""A stretch of a topic read once more: the records between two sets of positions, raw. Knows no format."""
+"""Reads a range of a topic again: the raw records between two sets of positions. Knows no format."""
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from stream.errors import BrokerUnavailableError, OffsetOutOfRangeError
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import KafkaConfig, PartitionConsumer
-from stream.kafka.offset_gaps import cut
+from stream.kafka.config import KafkaConfig
+from stream.kafka.consumer import PartitionConsumer
 from stream.positions import Partition, Position
 from stream.records import RawRecords
 
@@ -18,14 +17,15 @@ POLL_SECONDS = 0.1
 
 
 def read_range(
-    kafka: KafkaConfig, begin: Mapping[Partition, Position], end: Mapping[Partition, Position]
+    config: KafkaConfig, begin: Mapping[Partition, Position], end: Mapping[Partition, Position]
 ) -> Iterator[RawRecords]:
-    """The records from `begin` (where it says nothing: from the first) up to `end`, as far as the topic holds them.
+    """The records from `begin` up to `end`, in the order of their offsets within a partition.
 
-    What is retired, or of a topic that is no more, is left out. StreamError where the broker does not answer.
+    A partition that `begin` does not name is read from its first record. Records that the broker has deleted, and
+    positions in a topic that has been re-created since, are left out. Raises StreamError where the broker stays silent.
     """
     for name in sorted({partition.topic for partition in end}):
-        with Admin(kafka) as admin:
+        with Admin(config) as admin:
             topic = admin.topic(name)
             beginnings = {} if topic is None else admin.beginning_offsets(topic)
         if topic is None:
@@ -40,44 +40,50 @@ def read_range(
             if first < stop.offset:
                 bounds[partition] = first, stop.offset
         if bounds:
-            yield from _read(kafka, bounds)
+            yield from _read(config, bounds)
 
 
-def _read(kafka: KafkaConfig, bounds: Mapping[Partition, tuple[int, int]]) -> Iterator[RawRecords]:
-    places = {partition: first for partition, (first, _) in bounds.items()}
-    reader = PartitionConsumer(kafka, places)
-    heard = time.monotonic()
+def scan_offsets_for_time(
+    config: KafkaConfig, begins: Mapping[Partition, int], ends: Mapping[Partition, int], time_ms: int
+) -> dict[Partition, int]:
+    """The offset of each partition's first record at or after the time; its end where there is none.
+
+    Found by reading the records from `begins` on. Admin.offsets_for_time asks the broker instead, and the embedded
+    broker answers that by whole batches only.
+    """
+    found: dict[Partition, int] = {}
+    for partition, end in ends.items():
+        begin, stop = {partition: Position("", begins[partition])}, {partition: Position("", end)}
+        for raw in read_range(config, begin, stop) if begins[partition] < end else ():
+            if len(later_N := np.flatnonzero(raw.record_ms_N >= time_ms)):
+                found[partition] = int(raw.offset_N[later_N[0]])
+                break
+    return {partition: found.get(partition, end) for partition, end in ends.items()}
+
+
+def _read(config: KafkaConfig, bounds: Mapping[Partition, tuple[int, int]]) -> Iterator[RawRecords]:
+    """The records of each partition between its first offset and the offset to stop before."""
+    offsets = {partition: first for partition, (first, _) in bounds.items()}
+    consumer = PartitionConsumer(config, offsets)
+    last_heard = time.monotonic()
     try:
-        while behind := [partition for partition, place in places.items() if place < bounds[partition][1]]:
-            reader.pause(set(places) - set(behind))
+        while behind := [partition for partition, offset in offsets.items() if offset < bounds[partition][1]]:
+            consumer.pause(set(offsets) - set(behind))
             try:
-                raws = reader.poll(POLL_SECONDS)
+                raws = consumer.poll(POLL_SECONDS)
             except OffsetOutOfRangeError as error:
-                places.update({partition: bounds[partition][1] for partition in error.partitions or behind})
+                offsets.update({partition: bounds[partition][1] for partition in error.partitions or behind})
                 continue
             for raw in raws:
-                raw = _from(cut(raw, bounds[raw.partition][1]), places[raw.partition])
-                places[raw.partition] = max(places[raw.partition], raw.end)
+                raw = raw.before(bounds[raw.partition][1]).from_offset(offsets[raw.partition])
+                offsets[raw.partition] = max(offsets[raw.partition], raw.end)
                 if len(raw):
                     yield raw
-                heard = time.monotonic()  # what the reader of these took its time for is no silence of the broker
-            if time.monotonic() - heard > SILENCE_TIMEOUT_SECONDS:
-                raise BrokerUnavailableError(f"the broker at {kafka.bootstrap_servers} sends nothing of {behind[0]}")
+                last_heard = time.monotonic()  # the time that the caller takes does not count as silence of the broker
+            if time.monotonic() - last_heard > SILENCE_TIMEOUT_SECONDS:
+                raise BrokerUnavailableError(
+                    f"the broker at {config.bootstrap_servers} sent nothing of {behind[0]} "
+                    f"for {SILENCE_TIMEOUT_SECONDS:.0f} s: check that it runs"
+                )
     finally:
-        reader.close()
-
-
-def _from(raw: RawRecords, start: int) -> RawRecords:
-    """The records at and after an offset."""
-    n = int(np.searchsorted(raw.offset_N, start))
-    if n == 0:
-        return raw
-    return replace(
-        raw,
-        value_start_N=raw.value_start_N[n:],
-        value_length_N=raw.value_length_N[n:],
-        key_start_N=raw.key_start_N[n:],
-        key_length_N=raw.key_length_N[n:],
-        record_ms_N=raw.record_ms_N[n:],
-        offset_N=raw.offset_N[n:],
-    )
+        consumer.close()

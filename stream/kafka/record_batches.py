@@ -1,58 +1,52 @@
-"""Record batches straight from a fetch to arrays: kafka-python's record objects are never made.
+"""Parses the record batches of a fetch into arrays, without a Python object per record.
 
-Formats: Kafka's record batch v2 (KIP-98). Compressed batches are unpacked, and batches of formats 0 and 1 read, by
-kafka-python's own record classes. Knows no connection; the consumer hands the fetched bytes over.
+Format: Kafka's record batch v2 (KIP-98): a header of 61 bytes, big-endian; records of zig-zag varints. Compressed
+batches, and batches of the formats 0 and 1, are read by kafka-python's own record classes. Knows no connection.
 """
 
-# N records
+# B batches, N records
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import crc32c
+import numba
 import numpy as np
+import numpy.typing as npt
 
 from stream.errors import CodecMissingError, CorruptBatchError, StreamError
 from stream.kafka.library import kafka
-from stream.kafka.raw_parse import HEADER_BYTES, parse_batches
 from stream.positions import Partition
 from stream.records import RawRecords
 
-CODEC_MASK, TRANSACTIONAL, CONTROL = 0x07, 0x10, 0x20
-SMALLEST_LEGACY_BYTES = 14
+HEADER_BYTES = 61
+CODEC_MASK, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
 CODECS = {
     2: ("snappy", "has_snappy", "python-snappy"),
     3: ("lz4", "has_lz4", "lz4"),
     4: ("zstd", "has_zstd", "zstandard"),
 }
-# offset, length, leader epoch, magic: the same place in every format
+SMALLEST_LEGACY_BYTES = 14
+# offset, length, leader epoch, magic: at the same place in every format
 LEGACY_HEADER_BYTES = 17
 SMALLEST_RECORD_BYTES = 7
 
 
-@dataclass
-class RawBatch:
-    """What the consumer believes to be one record: it looks at the offset only."""
-
-    offset: int
-    raw: RawRecords
-
-
 class RecordBatchParser:
-    """Cuts the bytes of one fetch into raw records, batch by batch."""
+    """Parses the bytes of one fetch into RawRecords, batch by batch."""
 
     def __init__(self, partition: Partition, fetch_offset: int, *, aborted: Callable[[Any], bool]) -> None:
-        """`aborted(batch)` tells whether a transactional batch is not to be read."""
+        """`aborted(batch)` returns True if a transactional batch was aborted and is to be skipped."""
         self.partition = partition
         self.next_offset = fetch_offset
         self.leader_epoch = -1
         self.aborted = aborted
 
     def parse_fetch(self, buffer: bytes) -> Iterator[RawRecords]:
-        """Raw records at and after next_offset; moves it before each. CorruptBatchError, CodecMissingError.
+        """Yield the records at and after next_offset, which is moved past them before each yield.
 
-        What stands before a broken batch is handed out first. A last batch that is cut short is not looked at.
+        Raises CorruptBatchError or CodecMissingError, after everything before that batch has been yielded. A last batch
+        that is cut short is ignored: the next fetch returns it whole.
         """
         plain: list[tuple[int, int, int]] = []  # start, end, number of records
         position = 0
@@ -62,29 +56,29 @@ class RecordBatchParser:
             if end > len(buffer):
                 break
             try:
-                kind = self.kind(buffer, position, end)
+                kind = self._classify(buffer, position, end)
             except StreamError:
                 if plain:
-                    yield self.parse(buffer, plain)
+                    yield self._parse_plain(buffer, plain)
                 raise
             if kind == "plain":
                 plain.append((position, end, struct.unpack_from(">i", buffer, position + 57)[0]))
             else:
                 if plain:
-                    yield self.parse(buffer, plain)
+                    yield self._parse_plain(buffer, plain)
                     plain = []
-                yield self.unpack_slowly(memoryview(buffer)[position:end], kind)
+                yield self._parse_with_library(memoryview(buffer)[position:end], kind)
             position = end
         if plain:
-            yield self.parse(buffer, plain)
+            yield self._parse_plain(buffer, plain)
 
-    def kind(self, buffer: bytes, position: int, end: int) -> str:
-        """How to read the batch; one that cannot be read raises."""
+    def _classify(self, buffer: bytes, position: int, end: int) -> str:
+        """Check a batch and return how to read it: "plain", "compressed", "transactional", "control" or "legacy"."""
         base_offset, length, epoch, magic = struct.unpack_from(">qiib", buffer, position)
         if magic in (0, 1) and length >= SMALLEST_LEGACY_BYTES:
             return "legacy"
         if magic != 2 or end - position < HEADER_BYTES:
-            raise CorruptBatchError(f"{self.partition}: what stands at offset {base_offset} is no record batch")
+            raise CorruptBatchError(f"{self.partition}: the bytes at offset {base_offset} are not a record batch")
         crc, attributes = struct.unpack_from(">Ih", buffer, position + 17)
         if crc32c.crc32c(memoryview(buffer)[position + 21 : end]) != crc:
             raise CorruptBatchError(f"{self.partition}: the batch at offset {base_offset} does not match its checksum")
@@ -96,22 +90,22 @@ class RecordBatchParser:
             return "transactional"
         return "compressed" if attributes & CODEC_MASK else "plain"
 
-    def unpack_slowly(self, batch_bytes: memoryview, kind: str) -> RawRecords:
-        """A batch that only kafka-python's record classes read."""
+    def _parse_with_library(self, batch_bytes: memoryview, kind: str) -> RawRecords:
+        """Parse a batch that is not plain with kafka-python's record classes."""
         if kind == "legacy":
             batch = kafka.record.legacy_records.LegacyRecordBatch(batch_bytes, batch_bytes[16])
             if not batch.validate_crc():
                 raise CorruptBatchError(
                     f"{self.partition}: a batch after {self.next_offset} does not match its checksum"
                 )
-            return self.objects(batch, None)
+            return self._from_objects(batch, None)
         batch = kafka.record.default_records.DefaultRecordBatch(batch_bytes)
         if self.aborted(batch) or kind == "control":
-            return self.skip(batch.next_offset)
-        return self.objects(batch, batch.next_offset)
+            return self._skip_to(batch.next_offset)
+        return self._from_objects(batch, batch.next_offset)
 
-    def parse(self, buffer: bytes, batches: list[tuple[int, int, int]]) -> RawRecords:
-        """Uncompressed v2 batches that lie in one buffer."""
+    def _parse_plain(self, buffer: bytes, batches: list[tuple[int, int, int]]) -> RawRecords:
+        """Parse uncompressed v2 batches of one buffer with compiled code."""
         capacity = sum(min(max(count, 0), (end - start) // SMALLEST_RECORD_BYTES) for start, end, count in batches)
         columns_6N = np.empty((6, capacity), np.int64)
         bounds_B2 = np.array([(start, end) for start, end, _ in batches], np.int64)
@@ -134,8 +128,8 @@ class RecordBatchParser:
             end=self.next_offset,
         )
 
-    def objects(self, batch: Any, end_offset: int | None) -> RawRecords:
-        """Any batch by kafka-python's record objects; end_offset None = after the last record."""
+    def _from_objects(self, batch: Any, end_offset: int | None) -> RawRecords:
+        """Convert a batch of kafka-python; an `end_offset` of None means after its last record."""
         try:
             records = [record for record in batch if record.offset >= self.next_offset]
         except kafka.errors.UnsupportedCodecError as error:
@@ -145,14 +139,14 @@ class RecordBatchParser:
         self.next_offset = max(end_offset, self.next_offset)
         return records_from_objects(self.partition, records, self.next_offset)
 
-    def skip(self, end_offset: int) -> RawRecords:
-        """No record, but a position to move to."""
+    def _skip_to(self, end_offset: int) -> RawRecords:
+        """No records, only an offset to move to."""
         self.next_offset = max(end_offset, self.next_offset)
         return records_from_objects(self.partition, [], self.next_offset)
 
 
 def records_from_objects(partition: Partition, records: list[Any], end: int) -> RawRecords:
-    """kafka-python's record objects as raw records."""
+    """Convert kafka-python's record objects to RawRecords; a record without a timestamp gets -1."""
     return RawRecords.from_messages(
         partition,
         [None if record.value is None else bytes(record.value) for record in records],
@@ -164,7 +158,7 @@ def records_from_objects(partition: Partition, records: list[Any], end: int) -> 
 
 
 def require_codec(codec: int, partition: Partition) -> None:
-    """CodecMissingError, with the package to install, where a batch cannot be unpacked."""
+    """Raise CodecMissingError, naming the package to install, if batches of this codec cannot be decompressed."""
     if codec in CODECS:
         name, has, package = CODECS[codec]
         if not getattr(kafka.codec, has)():
@@ -173,42 +167,81 @@ def require_codec(codec: int, partition: Partition) -> None:
             )
 
 
-def supports_raw_fetch(consumer: Any) -> bool:
-    """Whether this kafka-python still has the private names that tap() relies on."""
-    records = getattr(getattr(consumer, "_fetcher", None), "PartitionRecords", None)
-    return records is not None and all(
-        hasattr(records, name)
-        for name in ("_unpack_records", "drain", "_consume_aborted_transactions_up_to", "_is_batch_aborted")
-    )
+def _read_varint(buffer: npt.NDArray[np.uint8], position: int, end: int) -> Any:
+    """Read a zig-zag varint: (value, position after it); a position of -1 if it runs over the end."""
+    value = np.uint64(0)
+    shift = np.uint64(0)
+    while position < end and shift < np.uint64(64):
+        byte = buffer[position]
+        position += 1
+        value |= np.uint64(byte & np.uint8(0x7F)) << shift
+        if byte < np.uint8(0x80):
+            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), position
+        shift += np.uint64(7)
+    return np.int64(0), np.int64(-1)
 
 
-def install_raw_fetch(consumer: Any) -> None:
-    """Let this consumer's poll() return Blobs, one or a few a fetch, in place of record objects.
+def _big_endian(buffer: npt.NDArray[np.uint8], position: int, num_bytes: int) -> Any:
+    value = np.uint64(0)
+    for i in range(num_bytes):
+        value = (value << np.uint64(8)) | np.uint64(buffer[position + i])
+    return np.int64(value)
 
-    Only the instance is changed. `max_poll_records` then counts blobs.
+
+def _parse_batches(
+    buffer: npt.NDArray[np.uint8], bounds_B2: npt.NDArray[np.int64], first_offset: int, out_6N: npt.NDArray[np.int64]
+) -> tuple[int, int]:
+    """Write where each record at or after first_offset lies; return (number of records, offset after the last batch).
+
+    The rows of `out_6N`: value start, value length, key start, key length, timestamp in ms, offset. Returns (-1, 0)
+    if a length leads outside its batch: nothing outside the bounds is ever read.
     """
-    parent: Any = consumer._fetcher.PartitionRecords
-    read_committed = kafka.consumer.fetcher.IsolationLevel.READ_COMMITTED
+    n = 0
+    end_offset = first_offset
+    capacity = out_6N.shape[1]
+    for b in range(bounds_B2.shape[0]):
+        start, end = bounds_B2[b, 0], bounds_B2[b, 1]
+        base_offset = big_endian(buffer, start, 8)
+        log_append_time = buffer[start + 22] & np.uint8(LOG_APPEND_TIME)
+        base_ms = big_endian(buffer, start + 27, 8)
+        max_ms = big_endian(buffer, start + 35, 8)
+        count = big_endian(buffer, start + 57, 4)
+        position = start + HEADER_BYTES
+        for _ in range(count):
+            length, position = read_varint(buffer, position, end)
+            if position < 0 or length < 0 or position + length > end:
+                return -1, 0
+            record_end = position + length
+            delta_ms, position = read_varint(buffer, position + 1, record_end)
+            if position < 0:
+                return -1, 0
+            delta_offset, position = read_varint(buffer, position, record_end)
+            if position < 0:
+                return -1, 0
+            key_length, position = read_varint(buffer, position, record_end)
+            if position < 0 or key_length < -1 or key_length > record_end - position:
+                return -1, 0
+            key_start = position
+            value_length, position = read_varint(buffer, position + max(key_length, 0), record_end)
+            if position < 0 or value_length < -1 or value_length > record_end - position:
+                return -1, 0
+            offset = base_offset + delta_offset
+            if offset >= first_offset:
+                if n >= capacity:
+                    return -1, 0
+                out_6N[0, n] = position
+                out_6N[1, n] = value_length
+                out_6N[2, n] = key_start
+                out_6N[3, n] = key_length
+                out_6N[4, n] = max_ms if log_append_time else base_ms + delta_ms
+                out_6N[5, n] = offset
+                n += 1
+            position = record_end
+        # also where compaction removed every record: otherwise the batch would be fetched for ever
+        end_offset = max(end_offset, base_offset + big_endian(buffer, start + 23, 4) + 1)
+    return n, end_offset
 
-    class PartitionRecords(parent):  # type: ignore[misc]
-        def _unpack_records(self, tp: Any, records: Any, *_: Any) -> Iterator[RawBatch]:
-            def aborted(batch: Any) -> bool:
-                if self.isolation_level != read_committed or not batch.has_producer_id():
-                    return False
-                self._consume_aborted_transactions_up_to(batch.last_offset)
-                if self._contains_abort_marker(batch):
-                    self.aborted_producer_ids.discard(batch.producer_id)
-                    return False
-                return bool(self._is_batch_aborted(batch))
 
-            unpacker = RecordBatchParser(Partition(tp.topic, tp.partition), self.fetch_offset, aborted=aborted)
-            for raw in unpacker.parse_fetch(bytes(records._buffer)):
-                # the consumer copies both into its position once it has taken the blob
-                self.next_fetch_offset = unpacker.next_offset
-                self.leader_epoch = unpacker.leader_epoch
-                self.records_read += len(raw)
-                self.bytes_read += len(raw.buffer)
-                yield RawBatch(unpacker.next_offset, raw)
-            self.drain()
-
-    consumer._fetcher.PartitionRecords = PartitionRecords
+read_varint = numba.njit(nogil=True, cache=True, inline="always")(_read_varint)
+big_endian = numba.njit(nogil=True, cache=True, inline="always")(_big_endian)
+parse_batches = numba.njit(nogil=True, cache=True)(_parse_batches)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import KafkaConfig
+from stream.kafka.config import KafkaConfig
 from stream.kafka.library import kafka
 from stream.kafka.producer import Producer
 from stream.positions import Partition

@@ -1,7 +1,7 @@
-"""A real embedded broker for the tests of this folder, a topic of its own for each test."""
+"""An embedded broker for the tests of this folder, and a topic of its own for each test."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from stream.broker.embedded import EmbeddedBroker
 from stream.columns import Columns
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin, Topic
-from stream.kafka.consumer import KafkaConfig
+from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
 from stream.positions import Partition
 from stream.source import Source
+from tests.support.waiting import DEADLINE_SECONDS
 
 SCHEMA = Schema(labels=("click",), timestamp="ts", categorical=("user_id",))
 
@@ -28,8 +29,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 
 
 @dataclass
-class Bench:
-    """A topic and ways to write and read it."""
+class Testbed:
+    """A topic, and ways to write and read it."""
 
     broker: EmbeddedBroker
     name: str
@@ -86,10 +87,10 @@ class Bench:
         ]
 
     @staticmethod
-    def read(source: Source, num_rows: int, seconds: float = 20.0) -> list[Columns]:
-        """Columns of at least so many rows."""
+    def read(source: Source, num_rows: int) -> list[Columns]:
+        """Poll until at least `num_rows` rows have arrived."""
         found: list[Columns] = []
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while sum(len(part) for part in found) < num_rows:
             assert time.monotonic() < deadline, (
                 f"{source.state} {source.reason}: {sum(map(len, found))} of {num_rows} rows"
@@ -97,21 +98,12 @@ class Bench:
             found += source.poll(0.1)
         return found
 
-    @staticmethod
-    def until(check: Callable[[], Any], seconds: float = 10.0) -> Any:
-        """The first true value of check()."""
-        deadline = time.monotonic() + seconds
-        while not (value := check()):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        return value
-
 
 @pytest.fixture
-def bench(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    bench = Bench(broker, "".join(c if c.isalnum() else "-" for c in request.node.name)[:200])
-    yield bench
-    for source in bench.sources:
+def testbed(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[Testbed]:
+    testbed = Testbed(broker, "".join(c if c.isalnum() else "-" for c in request.node.name)[:200])
+    yield testbed
+    for source in testbed.sources:
         source.close()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from stream.columns import Partition
 from stream.kafka.admin import Admin, Topic
-from stream.kafka.consumer import KafkaConfig
+from stream.kafka.config import KafkaConfig
 from stream.kafka.library import kafka
 from stream.kafka.producer import Producer
 from tests.support.waiting import DEADLINE_SECONDS

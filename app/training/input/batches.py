@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from stream.batcher import Batcher
 from stream.columns import Batch
 from stream.errors import RetriableError
-from stream.flow.erasure_filter import Erasure
+from stream.decode.erasure_filter import Erasure
 from stream.flow.watermark import WatermarkClock
 from stream.positions import Partition, Position
 from stream.source import Source
@@ -45,7 +45,7 @@ class BatchStream:
         """Begin to read. An end that the intake before was given is kept."""
         ends = None if after is None else after.source.stop_offsets
         if after is not None:
-            self.source.num_resets, self._ends = after.source.num_resets, after.end_offsets()
+            self.source.status.num_resets, self._ends = after.source.num_resets, after.end_offsets()
         if ends is not None:
             self.source.stop_at(ends)
         elif self.until_end:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from app.errors import UserError
 from stream.config import SourceConfig
 from stream.kafka.admin import Admin, Topic
-from stream.kafka.times import scan_offsets_for_time
+from stream.kafka.range_reader import scan_offsets_for_time
 from stream.positions import Partition, Position
 
 PLACES = ("earliest", "latest")

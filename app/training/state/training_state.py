@@ -37,7 +37,7 @@ from app.version_log.commands.erasures import (
 )
 from app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta
 from stream.columns import Batch
-from stream.flow.erasure_filter import Erasure
+from stream.decode.erasure_filter import Erasure
 from stream.flow.watermark import WatermarkClock
 from stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 

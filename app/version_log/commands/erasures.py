@@ -15,7 +15,7 @@ from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
 from app.version_log.trainer_meta import ErasureMeta, TrainerMeta
-from stream.flow.erasure_filter import Erasure
+from stream.decode.erasure_filter import Erasure
 from stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 
 Entry = Mapping[str, Any]

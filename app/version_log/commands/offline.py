@@ -25,7 +25,7 @@ from app.version_log.config import LogConfig
 from app.version_log.read.resume import Resume
 from app.version_log.trainer_meta import TrainerMeta
 from app.version_log.write.writer import LogWriter
-from stream.flow.erasure_filter import Erasure
+from stream.decode.erasure_filter import Erasure
 from stream.positions import positions_from_meta, positions_to_meta
 
 logger = logging.getLogger(__name__)

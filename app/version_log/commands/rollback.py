@@ -3,7 +3,7 @@
 Nothing that was forgotten since comes back, by key or by rule: horizons stay, and which keys were forgotten is read
 from the orders in the log, not from marks, for a mark of a rollback is no forgetting. Records that are read again do
 not bring them back either: the version tells up to where in the stream which keys are to be hidden
-(stream/flow/erasure_filter.py).
+(stream/decode/erasure_filter.py).
 Limits changed by order stay too.
 """
 

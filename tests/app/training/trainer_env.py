@@ -15,7 +15,7 @@ from app.config.load import load_config
 from app.training.trainer import Trainer
 from stream.broker.embedded import EmbeddedBroker
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import KafkaConfig
+from stream.kafka.config import KafkaConfig
 from stream.kafka.library import kafka
 from stream.kafka.producer import Producer
 from stream.positions import Partition

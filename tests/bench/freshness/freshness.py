@@ -19,7 +19,7 @@ from typing import Any
 
 from stream.broker.embedded import EmbeddedBroker
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import KafkaConfig
+from stream.kafka.config import KafkaConfig
 from stream.kafka.library import kafka
 from tests.bench.freshness.stages import STAGES, Probe, rate_of, stages_of
 from tests.bench.harness.processes import module_command, our_environment

@@ -56,9 +56,9 @@ def train(config: str) -> None:
     from app.version_log.write.encoder import RecordEncoder
     from app.version_log.write.segments import SegmentWriter
     from app.version_log.write.writer import LogWriter
-    from stream.source import Source
+    from stream.decode.pipeline import DecodePipeline
 
-    clock(Source, "decode", "decode", lambda _, columns: only(columns.end_offsets.values()))
+    clock(DecodePipeline, "decode", "decode", lambda _, columns: only(columns.end_offsets.values()))
     clock(TrainingState, "learn", "learn", lambda arguments, _: only(arguments[1].positions.values()))
     clock(TrainingState, "cut", "cut", lambda _, cut: only(p["offset"] for p in cut[0].positions.values()))
     clock(LogWriter, "append_owned", "append", lambda _, number: int(number))

@@ -6,15 +6,15 @@ from stream.kafka.producer import Producer
 from stream.positions import Position
 
 
-def test_a_full_topic_is_made_anew_once_it_is_learned_and_nothing_is_lost(bench):
-    bench.create()
-    source = bench.source()
+def test_a_full_topic_is_re_created_once_it_is_learned_and_nothing_is_lost(testbed):
+    testbed.create()
+    source = testbed.source()
     learned = {}
     seen = []
 
     def learn():
         for columns in source.poll(0.05):
-            seen.extend(bench.users([columns]))
+            seen.extend(testbed.users([columns]))
             for partition, offset in columns.end_offsets.items():
                 learned[partition] = Position(columns.topic_ids[partition], offset)
 
@@ -26,12 +26,12 @@ def test_a_full_topic_is_made_anew_once_it_is_learned_and_nothing_is_lost(bench)
 
     thread = threading.Thread(target=learn_all)
     thread.start()
-    with Producer(bench.kafka) as producer:
-        cap = TopicCap(bench.kafka, bench.name, max_bytes=400_000, learned=lambda: dict(learned))
+    with Producer(testbed.kafka) as producer:
+        cap = TopicCap(testbed.kafka, testbed.name, max_bytes=400_000, learned=lambda: dict(learned))
         for n in range(30_000):
             if n % 100 == 0 and cap.is_full(producer):
                 assert cap.recreate_topic(producer, timeout_seconds=20)
-            producer.send(bench.name, bench.click(n))
+            producer.send(testbed.name, testbed.click(n))
         producer.flush()
         done.set()
     thread.join(20)
@@ -40,32 +40,32 @@ def test_a_full_topic_is_made_anew_once_it_is_learned_and_nothing_is_lost(bench)
     assert source.num_resets == cap.num_recreated
 
 
-def test_a_topic_that_is_not_learned_is_not_touched(bench):
-    topic = bench.create()
-    bench.produce([bench.click(n) for n in range(10)])
-    positions = {bench.partition: Position(topic.id, 9)}
-    with Producer(bench.kafka) as producer:
-        for learned in (None, {}, positions, {bench.partition: Position("another", 10)}):
-            cap = TopicCap(bench.kafka, bench.name, max_bytes=1, learned=lambda learned=learned: learned)
+def test_a_topic_that_is_not_learned_is_left_alone(testbed):
+    topic = testbed.create()
+    testbed.produce([testbed.click(n) for n in range(10)])
+    positions = {testbed.partition: Position(topic.id, 9)}
+    with Producer(testbed.kafka) as producer:
+        for learned in (None, {}, positions, {testbed.partition: Position("another", 10)}):
+            cap = TopicCap(testbed.kafka, testbed.name, max_bytes=1, learned=lambda learned=learned: learned)
             assert not cap.recreate_topic(producer, timeout_seconds=0.05)
-    assert len(bench.read(bench.source(), 10)) >= 1
-    with Admin(bench.kafka) as admin:
-        assert admin.topic(bench.name) == topic
+    assert len(testbed.read(testbed.source(), 10)) >= 1
+    with Admin(testbed.kafka) as admin:
+        assert admin.topic(testbed.name) == topic
 
 
-def test_a_roll_gives_the_brokers_memory_back(bench, own_broker):
+def test_re_creating_a_topic_frees_the_brokers_memory(testbed, own_broker):
     own_broker.start()
-    bench.broker = own_broker
-    topic = bench.create()
+    testbed.broker = own_broker
+    topic = testbed.create()
     before = own_broker.memory_bytes()
-    with Producer(bench.kafka) as producer:
+    with Producer(testbed.kafka) as producer:
         for _ in range(40):
-            producer.send(bench.name, b"x" * (1 << 20))
+            producer.send(testbed.name, b"x" * (1 << 20))
         producer.flush()
-        learned = {bench.partition: Position(topic.id, 40)}
+        learned = {testbed.partition: Position(topic.id, 40)}
         cap = TopicCap(
-            bench.kafka,
-            bench.name,
+            testbed.kafka,
+            testbed.name,
             max_bytes=30 << 20,
             learned=lambda: learned,
             memory_bytes=own_broker.memory_bytes,
@@ -76,10 +76,10 @@ def test_a_roll_gives_the_brokers_memory_back(bench, own_broker):
     assert own_broker.memory_bytes() < before + (30 << 20)
 
 
-def test_topics_of_old_simulators_are_deleted(bench):
-    with Admin(bench.kafka) as admin:
+def test_topics_of_old_simulators_are_deleted(testbed):
+    with Admin(testbed.kafka) as admin:
         for name in ("sim-1", "sim-2", "other-1"):
             admin.ensure_topic(name)
-    assert delete_topics_by_prefix(bench.kafka, "sim-", keep=("sim-2",)) == ["sim-1"]
-    with Admin(bench.kafka) as admin:
+    assert delete_topics_by_prefix(testbed.kafka, "sim-", keep=("sim-2",)) == ["sim-1"]
+    with Admin(testbed.kafka) as admin:
         assert {"sim-2", "other-1"} <= set(admin.topics())

@@ -98,19 +98,19 @@ def test_a_bad_record_is_a_dead_letter_between_its_neighbours(value, reason):
     assert dead.detail
 
 
-def test_of_equal_fields_the_last_counts():
+def test_the_last_of_duplicate_fields_counts():
     columns = decode([dumps(GOOD)[:-1] + b', "user": 8, "us\\u0065r": 9}'])
     assert columns.features.categorical_NC[0, 0] == 9
 
 
-def test_no_records_are_empty_columns():
+def test_no_records_give_empty_columns():
     columns = decode([], end=10)
     assert len(columns) == 0
     assert columns.end_offsets == {CLICKS: 10}
     assert columns.features.categorical_NC.shape == (0, 2)
 
 
-def test_a_text_is_told_once():
+def test_the_string_of_an_id_is_emitted_once():
     decoder = Decoder(SCHEMA)
     raw = RawRecords.from_messages(CLICKS, [dumps(GOOD), dumps(GOOD)])
     texts = decoder.decode(raw, NOW_MS).id_strings
@@ -126,6 +126,6 @@ def test_a_text_is_told_once():
     assert decoder.decode(raw, NOW_MS).id_strings.strings == []
 
 
-def test_texts_of_dead_letters_are_not_told():
+def test_strings_of_dead_letters_are_not_emitted():
     columns = decode([dumps({**GOOD, "item": "never", "click": 7})])
     assert columns.id_strings.strings == []

@@ -207,7 +207,7 @@ def polls(draw):
 
 @settings(max_examples=300, deadline=None)
 @given(polls())
-def test_columns_dead_letters_and_texts_are_the_references(poll):
+def test_any_poll_gives_the_reference_columns_dead_letters_and_strings(poll):
     schema, values, record_ms = poll
     assert_same(*both(schema, values, record_ms))
 
@@ -227,7 +227,7 @@ FIELDS = Schema(
 @example("x", Raw("[" * 200 + "]" * 200))
 @example("x", Raw("1" * 400))
 @example("x", {"a": [{}, [], {"b": Raw("-")}]})
-def test_any_value_of_any_field_is_the_references(field, value):
+def test_any_value_of_any_field_gives_the_reference_columns(field, value):
     good = {"l": 1, "c": 2, "m": [3], "s": ["four"], "d": 5.5, "t": NOW_MS, "w": 1}
     message = dump({**good, field: value}, random.Random(0)).encode("utf-8", "surrogatepass")
     listed = dump({**good, "m" if field in "lcm" else "s": [value, 1]}, random.Random(0)).encode(
@@ -238,7 +238,7 @@ def test_any_value_of_any_field_is_the_references(field, value):
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
-def test_any_bytes_changed_are_the_references(seed):
+def test_any_changed_bytes_give_the_reference_columns(seed):
     rng = random.Random(seed)
     good = {
         "l": 1,
@@ -259,7 +259,7 @@ def test_any_bytes_changed_are_the_references(seed):
     assert_same(*both(FIELDS, values))
 
 
-def test_every_prefix_of_a_record_is_the_references():
+def test_every_prefix_of_a_record_gives_the_reference_columns():
     message = (
         b'{"l": 1, "c": "\\u00e9\xc3\xa9", "m": [1, "x"], "d": -1.25e-3, "t": 1700000000000, "x": [true, null, {}]} '
     )
@@ -267,13 +267,13 @@ def test_every_prefix_of_a_record_is_the_references():
 
 
 @pytest.mark.parametrize("max_message_bytes", [39, 40, 41])
-def test_the_longest_message_is_the_references(max_message_bytes):
+def test_the_longest_message_gives_the_reference_columns(max_message_bytes):
     message = b'{"l": 1, "t": 1700000000000, "c": "abc"}'
     assert len(message) == 40
     assert_same(*both(FIELDS, [message], max_message_bytes=max_message_bytes))
 
 
-def test_long_lists_and_many_texts_make_room():
+def test_the_workspace_grows_for_long_lists_and_many_strings():
     records = [
         {"l": 1, "t": NOW_MS, "m": [f"text {n}-{i}" for i in range(2000)], "s": list(range(3000))} for n in range(9)
     ]

@@ -21,7 +21,7 @@ A, B, C = columns_of(1), columns_of(2, 3), columns_of(4)
 ENOUGH = 1 << 20
 
 
-def test_columns_come_out_in_order_a_poll_at_a_time():
+def test_columns_are_taken_in_order_up_to_the_requested_bytes():
     queue = ColumnQueue(ENOUGH)
     for columns in (A, B, C):
         queue.put(columns)
@@ -32,7 +32,7 @@ def test_columns_come_out_in_order_a_poll_at_a_time():
     assert queue.take(ENOUGH, 0) == []
 
 
-def test_a_full_queue_lets_nothing_in_until_there_is_room():
+def test_put_blocks_while_the_queue_is_full():
     queue = ColumnQueue(columns_bytes(A))
     queue.put(A)
     putting = threading.Thread(target=queue.put, args=(B,))
@@ -44,7 +44,7 @@ def test_a_full_queue_lets_nothing_in_until_there_is_room():
     assert not putting.is_alive()
 
 
-def test_who_waits_to_put_or_take_is_freed_by_the_end():
+def test_the_end_releases_blocked_puts_and_takes():
     full, empty = ColumnQueue(1), ColumnQueue(1)
     full.put(A)
     taken = []
@@ -62,7 +62,7 @@ def test_who_waits_to_put_or_take_is_freed_by_the_end():
     assert taken == [[]]
 
 
-def test_the_error_it_ends_with_comes_after_everything_before_it_and_stays():
+def test_the_error_is_raised_after_the_queued_columns_and_on_every_later_take():
     queue = ColumnQueue(ENOUGH)
     queue.put(A)
     queue.end(StreamError("the broker refuses us"))

@@ -4,7 +4,7 @@ from stream.positions import Partition
 A, B = Partition("clicks", 0), Partition("clicks", 1)
 
 
-def test_the_clock_is_the_slowest_partitions():
+def test_the_clock_follows_the_slowest_partition():
     clock = WatermarkClock()
     assert clock.observe({A: 100}) == 100
     assert clock.observe({A: 300, B: 200}) == 200
@@ -36,7 +36,7 @@ def test_an_idle_partition_counts_again_from_its_next_record_on():
     assert clock.observe({A: 900}) == 550
 
 
-def test_the_clock_stands_while_all_partitions_are_idle_and_keeps_its_limit():
+def test_the_clock_stops_while_all_partitions_are_idle_and_keeps_its_limit():
     clock = WatermarkClock()
     clock.observe({A: 100, B: 700})
     assert clock.mark_idle({B}) == 100
@@ -46,7 +46,7 @@ def test_the_clock_stands_while_all_partitions_are_idle_and_keeps_its_limit():
     assert other.mark_idle({A}, limit_ms=650) == 650
 
 
-def test_a_partition_never_heard_of_cannot_be_idle():
+def test_a_partition_without_records_is_not_counted_as_idle():
     clock = WatermarkClock()
     clock.observe({A: 100})
     clock.mark_idle({B})
@@ -58,7 +58,7 @@ def test_the_clock_stays_below_its_limit():
     assert clock.observe({A: 10_000}, limit_ms=9_000) == 9_000
 
 
-def test_the_clock_goes_on_where_it_was():
+def test_the_clock_resumes_from_its_saved_state():
     clock = WatermarkClock()
     clock.observe({A: 300, B: 200})
     again = WatermarkClock(clock.now_ms, clock.watermarks)

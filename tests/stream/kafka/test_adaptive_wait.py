@@ -3,14 +3,14 @@ import pytest
 from stream.kafka.adaptive_wait import MAX_WAIT_MS, AdaptiveFetchWait
 
 
-def test_a_full_answer_from_far_behind_asks_for_no_more_time():
+def test_full_responses_far_behind_the_end_do_not_lengthen_the_wait():
     wait = AdaptiveFetchWait(5)
     for _ in range(10):
         wait.observe_response(9_000, 1_000_000, is_full=True)
     assert wait.ms == 5
 
 
-def test_answers_that_do_not_keep_up_are_granted_twice_the_time():
+def test_the_wait_doubles_while_responses_fall_behind():
     wait = AdaptiveFetchWait(5)
     granted = []
     for _ in range(9):
@@ -19,20 +19,20 @@ def test_answers_that_do_not_keep_up_are_granted_twice_the_time():
     assert granted == [10, 20, 40, 80, 160, 320, MAX_WAIT_MS, MAX_WAIT_MS, MAX_WAIT_MS]
 
 
-def test_an_answer_that_brings_nothing_though_there_is_something_is_granted_more_time():
+def test_an_empty_response_before_the_end_lengthens_the_wait():
     wait = AdaptiveFetchWait(0)
     wait.observe_response(0, 1)
     assert wait.ms == 2
 
 
-def test_what_came_while_an_answer_was_made_asks_for_no_more_time():
+def test_records_produced_during_a_response_do_not_lengthen_the_wait():
     wait = AdaptiveFetchWait(5)
     for _ in range(10):
         wait.observe_response(200, 100)
     assert wait.ms == 5
 
 
-def test_after_one_slow_moment_the_wait_comes_down_within_a_second():
+def test_the_wait_decays_after_one_slow_moment():
     wait = AdaptiveFetchWait(5)
     for _ in range(5):
         wait.observe_response(0, 100)
@@ -44,7 +44,7 @@ def test_after_one_slow_moment_the_wait_comes_down_within_a_second():
     assert seconds == pytest.approx(1.5, abs=0.1)
 
 
-def test_the_wait_keeps_room_for_what_a_look_takes():
+def test_the_wait_leaves_room_for_a_whole_scan():
     wait = AdaptiveFetchWait(5)
     for _ in range(5):
         wait.observe_response(0, 100)
@@ -54,7 +54,7 @@ def test_the_wait_keeps_room_for_what_a_look_takes():
     assert wait.ms == 10
 
 
-def test_one_late_answer_of_many_is_no_reason_to_wait():
+def test_one_late_response_among_many_does_not_lengthen_the_wait():
     wait = AdaptiveFetchWait(5)
     for late_ms in (*[1.0] * 8, 300.0, *[1.0] * 7):
         wait.observe_delay(late_ms)

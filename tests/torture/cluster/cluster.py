@@ -11,7 +11,7 @@ from springtide_client.log.directory import LogDirectory
 
 from app.version_log.commands.queue import submit_command
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import KafkaConfig
+from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
 from tests.e2e.workspace import free_port
 from tests.torture.clicks import message

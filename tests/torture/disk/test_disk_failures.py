@@ -18,7 +18,7 @@ from app.version_log import trainer_status as status_file
 from app.version_log.trainer_status import read_status
 from stream.broker.embedded import EmbeddedBroker
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import KafkaConfig
+from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
 from tests.torture.clicks import message
 from tests.torture.cluster.cluster import until

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stream.kafka.admin import Admin
-from stream.kafka.consumer import KafkaConfig
+from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
 from tests.e2e.workspace import free_port
 from tests.torture.clicks import message

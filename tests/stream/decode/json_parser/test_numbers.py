@@ -60,7 +60,7 @@ def test_numbers_halfway_between_two_floats_go_to_the_even_one():
         assert assert_exact(text + ("" if "e" in text else ".0"))
 
 
-def test_a_random_float_needs_no_reference():
+def test_random_floats_are_not_refused():
     rng = random.Random(8)
     assert all(assert_exact(repr(rng.uniform(-1e6, 1e6))) for _ in range(20_000))
 

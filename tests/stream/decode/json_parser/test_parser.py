@@ -36,7 +36,7 @@ def deviates(message: bytes) -> bool:
     ],
 )
 @pytest.mark.parametrize("ensure_ascii", [True, False])
-def test_what_is_common_needs_no_reference(change, ensure_ascii):
+def test_common_records_do_not_need_the_reference_decoder(change, ensure_ascii):
     assert not deviates(json.dumps({**GOOD, **change}, ensure_ascii=ensure_ascii).encode())
     assert not deviates(json.dumps({**change, **GOOD}, indent=2, ensure_ascii=ensure_ascii).encode())
 
@@ -46,11 +46,11 @@ def test_fields_may_be_absent():
 
 
 @pytest.mark.parametrize("change", [{"c": 2**70}, {"l": 2}, {"t": 5}, {"d": "x"}, {"c": [1]}, {"m": "x"}, {"d": 1e39}])
-def test_what_is_rare_deviates(change):
+def test_rare_records_are_left_to_the_reference_decoder(change):
     assert deviates(json.dumps({**GOOD, **change}).encode())
 
 
-def test_a_text_of_a_deviating_record_is_not_taken_as_told():
+def test_strings_of_a_record_left_to_the_reference_do_not_count_as_emitted():
     decoder = Decoder(SCHEMA)
     bad = json.dumps({**GOOD, "t": 5}).encode()
     good = json.dumps(GOOD).encode()
@@ -58,7 +58,7 @@ def test_a_text_of_a_deviating_record_is_not_taken_as_told():
     assert sorted(texts.strings) == ["four", "text", "x"]
 
 
-def test_texts_are_told_again_once_the_memory_was_full():
+def test_strings_are_emitted_again_after_the_seen_set_was_cleared():
     decoder = Decoder(SCHEMA, told=SeenSet(64))
     for start in range(0, 1000, 10):
         values = [json.dumps({**GOOD, "c": f"c{start + i}", "m": [], "s": []}).encode() for i in range(10)]
@@ -70,7 +70,7 @@ def test_texts_are_told_again_once_the_memory_was_full():
     assert columns.id_strings.ids.tolist() == [hash_string(b"c0")]
 
 
-def test_names_that_json_must_escape_are_left_to_the_reference():
+def test_field_names_that_need_escapes_are_left_to_the_reference_decoder():
     schema = Schema(labels=("l",), categorical=('a"b', "a\\b", "plain"))
     assert sorted(number for number in build_hash_table([b'a"b', b"a\\b", b"plain"]).tolist() if number >= 0) == [2]
     message = json.dumps({"l": 1, 'a"b': 4, "a\\b": 5, "plain": 6}).encode()
@@ -78,7 +78,7 @@ def test_names_that_json_must_escape_are_left_to_the_reference():
     assert columns.features.categorical_NC.tolist() == [[4, 5, 6]]
 
 
-def test_a_plan_of_many_like_named_fields_finds_each():
+def test_a_field_table_finds_each_of_many_similar_names():
     names = tuple(f"a rather long common beginning {i:03d} and a common end" for i in range(300))
     schema = Schema(labels=("l",), dense=names)
     assert len(build_field_table(schema).buckets_H) >= 4 * 301
@@ -89,7 +89,7 @@ def test_a_plan_of_many_like_named_fields_finds_each():
         assert columns.features.dense_NF[0].tolist() == list(map(float, range(300)))
 
 
-def test_the_workspace_does_not_leak_into_columns():
+def test_columns_do_not_share_memory_with_the_workspace():
     decoder = Decoder(SCHEMA)
     first = decoder.decode(RawRecords.from_messages(Partition("clicks", 0), [json.dumps(GOOD).encode()]), NOW_MS)
     before = [ragged.ids_M.copy() for ragged in first.features.lists]
@@ -99,7 +99,7 @@ def test_the_workspace_does_not_leak_into_columns():
         np.testing.assert_array_equal(ragged.ids_M, ids_M)
 
 
-def test_compiling_ahead_compiles_the_types_of_a_fetch():
+def test_compile_parser_compiles_the_types_of_a_fetch():
     from stream.decode.json_parser.parse_kernel import parse_kernel
 
     compile_parser()

@@ -11,7 +11,7 @@ def test_a_key_is_fresh_once():
     assert not told.add_all(features, ids).any()
 
 
-def test_it_is_bounded_and_starts_anew_when_full():
+def test_the_set_is_bounded_and_cleared_when_full():
     told = SeenSet(100)
     size = len(told.slots)
     for start in range(0, 10_000, 10):
@@ -22,6 +22,6 @@ def test_it_is_bounded_and_starts_anew_when_full():
     assert told.add_all(np.zeros(1, np.uint16), np.zeros(1, np.int64)).all()
 
 
-def test_it_needs_room():
+def test_a_size_of_zero_is_refused():
     with pytest.raises(ValueError, match="max_keys"):
         SeenSet(0)

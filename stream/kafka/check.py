@@ -1,0 +1,65 @@
+"""Diagnoses the way to a topic for `springtide check`: address, connection, protocol, topic."""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stream.errors import BrokerUnavailableError, StreamError
+from stream.kafka.admin import Admin
+from stream.kafka.config import CONNECT_SECONDS, KafkaConfig, parse_addresses
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, and how to fix it: a line each."""
+
+    what: str
+    fix: str
+
+
+def unreachable_reason(bootstrap_servers: str) -> str | None:
+    """Why none of these addresses accepts a connection, or None if one does."""
+    reasons = []
+    for host, port in parse_addresses(bootstrap_servers):
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+        except socket.gaierror:
+            reasons.append(f"the host name {host!r} is not known")
+        except TimeoutError:
+            reasons.append(f"{host}:{port} does not answer")
+        except OSError as error:
+            reasons.append(f"nothing listens on {host}:{port} ({error.strerror or error})")
+        else:
+            return None
+    return "; ".join(reasons)
+
+
+def check_kafka(bootstrap_servers: str, topic: str, *, options: Mapping[str, Any] | None = None) -> list[Problem]:
+    """The first problem on the way to the topic; an empty list if there is none."""
+    try:
+        config = KafkaConfig(bootstrap_servers=bootstrap_servers, options=options or {})
+    except ValueError as error:
+        return [Problem(str(error), 'write [source] bootstrap_servers = "host:port", several separated by commas')]
+    if reason := unreachable_reason(bootstrap_servers):
+        return [Problem(f"Kafka: {reason}", "start the broker, or correct [source] bootstrap_servers")]
+    try:
+        with Admin(config) as admin:
+            found = admin.topic(topic)
+    except BrokerUnavailableError:
+        return [
+            Problem(
+                f"something listens on {bootstrap_servers}, but does not speak the Kafka protocol",
+                "correct the port in [source] bootstrap_servers, or the security settings",
+            )
+        ]
+    except StreamError as error:
+        return [Problem(str(error), "look at the broker's log")]
+    if found is None:
+        return [
+            Problem(
+                f"there is no topic {topic!r} at {bootstrap_servers}",
+                "create it, send something with `springtide replay`, or correct [source] topic",
+            )
+        ]
+    return []
