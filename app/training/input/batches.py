@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from stream.batcher import Batcher
 from stream.columns import Batch
-from stream.errors import RetriableError
 from stream.decode.erasure_filter import Erasure
+from stream.errors import RetriableError
 from stream.flow.watermark import WatermarkClock
 from stream.positions import Partition, Position
 from stream.source import Source
