@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from springtide_client.system.backoff import Backoff
+
 from app.config.load import LightConfig
 from stream.broker.embedded import EmbeddedBroker, find_broker
 from stream.errors import EmbeddedBrokerError
@@ -18,9 +20,7 @@ class BrokerSupervisor(AbstractContextManager["BrokerSupervisor"]):
     """Does nothing where the source names a broker of its own, or another process already runs the embedded one."""
 
     def __init__(self, outline: LightConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._pause = FIRST_PAUSE_SECONDS
-        self._due = 0.0
+        self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, clock=clock)
         needed = outline.source.uses_embedded_broker and find_broker(outline.log.path) is None
         self.broker = EmbeddedBroker(outline.log.path) if needed else None
 
@@ -35,11 +35,10 @@ class BrokerSupervisor(AbstractContextManager["BrokerSupervisor"]):
 
     def restart_if_dead(self) -> None:
         """Start the broker again when it died; its topics are gone then, which readers notice by themselves."""
-        if self.broker is None or self.broker.alive or self._clock() < self._due:
+        if self.broker is None or self.broker.alive or not self._backoff.is_over:
             return
         logger.warning("the embedded broker ended and is started again; its topics are gone")
-        self._due = self._clock() + self._pause
-        self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
+        self._backoff.fail()
         try:
             self.broker.stop()
             self.broker.start()

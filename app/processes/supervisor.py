@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from springtide_client.errors import SpringtideError
+from springtide_client.system.backoff import Backoff
 
 from app.errors import UserError
 from app.processes.parent_death import child_environment
@@ -53,8 +54,8 @@ class Child:
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._began = 0.0
-        self._pause = FIRST_PAUSE_SECONDS
-        self._due: float | None = None  # when to start it again
+        self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, clock=clock)
+        self._is_restart_scheduled = False
 
     @property
     def pid(self) -> int | None:
@@ -66,7 +67,7 @@ class Child:
 
     def start(self) -> None:
         """Start it, in a session of its own: Ctrl-C is for the supervisor, which stops its children in order."""
-        self._began, self._due = self._clock(), None
+        self._began, self._is_restart_scheduled = self._clock(), False
         self._process = subprocess.Popen(
             self.spec.command(),
             env=child_environment(),
@@ -84,21 +85,20 @@ class Child:
         """Restart it when it is dead and the pause is over. ChildError, UserError where that would not help."""
         if self._process is None or self.alive:
             return
-        if self._due is None:
+        if not self._is_restart_scheduled:
             code = self._process.returncode
             self._join_reader()
             if code == USER_ERROR_EXIT_CODE:
                 raise UserError(self.last_line.removeprefix("springtide: ") or f"{self.spec.name} refused to start")
             if self._clock() - self._began >= STABLE_SECONDS:
-                self._pause = FIRST_PAUSE_SECONDS
-            self._due = self._clock() + self._pause
+                self._backoff.succeed()
+            pause, self._is_restart_scheduled = self._backoff.fail(), True
             logger.warning(
                 "%s ended and will be started again",
                 self.spec.name,
-                extra={"exit": code, "in_seconds": self._pause, "last": self.last_line},
+                extra={"exit": code, "in_seconds": pause, "last": self.last_line},
             )
-            self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
-        if self._clock() >= self._due:
+        if self._backoff.is_over:
             self.num_restarts += 1
             self.start()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from springtide_client.errors import LogError, SpringtideError
+from springtide_client.system.backoff import Backoff
 from springtide_client.system.clock import wall_ms
 
 from app.processes.signals import StopSignals
@@ -80,7 +81,7 @@ class Trainer:
             self.reason = ""  # why versions are put off
             self.spill_reason = ""  # why rows cannot leave memory, and learning waits
             self._last_commit = self._last_said = float("-inf")
-            self._put_off_seconds = FIRST_RETRY_SECONDS
+            self._backoff = Backoff(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS)
             self.dead_letters = DeadLetterProducer(config.source.kafka_config, f"{config.source.topic}.dead")
             self._begin()
             if start is not None:
@@ -253,13 +254,13 @@ class Trainer:
         except StreamError as error:
             # a version must not pass letters that the broker does not have: learning goes on, publishing waits
             self.reason = f"dead letters cannot be delivered: {error}"
-            logger.warning("version put off", extra={"reason": str(error), "seconds": self._put_off_seconds})
-            self.postpone(self._put_off_seconds)
-            self._put_off_seconds = min(2 * self._put_off_seconds, MAX_RETRY_SECONDS)
+            pause = self._backoff.fail()
+            logger.warning("version postponed", extra={"reason": str(error), "seconds": pause})
+            self.postpone(pause)
             if final and self.until_end:
                 raise
             return final
-        self._put_off_seconds = FIRST_RETRY_SECONDS
+        self._backoff.succeed()
         self.reason = ""
         self.state.clock.mark_idle(
             self.batches.idle_partitions(self.state.positions, self.state.clock), limit_ms=self.limit_ms

@@ -4,12 +4,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from springtide_client.system.backoff import Backoff
+
 from stream.columns import DeadLetter
 from stream.errors import StreamError
 from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
 
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 2.0  # between tries to reach the broker
 LETTER_BYTES = 500  # headers, and what Python needs for one
 
 
@@ -45,16 +48,16 @@ class DeadLetterProducer:
     def flush(self, seconds: float = 30.0) -> None:
         """Return once the broker has acknowledged every letter; the last StreamError when the time is over."""
         deadline = time.monotonic() + seconds
-        pause = 0.05
+        backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         while self._unconfirmed:
             try:
                 self._try_flush(max(deadline - time.monotonic(), 0.1))
             except StreamError:
                 self._drop_producer()
+                pause = backoff.fail()
                 if time.monotonic() + pause > deadline:
                     raise
                 time.sleep(pause)
-                pause = min(pause * 2, 2.0)
 
     def close(self) -> None:
         """Close the connection; what was not flushed may be lost."""

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from springtide_client.system.backoff import Backoff
+
 from app.serving.cache_folder import CacheFolder
 from app.serving.config import ServeConfig
 from app.serving.ops.shared_metrics import SharedMetrics, WorkerSlot
@@ -81,7 +83,7 @@ class WorkerPool:
         self._to_replace: list[Worker] = []
         self._untold: list[tuple[int, str]] = []  # ends that the tally has not heard of: the disk was full
         self._num_started = 0
-        self._due, self._pause = 0.0, FIRST_PAUSE_SECONDS
+        self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, clock=clock)
 
     @property
     def all_listening(self) -> bool:
@@ -103,11 +105,11 @@ class WorkerPool:
         self._tell_ends()
         is_rolling = bool(self._to_replace) and not any(worker.leave_by for worker in self._living)
         missing = self._config.workers + is_rolling - len(self._staying())
-        while missing > 0 and self._clock() >= self._due:
+        while missing > 0 and self._backoff.is_over:
             try:
                 self._start()
             except OSError as error:  # no process or file left for now: those that live go on
-                self._due = self._clock() + LONGEST_PAUSE_SECONDS
+                self._backoff.pause_for(LONGEST_PAUSE_SECONDS)
                 extra = {"error": str(error), "again_in_seconds": LONGEST_PAUSE_SECONDS}
                 logger.warning("a worker cannot be started now", extra=extra)
             missing -= 1
@@ -180,8 +182,6 @@ class WorkerPool:
         if has_left:
             return
         if self._clock() - worker.began >= STABLE_SECONDS:
-            self._pause = FIRST_PAUSE_SECONDS
-        self._due = self._clock() + self._pause
-        extra = {"pid": worker.process.pid, "exit": worker.process.exit_code, "in_seconds": self._pause}
+            self._backoff.succeed()
+        extra = {"pid": worker.process.pid, "exit": worker.process.exit_code, "in_seconds": self._backoff.fail()}
         logger.warning("a worker ended and will be replaced", extra=extra)
-        self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)

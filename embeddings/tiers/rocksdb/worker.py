@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from springtide_client.system.backoff import Backoff
+
 from embeddings.errors import SpillError
 from embeddings.tiers.rocksdb.catalog import Catalog, Database
 from embeddings.tiers.rocksdb.child_process import ProcessLostError, RequestFailedError, SpillProcess
@@ -16,7 +18,7 @@ from embeddings.tiers.rocksdb.error_hints import with_hint
 from embeddings.tiers.rocksdb.purge import Purge
 from embeddings.tiers.write_batch import RecordFormat, WriteBatch
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
 TOLD_SECONDS = 1.0  # a caller that has waited for so long is told of
 
 
@@ -32,7 +34,7 @@ class SpillWorker:
         self._wanted = False  # a find waits for a process
         self._last_failure = ""
         self._callers: dict[int, float] = {}  # threads that wait -> since when
-        self._backoff_seconds, self._backoff_until = FIRST_PAUSE, 0.0
+        self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         self._error: BaseException | None = None
         self._closing = False
         self._owner = os.getpid()
@@ -148,7 +150,8 @@ class SpillWorker:
             while self._wait_for_work():
                 try:
                     self._run_steps()
-                    self._last_failure, self._backoff_seconds = "", FIRST_PAUSE
+                    self._last_failure = ""
+                    self._backoff.succeed()
                 except (ProcessLostError, RequestFailedError) as error:
                     if isinstance(error, RequestFailedError) and error.final:
                         raise
@@ -169,8 +172,7 @@ class SpillWorker:
             return revive or bool(self.catalog.waiting or self.purge.active() or self.catalog.deletable())
 
         with self._changed:
-            pause = self._backoff_until - time.monotonic()
-            if pause > 0:
+            if pause := self._backoff.remaining_seconds:
                 self._changed.wait_for(lambda: self._closing, pause)
             self._changed.wait_for(lambda: self._closing or has_work())
             return not self._closing
@@ -178,8 +180,7 @@ class SpillWorker:
     def _back_off(self, why: str) -> None:
         with self._changed:
             self._last_failure = why
-            self._backoff_until = time.monotonic() + self._backoff_seconds
-            self._backoff_seconds = min(2 * self._backoff_seconds, LONGEST_PAUSE)
+            self._backoff.fail()
 
     def _run_steps(self) -> None:
         """A step of each kind that there is: a full disk keeps nobody from destroying."""

@@ -35,6 +35,10 @@ class Backoff:
         self._over_at = self._clock() + pause
         return pause
 
+    def pause_for(self, seconds: float) -> None:
+        """Begin a pause of this length; the length of the next one stays."""
+        self._over_at = self._clock() + seconds
+
     def succeed(self) -> None:
         """Let the next pause be the first again."""
         self._next_seconds = self._first_seconds
