@@ -8,7 +8,8 @@ from pathlib import Path
 
 from springtide_client.log.directory import LogDirectory
 
-from tests.torture.cluster.cluster import Cluster, until
+from tests.support.waiting import wait_until
+from tests.torture.cluster.cluster import Cluster
 from tests.torture.cluster.faults import Fault, Faults
 from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.verify.log_contents import LogContents
@@ -81,7 +82,7 @@ class Torture:
         missing = self.judge.submitted.keys() - {order["id"] for order in image.meta.executed_commands}
         assert not missing, f"orders are lost: {missing}"
         self.judge.compare_with_reference(image)
-        until(lambda: self.stage.newest_version() == image.tip.number, "the follower's arrival")
+        wait_until(lambda: self.stage.newest_version() == image.tip.number, "the follower's arrival")
         check_follower(self.stage, self.judge, image)
         self.stage.server = self.stage.start("serve")
         check_server(self.stage, self.judge, image)

@@ -1,7 +1,6 @@
 """`springtide versions` as people use it: what it prints, and one clear line for whatever is wrong."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,8 @@ from springtide_client.keys import hash_string
 
 from app.cli import main
 from app.version_log.read.index import LogIndex
-
-# the logs of the versions' own tests
-sys.path.append(str(Path(__file__).parents[1] / "version_log"))
-
-from random_log import RandomLog
-from small_log import SmallLog
+from tests.support.random_versions import RandomVersions
+from tests.support.writer_log import WriterLog
 
 CONFIG = """
 name = "tiny"
@@ -27,11 +22,11 @@ TEXT = "café 3"
 
 
 @pytest.fixture
-def log(tmp_path, monkeypatch) -> SmallLog:
+def log(tmp_path, monkeypatch) -> WriterLog:
     """A log of a dozen versions and two bases, in a folder with its configuration."""
     monkeypatch.chdir(tmp_path)
     Path("springtide.toml").write_text(CONFIG)
-    log = SmallLog(tmp_path / "var" / "tiny" / "log")
+    log = WriterLog(tmp_path / "var" / "tiny" / "log")
     texts = {
         "texts.feature": np.array([1], np.uint16),
         "texts.id": np.array([hash_string(TEXT.encode())], np.int64),
@@ -39,10 +34,10 @@ def log(tmp_path, monkeypatch) -> SmallLog:
         "texts.bytes": np.frombuffer(TEXT.encode(), np.uint8),
     }
     with log.writer() as writer:
-        made = RandomLog(log, writer)
+        made = RandomVersions(log, writer)
         made.write(6)
         made.append({(1, hash_string(TEXT.encode())): (40.0, 9_000)}, [], texts)
-        made.merge()
+        made.compact()
         made.append({(1, hash_string(TEXT.encode())): (43.0, 9_000)}, [], {"dense.w": np.ones(3, np.float32)})
         made.write(2)
         writer.sync()

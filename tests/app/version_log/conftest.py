@@ -1,15 +1,11 @@
-"""A schema, a log, and the path to this folder's own modules."""
+"""A schema, and a log by the real writer."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from springtide_client.schema import Schema
 
-# pytest's importlib mode leaves this folder off the path
-sys.path.append(str(Path(__file__).parent))
-
-from small_log import SCHEMA, SmallLog
+from tests.support.writer_log import SCHEMA, WriterLog
 
 
 @pytest.fixture
@@ -18,5 +14,5 @@ def schema() -> Schema:
 
 
 @pytest.fixture
-def log(tmp_path) -> SmallLog:
-    return SmallLog(tmp_path / "log")
+def log(tmp_path: Path) -> WriterLog:
+    return WriterLog(tmp_path / "log")

@@ -8,7 +8,6 @@ import random
 from pathlib import Path
 
 import pytest
-from small_log import SmallLog, row_tensors, rows_of, until
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import Tip, VersionMeta, encode_record
 from springtide_client.log.base import Base
@@ -21,6 +20,8 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention, complete_bases
 from app.version_log.write.segments import SegmentWriter
 from app.version_log.write.writer import LogWriter
+from tests.support.waiting import wait_until
+from tests.support.writer_log import WriterLog, row_tensors, rows_of
 
 Rows = dict[tuple[int, int], tuple[float, int]]
 
@@ -61,7 +62,7 @@ class World:
 
     def __init__(self, path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)
-        self.log = SmallLog(path)
+        self.log = WriterLog(path)
         self.synced: dict[str, int] = {}
         self.truths: dict[Tip, Rows] = {}
         self.rows: Rows = {}
@@ -115,7 +116,7 @@ class World:
         padding = {"padding": "x" * self.random.choice([0, 0, 30_000])}
         tip = self.writer.append(VersionMeta(trainer=padding), row_tensors(rows, keys[2:]))
         self.truths[tip] = dict(self.rows)
-        until(lambda: self.writer is not None and self.writer.published == tip)
+        wait_until(lambda: self.writer is not None and self.writer.published == tip)
 
     def sync(self) -> None:
         if self.writer is not None:
@@ -228,7 +229,7 @@ def test_whatever_happens_readers_see_the_truth(tmp_path, monkeypatch, seed: int
         world.append()
         world.sync()
         for follower in world.followers:
-            until(lambda follower=follower: (follower.read(), follower.cursor.tip == world.writer.last_encoded)[1])
+            wait_until(lambda follower=follower: (follower.read(), follower.cursor.tip == world.writer.last_encoded)[1])
         world.check()
     finally:
         world.end()

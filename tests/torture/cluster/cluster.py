@@ -2,8 +2,6 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from springtide_client.follow.follower import Follower
@@ -14,6 +12,7 @@ from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
 from tests.e2e.workspace import free_port
+from tests.support.waiting import wait_until
 from tests.torture.clicks import message
 from tests.torture.cluster.config import TOPIC, write_config
 from tests.torture.cluster.faulty_broker import FaultyBroker
@@ -21,14 +20,6 @@ from tests.torture.cluster.process_pool import PATHS, ProcessPool
 from tests.torture.disk.fsync_recorder import FsyncRecorder
 
 DEADLINE_SECONDS = 20.0
-
-
-def until(check: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS) -> None:
-    """Return once it holds; AssertionError when the time is over."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
-        time.sleep(0.01)
 
 
 class Cluster:
@@ -116,7 +107,7 @@ class Cluster:
             self.num_kills += 1
         except ProcessLookupError:
             return
-        until(lambda: not is_running(pid), f"the end of {pid}")
+        wait_until(lambda: not is_running(pid), f"the end of {pid}")
 
     def kill_trainer(self) -> None:
         if self.trainer is not None and self.is_trainer_running():

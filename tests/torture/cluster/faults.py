@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from app.version_log.trainer_status import read_status
+from tests.support.waiting import wait_until
 from tests.torture.clicks import NUM_ITEMS, NUM_USERS
-from tests.torture.cluster.cluster import DEADLINE_SECONDS, Cluster, is_running, until
+from tests.torture.cluster.cluster import DEADLINE_SECONDS, Cluster, is_running
 from tests.torture.disk.power_loss import LOSS_PROFILES, CrashedDisk
 from tests.torture.verify.reader_checks import check_server
 from tests.torture.verify.verifier import LogVerifier
@@ -188,7 +189,7 @@ class Faults:
             mine = status.get("pid") == pid and newest >> 32 == status.get("epoch")
             return mine and newest & 0xFFFFFFFF > 0 and (newest > before or not more)
 
-        until(published, "a version")
+        wait_until(published, "a version")
         return pid
 
     def _strike(self, draw: random.Random, point: str, name: str) -> bool:
@@ -209,7 +210,7 @@ class Faults:
         if struck is not None:
             self.points[point] += 1
             if name == "KILL":
-                until(lambda: not is_running(struck), "the end of who was struck")
+                wait_until(lambda: not is_running(struck), "the end of who was struck")
                 self.stage.num_kills += 1
         if name == "KILL":
             self.stage.kill_trainer()

@@ -20,7 +20,8 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
-from tests.app.version_log.small_log import SmallLog, row_tensors, rows_of, until
+from tests.support.waiting import wait_until
+from tests.support.writer_log import WriterLog, row_tensors, rows_of
 from tests.torture.disk.fsync_recorder import FsyncRecorder
 from tests.torture.disk.power_loss import CrashedDisk, LossProfile
 
@@ -75,7 +76,7 @@ class ModelWorld:
         (folder / "disk").mkdir()
         self.recorder.install()
         self.recorder.record_all()
-        self.log = SmallLog(folder / "disk" / "a" / "log")
+        self.log = WriterLog(folder / "disk" / "a" / "log")
         self.expected: dict[Tip, ExpectedState] = {}
         self.submitted: set[str] = set()
         self.writer: LogWriter | None = None
@@ -130,7 +131,7 @@ class ModelWorld:
         for order_id in claimed:
             self.orders.mark_executed(order_id, tip.number)
         writer = self.writer
-        until(lambda: writer.published == tip or writer._queue.failure is not None)
+        wait_until(lambda: writer.published == tip or writer._queue.failure is not None)
 
     def sync(self) -> None:
         if self.writer is not None:

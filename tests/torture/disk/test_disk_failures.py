@@ -20,8 +20,8 @@ from stream.broker.embedded import EmbeddedBroker
 from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
+from tests.support.waiting import wait_until
 from tests.torture.clicks import message
-from tests.torture.cluster.cluster import until
 from tests.torture.cluster.config import TOPIC, write_config
 from tests.torture.verify.verifier import LogVerifier
 
@@ -70,7 +70,7 @@ class Room:
 
     def learn_all(self) -> None:
         """All but what no whole batch is left for."""
-        until(lambda: self.num_samples >= self.num_produced * 95 // 97 - 64, "learning")
+        wait_until(lambda: self.num_samples >= self.num_produced * 95 // 97 - 64, "learning")
 
     def end(self) -> None:
         self.stop()
@@ -114,14 +114,16 @@ def test_a_disk_that_takes_no_versions_pauses_learning_until_it_does(
     files = len(list(room.config.log.path.glob("seg-*")))
     with refusing(room.config.log.path, number, monkeypatch):
         room.produce(2_000)
-        until(lambda: room.says("waiting", os.strerror(number)), "the reason")
+        wait_until(lambda: room.says("waiting", os.strerror(number)), "the reason")
         stuck = room.num_samples
-        until(lambda: room.trainer.log._queue and room.says("waiting", os.strerror(number)), "a version that waits")
+        wait_until(
+            lambda: room.trainer.log._queue and room.says("waiting", os.strerror(number)), "a version that waits"
+        )
         room.judge.verify()  # the last version is whole
         room.produce(1_000)
         assert room.num_samples - stuck <= 2 * 64, "it learns on without a log"
     room.learn_all()
-    until(lambda: not room.says("waiting", ""), "the end of waiting")
+    wait_until(lambda: not room.says("waiting", ""), "the end of waiting")
     assert len(list(room.config.log.path.glob("seg-*"))) <= files + 1, "every try leaves a file"
     room.end()
 
@@ -145,15 +147,15 @@ def test_a_spill_that_takes_no_rows_pauses_learning_within_the_batch(room: Room)
     worker = spill._worker
     worker.patience_seconds = 0.2
     worker.catalog.queue_bytes = 1 << 12
-    until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
+    wait_until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
     limit: Callable[[int], None] = lambda size: resource.prlimit(  # noqa: E731
         worker._process.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)
     )
     limit(1 << 14)
     room.produce(3_000)
-    until(lambda: room.says("waiting", "raise the limit"), "the reason")
+    wait_until(lambda: room.says("waiting", "raise the limit"), "the reason")
     stuck = room.num_samples
-    until(lambda: read_status(room.config.log.path)["samples_trained"] == stuck, "the news of it")
+    wait_until(lambda: read_status(room.config.log.path)["samples_trained"] == stuck, "the news of it")
     assert room.num_samples == stuck
     limit(resource.RLIM_INFINITY)
     room.learn_all()
@@ -166,10 +168,10 @@ def test_asked_to_stop_a_trainer_that_waits_for_its_spill_stops(room: Room) -> N
     worker = spill._worker
     worker.patience_seconds = 0.2
     worker.catalog.queue_bytes = 1 << 12
-    until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
+    wait_until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
     resource.prlimit(worker._process.process.pid, resource.RLIMIT_FSIZE, (1 << 14, resource.RLIM_INFINITY))
     room.produce(3_000)
-    until(lambda: room.says("waiting", "raise the limit"), "the reason")
+    wait_until(lambda: room.says("waiting", "raise the limit"), "the reason")
     room.stop()
     room.start()
     room.learn_all()

@@ -19,8 +19,9 @@ from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
 from tests.e2e.workspace import free_port
+from tests.support.waiting import wait_until
 from tests.torture.clicks import message
-from tests.torture.cluster.cluster import is_running, until
+from tests.torture.cluster.cluster import is_running
 from tests.torture.cluster.config import TOPIC, write_config
 from tests.torture.cluster.faulty_broker import FaultyBroker
 from tests.torture.cluster.process_pool import PATHS, ProcessPool
@@ -62,7 +63,7 @@ class MixedLoad:
         self._trainer, self._server = self._start("train"), self._start("serve")
         self._produce()
         self.judge = ResponseVerifier(self.log)
-        until(self._is_ready, "the server's readiness", 60.0)
+        wait_until(self._is_ready, "the server's readiness")
         self.askers = Clients(self._port, self.log, self.judge, lambda: self._is_away, seed)
 
     def run(self, seconds: float) -> None:
@@ -136,22 +137,22 @@ class MixedLoad:
 
     def _kill_trainer(self) -> None:
         os.kill(self._trainer, signal.SIGKILL)
-        until(lambda: not is_running(self._trainer), "the trainer's end")
+        wait_until(lambda: not is_running(self._trainer), "the trainer's end")
         self.num_kills += 1
         self._trainer = self._start("train")
 
     def _restart_workers(self) -> None:
         before = self._workers()
         os.kill(self._server, signal.SIGHUP)
-        until(lambda: not before & self._workers(), "other workers", 60.0)
+        wait_until(lambda: not before & self._workers(), "other workers")
         self.num_restarts += 1
 
     def _restart_server(self) -> None:
         self._is_away = True
         os.kill(self._server, signal.SIGTERM)
-        until(lambda: not is_running(self._server), "the server's end")
+        wait_until(lambda: not is_running(self._server), "the server's end")
         self._server = self._start("serve")
-        until(self._is_ready, "the server's readiness", 60.0)
+        wait_until(self._is_ready, "the server's readiness")
         self._is_away = False
         self.num_restarts += 1
 

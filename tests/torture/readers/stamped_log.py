@@ -12,7 +12,7 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
 from app.version_log.config import LogConfig
 from app.version_log.write.writer import LogWriter
-from tests.client.conftest import DIM, TOY_SCHEMA, export_toy, save
+from tests.support.toy_model import DIM, TOY_SCHEMA, toy_archive
 
 NUM_KEYS = 50
 KEYS = np.zeros(NUM_KEYS, np.uint16), np.arange(NUM_KEYS)
@@ -44,8 +44,6 @@ class StampedLog:
         config = LogConfig(path=path, segment_bytes=segment_bytes, durable_seconds=0.02)
         self.writer, self.step = LogWriter.open(config, schema=TOY_SCHEMA), 0
         self.path, self.directory = path, self.writer.directory
-        program = export_toy()
-        program._example_inputs = None
         image = BaseImage(
             tip=self.writer.first_base_tip,
             schema=TOY_SCHEMA,
@@ -53,7 +51,7 @@ class StampedLog:
             model=ModelIdentity(name="toy"),
             meta=VersionMeta(fingerprint=TOY_SCHEMA.fingerprint()),
             dense={"dense.linear.bias": np.zeros(2, np.float32)},
-            program=save(program),
+            program=toy_archive(),
         )
         write_base(path, image)
         self.writer.start_after(self.writer.first_base_tip)

@@ -9,7 +9,7 @@ import pytest
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 
-from tests.torture.cluster.cluster import until
+from tests.support.waiting import wait_until
 from tests.torture.readers.stamped_log import KEYS, StampedLog
 
 
@@ -61,7 +61,7 @@ def shown(follower: Follower) -> float:
 
 
 def settles(follower: Follower, step: int) -> None:
-    until(lambda: (follower.poll(), shown(follower) == step)[1], f"step {step}, {follower.error}", 20.0)
+    wait_until(lambda: (follower.poll(), shown(follower) == step)[1], f"step {step}, {follower.error}")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -106,7 +106,7 @@ def test_a_damaged_base_is_refused_for_an_older_one(log: StampedLog, damage: str
     log.append(5)
     log.writer.sync()
     follower = Follower(LogDirectory(log.path))
-    until(lambda: follower.poll() or follower.view is not None, f"a view, {follower.error}")
+    wait_until(lambda: follower.poll() or follower.view is not None, f"a view, {follower.error}")
     settles(follower, 27)
     follower.close()
 

@@ -10,8 +10,8 @@ from springtide_client.features import Features
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 
-from tests.client.conftest import TOY_SCHEMA
-from tests.torture.cluster.cluster import until
+from tests.support.toy_model import TOY_SCHEMA
+from tests.support.waiting import wait_until
 from tests.torture.readers.stamped_log import KEYS, StampedLog, stamp_of
 
 NUM_VERSIONS = 10_000 if "TORTURE_EXAMPLES" in os.environ else 500
@@ -55,11 +55,11 @@ def test_no_read_ever_mixes_two_versions(tmp_path: Path) -> None:
         while log.step < NUM_VERSIONS:
             tip = log.append(IN_STEP)
             # the follower keeps step, else most versions would pass unread
-            until(lambda tip=tip: follower.view.version >= tip.number, f"{tip}")
+            wait_until(lambda tip=tip: follower.view.version >= tip.number, f"{tip}")
             if log.step >= next_merge:
                 next_merge += NUM_VERSIONS // MERGES
                 log.compact()
-        until(lambda: all(log.step in reader.seen for reader in readers), "reads of the last version")
+        wait_until(lambda: all(log.step in reader.seen for reader in readers), "reads of the last version")
     finally:
         for reader in readers:
             reader.is_over.set()

@@ -6,7 +6,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from tests.torture.cluster.cluster import Cluster, until
+from tests.support.waiting import wait_until
+from tests.torture.cluster.cluster import Cluster
 from tests.torture.verify.log_contents import LogContents
 from tests.torture.verify.verifier import LogVerifier
 
@@ -15,7 +16,7 @@ NUM_ASKED = 30
 
 def check_follower(stage: Cluster, judge: LogVerifier, image: LogContents) -> None:
     """It has what the log has, or a version that a power loss took away and that nothing has passed yet."""
-    until(lambda: stage.newest_version() >= image.tip.number, f"the follower's arrival at {image.tip}", 20.0)
+    wait_until(lambda: stage.newest_version() >= image.tip.number, f"the follower's arrival at {image.tip}")
     view = stage.follower.view
     assert view is not None
     if view.tip == image.tip:
@@ -31,7 +32,7 @@ def check_server(stage: Cluster, judge: LogVerifier, image: LogContents) -> None
         latest = ask(stage, "/v1/versions/latest")
         return -1 if latest is None else int(latest["version"])
 
-    until(lambda: served() >= image.tip.number, "the server's arrival")
+    wait_until(lambda: served() >= image.tip.number, "the server's arrival")
     for user in random.Random(judge.seed).sample(judge.users(), NUM_ASKED):
         found = ask(stage, f"/v1/embeddings/user_id/{user}")
         assert (found and found["count"]) == judge.expected_user(image, user)[0], user

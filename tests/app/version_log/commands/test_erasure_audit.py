@@ -1,7 +1,6 @@
 """Where an id is still on the disk."""
 
 import numpy as np
-from small_log import SmallLog, config, put, row_tensors
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
 from springtide_client.log.directory import base_name
@@ -10,9 +9,10 @@ from app.version_log.commands.erasure_audit import files_containing, oldest_file
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
 from app.version_log.write.writer import LogWriter
+from tests.support.writer_log import WriterLog, config, put, row_tensors
 
 
-def settle_and_merge(log: SmallLog, writer: LogWriter) -> int:
+def settle_and_merge(log: WriterLog, writer: LogWriter) -> int:
     """A base of all that was written; returns its number."""
     writer.sync()
     put(writer, 50)
@@ -23,7 +23,7 @@ def settle_and_merge(log: SmallLog, writer: LogWriter) -> int:
     return int(path.name.removeprefix("base-"))
 
 
-def test_a_forgotten_id_stays_in_older_files_until_enough_bases_are_made(log: SmallLog) -> None:
+def test_a_forgotten_id_stays_in_older_files_until_enough_bases_are_made(log: WriterLog) -> None:
     settings = config(log.path, base_minutes=10.0, keep_bases=2)
     with log.writer(segment_bytes=1 << 16) as writer:
         assert oldest_file_containing(settings, 0, 7) is None
@@ -50,7 +50,7 @@ def test_a_forgotten_id_stays_in_older_files_until_enough_bases_are_made(log: Sm
         assert oldest_file_containing(settings, 0, 7) is None
 
 
-def test_a_text_is_held_like_a_row(log: SmallLog) -> None:
+def test_a_text_is_held_like_a_row(log: WriterLog) -> None:
     row_id = hash_string(b"ann@example.org")
     texts = {
         "texts.feature": np.array([0], np.uint16),
@@ -69,7 +69,7 @@ def test_a_text_is_held_like_a_row(log: SmallLog) -> None:
         assert files_containing(config(log.path), 1, row_id) == []
 
 
-def test_bytes_that_no_reader_counts_are_looked_into_too(log: SmallLog) -> None:
+def test_bytes_that_no_reader_counts_are_looked_into_too(log: WriterLog) -> None:
     ghost = log.open()
     put(ghost, 1)
     ghost.sync()
@@ -88,7 +88,7 @@ def test_bytes_that_no_reader_counts_are_looked_into_too(log: SmallLog) -> None:
     log.kill(ghost)
 
 
-def test_a_leftover_of_a_merger_counts(log: SmallLog) -> None:
+def test_a_leftover_of_a_merger_counts(log: WriterLog) -> None:
     with log.writer() as writer:
         put(writer, 3)
         number = settle_and_merge(log, writer)

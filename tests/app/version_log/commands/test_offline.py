@@ -3,13 +3,13 @@
 import shutil
 
 import pytest
-from random_log import RandomLog
-from small_log import SCHEMA, config, put
 
 from app.version_log.commands.offline import execute_pending
 from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status, erased_keys_report
 from app.version_log.errors import LogBusyError
+from tests.support.random_versions import RandomVersions
+from tests.support.writer_log import SCHEMA, config, put
 
 
 def forget(log, *users: int) -> str:
@@ -96,14 +96,14 @@ def test_while_a_trainer_runs_nothing_is_executed_here(log):
 
 def test_a_receipt_outlives_the_segments_in_the_bases(log):
     with log.writer() as writer:
-        random = RandomLog(log, writer)
+        random = RandomVersions(log, writer)
         random.write(3)
     order = forget(log, 7)
     execute(log)
     with log.open() as writer:
         random.writer = writer
         random.write(2)
-        random.merge()
+        random.compact()
         for path in log.path.glob("seg-*"):
             path.unlink()
     receipt = command_status(log.path, order)

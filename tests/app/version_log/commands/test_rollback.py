@@ -2,15 +2,15 @@
 
 import msgspec
 import pytest
-from random_log import RandomLog
-from small_log import DIM, SmallLog, rows_of
 from springtide_client.rows.layers import flatten_layers, merge_layers, record_layer
 
 from app.errors import UserError
 from app.version_log.commands.rollback import build_rollback
+from tests.support.random_versions import RandomVersions
+from tests.support.writer_log import DIM, WriterLog, rows_of
 
 
-def read(log: SmallLog) -> dict:
+def read(log: WriterLog) -> dict:
     """Every living row at the log's end, as a reader finds it who starts from the newest base."""
     base = log.directory.open_base()
     records = list(log.directory.records(base.tip))
@@ -24,11 +24,11 @@ def read(log: SmallLog) -> dict:
 @pytest.mark.parametrize("seed", range(12))
 def test_it_is_the_dictionary_of_then_less_what_was_forgotten_since(log, seed):
     with log.writer(segment_bytes=1 << 16) as writer:
-        random = RandomLog(log, writer, seed)
+        random = RandomVersions(log, writer, seed)
         random.write(20)
         for _ in range(4):
             if random.rng.random() < 0.6:
-                random.merge()
+                random.compact()
             random.write(random.rng.randrange(1, 12))
             writer.sync()
             oldest = log.directory.scan().bases[0]
@@ -52,11 +52,11 @@ def test_it_is_the_dictionary_of_then_less_what_was_forgotten_since(log, seed):
 
 def test_a_version_whose_base_is_retired_is_refused_and_the_oldest_named(log):
     with log.writer() as writer:
-        random = RandomLog(log, writer)
+        random = RandomVersions(log, writer)
         random.write(5)
         early = writer.last_encoded.number
         random.write(5)
-        base = random.merge()
+        base = random.compact()
         for path in log.directory.bases()[:-1]:
             for file in path.iterdir():
                 file.unlink()
@@ -72,7 +72,7 @@ def test_a_version_whose_base_is_retired_is_refused_and_the_oldest_named(log):
 
 def test_the_meta_is_that_of_then_but_for_horizons_and_limits(log):
     with log.writer() as writer:
-        random = RandomLog(log, writer)
+        random = RandomVersions(log, writer)
         random.write(3)
         number = writer.last_encoded.number
         random.write(3)

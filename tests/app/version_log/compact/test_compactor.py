@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_log import DIM, SmallLog, config, put, row_tensors, rows_of, until
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
@@ -21,12 +20,14 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
 from app.version_log.disk_usage import folder_bytes
 from app.version_log.write.writer import LogWriter
+from tests.support.waiting import wait_until
+from tests.support.writer_log import DIM, WriterLog, config, put, row_tensors, rows_of
 
 ROOT = Path(__file__).parents[4]
 WINDOW = 100
 
 
-def merge(log: SmallLog, **changes: int) -> Base | None:
+def merge(log: WriterLog, **changes: int) -> Base | None:
     path = compact_log(log.directory, window_samples=WINDOW, **changes)
     return None if path is None else Base.open(path)
 
@@ -85,7 +86,7 @@ def test_a_base_holds_what_a_dictionary_holds_after_the_same_versions(log) -> No
 
 
 def test_merging_in_steps_gives_the_same_base(tmp_path) -> None:
-    logs = [SmallLog(tmp_path / name) for name in ("once", "steps")]
+    logs = [WriterLog(tmp_path / name) for name in ("once", "steps")]
     for log in logs:
         with log.writer() as writer:
             for step in range(30):
@@ -288,7 +289,7 @@ def test_a_merger_beside_a_trainer_keeps_the_log_small(log) -> None:
             return len(seen) >= count or bool(seen.update(p.name for p in log.directory.bases()))
 
         seen: set[str] = set()
-        until(lambda: learn_until_bases(4), 60)
+        wait_until(lambda: learn_until_bases(4))
         stopping.set()
         thread.join()
         settle(writer)
@@ -307,14 +308,14 @@ def test_a_killed_merger_leaves_only_drafts_that_the_next_one_removes(log) -> No
         command = [sys.executable, "-m", "app.version_log.compact.compactor", str(log.path), "--base-minutes", "0.0001"]
         environment = {**os.environ, "PYTHONPATH": path}
         killed = subprocess.Popen(command, env=environment)
-        until(lambda: bool(list(log.path.glob(".tmp-base-*"))) or len(log.directory.bases()) > 1, 60)
+        wait_until(lambda: bool(list(log.path.glob(".tmp-base-*"))) or len(log.directory.bases()) > 1)
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         before = log.tips()
         assert before[-1] == writer.durable
         working = subprocess.Popen(command, env=environment)
-        until(lambda: len(log.directory.bases()) > 1, 60)
-        until(lambda: not list(log.path.glob(".tmp-*")), 60)
+        wait_until(lambda: len(log.directory.bases()) > 1)
+        wait_until(lambda: not list(log.path.glob(".tmp-*")))
         working.terminate()
         assert working.wait() == 0
         base = log.directory.open_base()

@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from small_log import DIM, SCHEMA, TABLE, SmallLog, config
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import ONNX, Base, ModelIdentity
@@ -22,6 +21,7 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.compact.onnx import OnnxBuilder
 from app.version_log.compact.onnx_weights import with_weights
 from app.version_log.write.writer import LogWriter
+from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config
 
 SPEC = ModelSpec(num_categorical=2, num_pooled=1, num_sequence=1, num_dense=2, num_labels=2, dim=DIM)
 
@@ -58,7 +58,7 @@ def model() -> torch.nn.Module:
 
 
 @pytest.fixture
-def writer(log: SmallLog, model):
+def writer(log: WriterLog, model):
     """Of a log whose first base holds the model."""
     writer = LogWriter.open(config(log.path), schema=SCHEMA)
     image = BaseImage(
@@ -77,7 +77,7 @@ def writer(log: SmallLog, model):
 
 
 @pytest.mark.skipif(not is_possible(), reason="the extra onnx is not installed: pip install 'springtide[onnx]'")
-def test_a_merged_base_runs_in_onnxruntime_with_the_numbers_of_torch(log: SmallLog, writer, model, monkeypatch) -> None:
+def test_a_compacted_base_predicts_in_onnxruntime_as_in_torch(log: WriterLog, writer, model, monkeypatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -94,7 +94,7 @@ def test_a_merged_base_runs_in_onnxruntime_with_the_numbers_of_torch(log: SmallL
         monkeypatch.delattr(OnnxBuilder, "_export", raising=False)  # the next base's is the same graph, not made again
 
 
-def test_what_cannot_be_had_in_onnx_is_said_once_and_holds_up_no_base(log: SmallLog, caplog) -> None:
+def test_what_cannot_be_had_in_onnx_is_said_once_and_holds_up_no_base(log: WriterLog, caplog) -> None:
     maker = OnnxBuilder()
     with log.writer() as writer:  # its program is no archive
         for _ in range(2):

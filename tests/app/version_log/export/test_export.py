@@ -10,8 +10,6 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
-from random_log import RandomLog
-from small_log import DIM, SCHEMA, TABLE, SmallLog, config
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
@@ -27,6 +25,8 @@ from app.version_log.export.export import ExportConfig, export, format_of, write
 from app.version_log.export.snapshot_file import SnapshotFile, view_at_version
 from app.version_log.read.index import LogIndex
 from app.version_log.write.writer import LogWriter
+from tests.support.random_versions import RandomVersions
+from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def program() -> tuple[bytes, dict[str, np.ndarray]]:
 
 
 @pytest.fixture
-def made(log: SmallLog, program) -> RandomLog:
+def made(log: WriterLog, program) -> RandomVersions:
     """A log with a model, two bases and versions behind the newer one."""
     writer = LogWriter.open(config(log.path), schema=SCHEMA)
     image = BaseImage(
@@ -52,9 +52,9 @@ def made(log: SmallLog, program) -> RandomLog:
     write_base(log.path, image)
     writer.start_after(writer.first_base_tip)
     with writer:
-        made = RandomLog(log, writer)
+        made = RandomVersions(log, writer)
         made.write(12)
-        made.merge()
+        made.compact()
         made.write(6)
         texts = {
             "texts.feature": np.array([0], np.uint16),

@@ -5,8 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-from random_log import RandomLog, World
-from small_log import SmallLog, put, row_tensors
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
@@ -15,6 +13,8 @@ from springtide_client.log.directory import base_name
 from app.errors import UserError
 from app.version_log.inspection.diff import RowCounts, diff_versions
 from app.version_log.read.index import LogIndex
+from tests.support.random_versions import RandomVersions, World
+from tests.support.writer_log import WriterLog, put, row_tensors
 
 
 def expected_counts(older: World, newer: World, forgotten: set, feature: int) -> RowCounts:
@@ -29,12 +29,12 @@ def expected_counts(older: World, newer: World, forgotten: set, feature: int) ->
 
 
 @pytest.mark.parametrize("range_bytes", [1 << 30, 3_000])
-def test_counts_and_moves_are_those_of_two_dictionaries(log: SmallLog, range_bytes: int) -> None:
+def test_counts_and_moves_are_those_of_two_dictionaries(log: WriterLog, range_bytes: int) -> None:
     with log.writer() as writer:
-        made = RandomLog(log, writer)
+        made = RandomVersions(log, writer)
         for _ in range(3):
             made.write(10)
-            made.merge()
+            made.compact()
         made.write(5)
         writer.sync()
         index = LogIndex(log.directory)
@@ -56,7 +56,7 @@ def test_counts_and_moves_are_those_of_two_dictionaries(log: SmallLog, range_byt
             assert found.metas[1].samples_trained == newer
 
 
-def test_rows_forgotten_by_key_and_by_rule_are_told_apart(log: SmallLog) -> None:
+def test_rows_forgotten_by_key_and_by_rule_are_told_apart(log: WriterLog) -> None:
     with log.writer() as writer:
         rows = {(1, i): (1.0, 100 * i) for i in range(1, 8)}
         older = writer.append(VersionMeta(), row_tensors(rows))
@@ -69,7 +69,7 @@ def test_rows_forgotten_by_key_and_by_rule_are_told_apart(log: SmallLog) -> None
     assert found.total == found.features[1]
 
 
-def test_a_row_that_was_forgotten_and_came_back_is_changed(log: SmallLog) -> None:
+def test_a_row_that_was_forgotten_and_came_back_is_changed(log: WriterLog) -> None:
     with log.writer() as writer:
         older = put(writer, 3)
         writer.append(VersionMeta(), row_tensors({}, [(0, 3)]))
@@ -80,7 +80,7 @@ def test_a_row_that_was_forgotten_and_came_back_is_changed(log: SmallLog) -> Non
     assert found.moves[0].count == 1
 
 
-def test_texts_dense_parameters_and_meta_are_told(log: SmallLog) -> None:
+def test_texts_dense_parameters_and_meta_are_told(log: WriterLog) -> None:
     text, row_id = "café", hash_string("café".encode())
     texts = {
         "texts.feature": np.array([1], np.uint16),
@@ -103,7 +103,7 @@ def test_texts_dense_parameters_and_meta_are_told(log: SmallLog) -> None:
     assert found.feature_name(32768 + 1) == "item_id (shared by ids not admitted)"
 
 
-def test_a_row_with_nan_moved_furthest(log: SmallLog) -> None:
+def test_a_row_with_nan_moved_furthest(log: WriterLog) -> None:
     with log.writer() as writer:
         older = writer.append(VersionMeta(), row_tensors({(0, 1): (1.0, 5), (0, 2): (1.0, 5)}))
         rows = row_tensors({(0, 1): (9.0, 5), (0, 2): (2.0, 5)})
@@ -114,11 +114,11 @@ def test_a_row_with_nan_moved_furthest(log: SmallLog) -> None:
     assert (found.moves[0].id, found.moves[0].distance) == (2, math.inf)
 
 
-def test_the_oldest_version_that_can_be_compared_is_named(log: SmallLog) -> None:
+def test_the_oldest_version_that_can_be_compared_is_named(log: WriterLog) -> None:
     with log.writer() as writer:
-        made = RandomLog(log, writer)
+        made = RandomVersions(log, writer)
         made.write(4)
-        base = made.merge()
+        base = made.compact()
         put(writer, 1)
         writer.sync()
         shutil.rmtree(log.path / base_name(1 << 32))
@@ -128,7 +128,7 @@ def test_the_oldest_version_that_can_be_compared_is_named(log: SmallLog) -> None
         assert diff_versions(index, base.tip.number, index.resolve("latest")).num_versions == 2
 
 
-def test_a_damaged_record_on_the_way_is_one_clear_error(log: SmallLog) -> None:
+def test_a_damaged_record_on_the_way_is_one_clear_error(log: WriterLog) -> None:
     with log.writer() as writer:
         tips = [put(writer, value) for value in (1, 2, 3, 4)]
         writer.sync()

@@ -1,14 +1,14 @@
 """The life of one row."""
 
-from small_log import SmallLog, put, row_tensors
 from springtide_client.format.records import VersionMeta
 
 from app.version_log.compact.merge import compact_log
 from app.version_log.inspection.history import CREATED, EXPIRED, FORGOTTEN, IN_BASE, WRITTEN, row_history
 from app.version_log.read.index import LogIndex
+from tests.support.writer_log import WriterLog, put, row_tensors
 
 
-def test_a_row_is_created_written_forgotten_born_again_and_expires(log: SmallLog) -> None:
+def test_a_row_is_created_written_forgotten_born_again_and_expires(log: WriterLog) -> None:
     with log.writer() as writer:
         put(writer, 1)
         writer.append(VersionMeta(created_ms=7), row_tensors({(1, 5): (3.0, 100)}))
@@ -28,7 +28,7 @@ def test_a_row_is_created_written_forgotten_born_again_and_expires(log: SmallLog
     assert history.bases == []
 
 
-def test_a_history_begins_with_the_oldest_base_and_names_the_bases_it_stands_in(log: SmallLog) -> None:
+def test_a_history_begins_with_the_oldest_base_and_names_the_bases_it_stands_in(log: WriterLog) -> None:
     with log.writer() as writer:
         for value in (1.0, 2.0, 3.0):
             writer.append(VersionMeta(), row_tensors({(0, 1): (value, 100)}))
@@ -47,7 +47,7 @@ def test_a_history_begins_with_the_oldest_base_and_names_the_bases_it_stands_in(
     assert history.is_alive
 
 
-def test_an_id_that_was_never_learned_has_no_events(log: SmallLog) -> None:
+def test_an_id_that_was_never_learned_has_no_events(log: WriterLog) -> None:
     with log.writer() as writer:
         put(writer, 1)
         writer.sync()

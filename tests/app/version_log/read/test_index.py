@@ -3,15 +3,15 @@
 import shutil
 
 import pytest
-from random_log import RandomLog
-from small_log import SmallLog, put
 from springtide_client.errors import LogError
 
 from app.errors import UserError
 from app.version_log.read.index import LogIndex
+from tests.support.random_versions import RandomVersions
+from tests.support.writer_log import WriterLog, put
 
 
-def test_a_version_has_many_names(log: SmallLog) -> None:
+def test_a_version_has_many_names(log: WriterLog) -> None:
     with log.writer() as writer:
         tips = [put(writer, value) for value in (1, 2, 3)]
         writer.sync()
@@ -38,7 +38,7 @@ def test_a_version_has_many_names(log: SmallLog) -> None:
         ("", "write latest"),
     ],
 )
-def test_what_names_no_version_is_told_what_would(log: SmallLog, name: str, words: str) -> None:
+def test_what_names_no_version_is_told_what_would(log: WriterLog, name: str, words: str) -> None:
     with log.writer() as writer:
         for value in (1, 2, 3):
             put(writer, value)
@@ -49,14 +49,14 @@ def test_what_names_no_version_is_told_what_would(log: SmallLog, name: str, word
 
 def test_a_folder_without_a_log_is_a_mistake_of_the_user(tmp_path) -> None:
     with pytest.raises(UserError, match="there is no log"):
-        LogIndex(SmallLog(tmp_path / "nothing").directory)
+        LogIndex(WriterLog(tmp_path / "nothing").directory)
 
 
-def test_versions_of_all_epochs_and_bases_without_records_are_known(log: SmallLog) -> None:
+def test_versions_of_all_epochs_and_bases_without_records_are_known(log: WriterLog) -> None:
     with log.writer() as writer:
-        random_log = RandomLog(log, writer)
+        random_log = RandomVersions(log, writer)
         random_log.write(3)
-        base = random_log.merge()
+        base = random_log.compact()
     with log.writer() as writer:
         last = put(writer, 5)
         writer.sync()
@@ -68,7 +68,7 @@ def test_versions_of_all_epochs_and_bases_without_records_are_known(log: SmallLo
     assert [entry.number for entry in index.entries_between(base.tip.number, last.number)][-1] == last.number
 
 
-def test_a_base_that_is_retired_meanwhile_is_an_error_of_the_log(log: SmallLog) -> None:
+def test_a_base_that_is_retired_meanwhile_is_an_error_of_the_log(log: WriterLog) -> None:
     with log.writer():
         index = LogIndex(log.directory)
     shutil.rmtree(log.directory.bases()[0])
@@ -77,7 +77,7 @@ def test_a_base_that_is_retired_meanwhile_is_an_error_of_the_log(log: SmallLog) 
             look(1 << 32)
 
 
-def test_a_head_tells_meta_and_shapes_without_the_tensors(log: SmallLog) -> None:
+def test_a_head_tells_meta_and_shapes_without_the_tensors(log: WriterLog) -> None:
     with log.writer() as writer:
         put(writer, 7, samples_trained=70)
         writer.sync()

@@ -3,13 +3,13 @@
 import os
 
 import pytest
-from small_log import put, row_tensors, rows_of
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.rows.layers import flatten_layers, record_layer
 
 from app.version_log.compact.merge import compact_log
 from app.version_log.read.resume import Resume
+from tests.support.writer_log import put, row_tensors, rows_of
 
 
 def test_a_new_log_has_nothing_to_resume(log) -> None:

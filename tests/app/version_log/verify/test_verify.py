@@ -10,8 +10,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from random_log import RandomLog
-from small_log import SCHEMA, SmallLog, put, row_tensors
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import VersionMeta, encode_record
 from springtide_client.format.tensors import map_tensors
@@ -26,6 +24,8 @@ from app.version_log.read.index import LogIndex
 from app.version_log.trainer_status import write_status
 from app.version_log.verify.report import Finding, VerifyReport
 from app.version_log.verify.verify import verify
+from tests.support.random_versions import RandomVersions
+from tests.support.writer_log import SCHEMA, WriterLog, put, row_tensors
 
 PRINT = SCHEMA.fingerprint()
 
@@ -33,11 +33,11 @@ PRINT = SCHEMA.fingerprint()
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     """Two epochs, several files, three bases, and versions behind the last one."""
-    log = SmallLog(tmp_path_factory.mktemp("made") / "log")
-    made: RandomLog | None = None
+    log = WriterLog(tmp_path_factory.mktemp("made") / "log")
+    made: RandomVersions | None = None
     for epoch in (1, 2):
         with log.writer(segment_bytes=1 << 16) as writer:
-            made = made or RandomLog(log, writer)
+            made = made or RandomVersions(log, writer)
             made.writer = writer
             made.write(8)
             text = f"text {epoch}".encode()
@@ -48,7 +48,7 @@ def made(tmp_path_factory) -> Path:
                 "texts.bytes": np.frombuffer(text, np.uint8),
             }
             made.append({(0, hash_string(text)): (3.0, 9_000)}, [], texts | {"dense.w": np.full(3, epoch, np.float32)})
-            made.merge()
+            made.compact()
             made.write(4)
             writer.sync()
     return log.path
@@ -169,7 +169,7 @@ def test_a_missing_segment_is_found(path: Path, number: int) -> None:
 def test_what_is_missing_before_the_newest_base_is_missed_by_nobody_who_begins_there(path: Path) -> None:
     for file in segments(path):
         file.unlink()
-    log = SmallLog(path)
+    log = WriterLog(path)
     with log.writer() as writer:
         tip = put(writer, 9)
         writer.sync()
@@ -295,7 +295,7 @@ def test_what_this_system_leaves_behind_has_an_owner(path: Path) -> None:
     assert look(path).errors == []
 
 
-def test_bytes_of_a_replaced_trainer_are_noted_and_no_damage(log: SmallLog) -> None:
+def test_bytes_of_a_replaced_trainer_are_noted_and_no_damage(log: WriterLog) -> None:
     ghost = log.open()
     put(ghost, 1, fingerprint=PRINT)
     ghost.sync()
@@ -313,7 +313,7 @@ def test_bytes_of_a_replaced_trainer_are_noted_and_no_damage(log: SmallLog) -> N
     log.kill(ghost)
 
 
-def test_positions_go_back_only_by_order_or_at_a_start(log: SmallLog) -> None:
+def test_positions_go_back_only_by_order_or_at_a_start(log: WriterLog) -> None:
     def at(offset: int, **changes) -> VersionMeta:
         positions = {"clicks/0": {"topic_id": "t", "offset": offset}}
         return VersionMeta(fingerprint=PRINT, positions=positions, **changes)
@@ -347,7 +347,7 @@ def test_positions_go_back_only_by_order_or_at_a_start(log: SmallLog) -> None:
         (row_tensors({(0, 1): (1.0, 1)}) | {"rows.value": np.zeros((1, 3), np.float32)}, "rows of width"),
     ],
 )
-def test_a_version_that_says_nonsense_under_a_right_checksum_is_found(log: SmallLog, tensors, words: str) -> None:
+def test_a_version_that_says_nonsense_under_a_right_checksum_is_found(log: WriterLog, tensors, words: str) -> None:
     with log.writer() as writer:
         writer.append(VersionMeta(fingerprint=PRINT), tensors)
         writer.sync()
@@ -355,12 +355,12 @@ def test_a_version_that_says_nonsense_under_a_right_checksum_is_found(log: Small
     assert words in wrong.what
 
 
-def test_a_log_stays_sound_while_trainer_and_merger_work(log: SmallLog) -> None:
+def test_a_log_stays_sound_while_trainer_and_merger_work(log: WriterLog) -> None:
     with log.writer(segment_bytes=1 << 16) as writer:
-        made = RandomLog(log, writer)
+        made = RandomVersions(log, writer)
         for _ in range(6):
             made.write(30)
-            made.merge()
+            made.compact()
             apply_retention(log.directory, 2)
             assert look(log.path, deep=True).errors == []
 

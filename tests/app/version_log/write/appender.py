@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from small_log import SmallLog, put
+from tests.support.writer_log import WriterLog, put
 
 if __name__ == "__main__":
-    log = SmallLog(Path(sys.argv[1]))
+    log = WriterLog(Path(sys.argv[1]))
     writer = log.open(durable_seconds=0.02, segment_bytes=1 << 16, take_over="--take-over" in sys.argv)
     print("started", writer.epoch, flush=True)
     told = writer.durable

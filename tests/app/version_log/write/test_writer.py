@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_log import SCHEMA, SmallLog, config, put, until
 from springtide_client.errors import LogError
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.directory import LogDirectory
@@ -19,15 +18,16 @@ from app.version_log.errors import FencedError, LogBusyError
 from app.version_log.read.segments import scan_segment
 from app.version_log.trainer_status import write_status
 from app.version_log.write.writer import LogWriter
+from tests.support.waiting import wait_until
+from tests.support.writer_log import SCHEMA, WriterLog, config, put
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[3]
+ROOT = Path(__file__).parents[4]
 
 
-def start_appender(log: SmallLog, *arguments: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client", HERE.parent)))
+def start_appender(log: WriterLog, *arguments: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
     process = subprocess.Popen(
-        [sys.executable, str(HERE / "appender.py"), str(log.path), *arguments],
+        [sys.executable, "-P", "-m", "tests.app.version_log.write.appender", str(log.path), *arguments],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
@@ -94,7 +94,7 @@ def test_a_version_is_durable_after_sync_and_says_what_was_durable_before(log) -
 def test_versions_become_durable_by_themselves(log) -> None:
     with log.writer(durable_seconds=0.01) as writer:
         tip = put(writer, 1)
-        until(lambda: writer.durable == tip)
+        wait_until(lambda: writer.durable == tip)
 
 
 def test_segments_are_rolled_and_read_as_one(log) -> None:
@@ -142,7 +142,7 @@ def test_a_thread_of_the_log_that_ends_is_an_error_of_the_next_append(log, monke
 
         monkeypatch.setattr(writer._queue.segments, thread, fail)
         put(writer, 1)
-        until(lambda: "TypeError" in writer.stall_reason)
+        wait_until(lambda: "TypeError" in writer.stall_reason)
         with pytest.raises(LogError, match="TypeError: unexpected"):
             put(writer, 2)
 
@@ -214,7 +214,7 @@ def test_a_full_disk_is_waited_for(log, monkeypatch) -> None:
 def test_a_failed_fsync_is_never_called_durable(log, monkeypatch) -> None:
     with log.writer() as writer:
         tip = put(writer, 1)
-        until(lambda: writer.published == tip)
+        wait_until(lambda: writer.published == tip)
 
         def fail(*_: object) -> None:
             raise OSError(errno.EIO, "Input/output error")
@@ -425,7 +425,7 @@ def test_the_log_is_full_when_it_takes_more_than_its_bytes(log) -> None:
     with log.writer(durable_seconds=0.01, log_bytes=1 << 16) as writer:
         assert not writer.is_full
         put(writer, 1, trainer={"padding": "x" * 100_000})
-        until(lambda: writer.is_full)
+        wait_until(lambda: writer.is_full)
 
 
 def test_meta_of_the_caller_is_left_alone(log) -> None:

@@ -1,31 +1,32 @@
-"""A log of random versions, and for each of them a dictionary of the rows that it must hold."""
+"""A log of random versions, and for each the rows that it must hold."""
 
 import random
 
-from small_log import SCHEMA, Key, Row, SmallLog, row_tensors
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 
 from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
+from tests.support.writer_log import SCHEMA, Key, Row, WriterLog, row_tensors
 
 World = dict[Key, Row]
 
 
-class RandomLog:
-    """Writes versions with rows, forgotten keys and a horizon of feature 1 that rises."""
+class RandomVersions:
+    """Writes versions with rows, forgotten keys and a rising expiry cutoff of feature 1."""
 
-    def __init__(self, log: SmallLog, writer: LogWriter, seed: int = 3) -> None:
+    def __init__(self, log: WriterLog, writer: LogWriter, seed: int = 3) -> None:
         self.log, self.writer, self.rng = log, writer, random.Random(seed)
         self.horizon = 0
         assert writer.start_tip is not None
         self.worlds: dict[int, World] = {writer.start_tip.number: {}}
         self.forgotten: dict[int, set[Key]] = {}
-        self.ordered: dict[int, set[Key]] = {}  # those of them that an order has forgotten
+        self.ordered: dict[int, set[Key]] = {}  # those of them that a command has forgotten
         self.now: World = {}
 
     def write(self, num_versions: int) -> None:
+        """Append random versions."""
         rng = self.rng
         for _ in range(num_versions):
             rows = {
@@ -39,7 +40,7 @@ class RandomLog:
             self.append(rows, sorted(forgotten))
 
     def append(self, rows: World, forgotten: list[Key], more: Arrays | None = None) -> None:
-        """A version; `now` must already say what it makes of the world."""
+        """Append a version; `now` must already hold the rows after it."""
         horizons = {"1": self.horizon} if self.horizon else {}
         ordered = {key for key in forgotten if self.rng.random() < 0.5}
         keys = [{"feature": ("user_id", "item_id")[feature], "id": str(row_id)} for feature, row_id in ordered]
@@ -52,8 +53,8 @@ class RandomLog:
         self.worlds[version.number] = dict(self.now)
         self.forgotten[version.number], self.ordered[version.number] = set(forgotten), ordered
 
-    def merge(self) -> Base:
-        """A base of everything so far, and a version that says so."""
+    def compact(self) -> Base:
+        """Write a base of everything so far, and return it."""
         self.writer.sync()
         self.append({}, [])
         self.writer.sync()

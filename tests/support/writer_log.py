@@ -1,7 +1,6 @@
-"""A log of a few keys, written by the real writer, beside a dictionary that knows what it must hold."""
+"""A log of a few keys, written by the real writer: each row holds its value, so that a reader can check it."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,10 +25,12 @@ Row = tuple[float, int]  # value, last seen
 
 
 def config(path: Path, **changes: object) -> LogConfig:
+    """Return a configuration that fsyncs only when asked."""
     return LogConfig(**{"path": path, "durable_seconds": 3600.0, "onnx": False, **changes})
 
 
 def row_tensors(rows: dict[Key, Row], forgotten: list[Key] = []) -> Arrays:  # noqa: B006
+    """Return the arrays of a version with these rows and tombstones."""
     return {
         "rows.feature": np.array([key[0] for key in rows], np.uint16),
         "rows.id": np.array([key[1] for key in rows], np.int64),
@@ -43,7 +44,7 @@ def row_tensors(rows: dict[Key, Row], forgotten: list[Key] = []) -> Arrays:  # n
 
 
 def rows_of(layer: RowLayer) -> dict[Key, Row]:
-    """The living rows of a layer; each must be whole."""
+    """Return the live rows of a layer, after checking that all columns of each belong together."""
     out: dict[Key, Row] = {}
     for i in range(len(layer)):
         if layer.forgotten is not None and layer.forgotten[i]:
@@ -58,6 +59,7 @@ def rows_of(layer: RowLayer) -> dict[Key, Row]:
 
 
 def first_base(path: Path, tip: Tip, program: bytes = b"program") -> Path:
+    """Write an empty base at `tip`."""
     return write_base(
         path,
         BaseImage(
@@ -72,8 +74,8 @@ def first_base(path: Path, tip: Tip, program: bytes = b"program") -> Path:
     )
 
 
-class SmallLog:
-    """One trainer after the other."""
+class WriterLog:
+    """Opens one writer after another over one log, as successive trainers do."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,7 +83,7 @@ class SmallLog:
 
     @contextmanager
     def writer(self, **changes: object) -> Iterator[LogWriter]:
-        """A started writer, in a new log with its first base; closed at the end."""
+        """Open a writer and close it at the end; a new log gets its first base."""
         with self.open(**changes) as writer:
             yield writer
 
@@ -95,24 +97,17 @@ class SmallLog:
         return writer
 
     def kill(self, writer: LogWriter) -> None:
-        """End a writer of this process as a kill would: nothing is synced, the lock is freed."""
+        """End a writer of this process as SIGKILL would: nothing is synced, the lock is released."""
         writer._queue.fail(RuntimeError("killed"))
         writer._queue.stop()
         writer._lock.release()
 
     def tips(self) -> list[Tip]:
+        """Return the tips of the records after the newest base."""
         base = self.directory.open_base()
         return [record.tip for record in self.directory.records(base.tip if base else None)]
 
 
 def put(writer: LogWriter, value: float, **meta: object) -> Tip:
-    """A version with one row."""
+    """Append a version with one row."""
     return writer.append(VersionMeta(**meta), row_tensors({(0, int(value)): (value, 100)}))
-
-
-def until(check: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Return once the check holds."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.002)
