@@ -1,10 +1,13 @@
-"""Which twin runs: chosen when a table is made, imported no earlier."""
+"""Choose the backend for a device when a table is made; importing it is delayed until then."""
 
 from kernels.spec import Ops
 
 
 def backend(device: str | Ops = "cpu") -> Ops:
-    """The ops of a device; ValueError where no twin knows it, or what it needs is not there. Verbs are their own."""
+    """Return the `Ops` of a device; an `Ops` is returned as is.
+
+    ValueError if the device is unknown or its libraries are not installed.
+    """
     if not isinstance(device, str):
         return device
     if device == "cpu":

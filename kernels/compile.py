@@ -1,6 +1,6 @@
-"""Compiles the CPU kernels into Numba's cache, so that a first start is quick: `python -m kernels.compile`.
+"""Compile the CPU kernels into Numba's cache, so that a first start is quick: `python -m kernels.compile`.
 
-A verb compiles for the types it is called with, so a tiny table is led through all of them.
+An op compiles for the types it is called with, so every op is called once on a tiny table.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ DIMS = (8, 16, 32, 64)
 
 
 def main() -> None:
-    """Compile every verb once for the types it is called with."""
+    """Compile every op once for the types it is called with."""
     remove_stale_cache(Path(__file__).parent)
     ops = backend("cpu")
     for dim in DIMS:
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def compile_table_ops(ops: Ops, store: Store) -> None:
-    """Every verb of a table, on a batch that is larger than the table."""
+    """Call every op of a table with a batch that is larger than the table."""
     features_K, ids_K = np.zeros(64, np.uint16), np.arange(64) % 40
     unique = ops.unique(features_K, ids_K, ids_K)
     placed = ops.find_or_insert(store, unique.features_U, unique.ids_U, unique.mixed_U, 1, 1)
@@ -55,7 +55,7 @@ def compile_table_ops(ops: Ops, store: Store) -> None:
 
 
 def compile_sketch_ops(ops: Ops) -> None:
-    """Every verb of the sketch and the ghosts."""
+    """Call every op of the sketch and the ghosts."""
     sketch, ghosts = ops.new_sketch(64), ops.new_ghosts(1)
     mixed_U = np.zeros(1, np.uint64)
     ops.sketch_add(sketch, mixed_U, np.ones(1, np.int64), 1)

@@ -1,1 +1,1 @@
-"""The CPU twin: Numba kernels, serial and without the GIL."""
+"""The CPU backend: Numba kernels, serial and without the GIL."""

@@ -13,7 +13,7 @@ import numpy as np
 from kernels.cuda.grid import starts_of
 from kernels.cuda.sources import Defines, options_of, source_of
 
-Array = Any  # cupy.ndarray; the tests' own where their device stands in
+Array = Any  # cupy.ndarray; the tests use arrays of their own
 ALIGNMENT = 256  # of arrays that travel in one block
 
 
@@ -40,7 +40,7 @@ class Device(Protocol):
         ...
 
     def put_all(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
-        """The same for several: the host's in one copy, which nobody waits for."""
+        """`put` for several arrays: those of the host go in one copy, without waiting."""
         ...
 
     def upload_async(self, arrays: Sequence[Any]) -> Callable[[], tuple[Array, ...]]:
@@ -77,7 +77,7 @@ class Device(Protocol):
         ...
 
     def sort(self, keys_K: Array) -> tuple[Array, Array]:
-        """The keys ascending, and where they stood, int64; equal ones in their order."""
+        """The keys ascending and their previous positions, int64; the sort is stable."""
         ...
 
     def read(self, *numbers_1: Array) -> list[int]:
@@ -255,7 +255,7 @@ class CupyDevice:
         return self._cupy.cuda.MemoryPointer(memory, 0)
 
     def _stream(self) -> Any:
-        """Torch's current one, as CuPy's; torch keeps its streams, so a pointer stands for one."""
+        """Torch's current stream as CuPy's; torch keeps its streams alive, so a pointer identifies one."""
         return self._stream_at(self._torch.cuda.current_stream().cuda_stream)
 
     def _compile(self, family: str, defines: Defines) -> Any:

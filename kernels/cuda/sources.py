@@ -10,7 +10,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "source"
 INCLUDE = re.compile(r'^#include "([a-z_]+\.cuh)"$', re.MULTILINE)
 KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?([a-z_0-9]+)\(')
-# neither fused multiply-adds nor approximate roots and quotients: sums and steps are the CPU twin's, operation by
+# neither fused multiply-adds nor approximate roots and quotients: sums and steps are the CPU backend's, operation by
 # operation (denormals apart: CuPy adds -ftz=true)
 OPTIONS = ("--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true")
 
@@ -51,5 +51,5 @@ def kernels_of(name: str) -> tuple[str, ...]:
 
 
 def options_of(defines: Defines) -> tuple[str, ...]:
-    """What the compiler is told, the constants that a family is compiled for included."""
+    """Compiler options, including the constants a family is compiled for."""
     return (*OPTIONS, *(f"-D{key}={value}" for key, value in defines))

@@ -1,7 +1,7 @@
 """The arrays behind a store on the GPU.
 
 Keys lie by slot in arrays of their own, the digests of a bucket in one line of 128 bytes. What else is known of a row
-is the CPU twin's record of 32 bytes, one sector of memory: count, last-seen, flags, and one float32 of state.
+is the CPU backend's record of 32 bytes, one sector of memory: count, last-seen, flags, and one float32 of state.
 """
 
 # C slots and overflow rows, B buckets, O overflow rows, P places of their hash table, D dimension, S state width

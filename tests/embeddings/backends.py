@@ -1,4 +1,4 @@
-"""The devices that a table's tests run on: the CPU, the CUDA twin as host C++, and a GPU where there is one."""
+"""The devices that a table's tests run on: the CPU, the CUDA backend as host C++, and a GPU where there is one."""
 
 import pytest
 

@@ -398,7 +398,7 @@ TestTableMachine.settings = settings(max_examples=40, stateful_step_count=30, de
 
 
 class EmulatedMachine(TableMachine):
-    """The same on the CUDA twin as host C++, which is slow: few and short."""
+    """The same on the CUDA backend as host C++, which is slow: few and short."""
 
     twin = "emulated"
 

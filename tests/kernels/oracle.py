@@ -1,4 +1,4 @@
-"""The ops in plain Python, one key at a time: what every twin must equal. Slow, and short enough to be believed."""
+"""The ops in plain Python, one key at a time: what every backend must equal. Slow and short."""
 
 # K keys of a batch, U unique keys, D dimension
 import math
@@ -30,7 +30,7 @@ def unique(keys: list[Key], times: list[int]) -> tuple[list[Key], list[int], lis
 
 
 class Index:
-    """Buckets as lists of {key: [priority, tick]}; which keys stand where, and which must go."""
+    """Buckets as lists of {key: [priority, tick]}; which keys are where, and which are evicted."""
 
     def __init__(self, num_slots: int, width: int, num_overflow: int) -> None:
         self.width, self.num_overflow = width, num_overflow
@@ -135,7 +135,7 @@ class Sketch:
 
 
 class Ghosts:
-    """One place for each key, and the one that left last stands there."""
+    """One place per key; a newer entry replaces an older one."""
 
     def __init__(self, num: int) -> None:
         self.places: list[tuple[int, int] | None] = [None] * num

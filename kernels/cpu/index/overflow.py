@@ -18,7 +18,7 @@ class Overflow(NamedTuple):
     features_O: Any
     ids_O: Any
     scores_O: Any
-    taken_O: Any  # 1 where a key stands; a score word may be any number
+    taken_O: Any  # 1 where the row is in use; a score word may be any number
     free_O: Any  # a stack of the rows that are not taken
     num_free_1: Any
     places_P: Any  # rows by mixed key, -1 where there is none; at least twice as many as rows
@@ -62,7 +62,7 @@ def place_of(overflow: Any, mixed: Any, feature: Any, id_: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def rebuild(overflow: Any) -> None:
-    """The hash table and the stack of free rows anew, from the rows that are taken."""
+    """Rebuild the hash table and the stack of free rows from the rows in use."""
     overflow.places_P[:] = -1
     overflow.num_free_1[0] = 0
     for row in range(len(overflow.taken_O) - 1, -1, -1):
@@ -76,7 +76,7 @@ def rebuild(overflow: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def remove(overflow: Any, row: Any) -> None:
-    """Frees a taken row; what stands behind it in the hash table moves up, so that no place is lost."""
+    """Free a row; entries behind it in the hash table move up, so probe chains stay unbroken."""
     mask = np.uint64(len(overflow.places_P) - 1)
     feature, id_ = overflow.features_O[row], overflow.ids_O[row]
     hole = place_of(overflow, mix_key(feature, id_), feature, id_)

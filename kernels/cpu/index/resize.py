@@ -78,7 +78,7 @@ def first_high(bucket: Any, num_buckets: Any) -> Any:
 def crowded(buckets: Any, num_old: Any, num_new: Any, first: Any, last: Any, slots_N: Any) -> Any:
     """Into slots_N, as far as it goes: those that are not among the 16 highest of their new bucket; how many there are.
 
-    For the new buckets first..last. The 16 highest so far stand in order of no kind; each key is weighed once.
+    For the new buckets first..last. The 16 highest so far are kept unsorted; each key is compared once.
     """
     scores_16, mixed_16 = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.uint64)
     slots_16 = np.empty(WIDTH, np.int64)

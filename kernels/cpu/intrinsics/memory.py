@@ -1,6 +1,6 @@
 """Memory by its address: what a kernel reads where the number of arrays is known only when it runs.
 
-Nothing is checked, and nothing is assumed of alignment: the arrays of a mapped file stand where they stand.
+Nothing is checked, and no alignment is assumed: arrays of a mapped file start at any offset.
 """
 
 from typing import Any

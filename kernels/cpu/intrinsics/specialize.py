@@ -1,4 +1,4 @@
-"""Names for functions that differ only in what they close over.
+"""Unique names for functions that differ only in what they close over.
 
 Numba names what it compiles, and the environment that holds its constants, by qualified name, argument types and a
 number that counts compilations of one process. Two variants cached by two processes may so have one name: the second
@@ -12,6 +12,6 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def named_specialization(function: Function, *values: object) -> Function:
-    """The function under a name of its own; `values`: all that tell it from the others that its maker makes."""
+    """Return the function with `values` appended to its qualified name: they must distinguish it from its siblings."""
     function.__qualname__ = "_".join([function.__qualname__, *map(str, values)])
     return function

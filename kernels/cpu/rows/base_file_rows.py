@@ -1,4 +1,4 @@
-"""A base image on disk, sorted by mixed key: rows of many keys found and copied out in one call without the GIL."""
+"""A base file, sorted by mixed key: find and copy the rows of many keys in one call, without the GIL."""
 
 # n rows of the image, K keys asked for, D dimension, S optimizer state width
 from typing import Any
@@ -14,13 +14,13 @@ TWO_TO_MINUS_64 = 2.0**-64
 
 @njit(nogil=True, cache=True)
 def interpolate(mixed: Any, length: Any) -> Any:
-    """Where a mixed key would stand if keys lay evenly."""
+    """The index of a mixed key if keys were spread evenly."""
     return min(np.int64(np.float64(mixed) * (TWO_TO_MINUS_64 * np.float64(length))), length - 1)
 
 
 @njit(nogil=True, cache=True)
 def interpolate_again(mixed_n: Any, place: Any, key: Any) -> Any:
-    """A better place, after one look."""
+    """A better estimate, after reading one key."""
     length = len(mixed_n)
     gap = np.float64(np.int64(key - mixed_n[np.uint64(place)]))
     moved = place + np.int64(gap * (np.float64(length) * TWO_TO_MINUS_64))
@@ -29,7 +29,7 @@ def interpolate_again(mixed_n: Any, place: Any, key: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def interpolate_all(length: Any, mixed_K: Any) -> Any:
-    """Where find_rows looks first, int64."""
+    """Where find_rows looks first: int64 indices (K)."""
     places_K = np.empty(len(mixed_K), np.int64)
     for k in range(len(mixed_K)):
         places_K[k] = interpolate(mixed_K[k], length)

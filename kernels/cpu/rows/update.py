@@ -57,7 +57,7 @@ class GradientBatch(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def mixed_of(words: Any, features: Any, features_O: Any, ids_O: Any, num_slots: Any, slot: Any) -> Any:
-    """The mixed key that stands in a slot."""
+    """The mixed key in a slot."""
     if slot < num_slots:
         bucket, lane = slot // W, slot % W
         feature = features[bucket * FEATURES_U + FEATURE_AT_U + lane]

@@ -1,4 +1,4 @@
-"""A view's search, compiled: the same answers as springtide_client.rows.search.NumpySearch."""
+"""A view's row search, compiled: the same results as springtide_client.rows.search.NumpySearch."""
 
 # K keys, D dimension, F features, L layers, n rows of a layer
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from kernels.cpu.serving.view_search import (
 
 # up to here other threads wait: they would be given the GIL for longer than the search takes
 FEW_KEYS = 1_024
-# a larger layer has no filter: two bytes a row, in memory that nobody counts
+# a larger layer has no filter: it takes two bytes a row that no limit counts
 FILTER_ROWS = 2**20
 BITS_PER_ROW = 8
 NO_HORIZON = np.iinfo(np.int64).min
@@ -43,7 +43,7 @@ class LayerSearch:
         self._sketch_base = 0 if seen.base is None else address(seen.base)
 
     def __call__(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
-        """Rows float32 (K, D), NaN where there is none, and status uint8 (K). One feature may stand for all."""
+        """Return rows float32 (K, D), NaN where there is none, and status uint8 (K). One feature may serve all keys."""
         packed = self.packed(features_K, np.ascontiguousarray(ids_K))
         num_bytes = 4 * self.dim * len(ids_K)
         return packed[:num_bytes].view(np.float32).reshape(len(ids_K), self.dim), packed[num_bytes:]
@@ -119,6 +119,6 @@ def by_feature(numbers: Mapping[str, int], otherwise: int) -> Int64Array:
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Where its first element stands."""
+    """The address of the first element."""
     start: int = array.__array_interface__["data"][0]
     return start

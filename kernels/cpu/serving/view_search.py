@@ -20,9 +20,9 @@ from kernels.cpu.intrinsics.memory import (
     read_uint64,
 )
 
-# a layer's line: how long it is, where its arrays stand, its filter (0: none) and the mask of a filter's bits
+# columns of a layer's line: number of rows, addresses of its arrays, its filter (0: none), the mask of filter bits
 LENGTH, MIXED, FEATURE, VALUE, LAST_SEEN, MARKS, FILTER, FILTER_MASK, NUM_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7, 8
-# a line of the sketch: how many blocks, where their numbers and their bytes stand
+# columns of a sketch's line: number of blocks, addresses of their numbers and bytes
 NUM_BLOCKS, BLOCK, BYTES, NUM_SKETCH_COLUMNS = 0, 1, 2, 3
 
 LINE_BYTES = 64
@@ -204,7 +204,7 @@ def mark_seen(
 
 @njit(nogil=True, cache=True)
 def block_of(numbers_address: Any, length: Any, block: Any) -> Any:
-    """Where a block stands in a layer of the sketch, -1 where it does not."""
+    """The index of a block in a layer of the sketch, -1 if it is not there."""
     low, high = 0, length
     while low < high:
         middle = (low + high) >> 1

@@ -1,4 +1,4 @@
-"""The CPU twin's arrays: they are the host's, so that nothing crosses and nothing waits."""
+"""Transfers of the CPU backend: its arrays are the host's, so nothing is copied and nothing waits."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

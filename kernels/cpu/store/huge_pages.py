@@ -1,4 +1,4 @@
-"""Zeroed memory that grows and shrinks where it stands: private anonymous maps, in huge pages where there are any.
+"""Zeroed memory that grows and shrinks in place: private anonymous maps, in huge pages if available.
 
 A map is moved by its page table, not by copying, so that a table changes its size without a second one beside it.
 """
@@ -25,7 +25,7 @@ def new_pages(num_bytes: int) -> mmap.mmap:
 def resized(pages: mmap.mmap, num_bytes: int) -> mmap.mmap:
     """The same bytes as far as they go, zeros beyond; the map given is spent.
 
-    A copy where the system cannot move maps, or where somebody still holds an array over this one.
+    Copies if the system cannot move maps, or if an array over this map is still in use.
     """
     num_bytes = max(num_bytes, mmap.PAGESIZE)
     try:

@@ -23,7 +23,7 @@ DTYPES = {"float32": np.float32, "bfloat16": np.uint16}  # numpy has no bfloat16
 
 
 class PageMaps(NamedTuple):
-    """The maps that a store's arrays stand on."""
+    """The maps under a store's arrays."""
 
     words: mmap.mmap
     values: mmap.mmap
@@ -75,7 +75,7 @@ def refit(store: Store, num_slots: int, overflow: Overflow) -> None:
     """
     old_num_slots, old_overflow, pages = store.num_slots, arrays_of(store).overflow, list(arrays_of(store).pages)
     sizes = _sizes(num_slots, len(overflow.ids_O), store.layout)
-    store.arrays = ()  # maps that arrays stand on cannot move
+    store.arrays = ()  # a map cannot move while arrays refer to it
     try:
         for i, num_bytes in enumerate(sizes):
             pages[i] = resized(pages[i], num_bytes)

@@ -37,7 +37,7 @@ class StoreOps:
     def reset_overflow(self, store: Store, num_overflow: int) -> Store:
         overflow = arrays_of(store).overflow
         if overflow.num_free_1[0] != len(overflow.ids_O):
-            raise ValueError("rows stand in the overflow area: take them out first")
+            raise ValueError("the overflow area holds rows: erase or move them first")
         if num_overflow != store.num_overflow:
             refit(store, store.num_slots, empty_overflow(num_overflow))
         return store

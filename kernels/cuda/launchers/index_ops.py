@@ -32,7 +32,7 @@ class IndexOps(Launcher):
         protect_from: int,
         num_new: int | None = None,
     ) -> InsertResult:
-        """1. Find, and protect. 2. Sort the others by bucket. 3. Settle the buckets. 4. Overflow. 5. Lists."""
+        """1. Find and protect. 2. Sort the others by bucket. 3. Insert bucket by bucket. 4. Overflow. 5. Lists."""
         if not 0 <= tick < 1 << TICK_BITS:
             raise ValueError(f"tick must have {TICK_BITS} bits, not {tick}")
         device, keys = self._device, arrays_of(store).keys

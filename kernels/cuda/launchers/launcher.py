@@ -1,4 +1,4 @@
-"""What every verb of the CUDA twin does: checks an argument's dtype and shape, sizes the grid, launches."""
+"""What every op of the CUDA backend does: check an argument's dtype and shape, size the grid, launch."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ ROW_ALIGNMENT = 16
 
 
 class Launcher:
-    """The ground of the ops.
+    """Base class of the groups of ops.
 
-    An answer whose length only the GPU knows is cut to it, which waits for the GPU. With `exact=False` nothing waits:
-    such an answer has its longest length, -1 (or no key) from its end on, which every verb passes over; and a count
-    is an int64 array of one number. `late=True` is that for what the specification says may come late.
+    A result whose length only the GPU knows is trimmed to it, which waits for the GPU. With `exact=False` nothing
+    waits: such a result keeps its longest length, padded with -1 (or no key), which every op skips, and a count is an
+    int64 array of one number. `late=True` does that only where the specification says "Late".
     """
 
     def __init__(self, device: Device | None = None, *, exact: bool = True, late: bool = False) -> None:
@@ -51,7 +51,7 @@ class Launcher:
         return num_listed_1
 
     def _list_of(self, num: int, dtype: Any, *, may_be_late: bool = False) -> Array:
-        """What a list is written to: as long as it may get, its end what every verb passes over."""
+        """The output of a list op: as long as it may get, padded with what every op skips."""
         padded = self._late if may_be_late else not self._exact
         return self._device.filled(num, dtype, 0xFF) if padded else self._device.empty(num, dtype)
 

@@ -1,4 +1,4 @@
-"""The ops that pass over slots: occupied, expired, dead, lowest, and what stands in the overflow area."""
+"""The ops that scan slots: occupied, expired, lowest scores, and the overflow area."""
 
 # N some slots, F features
 import numpy as np

@@ -30,7 +30,7 @@ NULL = np.uint64(0)  # a pointer to nothing
 class StoreOps(Launcher):
     """The part of kernels/spec.py on stores as wholes.
 
-    A store that changes its size stands twice for a moment: CUDA memory does not grow in place. Where there is no
+    A store that changes its size exists twice for a moment: CUDA memory does not grow in place. Where there is no
     memory for that the store is as it was.
     """
 
@@ -58,7 +58,7 @@ class StoreOps(Launcher):
         num, all_of_them = store.num_overflow, np.int64(1 << TICK_BITS)
         kept, slots_N = (*arrays_of(store).keys, all_of_them), self._device.empty(num, np.int64)
         if self._device.read(self._listed("scan", "overflow", num, kept, (slots_N,)))[0]:
-            raise ValueError("rows stand in the overflow area: take them out first")
+            raise ValueError("the overflow area holds rows: erase or move them first")
         if num_overflow == num:
             return store
         return self._refit(

@@ -1,4 +1,4 @@
-"""The verb that learns: gradients summed by key, and one optimizer step a row."""
+"""The update: gradients summed by key, and one optimizer step per row."""
 
 # K keys of a batch, U unique keys, B rows of gradients, D dimension
 from typing import Any

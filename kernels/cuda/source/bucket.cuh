@@ -15,7 +15,7 @@ struct Index {
   u16* features;
   i64* ids;
   i64* scores;
-  u32* elsewhere;  // of each bucket: how many of its keys stand in the overflow area
+  u32* elsewhere;  // of each bucket: how many of its keys are in the overflow area
   u64 num_buckets;
   u16* features_O;
   i64* ids_O;
@@ -56,7 +56,7 @@ INLINE bool is_key_at(const Index& index, i64 slot, u16 feature, i64 id) {
 
 INLINE u64 mixed_at(const Index& index, i64 slot) { return mix_key(index.features[slot], index.ids[slot]); }
 
-// The overflow row of a key, or -1. Linear probing; whatever erases overflow rows makes the places anew.
+// The overflow row of a key, or -1. Linear probing; erasing overflow rows rebuilds the places.
 INLINE i64 overflow_row_of(const Index& index, u16 feature, i64 id, u64 mixed) {
   for (u64 place = mixed & index.place_mask;; place = (place + 1) & index.place_mask) {
     i32 row = index.places[place];

@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256) pair_products(const Value* __r
       }
       __syncthreads();
       if (sample >= here) continue;
-      // what stands between samples only gets into sums that nobody takes
+      // padding between samples only enters sums that are not stored
       const Quad* quad = shared + sample * quads;
 #pragma unroll 4
       for (i32 k = 0; k < width; k++) add_product(tile, quad[k * STRIDE + left], quad[k * STRIDE + right]);

@@ -1,4 +1,4 @@
-// Where keys stand: find, and the first half of find_or_insert; what stands in slots.
+// Find keys, the first half of find_or_insert, and read the keys of slots.
 #include "bucket.cuh"
 
 // Eight lanes a key; a warp looks for four keys at once.

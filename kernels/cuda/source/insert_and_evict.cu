@@ -30,7 +30,7 @@ struct Outcome {
 };
 
 // All keys of one bucket, in the order of the batch, by one warp.
-INLINE void settle(const Index& index, const Outcome& outcome, const u16* features_U, const i64* ids_U,
+INLINE void insert_bucket(const Index& index, const Outcome& outcome, const u16* features_U, const i64* ids_U,
                    const u64* mixed_U, const i32* homes_K, const i64* order_K, i64 num, i64 first, i64 tick,
                    i64 protect_from, u32* num_overflowed) {
   i32 home = homes_K[first];
@@ -70,7 +70,7 @@ extern "C" __global__ void place(INDEX_PARAMETERS, const u16* features_U, const 
     i32 home = k < num ? homes_K[k] : NO_HOME;
     bool begins = home != NO_HOME && (k == 0 || homes_K[k - 1] != home);
     for (u32 begun = ballot(begins); begun; begun &= begun - 1)
-      settle(index, outcome, features_U, ids_U, mixed_U, homes_K, order_K, num, from + lowest_bit(begun), tick,
+      insert_bucket(index, outcome, features_U, ids_U, mixed_U, homes_K, order_K, num, from + lowest_bit(begun), tick,
              protect_from, num_overflowed);
   }
 }
@@ -114,7 +114,7 @@ extern "C" __global__ void place_elsewhere(INDEX_PARAMETERS, const u16* features
   write_kept(is_crowded, enter, num, num, counts_1, num_kept);
 }
 
-// The overflow area's hash table anew, where rows left it or its size changed. One block.
+// Rebuild the overflow area's hash table after rows left it or its size changed. One block.
 extern "C" __global__ void rebuild(INDEX_PARAMETERS, u32* num_left) {
   const Index index = INDEX_OF_PARAMETERS;
   if (*num_left == 0) return;

@@ -17,17 +17,17 @@ extern "C" __global__ void initial_values(const u16* features_U, const i64* ids_
     values_UD[i] = first_value(mix_key(features_U[i / dim], ids_U[i / dim]), mixed_seed, i % dim, factor);
 }
 
-#define NOBODY 0xffffffffu
+#define EMPTY 0xffffffffu
 
-// A hash table of positions: whichever occurrence of a key takes the place first, the earliest stands there in the end.
+// A hash table of positions: the earliest occurrence of a key wins its place.
 extern "C" __global__ void enter_keys(const u16* features_K, const i64* ids_K, i64 num, u32* places, u64 mask,
                                       u32* place_of_K) {
   for (i64 k = thread_number(); k < num; k += num_threads()) {
     u64 place = mix_key(features_K[k], ids_K[k]) & mask;
     for (;; place = (place + 1) & mask) {
       u32 other = places[place];
-      if (other == NOBODY) other = atomicCAS(places + place, NOBODY, (u32)k);
-      if (other == NOBODY) break;
+      if (other == EMPTY) other = atomicCAS(places + place, EMPTY, (u32)k);
+      if (other == EMPTY) break;
       if (ids_K[other] != ids_K[k] || features_K[other] != features_K[k]) continue;
       if ((u32)k < other) atomicMin(places + place, (u32)k);
       break;
@@ -69,7 +69,7 @@ extern "C" __global__ void count_occurrences(const u32* places, const u32* place
   }
 }
 
-// What follows the unique keys where nobody waits to learn how many there are: no keys, without occurrences.
+// Padding behind the unique keys when their number stays on the device: no keys, without occurrences.
 extern "C" __global__ void pad_unique(const i64* num_unique, i64 num, u16* features_U, i64* ids_U, u64* mixed_U,
                                       u64* occurrences_U, i64* last_seen_U) {
   for (i64 u = *num_unique + thread_number(); u < num; u += num_threads()) {

@@ -1,5 +1,5 @@
 // What an optimizer does to one number of a row: kernels/spec.py's formulas, each operation in float32, in the CPU
-// twin's order. Compiled without fused multiply-adds.
+// backend's order. Compiled without fused multiply-adds.
 #pragma once
 #include "portable.cuh"
 

@@ -85,7 +85,7 @@ extern "C" __global__ void count_elsewhere(INDEX_PARAMETERS) {
       atomicAdd(index.elsewhere + range_of(mix_key(index.features_O[row], index.ids_O[row]), index.num_buckets), 1u);
 }
 
-// Rows of so many half words to their new slots, from where they stood or, without a list, from the same ones; the
+// Rows of so many half words to their new slots, from their previous slots or, without a list, from the same ones; the
 // overflow rows stay behind the slots.
 extern "C" __global__ void move_rows(const u16* source, i64 width, i64 old_slots, const i64* from_N, i64 num_slots,
                                      i64 num_overflow, u16* to) {

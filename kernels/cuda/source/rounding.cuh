@@ -1,4 +1,4 @@
-// Stochastic rounding to bfloat16 by a hash of seed, mixed key, count and element: the CPU twin's bits.
+// Stochastic rounding to bfloat16 by a hash of seed, mixed key, count and element: the same bits as the CPU backend.
 #pragma once
 #include "row.cuh"
 

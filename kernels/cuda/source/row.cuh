@@ -1,4 +1,4 @@
-// A row of DIM numbers, float32 or bfloat16 (HALF), in the CPU twin's lanes: 1, 8, 16, 32 or 64 at once, four a thread.
+// A row of DIM numbers, float32 or bfloat16 (HALF), in the CPU backend's lanes: 1, 8, 16, 32 or 64 at once, four a thread.
 #pragma once
 #include "hash.cuh"
 #include "narrow.cuh"

@@ -58,7 +58,7 @@ extern "C" __global__ void set_flags(i64* meta, const i64* slots_N, i64 num, i64
 
 INLINE u32* claim_of(i64* meta, i64 slot) { return (u32*)meta + slot * RECORD * 2 + CLAIM_AT; }
 
-// A slot given twice is listed once, where it stands first: the lowest position claims it. Three passes.
+// A slot given twice is listed once, at its first position: the lowest position claims it. Three passes.
 extern "C" __global__ void open_claims(i64* meta, const i64* slots_N, i64 num) {
   for (i64 n = thread_number(); n < num; n += num_threads())
     if (slots_N[n] >= 0) *claim_of(meta, slots_N[n]) = 0xffffffffu;

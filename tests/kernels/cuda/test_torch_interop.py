@@ -1,4 +1,4 @@
-"""The CUDA twin beside torch on one GPU: memory is shared, work follows torch's stream, a step fits in a graph."""
+"""The CUDA backend beside torch on one GPU: memory is shared, work follows torch's stream, a step fits in a graph."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Arrays that stand in for CuPy's in tests: as strict as those about whose memory is whose, and counting waits.
 
 What CuPy refuses is refused: an array of the host among the arguments, or one taken for an array of the host. What
-makes the host wait for a GPU is counted: copies back, numbers read, lengths that only the values tell.
+makes the host wait for a GPU is counted: copies back, numbers read, lengths that depend on values.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 GARBAGE = 0xAB  # fresh memory holds this
-FENCE, FENCE_BYTES = 0xC5, 128  # what stands before and behind an array
+FENCE, FENCE_BYTES = 0xC5, 128  # bytes before and behind an array
 SAME = frozenset(  # of numpy, as CuPy has them
     [
         "arange",
@@ -36,7 +36,7 @@ waits = [0]  # how often the host would have waited for the GPU
 
 
 class DeviceArray(NDArrayOperatorsMixin):
-    """Memory of the device; what is cut from it stands between its fences."""
+    """Device memory; every array taken from it is surrounded by fences."""
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Where the CUDA twin runs in tests: its kernels as host C++ everywhere, and on the GPU where there is one."""
+"""The CUDA backend in tests: its kernels as host C++ everywhere, and on the GPU where there is one."""
 
 import importlib.util
 from typing import Any

@@ -46,7 +46,7 @@ struct Block {
   Thread threads[most_threads];
   Warp warps[most_threads / lanes];
   void (*body)(const void*);
-  const void* told;  // what the body is given
+  const void* argument;  // what the body is given
   ucontext_t scheduler;
   Thread* now;
   Dim block, grid, block_dim;
@@ -114,7 +114,7 @@ inline void barrier() {
 }
 
 inline void enter() {
-  machine().body(machine().told);
+  machine().body(machine().argument);
   machine().now->done = true;
   machine().moved = true;
   yield();
@@ -151,10 +151,10 @@ inline void run_block(unsigned seed) {
   }
 }
 
-inline const char* run(void (*body)(const void*), const void* told, unsigned grid, unsigned block, unsigned seed) {
+inline const char* run(void (*body)(const void*), const void* argument, unsigned grid, unsigned block, unsigned seed) {
   Block& m = machine();
   if (block % lanes || !block || block > most_threads || !grid) return "a block is whole warps, a grid at least a block";
-  m.body = body, m.told = told, m.grid.x = grid, m.block_dim.x = block, m.failure = nullptr;
+  m.body = body, m.argument = argument, m.grid.x = grid, m.block_dim.x = block, m.failure = nullptr;
   Shuffled order(grid, seed);
   for (unsigned i = 0; i < grid && !m.failure; i++) {
     m.block.x = order.turns[i];

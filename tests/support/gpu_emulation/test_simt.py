@@ -1,4 +1,4 @@
-"""The device that stands in for a GPU finds out what is undefined on one."""
+"""The emulated GPU detects what is undefined on a real one."""
 
 import numpy as np
 import pytest

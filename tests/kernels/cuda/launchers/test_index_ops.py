@@ -1,4 +1,4 @@
-"""The CUDA twin's ops that find, place and choose keys, against the oracle: kernels and launchers together."""
+"""The CUDA backend's ops that find, place and choose keys, against the oracle: kernels and launchers together."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ LAST_TICK = 2**TICK_BITS - 1
 LAYOUT = RowLayout(4, 1)
 
 
-class Twins:
-    """A store of the CUDA twin and the oracle's, given the same calls."""
+class StorePair:
+    """A store of the CUDA backend and the oracle's, given the same calls."""
 
     def __init__(self, device: Any, num_slots: int, num_overflow: int) -> None:
         self.ops, self.oracle = IndexOps(device), Index(num_slots, WIDTH, num_overflow)
@@ -61,37 +61,37 @@ class Twins:
 @pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize(("num_slots", "num_overflow", "seed"), [(WIDTH, 10, 1), (3 * WIDTH, 4, 2)])
 def test_the_index_equals_the_oracle(name: str, num_slots: int, num_overflow: int, seed: int) -> None:
-    twins, rng = Twins(device_of(name, seed), num_slots, num_overflow), np.random.default_rng(seed)
+    pair, rng = StorePair(device_of(name, seed), num_slots, num_overflow), np.random.default_rng(seed)
     everything = [(f, i) for f in (0, 65535) for i in range(330)]
     for tick in range(LAST_TICK - 20, LAST_TICK):
         keys = [everything[i] for i in rng.choice(len(everything), rng.integers(0, 90), replace=False)]
         protect_from = tick - int(rng.integers(0, 4)) if rng.random() < 0.9 else tick + 1
-        twins.place(keys, tick, protect_from)
+        pair.place(keys, tick, protect_from)
         keys = keys[::2]  # the others keep the priorities they had
-        slots, priorities = twins.find(keys), rng.integers(-3, 3, len(keys)) << int(rng.choice([0, 40]))
-        twins.ops.set_priorities(twins.store, twins.put(slots), twins.put(priorities))
+        slots, priorities = pair.find(keys), rng.integers(-3, 3, len(keys)) << int(rng.choice([0, 40]))
+        pair.ops.set_priorities(pair.store, pair.put(slots), pair.put(priorities))
         for key, priority in zip(keys, priorities.tolist(), strict=True):
-            twins.oracle.set_priority(key, priority)
+            pair.oracle.set_priority(key, priority)
         if tick % 3 == 0:
-            twins.ops.erase(twins.store, twins.put(np.concatenate([slots[::2], slots[::4]])))
+            pair.ops.erase(pair.store, pair.put(np.concatenate([slots[::2], slots[::4]])))
             for key in keys[::2]:
-                twins.oracle.erase(key)
-    twins.check(everything)
+                pair.oracle.erase(key)
+    pair.check(everything)
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area(name: str) -> None:
-    twins = Twins(device_of(name), WIDTH, 8)
+    pair = StorePair(device_of(name), WIDTH, 8)
     keys: list[Key] = [(0, i) for i in range(WIDTH + 10)]
-    placed = twins.place(keys, 1, 1)
+    placed = pair.place(keys, 1, 1)
     assert (placed.slots_U == NO_SLOT).sum() == 2
-    slots = twins.find(keys[:4] + keys[-4:])
-    twins.ops.erase(twins.store, twins.put(slots))
+    slots = pair.find(keys[:4] + keys[-4:])
+    pair.ops.erase(pair.store, pair.put(slots))
     for key in keys[:4] + keys[-4:]:
-        twins.oracle.erase(key)
-    twins.check(keys)
-    twins.place(keys, 1, 1)
-    twins.check(keys)
+        pair.oracle.erase(key)
+    pair.check(keys)
+    pair.place(keys, 1, 1)
+    pair.check(keys)
 
 
 # few keys of few buckets, so that they meet; ids whose halves are alike, both ends of int64, and the last features
@@ -111,19 +111,19 @@ HARD_STEPS = st.tuples(
 @settings(max_examples=10)
 @given(steps=st.lists(HARD_STEPS, min_size=2, max_size=5), num_buckets=st.sampled_from([1, 2]), seed=st.integers(0, 9))
 def test_batches_made_to_collide_equal_the_oracle(name: str, steps: list[Any], num_buckets: int, seed: int) -> None:
-    twins = Twins(device_of(name, seed), num_buckets * WIDTH, 20)
+    pair = StorePair(device_of(name, seed), num_buckets * WIDTH, 20)
     for tick, (keys, num_held, priority, erases) in enumerate(steps, 5):
-        twins.place(keys, tick, tick - num_held)
+        pair.place(keys, tick, tick - num_held)
         some = keys[::3]
         priorities = np.full(len(some), priority)
-        twins.ops.set_priorities(twins.store, twins.put(twins.find(some)), twins.put(priorities))
+        pair.ops.set_priorities(pair.store, pair.put(pair.find(some)), pair.put(priorities))
         for key in some:
-            twins.oracle.set_priority(key, priority)
+            pair.oracle.set_priority(key, priority)
         if erases:
-            twins.ops.erase(twins.store, twins.put(twins.find(keys[::2])))
+            pair.ops.erase(pair.store, pair.put(pair.find(keys[::2])))
             for key in keys[::2]:
-                twins.oracle.erase(key)
-        twins.check(keys)
+                pair.oracle.erase(key)
+        pair.check(keys)
 
 
 def keys_of_one_bucket(num: int, num_buckets: int, seed: int) -> list[Key]:
@@ -151,77 +151,77 @@ def test_batches_of_one_bucket_full_of_protected_keys_equal_the_oracle(
     name: str, crowds: list[tuple[int, int, bool]], num_buckets: int, seed: int
 ) -> None:
     most = 12_000 if name == "gpu" else 400
-    twins = Twins(device_of(name, seed), num_buckets * WIDTH, most // 3)
+    pair = StorePair(device_of(name, seed), num_buckets * WIDTH, most // 3)
     keys, before = keys_of_one_bucket(most, num_buckets, seed), list[Key]()
     rng = np.random.default_rng(seed)
     for tick, (part, num_held, again) in enumerate(crowds, 5):
         batch = [keys[i] for i in rng.choice(most, most // part, replace=False)]
         batch = list(dict.fromkeys([*before[::2], *batch] if again else batch))
-        twins.place(batch, tick, tick - num_held)
+        pair.place(batch, tick, tick - num_held)
         before = batch
-        overflowing = list(twins.oracle.overflow)[::2]  # room for the next ones
-        twins.ops.erase(twins.store, twins.put(twins.find(overflowing)))
+        overflowing = list(pair.oracle.overflow)[::2]  # room for the next ones
+        pair.ops.erase(pair.store, pair.put(pair.find(overflowing)))
         for key in overflowing:
-            twins.oracle.erase(key)
-    twins.check(keys)
+            pair.oracle.erase(key)
+    pair.check(keys)
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_one_bucket_takes_a_whole_batch_in_its_order(name: str) -> None:
     num = 100_000 if name == "gpu" else 400
-    twins = Twins(device_of(name, seed=4), WIDTH, num // 4)
+    pair = StorePair(device_of(name, seed=4), WIDTH, num // 4)
     keys: list[Key] = [(3, i) for i in range(num)]
-    placed = twins.place(keys, 1, 1)  # all protected: 128, then the overflow area, then nobody
+    placed = pair.place(keys, 1, 1)  # all protected: 128, then the overflow area, then nobody
     assert (placed.slots_U != NO_SLOT).sum() == WIDTH + num // 4
-    twins.ops.erase(twins.store, twins.put(placed.slots_U[WIDTH:]))
-    for key in list(twins.oracle.overflow):
-        twins.oracle.erase(key)
-    placed = twins.place([(4, i) for i in range(num)], 2, 3)  # none protected, also not those of this call
+    pair.ops.erase(pair.store, pair.put(placed.slots_U[WIDTH:]))
+    for key in list(pair.oracle.overflow):
+        pair.oracle.erase(key)
+    placed = pair.place([(4, i) for i in range(num)], 2, 3)  # none protected, also not those of this call
     assert len(placed.victim_ids_V) == num
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_keys_of_one_digest_and_keys_of_one_mixed_key_are_told_apart(name: str) -> None:
-    twins = Twins(device_of(name), WIDTH, 4)
+    pair = StorePair(device_of(name), WIDTH, 4)
     golden = 0x9E37_79B9_7F4A_7C15
     same: list[Key] = [(0, 5 ^ (golden - 2**64)), (1, 5)]
     assert mixed(same[0]) == mixed(same[1])
     alike = [(f, i) for f in (0, 65535) for i in range(4000) if mixed((f, i)) & 0xFF in (0, 1)][:40]
-    twins.place(same + alike, 1, 1)
-    twins.check(same + alike)
+    pair.place(same + alike, 1, 1)
+    pair.check(same + alike)
     strangers = [(1, i) for i in range(4000) if mixed((1, i)) & 0xFF in (0, 1)]
-    assert (twins.find(strangers) == NO_SLOT).all()
-    slots = twins.find(alike)
-    twins.ops.erase(twins.store, twins.put(slots[:20]))  # their digests go, their ids stay
-    assert (twins.find(alike)[:20] == NO_SLOT).all()
+    assert (pair.find(strangers) == NO_SLOT).all()
+    slots = pair.find(alike)
+    pair.ops.erase(pair.store, pair.put(slots[:20]))  # their digests go, their ids stay
+    assert (pair.find(alike)[:20] == NO_SLOT).all()
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_no_verb_waits_where_answers_keep_their_longest_length(name: str) -> None:
     device = device_of(name)
-    twins = Twins(device, WIDTH, 4)
-    patient = twins.ops
-    twins.place([(0, i) for i in range(WIDTH)], 1, 1)
-    twins.ops = IndexOps(device, exact=False)
+    pair = StorePair(device, WIDTH, 4)
+    patient = pair.ops
+    pair.place([(0, i) for i in range(WIDTH)], 1, 1)
+    pair.ops = IndexOps(device, exact=False)
     device.read = None  # type: ignore[method-assign]
-    features, ids, mixed_keys = (host(array) for array in twins.arrays([(0, 3), (1, 7), (0, 0)]))
+    features, ids, mixed_keys = (host(array) for array in pair.arrays([(0, 3), (1, 7), (0, 0)]))
     mixed_keys[2] = 1  # (0, 0) with a mixed key that is not its own is no key
-    batch = [twins.put(array) for array in (features, ids, mixed_keys)]
-    placed = InsertResult(*(host(array) for array in twins.ops.find_or_insert(twins.store, *batch, 2, 2)))
+    batch = [pair.put(array) for array in (features, ids, mixed_keys)]
+    placed = InsertResult(*(host(array) for array in pair.ops.find_or_insert(pair.store, *batch, 2, 2)))
     assert placed.new_N.tolist() == [1, NO_SLOT, NO_SLOT]
     assert placed.victim_slots_V[1:].tolist() == [NO_SLOT, NO_SLOT]
     assert placed.slots_U[2] == NO_SLOT
     assert placed.slots_U[1] == placed.victim_slots_V[0]
-    assert host(patient.find(twins.store, *batch)).tolist() == placed.slots_U.tolist()
+    assert host(patient.find(pair.store, *batch)).tolist() == placed.slots_U.tolist()
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_arguments_of_another_kind_are_refused_by_name(name: str) -> None:
-    twins = Twins(device_of(name), WIDTH, 4)
-    features, ids, mixed_keys = twins.arrays([(0, 1), (0, 2)])
+    pair = StorePair(device_of(name), WIDTH, 4)
+    features, ids, mixed_keys = pair.arrays([(0, 1), (0, 2)])
     with pytest.raises(ValueError, match=r"features uint16 \(1,\) for contiguous uint16 \(2,\)"):
-        twins.ops.find(twins.store, features[:1], ids, mixed_keys)
+        pair.ops.find(pair.store, features[:1], ids, mixed_keys)
     with pytest.raises(ValueError, match="mixed keys int64"):
-        twins.ops.find(twins.store, features, ids, ids)
+        pair.ops.find(pair.store, features, ids, ids)
     with pytest.raises(ValueError, match="40 bits"):
-        twins.ops.find_or_insert(twins.store, features, ids, mixed_keys, 2**40, 1)
+        pair.ops.find_or_insert(pair.store, features, ids, mixed_keys, 2**40, 1)

@@ -1,4 +1,4 @@
-"""The CUDA twin's hashes, unique keys, sketch and ghosts are the CPU twin's."""
+"""The CUDA backend's hashes, unique keys, sketch and ghosts are the CPU backend's."""
 
 from typing import Any
 

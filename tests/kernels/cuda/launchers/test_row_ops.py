@@ -1,4 +1,4 @@
-"""The CUDA twin's rows and updates are the oracle's, bit by bit: kernels and launchers together."""
+"""The CUDA backend's rows and updates are the oracle's, bit by bit: kernels and launchers together."""
 
 import itertools
 from typing import Any
@@ -16,8 +16,8 @@ SEED, SCALE = 9, 0.1
 NUM_KEYS = 40
 
 
-class Told:
-    """Keys with first values in a store of the CUDA twin, and the oracle's rows."""
+class FilledStore:
+    """Keys with first values in a store of the CUDA backend, and the oracle's rows."""
 
     def __init__(self, device: Any, dim: int, *, name: str = "sgd", dtype: str = "float32") -> None:
         self.ops, self.put = CudaOps(device), device.put
@@ -69,7 +69,7 @@ STEPS = {
 @pytest.mark.parametrize(("dim", "dtype", "optimizer"), CASES)
 def test_updates_are_the_oracles_bit_by_bit(name: str, dim: int, dtype: str, optimizer: str) -> None:
     step, rng = STEPS[optimizer], np.random.default_rng(1)
-    told = Told(device_of(name, seed=dim), dim, name=optimizer, dtype=dtype)
+    filled = FilledStore(device_of(name, seed=dim), dim, name=optimizer, dtype=dtype)
     priorities = [0] * NUM_KEYS
     for turn in range(3):
         inverse = occurrences_of(rng, 60)
@@ -80,17 +80,17 @@ def test_updates_are_the_oracles_bit_by_bit(name: str, dim: int, dtype: str, opt
         grads = rng.standard_normal((num_bags if turn else len(inverse), dim)).astype(np.float32)
         if turn == 1:
             grads[3, dim // 2] = np.inf
-        order, offsets = told.ops.group(told.put(inverse), told.put(counts))
-        more = [None if array is None else told.put(array) for array in (bags, scales)]
-        learned = (told.put(grads), told.put(times), step, turn == 2)
+        order, offsets = filled.ops.group(filled.put(inverse), filled.put(counts))
+        more = [None if array is None else filled.put(array) for array in (bags, scales)]
+        learned = (filled.put(grads), filled.put(times), step, turn == 2)
         parts = [
-            told.ops.update(told.store, told.slots, order, offsets, *learned, *bounds, *more)
+            filled.ops.update(filled.store, filled.slots, order, offsets, *learned, *bounds, *more)
             for bounds in ((0, 17), (17, NUM_KEYS))
         ]
-        fresh = host(told.slots)[[u for u, row in enumerate(told.rows) if not row.count and counts[u]]]
+        fresh = host(filled.slots)[[u for u, row in enumerate(filled.rows) if not row.count and counts[u]]]
         assert np.concatenate([host(part[0]) for part in parts]).tolist() == fresh.tolist()
         assert (sum(part[1] for part in parts) > 0) == (turn == 1)
-        for u, row in enumerate(told.rows):
+        for u, row in enumerate(filled.rows):
             occurrences = np.flatnonzero(inverse == u)
             if not len(occurrences):
                 continue
@@ -98,26 +98,26 @@ def test_updates_are_the_oracles_bit_by_bit(name: str, dim: int, dtype: str, opt
             factors = np.ones(len(sources), np.float32) if scales is None else scales[occurrences]
             row.update([grads[b] * f for b, f in zip(sources, factors, strict=True)], int(times[u]), step)
             priorities[u] = row.count if turn == 2 else 0
-        told.check()
-    lowest = host(told.ops.lowest_scores(told.store, -1, NUM_KEYS, 99)).tolist()
-    ranked = sorted(range(NUM_KEYS), key=lambda u: (priorities[u], mixed(told.keys[u])))
-    assert lowest == [host(told.slots)[u] for u in ranked]
+        filled.check()
+    lowest = host(filled.ops.lowest_scores(filled.store, -1, NUM_KEYS, 99)).tolist()
+    ranked = sorted(range(NUM_KEYS), key=lambda u: (priorities[u], mixed(filled.keys[u])))
+    assert lowest == [host(filled.slots)[u] for u in ranked]
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_key_of_many_occurrences_is_summed_in_parts_of_a_written_order(name: str) -> None:
-    told, rng, dim = Told(device_of(name), 6), np.random.default_rng(2), 6
+    filled, rng, dim = FilledStore(device_of(name), 6), np.random.default_rng(2), 6
     most = 1 << 20 if name == "gpu" else 3 * LONG + 5
     counts = np.array([1, most, 0, LONG, LONG + 1, 2, 2 * LONG] + [0] * (NUM_KEYS - 7))
     inverse = np.repeat(np.arange(NUM_KEYS), counts)
     rng.shuffle(inverse)
     grads = rng.standard_normal((len(inverse), dim)).astype(np.float32)
-    order, offsets = told.ops.group(told.put(inverse), told.put(counts))
-    times, put = told.put(np.zeros(NUM_KEYS, np.int64)), told.put
-    before = told.read().values_ND
+    order, offsets = filled.ops.group(filled.put(inverse), filled.put(counts))
+    times, put = filled.put(np.zeros(NUM_KEYS, np.int64)), filled.put
+    before = filled.read().values_ND
     step = OptimizerStep("sgd", 1.0)
-    told.ops.update(told.store, told.slots, order, offsets, put(grads), times, step, False, 0, NUM_KEYS)
-    after = told.read().values_ND
+    filled.ops.update(filled.store, filled.slots, order, offsets, put(grads), times, step, False, 0, NUM_KEYS)
+    after = filled.read().values_ND
     for u in np.flatnonzero(counts) if name == "gpu" else range(NUM_KEYS):
         mine = grads[inverse == u]
         parts = [mine[start : start + LONG] for start in range(0, len(mine), LONG)]
@@ -130,41 +130,41 @@ def test_a_key_of_many_occurrences_is_summed_in_parts_of_a_written_order(name: s
 @pytest.mark.parametrize("name", DEVICES)
 def test_parts_of_a_sum_are_those_of_their_key(name: str) -> None:
     dim, rng = 68, np.random.default_rng(5)
-    told = Told(device_of(name), dim, name="rowwise-adagrad", dtype="bfloat16")
+    filled = FilledStore(device_of(name), dim, name="rowwise-adagrad", dtype="bfloat16")
     for counts in ([3 * LONG] + [1] * 39, [1] * 20 + [LONG + 1] * 3 + [0] * 17, [5] * 39 + [2 * LONG + 200]):
         inverse = rng.permutation(np.repeat(np.arange(NUM_KEYS), counts))
         grads = rng.integers(-9, 9, (len(inverse), dim)).astype(np.float32)  # their sums are exact in any order
-        order, offsets = told.ops.group(told.put(inverse), told.put(np.array(counts)))
+        order, offsets = filled.ops.group(filled.put(inverse), filled.put(np.array(counts)))
         times, step = np.zeros(NUM_KEYS, np.int64), STEPS["rowwise-adagrad"]
-        learned = (told.put(grads), told.put(times), step, False, 0, NUM_KEYS)
-        told.ops.update(told.store, told.slots, order, offsets, *learned)
-        for u, row in enumerate(told.rows):
+        learned = (filled.put(grads), filled.put(times), step, False, 0, NUM_KEYS)
+        filled.ops.update(filled.store, filled.slots, order, offsets, *learned)
+        for u, row in enumerate(filled.rows):
             if counts[u]:
                 row.update(list(grads[inverse == u]), 0, step)
-        told.check()
+        filled.check()
 
 
 @pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize(("dim", "dtype"), [(6, "float32"), (68, "bfloat16")])
 def test_rows_come_out_as_they_were_written(name: str, dim: int, dtype: str) -> None:
-    told, rng = Told(device_of(name), dim, name="rowwise-adagrad", dtype=dtype), np.random.default_rng(3)
-    told.check()
+    filled, rng = FilledStore(device_of(name), dim, name="rowwise-adagrad", dtype=dtype), np.random.default_rng(3)
+    filled.check()
     values = rng.standard_normal((NUM_KEYS, dim)).astype(np.float32)
     known = [rng.integers(0, 9, NUM_KEYS) for _ in range(3)]
     columns = RowColumns(values, rng.random((NUM_KEYS, 1), np.float32), *known)
-    told.ops.scatter(told.store, told.slots, RowColumns(*(told.put(array) for array in columns)))
+    filled.ops.scatter(filled.store, filled.slots, RowColumns(*(filled.put(array) for array in columns)))
     values = values if dtype == "float32" else nearest(values)
-    for written, read in zip((values, *columns[1:]), told.read(), strict=True):
+    for written, read in zip((values, *columns[1:]), filled.read(), strict=True):
         np.testing.assert_array_equal(read, written)
-    slots, inverse, offsets = host(told.slots).copy(), rng.integers(0, NUM_KEYS, 90), [0, 0, 3, 40, 41, 90]
+    slots, inverse, offsets = host(filled.slots).copy(), rng.integers(0, NUM_KEYS, 90), [0, 0, 3, 40, 41, 90]
     slots[[1, 5]], slots[30:] = NO_SLOT, NO_SLOT
     inverse[40] = 1  # a bag without any row
-    batch = [told.put(np.asarray(array)) for array in (slots, inverse, offsets)]
+    batch = [filled.put(np.asarray(array)) for array in (slots, inverse, offsets)]
     rows = np.where((slots >= 0)[:, None], values, np.nan)[inverse]
-    np.testing.assert_array_equal(host(told.ops.gather(told.store, *batch[:2])), rows)
+    np.testing.assert_array_equal(host(filled.ops.gather(filled.store, *batch[:2])), rows)
     bags = [rows[start:stop] for start, stop in itertools.pairwise(offsets)]
     for mode in ("sum", "mean", "max"):
-        pooled, winners = told.ops.gather_pooled(told.store, *batch, mode)
+        pooled, winners = filled.ops.gather_pooled(filled.store, *batch, mode)
         for b, bag in enumerate(bags):
             there = bag[~np.isnan(bag).any(1)]
             sums = np.add.accumulate(there, axis=0)[-1:] if len(there) else np.zeros((1, dim), np.float32)
@@ -181,31 +181,31 @@ def test_rows_come_out_as_they_were_written(name: str, dim: int, dtype: str) -> 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_touched_rows_are_listed_once_in_the_order_given(name: str) -> None:
-    told = Told(device_of(name), 6)
-    slots = host(told.slots)
-    told.ops.set_flags(told.store, told.put(slots[:5]), 3)
+    filled = FilledStore(device_of(name), 6)
+    slots = host(filled.slots)
+    filled.ops.set_flags(filled.store, filled.put(slots[:5]), 3)
     asked = np.concatenate([slots[6:2:-1], [NO_SLOT], slots[:6]])
-    touched = told.ops.clear_dirty(told.store, told.put(asked))
+    touched = filled.ops.clear_dirty(filled.store, filled.put(asked))
     assert host(touched).tolist() == [slots[u] for u in (4, 3, 0, 1, 2)]
-    assert told.read().flags_N[:6].tolist() == [2] * 6
-    assert len(told.ops.clear_dirty(told.store, told.put(asked))) == 0
+    assert filled.read().flags_N[:6].tolist() == [2] * 6
+    assert len(filled.ops.clear_dirty(filled.store, filled.put(asked))) == 0
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_step_waits_for_nothing(name: str) -> None:
     device = device_of(name)
-    told, dim = Told(device, 6, name="rowwise-adagrad"), 6
-    eager, store = CudaOps(device, exact=False), told.store
+    filled, dim = FilledStore(device, 6, name="rowwise-adagrad"), 6
+    eager, store = CudaOps(device, exact=False), filled.store
     device.read = None  # type: ignore[method-assign]
     features, ids = np.array([0, 0, 1, 0], np.uint16), np.array([-5, 10**6, 3, -5])
-    unique = eager.unique(told.put(features), told.put(ids), told.put(np.arange(4)))
+    unique = eager.unique(filled.put(features), filled.put(ids), filled.put(np.arange(4)))
     placed = eager.find_or_insert(store, unique.features_U, unique.ids_U, unique.mixed_U, 2, 2)
     slots = host(placed.slots_U)
     assert (slots[:3] >= 0).all()
     assert slots[3] == NO_SLOT
     eager.create(store, placed.victim_slots_V, unique.features_U, unique.ids_U, 0, 0.1)
     order, offsets = eager.group(unique.inverse_K, unique.occurrences_U)
-    grads, step = told.put(np.ones((4, dim), np.float32)), OptimizerStep("rowwise-adagrad", 0.1)
+    grads, step = filled.put(np.ones((4, dim), np.float32)), OptimizerStep("rowwise-adagrad", 0.1)
     last_seen = unique.last_seen_U
     fresh, num_refused = eager.update(store, placed.slots_U, order, offsets, grads, last_seen, step, True, 0, 4)
     assert host(fresh).tolist() == slots.tolist()
@@ -224,15 +224,15 @@ def test_numbers_that_two_languages_share_are_the_same() -> None:
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_gradients_of_another_shape_or_place_are_refused(name: str) -> None:
-    told = Told(device_of(name), 68, dtype="bfloat16")
-    order, offsets = told.put(np.arange(NUM_KEYS)), told.put(np.arange(NUM_KEYS + 1))
-    times, step = told.put(np.zeros(NUM_KEYS, np.int64)), OptimizerStep("sgd", 1.0)
-    flat = told.put(np.zeros(NUM_KEYS * 68 + 1, np.float32))
+    filled = FilledStore(device_of(name), 68, dtype="bfloat16")
+    order, offsets = filled.put(np.arange(NUM_KEYS)), filled.put(np.arange(NUM_KEYS + 1))
+    times, step = filled.put(np.zeros(NUM_KEYS, np.int64)), OptimizerStep("sgd", 1.0)
+    flat = filled.put(np.zeros(NUM_KEYS * 68 + 1, np.float32))
     for grads, message in ((flat[1:].reshape(-1, 68), "16 bytes"), (flat[:-69].reshape(-1, 68), r"float32 \(40, 68\)")):
         with pytest.raises(ValueError, match=message):
-            told.ops.update(told.store, told.slots, order, offsets, grads, times, step, False, 0, NUM_KEYS)
+            filled.ops.update(filled.store, filled.slots, order, offsets, grads, times, step, False, 0, NUM_KEYS)
     with pytest.raises(ValueError, match="state of width"):
-        told.ops.update(
-            *(told.store, told.slots, order, offsets, flat[:-1].reshape(-1, 68), times),
+        filled.ops.update(
+            *(filled.store, filled.slots, order, offsets, flat[:-1].reshape(-1, 68), times),
             *(OptimizerStep("adam", 1.0), False, 0, NUM_KEYS),
         )

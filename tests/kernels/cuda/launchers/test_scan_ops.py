@@ -1,4 +1,4 @@
-"""The CUDA twin's sweeps and changes of size, against the oracle and the rows that were written."""
+"""The CUDA backend's sweeps and changes of size, against the oracle and the rows that were written."""
 
 from typing import Any
 
@@ -126,7 +126,7 @@ def test_the_overflow_area_grows_and_is_reset_when_it_is_empty(name: str) -> Non
     filled.check_rows(filled.here)
     ops.find_or_insert(store, *filled.arrays(KEYS[:150]), 2, 1)
     assert (filled.find(KEYS[:150]) >= 0).all()
-    with pytest.raises(ValueError, match="take them out first"):
+    with pytest.raises(ValueError, match="erase or move them first"):
         ops.reset_overflow(store, 5)
     ops.erase(store, ops.overflow_slots(store, 3))
     store = ops.reset_overflow(store, 5)
