@@ -1,15 +1,17 @@
 """The folder that a DynamicEmbedding spills into: its own while it lives, emptied when it comes, gone when it goes."""
 
-import fcntl
 import os
 import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from embeddings.errors import SpillError
 
 LOCK = "lock"
+LOCK_SECONDS = 0.2
 ROWS = "rows-"  # each owner's rows have a name of their own: nobody writes into another's
 
 
@@ -31,7 +33,8 @@ class SpillFolder:
             strange = [name for name in names if name != LOCK and not name.startswith(ROWS)]
             if strange:
                 raise SpillError(f"{folder} is no spill's folder, it holds {strange[0]!r}: name an empty or a new one")
-            self._lock = _locked(self.folder / LOCK)
+            self._lock = _acquire(self.folder / LOCK)
+            self._lock_stat = (self.folder / LOCK).stat()
         except OSError as error:
             raise SpillError(f"{folder} cannot be a spill's folder: {error.strerror or error}") from None
         for name in names:
@@ -40,34 +43,29 @@ class SpillFolder:
 
     def release(self) -> None:
         """Removes it, unless somebody did and made another in its place."""
-        if _is_open_as(self._lock, self.folder / LOCK):
+        if _is_same_file(self._lock_stat, self.folder / LOCK):
             (self.folder / LOCK).unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()  # where it is empty
-        fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough where a fork has it open too
-        os.close(self._lock)
+        self._lock.release()
 
 
-def _locked(path: Path) -> int:
-    """The open, locked file of this name; SpillError where somebody holds it."""
-    while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            raise SpillError(
-                f"{path.parent} is the spill of another DynamicEmbedding that is in use: close that one, "
-                "or name another folder"
-            ) from None
-        # its owner may have removed it between our opening and our locking
-        if _is_open_as(file, path):
-            return file
-        os.close(file)
-
-
-def _is_open_as(file: int, path: Path) -> bool:
+def _acquire(path: Path) -> FileLock:
+    """Lock the file of this name; SpillError where another process or object holds it."""
+    lock = FileLock(path, thread_local=False)
     try:
-        return os.path.samestat(os.fstat(file), path.stat())
+        # tried again for a moment: its holder may remove the file between our opening and our locking it
+        lock.acquire(timeout=LOCK_SECONDS)
+    except Timeout:
+        raise SpillError(
+            f"{path.parent} is the spill of another DynamicEmbedding that is in use: close that one, "
+            "or name another folder"
+        ) from None
+    return lock
+
+
+def _is_same_file(before: os.stat_result, path: Path) -> bool:
+    try:
+        return os.path.samestat(before, path.stat())
     except OSError:
         return False

@@ -1,7 +1,6 @@
 """Follows the log at the lowest priority and makes its bases: `python -m app.version_log.compact.compactor LOG`."""
 
 import argparse
-import fcntl
 import logging
 import os
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 from springtide_client.errors import LogError
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
+from springtide_client.system.file_lock import file_lock
 
 from app.models.export_onnx import is_possible
 from app.processes.priority import yield_to_others
@@ -92,8 +92,10 @@ class Compactor:
 
     def run(self, stopping: threading.Event) -> None:
         """Merge whenever it is due, until asked to stop."""
-        with self._only_one(stopping) as is_ours:
-            if is_ours:
+        lock_path = self.config.path / "compactor.lock"
+        lock_path.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(lock_path, lambda: stopping.wait(POLL_SECONDS)) as is_held:
+            if is_held:
                 remove_drafts(self.directory)
             while not stopping.wait(POLL_SECONDS):
                 try:
@@ -102,31 +104,6 @@ class Compactor:
                 except (LogError, OSError) as error:
                     # it is tried again; a full disk may have room by then
                     logger.warning("no base could be made", extra={"reason": str(error)})
-
-    def _only_one(self, stopping: threading.Event) -> "_CompactorLock":
-        return _CompactorLock(self.config.path / "merger.lock", stopping)
-
-
-class _CompactorLock:
-    """Waits for its turn; the kernel frees it when its holder dies."""
-
-    def __init__(self, path: Path, stopping: threading.Event) -> None:
-        self._path, self._stopping = path, stopping
-        self._descriptor = -1
-
-    def __enter__(self) -> bool:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        while True:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                if self._stopping.wait(POLL_SECONDS):
-                    return False
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
 
 
 def _size(path: Path) -> int:

@@ -4,14 +4,11 @@ Several processes may share the folder: one downloads, the others wait for it.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import http.client
-import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from springtide_client.errors import GapError, LogError
@@ -19,6 +16,7 @@ from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.http.http_client import HttpClient, NotReadyError
 from springtide_client.log.base import MANIFEST, SERVING_FILES, BaseManifest, FileChecksum
 from springtide_client.log.directory import base_name
+from springtide_client.system.file_lock import file_lock
 from springtide_client.system.files import write_atomically
 
 CHUNK_BYTES = 1 << 20
@@ -56,7 +54,8 @@ class BaseCache:
         # a log made anew may give the same number to another base: the name is what the manifest says, all of it
         home = self._folder / hashlib.sha256(body).hexdigest()[:16]
         path = home / base_name(number)
-        with self._locked(home):
+        home.mkdir(parents=True, exist_ok=True)
+        with file_lock(home / "lock", lambda: self._server.wait(LOCK_SECONDS)):
             if not (path / MANIFEST).exists():
                 path.mkdir(exist_ok=True)
                 self._fetch_files(manifest, path)
@@ -115,17 +114,6 @@ class BaseCache:
                     crc, size = zlib.crc32(chunk, crc), size + len(chunk)
         return crc, size
 
-    @contextlib.contextmanager
-    def _locked(self, home: Path) -> Iterator[None]:
-        home.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            while not _try_lock(descriptor):
-                self._server.wait(LOCK_SECONDS)
-            yield
-        finally:
-            os.close(descriptor)
-
     def _remove_others(self, newest: Path) -> None:
         """Drop older bases, so that the folder holds one; who has one mapped keeps it until letting go."""
         for home in self._folder.iterdir():
@@ -140,11 +128,3 @@ def _bytes_in(folder: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             total += 0 if file.is_dir() else file.stat().st_size
     return total
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -286,7 +286,7 @@ def test_what_this_system_leaves_behind_has_an_owner(path: Path) -> None:
     for name in (
         "broker.json",
         "simulator.json",
-        "merger.lock",
+        "compactor.lock",
         ".tmp-base-00000000004294967300-7",
         "status-0000000001.json",
     ):
