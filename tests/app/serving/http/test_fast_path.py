@@ -26,7 +26,7 @@ def answered(monkeypatch):
             heads.append(data[: data.find(b"\r\n\r\n") + 4])
         return answer
 
-    monkeypatch.setattr(fast_path.FastPath, "answer", watched)
+    monkeypatch.setattr(fast_path.FastPath, "respond", watched)
     return heads
 
 

@@ -17,7 +17,7 @@ class Layered:
     def __init__(self, *layers: RowLayer, horizon_ms: int = INT64_MIN) -> None:
         self.layers, self._horizon_ms = layers, horizon_ms
 
-    def horizon_ms(self, number):
+    def expiry_cutoff_ms(self, number):
         return self._horizon_ms if number == FEATURE else INT64_MIN
 
     def rows(self) -> dict[int, np.ndarray]:
@@ -36,7 +36,7 @@ class Layered:
             return np.full((1, DIM), np.nan, np.float32), np.array([1], np.uint8)
         return row[None], np.array([0], np.uint8)
 
-    def names(self, number, ids):
+    def display_ids(self, number, ids):
         return ids.tolist()
 
 

@@ -8,10 +8,10 @@ def test_a_version_that_is_being_loaded_is_not_one_that_is_missing(tmp_path):
 
     class Loading:
         view = error = None
-        has_begun = False
+        has_base = False
 
         def poll(self):
-            self.has_begun = True
+            self.has_base = True
             reasons.append(replica.reason)
             replica.stop()
 

@@ -23,7 +23,7 @@ def worker(*, version, answers, seconds):
 
 
 def text_of(metrics, tally):
-    return [line for line in metrics.text(metrics.together(tally.read())).splitlines() if not line.startswith("#")]
+    return [line for line in metrics.text(metrics.aggregate(tally.read())).splitlines() if not line.startswith("#")]
 
 
 def test_workers_are_summed_whoever_is_asked(tmp_path):

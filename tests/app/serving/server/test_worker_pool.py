@@ -40,12 +40,12 @@ def look_until(workers, check):
     deadline = time.monotonic() + 20
     while not check():
         assert time.monotonic() < deadline, "it did not happen in time"
-        workers.look()
+        workers.supervise()
         time.sleep(0.005)
 
 
 def pids(workers):
-    return [worker.process.pid for worker in workers._living if worker.listens]
+    return [worker.process.pid for worker in workers._living if worker.is_listening]
 
 
 def test_a_worker_that_dies_is_replaced_and_waited_for_longer_when_that_goes_on(kept):
@@ -74,7 +74,7 @@ def test_nobody_leaves_before_a_successor_answers(kept):
     look_until(workers, lambda: workers.all_listening)
     first = pids(workers)
     how["successor"] = "dies"
-    workers.roll()
+    workers.start_rolling_restart()
     look_until(workers, lambda: workers._num_started == 3)
     look_until(workers, lambda: len(workers._living) == 2)
     assert pids(workers) == first
@@ -115,7 +115,7 @@ def test_a_system_without_processes_left_ends_no_server(kept, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("os.fork", refuse)
         clock.now = workers._due
-        workers.look()
+        workers.supervise()
         assert workers._due > clock.now
     assert len(os.listdir("/proc/self/fd")) == num_files
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # it can still be told to stop
@@ -139,5 +139,5 @@ def test_a_full_disk_ends_no_server(kept):
     look_until(workers, lambda: workers.all_listening)
     assert second in pids(workers)
     tally.with_name("elsewhere").rename(tally)
-    workers.look()
+    workers.supervise()
     assert (tally / "ended.json").read_text().count('"died"') == 1
