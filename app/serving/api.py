@@ -1,7 +1,7 @@
-"""The FastAPI application: every route but the hot one, and its own errors in our form."""
+"""Wires one server process: routes, the handler of batch lookups, and the middleware around them."""
 
 from inspect import cleandoc
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -10,86 +10,151 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from app.serving.admin.routes import AdminParts
 from app.serving.admin.routes import router as admin_router
+from app.serving.feed.base_routes import BaseParts
 from app.serving.feed.base_routes import router as base_router
+from app.serving.feed.log_routes import LogParts
+from app.serving.feed.log_routes import router as log_router
+from app.serving.feed.snapshot_routes import SnapshotParts
+from app.serving.feed.snapshot_routes import router as snapshot_router
+from app.serving.feed.version_routes import VersionParts
 from app.serving.feed.version_routes import router as version_router
+from app.serving.http.access_log import AccessLog
 from app.serving.http.errors import CODES_BY_STATUS, ApiError, internal_error
+from app.serving.http.middleware import HttpMiddleware
+from app.serving.lookup.fast_path import FastPath
+from app.serving.lookup.handler import BatchLookupHandler
+from app.serving.lookup.routes import LookupParts
 from app.serving.lookup.routes import router as lookup_router
 from app.serving.openapi.operations import complete_document
-from app.serving.ops.routes import router as operations_router
-from app.serving.pages.routes import router as pages_router
+from app.serving.ops.routes import OpsParts
+from app.serving.ops.routes import router as ops_router
+from app.serving.pages.routes import router as page_router
+from app.serving.predict.routes import PredictParts
 from app.serving.predict.routes import router as predict_router
 from app.serving.service import Service
 
+ROUTERS = (
+    lookup_router,
+    predict_router,
+    version_router,
+    log_router,
+    base_router,
+    snapshot_router,
+    ops_router,
+    admin_router,
+    page_router,
+)
 ABOUT = "Embeddings, predictions and the model itself, moments after the click that changed them."
 
 
+class Application(NamedTuple):
+    """What a connection needs: the ASGI function, and the fast path beside it."""
+
+    middleware: HttpMiddleware
+    fast_path: FastPath
+
+
+def build_application(service: Service) -> Application:
+    """The whole application of one process."""
+    config, metrics = service.config, service.metrics
+    access_log = AccessLog(config.access_log_sample_rate)
+    fast_path = FastPath(service.replica, metrics, access_log, max_ids=config.max_ids)
+    handler = BatchLookupHandler(
+        service.replica,
+        metrics,
+        service.pools.lookups,
+        fast_path,
+        max_body_bytes=config.max_body_bytes,
+        max_ids=config.max_ids,
+    )
+    middleware = HttpMiddleware(
+        build_api(service),
+        direct=handler,
+        authorizer=service.authorizer,
+        limits=service.limits,
+        metrics=metrics,
+        access_log=access_log,
+        max_body_bytes=config.max_body_bytes,
+    )
+    return Application(middleware, fast_path)
+
+
 def build_api(service: Service) -> FastAPI:
-    """The application; the docs page is our own, for FastAPI's loads its script from elsewhere."""
-    # a path with one slash too many is no route: its redirect would be an address made of the asker's Host header
+    """The FastAPI part: every route but batch lookups. The docs page is our own: FastAPI's loads scripts from a CDN."""
+    # a path with a superfluous slash is an error: a redirect would contain the client's own Host header
     api = FastAPI(
         title="Springtide", description=ABOUT, version="1", docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    api.state.service = service
-    for router in (
-        lookup_router,
-        predict_router,
-        version_router,
-        base_router,
-        operations_router,
-        admin_router,
-        pages_router,
-    ):
+    _set_parts(api, service)
+    for router in ROUTERS:
         for route in router.routes:
             if isinstance(route, APIRoute):
-                title_of(route)
+                set_title(route)
         api.include_router(router)
-    described = api.openapi
+    fastapi_document = api.openapi
 
-    def whole() -> dict[str, Any]:
+    def openapi() -> dict[str, Any]:
         if api.openapi_schema is None:
-            guard = service.authorizer
-            complete_document(described(), open_scopes=guard.open_scopes, is_local=guard.checks_host)
+            authorizer = service.authorizer
+            complete_document(fastapi_document(), open_scopes=authorizer.open_scopes, is_local=authorizer.checks_host)
         assert api.openapi_schema is not None
         return api.openapi_schema
 
-    api.openapi = whole  # type: ignore[method-assign]
-    api.add_exception_handler(ApiError, _refused)
-    api.add_exception_handler(RequestValidationError, _invalid)
-    api.add_exception_handler(HTTPException, _http)
-    api.add_exception_handler(ClientDisconnect, _left)
-    api.add_exception_handler(Exception, _failed)
+    api.openapi = openapi  # type: ignore[method-assign]
+    api.add_exception_handler(ApiError, _api_error)
+    api.add_exception_handler(RequestValidationError, _validation_error)
+    api.add_exception_handler(HTTPException, _http_error)
+    api.add_exception_handler(ClientDisconnect, _client_disconnected)
+    api.add_exception_handler(Exception, _internal_error)
     return api
 
 
-def title_of(route: APIRoute) -> None:
-    """A docstring's first line is the route's title in /docs, the rest its text."""
+def set_title(route: APIRoute) -> None:
+    """Use a docstring's first line as the route's title in /docs, and the rest as its description."""
     if route.endpoint.__doc__:
         route.summary, _, route.description = cleandoc(route.endpoint.__doc__).partition("\n\n")
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+def _set_parts(api: FastAPI, service: Service) -> None:
+    """Give the routes of each folder the parts they use, and no others."""
+    config, replica, limits, pools = service.config, service.replica, service.limits, service.pools
+    log_path = service.log.path
+    api.state.lookup = LookupParts(replica, service.metrics, pools.neighbors, config.max_neighbors)
+    api.state.predict = PredictParts(
+        replica, service.metrics, service.micro_batcher, pools.lookups, config.max_instances
+    )
+    api.state.versions = VersionParts(replica, limits)
+    api.state.log = LogParts(log_path, replica, limits, service.record_cache)
+    api.state.bases = BaseParts(log_path, replica, pools.files)
+    api.state.snapshots = SnapshotParts(replica, service.snapshots, pools.snapshots)
+    api.state.admin = AdminParts(service.log, replica, service.trainer, pools.commands, pools.audits)
+    api.state.ops = OpsParts(replica, service.trainer, service.status, service.history, service.scraper, limits)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    request.scope["springtide.refusal"] = error.code
+    request.scope["springtide.error_code"] = error.code
     return Response(error.body(), error.status, error.headers, "application/json")
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
+async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors()]
-    return await _refused(request, ApiError(422, "invalid", "; ".join(faults), "see /docs"))
+    return await _api_error(request, ApiError(422, "invalid", "; ".join(faults), "see /docs"))
 
 
-async def _left(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # for the counters: nobody reads it
+async def _client_disconnected(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # only counted: the client is gone
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    return await _refused(request, internal_error())
+async def _internal_error(request: Request, error: Exception) -> Response:
+    return await _api_error(request, internal_error())
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = CODES_BY_STATUS.get(error.status_code, "error")
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return await _refused(request, ApiError(error.status_code, code, message, "see /docs", headers=error.headers))
+    return await _api_error(request, ApiError(error.status_code, code, message, "see /docs", headers=error.headers))

@@ -1,4 +1,4 @@
-"""Threads for what must not stop the event loop, with a bounded queue in front."""
+"""A thread pool with a bounded queue, for calls that would hold up the event loop."""
 
 import asyncio
 import threading
@@ -12,29 +12,29 @@ Result = TypeVar("Result")
 
 
 class BoundedPool:
-    """A few threads and the calls that wait for them; one more than `max_waiting` is refused with 503 `busy`."""
+    """A few threads, and at most `max_waiting` calls that wait for one; a further call raises ApiError 503 `busy`."""
 
     def __init__(self, name: str, *, num_threads: int, max_waiting: int) -> None:
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=f"springtide-{name}")
         self._limit = num_threads + max_waiting
         self._lock = threading.Lock()
-        self._taken = 0
+        self._num_calls = 0
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        """The call's result; what it raises is raised."""
+        """Run the call in a thread; returns its result, or raises what it raises."""
         with self._lock:
-            if self._taken >= self._limit:
+            if self._num_calls >= self._limit:
                 raise busy()
-            self._taken += 1
+            self._num_calls += 1
         future = self._executor.submit(call)
-        # counted until the thread is done with it: an asker who leaves does not free a thread
+        # counted until the thread has finished: a client that disconnects does not free the thread
         future.add_done_callback(self._free)
         return await asyncio.wrap_future(future)
 
     def _free(self, future: object) -> None:
         with self._lock:
-            self._taken -= 1
+            self._num_calls -= 1
 
     def close(self) -> None:
-        """Begin no further call; the ones in flight end by themselves."""
+        """Start no further call; those in progress end by themselves."""
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -52,7 +52,7 @@ def test_limits_and_forgetting_reach_a_running_trainer_and_outlive_it(
     workspace.start("serve")
     wait_until(lambda: learned(workspace, 3_000), what="learning")
     wait_until(lambda: workspace.get("/readyz"), what="the server's readiness")
-    assert (workspace.get("/v1/status") or {})["orders"] == ["forget", "limits", "rollback"]
+    assert (workspace.get("/v1/status") or {})["commands"] == ["forget", "limits", "rollback"]
 
     assert patch(workspace, {"lr": 0.5}, token=None)[0] in (401, 403)
     status, refusal = patch(workspace, {"features": {"last_items": {"ttl_seconds": 5}}})

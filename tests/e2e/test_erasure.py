@@ -71,7 +71,7 @@ def test_a_forgotten_id_is_gone_from_bases_and_followers_and_the_receipt_tells_t
             {"keys": [{"feature": "user_id", "id": user}, {"feature": "item_id", "id": item}]},
         )
         assert (code, accepted["state"]) == (202, "accepted")
-        path = f"/v1/orders/{accepted['order']}"
+        path = f"/v1/commands/{accepted['command']}"
         wait_until(lambda: ask(workspace, "GET", path)[1].get("state") == "durable", what="the receipt")
         assert gone.wait(20)
     receipt = ask(workspace, "GET", path)[1]
@@ -97,7 +97,7 @@ def test_a_forgotten_id_is_gone_from_bases_and_followers_and_the_receipt_tells_t
         )
 
     wait_until(feed_until_gone, what="bases without the user")
-    assert ask(workspace, "GET", "/v1/orders/1234")[0] == 404
+    assert ask(workspace, "GET", "/v1/commands/1234")[0] == 404
     assert not json.loads(json.dumps(ask(workspace, "GET", path)[1]["note"]))
 
 
@@ -129,7 +129,7 @@ def test_going_back_over_http_and_from_the_command_line(workspace: Workspace, mo
     wait_until(lambda: workspace.get("/readyz"), what="the server's readiness")
     code, accepted = ask(workspace, "POST", "/v1/rollback", {"version": goal, "skip": True})
     assert code == 202
-    path = f"/v1/orders/{accepted['order']}"
+    path = f"/v1/commands/{accepted['command']}"
     wait_until(lambda: ask(workspace, "GET", path)[1].get("state") == "durable", what="the receipt")
     assert ask(workspace, "GET", path)[1]["result"]["skipped"] == 1_000
     wait_until(

@@ -1,1 +1,1 @@
-"""admin."""
+"""Admin routes: commands to the trainer."""

@@ -12,19 +12,19 @@ from app.serving.http.errors import ApiError, bad_request, invalid
 
 
 def check_supported(kind: str, status: Mapping[str, Any]) -> None:
-    """Raise ApiError 501 unless the trainer's status names the kind under `orders`."""
-    supported = status.get("orders")
+    """Raise ApiError 501 unless the trainer's status names the kind under `commands`."""
+    supported = status.get("commands")
     if not isinstance(supported, list) or kind not in supported:
         raise ApiError(
             501,
             "not_supported_yet",
-            f"the trainer of this log does not execute {kind} orders, so none was put down",
-            "a trainer that does names the kind in the `orders` list of /v1/status",
+            f"the trainer of this log does not support {kind} commands; nothing was submitted",
+            "a trainer that supports the kind names it in the `commands` list of /v1/status",
         )
 
 
 def parse_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:
-    """The keys to forget: {"feature", "id"}, {"feature", "ids"} or {"keys": [{"feature", "id"}, ...]}."""
+    """The keys of {"feature", "id"}, {"feature", "ids"} or {"keys": [{"feature", "id"}, ...]}; ApiError 422."""
     if not isinstance(body, dict):
         raise invalid("the body must be a JSON object", 'for example {"feature": "user_id", "id": 123}')
     if "keys" in body:
@@ -42,27 +42,29 @@ def parse_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:
         if key["feature"] not in features:
             raise invalid(f"there is no feature {key['feature']!r}", f"the id features are {', '.join(features)}")
         if key["id"] is None:
-            raise invalid("null is no id", "an id is an integer or a text")
+            raise invalid("null is not a valid id", "an id is an integer or a string")
         try:
             encode_id(key["id"])
         except EncodeError as error:
-            raise invalid(str(error), "an id is an integer or a text") from None
+            raise invalid(str(error), "an id is an integer or a string") from None
     return {"keys": keys}
 
 
 def parse_rollback(body: Any) -> dict[str, Any]:
-    """{"version": V}, and whether what was learned since is passed over: {"version": V, "skip": true}."""
+    """Check {"version": V} or {"version": V, "skip": true}; ApiError 422. `skip` skips the samples learned since V."""
     if not isinstance(body, dict) or type(body.get("version")) is not int or not 0 <= body["version"] <= INT64_MAX:
         raise invalid("the body must name a version", 'for example {"version": 4294967300}')
     if unknown := set(body) - {"version", "skip"}:
-        raise invalid(f"{sorted(unknown)[0]!r} is not known here", 'for example {"version": 4294967300, "skip": true}')
+        raise invalid(
+            f"{sorted(unknown)[0]!r} is not a field of a rollback", 'for example {"version": 4294967300, "skip": true}'
+        )
     if not isinstance(body.get("skip", False), bool):
         raise invalid("skip must be true or false", 'for example {"version": 4294967300, "skip": true}')
     return {"version": body["version"]} | ({"skip": True} if body.get("skip") else {})
 
 
 def parse_table_limits(body: Any, schema: Schema) -> dict[str, Any]:
-    """New limits of the running table: {"lr": ..., "features": {"item_id": {"ttl_seconds": ...}}}. Sizes in bytes."""
+    """Check {"lr": ..., "features": {"item_id": {"ttl_seconds": ...}}}; ApiError 400. Sizes become bytes."""
     try:
         return {"limits": limits_document(parse_limits(body, schema))}
     except ValueError as error:

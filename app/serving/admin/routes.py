@@ -1,20 +1,33 @@
-"""Orders to the trainer; the guard has seen the admin token by then."""
+"""Commands to the trainer over HTTP; the authorizer has checked the admin token before these routes run."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
 from springtide_client.system.clock import wall_ms
 
 from app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits
+from app.serving.bounded_pool import BoundedPool
 from app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request
 from app.serving.http.responses import JsonResponse
-from app.serving.service import Service
+from app.serving.model.replica import Replica
+from app.serving.model.trainer_status import TrainerStatusReader
 from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status, erased_keys_report
+from app.version_log.config import LogConfig
 
-router = APIRouter(tags=["Orders (admin token)"])
+router = APIRouter(tags=["Commands (admin token)"])
+
+
+class AdminParts(NamedTuple):
+    """What the routes of this module use."""
+
+    log: LogConfig
+    replica: Replica
+    trainer: TrainerStatusReader
+    submissions: BoundedPool
+    audits: BoundedPool  # a command's status may need every key of the log: submissions must not wait for that
 
 
 @router.post("/v1/forget", status_code=202)
@@ -23,80 +36,82 @@ async def forget(request: Request) -> JsonResponse:
 
     {"feature": "user_id", "id": 123}, {"feature": ..., "ids": [...]} or {"keys": [{"feature", "id"}, ...]}.
     """
-    service: Service = request.app.state.service
-    body = await _body(request)
-    features = service.replica.require_view().schema.features
-    return await _order(service, "forget", parse_forget(body, features))
+    parts: AdminParts = request.app.state.admin
+    body = await _json_body(request)
+    features = parts.replica.require_view().schema.features
+    return await _submit(parts, "forget", parse_forget(body, features))
 
 
 @router.patch("/v1/table", status_code=202)
 async def limits(request: Request) -> JsonResponse:
     """Change limits of the running table
 
-    device_bytes, disk_bytes, lr; and in "features", by name, ttl_seconds, quota_bytes, min_count (null lifts one):
-    {"lr": 0.02, "features": {"item_id": {"ttl_seconds": 86400}}}. They hold until the configuration says something new.
+    device_bytes, disk_bytes, lr; and in "features", by name, ttl_seconds, quota_bytes, min_count (null removes one):
+    {"lr": 0.02, "features": {"item_id": {"ttl_seconds": 86400}}}. They stay in force until the configuration file sets
+    a new value.
     """
-    service: Service = request.app.state.service
-    body = await _body(request)
-    return await _order(service, "limits", parse_table_limits(body, service.replica.require_view().schema))
+    parts: AdminParts = request.app.state.admin
+    body = await _json_body(request)
+    return await _submit(parts, "limits", parse_table_limits(body, parts.replica.require_view().schema))
 
 
 @router.post("/v1/rollback", status_code=202)
 async def rollback(request: Request) -> JsonResponse:
-    """Go back to a version
+    """Roll back to a version
 
-    {"version": V}: a new version restores that one, but for what was forgotten since; the stream is read again from
-    there. With "skip": true what was learned since goes to the dead letters instead.
+    {"version": V}: a new version restores V, except for ids forgotten since; the stream is read again from there. With
+    "skip": true, the samples learned since V are sent to the dead-letter topic instead of being learned again.
     """
-    return await _order(request.app.state.service, "rollback", parse_rollback(await _body(request)))
+    return await _submit(request.app.state.admin, "rollback", parse_rollback(await _json_body(request)))
 
 
-@router.get("/v1/orders/{order_id}")
-async def order_receipt(request: Request, order_id: str) -> JsonResponse:
-    """What became of an order
+@router.get("/v1/commands/{command_id}")
+async def status(request: Request, command_id: str) -> JsonResponse:
+    """Status of a command
 
-    `state` is waiting (nobody has taken it), taken, published, or durable: the version that carries it outlives a power
-    loss. Of a forgetting, `keys` tells since which version each of the first 16 is gone, and the oldest file of the log
-    that still holds it, with what must happen before that is unlinked.
+    `state` is waiting (no trainer has taken it), taken, published, or durable: the version that carries it survives a
+    power loss. For a forget command, `keys` says for each of the first 16 keys in which version it was erased, which is
+    the oldest file of the log that still contains it, and when that file will be removed.
     """
-    service: Service = request.app.state.service
-    schema = service.replica.require_view().schema
+    parts: AdminParts = request.app.state.admin
+    schema = parts.replica.require_view().schema
 
     def find() -> dict[str, Any]:
-        receipt = command_status(service.log_path, order_id)
-        if receipt is None:
-            raise ApiError(404, "no_such_order", f"nothing is known of an order {order_id}", "ids are in the answers")
-        return receipt.document() | {
-            "keys": erased_keys_report(service.log, schema, receipt),
-            "note": _note(receipt.state, service.trainer.read(now_ms=wall_ms())),
+        found = command_status(parts.log.path, command_id)
+        if found is None:
+            hint = "use the `command` of a response to POST /v1/forget, PATCH /v1/table or POST /v1/rollback"
+            raise ApiError(404, "no_such_command", f"there is no command {command_id} in the log", hint)
+        return found.document() | {
+            "keys": erased_keys_report(parts.log, schema, found),
+            "note": _note(found.state, parts.trainer.read(now_ms=wall_ms())),
         }
 
-    return JsonResponse(await service.scans.run(find))
+    return JsonResponse(await parts.audits.run(find))
 
 
 def _note(state: str, trainer: Mapping[str, Any]) -> str:
-    """What an order that is not executed waits for."""
+    """What a command that is not executed yet waits for."""
     if state not in ("waiting", "taken"):
         return ""
     condition = trainer.get("trainer")
     if condition in ("stopped", "failed"):
-        return "no trainer runs: the order stays, and the next one executes it"
-    return f"the trainer is {condition} and executes it with its next version"
+        return "no trainer is running: the command stays until the next trainer executes it"
+    return f"the trainer is {condition} and executes the command with its next version"
 
 
-async def _body(request: Request) -> Any:
+async def _json_body(request: Request) -> Any:
     try:
         return msgspec.json.decode(await request.body())
     except DECODE_ERRORS as error:
-        raise bad_request(f"the body cannot be read: {error}", "send a JSON object") from None
+        raise bad_request(f"the body cannot be decoded: {error}", "send a JSON object") from None
 
 
-async def _order(service: Service, kind: str, body: dict[str, Any]) -> JsonResponse:
-    def put() -> dict[str, Any]:
-        trainer = service.trainer.read(now_ms=wall_ms())
+async def _submit(parts: AdminParts, kind: str, body: dict[str, Any]) -> JsonResponse:
+    def submit() -> dict[str, Any]:
+        trainer = parts.trainer.read(now_ms=wall_ms())
         check_supported(kind, trainer)
-        order = submit_command(service.log_path, kind, body)
-        return {"order": order, "kind": kind, "state": "accepted", "note": _note("waiting", trainer)}
+        command = submit_command(parts.log.path, kind, body)
+        return {"command": command, "kind": kind, "state": "accepted", "note": _note("waiting", trainer)}
 
-    accepted = await service.scans.run(put)
-    return JsonResponse(accepted, status_code=202, headers={"Location": f"/v1/orders/{accepted['order']}"})
+    accepted = await parts.submissions.run(submit)
+    return JsonResponse(accepted, status_code=202, headers={"Location": f"/v1/commands/{accepted['command']}"})

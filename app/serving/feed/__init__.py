@@ -1,1 +1,1 @@
-"""feed."""
+"""What followers of the model read: versions, the log, bases, snapshots."""

@@ -1,4 +1,4 @@
-"""The log behind one asker of /v1/log: read by a thread that may still be at it when the asker has left."""
+"""One client's position in the log; a thread may still be reading when the client has disconnected."""
 
 import threading
 
@@ -7,22 +7,22 @@ from springtide_client.log.directory import LogDirectory
 
 
 class LogReader:
-    """Reads on from a version. `close` may come amid a read: then whoever reads closes the file."""
+    """Reads records after a version. `close` may be called during a read: the reading thread then closes the file."""
 
-    def __init__(self, directory: LogDirectory, began: Tip) -> None:
-        self.start = began
+    def __init__(self, directory: LogDirectory, start: Tip) -> None:
+        self.start = start
         self._directory = directory
-        self._cursor = directory.follow(began)
+        self._cursor = directory.follow(start)
         self._lock = threading.Lock()
         self._is_closed = False
 
     def read(self, tip: Tip, limit_bytes: int) -> list[Record]:
-        """What follows a version, about `limit_bytes` of it; LogError as LogCursor.read."""
+        """Read about `limit_bytes` of the records after `tip`; raises LogError as LogCursor.read does."""
         try:
             with self._lock:
                 if self._is_closed:
                     return []
-                if self._cursor.tip != tip:  # it stayed behind while the asker was given recent records
+                if self._cursor.tip != tip:  # it fell behind while the client was sent cached records
                     self._cursor.close()
                     self._cursor = self._directory.follow(tip)
                 return self._cursor.read(limit_bytes)
@@ -31,7 +31,7 @@ class LogReader:
                 self.close()
 
     def close(self) -> None:
-        """Give the file back, at once or at the end of the read under way; never waits."""
+        """Close the file, at once or at the end of the read in progress; never blocks."""
         self._is_closed = True
         if self._lock.acquire(blocking=False):
             try:

@@ -1,4 +1,4 @@
-"""The newest records as this server's own follower read them: what a thousand followers wait for is read once."""
+"""The newest records, as the server's own follower read them: read from disk once for any number of clients."""
 
 import threading
 from collections import OrderedDict
@@ -9,7 +9,7 @@ MAX_BYTES = 32 << 20
 
 
 class RecordCache:
-    """Records by their parents, the newest so many bytes of them. One thread adds, any may ask."""
+    """The newest records by the checksum of their parent, up to `max_bytes`. One thread adds, any thread may read."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -18,7 +18,7 @@ class RecordCache:
         self._by_parent: OrderedDict[int, Record] = OrderedDict()
 
     def add(self, record: Record) -> None:
-        """Keep a record that was read by the rules for readers; the oldest go."""
+        """Add a verified record; the oldest ones are dropped when the cache is full."""
         with self._lock:
             if (same := self._by_parent.pop(record.parent, None)) is not None:
                 self._num_bytes -= same.num_bytes
@@ -29,7 +29,7 @@ class RecordCache:
                 self._num_bytes -= oldest.num_bytes
 
     def after(self, tip: Tip, limit_bytes: int) -> list[Record]:
-        """The records that follow a version, about `limit_bytes` of them; none where the first is not among these."""
+        """About `limit_bytes` of the records that follow a version; empty if the first of them is not cached."""
         found: list[Record] = []
         with self._lock:
             while limit_bytes > 0 and (record := self._by_parent.get(tip.checksum)) is not None:

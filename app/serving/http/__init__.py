@@ -1,1 +1,1 @@
-"""http."""
+"""HTTP itself: middleware, authorization, limits, errors, responses."""

@@ -1,4 +1,4 @@
-"""Who may pass: the scope that a path needs, and the Host names an open server answers to."""
+"""Authorization: the scope that a path needs, and the Host names that a server without tokens answers to."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -8,32 +8,35 @@ from app.serving.config import ServeConfig
 from app.serving.http.errors import ApiError
 from app.serving.http.tokens import Tokens
 
-# no data of the model, so no token: probes and the pages themselves
+# probes and the pages themselves show no data of the model, so they need no token
 PUBLIC_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
-# probes, which are needed most when all is full, and streams, whose number has a limit of its own
+# not counted as in flight: probes, which are needed most under load, and streams, which have a limit of their own
 UNTHROTTLED_PATHS = PUBLIC_PATHS | {"/metrics", "/v1/log", "/v1/events", "/v1/versions/latest"}
 ADMIN_PATHS = frozenset({"/v1/forget", "/v1/table", "/v1/rollback"})
 
 
 class Authorizer:
-    """Checks a request before anything of it is read."""
+    """Checks a request before its body is read."""
 
     def __init__(self, config: ServeConfig, tokens: Tokens) -> None:
         self._tokens = tokens
-        # a page of another site can make a browser ask a loopback server under the site's own name (DNS rebinding)
+        # a page of another site can make a browser send requests here under the site's name (DNS rebinding)
         self.checks_host = config.is_loopback and bool(tokens.open_scopes) and not config.insecure
 
     @property
     def open_scopes(self) -> frozenset[str]:
-        """The scopes that need no token here."""
+        """The scopes that need no token."""
         return self._tokens.open_scopes
 
     def check(self, path: str, headers: Mapping[str, str]) -> None:
         """Raise ApiError 401 or 403 without the right token, 421 for a foreign Host."""
         if self.checks_host and not is_local_name(headers.get("host", "")):
-            hint = "ask for 127.0.0.1 or localhost, or set tokens"
+            hint = "send the request to 127.0.0.1 or localhost, or configure tokens"
             raise ApiError(
-                421, "foreign_host", f"this server is open to its own host only, not as {headers.get('host')}", hint
+                421,
+                "foreign_host",
+                f"without tokens only local Host headers are accepted, got {headers.get('host')}",
+                hint,
             )
         scope = scope_of(path)
         if scope is not None:
@@ -41,17 +44,17 @@ class Authorizer:
 
 
 def scope_of(path: str) -> str | None:
-    """The scope that a path needs; None where it needs none."""
+    """The scope that a path needs; None if it needs no token."""
     if path in PUBLIC_PATHS:
         return None
-    if path.rstrip("/") in ADMIN_PATHS or path.startswith("/v1/orders/"):
+    if path.rstrip("/") in ADMIN_PATHS or path.startswith("/v1/commands/"):
         return "admin"
     return "predict" if path.rstrip("/") == "/v1/predict" else "read"
 
 
 @lru_cache(maxsize=256)
 def is_local_name(host: str) -> bool:
-    """Whether a Host header names this machine; an absent one does (HTTP/1.0)."""
+    """Return True if a Host header names this machine; a missing one (HTTP/1.0) does."""
     name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
     if name in ("", "localhost") or name.endswith(".localhost"):
         return True

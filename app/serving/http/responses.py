@@ -1,4 +1,4 @@
-"""Files and JSON as HTTP answers: ETag, ranges, HEAD; an open file outlives its name."""
+"""Responses: JSON with ETag, endless streams, and files with ranges; an open file may be unlinked meanwhile."""
 
 import os
 import re
@@ -15,11 +15,12 @@ from starlette.types import Receive, Scope, Send
 from app.serving.http.errors import ApiError
 
 CHUNK_BYTES = 1 << 20
-RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")  # beyond that no file reaches: the whole is sent
+# no file is longer than 18 digits say: such a range is ignored, and the whole file is sent
+RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
 class JsonResponse(Response):
-    """JSON by msgspec: NaN is null, texts stay UTF-8."""
+    """JSON encoded by msgspec: NaN is null, strings stay UTF-8."""
 
     media_type = "application/json"
 
@@ -28,7 +29,7 @@ class JsonResponse(Response):
 
 
 def json_with_etag(request: Request, document: Any, etag: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The document, or 304 where the asker has it."""
+    """Send the document, or 304 if the client has it already."""
     sent = {"ETag": etag, "Cache-Control": "no-cache", **(headers or {})}
     if etag_matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=sent)
@@ -36,16 +37,16 @@ def json_with_etag(request: Request, document: Any, etag: str, headers: Mapping[
 
 
 def etag_matches(header: str | None, etag: str) -> bool:
-    """Whether an If-None-Match header names the ETag."""
+    """Return True if an If-None-Match header names the ETag."""
     if header is None:
         return False
     return header.strip() == "*" or etag in [part.strip().removeprefix("W/") for part in header.split(",")]
 
 
 class StreamResponse(StreamingResponse):
-    """An answer without an end of its own; `on_end` is called when it is over.
+    """A response that goes on until the client disconnects or the generator ends; `on_end` is called then.
 
-    (An asker who left before the first piece was asked for ends no generator: one that has not begun has no end.)
+    A `finally` in the generator would not do: it does not run if the client disconnects before the first piece.
     """
 
     def __init__(self, pieces: AsyncIterator[bytes], media_type: str, on_end: Callable[[], object]) -> None:
@@ -61,7 +62,7 @@ class StreamResponse(StreamingResponse):
 
 
 class FileResponse(Response):
-    """An immutable file from disk: whole, or one range of it; several ranges at once get the whole."""
+    """An immutable file: whole, or one range of it. A request for several ranges gets the whole file."""
 
     def __init__(self, path: Path, *, etag: str, media_type: str = "application/octet-stream") -> None:
         super().__init__(media_type=media_type)
@@ -102,7 +103,7 @@ class FileResponse(Response):
             self._file.close()
 
     def _choose(self, request: Request) -> tuple[int, int, int]:
-        """(status, start, end) by RFC 9110: If-None-Match before Range, Range only where If-Range agrees."""
+        """(status, start, end) as in RFC 9110: If-None-Match before Range, and Range only if If-Range agrees."""
         if etag_matches(request.headers.get("if-none-match"), self._etag):
             return 304, 0, 0
         match = RANGE.fullmatch(request.headers.get("range", "").replace(" ", ""))

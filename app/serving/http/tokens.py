@@ -1,4 +1,4 @@
-"""Who may do what: tokens with scopes, compared in constant time."""
+"""Bearer tokens: each has scopes; comparing takes the same time for every token."""
 
 import hashlib
 import hmac
@@ -18,23 +18,23 @@ logger = logging.getLogger(__name__)
 
 
 class Tokens:
-    """The tokens of one server; a scope in `open_scopes` needs none.
+    """The tokens of one server; a scope in `open_scopes` needs no token.
 
-    `admin` is never open, and grants only admin: a token names every scope it has.
+    `admin` is never open, and does not include the other scopes: a token has exactly the scopes it names.
     """
 
     def __init__(self, scopes_by_token: Mapping[str, frozenset[str]], *, open_scopes: Iterable[str] = ()) -> None:
-        # digests have one length, so that comparing tells nothing about a token's
+        # digests have one length, so that comparing reveals nothing about the length of a token
         self._scopes = [(_digest(token), scopes) for token, scopes in scopes_by_token.items()]
         self._open = frozenset(open_scopes) - {"admin"}
 
     @property
     def open_scopes(self) -> frozenset[str]:
-        """The scopes that anyone who reaches the server has."""
+        """The scopes that need no token."""
         return self._open
 
     def check(self, authorization: str | None, scope: str) -> None:
-        """Raise ApiError 401 without a known token, 403 where the token lacks the scope."""
+        """Raise ApiError 401 without a known token, 403 if the token lacks the scope."""
         if scope in self._open:
             return
         token = authorization[7:].strip() if authorization and authorization[:7].lower() == "bearer " else None
@@ -42,11 +42,13 @@ class Tokens:
         if granted is None:
             hint = f"send the header Authorization: Bearer <token> with a token of scope {scope}"
             if not any(scope in scopes for _, scopes in self._scopes):
-                hint = f"no token has it here: put {scope}=SECRET into tokens_file or {ENVIRONMENT_NAME}, start again"
+                hint = (
+                    f"no token has this scope: put {scope}=SECRET into tokens_file or {ENVIRONMENT_NAME}, and restart"
+                )
             raise ApiError(
                 401,
                 "unauthorized",
-                f"this needs a token of scope {scope}" if token is None else "the token is not known here",
+                f"this needs a token of scope {scope}" if token is None else "the token is not known to this server",
                 hint,
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -57,16 +59,17 @@ class Tokens:
     def _granted(self, token: str) -> frozenset[str] | None:
         digest = _digest(token)
         granted = None
-        for known, scopes in self._scopes:  # all of them, always: the time tells nothing
+        for known, scopes in self._scopes:  # always all of them: the time reveals nothing
             if hmac.compare_digest(known, digest):
                 granted = scopes
         return granted
 
 
 def load_tokens(config: ServeConfig, environment: Mapping[str, str] = os.environ) -> Tokens:
-    """The tokens of `tokens_file` and of the environment; ValueError where the server would be open to the network.
+    """Load the tokens of `tokens_file` and of the environment.
 
-    One entry a line (or between semicolons): `read,predict=SECRET`; lines that begin with # are comments.
+    One entry per line, in the environment between semicolons: `read,predict=SECRET`; lines with # are comments. Without
+    a read or predict token only loopback is served. Raises ValueError if the server would be open to the network.
     """
     text = environment.get(ENVIRONMENT_NAME, "").replace(";", "\n")
     found = parse_tokens(text, origin=ENVIRONMENT_NAME)
@@ -78,13 +81,13 @@ def load_tokens(config: ServeConfig, environment: Mapping[str, str] = os.environ
     if not config.is_loopback and not config.insecure:
         raise ValueError(
             f"[serve] host = {config.host!r} can be reached from other machines, but no read or predict token is set: "
-            f"set tokens_file or {ENVIRONMENT_NAME}, bind to 127.0.0.1, or say insecure = true"
+            f"set tokens_file or {ENVIRONMENT_NAME}, bind to 127.0.0.1, or set insecure = true"
         )
     return Tokens(found, open_scopes=("read", "predict"))
 
 
 def parse_tokens(text: str, *, origin: str) -> dict[str, frozenset[str]]:
-    """Scopes by token; ValueError names the line, never the token."""
+    """Parse the scopes of each token; ValueError names the line, never the token."""
     found: dict[str, frozenset[str]] = {}
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()

@@ -1,1 +1,1 @@
-"""lookup."""
+"""Rows by id, over HTTP: codecs, the fast path, neighbors."""

@@ -1,4 +1,4 @@
-"""Arrow streams in and out of POST /v1/embeddings: a column id; columns id, status, vector."""
+"""The Arrow codec of batch lookups: a column `id` in; columns `id`, `status` and `vector` out."""
 
 # N ids of a request, D dimension
 from functools import lru_cache
@@ -6,63 +6,66 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from springtide_client.model.view import STATUS_NAMES
 
 from app.serving.http.errors import bad_request, invalid, too_many_ids
 from app.serving.lookup.arrow_headers import DICTIONARY_BATCH, read_message_headers
-from kernels.cpu.serving.parse_ids import read_text_ids
+from kernels.cpu.serving.parse_ids import read_string_ids
 
 HINT = "send an uncompressed stream with a column id of int64 or string"
-STATUS_NAMES = ("known", "unknown", "not_admitted", "forgotten")
 END = b"\xff\xff\xff\xff\0\0\0\0"
 
 Ids = npt.NDArray[np.int64]
 
 
 def read_id_column(body: bytes, max_ids: int) -> tuple[Any, Ids | None]:
-    """The Arrow array of the ids, and their int64 form; None of that where they are not all int64 numbers, or texts.
+    """Read the ids as an Arrow array, and as int64 if all are int64 numbers or all are strings, else None.
 
-    ApiError where there is no such column, or 413 where its batches announce more than `max_ids`.
+    Raises ApiError 400 if there is no such column, 413 if its batches announce more than `max_ids` rows, 422 for a
+    type that is not supported.
     """
-    import pyarrow  # 40 MB of library that most servers never need
+    import pyarrow  # a library of 40 MB that most servers never need
 
     try:
-        heads = read_message_headers(body)
-        num_rows = sum(head.num_rows for head in heads)
+        headers = read_message_headers(body)
+        num_rows = sum(header.num_rows for header in headers)
         if num_rows > max_ids:
             raise too_many_ids(num_rows, max_ids)
-        if any(head.is_compressed or head.kind == DICTIONARY_BATCH for head in heads):
-            raise invalid("compressed buffers and dictionaries may hold far more than is sent", HINT)
+        if any(header.is_compressed or header.kind == DICTIONARY_BATCH for header in headers):
+            raise invalid("compressed buffers and dictionaries can hold far more than was sent", HINT)
         column = pyarrow.ipc.open_stream(body).read_all().column("id")
         column.validate(full=True)
     except (pyarrow.ArrowException, KeyError, ValueError, OSError) as error:
-        raise bad_request(f"the body is no Arrow stream with a column id: {error}", HINT) from None
+        raise bad_request(f"the body is not an Arrow stream with a column id: {error}", HINT) from None
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     kinds = pyarrow.types
     if kinds.is_integer(array.type):
         is_plain = array.null_count == 0 and not kinds.is_uint64(array.type)
         return array, np.ascontiguousarray(array.to_numpy(), dtype=np.int64) if is_plain else None
     if kinds.is_string(array.type) or kinds.is_large_string(array.type):
-        return array, _text_ids(array) if array.null_count == 0 else None
+        return array, _string_ids(array) if array.null_count == 0 else None
     if len(array) == 0:
         return array, np.empty(0, np.int64)
     raise invalid(f"the column id is of type {array.type}", HINT)
 
 
-def _text_ids(array: Any) -> Ids:
+def _string_ids(array: Any) -> Ids:
     _, offsets, content = array.buffers()
     width = np.int32 if str(array.type) == "string" else np.int64
     if len(array) == 0:
         return np.empty(0, np.int64)
     offsets_N1 = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-    text_ids: Ids = read_text_ids(np.frombuffer(content or b"\0", np.uint8), offsets_N1)
-    return text_ids
+    string_ids: Ids = read_string_ids(np.frombuffer(content or b"\0", np.uint8), offsets_N1)
+    return string_ids
 
 
-def encode_stream(sent: Any, rows_ND: npt.NDArray[np.float32], status_N: npt.NDArray[np.uint8], version: int) -> bytes:
-    """The answer; a vector is null where there is no row."""
+def encode_stream(
+    raw_ids: Any, rows_ND: npt.NDArray[np.float32], status_N: npt.NDArray[np.uint8], version: int
+) -> bytes:
+    """Encode the response; a vector is null where the id has no row. `raw_ids` are the ids as they were sent."""
     import pyarrow
 
-    ids = sent if isinstance(sent, pyarrow.Array) else pyarrow.array(_uniform(sent))
+    ids = raw_ids if isinstance(raw_ids, pyarrow.Array) else pyarrow.array(_one_type(raw_ids))
     values = pyarrow.array(np.ascontiguousarray(rows_ND).reshape(-1))
     dim = rows_ND.shape[1]
     if status_N.any():
@@ -85,7 +88,7 @@ def _names() -> Any:
 
 @lru_cache(maxsize=16)
 def _schema(id_type: Any, dim: int, version: int) -> tuple[Any, bytes]:
-    """The schema of an answer, and the message that a stream begins with."""
+    """The schema of a response, and the message that its stream begins with."""
     import pyarrow
 
     columns = {"id": id_type, "status": pyarrow.string(), "vector": pyarrow.list_(pyarrow.float32(), dim)}
@@ -93,8 +96,8 @@ def _schema(id_type: Any, dim: int, version: int) -> tuple[Any, bytes]:
     return schema, schema.serialize().to_pybytes()
 
 
-def _uniform(values: Any) -> Any:
-    """An Arrow column has one type: mixed ids go back as texts."""
+def _one_type(values: Any) -> Any:
+    """An Arrow column has one type: ids of mixed types are returned as strings."""
     if isinstance(values, np.ndarray) or all(type(value) is int and -(2**63) <= value < 2**63 for value in values):
         return values
     return [value if isinstance(value, str) or value is None else str(value) for value in values]

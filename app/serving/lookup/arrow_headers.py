@@ -1,6 +1,6 @@
-"""The heads of an Arrow stream's messages, read before its content: they may announce far more than was sent.
+"""Message headers of an Arrow stream, read before its content, which may expand to far more than was sent.
 
-Format: https://arrow.apache.org/docs/format/Columnar.html#format-message, a flatbuffer; only what is needed is read.
+Format: https://arrow.apache.org/docs/format/Columnar.html#format-message, a flatbuffer; unused fields are skipped.
 """
 
 import struct
@@ -14,7 +14,7 @@ LENGTH, COMPRESSION = 0, 3
 
 
 class MessageHeader(NamedTuple):
-    """What the head of a message says."""
+    """The header of one message."""
 
     kind: int
     num_rows: int
@@ -22,8 +22,8 @@ class MessageHeader(NamedTuple):
 
 
 def read_message_headers(stream: bytes) -> list[MessageHeader]:
-    """The head of each message; ValueError where the stream is none, or ends in the middle of a message."""
-    heads = []
+    """The header of each message; ValueError if the stream is malformed or ends within a message."""
+    headers = []
     at = 0
     try:
         while at < len(stream):
@@ -35,17 +35,17 @@ def read_message_headers(stream: bytes) -> list[MessageHeader]:
                 break
             if size < 0 or at + size > len(stream):
                 raise ValueError(f"a message announces {size} bytes of metadata, {len(stream) - at} are there")
-            head, body_bytes = _read_head(stream[at : at + size])
-            heads.append(head)
+            header, body_bytes = _read_header(stream[at : at + size])
+            headers.append(header)
             at += size + body_bytes
             if body_bytes < 0 or at > len(stream):
-                raise ValueError(f"a message announces {body_bytes} bytes of content, and the stream ends before")
+                raise ValueError(f"a message announces {body_bytes} bytes of content, and the stream ends earlier")
     except struct.error:
-        raise ValueError("a message's head points outside itself") from None
-    return heads
+        raise ValueError("a message header points outside itself") from None
+    return headers
 
 
-def _read_head(message: bytes) -> tuple[MessageHeader, int]:
+def _read_header(message: bytes) -> tuple[MessageHeader, int]:
     (root,) = struct.unpack_from("<I", message, 0)
     kind_at, header_at, body_at = (_field(message, root, number) for number in (HEADER_TYPE, HEADER, BODY_LENGTH))
     kind = message[kind_at] if 0 < kind_at < len(message) else 0
@@ -59,7 +59,7 @@ def _read_head(message: bytes) -> tuple[MessageHeader, int]:
 
 
 def _field(message: bytes, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table begins; 0 where it is left out."""
+    """The position of a field in a flatbuffer table; 0 if it is absent."""
     vtable = table - struct.unpack_from("<i", message, table)[0]
     if vtable < 0:
         raise struct.error

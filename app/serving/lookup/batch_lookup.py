@@ -1,4 +1,4 @@
-"""Many rows by POST: what a request's head says of it, the view it is answered from, and the answer's bytes."""
+"""Many rows in one request: what its headers ask for, the lookup in a view, and the response."""
 
 # N ids of a request
 from collections.abc import Mapping
@@ -12,22 +12,24 @@ from app.serving.http.preconditions import Preconditions, parse_preconditions
 from app.serving.lookup.codecs import (
     JSON,
     RAW,
+    STATUS_NAMES,
     LookupRequest,
     MediaType,
     encode_response,
     negotiate_media_type,
     parse_content_type,
 )
+from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica
 from app.serving.model.view import ModelView
 
-# up to here an answer costs less than handing it to a thread: so many ids, and so many numbers written as text
+# within these limits a lookup costs less than passing it to a thread: ids, and numbers written as JSON text
 INLINE_IDS, INLINE_JSON_NUMBERS = 1_024, 16_384
 
 
 @dataclass(frozen=True)
 class LookupOptions:
-    """How rows are asked for, apart from the ids."""
+    """What a request asks for apart from its ids."""
 
     feature: str
     request_type: MediaType
@@ -36,50 +38,58 @@ class LookupOptions:
 
     @staticmethod
     def from_headers(feature: str, headers: Mapping[str, str]) -> "LookupOptions":
-        """From lower-case header names; ApiError where they say nothing this server understands."""
-        asked = parse_content_type(headers.get("content-type", ""))
-        return LookupOptions(
-            feature, asked, negotiate_media_type(headers.get("accept", ""), asked), parse_preconditions(headers)
-        )
+        """Parse headers, whose names are in lower case; ApiError 400, 406 or 415 for what is not supported."""
+        request_type = parse_content_type(headers.get("content-type", ""))
+        response_type = negotiate_media_type(headers.get("accept", ""), request_type)
+        return LookupOptions(feature, request_type, response_type, parse_preconditions(headers))
 
 
-def feature_number(view: ModelView, manner: LookupOptions) -> int:
-    """The number of the feature in keys; ApiError where there is none, or where its ids are not what is sent."""
-    number = view.feature_numbers.get(manner.feature)
+def feature_number(view: ModelView, options: LookupOptions) -> int:
+    """The number of the feature in keys; ApiError 404 for an unknown feature, 415 if its ids cannot be sent raw."""
+    number = view.feature_numbers.get(options.feature)
     if number is None:
-        raise no_such_feature(manner.feature, view.schema.features)
-    if RAW in (manner.request_type.name, manner.response_type.name) and view.has_id_strings(number):
+        raise no_such_feature(options.feature, view.schema.features)
+    if RAW in (options.request_type.name, options.response_type.name) and view.has_id_strings(number):
         hint = "use application/json, application/msgpack or application/vnd.apache.arrow.stream"
-        message = f"the ids of {manner.feature} are texts: raw int64 will not do"
+        message = f"the ids of {options.feature} are strings and cannot be sent as raw int64"
         raise ApiError(415, "unsupported_media_type", message, hint)
     return number
 
 
-def runs_inline(view: ModelView, manner: LookupOptions, num_ids: int) -> bool:
-    """Whether the event loop may answer by itself."""
-    return num_ids <= INLINE_IDS and (manner.response_type.name != JSON or num_ids * view.dim <= INLINE_JSON_NUMBERS)
+def runs_inline(view: ModelView, options: LookupOptions, num_ids: int) -> bool:
+    """Return True if the lookup is small enough for the event loop's thread."""
+    return num_ids <= INLINE_IDS and (options.response_type.name != JSON or num_ids * view.dim <= INLINE_JSON_NUMBERS)
 
 
 def look_up(
-    view: ModelView, number: int, manner: LookupOptions, question: LookupRequest
+    view: ModelView, number: int, options: LookupOptions, request: LookupRequest
 ) -> tuple[bytes | memoryview, npt.NDArray[np.uint8]]:
-    """The answer's bytes, and the status of each id."""
-    form = manner.response_type
-    if form.name == RAW and not form.float16:  # rows and status lie as they are sent
-        packed = view.lookup_packed(number, question.ids_N)
-        return packed.data, packed[len(packed) - len(question.ids_N) :]
-    rows_ND, status_N = view.lookup(number, question.ids_N)
-    return encode_response(form, question, rows_ND, status_N, feature=manner.feature, version=view.version), status_N
+    """The body of the response, and the status [N] of each id."""
+    media_type = options.response_type
+    if media_type.name == RAW and not media_type.float16:  # rows and status lie in memory as they are sent
+        packed = view.lookup_packed(number, request.ids_N)
+        return packed.data, packed[len(packed) - len(request.ids_N) :]
+    rows_ND, status_N = view.lookup(number, request.ids_N)
+    body = encode_response(media_type, request, rows_ND, status_N, feature=options.feature, version=view.version)
+    return body, status_N
 
 
-def response_headers(replica: Replica, view: ModelView, manner: LookupOptions, num_bytes: int) -> dict[str, str]:
-    """The headers of an answer."""
-    form = manner.response_type
-    texts = {
-        "content-type": f"{RAW};dtype=float16" if form.float16 else form.name,
+def response_headers(replica: Replica, view: ModelView, options: LookupOptions, num_bytes: int) -> dict[str, str]:
+    """The headers of a response whose body has `num_bytes`."""
+    media_type = options.response_type
+    headers = {
+        "content-type": f"{RAW};dtype=float16" if media_type.float16 else media_type.name,
         "content-length": str(num_bytes),
         **replica.version_headers(view),
     }
-    if form.name == RAW:
-        texts["X-Springtide-Dim"] = str(view.dim)
-    return texts
+    if media_type.name == RAW:
+        headers["X-Springtide-Dim"] = str(view.dim)
+    return headers
+
+
+def count_rows(metrics: MetricsRegistry, status_N: npt.NDArray[np.uint8]) -> None:
+    """Count looked-up rows by status, so that a missing row is never silent."""
+    counts = np.bincount(status_N, minlength=len(STATUS_NAMES))
+    for name, count in zip(STATUS_NAMES, counts.tolist(), strict=False):
+        if count:
+            metrics.increment("springtide_lookup_rows_total", count, status=name)

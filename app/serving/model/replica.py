@@ -1,4 +1,4 @@
-"""The server's copy of the model: follows the log in a thread of its own and hands out immutable views.
+"""The served model: follows the log in its own thread and gives out immutable views.
 
 A request takes one view and keeps it; a swap only changes which view the next request takes.
 """
@@ -15,12 +15,12 @@ from springtide_client.system.clock import wall_ms
 from app.processes.priority import take_short_slices
 from app.serving.http.errors import ApiError, not_ready
 from app.serving.http.preconditions import Preconditions
+from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.freshness import Freshness
 from app.serving.model.version_index import VersionEntry, VersionIndex
 from app.serving.model.view import ModelView
-from app.serving.ops.registry import MetricsRegistry
 
-FIRST_LOOK_SECONDS = 0.01
+FIRST_VIEW_POLL_SECONDS = 0.01
 NO_VERSION_YET = "the log has no version yet: start a trainer on it"
 LOADING_FIRST_VERSION = "the first version is being loaded"
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class ViewFollower(Protocol):
-    """What the replica asks of a follower; app/serving/model/log_follower.py gives it."""
+    """What the replica needs of a follower; LogFollower implements it."""
 
     @property
     def view(self) -> ModelView | None:
@@ -36,20 +36,20 @@ class ViewFollower(Protocol):
 
     @property
     def has_base(self) -> bool:
-        """Whether a version was found."""
+        """True if the log had a base at the last look."""
 
     @property
     def error(self) -> Exception | None:
-        """Why the view does not move; None while it does."""
+        """Why the view is not updated; None while it is."""
 
     def poll(self) -> None:
-        """Apply what the log has beyond the view; repairs itself."""
+        """Apply the records that follow the view; restarts from a base if it has to."""
 
     def close(self) -> None: ...
 
 
-# on_version(version, servable at ms, bytes of its record), on_swap(version)
-Follow = Callable[[Callable[[VersionEntry, int, int], None], Callable[[VersionEntry], None]], ViewFollower]
+# (on_version(version, servable at ms, bytes of its record), on_swap(version)) -> follower
+FollowerFactory = Callable[[Callable[[VersionEntry, int, int], None], Callable[[VersionEntry], None]], ViewFollower]
 
 
 class Replica:
@@ -57,21 +57,21 @@ class Replica:
 
     def __init__(
         self,
-        follow: Follow,
+        make_follower: FollowerFactory,
         *,
         poll_interval_seconds: float,
         metrics: MetricsRegistry,
         clock_ms: Callable[[], int] = wall_ms,
         wait: Callable[[float], object] | None = None,
     ) -> None:
-        """`wait(seconds)` returns once there may be news."""
+        """`wait(seconds)` returns early if the log may have changed."""
         self._poll_seconds = poll_interval_seconds
         self._metrics = metrics
         self._clock_ms = clock_ms
         self._stopping = threading.Event()
         self._wait = wait if wait is not None else self._stopping.wait
         self._streams_end = False
-        self._has_looked = False
+        self._has_polled = False
         self._thread = threading.Thread(target=self._run, name="springtide-replica", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
@@ -80,58 +80,58 @@ class Replica:
         self.num_swaps = 0
         self.versions = VersionIndex()
         self.freshness = Freshness()
-        self._following = follow(self._heard, self._swapped)
+        self._follower = make_follower(self._version_applied, self._swapped)
 
     @property
     def view(self) -> ModelView | None:
-        """The newest view; it never changes, take it once for a request."""
-        return self._following.view
+        """The newest view; it is immutable: take it once per request."""
+        return self._follower.view
 
     @property
     def reason(self) -> str:
-        """Why nothing, or nothing newer, is served; empty while all is well."""
-        error = self._following.error
+        """Why no version, or no newer one, is served; empty while everything works."""
+        error = self._follower.error
         if error is not None:
             return str(error) or type(error).__name__
         if self.view is not None or self._defect:
             return self._defect
-        return LOADING_FIRST_VERSION if self._following.has_base else NO_VERSION_YET
+        return LOADING_FIRST_VERSION if self._follower.has_base else NO_VERSION_YET
 
     @property
     def stopping(self) -> bool:
-        """Whether the server leaves: streams end with it."""
+        """True once the server shuts down: streams end then."""
         return self._streams_end
 
     def start(self) -> None:
-        """Begin to follow; call inside the event loop that waits for changes."""
+        """Start to follow; call inside the event loop that waits for changes."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def end_streams(self) -> None:
-        """Wake everyone who waits, for good; views go on following."""
+        """End every wait from now on; the log is still followed."""
         self._streams_end = True
         self._wake()
 
     def stop(self) -> None:
-        """End the following too; may be called from the loop, does not block."""
+        """Stop following the log too; may be called from the loop, does not block."""
         self._stopping.set()
         self.end_streams()
 
     async def wait_for_first_view(self, seconds: float) -> None:
-        """Return once a version is served, the log turned out to have none, the time is over, or the server ends."""
+        """Return once a version is served, the log is known to have none, the time is over, or the server stops."""
         deadline = time.monotonic() + seconds
         while self.view is None and not self.stopping and time.monotonic() < deadline:
-            if self._has_looked and self.reason == NO_VERSION_YET:
+            if self._has_polled and self.reason == NO_VERSION_YET:
                 return
-            await asyncio.sleep(FIRST_LOOK_SECONDS)
+            await asyncio.sleep(FIRST_VIEW_POLL_SECONDS)
 
     def join(self) -> None:
-        """Wait for the thread's end."""
+        """Wait until the thread has ended."""
         if self._thread.ident is not None:
             self._thread.join(timeout=5.0)
 
     def staleness_ms(self, view: ModelView) -> int | None:
-        """Now - complete_until_ms; None before the stream was ever read to its end."""
+        """Now minus complete_until_ms; None if the stream was never read to its end."""
         until_ms = view.complete_until_ms
         return max(0, self._clock_ms() - until_ms) if until_ms > 0 else None
 
@@ -142,53 +142,53 @@ class Replica:
             raise not_ready(self.reason)
         return view
 
-    def view_satisfying(self, demand: Preconditions) -> ModelView:
-        """The newest view, where it satisfies the demand; ApiError 503 with Retry-After where not."""
+    def view_satisfying(self, preconditions: Preconditions) -> ModelView:
+        """The newest view if it satisfies the preconditions; ApiError 503 with Retry-After, counted, if not."""
         view = self.require_view()
-        refusal = self._refusal(view, demand)
-        if refusal is not None:
-            reason = "min_version" if refusal.code == "version_not_reached" else "max_staleness"
-            self._metrics.increment("springtide_refused_total", reason=reason)
-            raise refusal
+        failed = self._failed_precondition(view, preconditions)
+        if failed is not None:
+            reason = "min_version" if failed.code == "version_not_reached" else "max_staleness"
+            self._metrics.increment("springtide_requests_rejected_total", reason=reason)
+            raise failed
         return view
 
-    def view_if_satisfying(self, demand: Preconditions) -> ModelView | None:
-        """The newest view, where there is one and it satisfies the demand; nothing is counted."""
+    def view_if_satisfying(self, preconditions: Preconditions) -> ModelView | None:
+        """The newest view if there is one and it satisfies the preconditions, else None; nothing is counted."""
         view = self.view
-        return None if view is None or self._refusal(view, demand) is not None else view
+        return None if view is None or self._failed_precondition(view, preconditions) is not None else view
 
-    def _refusal(self, view: ModelView, demand: Preconditions) -> ApiError | None:
-        if demand.min_version is not None and view.version < demand.min_version:
+    def _failed_precondition(self, view: ModelView, preconditions: Preconditions) -> ApiError | None:
+        if preconditions.min_version is not None and view.version < preconditions.min_version:
             return ApiError(
                 503,
                 "version_not_reached",
-                f"version {demand.min_version} is not served yet, the newest is {view.version}",
+                f"version {preconditions.min_version} is not served yet, the newest is {view.version}",
                 "retry, or wait with /v1/versions/latest?after=",
                 headers={"Retry-After": "1"},
             )
-        if demand.max_staleness_ms is not None:
+        if preconditions.max_staleness_ms is not None:
             staleness_ms = self.staleness_ms(view)
-            if staleness_ms is None or staleness_ms > demand.max_staleness_ms:
+            if staleness_ms is None or staleness_ms > preconditions.max_staleness_ms:
                 age = "of unknown age" if staleness_ms is None else f"{staleness_ms} ms old"
                 return ApiError(
                     503,
                     "too_stale",
-                    f"the newest model is {age}, {demand.max_staleness_ms:g} ms are allowed",
-                    "retry, allow more, or see the trainer's state in /v1/status",
+                    f"the newest model is {age}, at most {preconditions.max_staleness_ms:g} ms are allowed",
+                    "retry, allow more, or look at the trainer's state in /v1/status",
                     headers={"Retry-After": "1", **self.version_headers(view)},
                 )
         return None
 
     def version_headers(self, view: ModelView) -> dict[str, str]:
-        """The headers that say which version answered, and its age."""
+        """The response headers with the version and its staleness."""
         staleness_ms = self.staleness_ms(view)
-        texts = {"X-Springtide-Version": str(view.version)}
+        headers = {"X-Springtide-Version": str(view.version)}
         if staleness_ms is not None:
-            texts["X-Springtide-Staleness-Ms"] = str(staleness_ms)
-        return texts
+            headers["X-Springtide-Staleness-Ms"] = str(staleness_ms)
+        return headers
 
     async def wait_for_change(self, seconds: float) -> None:
-        """Return once another version is served, the time is over, or the server ends."""
+        """Return once another version is served, the time is over, or the server stops."""
         changed = self._changed
         if self.stopping:
             return
@@ -198,39 +198,39 @@ class Replica:
             return
 
     def _run(self) -> None:
-        take_short_slices()  # a trainer on the same cores must not wait for it, nor who asks for an answer
+        take_short_slices()  # neither a trainer on the same cores nor the event loop must wait for this thread
         while not self._stopping.is_set():
             try:
-                self._following.poll()
-                self._has_looked, self._defect = True, ""
+                self._follower.poll()
+                self._has_polled, self._defect = True, ""
             except Exception as error:
-                # the old view keeps being served: a defect here must not take the server down with it
+                # the old view stays served: a defect here must not stop the server
                 if not self._defect:
-                    logger.exception("following failed")
+                    logger.exception("following the log failed")
                 self._defect = f"{type(error).__name__}: {error}"
             if self._defect:
                 self._stopping.wait(1.0)
             else:
                 self._wait(self._poll_seconds)
-        self._following.close()
+        self._follower.close()
 
-    def _heard(self, entry: VersionEntry, servable_ms: int, num_bytes: int) -> None:
+    def _version_applied(self, entry: VersionEntry, servable_ms: int, num_bytes: int) -> None:
         self._metrics.increment("springtide_applied_bytes_total", num_bytes)
-        # what was published before this server could serve says nothing of how fast it follows
+        # versions published before this server could serve do not show how fast it follows
         if self._live_since_ms is not None and entry.created_ms >= self._live_since_ms:
             self.freshness.observe(entry.record_ms, servable_ms=servable_ms)
             for timestamp_ms in entry.record_ms:
                 seconds = max(0, servable_ms - timestamp_ms) / 1000
-                self._metrics.observe("springtide_servable_seconds", seconds)
+                self._metrics.observe("springtide_event_to_servable_seconds", seconds)
         self.versions.add(entry)
 
     def _swapped(self, entry: VersionEntry) -> None:
         self.versions.add(entry)
         self.num_swaps += 1
-        self._metrics.increment("springtide_swaps_total")
+        self._metrics.increment("springtide_view_swaps_total")
         if self._live_since_ms is None:
             self._live_since_ms = self._clock_ms()
-            logger.info("serving")
+            logger.info("serving the first version", extra={"version": entry.number})
         self._wake()
 
     def _wake(self) -> None:
@@ -238,10 +238,10 @@ class Replica:
         if loop is None or loop.is_closed():
             return
         try:
-            loop.call_soon_threadsafe(self._flip)
+            loop.call_soon_threadsafe(self._set_changed)
         except RuntimeError:
-            return  # the loop closed between the look and the call: nobody waits any more
+            return  # the loop was closed just now: no request waits
 
-    def _flip(self) -> None:
+    def _set_changed(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

@@ -1,109 +1,112 @@
-"""The JSON of bodies and answers, as JSON Schema: the components of the OpenAPI page."""
+"""JSON Schemas of request and response bodies: the components of the OpenAPI document."""
 
 from typing import Any
 
+from springtide_client.model.view import STATUS_NAMES
+
 JsonSchema = dict[str, Any]
 
-ROW_STATUS = ("known", "unknown", "not_admitted", "forgotten")
-
-TEXT: JsonSchema = {"type": "string"}
+STRING: JsonSchema = {"type": "string"}
 NUMBER: JsonSchema = {"type": "number"}
-WHOLE: JsonSchema = {"type": "integer"}
+INTEGER: JsonSchema = {"type": "integer"}
 COUNT: JsonSchema = {"type": "integer", "minimum": 0}
-ANY: JsonSchema = {"type": "object"}
+ANY_OBJECT: JsonSchema = {"type": "object"}
 
 
 def object_of(
-    *, optional: dict[str, JsonSchema] | None = None, is_open: bool = False, **fields: JsonSchema
+    *, optional: dict[str, JsonSchema] | None = None, has_more: bool = False, **fields: JsonSchema
 ) -> JsonSchema:
-    """An object of these fields; `is_open` where there may be more."""
-    shape: JsonSchema = {"type": "object", "required": list(fields), "properties": {**fields, **(optional or {})}}
-    return shape if is_open else shape | {"additionalProperties": False}
+    """An object with these fields, and with others if `has_more`."""
+    schema: JsonSchema = {"type": "object", "required": list(fields), "properties": {**fields, **(optional or {})}}
+    return schema if has_more else schema | {"additionalProperties": False}
 
 
-def list_of(shape: JsonSchema, **limits: int) -> JsonSchema:
-    return {"type": "array", "items": shape, **limits}
+def list_of(schema: JsonSchema, **limits: int) -> JsonSchema:
+    return {"type": "array", "items": schema, **limits}
 
 
-def or_null(shape: JsonSchema) -> JsonSchema:
-    return {"anyOf": [shape, {"type": "null"}]}
+def or_null(schema: JsonSchema) -> JsonSchema:
+    return {"anyOf": [schema, {"type": "null"}]}
 
 
 def ref(name: str) -> JsonSchema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def rows(vectors: JsonSchema) -> JsonSchema:
+def _lookup_response(vectors: JsonSchema) -> JsonSchema:
     return object_of(
         feature=FEATURE,
-        version=WHOLE,
+        version=INTEGER,
         dim=COUNT,
         ids=list_of({}),
-        status=list_of({"enum": list(ROW_STATUS)}),
+        status=list_of({"enum": list(STATUS_NAMES)}),
         vectors=vectors,
     )
 
 
-FEATURE = TEXT | {"description": "The name of an id feature."}
+FEATURE = STRING | {"description": "The name of an id feature."}
 ID: JsonSchema = {
-    "anyOf": [WHOLE, TEXT],
-    "description": "An integer or a text; a decimal text is its number.",
+    "anyOf": [INTEGER, STRING],
+    "description": "An integer or a string; a decimal string is the same id as its number.",
 }
-# what else is the same id as an integer, a text or a missing value in a record
-LOOSE_ID: JsonSchema = {"type": ["integer", "string", "boolean", "null"]}
+# a record may also have booleans and null as ids
+ID_IN_BODY: JsonSchema = {"type": ["integer", "string", "boolean", "null"]}
 STALENESS: JsonSchema = or_null(
-    {"type": "number", "minimum": 0, "description": "Refuse with 503 what is older than this."}
+    {"type": "number", "minimum": 0, "description": "Respond with 503 if the served version is staler than this."}
 )
 INSTANCE: JsonSchema = {
     "type": "object",
-    "description": "Raw values by field, as in the stream.",
+    "description": "Raw values by field name, as in the stream.",
 }
-FAULT = object_of(
-    code=TEXT | {"description": "Stable, for programs."},
-    message=TEXT,
-    hint=TEXT | {"description": "What to do about it."},
-    optional={"index": COUNT, "field": or_null(TEXT)},
+ERROR = object_of(
+    code=STRING | {"description": "Stable, for programs."},
+    message=STRING,
+    hint=STRING | {"description": "What to do about it."},
+    optional={"index": COUNT, "field": or_null(STRING)},
 )
 VERSION = object_of(
-    version=WHOLE,
-    name=TEXT,
-    epoch=WHOLE,
-    count=WHOLE,
-    parent=TEXT,
-    checksum=TEXT,
-    created_ms=WHOLE,
-    complete_until_ms=WHOLE,
-    positions=ANY,
-    scores=ANY,
-    is_open=True,
+    version=INTEGER,
+    name=STRING,
+    epoch=INTEGER,
+    count=INTEGER,
+    parent=STRING,
+    checksum=STRING,
+    created_ms=INTEGER,
+    complete_until_ms=INTEGER,
+    positions=ANY_OBJECT,
+    scores=ANY_OBJECT,
+    has_more=True,
 )
 KEY = object_of(feature=FEATURE, id={"type": ["integer", "string", "boolean", "number"]})
 
 SCHEMAS: dict[str, JsonSchema] = {
-    "Error": object_of(error=FAULT),
+    "Error": object_of(error=ERROR),
     "AbsentRow": object_of(
-        error=FAULT, optional={"feature": TEXT, "id": ID, "status": {"enum": list(ROW_STATUS[1:])}, "version": WHOLE}
+        error=ERROR,
+        optional={"feature": STRING, "id": ID, "status": {"enum": list(STATUS_NAMES[1:])}, "version": INTEGER},
     ),
     "Row": object_of(
         feature=FEATURE,
         id=ID,
         status={"const": "known"},
         vector=list_of(or_null(NUMBER)),
-        count=COUNT | {"description": "Occurrences in learned samples since its creation."},
-        last_seen_ms=WHOLE,
-        version=WHOLE,
+        count=COUNT | {"description": "Occurrences of the id in learned samples since the row was created."},
+        last_seen_ms=INTEGER,
+        version=INTEGER,
     ),
-    "Ids": object_of(ids=list_of(LOOSE_ID), optional={"max_staleness_ms": STALENESS}),
-    "Rows": rows(list_of(or_null(list_of(or_null(NUMBER))))),
-    "PackedRows": rows({"type": "string", "format": "binary", "description": "N x dim little-endian float32."}),
+    "LookupRequest": object_of(ids=list_of(ID_IN_BODY), optional={"max_staleness_ms": STALENESS}),
+    "LookupResponse": _lookup_response(list_of(or_null(list_of(or_null(NUMBER))))),
+    "PackedLookupResponse": _lookup_response(
+        {"type": "string", "format": "binary", "description": "N x dim little-endian float32."}
+    ),
     "Neighbors": object_of(
         feature=FEATURE,
         id=ID,
-        version=WHOLE,
+        version=INTEGER,
         metric={"enum": ["cosine", "dot", "euclidean"]},
         neighbors=list_of(object_of(id=ID, score=or_null(NUMBER))),
     ),
-    "Question": {
+    "PredictRequest": {
         "oneOf": [
             object_of(instances=list_of(INSTANCE), optional={"max_staleness_ms": STALENESS}),
             object_of(candidates=list_of(INSTANCE), optional={"context": INSTANCE, "max_staleness_ms": STALENESS}),
@@ -113,22 +116,22 @@ SCHEMAS: dict[str, JsonSchema] = {
         predictions=list_of(
             {"type": "object", "additionalProperties": or_null({"type": "number", "minimum": 0, "maximum": 1})}
         ),
-        version=WHOLE,
+        version=INTEGER,
     ),
     "Version": VERSION,
-    "Versions": object_of(versions=list_of(ref("Version")), next_before=or_null(WHOLE)),
-    "Base": object_of(number=WHOLE, checksum=WHOLE, files=ANY, is_open=True),
+    "Versions": object_of(versions=list_of(ref("Version")), next_before=or_null(INTEGER)),
+    "Base": object_of(number=INTEGER, checksum=INTEGER, files=ANY_OBJECT, has_more=True),
     "Status": object_of(
         trainer={"enum": ["running", "catching_up", "waiting", "stopped", "failed"]},
-        reason=TEXT,
-        freshness_ms=or_null(object_of(p50=NUMBER, p99=NUMBER, is_open=True)),
+        reason=STRING,
+        freshness_ms=or_null(object_of(p50=NUMBER, p99=NUMBER, has_more=True)),
         staleness_ms=or_null(COUNT),
-        now_ms=WHOLE,
-        server=ANY,
-        is_open=True,
+        now_ms=INTEGER,
+        server=ANY_OBJECT,
+        has_more=True,
     ),
     "Alive": object_of(status={"const": "ok"}),
-    "Ready": object_of(status={"const": "ready"}, version=WHOLE),
+    "Ready": object_of(status={"const": "ready"}, version=INTEGER),
     "Forget": {
         "anyOf": [
             KEY,
@@ -138,15 +141,15 @@ SCHEMAS: dict[str, JsonSchema] = {
     },
     "Limits": {"type": "object", "minProperties": 1},
     "Rollback": object_of(version=COUNT, optional={"skip": {"type": "boolean"}}),
-    "Accepted": object_of(order=TEXT, kind=TEXT, state={"const": "accepted"}, note=TEXT),
-    "Receipt": object_of(
-        order=TEXT,
+    "Accepted": object_of(command=STRING, kind=STRING, state={"const": "accepted"}, note=STRING),
+    "CommandStatus": object_of(
+        command=STRING,
         state={"enum": ["waiting", "taken", "published", "durable"]},
-        kind=or_null(TEXT),
-        version=or_null(WHOLE),
-        name=or_null(TEXT),
+        kind=or_null(STRING),
+        version=or_null(INTEGER),
+        name=or_null(STRING),
         result={},
-        keys=list_of(ANY),
-        note=TEXT,
+        keys=list_of(ANY_OBJECT),
+        note=STRING,
     ),
 }

@@ -1,1 +1,1 @@
-"""ops."""
+"""Operation routes: status, probes, metrics, events."""

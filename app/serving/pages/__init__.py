@@ -1,1 +1,1 @@
-"""pages."""
+"""The HTML pages: the dashboard and the API documentation."""

@@ -1,4 +1,4 @@
-"""The two pages, whole in one file each: they work without the internet."""
+"""The HTML pages, each complete in one file: they need nothing from other servers."""
 
 from importlib.resources import files
 
@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 router = APIRouter(include_in_schema=False)
 
-# the pages bring their own style and script and talk to this server alone
+# the pages contain their style and script, and send requests to this server only
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"

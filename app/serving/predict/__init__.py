@@ -1,1 +1,1 @@
-"""predict."""
+"""Predictions over HTTP, scored in micro-batches."""

@@ -1,6 +1,6 @@
-"""Scores what several requests ask in one call of the model: a call costs far more than one more row in it.
+"""Scores the instances of several requests in one call of the model: a call costs far more than one more row in it.
 
-Threads take what waits when they are free, so the more is asked, the more goes into a call. Knows no HTTP.
+A free thread takes all requests that wait, so batches grow with the load. Knows no HTTP.
 """
 
 # N samples, L labels, K keys, J requests
@@ -24,27 +24,23 @@ logger = logging.getLogger(__name__)
 
 
 class Predictions(NamedTuple):
-    """The answer to one request."""
+    """The result of one request."""
 
     probabilities_NL: npt.NDArray[np.float32]
-    rows_by_status: npt.NDArray[np.int64]  # how many rows were looked up for it, by status code
+    rows_by_status: npt.NDArray[np.int64]  # [4] how many rows were looked up for it, by status code
 
 
 class PendingRequest(NamedTuple):
-    """One that waits."""
+    """A request that waits to be scored."""
 
     view: ModelView
     instances: Instances
     arrived: float
-    answer: Callable[[Predictions | Exception], None]
+    respond: Callable[[Predictions | Exception], None]
 
 
 class MicroBatcher:
-    """Threads that score; one request more than may wait is refused with 503 `busy`.
-
-    `wait_seconds`: so long the first of a call waits for others on purpose. `max_rows`: more are not gathered; a
-    request that has more by itself is scored alone.
-    """
+    """Threads that score batches of requests, with a bounded queue."""
 
     def __init__(
         self,
@@ -55,6 +51,9 @@ class MicroBatcher:
         max_waiting: int = 256,
         max_waiting_rows: int = 65_536,
     ) -> None:
+        """`max_rows` limits a batch; a request with more rows is scored alone. `wait_seconds` is how long the first
+        request of a batch waits for others.
+        """
         self._max_rows, self._wait_seconds = max_rows, wait_seconds
         self._max_waiting, self._max_waiting_rows = max_waiting, max_waiting_rows
         self._ready = threading.Condition()
@@ -69,39 +68,39 @@ class MicroBatcher:
             thread.start()
 
     async def predict(self, view: ModelView, instances: Instances) -> Predictions:
-        """The probabilities of one request's instances, all from this view; ApiError 422 for one that is bad."""
+        """Score one request's instances in this view; ApiError 422 for an invalid one, 503 if the queue is full."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Predictions] = loop.create_future()
 
-        def settle(answer: Predictions | Exception) -> None:
+        def set_outcome(outcome: Predictions | Exception) -> None:
             if future.done():
-                return  # the asker left
-            if isinstance(answer, Exception):
-                future.set_exception(answer)
+                return  # the client disconnected
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
             else:
-                future.set_result(answer)
+                future.set_result(outcome)
 
-        def tell(answer: Predictions | Exception) -> None:
-            loop.call_soon_threadsafe(settle, answer)
+        def respond(outcome: Predictions | Exception) -> None:
+            loop.call_soon_threadsafe(set_outcome, outcome)
 
         with self._ready:
             is_full = len(self._waiting) >= self._max_waiting
             if self._is_closed or is_full or (self._waiting and self._waiting_rows >= self._max_waiting_rows):
                 raise busy()
-            self._waiting.append(PendingRequest(view, instances, time.monotonic(), tell))
+            self._waiting.append(PendingRequest(view, instances, time.monotonic(), respond))
             self._waiting_rows += len(instances)
             self._ready.notify()
         return await future
 
     def close(self) -> None:
-        """Score no more; what waits is refused."""
+        """Score no more; waiting requests get 503."""
         with self._ready:
             self._is_closed = True
             waiting = list(self._waiting)
             self._waiting.clear()
             self._ready.notify_all()
         for request in waiting:
-            _tell(request, busy())
+            _respond(request, busy())
 
     def _run(self) -> None:
         while requests := self._take():
@@ -110,10 +109,10 @@ class MicroBatcher:
             except Exception as error:
                 logger.exception("scoring failed")
                 for request in requests:
-                    _tell(request, error)
+                    _respond(request, error)
 
     def _take(self) -> list[PendingRequest]:
-        """Those that go into one call, in the order they came: of one view, and not more rows than allowed."""
+        """Take the next batch, in order of arrival: requests of one view, up to `max_rows`; empty once closed."""
         with self._ready:
             while not self._is_closed:
                 if not self._waiting:
@@ -138,29 +137,29 @@ class MicroBatcher:
 
     def _score(self, requests: Sequence[PendingRequest]) -> None:
         view = requests[0].view
-        good: list[tuple[PendingRequest, Features]] = []
+        valid: list[tuple[PendingRequest, Features]] = []
         for request in requests:
             try:
-                good.append((request, encode_features(view.schema, request.instances)))
+                valid.append((request, encode_features(view.schema, request.instances)))
             except ApiError as error:
-                _tell(request, error)
-        if not good:
+                _respond(request, error)
+        if not valid:
             return
-        features = concatenate([part for _, part in good])
+        features = concatenate([part for _, part in valid])
         probabilities_NL, status_K = view.predict(features)
         self.num_batches += 1
-        ends = np.cumsum([len(part) for _, part in good])
+        ends = np.cumsum([len(part) for _, part in valid])
         counts = count_rows_by_request(features, status_K, ends)
         for (request, _), rows_NL, rows_by_status in zip(
-            good, np.split(probabilities_NL, ends[:-1]), counts, strict=True
+            valid, np.split(probabilities_NL, ends[:-1]), counts, strict=True
         ):
-            _tell(request, Predictions(rows_NL, rows_by_status))
+            _respond(request, Predictions(rows_NL, rows_by_status))
 
 
 def count_rows_by_request(
     features: Features, status_K: npt.NDArray[np.uint8], ends_J: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """How many rows of each status went into each request's samples, int64 [J, 4]; its samples end at `ends_J`."""
+    """Count the rows of each request by status, int64 [J, 4]; the samples of request j end at `ends_J[j]`."""
     num_samples = len(features)
     requests_N = np.searchsorted(ends_J, np.arange(num_samples), side="right")
     parts = [np.repeat(requests_N, features.categorical_NC.shape[1])]
@@ -168,8 +167,8 @@ def count_rows_by_request(
     return np.bincount(np.concatenate(parts) * 4 + status_K, minlength=4 * len(ends_J)).reshape(-1, 4)
 
 
-def _tell(request: PendingRequest, answer: Predictions | Exception) -> None:
+def _respond(request: PendingRequest, outcome: Predictions | Exception) -> None:
     try:
-        request.answer(answer)
+        request.respond(outcome)
     except RuntimeError:
-        return  # the event loop ended first: nobody waits
+        return  # the event loop has ended: no client waits

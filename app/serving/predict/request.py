@@ -1,4 +1,4 @@
-"""The question of POST /v1/predict: read from JSON, and encoded as the arrays that models take."""
+"""The request of POST /v1/predict: decoded from JSON, and encoded as the arrays that models take."""
 
 # N samples
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ EXAMPLE = 'send {"instances": [{...}]} or {"context": {...}, "candidates": [{...
 
 
 class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Either instances, or candidates that share a context. A misspelt context is refused, not passed over."""
+    """Either instances, or candidates that share a context. A misspelt field is an error: it is never ignored."""
 
     instances: list[Any] | None = None
     context: dict[str, Any] | None = None
@@ -27,7 +27,7 @@ class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Instances(NamedTuple):
-    """Raw features of N samples: their own, and those that all of them share."""
+    """Raw features of N samples: each sample's own, and those of the context that all share."""
 
     own_N: list[dict[str, Any]]
     context: Mapping[str, Any]
@@ -37,49 +37,51 @@ class Instances(NamedTuple):
 
 
 def decode_predict_request(body: bytes, max_instances: int) -> tuple[Instances, float | None]:
-    """What is to be scored, and how many ms old the model may be.
+    """Decode the instances to score, and the staleness limit in ms.
 
-    ApiError 400 where the body is no JSON of this shape, 413 where there are too many, 422 with the index of an
-    instance that is no object.
+    Raises ApiError 400 if the body is not JSON of this shape, 413 for too many instances, 422 with the index of an
+    instance that is not an object.
     """
     try:
-        question = msgspec.json.decode(body, type=PredictBody)
+        request = msgspec.json.decode(body, type=PredictBody)
     except DECODE_ERRORS as error:
-        raise bad_request(f"the body cannot be read: {error}", EXAMPLE) from None
-    given = question.instances if question.instances is not None else question.candidates
-    if given is None or (question.instances is not None and question.candidates is not None):
-        raise invalid("instances or candidates, one of the two", EXAMPLE)
-    if question.instances is not None and question.context is not None:
-        raise invalid("a context goes with candidates, not with instances", EXAMPLE)
+        raise bad_request(f"the body cannot be decoded: {error}", EXAMPLE) from None
+    given = request.instances if request.instances is not None else request.candidates
+    if given is None or (request.instances is not None and request.candidates is not None):
+        raise invalid("send either instances or candidates", EXAMPLE)
+    if request.instances is not None and request.context is not None:
+        raise invalid("a context needs candidates, not instances", EXAMPLE)
     if len(given) > max_instances:
         hint = "send several requests"
-        raise ApiError(413, "too_many_instances", f"{len(given)} in one request, the limit is {max_instances}", hint)
+        raise ApiError(
+            413, "too_many_instances", f"{len(given)} instances in one request, the limit is {max_instances}", hint
+        )
     for index, instance in enumerate(given):
         if not isinstance(instance, dict):
             details = {"index": index, "field": None}
-            raise ApiError(422, "wrong_type", f"instance {index} is no JSON object", EXAMPLE, details=details)
-    return Instances(given, question.context or {}), check_max_staleness(question.max_staleness_ms)
+            raise ApiError(422, "wrong_type", f"instance {index} is not a JSON object", EXAMPLE, details=details)
+    return Instances(given, request.context or {}), check_max_staleness(request.max_staleness_ms)
 
 
 def encode_features(schema: Schema, instances: Instances) -> Features:
-    """The features of every sample; what the context alone says is encoded once.
+    """Encode the features of every sample; those that only the context has are encoded once.
 
-    ApiError 422 with the index and field of what cannot be encoded; without an index where it is the context.
+    Raises ApiError 422 with the index and field of what cannot be encoded; without an index if it is in the context.
     """
     own_N, context = instances
     if not context:
         return _encoded(schema, own_N, "instance")
     names = frozenset().union(*own_N)
     shared = {name: value for name, value in context.items() if name not in names}
-    sometimes = {name: value for name, value in context.items() if name in names}
-    if sometimes:
-        own_N = [{**sometimes, **own} for own in own_N]
-    of_context = _encoded(schema, [shared], "context")
-    return _completed(schema, _encoded(schema, own_N, "candidate"), of_context, frozenset(shared))
+    overridden = {name: value for name, value in context.items() if name in names}
+    if overridden:
+        own_N = [{**overridden, **own} for own in own_N]
+    context_features = _encoded(schema, [shared], "context")
+    return _with_shared(schema, _encoded(schema, own_N, "candidate"), context_features, frozenset(shared))
 
 
 def concatenate(parts: Sequence[Features]) -> Features:
-    """The samples of all parts, in order."""
+    """Join the samples of all parts, in order."""
     if len(parts) == 1:
         return parts[0]
     lists = []
@@ -93,8 +95,8 @@ def concatenate(parts: Sequence[Features]) -> Features:
     )
 
 
-def _completed(schema: Schema, own: Features, shared: Features, names: frozenset[str]) -> Features:
-    """The samples with the features of these names from the one that they share."""
+def _with_shared(schema: Schema, own: Features, shared: Features, names: frozenset[str]) -> Features:
+    """Fill in the features of these names, from the one sample that has the context's values."""
     num_samples = len(own)
     for column, name in enumerate(schema.categorical):
         if name in names:
@@ -118,5 +120,5 @@ def _encoded(schema: Schema, instances: Sequence[Mapping[str, Any]], what: str) 
         if what == "context":
             where = what
             del details["index"]
-        hint = f"mend or leave out this {what}: nothing was scored"
+        hint = f"correct or remove this {what}: nothing was scored"
         raise ApiError(422, error.reason, f"{where}: {error}", hint, details=details) from None

@@ -1,44 +1,62 @@
 """POST /v1/predict: raw instances in, probabilities out."""
 
+from typing import NamedTuple
+
 from fastapi import APIRouter, Request
 
+from app.serving.bounded_pool import BoundedPool
 from app.serving.http.preconditions import parse_preconditions
 from app.serving.http.responses import JsonResponse
 from app.serving.lookup.codecs import STATUS_NAMES
+from app.serving.metrics.registry import MetricsRegistry
+from app.serving.model.replica import Replica
+from app.serving.predict.micro_batcher import MicroBatcher
 from app.serving.predict.request import Instances, decode_predict_request
-from app.serving.service import Service
 
 router = APIRouter(tags=["Predictions"])
+
+# a longer body is decoded by a thread
+INLINE_BYTES = 65_536
+
+
+class PredictParts(NamedTuple):
+    """What the route of this module uses."""
+
+    replica: Replica
+    metrics: MetricsRegistry
+    batcher: MicroBatcher
+    decode_pool: BoundedPool
+    max_instances: int
 
 
 @router.post("/v1/predict")
 async def predict(request: Request) -> JsonResponse:
     """Score instances
 
-    {"instances": [{raw features}, ...]}, or {"context": {...}, "candidates": [{...}, ...]} where every candidate is
-    completed by the context. Answers {"predictions": [{"label": probability}, ...], "version"}; X-Springtide-Rows says
-    how many rows stood behind them (known), and how many ids had none: unknown and forgotten ids take the value they
-    would be created with, not_admitted ones the row they share.
+    {"instances": [{raw features}, ...]}, or {"context": {...}, "candidates": [{...}, ...]} where the context is added
+    to every candidate. The response is {"predictions": [{"label": probability}, ...], "version"}. X-Springtide-Rows
+    counts the rows that were used by status: unknown and forgotten ids use the value they would be created with,
+    not_admitted ids the shared row.
     """
-    service: Service = request.app.state.service
+    parts: PredictParts = request.app.state.predict
     body = await request.body()
-    demand = parse_preconditions(request.headers)
+    preconditions = parse_preconditions(request.headers)
 
-    def read() -> tuple[Instances, float | None]:
-        return decode_predict_request(body, service.config.max_instances)
+    def decode() -> tuple[Instances, float | None]:
+        return decode_predict_request(body, parts.max_instances)
 
-    # small questions are read here: a hand-over costs more
-    instances, max_staleness_ms = read() if len(body) < 65_536 else await service.lookups.run(read)
-    view = service.replica.view_satisfying(demand.with_max_staleness(max_staleness_ms))
-    headers = service.replica.version_headers(view)
-    labels, rows = view.schema.labels, []
+    instances, max_staleness_ms = decode() if len(body) < INLINE_BYTES else await parts.decode_pool.run(decode)
+    view = parts.replica.view_satisfying(preconditions.with_max_staleness(max_staleness_ms))
+    headers = parts.replica.version_headers(view)
+    labels, probabilities = view.schema.labels, []
     if len(instances):
-        scores = await service.micro_batcher.predict(view, instances)
-        rows = scores.probabilities_NL.tolist()
-        by_status = dict(zip(STATUS_NAMES, scores.rows_by_status.tolist(), strict=True))
-        for status, number in by_status.items():
-            service.metrics.increment("springtide_predict_rows_total", number, status=status)
-        headers["X-Springtide-Rows"] = ", ".join(f"{name}={number}" for name, number in by_status.items() if number)
-    service.metrics.increment("springtide_predictions_total", len(rows))
-    predictions = [dict(zip(labels, row, strict=True)) for row in rows]
-    return JsonResponse({"predictions": predictions, "version": view.version}, headers=headers)
+        predictions = await parts.batcher.predict(view, instances)
+        probabilities = predictions.probabilities_NL.tolist()
+        rows_by_status = dict(zip(STATUS_NAMES, predictions.rows_by_status.tolist(), strict=True))
+        for status, number in rows_by_status.items():
+            parts.metrics.increment("springtide_predict_rows_total", number, status=status)
+        used = [f"{name}={number}" for name, number in rows_by_status.items() if number]
+        headers["X-Springtide-Rows"] = ", ".join(used)
+    parts.metrics.increment("springtide_predictions_total", len(probabilities))
+    named = [dict(zip(labels, row, strict=True)) for row in probabilities]
+    return JsonResponse({"predictions": named, "version": view.version}, headers=headers)

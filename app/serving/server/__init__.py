@@ -1,1 +1,1 @@
-"""server."""
+"""The server's processes: workers, their connections, restarts and shutdown."""

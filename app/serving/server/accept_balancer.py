@@ -1,6 +1,6 @@
-"""Where several workers take connections from one listener: the one that has fewest takes the next.
+"""Accepts connections from a listener that several workers share: the worker with the fewest connections accepts next.
 
-Left to themselves, the first that wakes takes all that wait. Knows no HTTP.
+Without it, the worker that wakes up first accepts everything that waits. Knows no HTTP.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-# a connection that the emptiest worker has not taken by then is taken by any
+# a connection that the worker with the fewest has not accepted by then is accepted by any other
 DEFER_SECONDS = 0.002
-# after the system refused one (no file left), none is taken for so long
+# how long to pause after the system refused to accept one (no file descriptor left)
 PAUSE_SECONDS = 0.1
 NUM_SLOTS = 1_024
 
@@ -22,91 +22,94 @@ logger = logging.getLogger(__name__)
 
 
 class ConnectionCounts:
-    """How many connections each worker has, in memory that processes forked later share."""
+    """The number of connections of each worker, in memory shared with processes that are forked later."""
 
     def __init__(self) -> None:
-        self._counts = np.frombuffer(mmap.mmap(-1, 8 * NUM_SLOTS), np.int64)  # one more than there are; 0: no worker
+        self._counts = np.frombuffer(mmap.mmap(-1, 8 * NUM_SLOTS), np.int64)  # the number plus one; 0: no such worker
 
     def set(self, worker: int, num_connections: int) -> None:
-        """Of one's own."""
+        """Set the worker's own number."""
         self._counts[worker % NUM_SLOTS] = num_connections + 1
 
     def remove(self, worker: int) -> None:
-        """It takes no more."""
+        """The worker accepts no more connections."""
         self._counts[worker % NUM_SLOTS] = 0
 
     def lowest(self) -> int:
-        """Of any worker that takes some; 0 where there is none."""
-        taking = self._counts[self._counts > 0]
-        return int(taking.min()) - 1 if len(taking) else 0
+        """The lowest number of any worker that accepts connections; 0 if there is none."""
+        accepting = self._counts[self._counts > 0]
+        return int(accepting.min()) - 1 if len(accepting) else 0
 
 
 class AcceptBalancer:
-    """One worker's way to the listener. For the event loop's thread alone."""
+    """One worker's share of the listener. For the event loop's thread alone."""
 
-    def __init__(self, crowd: ConnectionCounts, worker: int) -> None:
-        self._crowd, self._worker = crowd, worker
+    def __init__(self, counts: ConnectionCounts, worker: int) -> None:
+        self._counts, self._worker = counts, worker
         self._listener: socket.socket | None = None
-        self._later: asyncio.TimerHandle | None = None
-        self._entering: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._connecting: set[asyncio.Task[Any]] = set()
 
     def start(
-        self, listener: socket.socket, num_connections: Callable[[], int], make: Callable[[], asyncio.Protocol]
+        self,
+        listener: socket.socket,
+        num_connections: Callable[[], int],
+        make_protocol: Callable[[], asyncio.Protocol],
     ) -> None:
-        """Begin to take connections; `make` gives the protocol of each."""
+        """Start to accept connections."""
         listener.setblocking(False)
-        self._listener, self._num_connections, self._make = listener, num_connections, make
+        self._listener, self._num_connections, self._make_protocol = listener, num_connections, make_protocol
         self._loop = asyncio.get_running_loop()
-        self._crowd.set(self._worker, num_connections())
-        self._loop.add_reader(listener.fileno(), self._knocked)
+        self._counts.set(self._worker, num_connections())
+        self._loop.add_reader(listener.fileno(), self._on_readable)
 
     def close(self) -> None:
-        """Take no more; what was taken enters."""
-        self._crowd.remove(self._worker)
-        if self._later is not None:
-            self._later.cancel()
+        """Accept no more; connections already accepted are set up."""
+        self._counts.remove(self._worker)
+        if self._timer is not None:
+            self._timer.cancel()
         if self._listener is not None:
             self._loop.remove_reader(self._listener.fileno())
             self._listener = None
 
-    def _knocked(self) -> None:
-        num = self._num_connections() + len(self._entering)
-        self._crowd.set(self._worker, num)
-        if num > self._crowd.lowest():
-            self._look_away(DEFER_SECONDS)
+    def _on_readable(self) -> None:
+        num = self._num_connections() + len(self._connecting)
+        self._counts.set(self._worker, num)
+        if num > self._counts.lowest():
+            self._pause(DEFER_SECONDS)
         else:
-            self._take()
+            self._accept()
 
-    def _look_away(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         assert self._listener is not None
         self._loop.remove_reader(self._listener.fileno())
-        self._later = self._loop.call_later(seconds, self._look_again)
+        self._timer = self._loop.call_later(seconds, self._resume)
 
-    def _look_again(self) -> None:
+    def _resume(self) -> None:
         assert self._listener is not None
-        self._later = None
-        self._loop.add_reader(self._listener.fileno(), self._knocked)
-        self._take()
+        self._timer = None
+        self._loop.add_reader(self._listener.fileno(), self._on_readable)
+        self._accept()
 
-    def _take(self) -> None:
+    def _accept(self) -> None:
         assert self._listener is not None
         try:
-            taken, _ = self._listener.accept()
+            accepted, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # another worker was faster, or the client left
+            return  # another worker was faster, or the client disconnected
         except OSError as error:
-            logger.warning("no connection can be taken now", extra={"error": str(error)})
-            if self._later is None:
-                self._look_away(PAUSE_SECONDS)
+            logger.warning("connections cannot be accepted for now", extra={"error": str(error)})
+            if self._timer is None:
+                self._pause(PAUSE_SECONDS)
             return
-        taken.setblocking(False)
-        entering: Coroutine[Any, Any, Any] = self._loop.connect_accepted_socket(self._make, taken)
-        task = self._loop.create_task(entering)
-        self._entering.add(task)
-        task.add_done_callback(self._entered)
-        self._crowd.set(self._worker, self._num_connections() + len(self._entering))
+        accepted.setblocking(False)
+        connecting: Coroutine[Any, Any, Any] = self._loop.connect_accepted_socket(self._make_protocol, accepted)
+        task = self._loop.create_task(connecting)
+        self._connecting.add(task)
+        task.add_done_callback(self._connected)
+        self._counts.set(self._worker, self._num_connections() + len(self._connecting))
 
-    def _entered(self, task: asyncio.Task[Any]) -> None:
-        self._entering.discard(task)
+    def _connected(self, task: asyncio.Task[Any]) -> None:
+        self._connecting.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.info("a connection ended before it began", extra={"error": str(error)})
+            logger.info("a connection ended before it was set up", extra={"error": str(error)})

@@ -1,7 +1,7 @@
-"""How a process stops answering: what was asked is answered, and whoever may ask again is told to connect anew.
+"""Draining: how a process stops answering without cutting off a request that has arrived.
 
-An answer says `Connection: close`; a connection that asks nothing is closed after a while, for a request may be on its
-way just then. Knows connections as uvicorn's.
+From the start of the drain each response carries `Connection: close`; an idle connection is closed after a while,
+because a request may be on its way. Works on uvicorn's connections.
 """
 
 import asyncio
@@ -10,71 +10,71 @@ from typing import NamedTuple, Protocol, cast
 
 from uvicorn.server import ServerState
 
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 
 logger = logging.getLogger(__name__)
 
 
 class DrainPolicy(NamedTuple):
-    """How long an idle connection may still ask, and how long an answer may still take."""
+    """How long an idle connection is kept open, and how long a response may take."""
 
     idle_seconds: float
-    answer_seconds: float
+    response_seconds: float
 
 
-# nobody answers afterwards: whoever is idle need not wait for that
+# the server stops: nothing is gained by waiting for idle connections
 IMMEDIATE = DrainPolicy(0.1, 2.0)
-# others go on: those who ask at least every few seconds never see a connection close under their question
+# other workers go on: a client that sends a request every few seconds never sees its connection close under one
 GRACEFUL = DrainPolicy(5.0, 60.0)
 
 
 class DrainableConnection(Protocol):
-    """A connection that can be asked to end."""
+    """A connection that can be asked to close."""
 
     def close_after_response(self) -> None:
-        """The answer in the making, if any, is the last."""
+        """Make the response in progress, if any, the last one."""
 
     def close_if_idle(self) -> None:
-        """Close, unless something was asked."""
+        """Close the connection unless a request is in progress."""
 
 
 class ConnectionDrain:
-    """Whether and how this process leaves. For the event loop's thread alone."""
+    """Whether, and by which policy, this process drains its connections. For the event loop's thread alone."""
 
     def __init__(self) -> None:
         self.policy: DrainPolicy | None = None
 
     @property
     def started(self) -> bool:
-        """Whether answers are the last of their connections."""
+        """True once every response is the last of its connection."""
         return self.policy is not None
 
-    def start(self, manner: DrainPolicy, state: ServerState) -> None:
-        """Leave in that manner: from now on an answer is the last. A hastier manner may follow."""
+    def start(self, policy: DrainPolicy, state: ServerState) -> None:
+        """Drain by this policy; a later call may only shorten the time."""
         for connection in list(cast(set[DrainableConnection], state.connections)):
             connection.close_after_response()
-        if self.policy is None or manner.answer_seconds < self.policy.answer_seconds:
-            self.policy = manner
+        if self.policy is None or policy.response_seconds < self.policy.response_seconds:
+            self.policy = policy
 
     async def wait_closed(self, state: ServerState) -> None:
-        """Return once no connection is left, or the manner's time is over; then answers are cut short."""
+        """Return once no connection is left, or the policy's time is over; then responses are cancelled."""
         if self.policy is None:
             self.start(IMMEDIATE, state)
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        await asyncio.sleep(LOOK_SECONDS)  # who was let in just now is among the connections then
+        started_at = loop.time()
+        await asyncio.sleep(POLL_SECONDS)  # a connection that was just accepted is among the others afterwards
         connections = cast(set[DrainableConnection], state.connections)
         while connections:
             assert self.policy is not None
-            left = loop.time() - began
-            if left >= self.policy.answer_seconds:
+            elapsed = loop.time() - started_at
+            if elapsed >= self.policy.response_seconds:
                 break
-            if left >= self.policy.idle_seconds:
+            if elapsed >= self.policy.idle_seconds:
                 for connection in list(connections):
                     connection.close_if_idle()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         if state.tasks:
-            logger.warning("answers were cut short", extra={"number": len(state.tasks)})
+            logger.warning("responses were cancelled at shutdown", extra={"number": len(state.tasks)})
             for task in list(state.tasks):
                 task.cancel()
             await asyncio.wait(list(state.tasks), timeout=1.0)

@@ -1,4 +1,4 @@
-"""`springtide serve`: an address, and one process or several that answer there, until told to stop."""
+"""`springtide serve`: an address, and one process or several workers that answer there until they are stopped."""
 
 import logging
 import signal
@@ -17,12 +17,12 @@ from app.errors import UserError
 from app.processes.signals import Handler, handled_signals
 from app.serving.config import ServeConfig
 from app.serving.http.tokens import Tokens, load_tokens
-from app.serving.ops.shared_metrics import WorkerSlot
+from app.serving.metrics.shared_metrics import WorkerSlot
 from app.serving.server.accept_balancer import AcceptBalancer, ConnectionCounts
 from app.serving.server.warmup import warm_up
 from app.serving.server.worker import (
-    SUCCESSOR_SECONDS,
-    TOGETHER_SECONDS,
+    FIRST_WAIT_SECONDS,
+    SUCCESSOR_WAIT_SECONDS,
     WorkerOptions,
     limit_torch_threads,
     serve_requests,
@@ -31,13 +31,13 @@ from app.serving.server.worker_pool import WorkerPool
 from app.serving.service import Service
 from app.version_log.config import LogConfig
 
-LOOK_SECONDS = 0.05
+SUPERVISE_INTERVAL_SECONDS = 0.05
 
 logger = logging.getLogger(__name__)
 
 
 class ServeError(SpringtideError):
-    """The server cannot listen where it should."""
+    """The server cannot listen at its address."""
 
 
 def serve(
@@ -50,9 +50,10 @@ def serve(
 ) -> None:
     """Serve the log until SIGTERM, SIGINT or `until`; the log need not exist yet.
 
-    `log`: its settings, by which receipts tell when files go. `on_listening` gets the server's URL, once it answers.
-    With several workers SIGHUP restarts them one by one. Raises UserError for settings that would open the server to
-    the network without a token, ServeError where the address cannot be taken.
+    `log` are the log's settings, from which a command's status estimates when files are removed. `on_listening` is
+    called with the server's URL once it answers. With several workers, SIGHUP restarts them one by one.
+    Raises UserError for settings that would open the server to the network without a token, ServeError if the address
+    cannot be bound.
     """
     try:
         tokens = load_tokens(config)
@@ -60,7 +61,7 @@ def serve(
         raise UserError(str(error)) from None
     log = log or LogConfig(path=Path(log_path))
     with bind(config) as listener:
-        url = f"http://{_shown(listener)}"
+        url = f"http://{_address_text(listener)}"
 
         def listening() -> None:
             logger.info("listening", extra={"url": url, "workers": config.workers})
@@ -68,12 +69,12 @@ def serve(
                 on_listening(url)
 
         if config.workers == 1:
-            _serve_alone(listener, log, config, tokens, listening, until)
+            _serve_in_this_process(listener, log, config, tokens, listening, until)
         else:
             _serve_by_workers(listener, log, config, listening, until or threading.Event())
 
 
-def _serve_alone(
+def _serve_in_this_process(
     listener: socket.socket,
     log: LogConfig,
     config: ServeConfig,
@@ -81,12 +82,12 @@ def _serve_alone(
     on_listening: Callable[[], None],
     until: threading.Event | None,
 ) -> None:
-    def explain() -> None:
+    def warn() -> None:
         logger.warning("one worker cannot be restarted without a gap: set [serve] workers = 2, or send SIGTERM")
 
     service = Service(log, config, tokens)
     try:
-        serve_requests(service, listener, WorkerOptions(on_listening=on_listening, until=until, on_hangup=explain))
+        serve_requests(service, listener, WorkerOptions(on_listening=on_listening, until=until, on_hangup=warn))
     finally:
         service.close()
 
@@ -98,35 +99,43 @@ def _serve_by_workers(
     on_listening: Callable[[], None],
     stopping: threading.Event,
 ) -> None:
-    crowd = ConnectionCounts()
+    counts = ConnectionCounts()
 
-    def answer(own: ServeConfig, place: WorkerSlot, tell: Callable[[], None], is_successor: bool) -> None:
+    def run_worker(
+        own: ServeConfig, slot: WorkerSlot, report_listening: Callable[[], None], is_successor: bool
+    ) -> None:
         limit_torch_threads(config.workers)
-        service = Service(log, own, load_tokens(own), place=place)
+        service = Service(log, own, load_tokens(own), slot=slot)
+        options = WorkerOptions(
+            on_listening=report_listening,
+            balancer=AcceptBalancer(counts, slot.number),
+            wait_seconds=SUCCESSOR_WAIT_SECONDS if is_successor else FIRST_WAIT_SECONDS,
+        )
         try:
-            wait_seconds = SUCCESSOR_SECONDS if is_successor else TOGETHER_SECONDS
-            door = AcceptBalancer(crowd, place.number)
-            serve_requests(service, listener, WorkerOptions(on_listening=tell, door=door, wait_seconds=wait_seconds))
+            serve_requests(service, listener, options)
         finally:
             service.close()
 
-    # here already, for all of them: a worker that is made later is there at once
+    # done before the first fork, for all workers: one that is started later is ready at once
     warm_up()
-    _load_model(Path(log.path))
-    rolling = threading.Event()
-    events = {signal.SIGTERM: stopping, signal.SIGINT: stopping, signal.SIGHUP: rolling}
-    handlers = {number: _set_on_signal(event) for number, event in events.items()}
-    with tempfile.TemporaryDirectory(prefix="springtide-tally-") as folder, handled_signals(handlers):
-        workers = WorkerPool(answer, config, Path(folder), on_end=crowd.remove)
+    _import_model_libraries(Path(log.path))
+    restarting = threading.Event()
+    handlers = {
+        signal.SIGTERM: _set_on_signal(stopping),
+        signal.SIGINT: _set_on_signal(stopping),
+        signal.SIGHUP: _set_on_signal(restarting),
+    }
+    with tempfile.TemporaryDirectory(prefix="springtide-metrics-") as folder, handled_signals(handlers):
+        workers = WorkerPool(run_worker, config, Path(folder), on_exit=counts.remove)
         try:
-            has_told = False
-            while not stopping.wait(LOOK_SECONDS):
-                if rolling.is_set():
-                    rolling.clear()
+            has_reported = False
+            while not stopping.wait(SUPERVISE_INTERVAL_SECONDS):
+                if restarting.is_set():
+                    restarting.clear()
                     workers.start_rolling_restart()
                 workers.supervise()
-                if not has_told and workers.all_listening:
-                    has_told = True
+                if not has_reported and workers.all_listening:
+                    has_reported = True
                     on_listening()
         finally:
             workers.stop()
@@ -136,8 +145,8 @@ def _set_on_signal(event: threading.Event) -> Handler:
     return lambda number, frame: event.set()
 
 
-def _load_model(log_path: Path) -> None:
-    """Import what loading a model imports, by loading one, where the log has one by now."""
+def _import_model_libraries(log_path: Path) -> None:
+    """Import what loading a model imports, by loading one, if the log has one already."""
     from springtide_client.model.exported_model import ExportedModel
 
     for path in reversed(LogDirectory(log_path).bases()):
@@ -147,7 +156,7 @@ def _load_model(log_path: Path) -> None:
 
 
 def bind(config: ServeConfig) -> socket.socket:
-    """A socket bound to the configured address; ServeError says who else may have it."""
+    """Bind a listening socket to the configured address; ServeError if that is not possible."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -156,10 +165,10 @@ def bind(config: ServeConfig) -> socket.socket:
     except OSError as error:
         raise ServeError(
             f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; "
-            "stop what listens there or set another [serve] port"
+            "stop the program that listens there, or set another [serve] port"
         ) from None
 
 
-def _shown(listener: socket.socket) -> str:
+def _address_text(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""Everything compiled that look-ups call is called once before the first asker comes: loading it takes a while."""
+"""Warm-up: call every compiled lookup kernel once before the first request, because loading one takes a while."""
 
 import numpy as np
 from springtide_client.rows.admission_counts import AdmissionCounts
@@ -11,7 +11,7 @@ from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 
 
 def warm_up() -> None:
-    """Answer made-up questions: few and many keys, raw and as text."""
+    """Answer invented requests: few and many keys, raw and as text."""
     ids_N = np.arange(max(FEW_KEYS, MAX_NUMBERS_HOLDING_GIL) + 1)
     feature, ones_N = np.zeros(1, np.uint16), np.ones(1, np.int64)
     rows = sorted_layer(feature, ids_N[:1], np.zeros((1, 1), np.float32), ones_N, ones_N)
@@ -19,13 +19,13 @@ def warm_up() -> None:
         LayerStack((rows, rows), 1, {}, {"0": 2}, AdmissionCounts(1, np.zeros((1, 64), np.uint8)), 0)
     )
     measure_similarity(rows, 0, 0, np.zeros(1, np.float32), "dot")
-    for asked_N in (np.frombuffer(bytes(8), "<i8"), ids_N[:1], ids_N):
-        search.packed(feature, asked_N)
+    for requested_N in (np.frombuffer(bytes(8), "<i8"), ids_N[:1], ids_N):
+        search.packed(feature, requested_N)
     decode_request(MediaType(MSGPACK), b"\x81\xa3ids\x91\x00", 1)
     decode_request(MediaType(JSON), b'{"ids":["a"]}', 1)
-    question = decode_request(MediaType(JSON), b'{"ids":[0]}', 1)
-    for asked_N in (question.ids_N, ids_N):
-        encode_response(MediaType(JSON), question, *search(feature, asked_N), feature="", version=0)
+    request = decode_request(MediaType(JSON), b'{"ids":[0]}', 1)
+    for requested_N in (request.ids_N, ids_N):
+        encode_response(MediaType(JSON), request, *search(feature, requested_N), feature="", version=0)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Keeps the workers of one server: starts them, replaces who died, restarts them one by one, stops all.
+"""Keeps the workers of one server: starts them, replaces dead ones, restarts them one by one, stops all.
 
-They share the listener, so that a connection waits for whoever takes it next, and what was imported before them.
+Workers share the listener, so that a connection waits for the next free one, and every module imported before the fork.
 Knows nothing of what they answer.
 """
 
-# 1 a worker listens once it has a version; 2 only then its predecessor leaves: at no time does nobody answer
+# 1. a worker listens once it has a version; 2. only then its predecessor leaves: at every moment some worker answers
 import logging
 import os
 import signal
@@ -18,170 +18,179 @@ from springtide_client.system.backoff import Backoff
 
 from app.serving.cache_folder import CacheFolder
 from app.serving.config import ServeConfig
-from app.serving.ops.shared_metrics import SharedMetrics, WorkerSlot
+from app.serving.metrics.shared_metrics import SharedMetrics, WorkerSlot
 from app.serving.server.child_process import ChildProcess
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 10.0
-STABLE_SECONDS = 60.0  # one that lived so long is replaced as if none had ever failed
+STABLE_SECONDS = 60.0  # a worker that lived so long is replaced after the first pause again
 STOP_SECONDS = 3.0
 LEAVE_SECONDS = 70.0  # a worker leaves by itself sooner than that
 
-# answer requests at this place, as this configuration says; say so once they are heard; others answer meanwhile
+# (its configuration, its slot, a call that reports that it listens, True if others answer meanwhile)
 WorkerMain = Callable[[ServeConfig, WorkerSlot, Callable[[], None], bool], None]
 
 logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """One process."""
+    """One process of the pool."""
 
-    def __init__(self, number: int, process: ChildProcess, answers: int, began: float) -> None:
+    def __init__(self, number: int, process: ChildProcess, ready_pipe: int, started_at: float) -> None:
+        """`ready_pipe` is the reading end of a pipe; the worker writes a byte once it listens."""
         self.number = number
         self.process = process
-        self.began = began
-        self.leave_by: float | None = None  # it was asked to leave, and has until then
-        self._answers: int | None = answers
-        self._has_answered = False
+        self.started_at = started_at
+        self.leave_by: float | None = None  # it was asked to leave, and is killed at this time
+        self._ready_pipe: int | None = ready_pipe
+        self._is_ready = False
 
     @property
     def is_listening(self) -> bool:
-        """Whether it answers requests by now."""
-        if self._answers is not None:
+        """True once the worker answers requests."""
+        if self._ready_pipe is not None:
             with suppress(BlockingIOError):
-                self._has_answered = os.read(self._answers, 1) != b""  # its word, or its end
+                self._is_ready = os.read(self._ready_pipe, 1) != b""  # empty: it has exited
                 self.close()
-        return self._has_answered and self.process.alive
+        return self._is_ready and self.process.alive
 
     def close(self) -> None:
-        """Hear no more."""
-        if self._answers is not None:
-            os.close(self._answers)
-            self._answers = None
+        """Close the pipe."""
+        if self._ready_pipe is not None:
+            os.close(self._ready_pipe)
+            self._ready_pipe = None
 
 
 class WorkerPool:
-    """As many as the configuration says. Call `look` often; from the main thread, whose end ends them too."""
+    """As many workers as the configuration says.
+
+    Call `supervise` often, from the main thread: the workers die with it.
+    """
 
     def __init__(
         self,
-        answer: WorkerMain,
+        main: WorkerMain,
         config: ServeConfig,
-        tally_folder: Path,
+        metrics_folder: Path,
         *,
-        on_end: Callable[[int], None] = lambda number: None,
+        on_exit: Callable[[int], None] = lambda number: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._on_end = on_end
-        self._answer = answer
+        """`main` is what a worker does; `on_exit(number)` is called after a worker has exited."""
+        self._main = main
+        self._on_exit = on_exit
         self._folder = CacheFolder(config.cache_path)
-        # memory, and files without a name, are shared out; snapshots are shared
+        # memory, and files without a name, are divided among the workers; snapshots are shared
         own = {name: max(1, getattr(config, name) // config.workers) for name in ("cache_bytes", "cache_disk_bytes")}
         self._config = replace(config, cache_path=str(self._folder.path), **own)
-        self._tally = SharedMetrics(tally_folder)
+        self._shared = SharedMetrics(metrics_folder)
         self._clock = clock
-        self._living: list[Worker] = []
+        self._workers: list[Worker] = []
         self._to_replace: list[Worker] = []
-        self._untold: list[tuple[int, str]] = []  # ends that the tally has not heard of: the disk was full
+        self._unrecorded_exits: list[tuple[int, str]] = []  # not in the shared metrics yet: the disk was full
         self._num_started = 0
         self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, clock=clock)
 
     @property
     def all_listening(self) -> bool:
-        """Whether every worker answers, and none is being replaced."""
-        return len(self._staying()) == len(self._living) == self._config.workers and all(
-            worker.is_listening for worker in self._living
+        """True if every worker answers, and none is being replaced."""
+        return len(self._staying()) == len(self._workers) == self._config.workers and all(
+            worker.is_listening for worker in self._workers
         )
 
     def start_rolling_restart(self) -> None:
-        """Restart every worker, one after the other, each when its successor answers; what was begun is done first."""
-        begun = self._to_replace
-        self._to_replace = begun + [worker for worker in self._staying() if worker not in begun]
+        """Replace every worker, one after the other, each once its successor answers.
+
+        Replacements that are still due from an earlier call come first.
+        """
+        earlier = self._to_replace
+        self._to_replace = earlier + [worker for worker in self._staying() if worker not in earlier]
         logger.info("restarting the workers one by one", extra={"workers": len(self._to_replace)})
 
     def supervise(self) -> None:
-        """1. Mourn the dead. 2. Start whoever is missing. 3. Ask one to leave whose successor answers."""
-        for worker in [worker for worker in self._living if not worker.process.alive]:
-            self._bury(worker)
-        self._tell_ends()
-        is_rolling = bool(self._to_replace) and not any(worker.leave_by for worker in self._living)
+        """1. Reap exited workers. 2. Start missing ones. 3. Ask one to leave whose successor answers."""
+        for worker in [worker for worker in self._workers if not worker.process.alive]:
+            self._reap(worker)
+        self._record_exits()
+        is_rolling = bool(self._to_replace) and not any(worker.leave_by for worker in self._workers)
         missing = self._config.workers + is_rolling - len(self._staying())
         while missing > 0 and self._backoff.is_over:
             try:
                 self._start()
-            except OSError as error:  # no process or file left for now: those that live go on
+            except OSError as error:  # no process or file left for now: the live workers go on
                 self._backoff.pause_for(LONGEST_PAUSE_SECONDS)
-                extra = {"error": str(error), "again_in_seconds": LONGEST_PAUSE_SECONDS}
-                logger.warning("a worker cannot be started now", extra=extra)
+                extra = {"error": str(error), "retry_in_seconds": LONGEST_PAUSE_SECONDS}
+                logger.warning("a worker cannot be started for now", extra=extra)
             missing -= 1
         staying = self._staying()
         if is_rolling and len(staying) > self._config.workers and all(worker.is_listening for worker in staying):
             leaving = self._to_replace.pop(0)
             leaving.leave_by = self._clock() + LEAVE_SECONDS
             leaving.process.send_signal(signal.SIGHUP)
-        for worker in self._living:
+        for worker in self._workers:
             if worker.leave_by is not None and self._clock() > worker.leave_by:
                 worker.process.send_signal(signal.SIGKILL)
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Ask all to end, kill who has not after the time."""
+        """Ask all workers to exit, and kill those that have not after the time."""
         deadline = self._clock() + seconds
-        for worker in self._living:
+        for worker in self._workers:
             worker.process.send_signal(signal.SIGTERM)
-        for worker in self._living:
+        for worker in self._workers:
             if not worker.process.wait(deadline - self._clock()):
-                logger.warning("a worker did not end in time and was killed", extra={"pid": worker.process.pid})
+                logger.warning("a worker did not exit in time and was killed", extra={"pid": worker.process.pid})
                 worker.process.send_signal(signal.SIGKILL)
                 worker.process.wait(STOP_SECONDS)
             worker.close()
-        self._living.clear()
+        self._workers.clear()
         self._folder.close()
 
     def _staying(self) -> list[Worker]:
-        return [worker for worker in self._living if worker.leave_by is None]
+        return [worker for worker in self._workers if worker.leave_by is None]
 
     def _start(self) -> None:
-        hears, answers = os.pipe()
-        os.set_blocking(hears, False)
+        ready_pipe, report_pipe = os.pipe()
+        os.set_blocking(ready_pipe, False)
         number = self._num_started
         is_successor = number >= self._config.workers
 
-        def tell() -> None:
-            os.write(answers, b".")
+        def report_listening() -> None:
+            os.write(report_pipe, b".")
 
-        def answer() -> None:
-            os.close(hears)
-            for worker in self._living:
+        def run() -> None:
+            os.close(ready_pipe)
+            for worker in self._workers:
                 worker.close()
-            self._answer(self._config, WorkerSlot(number, self._tally), tell, is_successor)
+            self._main(self._config, WorkerSlot(number, self._shared), report_listening, is_successor)
 
         try:
-            process = ChildProcess(answer)
+            process = ChildProcess(run)
         except OSError:
-            os.close(hears)
+            os.close(ready_pipe)
             raise
         finally:
-            os.close(answers)
-        self._living.append(Worker(number, process, hears, self._clock()))
+            os.close(report_pipe)
+        self._workers.append(Worker(number, process, ready_pipe, self._clock()))
         self._num_started += 1
 
-    def _tell_ends(self) -> None:
-        with suppress(OSError):  # counts can wait for a disk with room, workers cannot
-            while self._untold:
-                self._tally.record_exit(*self._untold[0])
-                self._untold.pop(0)
+    def _record_exits(self) -> None:
+        with suppress(OSError):  # the counts can wait until the disk has room, the workers cannot
+            while self._unrecorded_exits:
+                self._shared.record_exit(*self._unrecorded_exits[0])
+                self._unrecorded_exits.pop(0)
 
-    def _bury(self, worker: Worker) -> None:
-        self._living.remove(worker)
+    def _reap(self, worker: Worker) -> None:
+        self._workers.remove(worker)
         worker.close()
-        self._on_end(worker.number)
-        has_left = worker.leave_by is not None
-        self._untold.append((worker.number, "replaced" if has_left else "died"))
+        self._on_exit(worker.number)
+        was_replaced = worker.leave_by is not None
+        self._unrecorded_exits.append((worker.number, "replaced" if was_replaced else "died"))
         self._folder.remove_drafts(worker.process.pid)
         if worker in self._to_replace:
             self._to_replace.remove(worker)
-        if has_left:
+        if was_replaced:
             return
-        if self._clock() - worker.began >= STABLE_SECONDS:
+        if self._clock() - worker.started_at >= STABLE_SECONDS:
             self._backoff.succeed()
-        extra = {"pid": worker.process.pid, "exit": worker.process.exit_code, "in_seconds": self._backoff.fail()}
-        logger.warning("a worker ended and will be replaced", extra=extra)
+        pause = self._backoff.fail()
+        extra = {"pid": worker.process.pid, "exit": worker.process.exit_code, "in_seconds": pause}
+        logger.warning("a worker exited and will be replaced", extra=extra)

@@ -35,7 +35,7 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
         "loss": state.loss,
         "dead_letters": dict(state.dead_letters),
         "topic_resets": trainer.source.num_resets,
-        "orders": list(trainer.commands.kinds),
+        "commands": list(trainer.commands.kinds),
         "event_clock_ms": state.clock.now_ms,
         "idle_partitions": sorted(map(str, state.clock.idle)),
         "gate": {**trainer.gate.document(), "rollbacks": state.gate.rollbacks},
@@ -46,7 +46,7 @@ def document_of(trainer: "Trainer") -> dict[str, Any]:
             "bytes": table.bytes_by_tier(),
             **table.counters(),
             "refused_steps": state.learner.skipped_steps,
-            "horizons_ms": horizons_of(trainer),
+            "expiry_cutoffs_ms": horizons_of(trainer),
             "limits": state.limits.document(),
         },
     }

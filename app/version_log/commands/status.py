@@ -33,7 +33,7 @@ class CommandStatus(NamedTuple):
         entry = self.entry or {}
         known = self.version if self.version else None
         return {
-            "order": self.id,
+            "command": self.id,
             "state": self.state,
             "kind": entry.get("kind"),
             "version": known,

@@ -37,7 +37,7 @@ class Target:
 
     def __init__(self, world) -> None:
         world.log.start_epoch()
-        world.log.write_status(orders=["forget", "limits", "rollback"])
+        world.log.write_status(commands=["forget", "limits", "rollback"])
         rows = {(USER, n): row for n, row in ROWS.items()} | {(ITEM, hash_string(b"a")): [1, 1, 1, 1]}
         number = world.log.publish(rows, strings=[(ITEM, "a")], forgotten=[(USER, 9)])
         self.client = world.serve(max_ids=10_000, max_body_bytes=2**21)

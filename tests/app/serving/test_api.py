@@ -264,10 +264,10 @@ def test_tokens_guard_a_server(world, monkeypatch):
     refused = client.post("/v1/forget", json=forget, headers=admin)
     assert (refused.status_code, refused.json()["error"]["code"]) == (501, "not_supported_yet")
     assert not (world.log.path / "commands").exists()
-    world.log.write_status(orders=["forget"])
+    world.log.write_status(commands=["forget"])
     accepted = client.post("/v1/forget", json=forget, headers=admin)
     assert accepted.status_code == 202
-    order = json.loads((world.log.path / "commands" / f"{accepted.json()['order']}.json").read_text())
+    order = json.loads((world.log.path / "commands" / f"{accepted.json()['command']}.json").read_text())
     assert order["keys"] == [forget]
     assert client.post("/v1/forget", json=forget, headers=reader).status_code == 403
     assert client.post("/v1/rollback", json={"version": 5}, headers=admin).status_code == 501

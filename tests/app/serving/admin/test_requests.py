@@ -8,11 +8,11 @@ SCHEMA = Schema(labels=("click",), categorical=("user", "item"), sequence=("last
 
 
 def test_an_order_that_the_trainer_does_not_execute_is_refused():
-    for status in ({}, {"orders": []}, {"orders": "forget"}):
+    for status in ({}, {"commands": []}, {"commands": "forget"}):
         with pytest.raises(ApiError) as caught:
             check_supported("forget", status)
         assert (caught.value.status, caught.value.code) == (501, "not_supported_yet")
-    check_supported("forget", {"orders": ["forget"]})
+    check_supported("forget", {"commands": ["forget"]})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
+from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import NO_VERSION_YET, Replica
-from app.serving.ops.registry import MetricsRegistry
 from app.serving.service import declare_metrics
 
 

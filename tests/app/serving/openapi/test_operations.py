@@ -16,7 +16,7 @@ from schemathesis.generation import GenerationMode
 from springtide_client.keys import hash_string
 
 from app.serving.openapi.operations import OPERATIONS
-from app.serving.openapi.schemas import TEXT
+from app.serving.openapi.schemas import STRING
 from tests.app.serving.conftest import World, new_log
 
 NUM_EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "6"))
@@ -53,7 +53,7 @@ class Served:
 
     def __init__(self, world) -> None:
         world.log.start_epoch()
-        world.log.write_status(orders=["forget", "limits", "rollback"])
+        world.log.write_status(commands=["forget", "limits", "rollback"])
         rows = {(USER, n): [1, n, 2, 3] for n in range(-1, 6)} | {(ITEM, hash_string(b"a")): [1, 2, 3, 4]}
         self.version = world.log.publish(rows, strings=[(ITEM, "a")], forgotten=[(USER, 9)])
         client = world.serve(max_ids=50, max_instances=50)
@@ -93,7 +93,7 @@ def served(tmp_path_factory):
 def test_the_page_says_what_the_server_does(served, method, path, mode):
     operation = served.page[path][method]
     told = operation.definition.raw
-    takes = [parameter["schema"] for parameter in told.get("parameters", ())] + [told.get("requestBody", TEXT)]
+    takes = [parameter["schema"] for parameter in told.get("parameters", ())] + [told.get("requestBody", STRING)]
     if mode is GenerationMode.NEGATIVE and all(shape.get("type") == "string" for shape in takes):
         return  # any text will do: nothing wrong can be sent
 

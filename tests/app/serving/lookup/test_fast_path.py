@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from springtide_client.keys import hash_string
 
-from app.serving.http import connection, fast_path
+from app.serving.lookup import fast_path
+from app.serving.server import connection
 from tests.app.serving.raw_connection import JSON, MSGPACK, RAW, Connection, request
 
 USER, ITEM = 0, 1

@@ -1,5 +1,5 @@
-from app.serving.ops.registry import MetricsRegistry
-from app.serving.ops.trainer_metrics import declare_table_metrics, update_table_metrics
+from app.serving.metrics.registry import MetricsRegistry
+from app.serving.metrics.trainer_metrics import declare_table_metrics, update_table_metrics
 
 STATUS = {
     "event_clock_ms": 1_000_000,

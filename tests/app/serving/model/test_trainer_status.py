@@ -1,6 +1,6 @@
 import json
 
-from app.serving.ops.status import TrainerStatusReader, summarize
+from app.serving.model.trainer_status import TrainerStatusReader, summarize
 
 
 def write(log, number, /, **status):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from app.serving.http import tokens
-from app.serving.http.connection import MAX_FRAMING_BYTES
+from app.serving.server.connection import MAX_FRAMING_BYTES
 from tests.app.serving.raw_connection import JSON, RAW, get, request, told
 from tests.app.serving.target import ADMIN, BODIES
 
@@ -107,7 +107,7 @@ def test_pipelined_questions_are_answered_in_their_order(target):
         ("admin-secret", 401, "/v1/forget"),
         (None, 401, "/v1/%66orget"),
         (None, 401, "/v1/forget/"),
-        (None, 401, "/v1%2forders%2fx"),
+        (None, 401, "/v1%2fcommands%2fx"),
         (None, 404, "/v1//forget"),
         (None, 404, "/v1/./forget"),
         (None, 404, "/V1/forget"),

@@ -1,7 +1,8 @@
 """The trainer's health gate as a server tells of it."""
 
 from app.serving.ops.gate_metrics import declare_gate_metrics, update_gate_metrics
-from app.serving.ops.registry import MetricsRegistry
+
+from app.serving.metrics.registry import MetricsRegistry
 
 HOLDING = {"state": "holding", "action": "alert", "reason": "norm", "detail": "...", "trips": 2, "rollbacks": 1}
 

@@ -1,0 +1,102 @@
+"""The route of the log itself: a live stream of version records for followers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Query, Request
+from springtide_client.errors import LogError
+from springtide_client.format.records import Record, Tip
+from springtide_client.log.base import read_base_manifest
+from springtide_client.log.directory import LogDirectory, base_name
+from starlette.responses import Response
+
+from app.serving.feed.log_reader import LogReader
+from app.serving.feed.record_cache import RecordCache
+from app.serving.http.errors import gone
+from app.serving.http.request_limits import RequestLimits
+from app.serving.http.responses import StreamResponse
+from app.serving.model.replica import Replica
+
+router = APIRouter(tags=["The model"])
+
+BATCH_BYTES = 4 << 20
+RETRY_SECONDS = 0.02
+# how often the log is read even if the served version has not changed
+READ_INTERVAL_SECONDS = 2.0
+
+
+class LogParts(NamedTuple):
+    """What the route of this module uses."""
+
+    log_path: Path
+    replica: Replica
+    limits: RequestLimits
+    record_cache: RecordCache
+
+
+@router.get("/v1/log")
+async def log(request: Request, after: Annotated[int, Query(ge=0)]) -> Response:
+    """Version records after V, byte for byte as in the log, for as long as the client reads; 410 if V is not in it"""
+    parts: LogParts = request.app.state.log
+    parts.replica.require_view()
+    parts.limits.open_stream()
+    try:
+        reader, records = await asyncio.to_thread(_open, parts, after)
+    except BaseException:
+        parts.limits.close_stream()
+        raise
+
+    def end() -> None:
+        reader.close()
+        parts.limits.close_stream()
+
+    return StreamResponse(_frames(parts, reader, records), "application/octet-stream", end)
+
+
+def _open(parts: LogParts, after: int) -> tuple[LogReader, list[Record]]:
+    """A reader positioned after the version, and the first records; ApiError 410 if the log does not continue there."""
+    directory = LogDirectory(parts.log_path)
+    tip = _tip(parts.replica, directory, after)
+    if tip is None:
+        raise gone(after, parts.replica.versions.oldest)
+    reader = LogReader(directory, tip)
+    try:
+        return reader, reader.read(tip, BATCH_BYTES)
+    except LogError:
+        reader.close()
+        raise gone(after, parts.replica.versions.oldest) from None
+
+
+def _tip(replica: Replica, directory: LogDirectory, number: int) -> Tip | None:
+    """The tip of a version that this server has applied, or of a base; None for any other."""
+    entry = replica.versions.find(number)
+    if entry is not None:
+        return entry.tip
+    try:
+        return read_base_manifest(directory.path / base_name(number)).tip
+    except (OSError, LogError):
+        return None
+
+
+async def _frames(parts: LogParts, reader: LogReader, records: list[Record]) -> AsyncIterator[bytes]:
+    """1. Records that the server's own follower has just read. 2. If the next one is not among them: the log."""
+    replica, tip = parts.replica, reader.start
+    while not replica.stopping:
+        for record in records:
+            yield record.header
+            yield record.payload
+        tip = records[-1].tip if records else tip
+        view = replica.view
+        is_newest = view is None or view.version <= tip.number
+        if not (records := parts.record_cache.after(tip, BATCH_BYTES)) and is_newest:
+            await replica.wait_for_change(READ_INTERVAL_SECONDS)
+            records = parts.record_cache.after(tip, BATCH_BYTES)
+        if not records:
+            try:
+                records = await asyncio.to_thread(reader.read, tip, BATCH_BYTES)
+            except LogError:
+                return  # what was sent is no longer part of the log; the client's next request will get 410
+            if not records and not is_newest:
+                await asyncio.sleep(RETRY_SECONDS)  # a new epoch has just begun: nothing can be read for a moment

@@ -1,0 +1,93 @@
+"""POST /v1/embeddings/{feature}: answered as an ASGI function, before FastAPI sees the request."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from starlette.types import Receive, Scope, Send
+
+from app.serving.bounded_pool import BoundedPool
+from app.serving.http.errors import body_too_large
+from app.serving.lookup.batch_lookup import (
+    LookupOptions,
+    count_rows,
+    feature_number,
+    look_up,
+    response_headers,
+    runs_inline,
+)
+from app.serving.lookup.codecs import RAW, decode_request
+from app.serving.lookup.fast_path import ROUTE, FastPath
+from app.serving.metrics.registry import MetricsRegistry
+from app.serving.model.replica import Replica
+
+PATH_PREFIX = ROUTE.removesuffix("{feature}")
+# a longer body is decoded by a thread
+INLINE_BYTES = 65_536
+
+
+class BatchLookupHandler:
+    """Answers authorized requests for many rows, and shows plain ones to the fast path."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        metrics: MetricsRegistry,
+        pool: BoundedPool,
+        fast_path: FastPath,
+        *,
+        max_body_bytes: int,
+        max_ids: int,
+    ) -> None:
+        self._replica = replica
+        self._metrics = metrics
+        self._pool = pool
+        self._fast_path = fast_path
+        self._max_body_bytes, self._max_ids = max_body_bytes, max_ids
+
+    def matches(self, scope: Scope) -> bool:
+        """Return True if the request is for this handler; its route is then noted in the scope."""
+        if scope["method"] != "POST" or not scope["path"].startswith(PATH_PREFIX):
+            return False
+        scope["springtide.route"] = ROUTE
+        return True
+
+    async def handle(self, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+        """Look up and send the rows; `headers` are those of the scope by lower-case name. Raises ApiError."""
+        options = LookupOptions.from_headers(scope["path"][len(PATH_PREFIX) :], headers)
+        body = await self._read_body(receive)
+        decode = partial(decode_request, options.request_type, body, self._max_ids)
+        # raw ids are not decoded, the body is used as it is
+        inline = len(body) <= INLINE_BYTES or options.request_type.name == RAW
+        request = decode() if inline else await self._pool.run(decode)
+        view = self._replica.view_satisfying(options.preconditions.with_max_staleness(request.max_staleness_ms))
+        number = feature_number(view, options)
+
+        def look_up_and_count() -> bytes | memoryview:
+            content, status_N = look_up(view, number, options, request)
+            count_rows(self._metrics, status_N)
+            return content
+
+        if runs_inline(view, options, len(request.ids_N)):
+            content = look_up_and_count()
+            if (data := scope.get("springtide.data")) is not None:
+                self._fast_path.remember(data, scope, options, body)
+        else:
+            content = await self._pool.run(look_up_and_count)
+        response = response_headers(self._replica, view, options, len(content))
+        raw = [(name.lower().encode(), value.encode()) for name, value in response.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _read_body(self, receive: Receive) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionResetError("the client disconnected before it had sent the whole request")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._max_body_bytes:
+                raise body_too_large(self._max_body_bytes)
+            if not message.get("more_body"):
+                return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,44 @@
+"""The metrics of this server, declared by name; the trainer's, which it also exports, are in trainer_metrics."""
+
+from app.serving.metrics.registry import MetricsRegistry
+from app.serving.metrics.trainer_metrics import declare_trainer_metrics
+
+
+def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
+    """Declare every metric that /metrics exports; returns the registry."""
+    metrics.histogram("springtide_http_request_duration_seconds", "Time until a response was sent, by route.")
+    metrics.counter("springtide_http_requests_total", "Requests answered, by route and status.")
+    metrics.counter("springtide_requests_rejected_total", "Requests that were not served, by reason.")
+    metrics.gauge(
+        "springtide_http_requests_in_flight", "Requests being answered, without streams and probes.", aggregation="sum"
+    )
+    metrics.gauge("springtide_open_streams", "Open streams and long polls.", aggregation="sum")
+    metrics.counter("springtide_lookup_rows_total", "Rows looked up, by status.")
+    metrics.counter("springtide_predictions_total", "Instances scored.")
+    metrics.counter("springtide_predict_batches_total", "Calls of the model, each for the instances of many requests.")
+    metrics.counter(
+        "springtide_predict_rows_total", "Rows used by predictions, by status: only known rows are learned."
+    )
+    metrics.gauge("springtide_version", "The served version: the oldest of all workers.", aggregation="min")
+    metrics.gauge("springtide_ready", "1 if every worker serves a version.", aggregation="min")
+    metrics.counter("springtide_view_swaps_total", "Versions that became servable, counted by each worker.")
+    metrics.counter("springtide_applied_bytes_total", "Bytes of the versions that became servable.")
+    metrics.histogram(
+        "springtide_event_to_servable_seconds", "From a record's timestamp until it is servable, of sampled records."
+    )
+    for name in ("p50", "p99"):
+        metrics.gauge(
+            f"springtide_freshness_{name}_seconds",
+            f"The {name} of the time from a record's timestamp until it is servable, over the last minute.",
+            aggregation="max",
+        )
+    metrics.gauge(
+        "springtide_complete_until_timestamp_seconds",
+        "Every record readable at this Unix time is in the served version.",
+        aggregation="min",
+    )
+    metrics.gauge("springtide_staleness_seconds", "Now minus springtide_complete_until_timestamp_seconds.")
+    metrics.gauge("springtide_workers", "Processes that answer requests.", aggregation="sum")
+    metrics.counter("springtide_worker_exits_total", "Workers that have exited: replaced by a restart, or died.")
+    declare_trainer_metrics(metrics)
+    return metrics

@@ -1,0 +1,185 @@
+"""One HTTP/1.1 connection: uvicorn's protocol with the fast path, limits on heads, and a time limit for clients."""
+
+import asyncio
+from typing import Any, NamedTuple, cast
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from app.serving.http.errors import ApiError, bad_request, head_too_large, request_timeout, too_many_requests
+from app.serving.http.middleware import HttpMiddleware
+from app.serving.lookup.fast_path import REQUEST_PREFIX, FastPath
+from app.serving.server.client_timeouts import ClientTimeouts
+from app.serving.server.drain import ConnectionDrain
+
+MAX_FRAMING_BYTES = 65_536
+
+
+class ConnectionParts(NamedTuple):
+    """What every connection of a process uses."""
+
+    middleware: HttpMiddleware
+    fast_path: FastPath
+    drain: ConnectionDrain
+    max_connections: int
+
+
+class ConnectionConfig(uvicorn.Config):
+    """uvicorn's settings, and the parts that its connections use."""
+
+    def __init__(self, parts: ConnectionParts, **settings: Any) -> None:
+        super().__init__(parts.middleware, http=HttpConnection, **settings)
+        self.parts = parts
+
+
+class HttpConnection(HttpToolsProtocol):
+    """Between two requests, the bytes of one whole request may take the fast path; all others take uvicorn's way."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        parts = cast(ConnectionConfig, self.config).parts
+        self._middleware, self._fast_path, self._drain = parts.middleware, parts.fast_path, parts.drain
+        self._max_connections = parts.max_connections
+        self._in_head = False
+        self._framing_bytes = self._body_bytes = self._head_bytes = 0  # of the message that the parser reads
+        self._is_between = True  # the parser has seen the end of every request that began
+        self._data: bytes | None = None  # the bytes that a request begins with
+        self._responded_at = 0.0
+        self._timeouts = ClientTimeouts()
+        self._default_headers: tuple[object, str] = (None, "")
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._timeouts.waiting_since = self.loop.time()
+        if len(self.connections) > self._max_connections:
+            self._reject(too_many_requests("connections", self._max_connections))
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_between and data.startswith(REQUEST_PREFIX) and not self._drain.started and self._is_idle():
+            response = self._fast_path.respond(data)
+            if response is not None:
+                self._send(*response)
+                return
+            self._data = data
+        self._framing_bytes += len(data)
+        super().data_received(data)
+        self._data = None
+        if not self._is_between and self._framing_bytes > MAX_FRAMING_BYTES + self._body_bytes:
+            self._reject(head_too_large(MAX_FRAMING_BYTES))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_between, self._in_head = False, True
+        self._body_bytes = self._head_bytes = 0
+        self._timeouts.waiting_since = self.loop.time()
+        if self._data is not None:
+            cast(dict[str, Any], self.scope)["springtide.data"] = self._data
+            self._data = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # a trailer after the body is not a header: the request was authorized by its head
+            super().on_header(name, value)
+            self._head_bytes += len(name) + len(value) + len(": \r\n")
+
+    def on_headers_complete(self) -> None:
+        if self._head_bytes + len(self.url) > MAX_FRAMING_BYTES:
+            raise ValueError("the head is too long")  # the parser stops, and calls send_400_response
+        super().on_headers_complete()
+        self._in_head = False
+        if self._drain.started:
+            self.close_after_response()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        # a chunk of one byte has five bytes of framing: that is not an attack yet
+        self._body_bytes += 8 * len(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_between = True
+        self._framing_bytes = 0
+        self._timeouts.waiting_since = None
+
+    def send_400_response(self, msg: str) -> None:
+        cycle = self.cycle
+        if self._head_bytes + len(getattr(self, "url", b"")) > MAX_FRAMING_BYTES:
+            self._reject(head_too_large(MAX_FRAMING_BYTES))
+        elif cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started):
+            hint = "send HTTP/1.1 as in RFC 9112: one Content-Length or chunks, ASCII paths, no line folding"
+            self._reject(bad_request("these bytes are not a valid HTTP request", hint))
+        else:
+            # nothing may be written into the middle of a response: it is completed, and is the last
+            cycle.keep_alive = False
+            self.flow.pause_reading()
+
+    def close_after_response(self) -> None:
+        """Make the response in progress the last one; if its head was sent, it has already promised to keep alive."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def close_if_idle(self) -> None:
+        """Close the connection unless a request is in progress."""
+        if self._is_between and self._is_idle():
+            self.transport.close()
+
+    def enforce_timeouts(self, now: float, seconds: float) -> None:
+        """Close the connection if its client has kept the server waiting for longer than `seconds`."""
+        if self.transport.is_closing():
+            return
+        delayed = self._timeouts.expired(
+            now,
+            seconds,
+            reads_paused=self.flow.read_paused,
+            num_unsent_bytes=self.transport.get_write_buffer_size() if self.flow.write_paused else 0,
+        )
+        if delayed is None:
+            return
+        cycle = self.cycle
+        is_responding = cycle is not None and cycle.response_started and not cycle.response_complete
+        if delayed == "request" and not is_responding:
+            self._reject(request_timeout(seconds))
+        else:
+            self.transport.abort()  # an error cannot be written into the middle of a response
+            self._middleware.count_rejection("request_timeout")
+
+    def _reject(self, error: ApiError) -> None:
+        """Send an error outside of any request, and close."""
+        content = error.body()
+        headers = {"content-type": "application/json", **error.headers, "connection": "close"}
+        lines = "".join(f"{name.lower()}: {value}\r\n" for name, value in headers.items())
+        defaults = b"".join(b"%s: %s\r\n" % pair for pair in self.server_state.default_headers)
+        head = b"%s%scontent-length: %d\r\n\r\n" % (defaults, lines.encode("latin-1"), len(content))
+        self.transport.write(STATUS_LINE[error.status] + head + content)
+        self.transport.close()
+        self._framing_bytes = 0
+        self._middleware.count_rejected_connection(error)
+
+    def timeout_keep_alive_handler(self) -> None:
+        left = self._responded_at + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _is_idle(self) -> bool:
+        """Return True if nothing is in progress, and written bytes go out: another request may begin."""
+        cycle = self.cycle
+        if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
+            return False
+        return not self.pipeline and not self.flow.write_paused and not self.transport.is_closing()
+
+    def _send(self, lines: str, content: bytes | memoryview) -> None:
+        """Send a response of the fast path."""
+        defaults = self.server_state.default_headers  # a new list every second, because of the date
+        if self._default_headers[0] is not defaults:
+            text = "".join(f"{name.decode('latin-1')}: {value.decode('latin-1')}\r\n" for name, value in defaults)
+            self._default_headers = (defaults, STATUS_LINE[200].decode("latin-1") + text)
+        head = f"{self._default_headers[1]}{lines}\r\n".encode("latin-1")
+        self.transport.writelines([head, content])
+        self.server_state.total_requests += 1
+        self._timeouts.waiting_since = None
+        self._responded_at = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
