@@ -10,7 +10,7 @@ from springtide_client.model.view import STATUS_NAMES
 
 from app.serving.http.errors import bad_request, invalid, too_many_ids
 from app.serving.lookup.arrow_headers import DICTIONARY_BATCH, read_message_headers
-from kernels.cpu.serving.parse_ids import read_string_ids
+from kernels.cpu.serving.parse_ids import read_text_ids
 
 HINT = "send an uncompressed stream with a column id of int64 or string"
 END = b"\xff\xff\xff\xff\0\0\0\0"
@@ -55,7 +55,7 @@ def _string_ids(array: Any) -> Ids:
     if len(array) == 0:
         return np.empty(0, np.int64)
     offsets_N1 = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-    string_ids: Ids = read_string_ids(np.frombuffer(content or b"\0", np.uint8), offsets_N1)
+    string_ids: Ids = read_text_ids(np.frombuffer(content or b"\0", np.uint8), offsets_N1)
     return string_ids
 
 

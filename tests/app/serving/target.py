@@ -69,5 +69,5 @@ class Target:
         """Nothing that was asked ended in a 5xx but 503."""
         for connection in self.connections:
             connection.socket.close()
-        answers = re.findall(r'answers_total\{[^}]*status="(5..)"\}', self.client.get("/metrics").text)
+        answers = re.findall(r'requests_total\{[^}]*status="(5..)"\}', self.client.get("/metrics").text)
         assert set(answers) <= {"503"}

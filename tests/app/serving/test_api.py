@@ -224,7 +224,7 @@ def test_a_demand_gets_fresh_data_or_a_clear_refusal(world):
     newer = world.log.publish()
     world.served(client, newer)
     assert client.get("/v1/embeddings/user_id/1", headers={"X-Springtide-Max-Staleness-Ms": "60000"}).status_code == 200
-    assert 'springtide_refused_total{reason="max_staleness"} 5' in client.get("/metrics").text
+    assert 'springtide_requests_rejected_total{reason="max_staleness"} 5' in client.get("/metrics").text
 
 
 def test_every_refusal_has_one_form(world):
@@ -299,9 +299,9 @@ def test_status_joins_the_trainers_words_with_measurements(world):
     assert newer[-1]["at_ms"] >= now_ms
     text = client.get("/metrics").text
     assert f"springtide_version {number}" in text
-    assert 'springtide_lag_records{partition="clicks/0"} 3' in text
+    assert 'springtide_consumer_lag_records{partition="clicks/0"} 3' in text
     assert 'springtide_trainer_state{state="running"} 1' in text
-    assert 'springtide_http_answers_total{route="/v1/status",status="200"}' in text
+    assert 'springtide_http_requests_total{route="/v1/status",status="200"}' in text
 
 
 def test_versions_that_passed_before_the_server_do_not_count_as_fresh(world):

@@ -52,7 +52,7 @@ def test_versions_are_listed_and_waited_for(world):
         target=lambda: answers.append(client.get(f"/v1/versions/latest?after={numbers[-1]}&wait_seconds=20"))
     )
     asking.start()
-    wait_until(lambda: "springtide_streams 1" in client.get("/metrics").text)
+    wait_until(lambda: "springtide_open_streams 1" in client.get("/metrics").text)
     number = world.log.publish()
     asking.join()
     assert answers[0].json()["version"] == number
@@ -89,7 +89,7 @@ def test_the_log_is_a_live_stream_of_its_own_bytes(world):
         gone = client.get(f"/v1/log?after={unknown}")
         assert (gone.status_code, gone.json()["error"]["code"]) == (410, "gone")
     # whoever left is no longer counted
-    wait_until(lambda: "springtide_streams 0" in client.get("/metrics").text)
+    wait_until(lambda: "springtide_open_streams 0" in client.get("/metrics").text)
 
 
 def test_a_client_follows_over_http(world, tmp_path):
@@ -279,7 +279,7 @@ def test_who_leaves_at_any_moment_leaves_no_stream_behind(world):
         path = ("/v1/events", f"/v1/log?{after}", f"/v1/versions/latest?{after}&wait_seconds=60")[count % 3]
         with socket.create_connection(address) as asker:
             asker.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    wait_until(lambda: "springtide_streams 0" in client.get("/metrics").text)
+    wait_until(lambda: "springtide_open_streams 0" in client.get("/metrics").text)
 
 
 def test_streams_are_limited_and_end_with_the_server(world):

@@ -89,7 +89,7 @@ def test_arrow_ids_of_every_kind_are_what_they_are_elsewhere(ids):
 def test_every_route_counts_the_rows_it_looked_for(target):
     def counted():
         text = target.client.get("/metrics").text
-        found = dict(re.findall(r'springtide_rows_total\{status="(\w+)"\} (\d+)', text))
+        found = dict(re.findall(r'springtide_lookup_rows_total\{status="(\w+)"\} (\d+)', text))
         return np.array([int(found.get(name, 0)) for name in NAMES])
 
     before = counted()

@@ -119,7 +119,9 @@ def test_a_newer_version_is_seen_at_once_and_old_promises_are_checked_again(worl
     text = world.log.publish({(USER, hash_string(b"x")): [1, 1, 1, 1]}, strings=[(USER, "x")])
     world.served(client, text)
     assert connection.ask(plain)[0] == 415
-    refused = re.findall(r'springtide_refused_total\{reason="max_staleness"\} (\d+)', client.get("/metrics").text)
+    refused = re.findall(
+        r'springtide_requests_rejected_total\{reason="max_staleness"\} (\d+)', client.get("/metrics").text
+    )
     assert refused == ["1"]
 
 
@@ -217,15 +219,15 @@ def test_the_short_way_is_counted(client, answered, connect) -> None:
     def counted(name: str) -> float:
         return sum(float(n) for n in re.findall(rf"^{re.escape(name)}[^ ]* (\S+)$", client.get("/metrics").text, re.M))
 
-    answers, rows = 'springtide_http_answers_total{route="/v1/embeddings', "springtide_rows_total"
-    seconds = 'springtide_http_seconds_count{route="/v1/embeddings'
+    answers, rows = 'springtide_http_requests_total{route="/v1/embeddings', "springtide_lookup_rows_total"
+    seconds = 'springtide_http_request_duration_seconds_count{route="/v1/embeddings'
     before = [counted(name) for name in (answers, rows, seconds)]
     connection = connect(client)
     for _ in range(5):
         connection.ask(request(raw_ids(1, 3, 9)))
     assert len(answered) == 4
     assert [counted(name) for name in (answers, rows, seconds)] == [before[0] + 5, before[1] + 15, before[2] + 5]
-    assert 'springtide_rows_total{status="forgotten"} 5' in client.get("/metrics").text
+    assert 'springtide_lookup_rows_total{status="forgotten"} 5' in client.get("/metrics").text
 
 
 def test_a_busy_connection_outlives_its_first_keep_alive_and_an_idle_one_does_not() -> None:
@@ -251,7 +253,7 @@ def test_a_busy_connection_outlives_its_first_keep_alive_and_an_idle_one_does_no
     loop = Loop()
     protocol = connection.HttpConnection.__new__(connection.HttpConnection)
     protocol.loop, protocol.transport, protocol.timeout_keep_alive = loop, Transport(), 30
-    protocol._answered_at = 20.0
+    protocol._responded_at = 20.0
     loop.now = 30.0
     protocol.timeout_keep_alive_handler()
     assert not closed

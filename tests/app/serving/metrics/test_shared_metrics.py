@@ -7,10 +7,10 @@ from app.serving.metrics.shared_metrics import SharedMetrics
 def worker(*, version, answers, seconds):
     metrics = MetricsRegistry()
     metrics.counter("answers_total", "Answers.")
-    metrics.counter("trainer_total", "The trainer's own count, told by every worker.", over="own")
-    metrics.gauge("version", "The oldest.", over="min")
-    metrics.gauge("age", "The greatest.", over="max")
-    metrics.gauge("streams", "All.", over="sum")
+    metrics.counter("trainer_total", "The trainer's own count, told by every worker.", aggregation="local")
+    metrics.gauge("version", "The oldest.", aggregation="min")
+    metrics.gauge("age", "The greatest.", aggregation="max")
+    metrics.gauge("streams", "All.", aggregation="sum")
     metrics.histogram("waits_seconds", "How long.")
     metrics.increment("answers_total", answers - 1, route="/x")
     metrics.unlocked_counter("answers_total", route="/x").amount += 1
@@ -43,7 +43,7 @@ def test_the_counts_of_a_worker_that_is_gone_stay_and_its_gauges_do_not(tmp_path
     tally = SharedMetrics(tmp_path)
     one, other = worker(version=4, answers=3, seconds=0.001), worker(version=6, answers=5, seconds=0.3)
     for metrics in (one, other):
-        metrics.counter("springtide_workers_ended_total", "By how.")
+        metrics.counter("springtide_worker_exits_total", "By how.")
     tally.publish(0, one.values())
     tally.publish(1, other.values())
     tally.record_exit(0, "died")
@@ -51,7 +51,7 @@ def test_the_counts_of_a_worker_that_is_gone_stay_and_its_gauges_do_not(tmp_path
     tally.publish(0, one.values())  # a word that came too late
     lines = text_of(other, tally)
     assert {'answers_total{route="/x"} 8', "version 6", "streams 2", "waits_seconds_count 2"} <= set(lines)
-    assert 'springtide_workers_ended_total{how="died"} 2' in lines
+    assert 'springtide_worker_exits_total{how="died"} 2' in lines
 
 
 def test_a_worker_may_be_asked_while_it_tells(tmp_path):

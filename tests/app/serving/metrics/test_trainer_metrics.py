@@ -1,7 +1,15 @@
 from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.trainer_metrics import declare_table_metrics, update_table_metrics
+from app.serving.metrics.trainer_metrics import declare_trainer_metrics, update_trainer_metrics
 
+GATE = {"state": "holding", "action": "alert", "reason": "norm", "detail": "...", "trips": 2, "rollbacks": 1}
 STATUS = {
+    "trainer": "running",
+    "samples_trained": 12,
+    "samples_per_second": 3.5,
+    "positions": {"clicks/0": {"lag": 3}, "clicks/1": {"lag": None}},
+    "dead_letters": {"bad_json": 4},
+    "scores": {"whole": {"auc": 0.75}, "window": None},
+    "gate": GATE,
     "event_clock_ms": 1_000_000,
     "table": {
         "rows": {"device": 7, "disk": 3},
@@ -11,37 +19,54 @@ STATUS = {
         "recalled_from_spill": 4,
         "evicted_capacity": 5,
         "evicted_quota": 1,
-        "regret": 2,
+        "premature_evictions": 2,
         "not_admitted": 6,
-        "horizons_ms": {"item_id": 940_000},
+        "expiry_cutoffs_ms": {"item_id": 940_000},
     },
 }
 
 
-def test_what_the_table_counts_is_scraped_by_name_and_label():
+def values_after(*statuses: dict) -> list[str]:
+    """The lines with values after these statuses were exported one after the other."""
     metrics = MetricsRegistry()
-    declare_table_metrics(metrics)
-    update_table_metrics(metrics, STATUS, now_ms=1_030_000)
-    lines = metrics.text().splitlines()
-    for line in (
-        "# TYPE springtide_table_evicted_total counter",
+    declare_trainer_metrics(metrics)
+    for status in statuses:
+        update_trainer_metrics(metrics, status, now_ms=1_030_000)
+    return [line for line in metrics.text().splitlines() if not line.startswith("#")]
+
+
+def test_the_trainers_status_is_exported_by_name_and_label():
+    assert set(values_after(STATUS)) == {
+        'springtide_trainer_state{state="running"} 1',
+        "springtide_samples_trained_total 12",
+        "springtide_samples_per_second 3.5",
+        'springtide_consumer_lag_records{partition="clicks/0"} 3',
+        'springtide_dead_letters_total{reason="bad_json"} 4',
+        'springtide_auc{part="whole"} 0.75',
+        'springtide_gate_holding{reason="norm"} 1',
+        "springtide_gate_trips_total 2",
+        "springtide_gate_rollbacks_total 1",
+        "springtide_event_clock_lag_seconds 30",
         'springtide_table_evicted_total{reason="capacity"} 5',
         'springtide_table_evicted_total{reason="quota"} 1',
         'springtide_table_hits_total{tier="device"} 40',
         'springtide_table_recalled_total{tier="disk"} 4',
         "springtide_table_keys_total 50",
         "springtide_table_not_admitted_total 6",
-        "springtide_table_regret_total 2",
+        "springtide_table_premature_evictions_total 2",
+        'springtide_table_rows{tier="device"} 7',
         'springtide_table_rows{tier="disk"} 3',
-        'springtide_table_horizon_age_seconds{feature="item_id"} 90',
-        "springtide_event_clock_lag_seconds 30",
-    ):
-        assert line in lines
+        'springtide_table_bytes{tier="device"} 700',
+        'springtide_table_expiry_cutoff_age_seconds{feature="item_id"} 90',
+    }
 
 
-def test_without_a_trainer_nothing_is_claimed():
-    metrics = MetricsRegistry()
-    declare_table_metrics(metrics)
-    update_table_metrics(metrics, STATUS, now_ms=1_030_000)
-    update_table_metrics(metrics, {"trainer": "stopped"}, now_ms=1_030_000)
-    assert [line for line in metrics.text().splitlines() if not line.startswith("#")] == []
+def test_values_that_the_status_no_longer_has_are_removed():
+    assert values_after(STATUS, {"trainer": "stopped"}) == ['springtide_trainer_state{state="stopped"} 1']
+    assert not [line for line in values_after(STATUS, {"gate": GATE | {"state": "open"}}) if "gate_holding" in line]
+
+
+def test_a_status_of_any_shape_is_exported():
+    assert values_after({"trainer": 5, "table": [], "gate": 3, "positions": {"x": 1}, "scores": "no"}) == [
+        'springtide_trainer_state{state="5"} 1'
+    ]

@@ -84,14 +84,14 @@ def test_one_request_more_than_may_be_in_flight_is_refused_and_probes_are_not(se
     known = connect(client).send(LOOKUP)
     known.answer(b"]]}")
     slow = connect(client).send(request_bytes[:-1])
-    wait_until(lambda: "springtide_in_flight 1" in client.get("/metrics").text)
+    wait_until(lambda: "springtide_http_requests_in_flight 1" in client.get("/metrics").text)
     refused = client.post("/v1/predict", json={"instances": [{}]})
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
     assert refused.headers["retry-after"] == "1"
     assert client.post("/v1/embeddings/user_id", json={"ids": [1, 2]}).status_code == 429
     assert client.get("/v1/embeddings/user_id/1").status_code == 429
     assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
-    assert 'springtide_refused_total{reason="in_flight"} 3' in client.get("/metrics").text
+    assert 'springtide_requests_rejected_total{reason="in_flight"} 3' in client.get("/metrics").text
     # a known look-up is answered as its bytes arrive: it is never in flight
     assert known.send(LOOKUP).answer(b"]]}").startswith(b"HTTP/1.1 200")
     assert slow.send(request_bytes[-1:]).answer().startswith(b"HTTP/1.1 200")
@@ -113,9 +113,9 @@ def test_who_does_not_finish_a_request_is_told_and_let_go(serving, connect) -> N
     for asker in [connect(client).send(piece) for piece in pieces]:
         told = asker.rest()
         assert told.startswith(b"HTTP/1.1 408")
-        assert b'"code":"too_slow"' in told
+        assert b'"code":"request_timeout"' in told
     assert client.post("/v1/embeddings/user_id", json={"ids": [1]}).status_code == 200
-    assert 'springtide_refused_total{reason="slow"} 6' in client.get("/metrics").text
+    assert 'springtide_requests_rejected_total{reason="timeout"} 6' in client.get("/metrics").text
 
 
 def test_patience_is_for_a_request_and_not_for_the_time_between(serving, connect) -> None:
@@ -134,7 +134,7 @@ def test_who_does_not_read_the_answer_is_let_go(serving, connect) -> None:
     body = bytes(8 * 1_000_000)
     asker = connect(client, receive_bytes=4_096)
     asker.send(post("/v1/embeddings/user_id", body, kind="application/octet-stream"))
-    wait_until(lambda: 'springtide_refused_total{reason="slow"} 1' in client.get("/metrics").text)
+    wait_until(lambda: 'springtide_requests_rejected_total{reason="timeout"} 1' in client.get("/metrics").text)
     assert len(asker.rest()) < 17 * 1_000_000
 
 

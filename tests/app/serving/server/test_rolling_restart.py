@@ -129,12 +129,12 @@ def test_workers_are_restarted_one_by_one_and_replaced_when_they_die_and_no_requ
         askers.stop()
     assert askers.failures == []
     # what the first two counted is not lost, whoever answers
-    wait_until(lambda: running.metric("springtide_http_answers_total", 'route="/v1/embeddings') == askers.num_answers)
-    assert running.metric("springtide_workers_ended_total", 'how="replaced"') == 2
+    wait_until(lambda: running.metric("springtide_http_requests_total", 'route="/v1/embeddings') == askers.num_answers)
+    assert running.metric("springtide_worker_exits_total", 'how="replaced"') == 2
     assert running.metric("springtide_version") == version
     killed = min(running.workers())
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: running.metric("springtide_workers_ended_total", 'how="died"') == 1)
+    wait_until(lambda: running.metric("springtide_worker_exits_total", 'how="died"') == 1)
     assert running.ask("/v1/embeddings/user_id/1").json()["vector"] == [5, 6, 7, 8]
     wait_until(lambda: running.metric("springtide_workers") == 2)
     last = running.workers()
@@ -143,7 +143,7 @@ def test_workers_are_restarted_one_by_one_and_replaced_when_they_die_and_no_requ
     head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     with socket.create_connection((host, int(port)), timeout=20) as slow:
         slow.sendall(head + body[:-1])
-        wait_until(lambda: running.metric("springtide_in_flight") == 1)
+        wait_until(lambda: running.metric("springtide_http_requests_in_flight") == 1)
         with httpx.stream("GET", f"{running.url}/v1/log?after={version}") as answer:
             assert answer.status_code == 200
             os.kill(running.pid, signal.SIGTERM)

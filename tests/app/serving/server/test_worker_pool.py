@@ -45,7 +45,11 @@ def look_until(workers, check):
 
 
 def pids(workers):
-    return [worker.process.pid for worker in workers._living if worker.is_listening]
+    return [worker.process.pid for worker in workers._workers if worker.is_listening]
+
+
+def pass_the_pause(workers, clock):
+    clock.now += workers._backoff.remaining_seconds + 1e-6
 
 
 def test_a_worker_that_dies_is_replaced_and_waited_for_longer_when_that_goes_on(kept):
@@ -54,17 +58,16 @@ def test_a_worker_that_dies_is_replaced_and_waited_for_longer_when_that_goes_on(
     how["successor"] = "dies"
     first, second = pids(workers)
     os.kill(first, signal.SIGKILL)
-    look_until(workers, lambda: len(workers._living) == 1)
+    look_until(workers, lambda: len(workers._workers) == 1)
     pauses = []
     for number in (3, 4, 5):
-        due = workers._due
-        pauses.append(due - clock.now)
-        clock.now = due
+        pauses.append(workers._backoff.remaining_seconds)
+        pass_the_pause(workers, clock)
         look_until(workers, lambda number=number: workers._num_started == number)
-        look_until(workers, lambda: len(workers._living) == 1)
+        look_until(workers, lambda: len(workers._workers) == 1)
     assert pauses == pytest.approx([0.1, 0.2, 0.4])
     how["successor"] = "lives"
-    clock.now = workers._due
+    pass_the_pause(workers, clock)
     look_until(workers, lambda: workers.all_listening)
     assert second in pids(workers)
 
@@ -76,12 +79,12 @@ def test_nobody_leaves_before_a_successor_answers(kept):
     how["successor"] = "dies"
     workers.start_rolling_restart()
     look_until(workers, lambda: workers._num_started == 3)
-    look_until(workers, lambda: len(workers._living) == 2)
+    look_until(workers, lambda: len(workers._workers) == 2)
     assert pids(workers) == first
     how["successor"] = "lives"
-    clock.now = workers._due
+    pass_the_pause(workers, clock)
     look_until(workers, lambda: workers.all_listening and not set(pids(workers)) & set(first))
-    assert (tally / "ended.json").read_text().count('"replaced"') == 1
+    assert (tally / "exited_workers.json").read_text().count('"replaced"') == 1
 
 
 def test_one_that_does_not_leave_is_killed(tmp_path):
@@ -98,7 +101,7 @@ def test_one_that_does_not_leave_is_killed(tmp_path):
     look_until(workers, lambda: workers.all_listening)
     first = pids(workers)
     workers.start_rolling_restart()
-    look_until(workers, lambda: any(worker.leave_by for worker in workers._living))
+    look_until(workers, lambda: any(worker.leave_by for worker in workers._workers))
     clock.now += 100
     look_until(workers, lambda: first[0] not in pids(workers))
     clock.now = 0.0
@@ -110,16 +113,16 @@ def test_a_system_without_processes_left_ends_no_server(kept, monkeypatch):
     look_until(workers, lambda: workers.all_listening)
     first, second = pids(workers)
     os.kill(first, signal.SIGKILL)
-    look_until(workers, lambda: len(workers._living) == 1)
+    look_until(workers, lambda: len(workers._workers) == 1)
     num_files = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr("os.fork", refuse)
-        clock.now = workers._due
+        pass_the_pause(workers, clock)
         workers.supervise()
-        assert workers._due > clock.now
+        assert not workers._backoff.is_over
     assert len(os.listdir("/proc/self/fd")) == num_files
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # it can still be told to stop
-    clock.now = workers._due
+    pass_the_pause(workers, clock)
     look_until(workers, lambda: workers.all_listening)
     assert second in pids(workers)
 
@@ -134,10 +137,10 @@ def test_a_full_disk_ends_no_server(kept):
     first, second = pids(workers)
     tally.rename(tally.with_name("elsewhere"))  # nothing can be written down
     os.kill(first, signal.SIGKILL)
-    look_until(workers, lambda: len(workers._living) == 1)
-    clock.now = workers._due
+    look_until(workers, lambda: len(workers._workers) == 1)
+    pass_the_pause(workers, clock)
     look_until(workers, lambda: workers.all_listening)
     assert second in pids(workers)
     tally.with_name("elsewhere").rename(tally)
     workers.supervise()
-    assert (tally / "ended.json").read_text().count('"died"') == 1
+    assert (tally / "exited_workers.json").read_text().count('"died"') == 1

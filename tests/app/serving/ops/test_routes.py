@@ -1,0 +1,22 @@
+"""Operation routes over a real server."""
+
+HOLDING = {"state": "holding", "action": "alert", "reason": "norm", "detail": "...", "trips": 2, "rollbacks": 1}
+
+
+def test_a_gate_that_starts_to_hold_is_sent_as_an_event(world):
+    client = world.serve()
+    world.log.start_epoch()
+    number = world.log.publish({(0, 1): [1, 2, 3, 4]})
+    world.served(client, number)
+    world.log.write_status(gate=HOLDING | {"state": "open", "trips": 0})
+    seen = []
+    with client.stream("GET", "/v1/events") as answer:
+        for line in answer.iter_lines():
+            if line.startswith("event: version"):
+                world.log.write_status(gate=HOLDING)
+            if line.startswith("event: gate"):
+                seen.append(line)
+            elif seen and line.startswith("data: "):
+                assert '"reason":"norm"' in line
+                break
+    assert seen == ["event: gate"]
