@@ -8,7 +8,7 @@ from embeddings.memory.resident import ResidentRows
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
 from embeddings.tiers.lower_tiers import LowerTiers
-from kernels.spec import DIRTY, NO_SLOT
+from kernels.types import DIRTY, NO_SLOT
 
 WRITTEN_ROWS = 65536  # rows that come from elsewhere are taken in steps of so many
 

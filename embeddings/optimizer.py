@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from kernels.spec import OPTIMIZERS, OptimizerStep, state_width_of
+from kernels.types import OPTIMIZERS, OptimizerStep, state_width_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptimizer:
-    """The keys of `[table] optimizer`; kernels/spec.py's `update` says what each optimizer does with them."""
+    """The keys of `[table] optimizer`; kernels/ops.py's `update` says what each optimizer does with them."""
 
     name: str = "rowwise-adagrad"  # or sgd, adagrad, adam, ftrl
     lr: float = 0.05

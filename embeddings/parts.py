@@ -33,7 +33,8 @@ from embeddings.tiers.interface import Spill
 from embeddings.tiers.lower_tiers import LowerTiers
 from embeddings.tiers.no_spill import NoSpill
 from kernels.backend import backend
-from kernels.spec import DIRTY, NEEDS_SPILL, Ops, RowLayout
+from kernels.ops import Ops
+from kernels.types import DIRTY, NEEDS_SPILL, RowLayout
 
 
 class TableParts:

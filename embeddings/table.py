@@ -1,6 +1,6 @@
 """The embedding table: rows for any id, made when first asked for, moved to lower tiers when not asked for long.
 
-Knows no device and no file: devices are ops (kernels/spec.py), files are a Spill and a RowSource.
+Knows no device and no file: devices are ops (kernels/ops.py), files are a Spill and a RowSource.
 """
 
 # K keys of a batch, U unique keys, B rows of gradients, D dimension
@@ -17,7 +17,7 @@ from embeddings.parts import TableParts
 from embeddings.rows import as_keys
 from embeddings.torch_api import autograd
 from embeddings.torch_api.autograd import LookupSlice
-from kernels.spec import NO_SLOT, Array
+from kernels.types import NO_SLOT, Array
 
 
 class EmbeddingTable(TableParts):

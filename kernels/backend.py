@@ -1,6 +1,6 @@
 """Choose the backend for a device when a table is made; importing it is delayed until then."""
 
-from kernels.spec import Ops
+from kernels.ops import Ops
 
 
 def backend(device: str | Ops = "cpu") -> Ops:

@@ -9,7 +9,8 @@ import numpy as np
 
 from kernels.backend import backend
 from kernels.compile_cache import remove_stale_cache
-from kernels.spec import NEEDS_SPILL, Ops, OptimizerStep, RowColumns, RowLayout, Store
+from kernels.ops import Ops
+from kernels.types import NEEDS_SPILL, OptimizerStep, RowColumns, RowLayout, Store
 
 # gather and update are compiled for each dimension, update for each optimizer too; others compile when first used
 DIMS = (8, 16, 32, 64)

@@ -31,7 +31,8 @@ from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
-from kernels.spec import Ops, RowLayout
+from kernels.ops import Ops
+from kernels.types import RowLayout
 
 if TYPE_CHECKING:
     from app.config.load import Config

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from springtide_client.keys import SHARED_ROW_OFFSET
 
-from kernels.spec import Array, UniqueKeys
+from kernels.types import Array, UniqueKeys
 
 if TYPE_CHECKING:
     from embeddings.table import EmbeddingTable

@@ -17,7 +17,8 @@ from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from embeddings.tiers.lower_tiers import LowerTiers, RecalledRows
 from embeddings.tiers.upload import recalled_flags
-from kernels.spec import NO_SLOT, Array, Ops, RowColumns, UniqueKeys, priority_of
+from kernels.ops import Ops
+from kernels.types import NO_SLOT, Array, RowColumns, UniqueKeys, priority_of
 
 
 @dataclass(frozen=True, kw_only=True)

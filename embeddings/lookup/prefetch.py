@@ -10,7 +10,7 @@ from embeddings.errors import SpillError
 from embeddings.memory.placement import PredictedMisses
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from embeddings.tiers.lower_tiers import RecalledRows
-from kernels.spec import UniqueKeys
+from kernels.types import UniqueKeys
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from embeddings.memory.resident import ResidentRows
 from embeddings.policy.admission import AdmissionControl
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.tiers.lower_tiers import LowerTiers
-from kernels.spec import NO_SLOT, Array, Ops, UniqueKeys
+from kernels.ops import Ops
+from kernels.types import NO_SLOT, Array, UniqueKeys
 
 UInt8Array = npt.NDArray[np.uint8]
 KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = 0, 1, 2, 3

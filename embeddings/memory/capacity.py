@@ -7,7 +7,8 @@ from springtide_client.system.sizes import parse_size
 from embeddings.config import Admission, TableConfig
 from embeddings.memory.eviction import MIN_GHOSTS
 from embeddings.optimizer import RowOptimizer
-from kernels.spec import Ops, RowLayout
+from kernels.ops import Ops
+from kernels.types import RowLayout
 
 PART = 16  # the overflow area has a sixteenth of the slots, the side buffer a sixteenth of the bytes
 OVERFLOW_KEY_BYTES = 64  # key, score, free list and hash places of an overflow row, at most

@@ -7,7 +7,7 @@ from embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
 from embeddings.memory.resident import ResidentRows
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, TableDelta, UInt16Array
-from kernels.spec import NO_SLOT, Array, Spread, run_inline
+from kernels.types import NO_SLOT, Array, Spread, run_inline
 
 MAX_PADDING_PART = 4  # the lists of a device are trimmed when their padding may exceed a quarter of the table's slots
 

@@ -14,7 +14,8 @@ from embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, Rows
 from embeddings.tiers.interface import Spill
-from kernels.spec import DIRTY, NEEDS_SPILL, SPILLED, Array, Ops
+from kernels.ops import Ops
+from kernels.types import DIRTY, NEEDS_SPILL, SPILLED, Array
 
 REGRET_LOOKUPS = 1000  # a row asked for again within so many look-ups was missed
 MIN_GHOSTS, MAX_GHOSTS = 64, 1 << 22

@@ -6,7 +6,7 @@ from typing import Any
 from embeddings.config import FeaturePolicy
 from embeddings.memory.resident import ResidentRows
 from embeddings.policy.ttl import ExpiryCutoffs
-from kernels.spec import NO_SLOT
+from kernels.types import NO_SLOT
 
 SWEEP_PARTS, MAX_SWEEP_SLOTS = 64, 65536  # a call sweeps a part of the slots, and never so many that a batch feels it
 

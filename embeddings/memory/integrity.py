@@ -3,7 +3,7 @@
 import numpy as np
 
 from embeddings.memory.resident import ResidentRows
-from kernels.spec import DIRTY, RowColumns
+from kernels.types import DIRTY, RowColumns
 
 
 def check_integrity(memory: ResidentRows, known_touched: set[int] | None) -> None:

@@ -12,7 +12,8 @@ from embeddings.memory.placement import NO_NEW_KEYS, Placement, PredictedMisses
 from embeddings.policy.quotas import Quotas
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from kernels.spec import NO_SLOT, Array, Ops, RowColumns, RowLayout, Spread, run_inline
+from kernels.ops import Ops
+from kernels.types import NO_SLOT, Array, RowColumns, RowLayout, Spread, run_inline
 
 EVICTED_ROWS_PER_STEP = 65536  # rows that must leave do so in steps of so many
 SMALL_BATCHES = 256

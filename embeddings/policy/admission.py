@@ -11,7 +11,8 @@ from springtide_client.system.sizes import parse_size
 
 from embeddings.config import Admission, FeaturePolicy
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
-from kernels.spec import Array, Ops, Sketch, UniqueKeys
+from kernels.ops import Ops
+from kernels.types import Array, Sketch, UniqueKeys
 
 UInt64Array = npt.NDArray[np.uint64]
 UInt8Array = npt.NDArray[np.uint8]

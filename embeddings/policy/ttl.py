@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
-from kernels.spec import Array, Ops
+from kernels.ops import Ops
+from kernels.types import Array
 
 NEVER = 0  # the horizon of a feature without a rule: event times begin there
 

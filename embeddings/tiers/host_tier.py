@@ -20,7 +20,8 @@ from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.tiers.interface import ABSENT, ROW, Spill, SpilledRows
 from embeddings.tiers.write_batch import WriteBatch
-from kernels.spec import NO_SLOT, Ops, RowColumns, RowLayout
+from kernels.ops import Ops
+from kernels.types import NO_SLOT, RowColumns, RowLayout
 
 COUNTS = "hits_host", "host_evicted", "host_spilled", "host_dropped"
 CACHED_ABOVE, ONLY_HERE = -1, 0  # priorities

@@ -13,7 +13,7 @@ from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.tiers.base import RowSource
 from embeddings.tiers.interface import ABSENT, ROW, TOMBSTONE, Spill
 from embeddings.tiers.upload import RowUpload
-from kernels.spec import Ops
+from kernels.ops import Ops
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from embeddings.rows import BoolArray, Int64Array, Rows
-from kernels.spec import SPILLED, Array, Ops, RowColumns
+from kernels.ops import Ops
+from kernels.types import SPILLED, Array, RowColumns
 
 
 @dataclass(frozen=True)

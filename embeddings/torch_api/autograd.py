@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from kernels.spec import Array, Ops
+from kernels.ops import Ops
+from kernels.types import Array
 
 if TYPE_CHECKING:
     from embeddings.lookup.handle import Lookup

@@ -22,7 +22,8 @@ from embeddings.torch_api.inference import FEATURE, features_of, inference_rows
 from embeddings.torch_api.inputs import bags_of, ids_of, scores_of
 from embeddings.torch_api.table_module import TableModule
 from kernels.backend import backend
-from kernels.spec import Array, Ops
+from kernels.ops import Ops
+from kernels.types import Array
 
 if TYPE_CHECKING:
     import pyarrow as pa

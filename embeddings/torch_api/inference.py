@@ -7,7 +7,8 @@ from springtide_client.keys import SHARED_ROW_OFFSET
 
 from embeddings.lookup.read_only import KNOWN, NOT_ADMITTED
 from embeddings.table import EmbeddingTable
-from kernels.spec import Array, Ops
+from kernels.ops import Ops
+from kernels.types import Array
 
 FEATURE = 0  # the one feature of a module's table
 

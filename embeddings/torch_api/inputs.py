@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from embeddings.torch_api.autograd import MODES
-from kernels.spec import Array, Ops
+from kernels.ops import Ops
+from kernels.types import Array
 
 INT64_MAX = 2**63 - 1
 INTEGERS = (

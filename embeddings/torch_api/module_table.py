@@ -17,7 +17,8 @@ from embeddings.tiers.rocksdb.spill import RocksSpill
 from embeddings.torch_api.autograd import LookupSlice
 from embeddings.torch_api.owner_lock import OwnerLock
 from embeddings.torch_api.spill_folder import SpillFolder
-from kernels.spec import NO_SLOT, Array, Ops
+from kernels.ops import Ops
+from kernels.types import NO_SLOT, Array
 
 
 class ModuleTable(EmbeddingTable):

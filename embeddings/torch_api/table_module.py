@@ -19,7 +19,8 @@ from embeddings.torch_api.module_table import ModuleTable
 from embeddings.torch_api.owner_lock import OwnerLock
 from embeddings.torch_api.state_dict import check_state, export_state, import_state
 from kernels.backend import backend
-from kernels.spec import Array, Ops
+from kernels.ops import Ops
+from kernels.types import Array
 
 READ_COUNTERS = {
     KNOWN: "read_known",

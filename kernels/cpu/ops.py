@@ -19,14 +19,14 @@ from kernels.cpu.rows.update import GradientBatch, KeyArrays, RowArrays, compile
 from kernels.cpu.store.host_arrays import HostArrays
 from kernels.cpu.store.store import arrays_of
 from kernels.cpu.store.store_ops import StoreOps
-from kernels.spec import OptimizerStep, RowColumns, Spread, Store, UniqueKeys, run_inline
+from kernels.types import OptimizerStep, RowColumns, Spread, Store, UniqueKeys, run_inline
 
 Array = npt.NDArray[Any]
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
-    """The ops of kernels/spec.py, on numpy arrays. One thread at a time, `find` and `update` apart."""
+    """The ops of kernels/ops.py, on numpy arrays. One thread at a time, `find` and `update` apart."""
 
     def __init__(self) -> None:
         # scratch that is kept: fresh memory costs more in page faults than the work on it

@@ -11,7 +11,7 @@ from kernels.cuda.launchers.update_ops import UpdateOps
 
 
 class CudaOps(TransferOps, StoreOps, IndexOps, KeyOps, RowOps, UpdateOps, ScanOps, SketchOps):
-    """The ops of kernels/spec.py, on CuPy arrays; numpy's are copied to the GPU, torch's are taken as they are.
+    """The ops of kernels/ops.py, on CuPy arrays; numpy's are copied to the GPU, torch's are taken as they are.
 
     With `late=True`, as tables use it, results that may stay on the device do; with `exact=False` no op of a step
     waits for the GPU (see `Launcher`).

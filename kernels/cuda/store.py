@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels.cpu.store.store import num_own_states
 from kernels.cuda.device import Array, Device
-from kernels.spec import RowLayout, Store
+from kernels.types import RowLayout, Store
 
 WIDTH = 128  # slots of a bucket
 DTYPES = {"float32": np.float32, "bfloat16": np.uint16}  # CuPy has no bfloat16: the upper halves of float32

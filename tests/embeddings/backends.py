@@ -4,7 +4,7 @@ import pytest
 
 from kernels.backend import backend
 from kernels.cuda.ops import CudaOps
-from kernels.spec import Ops
+from kernels.ops import Ops
 from tests.support.gpu_emulation.emulated_ops import device_of, host
 from tests.support.gpu_emulation.simt import SimtDevice
 

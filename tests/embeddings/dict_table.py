@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from springtide_client.keys import SHARED_ROW_OFFSET
 
-from kernels.spec import OptimizerStep, state_width_of
+from kernels.types import OptimizerStep, state_width_of
 from tests.kernels.oracle import Key, Row, Sketch, mixed, unique
 
 DIM, SEED, SCALE = 4, 5, 0.1

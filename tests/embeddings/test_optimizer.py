@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from embeddings.optimizer import RowOptimizer
-from kernels.spec import OPTIMIZERS, OptimizerStep
+from kernels.types import OPTIMIZERS, OptimizerStep
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -13,7 +13,7 @@ from embeddings.lookup.handle import Lookup
 from embeddings.lookup.read_only import FORGOTTEN
 from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
-from kernels.spec import Ops
+from kernels.ops import Ops
 from tests.embeddings.backends import host
 
 BUCKET = Capacity.of_rows(1)  # rounded up to one

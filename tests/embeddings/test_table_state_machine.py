@@ -27,7 +27,7 @@ from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
-from kernels.spec import RowLayout, state_width_of
+from kernels.types import RowLayout, state_width_of
 from tests.embeddings.backends import host, ops_of
 from tests.embeddings.dict_table import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, arrays
 from tests.embeddings.tiers.flaky_spill import FlakySpill

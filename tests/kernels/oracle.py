@@ -8,7 +8,7 @@ import numpy as np
 from springtide_client.keys import mix64
 from springtide_client.rows.initial_values import initial_values
 
-from kernels.spec import OptimizerStep
+from kernels.types import OptimizerStep
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 GOLDEN = 0x9E37_79B9_7F4A_7C15

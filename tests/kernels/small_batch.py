@@ -7,7 +7,7 @@ import numpy as np
 
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
-from kernels.spec import OptimizerStep, RowLayout, state_width_of
+from kernels.types import OptimizerStep, RowLayout, state_width_of
 from tests.kernels.oracle import Key, Row
 
 OPS = backend()

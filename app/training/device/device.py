@@ -7,7 +7,7 @@ import torch
 from app.training.config import TrainConfig
 from app.training.device.transfer_stream import CudaTransferStream, TransferStream
 from app.training.step.cuda_graphs import GraphCapture, capture_cuda_graph
-from kernels.spec import Ops
+from kernels.ops import Ops
 
 
 class TrainDevice(NamedTuple):

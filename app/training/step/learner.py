@@ -24,7 +24,7 @@ from embeddings.errors import SpillError
 from embeddings.lookup.handle import Lookup
 from embeddings.lookup.prefetch import Prefetch
 from embeddings.table import EmbeddingTable
-from kernels.spec import Array
+from kernels.types import Array
 from stream.columns import Batch
 
 Arrays = dict[str, npt.NDArray[Any]]

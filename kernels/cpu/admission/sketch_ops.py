@@ -9,13 +9,13 @@ import numpy.typing as npt
 from kernels.cpu.admission import ghosts as ghost_words
 from kernels.cpu.admission import sketch as sketches
 from kernels.cpu.store.huge_pages import zeros
-from kernels.spec import SKETCH_BLOCK_BYTES, Ghosts, Sketch
+from kernels.types import SKETCH_BLOCK_BYTES, Ghosts, Sketch
 
 Array = npt.NDArray[Any]
 
 
 class SketchOps:
-    """The part of kernels/spec.py on the sketch and the ghosts."""
+    """The part of kernels/ops.py on the sketch and the ghosts."""
 
     def new_sketch(self, num_bytes: int) -> Sketch:
         num_blocks = num_bytes // SKETCH_BLOCK_BYTES

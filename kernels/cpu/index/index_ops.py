@@ -10,13 +10,13 @@ from kernels.cpu.index import buckets, insert_and_evict, scan
 from kernels.cpu.index.eviction_score import TICK_MASK
 from kernels.cpu.index.overflow import count_rows_before
 from kernels.cpu.store.store import arrays_of
-from kernels.spec import InsertResult, Store
+from kernels.types import InsertResult, Store
 
 Array = npt.NDArray[Any]
 
 
 class IndexOps:
-    """The index's part of kernels/spec.py."""
+    """The index's part of kernels/ops.py."""
 
     def find(self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array) -> Array:
         p = arrays_of(store)

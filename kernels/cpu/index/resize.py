@@ -26,7 +26,7 @@ from kernels.cpu.index.buckets import (
 from kernels.cpu.index.insert_and_evict import find_empty_slot, write_key
 from kernels.cpu.intrinsics.instructions import prefetch
 from kernels.cpu.store.store import StoreArrays, arrays_of, refit
-from kernels.spec import Store
+from kernels.types import Store
 
 ONE, S32 = np.uint64(1), np.uint64(32)
 AHEAD = 16

@@ -1,4 +1,4 @@
-"""What an optimizer does to up to 64 numbers of a row: kernels/spec.py's formulas, each operation in float32."""
+"""What an optimizer does to up to 64 numbers of a row: kernels/ops.py's formulas, each operation in float32."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from kernels.cpu.intrinsics.simd import absolute, copysign_nonzero, load, sqrt, store, zero_where_at_most
-from kernels.spec import OPTIMIZERS, OptimizerStep, Store, state_width_of
+from kernels.types import OPTIMIZERS, OptimizerStep, Store, state_width_of
 
 NUM_CORRECTIONS = 4096  # steps of Adam whose bias corrections are looked up
 

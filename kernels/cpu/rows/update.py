@@ -103,7 +103,7 @@ def gradient(
 
 @cache
 def compiled_update(dim: int, name: str, is_half: bool, count_priority: bool) -> Any:
-    """The update for these: see kernels/spec.py."""
+    """The update for these: see kernels/ops.py."""
     num = num_lanes(dim)
     num_pieces, even, width, lanes = -(-dim // num), dim % num == 0, np.uint64(dim), np.uint64(num)
     is_rowwise, is_adagrad, is_adam = name == "rowwise-adagrad", name == "adagrad", name == "adam"

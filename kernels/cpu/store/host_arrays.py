@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from kernels.cpu.index.buckets import WIDTH
 from kernels.cpu.store.output_buffers import ReusedBuffers
-from kernels.spec import OutputBuffers
+from kernels.ops import OutputBuffers
 
 Array = npt.NDArray[Any]
 AT_ONCE = nullcontext()
 
 
 class HostArrays:
-    """The part of kernels/spec.py on arrays as such."""
+    """The part of kernels/ops.py on arrays as such."""
 
     device = "cpu"
     width = WIDTH

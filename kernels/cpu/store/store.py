@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kernels.cpu.index.buckets import WIDTH, WORDS, Buckets
 from kernels.cpu.index.overflow import Overflow
 from kernels.cpu.store.huge_pages import array_over, new_pages, resized
-from kernels.spec import RowLayout, Store
+from kernels.types import RowLayout, Store
 
 Array = npt.NDArray[Any]
 RECORD_BYTES = 32

@@ -11,13 +11,13 @@ from kernels.cpu.index.buckets import WIDTH
 from kernels.cpu.index.overflow import empty_overflow, grown_overflow
 from kernels.cpu.store import store as stores
 from kernels.cpu.store.store import DTYPES, arrays_of, new_store, refit
-from kernels.spec import RowLayout, Store
+from kernels.types import RowLayout, Store
 
 Array = npt.NDArray[Any]
 
 
 class StoreOps:
-    """The part of kernels/spec.py on stores as wholes."""
+    """The part of kernels/ops.py on stores as wholes."""
 
     def allocate(self, num_slots: int, num_overflow: int, layout: RowLayout) -> Store:
         _check(num_slots)

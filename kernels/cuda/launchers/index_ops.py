@@ -8,13 +8,13 @@ import numpy as np
 from kernels.cuda.device import Array
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.store import arrays_of
-from kernels.spec import TICK_BITS, InsertResult, Store
+from kernels.types import TICK_BITS, InsertResult, Store
 
 TILE = 8  # threads that look for one key
 
 
 class IndexOps(Launcher):
-    """The index's part of kernels/spec.py."""
+    """The index's part of kernels/ops.py."""
 
     def find(self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array) -> Array:
         keys_U = self._keys(features_U, ids_U, mixed_U)

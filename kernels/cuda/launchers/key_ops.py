@@ -8,7 +8,7 @@ from springtide_client.keys import mix64
 
 from kernels.cuda.device import Array
 from kernels.cuda.launchers.launcher import Launcher
-from kernels.spec import UniqueKeys
+from kernels.types import UniqueKeys
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -19,7 +19,7 @@ def first_value_constants(seed: int, scale: float) -> tuple[np.uint64, np.float3
 
 
 class KeyOps(Launcher):
-    """The part of kernels/spec.py that needs no store."""
+    """The part of kernels/ops.py that needs no store."""
 
     def mix_keys(self, features_U: Array, ids_U: Array) -> Array:
         features_U, ids_U = self._pairs(features_U, ids_U)

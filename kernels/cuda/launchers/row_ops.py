@@ -8,7 +8,7 @@ from kernels.cuda.launchers.key_ops import first_value_constants
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.sources import Defines
 from kernels.cuda.store import arrays_of
-from kernels.spec import RowColumns, Spread, Store, run_inline
+from kernels.types import RowColumns, Spread, Store, run_inline
 
 MODES = ("sum", "mean", "max")  # numbered as in rows.cu
 NULL = np.uint64(0)  # a pointer to nothing
@@ -25,7 +25,7 @@ def vectors_of(dim: int) -> int:
 
 
 class RowOps(Launcher):
-    """The rows' part of kernels/spec.py."""
+    """The rows' part of kernels/ops.py."""
 
     def gather(self, store: Store, slots_U: Array, inverse_K: Array, out: Array | None = None) -> Array:
         slots_U = self._array("slots", slots_U, np.int64, -1)

@@ -6,13 +6,13 @@ import numpy as np
 from kernels.cuda.device import Array
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.store import arrays_of
-from kernels.spec import TICK_BITS, Store
+from kernels.types import TICK_BITS, Store
 
 NUM_DIGITS = 21  # by which the lowest are chosen: scan.cu
 
 
 class ScanOps(Launcher):
-    """The sweeps' part of kernels/spec.py."""
+    """The sweeps' part of kernels/ops.py."""
 
     def find_expired(self, store: Store, slots_N: Array, features_N: Array, cutoffs_F: Array) -> Array:
         slots_N = self._array("slots", slots_N, np.int64, -1)

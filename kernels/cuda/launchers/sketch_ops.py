@@ -5,13 +5,13 @@ import numpy as np
 
 from kernels.cuda.device import Array
 from kernels.cuda.launchers.launcher import Launcher
-from kernels.spec import SKETCH_BLOCK_BYTES, Ghosts, Sketch
+from kernels.types import SKETCH_BLOCK_BYTES, Ghosts, Sketch
 
 MOST_RANGES = 2**31  # blocks or places: what keys are sorted by is an int32
 
 
 class SketchOps(Launcher):
-    """The part of kernels/spec.py on the sketch and the ghosts."""
+    """The part of kernels/ops.py on the sketch and the ghosts."""
 
     def new_sketch(self, num_bytes: int) -> Sketch:
         num_blocks = num_bytes // SKETCH_BLOCK_BYTES

@@ -20,7 +20,7 @@ from kernels.cuda.store import (
     row_shapes_and_dtypes,
     store_of,
 )
-from kernels.spec import TICK_BITS, RowLayout, Store
+from kernels.types import TICK_BITS, RowLayout, Store
 
 HALF_WORD = 2  # bytes: rows are moved in these
 LANES = 32
@@ -28,7 +28,7 @@ NULL = np.uint64(0)  # a pointer to nothing
 
 
 class StoreOps(Launcher):
-    """The part of kernels/spec.py on stores as wholes.
+    """The part of kernels/ops.py on stores as wholes.
 
     A store that changes its size exists twice for a moment: CUDA memory does not grow in place. Where there is no
     memory for that the store is as it was.

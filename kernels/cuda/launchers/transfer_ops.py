@@ -7,11 +7,12 @@ from typing import Any
 from kernels.cuda.device import Array
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.store import WIDTH
-from kernels.spec import NO_SLOT, OutputBuffers
+from kernels.ops import OutputBuffers
+from kernels.types import NO_SLOT
 
 
 class TransferOps(Launcher):
-    """The arrays' part of kernels/spec.py."""
+    """The arrays' part of kernels/ops.py."""
 
     device = "cuda"
     width = WIDTH

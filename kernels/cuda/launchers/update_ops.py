@@ -12,7 +12,7 @@ from kernels.cuda.launchers.key_ops import MASK
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.launchers.row_ops import NULL, defines_of
 from kernels.cuda.store import arrays_of
-from kernels.spec import OPTIMIZERS, OptimizerStep, Store
+from kernels.types import OPTIMIZERS, OptimizerStep, Store
 
 LONG = 256  # occurrences of a key beyond which they are summed in parts: gradients.cuh
 
@@ -37,7 +37,7 @@ OPTIMIZER_NUMBERS = {name: number for number, name in enumerate(OPTIMIZERS)}  # 
 
 
 class UpdateOps(Launcher):
-    """The update of kernels/spec.py."""
+    """The update of kernels/ops.py."""
 
     def __init__(self, device: Device | None = None, *, exact: bool = True, late: bool = False) -> None:
         super().__init__(device, exact=exact, late=late)

@@ -1,4 +1,4 @@
-// What an optimizer does to one number of a row: kernels/spec.py's formulas, each operation in float32, in the CPU
+// What an optimizer does to one number of a row: kernels/ops.py's formulas, each operation in float32, in the CPU
 // backend's order. Compiled without fused multiply-adds.
 #pragma once
 #include "portable.cuh"

@@ -15,7 +15,7 @@ from app.version_log.write.writer import LogWriter
 from embeddings.rows import Int64Array
 from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import ROW
-from kernels.spec import NO_SLOT
+from kernels.types import NO_SLOT
 from tests.app.training.configs import make_config
 from tests.app.training.random_clicks import make_batch
 

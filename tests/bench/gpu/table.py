@@ -17,7 +17,7 @@ import numpy as np
 from kernels.cuda.device import CupyDevice, Device
 from kernels.cuda.ops import CudaOps
 from kernels.cuda.store import KEY_BYTES, WIDTH
-from kernels.spec import OptimizerStep, RowLayout, Store, state_width_of
+from kernels.types import OptimizerStep, RowLayout, Store, state_width_of
 from tests.bench.harness.report import Case, arguments, describe_case, fail, report
 
 HKV = "HierarchicalKV on an A100, published, x 4.8/1.935"

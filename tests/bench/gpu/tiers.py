@@ -25,7 +25,8 @@ from embeddings.table import EmbeddingTable
 from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
-from kernels.spec import Ops, RowLayout
+from kernels.ops import Ops
+from kernels.types import RowLayout
 from tests.bench.gpu.table import host, markdown
 from tests.bench.harness.report import Case, arguments, fail, report
 

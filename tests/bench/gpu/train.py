@@ -29,7 +29,7 @@ from app.training.step.dense_step import DeviceStep
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
-from kernels.spec import Ops
+from kernels.ops import Ops
 from stream.columns import Batch
 from stream.positions import Partition
 from tests.bench.harness.report import Case, arguments, describe_case, fail, report, timed

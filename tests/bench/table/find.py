@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kernels.cpu.index.buckets import WIDTH, WORDS
-from kernels.spec import NO_SLOT
+from kernels.types import NO_SLOT
 from tests.bench.harness.machine_limits import line_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import saved

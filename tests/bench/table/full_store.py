@@ -7,7 +7,8 @@ import numpy as np
 
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
-from kernels.spec import Ops, RowLayout, Store
+from kernels.ops import Ops
+from kernels.types import RowLayout, Store
 from tests.bench.workloads.keys import Int64Array, scattered_ids
 
 FILL = 3  # times as many keys as slots leave hardly a bucket with room: 16 slots, 48 keys on average

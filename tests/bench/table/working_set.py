@@ -22,7 +22,7 @@ from springtide_client.schema import Schema
 
 from app.version_log.compact.base_writer import BaseImage, write_base
 from kernels.backend import backend
-from kernels.spec import RowLayout
+from kernels.types import RowLayout
 from tests.bench.harness.processes import ContenderProcess, module_command, our_environment
 from tests.bench.harness.report import Case, alternate, argument_parser, fail, report
 from tests.bench.table.memory_cgroup import MIB, MemoryCgroup, uncached_copy

@@ -13,7 +13,7 @@ from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
-from kernels.spec import RowLayout
+from kernels.types import RowLayout
 from tests.embeddings.backends import host, ops_of
 from tests.support.gpu_emulation.device_array import waits
 from tests.support.gpu_emulation.simt import COMPILER

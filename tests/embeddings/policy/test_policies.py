@@ -14,7 +14,7 @@ from embeddings.memory.expiry_sweep import SWEEP_PARTS
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.base import FoundRows
 from embeddings.tiers.rocksdb.spill import RocksSpill
-from kernels.spec import Ops
+from kernels.ops import Ops
 from tests.embeddings.backends import host, is_emulated
 
 DIM = 4

@@ -18,7 +18,7 @@ from embeddings.tiers.interface import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.no_spill import NoSpill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
-from kernels.spec import RowLayout
+from kernels.types import RowLayout
 from tests.embeddings.tiers.spill_support import DictSpill, assert_found, find, numbered_rows
 
 DIM, WIDTH = 4, 9

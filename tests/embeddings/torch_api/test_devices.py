@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embeddings import DynamicEmbedding
-from kernels.spec import Ops
+from kernels.ops import Ops
 
 DIM, NUM_IDS = 6, 40
 

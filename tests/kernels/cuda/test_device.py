@@ -11,7 +11,7 @@ from embeddings.tiers.host_tier import HostTier
 from kernels.backend import backend
 from kernels.cuda.device import CupyDevice
 from kernels.cuda.ops import CudaOps
-from kernels.spec import RowLayout
+from kernels.types import RowLayout
 from tests.embeddings.tiers.spill_support import DictSpill
 from tests.support.gpu_emulation.fake_gpu import install
 from tests.support.gpu_emulation.simt import COMPILER

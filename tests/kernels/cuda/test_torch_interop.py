@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernels.cuda.ops import CudaOps
-from kernels.spec import OptimizerStep, RowLayout, Store
+from kernels.types import OptimizerStep, RowLayout, Store
 from tests.support.gpu_emulation.emulated_ops import device_of, host
 
 pytestmark = pytest.mark.gpu

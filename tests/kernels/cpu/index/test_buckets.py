@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
-from kernels.spec import NO_SLOT, PRIORITY_BITS, TICK_BITS, RowLayout, priority_of
+from kernels.types import NO_SLOT, PRIORITY_BITS, TICK_BITS, RowLayout, priority_of
 from tests.kernels.oracle import Index, Key, mixed
 
 OPS = backend()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
 from kernels.cpu.store.store import arrays_of
-from kernels.spec import NO_SLOT, RowColumns, RowLayout, Store
+from kernels.types import NO_SLOT, RowColumns, RowLayout, Store
 from tests.kernels.oracle import Index, Key
 
 OPS = backend()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.backend import backend
-from kernels.spec import NO_SLOT, RowLayout
+from kernels.types import NO_SLOT, RowLayout
 from tests.kernels.cpu.rows.test_rows import filled
 
 OPS = backend()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernels.backend import backend
-from kernels.spec import NO_SLOT, OPTIMIZERS, RowLayout, state_width_of
+from kernels.types import NO_SLOT, OPTIMIZERS, RowLayout, state_width_of
 from tests.kernels.oracle import nearest
 from tests.kernels.small_batch import placed
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
-from kernels.spec import OptimizerStep, RowLayout
+from kernels.types import OptimizerStep, RowLayout
 from tests.kernels.small_batch import placed
 
 OPS = backend()

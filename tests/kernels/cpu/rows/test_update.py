@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kernels.backend import backend
 from kernels.cpu.index.buckets import WIDTH
-from kernels.spec import DIRTY, OPTIMIZERS, TICK_BITS, OptimizerStep, RowLayout, state_width_of
+from kernels.types import DIRTY, OPTIMIZERS, TICK_BITS, OptimizerStep, RowLayout, state_width_of
 from tests.kernels.oracle import Key
 from tests.kernels.small_batch import SmallBatch, placed
 

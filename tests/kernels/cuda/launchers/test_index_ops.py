@@ -10,7 +10,7 @@ from springtide_client.keys import mix_keys
 
 from kernels.cuda.launchers.index_ops import IndexOps
 from kernels.cuda.store import WIDTH, arrays_of, new_keys, new_overflow, new_rows, store_of
-from kernels.spec import NO_SLOT, TICK_BITS, InsertResult, RowLayout
+from kernels.types import NO_SLOT, TICK_BITS, InsertResult, RowLayout
 from tests.kernels.oracle import Index, Key, mixed
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 

@@ -7,7 +7,7 @@ import pytest
 
 from kernels.cuda.ops import CudaOps
 from kernels.cuda.store import WIDTH
-from kernels.spec import NO_SLOT, RowLayout
+from kernels.types import NO_SLOT, RowLayout
 from tests.kernels.oracle import Index, Key, mixed
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 

@@ -6,7 +6,7 @@ import pytest
 
 from kernels.cpu.ops import CpuOps
 from kernels.cuda.ops import CudaOps
-from kernels.spec import Ops
+from kernels.ops import Ops
 
 
 def ops_of(kind: type) -> dict[str, object]:
