@@ -1,7 +1,8 @@
-"""How commands give orders: put down, executed here where no trainer runs, waited for where somebody asks."""
+"""Submit a command to the trainer and report its result; without a running trainer it is executed right here."""
 
 import argparse
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,19 +14,20 @@ WAIT_SECONDS = 30.0
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
+    """Add the --wait option to a subcommand."""
     parser.add_argument(
         "--wait",
         type=float,
         default=WAIT_SECONDS,
         metavar="SECONDS",
-        help=f"how long to wait for a running trainer's result (default: {WAIT_SECONDS:g}; 0: not at all)",
+        help=f"how long to wait for a running trainer's result (default: {WAIT_SECONDS:g}; 0: do not wait)",
     )
 
 
 def submit_and_wait(
-    outline: "LightConfig", kind: str, body: dict[str, Any], *, wait_seconds: float, window_samples: int
+    config: "LightConfig", kind: str, body: dict[str, Any], *, wait_seconds: float, window_samples: int
 ) -> "CommandStatus | None":
-    """What became of it: executed by a running trainer, or else here. None: it waits for a trainer still."""
+    """Submit a command and return its status once it is executed; None if it is still waiting for a trainer."""
     from springtide_client.errors import LogError
 
     from app.version_log.commands.offline import execute_pending
@@ -33,45 +35,45 @@ def submit_and_wait(
     from app.version_log.commands.status import command_status
     from app.version_log.errors import FencedError, LogBusyError
 
-    log_path = outline.log.path
-    order_id = submit_command(log_path, kind, body)
+    log_path = config.log.path
+    command_id = submit_command(log_path, kind, body)
     try:
-        execute_pending(outline.log, outline.schema, window_samples=window_samples)
+        execute_pending(config.log, config.schema, window_samples=window_samples)
     except (LogBusyError, FencedError):
-        print(f"order {order_id}: a trainer runs and executes it with its next version")
-        wait_until_durable(log_path, order_id, wait_seconds)
+        print(f"command {command_id}: the running trainer will execute it with its next version")
+        wait_until_durable(log_path, command_id, wait_seconds)
     except LogError as error:
-        # the order stays where it is: whoever can read the log will execute it
-        print(f"order {order_id}: it cannot be executed now ({error}); the next trainer executes it")
+        # the file stays: the next trainer that can read the log executes it
+        print(f"command {command_id}: it cannot be executed now ({error}); the next trainer will execute it")
         return None
-    receipt = command_status(log_path, order_id)
-    if receipt is not None and receipt.entry is not None:
-        return receipt
-    print(f"order {order_id}: not executed yet, it stays until a trainer does")
+    status = command_status(log_path, command_id)
+    if status is not None and status.entry is not None:
+        return status
+    print(f"command {command_id}: not executed yet; it stays until a trainer executes it")
     return None
 
 
-def wait_until_durable(log_path: Any, order_id: str, seconds: float) -> None:
-    """Until a version carries the order, or the time is over."""
+def wait_until_durable(log_path: Path, command_id: str, seconds: float) -> None:
+    """Wait until the version that carries the command is durable, or the time is over."""
     from app.version_log.commands.status import command_status
 
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        receipt = command_status(log_path, order_id)
-        if receipt is None or receipt.state == "durable":
+        status = command_status(log_path, command_id)
+        if status is None or status.state == "durable":
             return
         time.sleep(POLL_SECONDS)
 
 
-def print_result(receipt: "CommandStatus") -> int:
-    """One line; the exit code."""
+def print_result(status: "CommandStatus") -> int:
+    """Print what the command did, in one line; return the exit code."""
     from springtide_client.format.records import version_name
 
-    result = dict((receipt.entry or {}).get("result") or {})
-    where = f"version {version_name(receipt.version)}" if receipt.version else "a version older than the log tells of"
+    result = dict(status.entry.result) if status.entry else {}
+    place = f"version {version_name(status.version)}" if status.version else "a version older than the log reaches back"
     if "refused" in result:
-        print(f"order {receipt.id}: refused in {where}: {result['refused']}")
+        print(f"command {status.id}: refused in {place}: {result['refused']}")
         return 2
-    told = ", ".join(f"{name} {value:,}" for name, value in result.items() if name != "version")
-    print(f"order {receipt.id}: executed in {where} ({receipt.state}): {told}")
+    figures = ", ".join(f"{name} {value:,}" for name, value in result.items() if name != "version")
+    print(f"command {status.id}: executed in {place} ({status.state}): {figures}")
     return 0

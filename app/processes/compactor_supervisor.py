@@ -49,7 +49,7 @@ def compactor_child(config: Config) -> ChildSpec:
     arguments += ["--base-minutes", str(log.base_minutes), "--keep-bases", str(log.keep_bases)]
     arguments += ["--log-bytes", str(log.log_bytes), "--window-samples", str(config.train.window_samples)]
     arguments += [] if log.onnx else ["--no-onnx"]
-    return ChildSpec("merge", arguments, module="app.version_log.compact.compactor")
+    return ChildSpec("compact", arguments, module="app.version_log.compact")
 
 
 def log_line(name: str, line: str) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from springtide_client.errors import EncodeError, LogError
-from springtide_client.format.records import StreamPosition
+from springtide_client.format.records import CommandEntry, StreamPosition
 
 from app.config.runtime_limits import limits_document, parse_limits
 from app.training.state.training_state import TrainingState
@@ -76,20 +77,21 @@ class CommandExecutor:
         except (ValueError, EncodeError) as error:
             return {"refused": str(error)}
 
-    def reexecute_lost(self, entries: Iterable[Mapping[str, Any]]) -> None:
+    def reexecute_lost(self, entries: Iterable[CommandEntry]) -> None:
         """Executes again what versions said that are lost, and no file does any more; the next version tells it.
 
         What was forgotten is hidden up to where that was.
         """
         for entry in entries:
-            order_id, kind = str(entry.get("id")), str(entry.get("kind"))
-            result = dict(entry.get("result") or {})
-            if "refused" in result or kind not in ("forget", "limits"):
+            order_id, kind = entry.id, entry.kind
+            if entry.is_refused or kind not in ("forget", "limits"):
                 logger.warning("an order is lost with its version", extra={"order": order_id, "kind": kind})
                 continue
-            order = Command(order_id, kind, {"keys": entry.get("keys"), "limits": result.get("limits")})
+            order = Command(
+                order_id, kind, {"keys": msgspec.to_builtins(entry.keys), "limits": entry.result.get("limits")}
+            )
             try:
-                self._note(order, self._handler(order)(order.body), entry.get("positions"))
+                self._note(order, self._handler(order)(order.body), entry.positions)
             except SpillError as error:
                 raise LogError(f"an order of a lost version cannot be executed again: {error}") from error
             except (ValueError, EncodeError) as error:

@@ -35,7 +35,7 @@ IS_LONG = "TORTURE_EXAMPLES" in os.environ
 def executed(workspace: Workspace) -> Counter[str]:
     """How many versions tell of each order."""
     records = LogDirectory(workspace.log).records(None)
-    return Counter(entry["id"] for record in records for entry in record.meta.executed_commands)
+    return Counter(entry.id for record in records for entry in record.meta.executed_commands)
 
 
 @pytest.mark.skipif(not IS_LONG, reason="a dozen processes: `make torture` runs it")

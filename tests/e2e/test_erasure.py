@@ -76,9 +76,9 @@ def test_a_forgotten_id_is_gone_from_bases_and_followers_and_the_receipt_tells_t
         assert gone.wait(20)
     receipt = ask(workspace, "GET", path)[1]
     assert receipt["result"] == {"keys": 2}
-    assert [key["gone_since"] for key in receipt["keys"]] == [receipt["version"]] * 2
+    assert [key["erased_in"] for key in receipt["keys"]] == [receipt["version"]] * 2
     assert receipt["keys"][0]["oldest_file"]
-    assert receipt["keys"][0]["goes"].startswith("when ")
+    assert receipt["keys"][0]["removal_condition"].startswith("when ")
     # not from an older version on, and never back
     assert all((status != 0) == (version >= receipt["version"]) for version, status in seen[1:])
     wait_until(

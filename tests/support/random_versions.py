@@ -2,7 +2,7 @@
 
 import random
 
-from springtide_client.format.records import VersionMeta
+from springtide_client.format.records import CommandEntry, NamedKey, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 
@@ -43,11 +43,14 @@ class RandomVersions:
         """Append a version; `now` must already hold the rows after it."""
         horizons = {"1": self.horizon} if self.horizon else {}
         ordered = {key for key in forgotten if self.rng.random() < 0.5}
-        keys = [{"feature": ("user_id", "item_id")[feature], "id": str(row_id)} for feature, row_id in ordered]
-        orders = [{"id": f"o{len(self.worlds)}", "kind": "forget", "keys": keys}] if keys else []
+        keys = [NamedKey(("user_id", "item_id")[feature], str(row_id)) for feature, row_id in ordered]
+        commands = [CommandEntry(id=f"o{len(self.worlds)}", kind="forget", keys=keys)] if keys else []
         fingerprint = SCHEMA.fingerprint()
         meta = VersionMeta(
-            expiry_cutoffs=horizons, samples_trained=len(self.worlds), fingerprint=fingerprint, executed_commands=orders
+            expiry_cutoffs=horizons,
+            samples_trained=len(self.worlds),
+            fingerprint=fingerprint,
+            executed_commands=commands,
         )
         version = self.writer.append(meta, row_tensors(rows, forgotten) | (more or {}))
         self.worlds[version.number] = dict(self.now)

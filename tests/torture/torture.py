@@ -79,7 +79,7 @@ class Torture:
         assert self.stage.process_pool.wait(done, 120.0) == 0, self.stage.trainer_output()
         image = self.judge.verify()
         assert image.offset == self.stage.num_produced
-        missing = self.judge.submitted.keys() - {order["id"] for order in image.meta.executed_commands}
+        missing = self.judge.submitted.keys() - {order.id for order in image.meta.executed_commands}
         assert not missing, f"orders are lost: {missing}"
         self.judge.compare_with_reference(image)
         wait_until(lambda: self.stage.newest_version() == image.tip.number, "the follower's arrival")

@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _action(arguments.action).run(outline, arguments)
     except FileNotFoundError as error:
-        # a merger is at work beside us
-        raise LogError(f"{error.filename} was retired while it was read: run the command again") from None
+        message = f"{error.filename} was deleted by the compactor while it was read: run the command again"
+        raise LogError(message) from None
 
 
 def _action(name: str) -> Action:

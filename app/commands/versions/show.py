@@ -200,7 +200,7 @@ def print_history_json(
             "files": [
                 {
                     "file": holding.file,
-                    "goes": holding.removal_condition(outline.log),
+                    "removal_condition": holding.removal_condition(outline.log),
                     "expected_ms": holding.expected_ms,
                 }
                 for holding in holdings

@@ -69,7 +69,7 @@ async def rollback(request: Request) -> JsonResponse:
 async def status(request: Request, command_id: str) -> JsonResponse:
     """Status of a command
 
-    `state` is waiting (no trainer has taken it), taken, published, or durable: the version that carries it survives a
+    `state` is waiting, claimed (by a trainer), published, or durable: the version that carries it survives a
     power loss. For a forget command, `keys` says for each of the first 16 keys in which version it was erased, which is
     the oldest file of the log that still contains it, and when that file will be removed.
     """
@@ -91,7 +91,7 @@ async def status(request: Request, command_id: str) -> JsonResponse:
 
 def _note(state: str, trainer: Mapping[str, Any]) -> str:
     """What a command that is not executed yet waits for."""
-    if state not in ("waiting", "taken"):
+    if state not in ("waiting", "claimed"):
         return ""
     condition = trainer.get("trainer")
     if condition in ("stopped", "failed"):

@@ -9,8 +9,7 @@ from springtide_client.format.records import Record
 from springtide_client.log.base import Base
 
 from app.serving.model.view import IdArray
-from app.version_log.read.id_dictionary import strings_of
-from app.version_log.read.id_strings import decode_strings, id_strings_of
+from app.version_log.read.id_dictionary import decode_strings, id_strings_of, strings_of
 
 
 class LiveIdDictionary:

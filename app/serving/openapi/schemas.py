@@ -144,7 +144,7 @@ SCHEMAS: dict[str, JsonSchema] = {
     "Accepted": object_of(command=STRING, kind=STRING, state={"const": "accepted"}, note=STRING),
     "CommandStatus": object_of(
         command=STRING,
-        state={"enum": ["waiting", "taken", "published", "durable"]},
+        state={"enum": ["waiting", "claimed", "published", "durable"]},
         kind=or_null(STRING),
         version=or_null(INTEGER),
         name=or_null(STRING),

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from springtide_client.features import IdStrings
-from springtide_client.format.records import Record, VersionMeta
+from springtide_client.format.records import CommandEntry, Record, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.schema import Schema
 
@@ -74,7 +74,7 @@ class TrainingState:
         self._cut_step = 0
         self._record_ms: list[npt.NDArray[np.int64]] = []
         self._texts: list[IdStrings] = []
-        self._orders: list[dict[str, Any]] = []  # executed since the last cut, with their results
+        self._orders: list[CommandEntry] = []  # executed since the last cut, with their results
 
     def learn(self, batch: Batch, *, upcoming: Batch | None = None, limit_ms: int | None = None) -> None:
         """1. Time passes in the table. 2. Score and learn. 3. Count. 4. Move positions and clocks.
@@ -182,7 +182,7 @@ class TrainingState:
             high_water_marks=positions_to_meta(self.high_water_marks),
         )
 
-    def add_executed_command(self, entry: dict[str, Any]) -> None:
+    def add_executed_command(self, entry: CommandEntry) -> None:
         """An order was executed: the next version says so."""
         self._orders.append(entry)
         self.changed = True

@@ -1,8 +1,8 @@
-"""Where an id is still on the disk, and what must happen before it is not: for receipts of what was forgotten.
+"""Find the files of a log that still hold an erased id, and say what must happen before each is deleted.
 
-A file holds an id that has its row or its text. Marks and orders, which only say that it was forgotten, do not count:
-they are how the forgetting reaches whoever follows. Files that no reader counts any more are looked into as well; half
-a record at the end of a file is not: it goes with the file, or was never an answer to anybody.
+A file holds an id if it has its row or its string. Tombstones and command entries do not count: they only say that the
+id was erased, and followers need them. Files that readers ignore are searched too; half a record at the end of a file
+is not, because it was never readable.
 """
 
 import mmap
@@ -21,7 +21,7 @@ from springtide_client.log.directory import Listing, LogDirectory, base_name
 
 from app.version_log.config import LogConfig
 from app.version_log.read.id_dictionary import find_id_strings
-from app.version_log.read.segments import scan_segment
+from app.version_log.read.segments import HEADERS_ONLY, scan_segment
 
 CHUNK_ROWS = 1 << 20
 _DRAFT = re.compile(r"\.tmp-(?:retired-)?base-(\d{20})-.*")
@@ -29,57 +29,58 @@ _DRAFT = re.compile(r"\.tmp-(?:retired-)?base-(\d{20})-.*")
 
 @dataclass(frozen=True)
 class FileReference:
-    """A file of the log that holds an id, and what must happen before it is unlinked."""
+    """A file of the log that holds an id, and what must happen before it is deleted."""
 
     file: str  # in the log's folder
-    version: int  # the oldest that holds it there
-    bases_missing: int  # so many more bases must be made
-    is_open: bool  # and the trainer must go on in another file
-    is_draft: bool  # of a base, or what is left of one
-    expected_ms: int | None  # about when the bases are made, where a trainer and a merger run; None: none is missing
+    version: int  # the oldest version in the file that has the id
+    bases_missing: int  # how many more bases must be written first
+    is_open: bool  # the trainer is writing it, and must start another file first
+    is_draft: bool  # an unfinished base, or one being deleted
+    # about when the missing bases are written, if a trainer and a compactor run; None if none is missing
+    expected_ms: int | None
 
     def removal_condition(self, log: LogConfig) -> str:
-        """When it will be unlinked, in words."""
+        """Say when the file will be deleted: a clause that starts with "when"."""
         if self.is_draft:
-            return "when the merge that makes it ends, or the next merger starts"
+            return "when the compaction that writes it ends, or the next compactor starts"
         if not self.bases_missing and not self.is_open:
-            return "when the next base is made"
+            return "when the next base is written"
         conditions = []
         if self.bases_missing:
             minutes = self.bases_missing * log.base_minutes
             bases = "one more base is" if self.bases_missing == 1 else f"{self.bases_missing} more bases are"
             conditions.append(
-                f"{bases} made ([log] base_minutes = {log.base_minutes:g}, keep_bases = {log.keep_bases}: "
+                f"{bases} written ([log] base_minutes = {log.base_minutes:g}, keep_bases = {log.keep_bases}: "
                 f"about {minutes:g} minutes of learning)"
             )
         if self.is_open:
-            conditions.append("the trainer begins another file ([log] segment_bytes, or its next start)")
+            conditions.append("the trainer starts another file ([log] segment_bytes, or its next start)")
         return "when " + " and ".join(conditions)
 
 
 class _Found(NamedTuple):
     file: str
     version: int  # the oldest with the id
-    covered_by: int  # a base of at least this version makes it superfluous; 0: nobody counts it
+    covered_by: int  # a base of at least this version replaces the file; 0: readers ignore it already
     is_draft: bool = False
 
 
 def oldest_file_containing(log: LogConfig, feature: int, row_id: int) -> FileReference | None:
-    """The file with the oldest version of the log that still holds the id; None where no file does.
+    """Return the file with the oldest version that still holds the id, or None.
 
-    Reads the keys of every segment and looks the key up in every base: about as long as reading the log once.
+    Reads the keys of every segment and looks the id up in every base: takes about as long as reading the log once.
     """
     return next(iter(files_containing(log, feature, row_id)), None)
 
 
 def files_containing(log: LogConfig, feature: int, row_id: int) -> list[FileReference]:
-    """Every file that still holds the id, the one with the oldest version first."""
+    """Return every file that still holds the id, the one with the oldest version first."""
     directory = LogDirectory(log.path)
     listing = directory.scan()
     found = [*_in_bases(directory, listing, feature, row_id), *_in_segments(directory, listing, feature, row_id)]
     found += _in_drafts(directory, feature, row_id)
     open_file = max(listing.segments.get(listing.claimed_epoch, [""]))
-    holdings = []
+    references = []
     for place in sorted(found, key=lambda place: (place.version, "/" in place.file, place.file)):
         newer = sum(number >= place.covered_by for number in listing.bases)
         missing = 0 if place.is_draft or not place.covered_by else max(0, log.keep_bases - newer)
@@ -87,8 +88,8 @@ def files_containing(log: LogConfig, feature: int, row_id: int) -> list[FileRefe
         if missing and listing.bases:
             expected = _created_ms(directory, listing.bases[-1]) + round(missing * log.base_minutes * 60_000)
         is_open = place.file == open_file
-        holdings.append(FileReference(place.file, place.version, missing, is_open, place.is_draft, expected))
-    return holdings
+        references.append(FileReference(place.file, place.version, missing, is_open, place.is_draft, expected))
+    return references
 
 
 def _in_bases(directory: LogDirectory, listing: Listing, feature: int, row_id: int) -> Iterator[_Found]:
@@ -102,10 +103,10 @@ def _in_bases(directory: LogDirectory, listing: Listing, feature: int, row_id: i
 
 def _in_segments(directory: LogDirectory, listing: Listing, feature: int, row_id: int) -> Iterator[_Found]:
     manifest = directory.manifest(listing)
-    counting = {name for name, _ in directory.readable_segments(listing, manifest)} if manifest else set()
+    readable = {name for name, _ in directory.readable_segments(listing, manifest)} if manifest else set()
     for epoch, names in listing.segments.items():
         for name in names:
-            is_ignored = manifest is not None and epoch < manifest.epoch and name not in counting
+            is_ignored = manifest is not None and epoch < manifest.epoch and name not in readable
             oldest, newest = None, 0
             for number, arrays in _records(directory.path / name):
                 newest = max(newest, number)
@@ -116,7 +117,7 @@ def _in_segments(directory: LogDirectory, listing: Listing, feature: int, row_id
 
 
 def _in_drafts(directory: LogDirectory, feature: int, row_id: int) -> Iterator[_Found]:
-    """What mergers left, or make now: its rows may not be sorted yet."""
+    """Search unfinished bases; their rows may not be sorted yet."""
     for path in sorted(directory.path.glob(".tmp-*")):
         match = _DRAFT.fullmatch(path.name)
         for name, group in ((ROWS, ""), (ID_STRINGS, "")) if match else ():
@@ -126,13 +127,13 @@ def _in_drafts(directory: LogDirectory, feature: int, row_id: int) -> Iterator[_
 
 
 def _records(path: Path) -> Iterator[tuple[int, Arrays]]:
-    """Every whole record of a file, counted by readers or not; only what is looked at is read."""
+    """Yield the number and tensors of every complete record of a file, mapped into memory rather than read."""
     try:
         with path.open("rb") as file:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except (FileNotFoundError, ValueError):  # retired meanwhile, or empty
+    except (FileNotFoundError, ValueError):  # deleted meanwhile, or empty
         return
-    for header, end in scan_segment(path, verify_after=2**63):
+    for header, end in scan_segment(path, verify_after=HEADERS_ONLY):
         try:
             yield header.number, decode_tensors(content[end - header.length : end])[0]
         except LogError:
@@ -163,7 +164,7 @@ def _holds_sorted(arrays: Arrays, feature: int, row_id: int, *, is_rows: bool) -
 def _mapped(path: Path) -> Arrays | None:
     try:
         return map_tensors(path)
-    except (OSError, LogError):  # retired meanwhile, absent, or not yet written
+    except (OSError, LogError):  # deleted meanwhile, absent, or not yet written
         return None
 
 

@@ -1,15 +1,14 @@
-"""What executed orders have forgotten, as versions tell it: which keys, and where in the stream that was.
+"""Erasures: which keys executed commands have erased, and up to which stream position.
 
-Whoever reads a stretch of the stream again that lies before a forgetting must not learn its ids from there.
+When the stream is read again from before an erasure, its ids must not be learned from the records before it.
 """
 
 # n keys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 from springtide_client.errors import EncodeError
-from springtide_client.format.records import StreamPosition, VersionMeta
+from springtide_client.format.records import CommandEntry, StreamPosition, VersionMeta
 from springtide_client.keys import encode_id
 from springtide_client.rows.layers import RowLayer, sorted_layer
 from springtide_client.schema import Schema
@@ -18,27 +17,24 @@ from app.version_log.trainer_meta import ErasureMeta, TrainerMeta
 from stream.decode.erasure_filter import Erasure
 from stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 
-Entry = Mapping[str, Any]
 Positions = Mapping[str, StreamPosition]
 
 
-def keys_of_entry(entry: Entry, schema: Schema) -> list[tuple[int, int]]:
-    """The keys, (feature number, id), that an order of a version has forgotten."""
-    named = entry.get("keys") if entry.get("kind") == "forget" else None
-    result = entry.get("result")
-    if not isinstance(named, list) or (isinstance(result, Mapping) and "refused" in result):
+def keys_of_entry(entry: CommandEntry, schema: Schema) -> list[tuple[int, int]]:
+    """Return the keys, as (feature number, id), that an executed command has erased."""
+    if entry.kind != "forget" or entry.is_refused:
         return []
     keys = []
-    for key in named:
+    for key in entry.keys:
         try:
-            keys.append((schema.number(key["feature"]), encode_id(key["id"])[0]))
-        except (EncodeError, KeyError, TypeError):
+            keys.append((schema.number(key.feature), encode_id(key.id)[0]))
+        except (EncodeError, KeyError):
             continue
     return keys
 
 
-def erased_keys(entries: Iterable[Entry], schema: Schema) -> RowLayer:
-    """The keys that executed orders have forgotten, as a layer without values."""
+def erased_keys(entries: Iterable[CommandEntry], schema: Schema) -> RowLayer:
+    """Return the keys that executed commands have erased, as a layer without values."""
     keys = {key for entry in entries for key in keys_of_entry(entry, schema)}
     features = np.array([feature for feature, _ in keys], np.uint16)
     zeros = np.zeros(len(keys), np.int64)
@@ -46,27 +42,30 @@ def erased_keys(entries: Iterable[Entry], schema: Schema) -> RowLayer:
     return sorted_layer(features, ids, np.zeros((len(keys), 0), np.float32), zeros, zeros)
 
 
-def erasures_of(entries: Iterable[Entry], schema: Schema, *, otherwise: Positions | None = None) -> list[Erasure]:
-    """Where in the stream each order has forgotten its keys; `otherwise`: where it does not say."""
+def erasures_of(
+    entries: Iterable[CommandEntry], schema: Schema, *, otherwise: Positions | None = None
+) -> list[Erasure]:
+    """Return the erasure of each `forget` command; `otherwise`: its positions if the entry has none."""
     found = []
     for entry in entries:
-        keys, positions = keys_of_entry(entry, schema), entry.get("positions", otherwise)
+        keys = keys_of_entry(entry, schema)
+        positions = otherwise if entry.positions is None else entry.positions
         if keys and positions:
             found.append(Erasure(tuple(keys), positions_from_meta(positions)))
     return found
 
 
-def erasures_ahead(forgettings: Iterable[Erasure], positions: Mapping[Partition, Position]) -> list[Erasure]:
-    """Those that reading on from the positions has to mind, each once."""
+def erasures_ahead(erasures: Iterable[Erasure], positions: Mapping[Partition, Position]) -> list[Erasure]:
+    """Return the erasures that matter when the stream is read on from these positions, each once."""
     found: list[Erasure] = []
-    for forgetting in forgettings:
-        if forgetting not in found and forgetting.affects_replay_from(positions):
-            found.append(forgetting)
+    for erasure in erasures:
+        if erasure not in found and erasure.affects_replay_from(positions):
+            found.append(erasure)
     return found
 
 
 def max_positions(one: Mapping[Partition, Position], other: Mapping[Partition, Position]) -> dict[Partition, Position]:
-    """The further of both in each partition; `one` says of which topic."""
+    """Return the higher offset of each partition; `one` decides the topic where the topic ids differ."""
     found = dict(one)
     for partition, at in other.items():
         here = found.setdefault(partition, at)

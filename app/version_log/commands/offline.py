@@ -1,4 +1,4 @@
-"""Executes orders where no trainer runs: those that need no table, each as a version of its own under a new epoch."""
+"""Execute commands while no trainer runs: those that need no table, each as a version of its own in a new epoch."""
 
 import logging
 from typing import Any
@@ -32,70 +32,72 @@ logger = logging.getLogger(__name__)
 
 
 def read_keys(body: dict[str, Any], schema: Schema) -> list[tuple[int, int]]:
-    """The keys that an order names, each once; ValueError where one is none."""
+    """Return the keys a command names, as (feature number, id), each once; ValueError if one is malformed."""
     keys: dict[tuple[int, int], None] = {}
     named = body.get("keys")
     for key in named if isinstance(named, list) else []:
         if not isinstance(key, dict) or key.get("feature") not in schema.features or "id" not in key:
-            raise ValueError(f"{key!r} is no key of this log")
+            raise ValueError(f"{key!r} is not a valid key of this log")
         keys[schema.number(key["feature"]), encode_id(key["id"])[0]] = None
     if not keys:
-        raise ValueError("the order names no keys")
+        raise ValueError("the command names no keys")
     return list(keys)
 
 
 def execute_pending(config: LogConfig, schema: Schema, *, window_samples: int) -> int:
-    """Every forgetting and rollback that waits, durable when this returns; how many. Others wait for a trainer.
+    """Execute every pending `forget` and `rollback` and make them durable; returns how many.
 
-    LogBusyError where a trainer runs.
+    Other commands stay until a trainer runs. LogBusyError if one is running.
     """
     if not LogDirectory(config.path).bases():
         raise LogError(f"the log {config.path} has no version yet")
     with LogWriter.open(config, schema=schema, wait_seconds=0.0) as log:
         resume = Resume.of(log.directory, log.start_tip)
-        assert resume is not None, "a log with a base has a past"
+        assert resume is not None, "a log with a base has versions"
         for _ in resume.records():
             pass
-        orders = CommandQueue(config.path, log.epoch, resume.executed_commands)
-        clerk = OfflineExecutor(log, schema, resume.meta, window_samples=window_samples)
-        done = 0
-        for order in orders.claim():
-            if (number := clerk.execute(order)) is not None:
-                orders.mark_executed(order.id, number)
-                done += 1
+        queue = CommandQueue(config.path, log.epoch, resume.executed_commands)
+        executor = OfflineExecutor(log, schema, resume.meta, window_samples=window_samples)
+        num_executed = 0
+        for command in queue.claim():
+            if (number := executor.execute(command)) is not None:
+                queue.mark_executed(command.id, number)
+                num_executed += 1
         log.sync()
         if log.durable is not None:
-            orders.acknowledge(log.durable.number)
-        return done
+            queue.acknowledge(log.durable.number)
+        return num_executed
 
 
 class OfflineExecutor:
-    """Appends a version for each order, on top of what the log's end says."""
+    """Appends one version per command to the end of the log."""
 
     def __init__(self, log: LogWriter, schema: Schema, meta: VersionMeta, *, window_samples: int) -> None:
+        """`meta`: of the version at the end of the log."""
         self.log, self.schema = log, schema
         self._meta = msgspec.structs.replace(meta, restores=0)
         self._window_samples = window_samples
 
-    def execute(self, order: Command) -> int | None:
-        """The version that carries it; None where only a trainer can execute it."""
-        if order.kind not in ("forget", "rollback"):
+    def execute(self, command: Command) -> int | None:
+        """Execute a command; returns the version that carries it, or None if only a trainer can execute it."""
+        if command.kind not in ("forget", "rollback"):
             return None
         try:
-            meta, arrays, result = self._forget(order) if order.kind == "forget" else self._roll_back(order)
+            meta, arrays, result = self._forget(command) if command.kind == "forget" else self._roll_back(command)
         except (ValueError, EncodeError, UserError) as error:
             meta, arrays, result = self._meta, {}, {"refused": str(error)}
         trainer = msgspec.structs.replace(TrainerMeta.of(meta), seeks={}).to_json()
         positions = positions_to_meta(high_water_marks(self._meta))
-        entry = command_entry(order, result, samples_trained=self._meta.samples_trained, positions=positions)
+        entry = command_entry(command, result, samples_trained=self._meta.samples_trained, positions=positions)
         meta = msgspec.structs.replace(meta, created_ms=0, record_ms=[], executed_commands=[entry], trainer=trainer)
         number = self.log.append(meta, arrays).number
         self._meta = msgspec.structs.replace(meta, restores=0)
-        logger.info("order executed", extra={"order": order.id, "kind": order.kind, "version": number, **result})
+        extra = {"command": command.id, "kind": command.kind, "version": number, **result}
+        logger.info("command executed", extra=extra)
         return number
 
-    def _forget(self, order: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
-        keys = read_keys(order.body, self.schema)
+    def _forget(self, command: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
+        keys = read_keys(command.body, self.schema)
         arrays: Arrays = {
             "forgotten.feature": np.array([feature for feature, _ in keys], np.uint16),
             "forgotten.id": np.array([row_id for _, row_id in keys], np.int64),
@@ -106,12 +108,12 @@ class OfflineExecutor:
         trainer = msgspec.structs.replace(trainer, erasures=erasures_to_meta(ahead))
         return msgspec.structs.replace(self._meta, trainer=trainer.to_json()), arrays, {"keys": len(keys)}
 
-    def _roll_back(self, order: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
-        number = order.body.get("version")
+    def _roll_back(self, command: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
+        number = command.body.get("version")
         if type(number) is not int or number < 1:
-            raise ValueError(f"{number!r} is no version")
-        if order.body.get("skip"):
-            raise ValueError("samples are passed over by a running trainer, and none runs: start one, then order it")
+            raise ValueError(f"{number!r} is not a valid version")
+        if command.body.get("skip"):
+            raise ValueError("skipping samples needs a running trainer: start one and retry")
         self.log.sync()
         rollback = build_rollback(self.log.directory, number, window_samples=self._window_samples)
         return rollback.meta, rollback.arrays, {"version": number, **rollback.counts}

@@ -1,4 +1,4 @@
-"""Commands to the trainer: files in <log>/commands/, claimed by renaming, unlinked once their version is durable."""
+"""Commands to the trainer: files in <log>/commands/, claimed by renaming, deleted once their version is durable."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from springtide_client.format.records import StreamPosition
+from springtide_client.format.records import CommandEntry, NamedKey, StreamPosition
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import fsync_folder, write_atomically
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Command:
-    """What somebody wants of the trainer. `body` is the file's JSON; `kind` is empty where it cannot be read."""
+    """A request to the trainer. `body` is the file's JSON; `kind` is empty if the file cannot be read."""
 
     id: str
     kind: str
@@ -44,28 +44,28 @@ def submit_command(log_path: Path, kind: str, body: Mapping[str, Any]) -> str:
 
 
 class CommandQueue:
-    """The orders that one epoch executes, each exactly once: its id goes into the version that carries it."""
+    """The commands one epoch executes, each exactly once: the version that carries a command records its id."""
 
     def __init__(self, log_path: Path, epoch: int, executed: Mapping[str, int]) -> None:
-        """`executed`: what the log says is done (`Resume.orders`), id -> version."""
+        """`executed`: what the log says is done (`Resume.executed_commands`), command id -> version."""
         self._folder = Path(log_path) / "commands"
         self._epoch = epoch
         self._executed = dict(executed)
         self._claimed: set[str] = set()
 
     def has_pending(self) -> bool:
-        """Whether there is an order that nobody has executed yet."""
-        return any(self._is_new(match) for match in map(_NAME.fullmatch, self._names()))
+        """Return True if there is a command to claim."""
+        return any(self._is_pending(match) for match in map(_NAME.fullmatch, self._names()))
 
     def claim(self) -> list[Command]:
-        """The orders that nobody has executed yet, in the order of their ids. Each is handed out once.
+        """Claim every command that is not executed yet, in the order of their ids; each is returned once.
 
-        A dead trainer's claims are taken over with the rest: what it had executed stands in the log.
+        Commands claimed by a dead trainer are claimed again, unless the log says they were executed.
         """
-        orders = []
+        commands = []
         for name in self._names():
             match = _NAME.fullmatch(name)
-            if match is None or not self._is_new(match):
+            if match is None or not self._is_pending(match):
                 continue
             path = self._folder / f"{match['id']}.{self._epoch}"
             try:
@@ -74,30 +74,30 @@ class CommandQueue:
                 text = path.read_bytes()
             except FileNotFoundError:
                 continue
-            except OSError as error:  # a folder, or a file of somebody else's: told like any text that is no order
-                logger.warning("an order cannot be read", extra={"order": match["id"], "reason": str(error)})
+            except OSError as error:  # a folder, or a file without read permission: refused like malformed JSON
+                _log_unreadable(match["id"], error)
                 text = b""
-            orders.append(_read(match["id"], text))
+            commands.append(_parse(match["id"], text))
             self._claimed.add(match["id"])
-        return orders
+        return commands
 
-    def mark_executed(self, order_id: str, version: int) -> None:
-        """The order was executed, and this version says so."""
-        self._executed[order_id] = version
+    def mark_executed(self, command_id: str, version: int) -> None:
+        """Note that this version carries the command."""
+        self._executed[command_id] = version
 
     def acknowledge(self, durable: int) -> None:
-        """Unlink the orders whose versions are durable: until then a power loss may bring them back."""
+        """Delete the files of commands whose versions are durable; a power loss could undo earlier ones."""
         for name in self._names():
             match = _NAME.fullmatch(name)
             if match is not None and self._executed.get(match["id"], durable + 1) <= durable:
                 failpoint("before a command is deleted")
                 try:
                     (self._folder / name).unlink(missing_ok=True)
-                except OSError:  # no file; the log remembers that it is done with
+                except OSError:  # not a file; the log remembers that the command is done
                     continue
                 self._claimed.discard(match["id"])
 
-    def _is_new(self, match: re.Match[str] | None) -> bool:
+    def _is_pending(self, match: re.Match[str] | None) -> bool:
         if match is None or match["id"] in self._claimed or match["id"] in self._executed:
             return False
         return match["holder"] == "json" or int(match["holder"]) <= self._epoch  # else: this trainer has been replaced
@@ -110,23 +110,27 @@ class CommandQueue:
 
 
 def command_entry(
-    order: Command, result: Mapping[str, Any], *, samples_trained: int, positions: Mapping[str, StreamPosition]
-) -> dict[str, Any]:
-    """What a version says of an order that it carries.
+    command: Command, result: Mapping[str, Any], *, samples_trained: int, positions: Mapping[str, StreamPosition]
+) -> CommandEntry:
+    """Return what the version that carries the command records of it.
 
-    The keys of a forgetting last, and where in the stream it was: a later reader must know that they were forgotten,
-    whatever is gone back to.
+    Of a `forget` it keeps the keys and the stream positions, so that they stay erased whatever version is restored.
     """
-    entry = {"id": order.id, "kind": order.kind, "samples_trained": samples_trained, "result": dict(result)}
-    if order.kind == "forget" and "refused" not in result:
-        entry |= {"keys": order.body["keys"], "positions": dict(positions)}
+    entry = CommandEntry(id=command.id, kind=command.kind, samples_trained=samples_trained, result=dict(result))
+    if command.kind == "forget" and not entry.is_refused:
+        entry.keys = msgspec.convert(command.body["keys"], list[NamedKey])
+        entry.positions = dict(positions)
     return entry
 
 
-def _read(order_id: str, text: bytes) -> Command:
+def _parse(command_id: str, text: bytes) -> Command:
     try:
         body = msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError as error:
-        logger.warning("an order cannot be read", extra={"order": order_id, "reason": str(error)})
+        _log_unreadable(command_id, error)
         body = {}
-    return Command(order_id, str(body.get("kind", "")), body)
+    return Command(command_id, str(body.get("kind", "")), body)
+
+
+def _log_unreadable(command_id: str, error: Exception) -> None:
+    logger.warning("a command cannot be read", extra={"command": command_id, "reason": str(error)})

@@ -1,19 +1,17 @@
-"""The version that brings an older one back: rows and dense net as they were, keys born since forgotten.
+"""Build the version that restores an older one: rows and dense net as they were, keys created since deleted.
 
-Nothing that was forgotten since comes back, by key or by rule: horizons stay, and which keys were forgotten is read
-from the orders in the log, not from marks, for a mark of a rollback is no forgetting. Records that are read again do
-not bring them back either: the version tells up to where in the stream which keys are to be hidden
-(stream/decode/erasure_filter.py).
-Limits changed by order stay too.
+What was erased or expired since does not come back. Expiry cutoffs stay, and the erased keys are read from the commands
+in the log rather than from tombstones, because a rollback writes tombstones too. The version also records the erasures
+for the records that will be read again (stream/decode/erasure_filter.py). Limits changed by a command stay as they are.
 """
 
 # n keys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from springtide_client.format.records import VersionMeta
+from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
@@ -29,7 +27,7 @@ from app.version_log.commands.erasures import (
     high_water_marks,
 )
 from app.version_log.read.index import LogIndex
-from app.version_log.read.model_replay_state import ModelReplayState
+from app.version_log.read.replay_state import ModelReplayState
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
 from app.version_log.trainer_meta import TrainerMeta
 from stream.positions import positions_from_meta, positions_to_meta
@@ -38,24 +36,24 @@ ROW_COLUMNS = ("feature", "id", "value", "state", "count", "last_seen")
 
 
 class RollbackVersion(NamedTuple):
-    """A version to append; its meta lacks what only its writer knows."""
+    """A version to append. The writer fills in what is missing in its meta."""
 
     meta: VersionMeta
     arrays: Arrays
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows that it writes and keys that it forgets."""
+        """Return how many rows it writes and how many keys it deletes."""
         return {"rows": len(self.arrays.get("rows.id", ())), "forgotten": len(self.arrays.get("forgotten.id", ()))}
 
 
 def build_rollback(
     directory: LogDirectory, number: int, *, window_samples: int, range_bytes: int = RANGE_BYTES
 ) -> RollbackVersion:
-    """What restores version `number`, at the end of the log as it is now.
+    """Return the version that restores version `number` when it is appended to the end of the log.
 
-    Memory holds the rows that changed since, which the version carries, and records of `range_bytes` beside them.
-    UserError where the version is unknown or its base retired; LogError where the log cannot be read.
+    Memory holds the rows that changed since, which the version carries, and about `range_bytes` of records beside them.
+    UserError if the version is unknown or its base was deleted; LogError if the log cannot be read.
     """
     index = LogIndex(directory)
     index.resolve(str(number))
@@ -65,22 +63,22 @@ def build_rollback(
     for record in before.records():
         then.apply(record)
     now = then.copy()
-    entries: list[dict[str, Any]] = []
+    entries: list[CommandEntry] = []
     for record in since.records():
         now.apply_sketch_and_meta(record)
         entries += record.meta.executed_commands
     arrays = then.arrays
     arrays |= _sketch(then.sketch, now.sketch)
     schema = base.manifest.decode_schema()
-    gone = erased_keys(entries, schema)
-    arrays |= _rows(base, before, since, gone, now.meta.expiry_cutoffs, range_bytes)
+    erased = erased_keys(entries, schema)
+    arrays |= _rows(base, before, since, erased, now.meta.expiry_cutoffs, range_bytes)
     return RollbackVersion(_meta(number, then.meta, now.meta, entries, schema), arrays)
 
 
 def _meta(
-    number: int, then: VersionMeta, now: VersionMeta, entries: Sequence[Mapping[str, Any]], schema: Schema
+    number: int, then: VersionMeta, now: VersionMeta, entries: Sequence[CommandEntry], schema: Schema
 ) -> VersionMeta:
-    """As it was, but for what is not gone back on; `entries`: of the orders executed since."""
+    """Return the old meta with what a rollback does not undo; `entries`: the commands executed since."""
     positions, marks = positions_from_meta(then.positions), high_water_marks(now)
     old, new = TrainerMeta.of(then), TrainerMeta.of(now)
     erasures = erasures_from_meta([*old.erasures, *new.erasures])
@@ -108,7 +106,7 @@ def _meta(
 
 
 def _sketch(then: Array | None, now: Array | None) -> Arrays:
-    """The blocks that differ, as they were; nothing counted where the sketch has begun anew since."""
+    """Return the changed blocks of the admission sketch as they were; zeros if the sketch was replaced since."""
     if now is None:
         return {}
     was = then if then is not None and then.shape == now.shape else np.zeros_like(now)
@@ -117,19 +115,25 @@ def _sketch(then: Array | None, now: Array | None) -> Arrays:
 
 
 def _rows(
-    base: Base, before: VersionRange, since: VersionRange, gone: RowLayer, horizons: Mapping[str, int], range_bytes: int
+    base: Base,
+    before: VersionRange,
+    since: VersionRange,
+    erased: RowLayer,
+    cutoffs: Mapping[str, int],
+    range_bytes: int,
 ) -> Arrays:
-    """Every key that changed since: its row as it was, or a mark."""
+    """Return for every key that changed since its row as it was, or a tombstone."""
     table = base.manifest.table
     written: list[RowLayer] = []
-    marked: list[RowLayer] = []
-    for part in split_keys(before.num_bytes + since.num_bytes, range_bytes):
-        keys = since.keys(part)
-        rows = _rows_then(base, before, keys, part)
-        alive_n = rows.live_mask(horizons) & (gone.find_mixed(rows.mixed, rows.feature) < 0)
-        written.append(_without_tombstones(rows.take(np.flatnonzero(alive_n))))
-        marked.append(_keys_only(keys).take(np.flatnonzero(written[-1].find_mixed(keys.mixed, keys.feature) < 0)))
-    both = flatten_layers(reversed(written), table.dim, table.state_width), flatten_layers(reversed(marked), 0)
+    deleted: list[RowLayer] = []
+    for key_range in split_keys(before.num_bytes + since.num_bytes, range_bytes):
+        keys = since.keys(key_range)
+        rows = _old_rows(base, before, keys, key_range)
+        alive_n = rows.live_mask(cutoffs) & (erased.find_mixed(rows.mixed, rows.feature) < 0)
+        written.append(rows.take(np.flatnonzero(alive_n)).without_tombstones())
+        absent = written[-1].find_mixed(keys.mixed, keys.feature) < 0
+        deleted.append(keys.take(np.flatnonzero(absent)).without_tombstones())
+    both = flatten_layers(reversed(written), table.dim, table.state_width), flatten_layers(reversed(deleted), 0)
     arrays: Arrays = {}
     if len(both[0]):
         arrays |= {f"rows.{name}": getattr(both[0], name) for name in ROW_COLUMNS}
@@ -138,24 +142,13 @@ def _rows(
     return arrays
 
 
-def _rows_then(base: Base, before: VersionRange, keys: RowLayer, part: KeyRange) -> RowLayer:
-    """The rows that some keys had; what was a mark or nowhere may be absent or a mark."""
+def _old_rows(base: Base, before: VersionRange, keys: RowLayer, key_range: KeyRange) -> RowLayer:
+    """Return the rows that the keys had; a key without a row is absent or a tombstone."""
     table = base.manifest.table
-    changed = before.changes(part, table.dim, state_width=table.state_width, only=keys)
+    changed = before.changes(key_range, table.dim, state_width=table.state_width, only=keys)
     below = np.flatnonzero(changed.find_mixed(keys.mixed, keys.feature) < 0)
     found = base.find_rows(keys.feature[below], keys.id[below])
     at, here = below[found.found], found.found
     columns = found.values[here], found.counts[here], found.last_seen[here]
     old = RowLayer(keys.mixed[at], keys.feature[at], keys.id[at], *columns, None, found.states[here])
     return flatten_layers((old, changed), table.dim, table.state_width)
-
-
-def _keys_only(layer: RowLayer) -> RowLayer:
-    """The keys alone."""
-    zeros = np.zeros(len(layer), np.int64)
-    return RowLayer(layer.mixed, layer.feature, layer.id, np.zeros((len(layer), 0), np.float32), zeros, zeros)
-
-
-def _without_tombstones(layer: RowLayer) -> RowLayer:
-    fields = layer.mixed, layer.feature, layer.id, layer.value, layer.count, layer.last_seen
-    return RowLayer(*fields, None, layer.state)

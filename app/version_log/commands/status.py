@@ -1,11 +1,12 @@
-"""What became of an order: whether it waits, which version carries it, and for a forgetting, where the id still is."""
+"""What became of a command: waiting, claimed, published or durable; and which files still hold the erased ids."""
 
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from springtide_client.errors import EncodeError, LogError
-from springtide_client.format.records import version_name
+from springtide_client.format.records import CommandEntry, version_name
 from springtide_client.keys import encode_id
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory, base_name
@@ -16,97 +17,107 @@ from app.version_log.commands.erasure_audit import oldest_file_containing
 from app.version_log.config import LogConfig
 from app.version_log.read.index import LogIndex
 
-CLOCK_SKEW_MS = 3_600_000  # by so much the clocks of those who order and those who execute may differ
-MAX_KEYS = 16  # looking for one reads all keys of the log
+CLOCK_SKEW_MS = 3_600_000  # between the hosts that submit commands and those that execute them
+MAX_KEYS = 16  # reported per command: each reads the keys of the whole log
 
 
 class CommandStatus(NamedTuple):
-    """`waiting`: nobody has taken it. `taken`: by a trainer. `published`: a version carries it. `durable`: for good."""
+    """How far a command has come.
+
+    `waiting`: submitted. `claimed`: a trainer has it. `published`: a version carries it. `durable`: that version
+    survives a power loss.
+    """
 
     id: str
     state: str
-    version: int | None = None  # the one that carries it; 0: an older one than the log still tells of
-    entry: dict[str, Any] | None = None
+    version: int | None = None  # the version that carries it; 0: older than the log reaches back
+    entry: CommandEntry | None = None
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
-        entry = self.entry or {}
-        known = self.version if self.version else None
+        """Return the status as JSON has it."""
+        version = self.version or None
         return {
             "command": self.id,
             "state": self.state,
-            "kind": entry.get("kind"),
-            "version": known,
-            "name": version_name(known) if known else None,
-            "result": entry.get("result"),
+            "kind": self.entry.kind if self.entry else None,
+            "version": version,
+            "name": version_name(version) if version else None,
+            "result": self.entry.result if self.entry else None,
         }
 
 
-def command_status(log_path: Path, order_id: str) -> CommandStatus | None:
-    """What is known of the order; None where nothing is: it was never put down, or long ago."""
-    held = _file_of(log_path, order_id)
-    if held == "json":
-        return CommandStatus(order_id, "waiting")
-    found = _in_log(LogDirectory(log_path), order_id)
+class ErasedKey(msgspec.Struct):
+    """An erased key, and the oldest file of the log that still holds it."""
+
+    feature: str
+    id: Any
+    erased_in: int | None  # the version; None if it is older than the log reaches back
+    oldest_file: str | None = None  # in the log's folder; None: no file holds it any more
+    removal_condition: str | None = None  # what must happen before that file is deleted
+    expected_ms: int | None = None  # about when, as Unix time; None: unknown
+
+
+def command_status(log_path: Path, command_id: str) -> CommandStatus | None:
+    """Return the command's status; None if it was never submitted or the log no longer reaches back to it."""
+    suffix = _file_suffix(log_path, command_id)
+    if suffix == "json":
+        return CommandStatus(command_id, "waiting")
+    found = _find_entry(LogDirectory(log_path), command_id)
     if found is None:
-        return None if held is None else CommandStatus(order_id, "taken")
-    # the file is unlinked when the version that carries the order is durable
-    return CommandStatus(order_id, "published" if held else "durable", *found)
+        return None if suffix is None else CommandStatus(command_id, "claimed")
+    # the file is deleted when the version that carries the command is durable
+    return CommandStatus(command_id, "published" if suffix else "durable", *found)
 
 
-def erased_keys_report(log: LogConfig, schema: Schema, receipt: CommandStatus) -> list[dict[str, Any]]:
-    """For the first keys that were forgotten: since when they are gone, and the oldest file that still holds them."""
-    places = []
-    for key in (receipt.entry or {}).get("keys", ())[:MAX_KEYS]:
+def erased_keys_report(log: LogConfig, schema: Schema, status: CommandStatus) -> list[ErasedKey]:
+    """Return, for the first MAX_KEYS keys that the command erased, which file still holds them."""
+    report = []
+    for key in status.entry.keys[:MAX_KEYS] if status.entry else ():
         try:
-            holding = oldest_file_containing(log, schema.number(key["feature"]), encode_id(key["id"])[0])
-        except (EncodeError, KeyError, TypeError):
+            reference = oldest_file_containing(log, schema.number(key.feature), encode_id(key.id)[0])
+        except (EncodeError, KeyError):
             continue
-        place = {"feature": key["feature"], "id": key["id"], "gone_since": receipt.version or None}
-        place |= {"oldest_file": None, "goes": None, "expected_ms": None}
-        if holding is not None:
-            place |= {
-                "oldest_file": holding.file,
-                "goes": holding.removal_condition(log),
-                "expected_ms": holding.expected_ms,
-            }
-        places.append(place)
-    return places
+        erased = ErasedKey(key.feature, key.id, status.version or None)
+        if reference is not None:
+            erased.oldest_file, erased.expected_ms = reference.file, reference.expected_ms
+            erased.removal_condition = reference.removal_condition(log)
+        report.append(erased)
+    return report
 
 
-def _file_of(log_path: Path, order_id: str) -> str | None:
-    """What stands behind its name in commands/: `json`, or the epoch that took it; None where there is no file."""
+def _file_suffix(log_path: Path, command_id: str) -> str | None:
+    """Return `json`, or the epoch that claimed the command; None if it has no file in commands/."""
     try:
         names = os.listdir(Path(log_path) / "commands")
     except FileNotFoundError:
         return None
-    holders = [name[len(order_id) + 1 :] for name in names if name.startswith(f"{order_id}.")]
-    return "json" if "json" in holders else max(holders, default=None)
+    suffixes = [name[len(command_id) + 1 :] for name in names if name.startswith(f"{command_id}.")]
+    return "json" if "json" in suffixes else max(suffixes, default=None)
 
 
-def _in_log(directory: LogDirectory, order_id: str) -> tuple[int, dict[str, Any]] | None:
-    """The version that carries it, searched from the newest back to the time of its id."""
+def _find_entry(directory: LogDirectory, command_id: str) -> tuple[int, CommandEntry] | None:
+    """Find the version that carries a command, from the newest back to the time in the command's id; 0 for a base."""
     try:
         index = LogIndex(directory)
-    except UserError:  # there is no version yet
+    except UserError:  # the log has no version yet
         return None
-    born_ms = int(order_id[:13]) if order_id[:13].isdecimal() else 0
-    for place in reversed(index.entries):
+    submitted_ms = int(command_id[:13]) if command_id[:13].isdecimal() else 0
+    for record in reversed(index.entries):
         try:
-            meta = place.read_head().meta
-        except LogError:  # retired meanwhile
+            meta = record.read_head().meta
+        except LogError:  # its segment was deleted meanwhile
             break
         for entry in meta.executed_commands:
-            if entry.get("id") == order_id:
-                return place.number, entry
-        if meta.created_ms < born_ms - CLOCK_SKEW_MS:
+            if entry.id == command_id:
+                return record.number, entry
+        if meta.created_ms < submitted_ms - CLOCK_SKEW_MS:
             return None
     for number in reversed(index.bases):
         try:
-            orders = read_base_manifest(directory.path / base_name(number)).meta.executed_commands
-        except (FileNotFoundError, LogError):  # retired meanwhile, or damaged: the others tell it too
+            entries = read_base_manifest(directory.path / base_name(number)).meta.executed_commands
+        except (FileNotFoundError, LogError):  # deleted meanwhile, or damaged: the other bases have the entry too
             continue
-        for entry in orders:
-            if entry.get("id") == order_id:
+        for entry in entries:
+            if entry.id == command_id:
                 return 0, entry
     return None

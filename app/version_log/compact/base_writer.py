@@ -1,4 +1,4 @@
-"""Writes a base: complete and on the disk before anyone can see it."""
+"""Write a base: a folder that is complete and durable before readers can see it."""
 
 import os
 import shutil
@@ -44,26 +44,27 @@ COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen")
 
 @dataclass(frozen=True, kw_only=True)
 class BaseImage:
-    """Everything that is true at one version."""
+    """The contents of a base: everything at one version."""
 
-    tip: Tip  # of the record that it equals
+    tip: Tip  # the version it holds
     schema: Schema
     table: TableSpec
     model: ModelIdentity
     meta: VersionMeta
     dense: Arrays  # `dense.*` and `state.*`
     num_rows: int = 0
-    blocks: Iterable[RowLayer] = field(default=())  # num_rows rows with their states, by (mixed key, feature)
-    sketch: Array | None = None  # uint8 (B, 64); None where nothing was ever counted
-    texts: Arrays | None = None  # `feature`, `id`, `offsets`, `bytes`, by (feature, id)
-    program: bytes | Path | None = None  # the exported model, or the file that holds it
-    onnx: bytes | None = None  # the same for others, with this version's weights
+    blocks: Iterable[RowLayer] = field(default=())  # num_rows rows with states, sorted by (mixed key, feature)
+    sketch: Array | None = None  # admission sketch, uint8 (blocks, 64); None if nothing was ever counted
+    id_strings: Arrays | None = None  # columns `feature`, `id`, `offsets`, `bytes`, sorted by (feature, id)
+    program: bytes | Path | None = None  # the exported model, or the file that has it
+    onnx: bytes | None = None  # the model as ONNX with this version's weights
 
 
 def write_base(log_path: Path, image: BaseImage) -> Path:
-    """1. Write every file beside. 2. fsync them. 3. The manifest with their checksums. 4. Rename. 5. fsync the folder.
+    """1. Write the files in a draft folder. 2. fsync them. 3. Write the manifest with their checksums.
+    4. Rename the folder. 5. fsync the log's folder.
 
-    Returns the base's folder, also where somebody else has made the same one meanwhile.
+    Returns the base's folder, also if another process has written the same base meanwhile.
     """
     path = Path(log_path) / base_name(image.tip.number)
     draft = path.with_name(f".tmp-{path.name}-{os.getpid()}")
@@ -75,8 +76,8 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
         _write_arrays(draft / DENSE, image.dense)
         if image.sketch is not None:
             _write_arrays(draft / SKETCH, {"sketch.bytes": image.sketch})
-        if image.texts is not None and len(image.texts["id"]):
-            _write_arrays(draft / ID_STRINGS, image.texts)
+        if image.id_strings is not None and len(image.id_strings["id"]):
+            _write_arrays(draft / ID_STRINGS, image.id_strings)
         _write_program(draft / MODEL, image.program)
         _write_program(draft / ONNX, image.onnx)
         _write_manifest(draft, image, sums)
@@ -96,7 +97,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a base's manifest can be read and its files are as long as it says."""
+    """Return True if a base's manifest can be read and its files have the sizes it names."""
     try:
         manifest = read_base_manifest(path)
         return all((path / name).stat().st_size == expected.bytes for name, expected in manifest.files.items())
@@ -105,7 +106,7 @@ def is_complete(path: Path) -> bool:
 
 
 def _write_rows(draft: Path, image: BaseImage) -> dict[str, FileChecksum]:
-    """The two files of the rows, and their checksums, so that they need not be read for them."""
+    """Write the two row files; return their checksums, computed while writing so that they are not read again."""
     n, table = image.num_rows, image.table
     shapes = {
         "mixed": TensorShape(np.dtype("<u8"), (n,)),
@@ -126,19 +127,19 @@ def _write_rows(draft: Path, image: BaseImage) -> dict[str, FileChecksum]:
 
 
 def _write_blocks(image: BaseImage, rows: TensorWriter, states: TensorWriter) -> None:
-    at, highest = 0, 0
+    start, highest = 0, 0
     for block in image.blocks:
         if not len(block):
             continue
         if block.state is None or (block.forgotten is not None and block.forgotten.any()):
-            raise ValueError("a base holds living rows with their optimizer states")
+            raise ValueError("a base holds only live rows, with their optimizer states")
         if int(block.mixed[0]) < highest or not bool((block.mixed[1:] >= block.mixed[:-1]).all()):
-            raise ValueError("the rows of a base come sorted by mixed key")
-        rows.write_block(at, {name: getattr(block, name) for name in COLUMNS})
-        states.write("state", at, block.state)
-        at, highest = at + len(block), int(block.mixed[-1])
-    if at != image.num_rows:
-        raise ValueError(f"{at} rows came for a base of {image.num_rows}")
+            raise ValueError("the rows of a base must be sorted by mixed key")
+        rows.write_block(start, {name: getattr(block, name) for name in COLUMNS})
+        states.write("state", start, block.state)
+        start, highest = start + len(block), int(block.mixed[-1])
+    if start != image.num_rows:
+        raise ValueError(f"got {start} rows for a base of {image.num_rows}")
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:
@@ -155,7 +156,7 @@ def _write_program(path: Path, program: bytes | Path | None) -> None:
         return
     if isinstance(program, Path):
         try:
-            os.link(program, path)  # an immutable file: two bases may share it
+            os.link(program, path)  # bases may share the file, for it never changes
             return
         except OSError:
             program = program.read_bytes()

@@ -1,10 +1,6 @@
-"""Follows the log at the lowest priority and makes its bases: `python -m app.version_log.compact.compactor LOG`."""
+"""Follow a log at the lowest priority, write its next base when one is due, and delete what it covers."""
 
-import argparse
 import logging
-import os
-import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,24 +11,23 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.system.file_lock import file_lock
 
 from app.models.export_onnx import is_possible
-from app.processes.priority import yield_to_others
-from app.processes.tuning import tune_process
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.onnx import OnnxBuilder
 from app.version_log.compact.retention import apply_retention, base_number, complete_bases, remove_drafts
 from app.version_log.config import LogConfig
 from app.version_log.disk_usage import folder_bytes
-from app.version_log.read.segments import scan_segment
+from app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
 
+LOCK_NAME = "compactor.lock"
 POLL_SECONDS = 1.0
-SEGMENT_BYTES = 1 << 30  # segments of more than this, and than one base, are merged before their time
+SEGMENT_BYTES = 1 << 30  # more than this, and than one base, is compacted before base_minutes have passed
 WINDOW_SAMPLES = 20_000
 
 logger = logging.getLogger(__name__)
 
 
 class Compactor:
-    """Makes the next base when one is due. Of several on one machine, one works and the others wait."""
+    """Writes the next base when one is due. If several run on one machine, one works and the others wait."""
 
     def __init__(self, config: LogConfig, *, window_samples: int = WINDOW_SAMPLES) -> None:
         self.config = config
@@ -43,7 +38,7 @@ class Compactor:
         self._tried_after = 0
 
     def is_due(self) -> bool:
-        """Whether there is something to merge, and time or bytes ask for it."""
+        """Return True if there is something to compact, and enough time has passed or enough bytes have come."""
         bases = complete_bases(self.directory)
         if not bases:
             return False
@@ -52,17 +47,17 @@ class Compactor:
         if not pending_bytes or time.time() - self._tried_at < POLL_SECONDS:
             return False
         started = manifest.created_ms / 1000
-        if self._tried_after == manifest.number:  # nothing was durable enough the last time
+        if self._tried_after == manifest.number:  # the last attempt found nothing durable
             started = max(started, self._tried_at)
         if time.time() - started >= self.config.base_minutes * 60:
             return True
         base_bytes = sum(file.bytes for file in manifest.files.values())
         is_short = folder_bytes(self.config.path) > self.config.log_bytes // 2
-        # when space is short a merge must still have something to free, or it would only write
+        # with little space left a base is due sooner, but it must free something, or it would only take more
         return pending_bytes > (self.config.log_bytes // 16 if is_short else max(SEGMENT_BYTES, base_bytes))
 
     def _pending_bytes(self, number: int) -> int:
-        """The bytes of segments that a base does not cover."""
+        """Return the bytes of segments that a base does not cover."""
         listing = self.directory.scan()
         manifest = self.directory.manifest(listing)
         if manifest is None:
@@ -70,29 +65,29 @@ class Compactor:
         pending, is_covered = 0, True
         for name, limit in self.directory.readable_segments(listing, manifest):
             path, covered = self.config.path / name, 0
-            for header, end in scan_segment(path, limit, verify_after=2**63) if is_covered else ():
+            for header, end in scan_segment(path, limit, verify_after=HEADERS_ONLY) if is_covered else ():
                 if header.number > number:
                     is_covered = False
                     break
                 covered = end
-            pending += (_size(path) if limit is None else limit) - covered
+            pending += (size_of(path) if limit is None else limit) - covered
         return pending
 
     def compact(self) -> Path | None:
-        """Make the next base now and retire what it covers; None where no newer version is durable."""
+        """Write the next base now and apply retention; None if no newer version is durable."""
         bases = self.directory.bases()
         self._tried_at, self._tried_after = time.time(), base_number(bases[-1]) if bases else 0
         path = compact_log(self.directory, window_samples=self._window_samples, onnx=self._onnx)
         if path is not None:
             logger.info("base written", extra={"base": path.name})
-        # over the cap the stream waits for room, and would wait for ever for a second base of nothing new
+        # over log_bytes the trainer waits for room, so no newer base would come to replace the second one
         is_full = folder_bytes(self.config.path) > self.config.log_bytes
         apply_retention(self.directory, 1 if is_full else self.config.keep_bases)
         return path
 
     def run(self, stopping: threading.Event) -> None:
-        """Merge whenever it is due, until asked to stop."""
-        lock_path = self.config.path / "compactor.lock"
+        """Compact whenever it is due, until `stopping` is set. Waits first while another compactor has the lock."""
+        lock_path = self.config.path / LOCK_NAME
         lock_path.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(lock_path, lambda: stopping.wait(POLL_SECONDS)) as is_held:
             if is_held:
@@ -102,57 +97,5 @@ class Compactor:
                     while self.is_due() and self.compact() and not stopping.is_set():
                         pass
                 except (LogError, OSError) as error:
-                    # it is tried again; a full disk may have room by then
-                    logger.warning("no base could be made", extra={"reason": str(error)})
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Merge until SIGTERM, or until the parent named by `--parent` is gone."""
-    parser = argparse.ArgumentParser(prog="springtide-merger", description=main.__doc__)
-    parser.add_argument("log", type=Path)
-    for name, default in (("base_minutes", LogConfig.base_minutes), ("keep_bases", LogConfig.keep_bases)):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    parser.add_argument("--log-bytes", type=int, default=LogConfig.log_bytes)
-    parser.add_argument("--window-samples", type=int, default=WINDOW_SAMPLES)
-    parser.add_argument("--no-onnx", action="store_true", help="bases hold no model.onnx")
-    parser.add_argument("--parent", type=int)
-    parser.add_argument("--once", action="store_true", help="make one base now and end")
-    options = parser.parse_args(arguments)
-    config = LogConfig(
-        path=options.log,
-        base_minutes=options.base_minutes,
-        keep_bases=options.keep_bases,
-        onnx=not options.no_onnx,
-        log_bytes=options.log_bytes,
-    )
-    merger = Compactor(config, window_samples=options.window_samples)
-    if options.once:
-        merger.compact()
-        return 0
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    if options.parent is not None:
-        threading.Thread(target=_watch, args=(options.parent, stopping), daemon=True).start()
-    merger.run(stopping)
-    return 0
-
-
-def _watch(parent: int, stopping: threading.Event) -> None:
-    while os.getppid() == parent and not stopping.wait(POLL_SECONDS):
-        pass
-    stopping.set()
-
-
-if __name__ == "__main__":
-    tune_process()
-    yield_to_others()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sys.exit(main())
+                    # retried at the next poll; a full disk may have room by then
+                    logger.warning("no base could be written", extra={"reason": str(error)})

@@ -1,4 +1,7 @@
-"""A base and the durable versions behind it become the next base, piece by piece: memory is bounded by the changes."""
+"""Compact a log once: merge the newest base with the durable versions after it into the next base.
+
+Rows are merged block by block; memory is bounded by the changes, not by the base.
+"""
 
 import logging
 from collections import deque
@@ -9,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from springtide_client.errors import CorruptRecordError, GapError, LogError
 from springtide_client.format.records import Record
-from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import RowLayer, empty_layer, merge_layers, sorted_layer
@@ -18,11 +20,11 @@ from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.onnx import OnnxBuilder
 from app.version_log.compact.retention import base_number, delete_base
 from app.version_log.read.corruption import report_corruption
-from app.version_log.read.id_strings import merge_id_strings
+from app.version_log.read.id_dictionary import merge_id_strings
 from app.version_log.read.replay_state import ReplayState
 
 CHUNK_ROWS = 65_536
-MAX_REPLAYED_BYTES = 1 << 30  # of records over one base: more of them make a base in between
+MAX_REPLAYED_BYTES = 1 << 30  # of records over one base; more of them become an intermediate base
 READ_CHUNK_BYTES = 16 << 20
 
 logger = logging.getLogger(__name__)
@@ -32,35 +34,35 @@ def compact_log(
     directory: LogDirectory,
     *,
     window_samples: int,
-    overlay_bytes: int = MAX_REPLAYED_BYTES,
+    max_replayed_bytes: int = MAX_REPLAYED_BYTES,
     onnx: OnnxBuilder | None = None,
 ) -> Path | None:
-    """The next base, of the newest version that is known to be durable; None where there is no newer one."""
+    """Write the base of the newest version known to be durable; None if the log has no newer one than its last base."""
     base, damaged = newest_intact_base(directory)
     if base is None:
         return None
-    overlay = ReplayState(base, window_samples=window_samples)
+    state = ReplayState(base, window_samples=window_samples)
     for record in durable_records(directory, base):
-        overlay.apply(record)
-        if overlay.num_bytes >= overlay_bytes:
+        state.apply(record)
+        if state.num_bytes >= max_replayed_bytes:
             break
-    if overlay.tip == base.tip:
+    if state.tip == base.tip:
         return None
-    numbers = {base_number(path): path for path in damaged}
-    if (same := numbers.pop(overlay.tip.number, None)) is not None:
+    damaged_by_number = {base_number(path): path for path in damaged}
+    if (same := damaged_by_number.pop(state.tip.number, None)) is not None:
         delete_base(same)
-    made = write_merged_base(directory.path, base, overlay, onnx)
-    for number, path in numbers.items():
-        if number < overlay.tip.number:  # else the log does not lead there, and it may be the last to know
+    written = write_merged_base(directory.path, base, state, onnx)
+    for number, path in damaged_by_number.items():
+        if number < state.tip.number:  # a newer one stays: the log does not reach it, so it may be the last copy
             delete_base(path)
-    return made
+    return written
 
 
 def newest_intact_base(directory: LogDirectory) -> tuple[Base | None, list[Path]]:
-    """The newest base of which every byte is as it was written, and those passed over; LogError where none opens.
+    """Return the newest base whose files all match their checksums, and the damaged ones newer than it.
 
-    What a merge carries on gets a new checksum: a damaged row would be a good one from then on. Where all are damaged,
-    there is nothing better than the newest that opens: without a next base the log would only grow.
+    The next base gets new checksums, so a damaged row carried over would pass for a good one from then on. If all bases
+    are damaged, the newest that opens is used: without a next base the log would grow for ever. LogError if none opens.
     """
     damaged: list[Path] = []
     for path in reversed(directory.bases()):
@@ -75,14 +77,17 @@ def newest_intact_base(directory: LogDirectory) -> tuple[Base | None, list[Path]
 
 
 def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:
-    """The records behind a base that a later one calls durable: its writer had looked, a seal proves less."""
+    """Yield the records after a base that a later record calls durable.
+
+    The later record's writer had checked for a higher epoch before it called them durable; a seal proves less.
+    """
     waiting: deque[Record] = deque()
     with directory.follow(base.tip) as cursor:
         while True:
             try:
                 records = cursor.read(READ_CHUNK_BYTES)
             except (GapError, CorruptRecordError) as error:
-                logger.warning("the log breaks behind its newest base", extra={"reason": str(error)})
+                logger.warning("the log is corrupt after its newest base", extra={"reason": str(error)})
                 report_corruption(directory, str(error))
                 return
             if not records:
@@ -93,70 +98,53 @@ def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:
                     yield waiting.popleft()
 
 
-def write_merged_base(log_path: Path, base: Base, overlay: ReplayState, onnx: OnnxBuilder | None = None) -> Path:
-    """The base that equals `base` with `overlay` applied. Marks and dead rows end here."""
-    changes, meta, manifest = overlay.changed_rows(), overlay.meta, base.manifest
-    counted = count_live_rows(base.rows, changes, meta.expiry_cutoffs)
+def write_merged_base(log_path: Path, base: Base, state: ReplayState, onnx: OnnxBuilder | None = None) -> Path:
+    """Write the base that equals `base` with the replayed versions applied. Tombstones and dead rows are dropped."""
+    changes, meta, manifest = state.changed_rows(), state.meta, base.manifest
+    num_rows, dead = count_live_rows(base.rows, changes, meta.expiry_cutoffs)
+    known_strings = [] if base.id_strings is None else [base.id_strings]
     image = BaseImage(
-        tip=overlay.tip,
+        tip=state.tip,
         schema=manifest.decode_schema(),
         table=manifest.table,
         model=manifest.model,
         meta=meta,
-        dense=overlay.arrays,
-        sketch=overlay.sketch,
-        num_rows=counted[0],
+        dense=state.arrays,
+        sketch=state.sketch,
+        num_rows=num_rows,
         blocks=(block for block, _ in merged_blocks(base.layer, changes, meta.expiry_cutoffs)),
-        texts=merge_id_strings([*overlay.id_strings, *_texts_of(base)], counted[1]),
+        id_strings=merge_id_strings([*state.id_strings, *known_strings], dead),
         program=base.model_path,
-        onnx=None if onnx is None else onnx.make(base, overlay.arrays),
+        onnx=None if onnx is None else onnx.build(base, state.arrays),
     )
     return write_base(log_path, image)
 
 
-def count_live_rows(rows: RowLayer, changes: RowLayer, horizons: Mapping[str, int]) -> tuple[int, RowLayer]:
-    """How many rows will live, and the keys that will not."""
+def count_live_rows(rows: RowLayer, changes: RowLayer, cutoffs: Mapping[str, int]) -> tuple[int, RowLayer]:
+    """Return how many rows the merge will keep, and the keys it will drop."""
     num_rows, dead = 0, [empty_layer(0)]
-    for block, gone in merged_blocks(_keys_only(rows), _keys_only(changes), horizons):
+    for block, dropped in merged_blocks(rows.keys_only(), changes.keys_only(), cutoffs):
         num_rows += len(block)
-        if len(gone):
-            dead.append(gone)
-    columns = (np.concatenate([getattr(part, name) for part in dead]) for name in ("feature", "id"))
-    feature, id = columns
+        if len(dropped):
+            dead.append(dropped)
+    feature, id = (np.concatenate([getattr(layer, name) for layer in dead]) for name in ("feature", "id"))
     zeros = np.zeros(len(id), np.int64)
     return num_rows, sorted_layer(feature, id, np.empty((len(id), 0), np.float32), zeros, zeros)
 
 
-def merged_blocks(
-    rows: RowLayer, changes: RowLayer, horizons: Mapping[str, int]
-) -> Iterator[tuple[RowLayer, RowLayer]]:
-    """The living rows of `changes` over `rows` in the order of their keys, and the dead ones, some at a time."""
+def merged_blocks(rows: RowLayer, changes: RowLayer, cutoffs: Mapping[str, int]) -> Iterator[tuple[RowLayer, RowLayer]]:
+    """Merge `changes` over `rows` in key order; yield the live rows and the dead ones of each block of keys."""
     longer = rows if len(rows) >= len(changes) else changes
     bounds = longer.mixed[CHUNK_ROWS::CHUNK_ROWS]
     for old, new in zip(_split(rows, bounds), _split(changes, bounds), strict=True):
         merged = merge_layers(old, new)
-        alive = merged.live_mask(horizons)
+        alive = merged.live_mask(cutoffs)
         if alive.all():
-            yield _without_tombstones(merged), merged.take(slice(0, 0))
+            yield merged.without_tombstones(), merged.take(slice(0, 0))
         else:
-            yield _without_tombstones(merged.take(np.flatnonzero(alive))), merged.take(np.flatnonzero(~alive))
+            yield merged.take(np.flatnonzero(alive)).without_tombstones(), merged.take(np.flatnonzero(~alive))
 
 
 def _split(layer: RowLayer, bounds: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> list[RowLayer]:
     ends = [0, *layer.mixed.searchsorted(bounds).tolist(), len(layer)]
     return [layer.take(slice(start, end)) for start, end in pairwise(ends)]
-
-
-def _keys_only(layer: RowLayer) -> RowLayer:
-    fields = (layer.mixed, layer.feature, layer.id, layer.value[:, :0], layer.count, layer.last_seen)
-    return RowLayer(*fields, layer.forgotten)
-
-
-def _without_tombstones(layer: RowLayer) -> RowLayer:
-    """Without the marks, of which none is left."""
-    fields = (layer.mixed, layer.feature, layer.id, layer.value, layer.count, layer.last_seen)
-    return RowLayer(*fields, None, layer.state)
-
-
-def _texts_of(base: Base) -> list[Arrays]:
-    return [] if base.id_strings is None else [base.id_strings]

@@ -1,48 +1,118 @@
-"""A base's `model.onnx`: made once of its exported program by a child process, carried on with newer weights."""
+"""A base's `model.onnx`: exported once by a child process, then carried from base to base with newer weights.
+
+The weights are replaced by name in the file's protobuf bytes, without the onnx library and without torch. Formats:
+https://protobuf.dev/programming-guides/encoding and onnx.proto. Handles only files that app.models.export_onnx writes.
+"""
 
 import logging
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from springtide_client.errors import LogError
-from springtide_client.format.tensors import Arrays
+from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import MODEL, ONNX, Base
 
-from app.version_log.compact.onnx_weights import with_weights
-
 EXPORT_TIMEOUT_SECONDS = 600.0
+
+# field numbers: ModelProto.graph, GraphProto.initializer, TensorProto.name and .raw_data
+GRAPH, INITIALIZER, NAME, RAW_DATA = 7, 5, 8, 9
+# protobuf wire types
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 logger = logging.getLogger(__name__)
 
 
 class OnnxBuilder:
-    """Gives the next base its file. What cannot be made is said once, and no base waits for it again."""
+    """Builds the ONNX file of the next base. A program that cannot be exported is logged once and not tried again."""
 
     def __init__(self) -> None:
-        self._failed: set[int] = set()  # by their checksums
+        self._failed: set[int] = set()  # CRCs of programs
 
-    def make(self, base: Base, arrays: Arrays) -> bytes | None:
-        """The file of the base after this one, with the `dense.*` of `arrays`; None where it cannot be made."""
+    def build(self, base: Base, arrays: Arrays) -> bytes | None:
+        """Return the file for the base after this one, with the `dense.*` of `arrays`; None if it cannot be built."""
         program = base.manifest.files.get(MODEL)
         if program is None or program.crc32 in self._failed:
             return None
         try:
             known = (base.path / ONNX).read_bytes() if ONNX in base.manifest.files else self._export(base.path / MODEL)
             weights = {name.removeprefix("dense."): a for name, a in arrays.items() if name.startswith("dense.")}
-            return with_weights(known, weights)
+            return replace_weights(known, weights)
         except (LogError, OSError, subprocess.TimeoutExpired) as error:
             self._failed.add(program.crc32)
-            logger.warning("the bases have no model.onnx", extra={"reason": str(error)})
+            logger.warning("bases are written without model.onnx", extra={"reason": str(error)})
             return None
 
     def _export(self, program: Path) -> bytes:
-        """By a process of its own: whoever merges stays without torch."""
+        """Export in a child process, so that the compactor never loads torch."""
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / ONNX
             command = [sys.executable, "-m", "app.models.export_onnx", str(program), str(target)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_SECONDS, check=False)
             if done.returncode != 0:
-                raise LogError((done.stderr.strip().splitlines() or ["it ended without a word"])[-1])
+                raise LogError((done.stderr.strip().splitlines() or ["the export failed without a message"])[-1])
             return target.read_bytes()
+
+
+class Field(NamedTuple):
+    """One field of a protobuf message: its number, and the bytes of its value."""
+
+    number: int
+    start: int
+    end: int
+
+
+def replace_weights(content: bytes, weights: Mapping[str, Array]) -> bytes:
+    """Return the ONNX file with the initializers of these names replaced; others stay.
+
+    LogError if a weight has another size than in the file, or the bytes are not a valid ONNX file.
+    """
+    changed = bytearray(content)
+    try:
+        for graph in message_fields(content, 0, len(content), GRAPH):
+            for tensor in message_fields(content, graph.start, graph.end, INITIALIZER):
+                (name,) = message_fields(content, tensor.start, tensor.end, NAME)
+                weight = weights.get(content[name.start : name.end].decode())
+                if weight is None:
+                    continue
+                (raw,) = message_fields(content, tensor.start, tensor.end, RAW_DATA)
+                if raw.end - raw.start != weight.nbytes:
+                    raise ValueError(f"{raw.end - raw.start} bytes for a weight of {weight.nbytes}")
+                changed[raw.start : raw.end] = weight.tobytes()
+    except (IndexError, ValueError) as error:
+        raise LogError(f"the model's ONNX file does not match its weights: {error}") from None
+    return bytes(changed)
+
+
+def message_fields(content: bytes, start: int, end: int, number: int) -> Iterator[Field]:
+    """Yield the fields with this number of the message between two offsets; ValueError if it is malformed."""
+    while start < end:
+        tag, start = read_varint(content, start)
+        wire_type = tag & 7
+        if wire_type == VARINT:
+            _, stop = read_varint(content, start)
+        elif wire_type == BYTES:
+            length, start = read_varint(content, start)
+            stop = start + length
+        elif wire_type in (FIXED64, FIXED32):
+            stop = start + (8 if wire_type == FIXED64 else 4)
+        else:
+            raise ValueError(f"wire type {wire_type}")
+        if stop > end:
+            raise ValueError("a field ends beyond its message")
+        if tag >> 3 == number:
+            yield Field(number, start, stop)
+        start = stop
+
+
+def read_varint(content: bytes, start: int) -> tuple[int, int]:
+    """Return a number of seven bits per byte, and the offset after it."""
+    value = shift = 0
+    while True:
+        byte = content[start]
+        value, shift, start = value | (byte & 127) << shift, shift + 7, start + 1
+        if byte < 128:
+            return value, start

@@ -1,4 +1,4 @@
-"""Takes away what nobody can need: bases beyond the newest few, segments that the oldest kept base covers."""
+"""Retention: delete bases beyond the newest few, and segments that the oldest retained base covers."""
 
 import contextlib
 import logging
@@ -10,74 +10,78 @@ from springtide_client.log.directory import Listing, LogDirectory, LogManifest
 
 from app.version_log.compact.base_writer import is_complete
 from app.version_log.failpoints import failpoint
-from app.version_log.read.segments import scan_segment
+from app.version_log.read.segments import HEADERS_ONLY, scan_segment
 
 logger = logging.getLogger(__name__)
 
 
 def apply_retention(directory: LogDirectory, keep_bases: int) -> list[str]:
-    """1. Older bases. 2. Segments covered by the oldest kept base. Returns the names that went.
+    """1. Delete older bases. 2. Delete segments covered by the oldest retained base. Returns the deleted names.
 
-    Only unlinks; who has one open or mapped reads on. Does nothing while an epoch starts.
+    A process that has a deleted file open or mapped can read on. Does nothing while an epoch starts.
     """
     listing = directory.scan()
     manifest = directory.manifest(listing)
     if manifest is None or not listing.is_settled:
         return []
-    kept = complete_bases(directory)[-keep_bases:]
-    if not kept:
+    retained = complete_bases(directory)[-keep_bases:]
+    if not retained:
         return []
-    gone = [path.name for path in directory.bases() if base_number(path) < base_number(kept[0])]
-    for name in gone:
+    deleted = [path.name for path in directory.bases() if base_number(path) < base_number(retained[0])]
+    for name in deleted:
         delete_base(directory.path / name)
     failpoint("during retention")
-    for name in covered_segments(directory, listing, manifest, base_number(kept[0])):
+    for name in covered_segments(directory, listing, manifest, base_number(retained[0])):
         (directory.path / name).unlink(missing_ok=True)
-        gone.append(name)
-    if gone:
-        logger.info("retired", extra={"names": gone})
-    return gone
+        deleted.append(name)
+    if deleted:
+        logger.info("bases and segments deleted", extra={"names": deleted})
+    return deleted
 
 
 def delete_base(base_path: Path) -> None:
-    """A base is seen whole or not at all: it is renamed first."""
-    grave = base_path.with_name(f".tmp-retired-{base_path.name}-{os.getpid()}")
+    """Delete a base. It is renamed first, so that readers see all of it or none."""
+    renamed = base_path.with_name(f".tmp-retired-{base_path.name}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
-        base_path.rename(grave)
-        shutil.rmtree(grave, ignore_errors=True)
+        base_path.rename(renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 def complete_bases(directory: LogDirectory) -> list[Path]:
-    """The bases, oldest first, whose manifest and files' sizes are as they should be."""
+    """Return the bases, oldest first, whose manifest can be read and whose files have the right sizes."""
     return [path for path in directory.bases() if is_complete(path)]
 
 
 def covered_segments(directory: LogDirectory, listing: Listing, manifest: LogManifest, number: int) -> list[str]:
-    """Segments of which no record after `number` counts. The newest file of the present epoch is never among them."""
+    """Return the segments that hold no readable record after `number`, and those that readers ignore.
+
+    The newest file of the present epoch is never among them.
+    """
     files = directory.readable_segments(listing, manifest)
     own = listing.segments.get(manifest.epoch, [])
     covered = []
     for name, limit in files:
         last = max(
-            (header.number for header, _ in scan_segment(directory.path / name, limit, verify_after=2**63)), default=0
+            (header.number for header, _ in scan_segment(directory.path / name, limit, verify_after=HEADERS_ONLY)),
+            default=0,
         )
         if last > number:
             break
         if not own or name != own[-1]:
             covered.append(name)
-    counting = {name for name, _ in files}
-    # bytes of older epochs that no manifest lists: a replaced trainer's
+    readable = {name for name, _ in files}
+    # segments of older epochs that no manifest lists were written by a replaced trainer
     older = [name for epoch, names in listing.segments.items() if epoch < manifest.epoch for name in names]
-    return covered + [name for name in older if name not in counting]
+    return covered + [name for name in older if name not in readable]
 
 
 def base_number(path: Path) -> int:
-    """The version that a base's folder equals."""
+    """Return the version that a base's folder holds."""
     return int(path.name.removeprefix("base-"))
 
 
 def remove_drafts(directory: LogDirectory) -> None:
-    """What a merger left that was killed: called by the only one that runs, in a log that has a base already."""
+    """Delete what a killed compactor left. Call it with the compactor lock held; a log without a base is left alone."""
     if directory.bases():
         for pattern in (".tmp-base-*", ".tmp-retired-*"):
             for path in directory.path.glob(pattern):

@@ -12,8 +12,7 @@ from pyarrow import parquet
 from springtide_client.format.records import version_name
 from springtide_client.rows.layers import RowLayer
 
-from app.version_log.inspection.diff import feature_name
-from app.version_log.read.id_dictionary import IdDictionary
+from app.version_log.read.id_dictionary import IdDictionary, feature_name
 from app.version_log.read.row_image import RowImage
 
 BATCH_ROWS = 65_536
@@ -68,7 +67,7 @@ def description(image: RowImage) -> str:
 
 
 def _batches(image: RowImage, schema: Any, feature: int | None) -> Iterator[Any]:
-    finder = IdDictionary(image.base, image.stretch)
+    finder = IdDictionary(image.base, image.versions)
     # one dictionary in all batches: an Arrow file holds each only once
     names = pa.array([feature_name(image.schema, number) for number in range(len(image.schema.features))], pa.string())
     for rows in image.rows(feature):

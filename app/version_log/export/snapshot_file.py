@@ -22,7 +22,7 @@ from springtide_client.model.view import View
 from springtide_client.rows.layers import empty_layer, sorted_layer
 from springtide_client.rows.search import KNOWN
 
-from app.version_log.read.id_strings import id_strings_of, merge_id_strings
+from app.version_log.read.id_dictionary import id_strings_of, merge_id_strings
 from app.version_log.read.live_rows import count_live_rows, live_rows
 
 ROW_COLUMNS = ("feature", "id", "value", "count", "last_seen")

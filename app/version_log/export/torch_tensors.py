@@ -31,7 +31,7 @@ def write_torch(image: RowImage, path: Path, feature: int | None, *, with_rows: 
     }
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         columns = _Columns(Path(folder), image.dim)
-        finder = IdDictionary(image.base, image.stretch)
+        finder = IdDictionary(image.base, image.versions)
         for rows in image.rows(feature) if with_rows else ():
             for number in np.unique(rows.feature).tolist():
                 columns.add(number, rows.take(np.flatnonzero(rows.feature == number)), finder)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Array
-from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import (
     BoolArray,
@@ -25,7 +24,7 @@ from springtide_client.rows.layers import (
 )
 from springtide_client.schema import Schema
 
-from app.version_log.read.id_dictionary import IdDictionary, display_id
+from app.version_log.read.id_dictionary import IdDictionary, display_id, feature_name
 from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
 
@@ -130,14 +129,6 @@ def diff_versions(
     return result
 
 
-def feature_name(schema: Schema, number: int) -> str:
-    """The feature whose rows have this number; the rows that its not-admitted ids share have one of their own."""
-    shared = number >= SHARED_ROW_OFFSET
-    own = number - SHARED_ROW_OFFSET if shared else number
-    name = schema.features[own] if own < len(schema.features) else f"feature {own}"
-    return f"{name} (shared by ids not admitted)" if shared else name
-
-
 class _RowDiff:
     def __init__(self, result: VersionDiff, base: Base, before: VersionRange, between: VersionRange, top: int) -> None:
         self._result, self._base, self._before, self._between, self._top = result, base, before, between, top
@@ -149,7 +140,7 @@ class _RowDiff:
         dim = self._base.manifest.table.dim
         written = self._between.changes(part, dim)
         old = self._old(written, self._before.changes(part, dim, only=written))
-        self._compare(written, old, self._between.forgotten(part))
+        self._compare(written, old, self._between.tombstones(part))
         if _raised(*self._horizons):
             changed = self._before.keys(part)
             self._count("forgotten_by_rule", self._expired(changed, written))

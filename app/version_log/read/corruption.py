@@ -1,58 +1,55 @@
-"""Damage ahead of the newest base: who reads the log says so in a file, and the trainer begins an epoch before it.
+"""Corruption between the newest base and the end of the log: finding it, reporting it to the trainer, what it lost.
 
-Nobody can follow past such a place, and no base can be made of what lies behind it, until somebody learns that again.
+Followers cannot pass such a place, and no base can be made of what comes after it. A process that meets one leaves a
+report in the log's folder; the trainer then starts a new epoch before the corrupt place and learns on from there.
 """
 
-import logging
 from collections.abc import Container, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from springtide_client.errors import LogError
-from springtide_client.format.records import HEADER, Tip
+from springtide_client.format.records import HEADER, CommandEntry, Tip
 from springtide_client.log.directory import LogDirectory
 from springtide_client.system.files import write_atomically
 
 from app.version_log.read.index import IndexEntry
-from app.version_log.read.segments import scan_segment
+from app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
 
-REPORT_NAME = "break.json"
-
-logger = logging.getLogger(__name__)
+REPORT_NAME = "corruption.json"
 
 
 class CorruptionReport(msgspec.Struct):
+    """Why the log that an epoch is writing cannot be read."""
+
     epoch: int
     reason: str
 
 
 def report_corruption(directory: LogDirectory, reason: str) -> None:
-    """For the trainer of the present epoch."""
-    epoch = directory.scan().claimed_epoch
-    with suppress(OSError):  # a full disk: it will be found again
-        write_atomically(
-            directory.path / REPORT_NAME, msgspec.json.encode(CorruptionReport(epoch, reason)), durable=False
-        )
+    """Leave a report for the trainer of the present epoch."""
+    report = CorruptionReport(directory.scan().claimed_epoch, reason)
+    with suppress(OSError):  # on a full disk it will be found again later
+        write_atomically(directory.path / REPORT_NAME, msgspec.json.encode(report), durable=False)
 
 
 def take_corruption_report(log_path: Path, epoch: int) -> str:
-    """Why the log of this epoch cannot be read, as somebody found it; empty where nobody did. Told once."""
+    """Delete the report and return its reason; empty if there is none about this epoch."""
     path = log_path / REPORT_NAME
     try:
         text = path.read_bytes()
         path.unlink()
-        note = msgspec.json.decode(text, type=CorruptionReport)
+        report = msgspec.json.decode(text, type=CorruptionReport)
     except FileNotFoundError:
         return ""
     except (OSError, msgspec.MsgspecError) as error:
         return f"{REPORT_NAME} cannot be read: {error}"
-    return note.reason if note.epoch == epoch else ""
+    return report.reason if report.epoch == epoch else ""
 
 
 def find_corruption(directory: LogDirectory, newest: Tip) -> str:
-    """Why the log cannot be read from its newest base up to a version; empty where it can. Reads all of it."""
+    """Read the log from its newest base up to a version; return why that fails, or an empty string."""
     try:
         base = directory.open_base()
         tip = None if base is None else base.tip
@@ -63,34 +60,28 @@ def find_corruption(directory: LogDirectory, newest: Tip) -> str:
     return "" if tip is not None and tip.number >= newest.number else f"it ends at {tip}, before {newest}"
 
 
-def lost_commands(directory: LogDirectory, told: Container[str]) -> Iterator[dict[str, Any]]:
-    """What versions that do not count any more say of orders that no other version tells, and whose files are gone.
+def lost_commands(directory: LogDirectory, known: Container[str]) -> Iterator[CommandEntry]:
+    """Yield the commands of versions that are no longer part of the log and that must be executed again.
 
-    Their files went because they were done for good. What is readable is read, whatever stands before it.
+    These are commands that no other version carries (`known`: ids that one does) and whose files are deleted, because
+    their versions had been durable. Every readable record beyond the seals is searched, whatever comes before it.
     """
     listing = directory.scan()
     manifest = directory.manifest(listing)
     if manifest is None:
         return
-    counting = dict(directory.readable_segments(listing, manifest))
+    valid_bytes = dict(directory.readable_segments(listing, manifest))
     for epoch, names in listing.segments.items():
         for name in names if epoch < manifest.epoch else ():
-            path, limit = directory.path / name, counting.get(name) or 0
-            for header, end in scan_segment(path, verify_after=2**63) if _size(path) > limit else ():
+            path, limit = directory.path / name, valid_bytes.get(name) or 0
+            for header, end in scan_segment(path, verify_after=HEADERS_ONLY) if size_of(path) > limit else ():
                 if end <= limit:
                     continue
                 try:
-                    orders = IndexEntry(header, path, end - header.length - HEADER.size).read().meta.executed_commands
+                    record = IndexEntry(header, path, end - header.length - HEADER.size).read()
+                    entries = record.meta.executed_commands
                 except LogError:
                     continue
-                for order in orders:
-                    order_id = str(order.get("id"))
-                    if order_id not in told and not list((directory.path / "commands").glob(f"{order_id}.*")):
-                        yield order
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+                for entry in entries:
+                    if entry.id not in known and not list((directory.path / "commands").glob(f"{entry.id}.*")):
+                        yield entry

@@ -1,29 +1,38 @@
-"""The texts behind hashed ids at one version: the base's, found in its file, and those that came since."""
+"""The dictionary from hashed ids to their strings: as sorted columns, and looked up at one version of a log.
 
-# K keys asked for
+Columns are `feature`, `id`, `offsets` and `bytes`, sorted by (feature, id), as texts.safetensors of a base has them:
+string i is the UTF-8 text `bytes[offsets[i]:offsets[i + 1]]`.
+"""
+
+# K keys looked up
+from collections.abc import Iterable
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 from springtide_client.format.tensors import Arrays
-from springtide_client.keys import MISSING_ID
+from springtide_client.keys import MISSING_ID, SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
-from springtide_client.rows.layers import Int64Array, UInt16Array, empty_layer
+from springtide_client.rows.layers import RowLayer, empty_layer
+from springtide_client.schema import Schema
 
-from app.version_log.read.id_strings import id_strings_of, merge_id_strings
 from app.version_log.read.version_range import VersionRange
 
+UInt16Array = npt.NDArray[np.uint16]
+Int64Array = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
 
 
 class IdDictionary:
-    """Knows every text of a base and of a stretch of versions behind it."""
+    """The id strings of a base and of the versions after it."""
 
-    def __init__(self, base: Base, stretch: VersionRange) -> None:
-        since = [texts for tensors in stretch.tensors_with("texts.id") if (texts := id_strings_of(tensors)) is not None]
-        merged = merge_id_strings(since, empty_layer(0))
+    def __init__(self, base: Base, versions: VersionRange) -> None:
+        added = [part for tensors in versions.tensors_with("texts.id") if (part := id_strings_of(tensors)) is not None]
+        merged = merge_id_strings(added, empty_layer(0))
         self._parts = [part for part in (base.id_strings, merged) if part is not None]
 
     def find(self, features_K: UInt16Array, ids_K: Int64Array) -> list[str | None]:
-        """The string of each key; None where the id is a number, or its string is not known."""
+        """Return the string of each key; None if the id is a number or its string is not known."""
         found: list[str | None] = [None] * len(ids_K)
         for part in self._parts:
             for k, string in enumerate(strings_of(part, features_K, ids_K)):
@@ -32,7 +41,7 @@ class IdDictionary:
 
 
 def strings_of(part: Arrays, features_K: UInt16Array, ids_K: Int64Array) -> list[str | None]:
-    """The string of each key in columns that are sorted by (feature, id); None where the key is not in them."""
+    """Return the string of each key in sorted columns; None if the key is not in them."""
     strings: list[str | None] = [None] * len(ids_K)
     places_K = find_id_strings(part, features_K, ids_K)
     offsets, content = part["offsets"], part["bytes"]
@@ -43,7 +52,7 @@ def strings_of(part: Arrays, features_K: UInt16Array, ids_K: Int64Array) -> list
 
 
 def find_id_strings(part: Arrays, features_K: UInt16Array, ids_K: Int64Array) -> Indices:
-    """Where each key stands in columns that are sorted by (feature, id); -1 where it does not."""
+    """Return the index of each key in sorted columns; -1 if the key is not in them."""
     places_K = np.full(len(ids_K), -1, np.intp)
     for feature in np.unique(features_K).tolist():
         first, end = np.searchsorted(part["feature"], np.array([feature, feature + 1])).tolist()
@@ -56,8 +65,65 @@ def find_id_strings(part: Arrays, features_K: UInt16Array, ids_K: Int64Array) ->
     return places_K
 
 
-def display_id(row_id: int, text: str | None) -> str:
-    """How people see an id."""
+def merge_id_strings(parts: Iterable[Arrays], dropped: RowLayer) -> Arrays | None:
+    """Merge columns into sorted ones, each key once, without the keys in `dropped`; None if none is left.
+
+    An id is the hash of its string, so equal keys have equal strings, whichever part one is taken from.
+    """
+    parts = [part for part in parts if len(part["id"])]
+    if not parts:
+        return None
+    feature = np.concatenate([part["feature"] for part in parts])
+    id = np.concatenate([part["id"] for part in parts])
+    lengths = np.concatenate([np.diff(part["offsets"]) for part in parts])
+    sizes = [len(part["bytes"]) for part in parts]
+    shifts = np.concatenate([[0], np.cumsum(sizes[:-1])]).astype(np.int64)
+    starts = np.concatenate([part["offsets"][:-1] + shift for part, shift in zip(parts, shifts, strict=True)])
+    content = np.concatenate([part["bytes"] for part in parts])
+    order = np.lexsort((id, feature))
+    repeated = (feature[order[1:]] == feature[order[:-1]]) & (id[order[1:]] == id[order[:-1]])
+    order = order[np.concatenate([[True], ~repeated])]
+    if len(dropped):
+        order = order[dropped.find(feature[order], id[order]) < 0]
+    if not len(order):
+        return None
+    offsets = np.concatenate([[0], np.cumsum(lengths[order])]).astype(np.int64)
+    return {
+        "feature": feature[order],
+        "id": id[order],
+        "offsets": offsets,
+        "bytes": content[_byte_indices(starts[order], offsets)],
+    }
+
+
+def id_strings_of(tensors: Arrays) -> Arrays | None:
+    """Return the id strings that a record adds, as columns in any order; None if it adds none."""
+    if "texts.id" not in tensors:
+        return None
+    return {name: tensors[f"texts.{name}"] for name in ("feature", "id", "offsets", "bytes")}
+
+
+def decode_strings(offsets: Int64Array, content: npt.NDArray[np.uint8]) -> list[str]:
+    """Return the strings that lie end to end in one tensor of UTF-8 bytes."""
+    joined = content.tobytes()
+    return [joined[start:end].decode() for start, end in pairwise(offsets.tolist())]
+
+
+def display_id(row_id: int, string: str | None) -> str:
+    """Return how an id is shown to people: its string if there is one."""
     if row_id == MISSING_ID:
         return "(missing)"
-    return str(row_id) if text is None else text
+    return str(row_id) if string is None else string
+
+
+def feature_name(schema: Schema, number: int) -> str:
+    """Return the name of the feature with this number; rows shared by ids that are not admitted are marked as such."""
+    is_shared = number >= SHARED_ROW_OFFSET
+    own = number - SHARED_ROW_OFFSET if is_shared else number
+    name = schema.features[own] if own < len(schema.features) else f"feature {own}"
+    return f"{name} (shared by ids not admitted)" if is_shared else name
+
+
+def _byte_indices(starts: Int64Array, offsets: Int64Array) -> Int64Array:
+    """Return the index of every byte of the slices that begin at `starts`; laid end to end they divide at `offsets`."""
+    return np.repeat(starts - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])

@@ -1,36 +1,116 @@
-"""What a run of versions changes in a base, in memory: the merger's and the tests' idea of replaying."""
+"""Replay versions over a base in memory: first all but the rows (ModelReplayState), then rows too (ReplayState)."""
 
+from copy import deepcopy
+
+import msgspec
 import numpy as np
-from springtide_client.format.records import Record
-from springtide_client.format.tensors import Arrays
+from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
+from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import RowLayer, flatten_layers, push_layer, record_layer
 
-from app.version_log.read.id_strings import id_strings_of
-from app.version_log.read.model_replay_state import ModelReplayState
+from app.scores.progressive import ProgressiveScores
+from app.version_log.read.id_dictionary import id_strings_of
+
+MAX_COMMANDS = 10_000  # that a base remembers; the files of older ones are long deleted
+SCORES = "state.scores."
+
+
+class ModelReplayState:
+    """Dense net, optimizer, scores, admission sketch, commands and meta after versions replayed over a base."""
+
+    def __init__(self, base: Base, *, window_samples: int) -> None:
+        self.base = base
+        self.tip: Tip = base.tip
+        self._meta = base.manifest.meta
+        self._commands: list[CommandEntry] = list(self._meta.executed_commands)
+        self._sketch = base.sketch
+        arrays = {**base.dense, **base.trainer_state}
+        self._arrays = {name: array for name, array in arrays.items() if not name.startswith(SCORES)}
+        self._scores = ProgressiveScores(base.manifest.decode_schema().labels, window_samples)
+        self._scores.restore(_scores_of(arrays))
+
+    def apply(self, record: Record) -> None:
+        """Replay the next version. Arrays that are kept are copied, so the record may be freed."""
+        tensors = record.tensors()
+        if record.meta.restores:
+            self._arrays = {}
+            self._scores.restore(_scores_of(tensors))
+        else:
+            self._scores.apply(_scores_of(tensors))
+        for name, array in tensors.items():
+            if name.startswith(("dense.", "state.")) and not name.startswith(SCORES):
+                self._arrays[name] = np.array(array)
+        self.apply_sketch_and_meta(record)
+
+    def apply_sketch_and_meta(self, record: Record) -> None:
+        """Replay only the next version's admission sketch, commands and meta."""
+        self._apply_sketch(record.tensors(), record.meta.sketch_blocks)
+        self._meta = record.meta
+        self._commands += record.meta.executed_commands
+        self.tip = record.tip
+
+    def copy(self) -> "ModelReplayState":
+        """Return an independent copy. Arrays are shared, because they are replaced and never written into."""
+        clone = ModelReplayState.__new__(ModelReplayState)
+        clone.__dict__.update(self.__dict__)
+        clone._arrays, clone._commands = dict(self._arrays), list(self._commands)
+        clone._scores = deepcopy(self._scores)
+        clone._sketch = None if self._sketch is None else np.array(self._sketch)
+        return clone
+
+    @property
+    def meta(self) -> VersionMeta:
+        """The last version's meta with the commands of all versions, so that none is executed twice."""
+        return msgspec.structs.replace(self._meta, executed_commands=self._commands[-MAX_COMMANDS:])
+
+    @property
+    def arrays(self) -> Arrays:
+        """`dense.*` and `state.*` as a base holds them."""
+        return self._arrays | {f"{SCORES}{name}": array for name, array in self._scores.state().items()}
+
+    @property
+    def sketch(self) -> Array | None:
+        """The admission sketch, uint8 (blocks, 64); None if nothing was ever counted."""
+        return self._sketch
+
+    def _apply_sketch(self, tensors: Arrays, num_blocks: int) -> None:
+        if num_blocks != self._meta.sketch_blocks:
+            self._sketch = None  # the trainer started a new sketch of another size
+        if not len(tensors.get("sketch.block", ())):
+            return
+        if self._sketch is None:
+            self._sketch = np.zeros((num_blocks, tensors["sketch.bytes"].shape[1]), np.uint8)
+        elif not self._sketch.flags.writeable:
+            self._sketch = np.array(self._sketch)  # the base's own
+        self._sketch[tensors["sketch.block"]] = tensors["sketch.bytes"]
 
 
 class ReplayState(ModelReplayState):
-    """Versions applied one after the other over a base that stays as it is, rows and texts included."""
+    """Everything after versions replayed over a base: also the changed rows and the added id strings."""
 
     def __init__(self, base: Base, *, window_samples: int) -> None:
         super().__init__(base, window_samples=window_samples)
         self.id_strings: list[Arrays] = []
-        self.num_bytes = 0
+        self.num_bytes = 0  # of the records replayed
         self._dim, self._state_width = base.manifest.table.dim, base.manifest.table.state_width
         self._layers: tuple[RowLayer, ...] = ()
 
     def apply(self, record: Record) -> None:
-        """Count in the next version; its arrays are copied where they are kept, so that the record may go."""
+        """Replay the next version. Arrays that are kept are copied, so the record may be freed."""
         super().apply(record)
         tensors = record.tensors()
         self._layers = push_layer(self._layers, record_layer(tensors, self._dim, self._state_width))
-        if (texts := id_strings_of(tensors)) is not None:
-            self.id_strings.append({name: np.array(array) for name, array in texts.items()})
+        if (strings := id_strings_of(tensors)) is not None:
+            self.id_strings.append({name: np.array(array) for name, array in strings.items()})
         self.num_bytes += record.num_bytes
 
     def changed_rows(self) -> RowLayer:
-        """The changed rows and the marks of forgotten ones, as one layer with states."""
-        flat = flatten_layers(self._layers, self._dim, self._state_width)
-        self._layers = (flat,)
-        return flat
+        """Return the changed rows with their optimizer states, and tombstones of deleted ones, as one layer."""
+        merged = flatten_layers(self._layers, self._dim, self._state_width)
+        self._layers = (merged,)
+        return merged
+
+
+def _scores_of(arrays: Arrays) -> Arrays:
+    return {name.removeprefix(SCORES): array for name, array in arrays.items() if name.startswith(SCORES)}

@@ -1,11 +1,10 @@
-"""What a trainer begins with: the newest base and every version between it and the end of the past."""
+"""What a starting trainer resumes from: the newest base and every version between it and the end of the log."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from springtide_client.errors import LogError
-from springtide_client.format.records import Record, Tip, VersionMeta
+from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 
@@ -14,36 +13,36 @@ from app.version_log.failpoints import failpoint
 
 @dataclass
 class Resume:
-    """Apply `base`, then each of `records()`. Read to the end, `meta` and `orders` are those of the past's end."""
+    """Apply `base`, then each of `records()`. Once those are read, the other fields describe the end of the log."""
 
     base: Base
-    tip: Tip
+    tip: Tip  # the end of the log
     directory: LogDirectory
     meta: VersionMeta = field(init=False)
-    executed_commands: dict[str, int] = field(init=False)  # executed: id -> the version that says so
-    erasure_entries: list[dict[str, Any]] = field(init=False)  # of those, what the log says of the ones that forgot
+    executed_commands: dict[str, int] = field(init=False)  # command id -> the version that carries it
+    erasure_entries: list[CommandEntry] = field(init=False)  # the `forget` commands among them
 
     def __post_init__(self) -> None:
         self.meta = self.base.manifest.meta
         self.executed_commands, self.erasure_entries = {}, []
-        self._note(self.base.tip.number, self.meta)
+        self._add_commands(self.base.tip.number, self.meta)
 
     @staticmethod
-    def of(directory: LogDirectory, past: Tip | None) -> "Resume | None":
-        """`past` is the writer's; None in a new log."""
-        if past is None:
+    def of(directory: LogDirectory, tip: Tip | None) -> "Resume | None":
+        """Open the newest base for a log that ends at `tip`; None in a new log. LogError if no base opens."""
+        if tip is None:
             return None
         base = directory.open_base()
-        if base is None or base.tip.number > past.number:
-            raise LogError(f"the log {directory.path} has no base at or before its end {past}")
-        return Resume(base, past, directory)
+        if base is None or base.tip.number > tip.number:
+            raise LogError(f"the log {directory.path} has no base at or before its end {tip}")
+        return Resume(base, tip, directory)
 
     def records(self) -> Iterator[Record]:
-        """Each version after the base, exactly up to the past's end; LogError where one of them cannot be read."""
+        """Yield each version after the base, up to the end of the log; LogError if one of them cannot be read."""
         tip = self.base.tip
         for record in self.directory.records(tip):
             failpoint("while the log is replayed")
-            self._note(record.number, record.meta)
+            self._add_commands(record.number, record.meta)
             self.meta, tip = record.meta, record.tip
             yield record
             if tip.number >= self.tip.number:
@@ -51,8 +50,8 @@ class Resume:
         if tip != self.tip:
             raise LogError(f"the log {self.directory.path} cannot be read up to {self.tip}: it ends at {tip}")
 
-    def _note(self, number: int, meta: VersionMeta) -> None:
-        for order in meta.executed_commands:
-            self.executed_commands[str(order.get("id"))] = number
-            if order.get("kind") == "forget":
-                self.erasure_entries.append(order)
+    def _add_commands(self, number: int, meta: VersionMeta) -> None:
+        for entry in meta.executed_commands:
+            self.executed_commands[entry.id] = number
+            if entry.kind == "forget":
+                self.erasure_entries.append(entry)

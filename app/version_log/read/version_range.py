@@ -1,6 +1,6 @@
-"""The versions behind one up to another: what they do to rows, a part of the key space at a time, so memory is bounded.
+"""The versions between two points of the log: what they change in rows, one range of keys at a time to bound memory.
 
-Keys are hashed evenly over the parts, so that parts of equal width hold about as many rows each.
+Mixed keys are hashes, so key ranges of equal width hold about as many rows each.
 """
 
 # n rows
@@ -16,31 +16,31 @@ from springtide_client.rows.layers import RowLayer, flatten_layers, push_layer, 
 
 from app.version_log.read.index import IndexEntry, LogIndex
 
-RANGE_BYTES = 256 << 20  # of records whose rows are in memory at a time; two to three times as much is taken
+RANGE_BYTES = 256 << 20  # of records whose rows are in memory at a time; peak memory is two to three times as much
 
 
 class KeyRange(NamedTuple):
-    """A range of mixed keys, both ends in it."""
+    """A range of mixed keys; both ends belong to it."""
 
     low: int
     high: int
 
     def select(self, layer: RowLayer) -> RowLayer:
-        """The layer's rows in this part, nothing copied."""
+        """Return the layer's rows in this range as views, without copying."""
         start = int(layer.mixed.searchsorted(np.uint64(self.low)))
         end = int(layer.mixed.searchsorted(np.uint64(self.high), "right"))
         return layer.take(slice(start, end))
 
 
 def split_keys(num_bytes: int, range_bytes: int = RANGE_BYTES) -> list[KeyRange]:
-    """The key space in as many parts as such records ask for."""
-    num_parts = max(1, -(-num_bytes // range_bytes))
-    bounds = [(part << 64) // num_parts for part in range(num_parts + 1)]
+    """Split the key space into equal ranges, as many as records of `num_bytes` need."""
+    num_ranges = max(1, -(-num_bytes // range_bytes))
+    bounds = [(count << 64) // num_ranges for count in range(num_ranges + 1)]
     return [KeyRange(low, high - 1) for low, high in pairwise(bounds)]
 
 
 class VersionRange:
-    """The versions after `after` up to `last`, both in the index."""
+    """The versions after `after` up to and including `last`; both are in the index."""
 
     def __init__(self, index: LogIndex, after: int, last: int) -> None:
         self.after, self.last = after, last
@@ -50,7 +50,7 @@ class VersionRange:
         self.num_bytes = sum(entry.num_bytes for entry in self.entries)
 
     def records(self) -> Iterator[Record]:
-        """Each of them, read as every follower reads; LogError where they do not lead from one end to the other."""
+        """Yield each record, read as followers read; LogError if they do not connect one end to the other."""
         tip, last = self._tips
         reason = ""
         if tip != last:
@@ -66,71 +66,74 @@ class VersionRange:
                 yield record
         if tip != last:
             raise LogError(
-                f"the log cannot be read from {version_name(self.after)} to {version_name(self.last)}, only to "
-                f"{tip}{reason}: `springtide versions verify` tells more; while a trainer starts, try again"
+                f"the log cannot be read from {version_name(self.after)} to {version_name(self.last)}, only up to "
+                f"{tip}{reason}: `springtide versions verify` says why; if a trainer is starting, try again"
             )
 
     def changes(
-        self, part: KeyRange, dim: int, *, state_width: int | None = None, only: RowLayer | None = None
+        self, key_range: KeyRange, dim: int, *, state_width: int | None = None, only: RowLayer | None = None
     ) -> RowLayer:
-        """What all of them together do to a part's rows (of `only` its keys): rows, and marks of forgotten ones."""
+        """Return what the versions together do to a range of keys: rows, and tombstones of deleted ones.
+
+        `only`: restrict the result to the keys of this layer.
+        """
         layers: tuple[RowLayer, ...] = ()
         for record in self.records():
-            layer = part.select(record_layer(record.tensors(), dim, state_width))
+            layer = key_range.select(record_layer(record.tensors(), dim, state_width))
             if only is not None:
                 layer = layer.take(np.flatnonzero(only.find_mixed(layer.mixed, layer.feature) >= 0))
             layers = push_layer(layers, _copied(layer))
         return flatten_layers(layers, dim, state_width)
 
-    def keys(self, part: KeyRange) -> RowLayer:
-        """`changes` without the vectors, in little memory."""
+    def keys(self, key_range: KeyRange) -> RowLayer:
+        """Return `changes` with values of width 0, which takes little memory."""
         layers: tuple[RowLayer, ...] = ()
         for record in self.records():
-            layers = push_layer(layers, _copied(part.select(record_layer(without_vectors(record.tensors()), 0))))
+            layers = push_layer(layers, _copied(key_range.select(record_layer(without_vectors(record.tensors()), 0))))
         return flatten_layers(layers, 0)
 
-    def forgotten(self, part: KeyRange) -> RowLayer:
-        """The keys that any of them forgets, also those that came back."""
+    def tombstones(self, key_range: KeyRange) -> RowLayer:
+        """Return the keys that any of the versions deletes, including those created again later."""
         layers: tuple[RowLayer, ...] = ()
         for record in self.records():
             tensors = record.tensors()
-            marks = {name: array for name, array in tensors.items() if name.startswith("forgotten.")}
-            layers = push_layer(layers, _copied(part.select(record_layer(marks, 0))))
+            deleted = {name: array for name, array in tensors.items() if name.startswith("forgotten.")}
+            layers = push_layer(layers, _copied(key_range.select(record_layer(deleted, 0))))
         return flatten_layers(layers, 0)
 
     def newest_arrays(self, prefix: str) -> Arrays:
-        """Of the arrays whose names begin so, each as the last version that has it tells it."""
-        places: dict[str, IndexEntry] = {}
+        """Return every array whose name starts with `prefix`, each from the last version that has it."""
+        sources: dict[str, IndexEntry] = {}
         for entry in self.entries:
             head = entry.read_head()
             if head.meta.restores:
-                places = {}  # it tells all of them that there are
-            places |= {name: entry for name in head.shapes if name.startswith(prefix)}
+                sources = {}  # a rollback carries every such array there is
+            sources |= {name: entry for name in head.shapes if name.startswith(prefix)}
         arrays: Arrays = {}
-        for entry in {place.number: place for place in places.values()}.values():
+        for entry in {source.number: source for source in sources.values()}.values():
             tensors = entry.read().tensors()
-            arrays |= {name: np.array(tensors[name]) for name, place in places.items() if place is entry}
+            arrays |= {name: np.array(tensors[name]) for name, source in sources.items() if source is entry}
         return arrays
 
     @property
     def restores(self) -> bool:
-        """Whether one of them restores an older version, in which nothing of `dense.*` and `state.*` is left out."""
+        """True if one of the versions is a rollback, which carries all of `dense.*` and `state.*`."""
         return any(entry.read_head().meta.restores for entry in self.entries)
 
     def tensors_with(self, name: str) -> Iterator[Arrays]:
-        """The arrays of the versions that have one of that name."""
+        """Yield the tensors of each version that has one of this name."""
         for entry in self.entries:
             if name in entry.read_head().shapes:
                 yield entry.read().tensors()
 
 
 def without_vectors(tensors: Arrays) -> Arrays:
-    """A record's tensors, its rows of width 0."""
+    """Return a record's tensors with rows of width 0."""
     if "rows.value" not in tensors:
         return tensors
     return {**tensors, "rows.value": tensors["rows.value"][:, :0]}
 
 
 def _copied(layer: RowLayer) -> RowLayer:
-    """A part keeps no memory of the whole."""
+    """Copy a view, so that it does not keep the whole record in memory."""
     return layer if layer.mixed.base is None else layer.take(np.arange(len(layer)))

@@ -14,8 +14,7 @@ from springtide_client.log.base import DENSE, ID_STRINGS, OPTIMIZER, ROWS, SKETC
 from springtide_client.rows.disk_layer import aligned_chunks
 from springtide_client.rows.layers import RowLayer, merge_layers
 
-from app.version_log.inspection.diff import feature_name
-from app.version_log.read.id_dictionary import find_id_strings
+from app.version_log.read.id_dictionary import feature_name, find_id_strings
 from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
 from app.version_log.verify.report import VerifyReport, plural
@@ -136,8 +135,8 @@ class ReplayCheck:
         recorded, in_base = (msgspec.structs.replace(meta, executed_commands=[]) for meta in (told, self._meta))
         if recorded != in_base:
             self._tell("manifest.json", "what it says of its version is not what the log says")
-        ids = [order.get("id") for order in self._meta.executed_commands]
-        if any(order.get("id") not in ids for order in told.executed_commands):
+        ids = [entry.id for entry in self._meta.executed_commands]
+        if any(entry.id not in ids for entry in told.executed_commands):
             self._tell("manifest.json", "an executed order is missing: it would be executed again")
 
     def _tell_row(self, place: int, layer: RowLayer, row: int, what: str, file: str = ROWS) -> None:

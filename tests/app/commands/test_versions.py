@@ -140,7 +140,9 @@ def test_a_file_that_is_retired_meanwhile_is_no_mystery(log, capsys, monkeypatch
         raise FileNotFoundError(2, "No such file or directory", f"base-{number}")
 
     monkeypatch.setattr(LogIndex, "meta", retire)
-    assert "was retired while it was read: run the command again" in told(capsys, "diff", "1.1", "1.2", code=1)
+    assert "was deleted by the compactor while it was read: run the command again" in told(
+        capsys, "diff", "1.1", "1.2", code=1
+    )
 
 
 def test_damage_on_the_way_names_the_command_that_tells_more(log, capsys) -> None:

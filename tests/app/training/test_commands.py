@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from springtide_client.format.records import NamedKey
 from springtide_client.log.directory import LogDirectory
 
 from app.training.bootstrap import load_state
@@ -74,8 +75,8 @@ def test_a_forgotten_key_is_gone_and_the_version_says_so(make_desk):
     record = desk.newest()
     assert record.number == number
     (entry,) = record.meta.executed_commands
-    assert (entry["id"], entry["kind"], entry["result"]) == (order, "forget", {"keys": 1})
-    assert entry["keys"] == [{"feature": "user_id", "id": str(user)}]
+    assert (entry.id, entry.kind, entry.result) == (order, "forget", {"keys": 1})
+    assert entry.keys == [NamedKey("user_id", str(user))]
     assert record.tensors()["forgotten.id"].tolist() == [user]
 
 
@@ -134,7 +135,7 @@ def test_live_limits_survive_a_restart_until_the_config_says_something_new(make_
         ("rollback", {"version": 3}, "does not execute rollback orders"),
         ("", {}, "unreadable"),
         ("forget", {"keys": 5}, "names no keys"),
-        ("forget", {"keys": [{"feature": "itme", "id": 3}]}, "no key of this log"),
+        ("forget", {"keys": [{"feature": "itme", "id": 3}]}, "not a valid key of this log"),
         ("forget", {"keys": [{"feature": "item_id", "id": [3]}]}, "no id"),
         ("limits", {}, "names a limit"),
         ("limits", {"limits": {"device_bytes": 10, "lr": 0.5}}, "device_bytes"),
@@ -148,7 +149,7 @@ def test_an_order_that_cannot_be_executed_says_why_and_changes_nothing(make_desk
     assert desk.state.limits.document() == {}
     desk.version()
     (entry,) = desk.newest().meta.executed_commands
-    assert says in entry["result"]["refused"]
+    assert says in entry.result["refused"]
 
 
 def test_orders_are_executed_in_the_order_they_came(make_desk):
@@ -207,8 +208,8 @@ def test_what_is_no_order_is_refused_and_harms_neither_this_trainer_nor_a_rollba
     desk.desk.execute()
     desk.version()
     entries = desk.newest().meta.executed_commands
-    assert [entry["id"] for entry in entries] == [f"{n:03d}" for n in range(len(HOSTILE))]
-    assert all("refused" in entry["result"] for entry in entries)
-    assert not any("keys" in entry for entry in entries)
+    assert [entry.id for entry in entries] == [f"{n:03d}" for n in range(len(HOSTILE))]
+    assert all(entry.is_refused for entry in entries)
+    assert not any(entry.keys for entry in entries)
     back = build_rollback(desk.log.directory, number, window_samples=100)
     assert "forgotten.id" not in back.arrays

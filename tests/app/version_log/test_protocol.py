@@ -161,7 +161,7 @@ class World:
             os.truncate(path, self.random.randint(min(size, self.synced.get(path.name, 0)), size))
 
     def merge(self) -> None:
-        path = compact_log(self.log.directory, window_samples=5, overlay_bytes=self.random.choice([1, 1 << 20]))
+        path = compact_log(self.log.directory, window_samples=5, max_replayed_bytes=self.random.choice([1, 1 << 20]))
         if path is not None:
             base = Base.open(path)
             assert rows_of(base.layer) == self.truths[base.tip], "a base is not the truth"

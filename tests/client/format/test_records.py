@@ -5,14 +5,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from springtide_client.errors import CorruptRecordError
-from springtide_client.format.records import HEADER, Tip, VersionMeta, decode_record, encode_record, version_name
+from springtide_client.format.records import (
+    HEADER,
+    CommandEntry,
+    Tip,
+    VersionMeta,
+    decode_record,
+    encode_record,
+    version_name,
+)
 
 META = VersionMeta(
     created_ms=5,
     positions={"clicks/0": {"topic_id": "t", "offset": 17}},
     expiry_cutoffs={"3": 99},
     scores={"whole": {"auc": None}},
-    executed_commands=[{"id": "a", "kind": "forget"}],
+    executed_commands=[CommandEntry(id="a", kind="forget")],
 )
 TENSORS = {"rows.id": np.arange(5, dtype=np.int64), "rows.value": np.ones((5, 3), np.float32)}
 

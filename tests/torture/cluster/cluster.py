@@ -96,7 +96,7 @@ class Cluster:
                 arguments = path.read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"app.version_log.compact.compactor" in arguments and str(self.log).encode() in arguments:
+            if b"app.version_log.compact" in arguments and str(self.log).encode() in arguments:
                 found.append(int(path.parent.name))
         return found
 

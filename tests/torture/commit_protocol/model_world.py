@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from springtide_client.errors import CorruptRecordError, GapError
-from springtide_client.format.records import Record, Tip, VersionMeta, encode_record
+from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta, encode_record
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
 from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
@@ -124,7 +124,9 @@ class ModelWorld:
         rows = {key: row for key, row in rows.items() if key not in forgotten}
         kept = {key: row for key, row in self.now.rows.items() if key not in forgotten}
         self.now = ExpectedState(kept | rows, (*self.now.orders, *claimed))
-        meta = VersionMeta(trainer={"padding": "x" * padding}, executed_commands=[{"id": id} for id in claimed])
+        meta = VersionMeta(
+            trainer={"padding": "x" * padding}, executed_commands=[CommandEntry(id=id) for id in claimed]
+        )
         tip = self.writer.append(meta, row_tensors(rows, forgotten))
         self.expected[tip] = self.now
         self.newest_number = tip.number
@@ -139,14 +141,14 @@ class ModelWorld:
             assert self.writer.durable is not None
             self.orders.acknowledge(self.writer.durable.number)
 
-    def compact(self, overlay_bytes: int = 1 << 20) -> None:
-        path = compact_log(self.log.directory, window_samples=5, overlay_bytes=overlay_bytes)
+    def compact(self, max_replayed_bytes: int = 1 << 20) -> None:
+        path = compact_log(self.log.directory, window_samples=5, max_replayed_bytes=max_replayed_bytes)
         if path is not None:
             base = Base.open(path)
             base.verify()
             truth = self.expected[base.tip]
             assert rows_of(base.layer) == truth.rows, "a base is not the truth"
-            assert {order["id"] for order in base.manifest.meta.executed_commands} == set(truth.orders)
+            assert {order.id for order in base.manifest.meta.executed_commands} == set(truth.orders)
             assert base.tip.number <= self.durable_number, "a base is made of a version that is not durable"
 
     def retire(self, keep_bases: int = 2) -> None:

@@ -53,9 +53,9 @@ class CommitMachine(RuleBasedStateMachine):
     def sync(self) -> None:
         self.world.sync()
 
-    @rule(overlay_bytes=st.sampled_from([1, 1 << 20]))
-    def merge(self, overlay_bytes: int) -> None:
-        self.world.compact(overlay_bytes)
+    @rule(max_replayed_bytes=st.sampled_from([1, 1 << 20]))
+    def merge(self, max_replayed_bytes: int) -> None:
+        self.world.compact(max_replayed_bytes)
 
     @rule(keep_bases=st.sampled_from([1, 2]))
     def retire(self, keep_bases: int) -> None:

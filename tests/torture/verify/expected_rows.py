@@ -4,6 +4,8 @@ import copy
 from collections import Counter
 from typing import Any
 
+from springtide_client.format.records import CommandEntry
+
 from tests.torture.clicks import click
 
 BATCH, TTL_MS, MIN_COUNT = 64, 300_000, 3
@@ -26,12 +28,12 @@ class ExpectedRows:
             return False
         return all(at >= self.num_samples for id, at in places.items() if id not in self.orders)
 
-    def advance(self, num_samples: int, orders: list[dict[str, Any]]) -> "ExpectedRows":
+    def advance(self, num_samples: int, orders: list[CommandEntry]) -> "ExpectedRows":
         """A copy further on: so many samples learned, and these orders executed where they say."""
         after = copy.deepcopy(self)
-        waiting = [order for order in orders if order["id"] not in after.orders]
+        waiting = [order for order in orders if order.id not in after.orders]
         while True:
-            while waiting and waiting[0]["samples_trained"] == after.num_samples:
+            while waiting and waiting[0].samples_trained == after.num_samples:
                 after._execute(waiting.pop(0))
             if after.num_samples >= num_samples:
                 break
@@ -72,11 +74,11 @@ class ExpectedRows:
         self.clock_ms = max([self.clock_ms, *(fields["ts"] for fields in batch)])
         self.num_samples += len(batch)
 
-    def _execute(self, order: dict[str, Any]) -> None:
-        self.orders[order["id"]] = order["samples_trained"]
-        for key in order.get("keys", ()):
+    def _execute(self, order: CommandEntry) -> None:
+        self.orders[order.id] = order.samples_trained
+        for key in order.keys:
             self.num_forgotten += 1
-            if key["feature"] == "user_id":
-                self.users.pop(key["id"], None)
+            if key.feature == "user_id":
+                self.users.pop(key.id, None)
             else:
-                self.items.pop(key["id"], None)
+                self.items.pop(key.id, None)

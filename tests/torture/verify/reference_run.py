@@ -1,9 +1,10 @@
 """The run that nobody disturbs: the same records in one go, the orders where the other log says they were executed."""
 
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import torch
+from springtide_client.format.records import CommandEntry
 
 from app.config.load import load_config
 from app.training.bootstrap import load_state
@@ -44,13 +45,13 @@ class ReferenceRun:
     def num_samples(self) -> int:
         return self.state.samples_trained
 
-    def advance(self, num_samples: int, orders: list[dict[str, Any]]) -> LogContents:
+    def advance(self, num_samples: int, orders: list[CommandEntry]) -> LogContents:
         """Learn up to here, and say what the log holds then."""
-        waiting = [order for order in orders if order["id"] not in self.executed]
+        waiting = [order for order in orders if order.id not in self.executed]
         num_batches = 0
         torch.set_rng_state(self._random)
         while True:
-            while waiting and waiting[0]["samples_trained"] == self.num_samples:
+            while waiting and waiting[0].samples_trained == self.num_samples:
                 self._execute(waiting.pop(0))
             if self.num_samples >= num_samples:
                 break
@@ -78,13 +79,14 @@ class ReferenceRun:
         assert batch is not None
         return batch
 
-    def _execute(self, told: dict[str, Any]) -> None:
+    def _execute(self, entry: CommandEntry) -> None:
         """Through the trainer's own handlers."""
         self._cut()
-        self.executed[told["id"]] = told["samples_trained"]
-        body = {"keys": told["keys"]} if told["kind"] == "forget" else {"limits": told["result"].get("limits")}
-        if "refused" not in told["result"]:
-            order = Command(told["id"], told["kind"], body)
+        self.executed[entry.id] = entry.samples_trained
+        is_forget = entry.kind == "forget"
+        body = {"keys": msgspec.to_builtins(entry.keys)} if is_forget else {"limits": entry.result.get("limits")}
+        if not entry.is_refused:
+            order = Command(entry.id, entry.kind, body)
             self.desk._handler(order)(order.body)
 
     def _cut(self) -> None:

@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from springtide_client.format.records import CommandEntry
+
 from tests.torture.clicks import NUM_USERS, click
 from tests.torture.cluster.config import WINDOW_SAMPLES
 from tests.torture.verify.expected_rows import ExpectedRows
@@ -32,7 +34,7 @@ class LogVerifier:
         )
         self.num_verified += 1
         orders = image.meta.executed_commands
-        ids = [order["id"] for order in orders]
+        ids = [order.id for order in orders]
         assert len(ids) == len(set(ids)), "an order was executed twice"
         assert set(ids) <= self.submitted.keys(), "an order that nobody gave"
         expected = self._expected(image.meta.samples_trained, orders)
@@ -78,20 +80,20 @@ class LogVerifier:
         """Whether the undisturbed run, which only goes forward, is where the log was before."""
         run = self._undisturbed
         assert run is not None
-        before = [order for order in image.meta.executed_commands if order["id"] in run.executed]
+        before = [order for order in image.meta.executed_commands if order.id in run.executed]
         return (
             run.num_samples <= image.meta.samples_trained
-            and {order["id"]: order["samples_trained"] for order in before} == run.executed
+            and {order.id: order.samples_trained for order in before} == run.executed
             and all(
-                order["samples_trained"] >= run.num_samples
+                order.samples_trained >= run.num_samples
                 for order in image.meta.executed_commands
-                if order["id"] not in run.executed
+                if order.id not in run.executed
             )
         )
 
-    def _expected(self, num_samples: int, orders: list[dict[str, Any]]) -> ExpectedRows:
+    def _expected(self, num_samples: int, orders: list[CommandEntry]) -> ExpectedRows:
         """From the furthest known point that lies on the way there: a power loss may have taken a way back."""
-        places = {order["id"]: order["samples_trained"] for order in orders}
+        places = {order.id: order.samples_trained for order in orders}
         while not self._known[-1].is_before(num_samples, places):
             self._known.pop()
         self._known.append(self._known[-1].advance(num_samples, orders))

@@ -28,6 +28,30 @@ class StreamPosition(TypedDict):
     offset: int
 
 
+class NamedKey(msgspec.Struct, frozen=True):
+    """A key as people write it: the feature's name, and an id that may be a number or a string."""
+
+    feature: str
+    id: Any
+
+
+class CommandEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An executed command, recorded by the version that carries it out."""
+
+    id: str
+    kind: str = ""
+    samples_trained: int = 0  # when it was executed
+    result: dict[str, Any] = {}  # what it changed, in numbers; `refused` with the reason if it changed nothing
+    keys: list[NamedKey] = []  # of a `forget` that was not refused
+    # of the same: the stream positions up to which samples of these keys are erased, by "topic/partition"
+    positions: dict[str, StreamPosition] | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """True if the command changed nothing."""
+        return "refused" in self.result
+
+
 class VersionMeta(msgspec.Struct, kw_only=True):
     """What a version says of the world beside its tensors."""
 
@@ -45,9 +69,7 @@ class VersionMeta(msgspec.Struct, kw_only=True):
     scores: dict[str, Any] = {}
     dead_letters: dict[str, int] = {}
     record_ms: list[int] = []
-    executed_commands: list[
-        dict[str, Any]
-    ] = []  # executed in this version; in a base, all that may still lie in commands/
+    executed_commands: list[CommandEntry] = []  # by this version; in a base: by all versions, the newest 10,000
     trainer: dict[str, Any] = {}
     # a rollback: `dense.*` and `state.*` are whole, as that version's; nothing of them counts that an earlier one told
     restores: int = 0

@@ -48,7 +48,7 @@ class DiskLayers:
 
     def _write(self, layers: Sequence[RowLayer], dim: int) -> RowLayer:
         num_rows = sum(
-            len(merge_newest_first(chunk)) for chunk in aligned_chunks([keys_only(layer) for layer in layers])
+            len(merge_newest_first(chunk)) for chunk in aligned_chunks([layer.keys_only() for layer in layers])
         )
         shapes = {
             "mixed": TensorShape(np.dtype(np.uint64), (num_rows,)),
@@ -99,10 +99,3 @@ def aligned_chunks(layers: Sequence[RowLayer]) -> Iterator[list[RowLayer]]:
 def merge_newest_first(layers: Sequence[RowLayer]) -> RowLayer:
     """One layer that answers like all of them, newest first."""
     return merge_layers(*reversed(layers))
-
-
-def keys_only(layer: RowLayer) -> RowLayer:
-    """The keys alone, for counting."""
-    return RowLayer(
-        layer.mixed, layer.feature, layer.id, layer.value[:, :0], layer.count, layer.last_seen, layer.forgotten
-    )

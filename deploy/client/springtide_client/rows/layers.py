@@ -98,6 +98,14 @@ class RowLayer:
         """The same rows in memory of their own."""
         return self.take(np.arange(len(self)))
 
+    def keys_only(self) -> "RowLayer":
+        """The same rows with values of width 0 and no optimizer state: keys, counts, times and tombstones."""
+        return replace(self, value=self.value[:, :0], state=None)
+
+    def without_tombstones(self) -> "RowLayer":
+        """The same rows; the caller has made sure that no tombstone is among them."""
+        return replace(self, forgotten=None)
+
     def without_state(self) -> "RowLayer":
         """The same rows as followers need them."""
         fields = (self.mixed, self.feature, self.id, self.value, self.count, self.last_seen, self.forgotten)

@@ -18,7 +18,7 @@ from springtide_client.log.directory import LogDirectory
 from app.serving.feed.snapshot_cache import SnapshotCache
 from app.serving.http.errors import ApiError
 from app.version_log.export.snapshot_file import view_at_version
-from app.version_log.read.id_strings import decode_strings
+from app.version_log.read.id_dictionary import decode_strings
 from tests.support.waiting import wait_until
 
 USER, ITEM = 0, 1

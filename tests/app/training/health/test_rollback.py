@@ -30,7 +30,7 @@ def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(env, t
     assert (back.meta.restores, back.meta.samples_trained) == (goal, 1000)
     assert back.meta.positions["clicks/0"]["offset"] == 1000
     (entry,) = back.meta.executed_commands
-    assert entry["result"]["version"] == goal
+    assert entry.result["version"] == goal
     published(env, 1500)
     running.stop()
     wait_until(lambda: (read_status(env.config.log.path) or {}).get("clean_end"), "the end")
@@ -181,7 +181,7 @@ def test_a_version_that_is_not_there_is_refused_and_learning_goes_on(env, traine
     wait_until(lambda: running.state.samples_trained == 100, "learning")
     order = submit_command(env.config.log.path, "rollback", {"version": version})
     wait_until(lambda: (command_status(env.config.log.path, order) or ("", "")).state == "durable", "the refusal")
-    assert says in command_status(env.config.log.path, order).entry["result"]["refused"]
+    assert says in command_status(env.config.log.path, order).entry.result["refused"]
     env.produce(10)
     wait_until(lambda: running.state.samples_trained == 110, "learning on")
 

@@ -3,6 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
+from springtide_client.format.records import CommandEntry, NamedKey
 from springtide_client.model.view import KNOWN, UNKNOWN
 
 from app.training.bootstrap import load_state
@@ -39,14 +40,14 @@ class Run:
 
     def forget(self, *users: int) -> None:
         self.state.learner.table.forget(np.zeros(len(users), np.uint16), np.array(users))
-        keys = [{"feature": "user_id", "id": user} for user in users]
-        self.state.add_executed_command({"id": f"order {users}", "kind": "forget", "result": {}, "keys": keys})
+        keys = [NamedKey("user_id", user) for user in users]
+        self.state.add_executed_command(CommandEntry(id=f"order {users}", kind="forget", keys=keys))
 
     def roll_back(self, number: int, **options) -> None:
         """As a trainer does it: append, and load from the log."""
         self.log.sync()
         found = build_rollback(self.log.directory, number, window_samples=self.config.train.window_samples, **options)
-        entry = {"id": f"back to {number}", "kind": "rollback", "result": found.counts}
+        entry = CommandEntry(id=f"back to {number}", kind="rollback", result=found.counts)
         self.log.append(msgspec.structs.replace(found.meta, executed_commands=[entry]), found.arrays)
         self.log.sync()
         self.state.learner.table.close()
@@ -212,7 +213,7 @@ def test_a_rollback_can_itself_be_gone_back_behind_and_over(run):
 def test_executed_orders_and_limits_are_not_rolled_back(run):
     number = run.learn(range(6))[-1]
     run.state.change_limits({(None, "lr"): 0.5})
-    run.state.add_executed_command({"id": "limits 1", "kind": "limits", "result": {}})
+    run.state.add_executed_command(CommandEntry(id="limits 1", kind="limits"))
     run.cut()
     run.roll_back(number)
     assert run.state.learner.table.lr == 0.5

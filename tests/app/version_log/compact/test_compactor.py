@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.records import CommandEntry, Tip, VersionMeta
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import RowLayer
@@ -93,7 +93,7 @@ def test_merging_in_steps_gives_the_same_base(tmp_path) -> None:
                 put(writer, step % 7 + 1)
             settle(writer)
     once = merge(logs[0])
-    while (step := merge(logs[1], overlay_bytes=1)) is not None:
+    while (step := merge(logs[1], max_replayed_bytes=1)) is not None:
         steps = step
     assert once is not None
     assert once.manifest.files == steps.manifest.files
@@ -127,9 +127,12 @@ def test_dense_state_scores_orders_and_meta_travel_in_bases(log) -> None:
 
     with log.writer() as writer:
         writer.append(
-            VersionMeta(executed_commands=[{"id": "a"}]), {"dense.w": np.full(3, 1, np.float32), **scores(1, 0)}
+            VersionMeta(executed_commands=[CommandEntry(id="a")]),
+            {"dense.w": np.full(3, 1, np.float32), **scores(1, 0)},
         )
-        writer.append(VersionMeta(executed_commands=[{"id": "b"}]), {"state.optimizer.step": np.array(9), **scores(1)})
+        writer.append(
+            VersionMeta(executed_commands=[CommandEntry(id="b")]), {"state.optimizer.step": np.array(9), **scores(1)}
+        )
         last = writer.append(VersionMeta(step=4), {"dense.w": np.full(3, 2, np.float32)})
         writer.sync()
         writer.append(VersionMeta(step=5), {})
@@ -142,7 +145,7 @@ def test_dense_state_scores_orders_and_meta_travel_in_bases(log) -> None:
     assert base.trainer_state["state.scores.window.labels"].ravel().tolist() == [1, 0, 1]
     assert "state.scores.logits" not in base.trainer_state
     assert base.trainer_state["state.scores.sums"][0, 0] == 3
-    assert (base.manifest.meta.step, [order["id"] for order in base.manifest.meta.executed_commands]) == (4, ["a", "b"])
+    assert (base.manifest.meta.step, [order.id for order in base.manifest.meta.executed_commands]) == (4, ["a", "b"])
     assert base.model_path is not None
     assert base.model_path.read_bytes() == b"program"
 
@@ -305,7 +308,7 @@ def test_a_killed_merger_leaves_only_drafts_that_the_next_one_removes(log) -> No
             writer.append(VersionMeta(), row_tensors({(0, i): (float(step + 1), 1) for i in range(2000)}))
         settle(writer)
         path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
-        command = [sys.executable, "-m", "app.version_log.compact.compactor", str(log.path), "--base-minutes", "0.0001"]
+        command = [sys.executable, "-m", "app.version_log.compact", str(log.path), "--base-minutes", "0.0001"]
         environment = {**os.environ, "PYTHONPATH": path}
         killed = subprocess.Popen(command, env=environment)
         wait_until(lambda: bool(list(log.path.glob(".tmp-base-*"))) or len(log.directory.bases()) > 1)
@@ -327,7 +330,7 @@ def test_a_killed_merger_leaves_only_drafts_that_the_next_one_removes(log) -> No
 def test_a_merger_ends_with_its_parent(log) -> None:
     with log.writer():
         path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
-        command = [sys.executable, "-m", "app.version_log.compact.compactor", str(log.path), "--parent", "1"]
+        command = [sys.executable, "-m", "app.version_log.compact", str(log.path), "--parent", "1"]
         assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=60).returncode == 0
 
 

@@ -18,8 +18,7 @@ from app.models.interface import ModelSpec
 from app.models.registry import ModelConfig, build_model
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.merge import compact_log
-from app.version_log.compact.onnx import OnnxBuilder
-from app.version_log.compact.onnx_weights import with_weights
+from app.version_log.compact.onnx import OnnxBuilder, replace_weights
 from app.version_log.write.writer import LogWriter
 from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config
 
@@ -109,5 +108,5 @@ def test_what_cannot_be_had_in_onnx_is_said_once_and_holds_up_no_base(log: Write
 
 def test_bytes_that_are_no_onnx_file_are_refused() -> None:
     for content in (b"\x3a\x7f", b"\x3a\x05\x2a\x03\x42\x01", b"\x07"):
-        with pytest.raises(LogError, match="does not fit"):
-            with_weights(content, {"x": np.zeros(1, np.float32)})
+        with pytest.raises(LogError, match="does not match"):
+            replace_weights(content, {"x": np.zeros(1, np.float32)})

@@ -123,7 +123,7 @@ def test_the_oldest_version_that_can_be_compared_is_named(log: WriterLog) -> Non
         writer.sync()
         shutil.rmtree(log.path / base_name(1 << 32))
         index = LogIndex(log.directory)
-        with pytest.raises(UserError, match=rf"1\.2 can no longer be built.* oldest that can is {base.tip}$"):
+        with pytest.raises(UserError, match=rf"1\.2 can no longer be rebuilt.* oldest that can be is {base.tip}$"):
             diff_versions(index, index.resolve("1.2"), index.resolve("latest"))
         assert diff_versions(index, base.tip.number, index.resolve("latest")).num_versions == 2
 

@@ -73,7 +73,7 @@ def test_a_base_that_is_retired_meanwhile_is_an_error_of_the_log(log: WriterLog)
         index = LogIndex(log.directory)
     shutil.rmtree(log.directory.bases()[0])
     for look in (index.tip, index.meta):
-        with pytest.raises(LogError, match="base-00000000004294967296 was retired"):
+        with pytest.raises(LogError, match="base-00000000004294967296 was deleted"):
             look(1 << 32)
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 from springtide_client.errors import LogError
-from springtide_client.format.records import VersionMeta
+from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.rows.layers import flatten_layers, record_layer
 
 from app.version_log.compact.merge import compact_log
@@ -20,7 +20,7 @@ def test_base_and_records_are_the_past(log) -> None:
     with log.writer() as writer:
         for step in range(6):
             rows = {(0, step): (float(step + 1), 9), (0, 99): (float(step + 1), 9)}
-            writer.append(VersionMeta(step=step, executed_commands=[{"id": f"o{step}"}]), row_tensors(rows))
+            writer.append(VersionMeta(step=step, executed_commands=[CommandEntry(id=f"o{step}")]), row_tensors(rows))
             if step == 3:
                 writer.sync()
                 assert compact_log(log.directory, window_samples=10) is None
