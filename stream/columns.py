@@ -1,8 +1,8 @@
-"""The nouns that leave this room: Columns (a decoded poll) and Batch (what is learned at once). Plain arrays."""
+"""The nouns that the stream delivers: Columns (decoded records) and Batch (samples to learn at once). Plain arrays."""
 
 # N samples, L labels
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class Columns:
-    """Samples decoded to columns. Within a partition, rows stand in the order of their offsets."""
+    """Samples decoded to columns. Within a partition, rows are in the order of their offsets."""
 
     features: Features
     labels_NL: npt.NDArray[np.float32]  # 0..1; NaN = masked (null where there are several labels)
@@ -37,29 +37,76 @@ class Columns:
     offset_N: npt.NDArray[np.int64]
     partitions: tuple[Partition, ...]
     dead_letters: tuple[DeadLetter, ...]  # by partition and offset
-    end_offsets: dict[Partition, int]  # the offset after everything that this holds, dead letters and gaps included
+    end_offsets: dict[Partition, int]  # the next offset to read: after these rows, dead letters and offset gaps
     id_strings: IdStrings
-    # changes when a topic of the same name is made anew and offsets begin at 0 again; empty where the broker has none
+    # another one after a topic was re-created and its offsets start at 0 again; empty where the broker assigns none
     topic_ids: Mapping[Partition, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels_NL)
 
+    def positions_after(self, start: int, stop: int) -> dict[Partition, int]:
+        """The next offset to read of each partition, once rows start to stop are learned and the rows before were."""
+        if stop == len(self):
+            return dict(self.end_offsets)
+        positions: dict[Partition, int] = {}
+        for number, partition in enumerate(self.partitions):
+            if partition in self.end_offsets and not np.any(self.partition_N[stop:] == number):
+                positions[partition] = self.end_offsets[partition]
+            elif len(rows := np.flatnonzero(self.partition_N[start:stop] == number)):
+                positions[partition] = int(self.offset_N[start + rows[-1]]) + 1
+        return positions
+
+    def watermarks(self, start: int, stop: int) -> dict[Partition, int]:
+        """The latest event time, in ms, among rows start to stop, by partition."""
+        if start == stop:
+            return {}
+        if len(self.partitions) == 1:
+            return {self.partitions[0]: int(self.event_ms_N[start:stop].max())}
+        partition_N, event_ms_N = self.partition_N[start:stop], self.event_ms_N[start:stop]
+        return {self.partitions[p]: int(event_ms_N[partition_N == p].max()) for p in np.unique(partition_N)}
+
+    def slice(self, start: int, stop: int) -> "Columns":
+        """Rows start to stop of one partition's columns; dead letters and the end go with the rows before them.
+
+        Every slice carries all id strings: a string may be delivered more than once, but never too late.
+        """
+        if start == 0 and stop == len(self):
+            return self
+        end = self.positions_after(start, stop)
+        begin = self.positions_after(0, start) if start else {}
+        return replace(
+            self,
+            features=self.features.slice(start, stop),
+            labels_NL=self.labels_NL[start:stop],
+            weights_N=self.weights_N[start:stop],
+            event_ms_N=self.event_ms_N[start:stop],
+            record_ms_N=self.record_ms_N[start:stop],
+            partition_N=self.partition_N[start:stop],
+            offset_N=self.offset_N[start:stop],
+            dead_letters=tuple(
+                letter
+                for letter in self.dead_letters
+                if begin.get(letter.partition, 0) <= letter.offset < end.get(letter.partition, 0)
+            ),
+            end_offsets=end,
+        )
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples to learn at once, and where the stream stands once they are learned. May hold no sample."""
+    """Samples to learn at once, and the positions of the stream once they are learned. May hold no sample."""
 
     features: Features
     labels_NL: npt.NDArray[np.float32]
     weights_N: npt.NDArray[np.float32]
     event_ms_N: npt.NDArray[np.int64]
     record_ms_N: npt.NDArray[np.int64]
-    positions: dict[Partition, int]  # next offset to read, of every partition that this batch moves
-    dead_letters: tuple[DeadLetter, ...] = ()  # the dead letters that these positions pass
+    positions: dict[Partition, int]  # the next offset to read, of every partition that this batch moves
+    dead_letters: tuple[DeadLetter, ...] = ()  # those that these positions pass
     id_strings: list[IdStrings] = field(default_factory=list)
     topic_ids: dict[Partition, str] = field(default_factory=dict)  # of the partitions in positions, where known
-    watermarks: dict[Partition, int] = field(default_factory=dict)  # the latest event time learned of each, ms
+    watermarks: dict[Partition, int] = field(default_factory=dict)  # the latest event time of each partition, ms
 
     def __len__(self) -> int:
         return len(self.labels_NL)

@@ -1,4 +1,4 @@
-"""Compiles the decoder and the batch parser into Numba's cache: `python -m stream.compile`."""
+"""Compiles the JSON parser and the record batch parser into Numba's cache: `python -m stream.compile`."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from stream.kafka.record_batches import parse_batches
 
 
 def main() -> None:
-    """Compile everything that a first start would otherwise wait for."""
+    """Compile everything that the first start would otherwise wait for."""
     remove_stale_cache(Path(__file__).parent)
     compile_parser()
-    # no batch at all; the buffer of a fetch is read-only, and a type of its own for the compiler
+    # without any batch; the buffer of a fetch is read-only, which is a type of its own for the compiler
     parse_batches(np.frombuffer(b"-", np.uint8), np.zeros((0, 2), np.int64), 0, np.zeros((6, 0), np.int64))
 
 

@@ -1,4 +1,4 @@
-"""What the world may do to a stream: every text is one line and says how to mend it."""
+"""Errors of the stream: every text is one line and says how to fix it."""
 
 from springtide_client.errors import SpringtideError
 
@@ -6,27 +6,27 @@ from stream.positions import Partition
 
 
 class StreamError(SpringtideError):
-    """The stream cannot go on as it is."""
+    """Reading or writing the stream failed."""
 
 
 class RetriableError(StreamError):
-    """Something is absent that may come back by itself: a broker, a topic. Worth waiting for."""
+    """A broker or a topic is unavailable and may come back by itself: worth waiting for."""
 
 
 class BrokerUnavailableError(RetriableError):
-    """Nobody answers at the address."""
+    """No broker answers at the address."""
 
 
 class TopicNotFoundError(RetriableError):
-    """The broker is there, the topic is not."""
+    """The broker answers, but has no such topic."""
 
 
 class TopicResetError(StreamError):
-    """The topic is not the one, or no longer holds the records, that the positions speak of."""
+    """The topic was re-created, or no longer holds the records at the positions."""
 
 
 class OffsetOutOfRangeError(StreamError):
-    """The broker does not hold the offset that was asked for."""
+    """The broker does not hold the requested offset."""
 
     def __init__(self, message: str, partitions: tuple[Partition, ...]) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class OffsetOutOfRangeError(StreamError):
 
 
 class CodecMissingError(StreamError):
-    """Records are compressed by a codec whose library is not installed."""
+    """Records are compressed with a codec whose library is not installed."""
 
 
 class CorruptBatchError(StreamError):
@@ -42,7 +42,7 @@ class CorruptBatchError(StreamError):
 
 
 class ProduceError(StreamError):
-    """A message was not taken by the broker."""
+    """The broker did not take a message."""
 
 
 class EmbeddedBrokerError(StreamError):

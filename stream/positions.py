@@ -1,4 +1,4 @@
-"""Where a reader stands in a topic, said so that a topic made anew is told from the old one."""
+"""Partitions, and positions in them that tell a topic from a re-created one of the same name."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -23,23 +23,23 @@ class Partition(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The next offset to read, and the id of the topic that it is an offset of ("" = unknown)."""
+    """The next offset to read, and the id of the topic that it belongs to ("" = unknown)."""
 
     topic_id: str
     offset: int
 
     def matches_topic(self, topic_id: str) -> bool:
-        """Whether it is, as far as is known, of this topic: else the offsets of one mean nothing to the other."""
+        """Return False if the position belongs to another topic, where the offset means nothing; unknown ids match."""
         return self.topic_id == topic_id or "" in (self.topic_id, topic_id)
 
 
 def positions_from_meta(positions: Mapping[str, StreamPosition]) -> dict[Partition, Position]:
-    """As a version tells them."""
+    """The positions of a version's meta."""
     return {Partition.parse(name): Position(at["topic_id"], at["offset"]) for name, at in positions.items()}
 
 
 def positions_to_meta(positions: Mapping[Partition, Position]) -> dict[str, StreamPosition]:
-    """For a version's meta."""
+    """Positions as a version's meta holds them."""
     return {
         str(partition): StreamPosition(topic_id=position.topic_id, offset=position.offset)
         for partition, position in positions.items()

@@ -1,33 +1,27 @@
-"""Raw records to columns: ids, numbers, labels and times in arrays; what cannot be learned becomes a dead letter.
+"""Decodes raw records to columns; what cannot be learned becomes a dead letter.
 
-Two paths, one meaning. `stream.decode.json_parser` walks the fetched bytes once and writes straight into the
-columns; a record in
-which it meets anything that it is not sure of is decoded again by `decode_reference`: msgspec, then the encoder in
-springtide_client that servers use too. Tests hold them equal for any bytes: columns, dead letters, texts.
+Two paths, one meaning. `json_parser` reads the fetched bytes once and writes straight into the columns. A record that
+it does not parse is decoded by `reference.py`: msgspec, then the encoder of springtide_client that servers use too.
+Tests hold them equal for any bytes: columns, dead letters, id strings.
 
-    field        taken as                                                      else
-    label        number, boolean, decimal text in 0..1; of several some null   missing_label, label_range, wrong_type
+    field        accepted                                                      otherwise
+    label        number, boolean, decimal string in 0..1; of several some null missing_label, label_range, wrong_type
     weight       number >= 0; missing or null = 1                              wrong_type
     timestamp    whole milliseconds, 0 or since 1980, at most                  bad_timestamp
                  max_future_seconds after the record's own time and after now
-    categorical  integer, integral float, text, boolean; missing = MISSING_ID  wrong_type
+    categorical  integer, integral float, string, boolean; missing = MISSING_ID wrong_type
     lists        of these, nulls skipped, cut to the limit; missing = empty    wrong_type
-    dense        number, boolean, decimal text; missing = NaN                  wrong_type
-    the record   a JSON object; of equal names the last counts; unknown        empty (null), too_large, bad_json,
-                 names are passed over                                         wrong_type
+    dense        number, boolean, decimal string; missing = NaN                wrong_type
+    the record   a JSON object; of duplicate names the last counts; unknown    empty (null), too_large, bad_json,
+                 names are skipped                                             wrong_type
     any number   finite, where it is used also in float32                      not_finite
 
-A record deviates, among others, where it has a known name twice or a name with escapes, numbers of more than 19 digits,
-subnormal or near the end of float64's range, unknown values nested deeper than 63, or what makes it a dead letter.
+The parser leaves to the reference, among others, records with a known name twice or a name with escapes, numbers of
+more than 19 digits, subnormal or near the end of float64's range, unknown values nested deeper than 63 levels, and
+whatever makes a record a dead letter.
 
-A text travels beside the columns at the first sight of its id; `Told` remembers up to half a million ids, then anew.
-
-M messages a second, one core of an EPYC (Zen 5), records in memory, columns handed out; after the comma the reference:
-    2 + 6 ids, 6 numbers, label, time; 207 bytes         3.4-3.8, 0.13
-    26 texts, 13 integers, label, time; 662 bytes        0.7-1.05, 0.018
-    the same with 13 floats of 17 digits; 862 bytes      0.5-0.7, 0.019
-    24 texts in lists, unknown fields; 417 bytes         1.0-2.0, 0.019
-A poll of one record takes 19 microseconds.
+The string behind a hashed id is delivered beside the columns at the first sight of the id; `SeenSet` remembers up to
+half a million ids and is then cleared.
 """
 
 # N records
@@ -44,11 +38,11 @@ from stream.decode.rows import DecodedRows
 from stream.positions import Partition
 from stream.records import RawRecords
 
-MAX_DETAIL = 300
+MAX_DETAIL_CHARS = 300
 
 
 class Decoder:
-    """Decodes the records of one schema. Keeps which texts it has told; one thread at a time."""
+    """Decodes the records of one schema, and remembers whose strings it has emitted. One thread at a time."""
 
     def __init__(
         self,
@@ -56,54 +50,47 @@ class Decoder:
         *,
         max_message_bytes: int = 1 << 20,
         max_future_seconds: float = 60,
-        told: SeenSet | None = None,
+        seen_strings: SeenSet | None = None,
     ) -> None:
         self.schema = schema
-        self.seen_strings = told or SeenSet()
+        self.seen_strings = seen_strings or SeenSet()
         self.parser = JsonParser(
-            schema, max_message_bytes=max_message_bytes, max_future_seconds=max_future_seconds, told=self.seen_strings
+            schema, max_message_bytes=max_message_bytes, max_future_seconds=max_future_seconds, seen=self.seen_strings
         )
         self.reference = ReferenceDecoder(
             schema, max_message_bytes=max_message_bytes, max_future_seconds=max_future_seconds
         )
 
     def decode(self, raw: RawRecords, now_ms: int) -> Columns:
-        """The records as columns, dead letters beside them; never raises for what a record holds."""
+        """The records as columns, with their dead letters; never raises for what a record holds."""
         rows = DecodedRows(self.schema, len(raw))
-        deviates_N, found = self.parser.parse(raw, rows, now_ms)
-        alive_N = np.ones(len(raw), np.bool_)
-        dead: list[DeadLetter] = []
-        texts: list[tuple[int, int, str]] = []
-        for n in np.flatnonzero(deviates_N).tolist():
+        unparsed_N, id_strings = self.parser.parse(raw, rows, now_ms)
+        is_sample_N = np.ones(len(raw), np.bool_)
+        dead_letters: list[DeadLetter] = []
+        reference_strings: list[tuple[int, int, str]] = []  # feature number, id, string
+        for n in np.flatnonzero(unparsed_N).tolist():
             try:
                 sample, encoded = self.reference.decode(raw.value(n), int(raw.record_ms_N[n]), now_ms)
             except EncodeError as error:
-                alive_N[n] = False
-                dead.append(make_dead_letter(raw, n, error))
+                is_sample_N[n] = False
+                dead_letters.append(make_dead_letter(raw, n, error))
             else:
                 rows.write(n, sample, encoded)
-                texts += encoded.id_strings
-        return rows.columns(raw, alive_N, dead, join(found, self.unseen(texts)) if texts else found)
+                reference_strings += encoded.id_strings
+        if reference_strings:
+            id_strings = IdStrings.concatenate([id_strings, self._unseen(reference_strings)])
+        return rows.columns(raw, is_sample_N, dead_letters, id_strings)
 
-    def unseen(self, texts: list[tuple[int, int, str]]) -> IdStrings:
-        """Those texts that have not been told before."""
-        features = np.array([feature for feature, _, _ in texts], np.uint16)
-        ids = np.array([id_ for _, id_, _ in texts], np.int64)
-        fresh = self.seen_strings.add_all(features, ids)
-        return IdStrings(features[fresh], ids[fresh], [texts[t][2] for t in np.flatnonzero(fresh)])
-
-
-def join(one: IdStrings, other: IdStrings) -> IdStrings:
-    """Both."""
-    return IdStrings(
-        np.concatenate([one.features, other.features]),
-        np.concatenate([one.ids, other.ids]),
-        one.strings + other.strings,
-    )
+    def _unseen(self, strings: list[tuple[int, int, str]]) -> IdStrings:
+        """Those strings that have not been emitted yet; they count as emitted from now on."""
+        features = np.array([feature for feature, _, _ in strings], np.uint16)
+        ids = np.array([id_ for _, id_, _ in strings], np.int64)
+        is_new = self.seen_strings.add_all(features, ids)
+        return IdStrings(features[is_new], ids[is_new], [strings[t][2] for t in np.flatnonzero(is_new)])
 
 
 def compile_parser() -> None:
-    """Compiles the scanner into Numba's cache, so that a first start is quick."""
+    """Compile the JSON parser into Numba's cache, so that the first start is quick."""
     schema = Schema(labels=("label",), categorical=("id",), sequence=("ids",))
     raw = RawRecords.from_messages(Partition("", 0), [b'{"label": 1, "id": "text", "ids": [1]}', b"{"])
     Decoder(schema).decode(raw, 0)
@@ -115,7 +102,7 @@ def make_dead_letter(raw: RawRecords, n: int, error: EncodeError) -> DeadLetter:
         partition=raw.partition,
         offset=int(raw.offset_N[n]),
         reason=error.reason,
-        detail=str(error)[:MAX_DETAIL],
+        detail=str(error)[:MAX_DETAIL_CHARS],
         key=raw.key(n),
         value=raw.value(n),
         record_ms=int(raw.record_ms_N[n]),

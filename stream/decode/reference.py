@@ -1,4 +1,4 @@
-"""The slow path of decoding, which is also the law: one record's bytes by msgspec and the reference encoder."""
+"""The slow path of decoding, which defines the result: msgspec and the reference encoder, one record at a time."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from springtide_client.schema import Schema
 
 
 class ReferenceDecoder:
-    """Decodes one record at a time, every case."""
+    """Decodes one record at a time, in every case."""
 
     def __init__(self, schema: Schema, *, max_message_bytes: int, max_future_seconds: float) -> None:
         self.schema = schema
@@ -21,7 +21,7 @@ class ReferenceDecoder:
         self.encoder = InstanceEncoder(schema)
 
     def decode(self, value: bytes | None, record_ms: int, now_ms: int) -> tuple[SampleTargets, EncodedInstance]:
-        """What the record says; EncodeError, with the dead letter's reason, where it cannot be learned."""
+        """The record's labels, weight and time, and its features. Raises EncodeError with the dead letter's reason."""
         if value is None:
             raise EncodeError("empty", "the record has no value")
         if len(value) > self.max_message_bytes:
@@ -34,7 +34,10 @@ class ReferenceDecoder:
 
 
 def load_object(value: bytes) -> Mapping[str, Any]:
-    """A JSON object; of equal keys the last counts. EncodeError `bad_json`, `not_finite` or `wrong_type`."""
+    """Parse a JSON object; of duplicate keys the last counts.
+
+    Raises EncodeError `bad_json`, `not_finite` or `wrong_type`.
+    """
     try:
         record = msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -42,12 +45,12 @@ def load_object(value: bytes) -> Mapping[str, Any]:
             raise EncodeError("not_finite", "a number is NaN, infinite or too large") from None
         raise EncodeError("bad_json", str(error)) from None
     if not isinstance(record, dict):
-        raise EncodeError("wrong_type", f"a record is an object of fields, not {type(record).__name__}")
+        raise EncodeError("wrong_type", f"a record must be a JSON object, not {type(record).__name__}")
     return record
 
 
 def _has_not_finite(value: bytes) -> bool:
-    """Whether nothing but NaN, Infinity or a number beyond float64 keeps this from being JSON."""
+    """Return True if nothing but NaN, Infinity or a number beyond float64 keeps this from being valid JSON."""
     found = False
 
     def parse(text: str) -> float:

@@ -1,21 +1,22 @@
-"""The arrays that records are decoded into, one row a record, and how they become Columns."""
+"""The arrays that records are decoded into, one row per record, and how they become Columns."""
 
-# N records, then samples; C categorical, P list, F dense features; L labels; E elements of all lists
+# N records, then samples; C categorical, P list, F dense features; L labels; E elements of all lists; M of one feature
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 from springtide_client.encode import EncodedInstance, SampleTargets
 from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
 
 from stream.columns import Columns, DeadLetter
-from stream.decode.json_parser.ragged import gather_lists
 from stream.records import RawRecords
 
 
 class DecodedRows:
-    """One row a record. Lists lie anywhere in elements_E: record n's list p is length_NP[n, p] ids from start_NP."""
+    """One row per record. List p of record n is the length_NP[n, p] ids from start_NP[n, p] on in elements_E."""
 
     def __init__(self, schema: Schema, num_records: int) -> None:
         self.categorical_NC = np.empty((num_records, len(schema.categorical)), np.int64)
@@ -29,14 +30,14 @@ class DecodedRows:
         self.num_elements = 0
 
     def reserve(self, num_elements: int) -> None:
-        """Room for so many more elements."""
+        """Make room for `num_elements` more elements."""
         if self.num_elements + num_elements > len(self.elements_E):
             larger_E = np.empty(max(2 * len(self.elements_E), self.num_elements + num_elements), np.int64)
             larger_E[: self.num_elements] = self.elements_E[: self.num_elements]
             self.elements_E = larger_E
 
     def write(self, n: int, sample: SampleTargets, encoded: EncodedInstance) -> None:
-        """Record n as the reference encoder has it."""
+        """Write record n as the reference encoder has encoded it."""
         self.labels_NL[n] = sample.labels
         self.weights_N[n] = sample.weight
         self.event_ms_N[n] = sample.event_ms
@@ -50,11 +51,14 @@ class DecodedRows:
             self.num_elements += len(ids)
 
     def columns(
-        self, raw: RawRecords, alive_N: npt.NDArray[np.bool_], dead: Sequence[DeadLetter], texts: IdStrings
+        self,
+        raw: RawRecords,
+        is_sample_N: npt.NDArray[np.bool_],
+        dead_letters: Sequence[DeadLetter],
+        id_strings: IdStrings,
     ) -> Columns:
-        """The rows of the records that are alive, in their order."""
-        whole = bool(alive_N.all())
-        kept = slice(None) if whole else alive_N
+        """The rows of the records that are samples, in their order; the others are dead letters."""
+        kept = slice(None) if is_sample_N.all() else is_sample_N
         start_NP, length_NP = self.start_NP[kept], self.length_NP[kept]
         lists = tuple(Ragged(*gather_lists(self.elements_E, start_NP, length_NP, p)) for p in range(start_NP.shape[1]))
         offset_N = raw.offset_N[kept]
@@ -67,7 +71,21 @@ class DecodedRows:
             partition_N=np.zeros(len(offset_N), np.int32),
             offset_N=offset_N,
             partitions=(raw.partition,),
-            dead_letters=tuple(dead),
+            dead_letters=tuple(dead_letters),
             end_offsets={raw.partition: raw.end},
-            id_strings=texts,
+            id_strings=id_strings,
         )
+
+
+@njit(nogil=True, cache=True)
+def gather_lists(elements_E: Any, start_NP: Any, length_NP: Any, p: Any) -> Any:
+    """(ids_M, offsets) of the lists of column p, gathered in the order of the records; offsets int64 (N + 1)."""
+    offsets = np.empty(len(start_NP) + 1, np.int64)
+    offsets[0] = 0
+    for n in range(len(start_NP)):
+        offsets[n + 1] = offsets[n] + length_NP[n, p]
+    ids_M = np.empty(offsets[-1], np.int64)
+    for n in range(len(start_NP)):
+        for i in range(length_NP[n, p]):
+            ids_M[np.uint64(offsets[n] + i)] = elements_E[np.uint64(start_NP[n, p] + i)]
+    return ids_M, offsets

@@ -1,4 +1,4 @@
-"""Records that cannot be learned, sent to a topic of their own with what is wrong in headers. Knows no schema."""
+"""Sends records that cannot be learned to a topic of their own, with the reason in headers. Knows no schema."""
 
 import time
 from collections import Counter
@@ -12,31 +12,31 @@ from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
 
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 2.0  # between tries to reach the broker
-LETTER_BYTES = 500  # headers, and what Python needs for one
+MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 2.0
+LETTER_BYTES = 500  # headers, and the memory of a Python object
 
 
 class DeadLetterProducer:
-    """At least once: a letter may be there twice after a crash; topic, partition and offset in its headers tell.
+    """Delivers dead letters at least once: after a crash one may arrive twice, with the same position in its headers.
 
-    The topic is made with one partition when the first letter comes.
+    The topic is created with one partition when the first letter is sent.
     """
 
     def __init__(self, kafka: Callable[[], KafkaConfig], topic: str, *, counts: dict[str, int] | None = None) -> None:
-        """`kafka` is asked anew after a failure: an embedded broker may have moved. `counts` so far, by reason."""
+        """`kafka` is called again after a failure: an embedded broker may have moved. `counts` so far, by reason."""
         self.topic = topic
         self.counts: Counter[str] = Counter(counts or {})
         self._kafka = kafka
         self._producer: Producer | None = None
-        self._unconfirmed: list[DeadLetter] = []
-        self.unacknowledged_bytes = 0  # what the letters hold that no broker has acknowledged yet
+        self._unacknowledged: list[DeadLetter] = []
+        self.unacknowledged_bytes = 0  # memory of the letters that no broker has acknowledged yet
 
     def send(self, letters: Sequence[DeadLetter]) -> None:
-        """Count and send; never fails and waits for nobody: flush() does."""
+        """Count the letters and start sending them; never fails and never waits, flush() does both."""
         if not letters:
             return
         self.counts.update(letter.reason for letter in letters)
-        self._unconfirmed += letters
+        self._unacknowledged += letters
         self.unacknowledged_bytes += sum(map(letter_bytes, letters))
         if self._producer is not None:
             try:
@@ -46,10 +46,10 @@ class DeadLetterProducer:
                 self._drop_producer()
 
     def flush(self, seconds: float = 30.0) -> None:
-        """Return once the broker has acknowledged every letter; the last StreamError when the time is over."""
+        """Wait until the broker has acknowledged every letter. Raises the last StreamError after `seconds`."""
         deadline = time.monotonic() + seconds
-        backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-        while self._unconfirmed:
+        backoff = Backoff(MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
+        while self._unacknowledged:
             try:
                 self._try_flush(max(deadline - time.monotonic(), 0.1))
             except StreamError:
@@ -60,7 +60,7 @@ class DeadLetterProducer:
                 time.sleep(pause)
 
     def close(self) -> None:
-        """Close the connection; what was not flushed may be lost."""
+        """Close the connection; letters that were not flushed may be lost."""
         self._drop_producer()
 
     def _try_flush(self, seconds: float) -> None:
@@ -69,10 +69,10 @@ class DeadLetterProducer:
             with Admin(config) as admin:
                 admin.ensure_topic(self.topic)
             self._producer = Producer(config, delivery_seconds=min(max(seconds, 1.0), 30.0))
-            for letter in self._unconfirmed:
+            for letter in self._unacknowledged:
                 self._send(self._producer, letter)
         self._producer.flush(seconds)
-        self._unconfirmed, self.unacknowledged_bytes = [], 0
+        self._unacknowledged, self.unacknowledged_bytes = [], 0
 
     def _send(self, producer: Producer, letter: DeadLetter) -> None:
         headers = {
@@ -97,5 +97,5 @@ class DeadLetterProducer:
 
 
 def letter_bytes(letter: DeadLetter) -> int:
-    """What a letter takes of memory, nearly."""
+    """The approximate memory of a letter, in bytes."""
     return len(letter.value or b"") + len(letter.key or b"") + LETTER_BYTES

@@ -1,4 +1,4 @@
-"""The event clock: how far the world's time has come, by the records' own timestamps. Knows no wall clock."""
+"""The event clock: how far event time has come, by the records' own timestamps. Knows no wall clock."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,11 +6,12 @@ from stream.positions import Partition
 
 
 class WatermarkClock:
-    """The minimum over the partitions of the latest event time seen; it never goes back.
+    """The minimum over the partitions of the latest event time learned (their watermarks); it never goes back.
 
-    Moved by what has been learned, batch by batch, so a replay of the same stream gives the same times. Timestamps
-    too far in the future never get here: they are dead letters (else one record from the year 3000 expires a table).
-    That a partition is idle is decided elsewhere, by wall time; `idle` keeps it: whoever replays must not decide anew.
+    It is moved by what has been learned, batch by batch, so a replay of the same stream gives the same times.
+    Timestamps too far in the future never arrive here: they are dead letters (or one record from the year 3000 would
+    expire a table). Whether a partition is idle is decided elsewhere, by wall time. `idle` is part of a version,
+    because a replay must not decide it again.
     """
 
     def __init__(
@@ -21,27 +22,26 @@ class WatermarkClock:
         self.idle: set[Partition] = set(idle)
 
     def observe(self, watermarks: Mapping[Partition, int], *, limit_ms: int | None = None) -> int:
-        """Move by a batch's watermarks; returns the time. Whose they are is idle no more.
+        """Advance by a batch's watermarks, whose partitions are no longer idle; return the time in ms.
 
         The clock stays at or below `limit_ms`: wall time plus what is allowed to be in the future.
         """
         for partition, event_ms in watermarks.items():
             self.watermarks[partition] = max(self.watermarks.get(partition, event_ms), event_ms)
         self.idle -= watermarks.keys()
-        return self._move(limit_ms)
+        return self._advance(limit_ms)
 
     def mark_idle(self, idle: Iterable[Partition], *, limit_ms: int | None = None) -> int:
-        """These are idle: read to their end and silent for a while, or gone. Returns the time.
+        """Let these partitions no longer hold back the others until a record of theirs is learned; return the time.
 
-        They hold the others back no more, until something of them is learned. Call it where a version is cut, which
-        then says so.
+        They are read to their end and silent, or deleted. Call it right before a version is taken, which records it.
         """
         self.idle |= self.watermarks.keys() & set(idle)
-        return self._move(limit_ms)
+        return self._advance(limit_ms)
 
-    def _move(self, limit_ms: int | None) -> int:
-        awake = [event_ms for partition, event_ms in self.watermarks.items() if partition not in self.idle]
-        if awake:
-            time_ms = min(awake) if limit_ms is None else min(*awake, limit_ms)
+    def _advance(self, limit_ms: int | None) -> int:
+        active = [event_ms for partition, event_ms in self.watermarks.items() if partition not in self.idle]
+        if active:
+            time_ms = min(active) if limit_ms is None else min(*active, limit_ms)
             self.now_ms = max(self.now_ms, time_ms)
         return self.now_ms

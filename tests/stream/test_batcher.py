@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream.batcher import Batcher
-from stream.flow.event_time_merge import slice_columns
 from tests.stream.toy_columns import KINDS, A, B, columns_of, cut_into_columns
 
 
@@ -65,17 +64,16 @@ def test_positions_pass_exactly_the_learned_rows_and_dead_letters(kinds_a, kinds
     assert batcher.take() is None
 
     positions = {A: 0, B: 0}
-    learned, buried, told = {A: [], B: []}, {A: [], B: []}, set()
+    learned, dead, strings = {A: [], B: []}, {A: [], B: []}, set()
     for batch in batches:
         assert len(batch) <= batch_size
-        for text in itertools.chain.from_iterable(id_strings.strings for id_strings in batch.id_strings):
-            told.add(text)
+        strings.update(itertools.chain.from_iterable(part.strings for part in batch.id_strings))
         for value in rows(batch):
             partition = B if value % 2 else A
             learned[partition].append(value // 2)
-            assert f"{partition.number}-{value // 2}" in told
+            assert f"{partition.number}-{value // 2}" in strings
         for letter in batch.dead_letters:
-            buried[letter.partition].append(letter.offset)
+            dead[letter.partition].append(letter.offset)
         for partition, position in batch.positions.items():
             assert position >= positions[partition]
             positions[partition] = position
@@ -83,7 +81,7 @@ def test_positions_pass_exactly_the_learned_rows_and_dead_letters(kinds_a, kinds
         for partition, kinds in ((A, kinds_a), (B, kinds_b)):
             passed = kinds[: positions[partition]]
             assert learned[partition] == [offset for offset, kind in enumerate(passed) if kind == "r"]
-            assert buried[partition] == [offset for offset, kind in enumerate(passed) if kind == "d"]
+            assert dead[partition] == [offset for offset, kind in enumerate(passed) if kind == "d"]
     for partition, kinds in ((A, kinds_a), (B, kinds_b)):
         assert positions[partition] == len(kinds)
 
@@ -138,16 +136,6 @@ def test_a_batch_may_span_a_topic_and_its_re_creation():
 def test_invalid_settings_are_refused(size, wait):
     with pytest.raises(ValueError, match="must be at least"):
         Batcher(size, wait)
-
-
-def test_slices_of_columns_join_to_the_whole():
-    whole = columns_of(A, "grrdrrgd", 5)
-    first, second = slice_columns(whole, 0, 3), slice_columns(whole, 3, 4)
-    assert first.end_offsets == {A: 10}
-    assert second.end_offsets == {A: 13}
-    assert [letter.offset for letter in first.dead_letters] == [8]
-    assert [letter.offset for letter in second.dead_letters] == [12]
-    assert first.offset_N.tolist() + second.offset_N.tolist() == [6, 7, 9, 10]
 
 
 def test_a_batch_of_min_batch_size_rows_is_due_at_once():

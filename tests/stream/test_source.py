@@ -246,7 +246,7 @@ def test_positions_are_reported_to_the_group_without_joining_it(testbed):
     def reported():
         with Admin(testbed.kafka) as admin:
             groups = admin.client.list_group_offsets("springtide-test")
-            return [told.offset for told in groups["springtide-test"].values()]
+            return [committed.offset for committed in groups["springtide-test"].values()]
 
     wait_until(lambda: reported() == [4])
 

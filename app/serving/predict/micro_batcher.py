@@ -18,7 +18,7 @@ from springtide_client.features import Features
 
 from app.serving.http.errors import ApiError, busy
 from app.serving.model.view import ModelView
-from app.serving.predict.request import Instances, concatenate, encode_features
+from app.serving.predict.request import Instances, encode_features
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class MicroBatcher:
                 _respond(request, error)
         if not valid:
             return
-        features = concatenate([part for _, part in valid])
+        features = Features.concatenate([part for _, part in valid])
         probabilities_NL, status_K = view.predict(features)
         self.num_batches += 1
         ends = np.cumsum([len(part) for _, part in valid])

@@ -80,21 +80,6 @@ def encode_features(schema: Schema, instances: Instances) -> Features:
     return _with_shared(schema, _encoded(schema, own_N, "candidate"), context_features, frozenset(shared))
 
 
-def concatenate(parts: Sequence[Features]) -> Features:
-    """Join the samples of all parts, in order."""
-    if len(parts) == 1:
-        return parts[0]
-    lists = []
-    for ragged in zip(*(part.lists for part in parts), strict=True):
-        offsets = [np.zeros(1, np.int64), *(np.diff(one.offsets) for one in ragged)]
-        lists.append(Ragged(np.concatenate([one.ids_M for one in ragged]), np.cumsum(np.concatenate(offsets))))
-    return Features(
-        categorical_NC=np.concatenate([part.categorical_NC for part in parts]),
-        lists=tuple(lists),
-        dense_NF=np.concatenate([part.dense_NF for part in parts]),
-    )
-
-
 def _with_shared(schema: Schema, own: Features, shared: Features, names: frozenset[str]) -> Features:
     """Fill in the features of these names, from the one sample that has the context's values."""
     num_samples = len(own)

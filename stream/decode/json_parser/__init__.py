@@ -1,1 +1,1 @@
-"""The fast path of decoding: JSON bytes to columns without a Python object a record."""
+"""The fast path of decoding: JSON bytes to columns without a Python object per record."""

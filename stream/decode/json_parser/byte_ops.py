@@ -1,5 +1,4 @@
-# mypy: disable-error-code="untyped-decorator"
-"""Bytes of a message, alone and by eight: bounds first, no sign to wrap around."""
+"""Reads bytes of a message one by one or as 64-bit words, within bounds."""
 
 from typing import Any
 
@@ -41,7 +40,7 @@ def multiply_high(typingctx: Any, one: Any, other: Any) -> Any:
 
 @intrinsic
 def leading_zeros(typingctx: Any, word: Any) -> Any:
-    """Of a uint64 that is not 0."""
+    """The number of leading zero bits of a uint64 that is not 0."""
     signature = types.uint64(types.uint64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -52,13 +51,13 @@ def leading_zeros(typingctx: Any, word: Any) -> Any:
 
 @inlined
 def byte_at(buffer: Any, at: Any, end: Any) -> Any:
-    """The byte, or 0 at the end: no JSON stands for a 0 byte outside of an error."""
+    """The byte at a position, or 0 at the end: valid JSON contains no 0 byte."""
     return buffer[np.uint64(at)] if at < end else np.uint8(0)
 
 
 @inlined
 def partial_word(buffer: Any, at: Any, num_bytes: Any) -> Any:
-    """Up to 8 bytes that lie within the buffer as a little-endian word, padded with zeros."""
+    """Up to 8 bytes within the buffer as a little-endian word, padded with zeros."""
     if num_bytes == 0:
         return np.uint64(0)
     if at + 8 <= len(buffer):
@@ -73,7 +72,7 @@ def partial_word(buffer: Any, at: Any, num_bytes: Any) -> Any:
 
 @inlined
 def skip_space(buffer: Any, at: Any, end: Any) -> Any:
-    """The next position that is no JSON white space."""
+    """The next position that does not hold JSON white space."""
     while at < end:
         byte = buffer[np.uint64(at)]
         if byte > 32 or not (byte == 32 or byte == 10 or byte == 13 or byte == 9):

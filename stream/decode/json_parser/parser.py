@@ -1,6 +1,6 @@
-"""The scanner as Python sees it: its workspace, kept from call to call, and the texts that it work."""
+"""The JSON parser for Python callers: keeps the workspace from call to call, and collects the strings of new ids."""
 
-# N records, E elements of all lists, T new texts
+# N records, E elements of all lists, T new strings
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -10,45 +10,48 @@ from springtide_client.schema import Schema
 from stream.decode.json_parser.field_table import build_field_table
 from stream.decode.json_parser.parse_kernel import MessageBytes, ParseTarget, parse_kernel
 from stream.decode.json_parser.seen_set import SeenSet
-from stream.decode.json_parser.values import NUM_ELEMENTS, NUM_TEXTS, Workspace
+from stream.decode.json_parser.values import NUM_ELEMENTS, NUM_STRINGS, Workspace
 from stream.decode.rows import DecodedRows
 from stream.records import RawRecords
 
-# fields beyond so many in a record are found by hash only
-MAX_SHAPE = 512
-MIN_ROOM = 1 << 12
+# fields beyond this many in a record are found by hash only
+MAX_ORDERED_FIELDS = 512
+MIN_CAPACITY = 1 << 12
 
 
 class JsonParser:
-    """Reads the records that it understands into rows. One thread at a time."""
+    """Parses common JSON records into rows and leaves the others to the reference decoder. One thread at a time."""
 
-    def __init__(self, schema: Schema, *, max_message_bytes: int, max_future_seconds: float, told: SeenSet) -> None:
-        self.plan = build_field_table(schema)
+    def __init__(self, schema: Schema, *, max_message_bytes: int, max_future_seconds: float, seen: SeenSet) -> None:
+        """`seen`: the ids whose string has been emitted."""
+        self.fields = build_field_table(schema)
         self.max_message_bytes = max_message_bytes
         self.future_ms = int(max_future_seconds * 1000)
-        self.told = told
         self.work = Workspace(
             counts=np.zeros(3, np.int64),
-            elements_E=np.empty(MIN_ROOM, np.int64),
-            text_feature_T=np.empty(MIN_ROOM, np.uint16),
-            text_id_T=np.empty(MIN_ROOM, np.int64),
-            text_start_T=np.empty(MIN_ROOM, np.int64),
-            text_length_T=np.empty(MIN_ROOM, np.int64),
-            text_slot_T=np.empty(MIN_ROOM, np.int64),
-            seen_slots=told.slots,
-            seen_count=told.num_keys,
+            elements_E=np.empty(MIN_CAPACITY, np.int64),
+            string_feature_T=np.empty(MIN_CAPACITY, np.uint16),
+            string_id_T=np.empty(MIN_CAPACITY, np.int64),
+            string_start_T=np.empty(MIN_CAPACITY, np.int64),
+            string_length_T=np.empty(MIN_CAPACITY, np.int64),
+            string_slot_T=np.empty(MIN_CAPACITY, np.int64),
+            seen_slots=seen.slots,
+            seen_count=seen.num_keys,
             scratch=np.empty(0, np.uint8),
-            seen_J=np.zeros(len(self.plan.role_J), np.int64),
-            shape=np.full(MAX_SHAPE, -1, np.int64),
+            last_record_J=np.zeros(len(self.fields.role_J), np.int64),
+            field_order=np.full(MAX_ORDERED_FIELDS, -1, np.int64),
         )
 
     def parse(self, raw: RawRecords, rows: DecodedRows, now_ms: int) -> tuple[npt.NDArray[np.bool_], IdStrings]:
-        """Which records deviate, their rows being unwritten; the texts told by the others."""
-        deviates_N = np.empty(len(raw), np.bool_)
+        """Write the records to rows. Returns which records were not parsed, their rows undefined, and the new strings.
+
+        The first result is bool (N).
+        """
+        unparsed_N = np.empty(len(raw), np.bool_)
         messages = MessageBytes(
             np.frombuffer(raw.buffer, np.uint8), raw.value_start_N, raw.value_length_N, raw.record_ms_N
         )
-        target = ParseTarget(
+        out = ParseTarget(
             rows.labels_NL,
             rows.weights_N,
             rows.event_ms_N,
@@ -56,45 +59,45 @@ class JsonParser:
             rows.start_NP,
             rows.length_NP,
             rows.dense_NF,
-            deviates_N,
+            unparsed_N,
         )
         kernel = parse_kernel()
-        self.work.counts[[NUM_ELEMENTS, NUM_TEXTS]] = 0
-        # what an escaped text may need, as long as the longest message that is read
-        self.grow(scratch=min(self.max_message_bytes, int(raw.value_length_N.max(initial=0))))
+        self.work.counts[[NUM_ELEMENTS, NUM_STRINGS]] = 0
+        # what a string with escapes may need: as long as the longest message that is parsed
+        self._grow(scratch=min(self.max_message_bytes, int(raw.value_length_N.max(initial=0))))
         n = 0
         while True:
-            n = kernel(n, messages, self.plan, target, self.work, self.max_message_bytes, now_ms, self.future_ms)
+            n = kernel(n, messages, self.fields, out, self.work, self.max_message_bytes, now_ms, self.future_ms)
             if n == len(raw):
                 break
-            # a record has at most so many elements and texts
+            # the most elements and strings that a record can have
             most = int(raw.value_length_N[n]) // 2 + 1
-            num_elements, num_texts, _ = self.work.counts.tolist()
-            self.grow(elements=num_elements + most, texts=num_texts + most)
+            num_elements, num_strings, _ = self.work.counts.tolist()
+            self._grow(elements=num_elements + most, strings=num_strings + most)
         rows.elements_E = self.work.elements_E
         rows.num_elements = int(self.work.counts[NUM_ELEMENTS])
-        return deviates_N, self.id_strings(raw.buffer)
+        return unparsed_N, self._new_strings(raw.buffer)
 
-    def id_strings(self, buffer: bytes) -> IdStrings:
-        """The texts found by the last scan: a step in Python for each, but at its first sight only."""
-        num_texts = int(self.work.counts[NUM_TEXTS])
-        texts = []
+    def _new_strings(self, buffer: bytes) -> IdStrings:
+        """The strings found by the last call: a step in Python for each, but only at the first sight of its id."""
+        work, num_strings = self.work, int(self.work.counts[NUM_STRINGS])
+        strings = []
         for start, length in zip(
-            self.work.text_start_T[:num_texts].tolist(), self.work.text_length_T[:num_texts].tolist(), strict=True
+            work.string_start_T[:num_strings].tolist(), work.string_length_T[:num_strings].tolist(), strict=True
         ):
             if length < 0:
-                texts.append(msgspec.json.decode(buffer[start - 1 : start - length + 1], type=str))
+                strings.append(msgspec.json.decode(buffer[start - 1 : start - length + 1], type=str))
             else:
-                texts.append(buffer[start : start + length].decode())
-        return IdStrings(self.work.text_feature_T[:num_texts].copy(), self.work.text_id_T[:num_texts].copy(), texts)
+                strings.append(buffer[start : start + length].decode())
+        return IdStrings(work.string_feature_T[:num_strings].copy(), work.string_id_T[:num_strings].copy(), strings)
 
-    def grow(self, *, elements: int = 0, texts: int = 0, scratch: int = 0) -> None:
-        """Room for so many in all; what is there stays."""
-        wanted = {"elements_E": elements, "scratch": scratch}
-        wanted |= dict.fromkeys([name for name in Workspace._fields if name.startswith("text_")], texts)
-        for name, size in wanted.items():
+    def _grow(self, *, elements: int = 0, strings: int = 0, scratch: int = 0) -> None:
+        """Let the workspace's arrays have at least these lengths; their contents stay."""
+        lengths = {"elements_E": elements, "scratch": scratch}
+        lengths |= dict.fromkeys([name for name in Workspace._fields if name.startswith("string_")], strings)
+        for name, length in lengths.items():
             array = getattr(self.work, name)
-            if size > len(array):
-                larger = np.empty(max(size, 2 * len(array)), array.dtype)
+            if length > len(array):
+                larger = np.empty(max(length, 2 * len(array)), array.dtype)
                 larger[: len(array)] = array
                 self.work = self.work._replace(**{name: larger})

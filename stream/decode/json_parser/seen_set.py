@@ -1,7 +1,6 @@
-# mypy: disable-error-code="untyped-decorator"
-"""Which hashed ids have had their text told: a bounded set of mixed keys, forgotten as a whole when it is full.
+"""A bounded set of the ids whose string has been emitted; it is cleared as a whole when it is full.
 
-A key that is forgotten is told again at its next sight: a text may travel twice, but never too late.
+After that a string is emitted again at the next sight of its id: it may be delivered twice, but never too late.
 """
 
 # K keys
@@ -16,7 +15,7 @@ from stream.decode.json_parser.jit import compiled, inlined
 
 
 class SeenSet:
-    """An open-addressing set of uint64 keys, 0 = empty; at most half full between records."""
+    """An open-addressing set of mixed keys, uint64, 0 = empty; at most half full between records."""
 
     def __init__(self, max_keys: int = 1 << 19) -> None:
         if max_keys < 1:
@@ -25,18 +24,18 @@ class SeenSet:
         self.num_keys = np.zeros(1, np.int64)
 
     def add_all(self, features_K: npt.NDArray[np.uint16], ids_K: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which of these have not been told before; they count as told from now on."""
-        return np.asarray(_fresh(self.slots, self.num_keys, mix_keys(features_K, ids_K)))
+        """Add keys and return which of them were not in the set before, as bool (K)."""
+        return np.asarray(_add_keys(self.slots, self.num_keys, mix_keys(features_K, ids_K)))
 
     def clear(self) -> None:
-        """Nothing counts as told."""
+        """Empty the set."""
         self.slots[:] = 0
         self.num_keys[:] = 0
 
 
 @inlined
 def add_key(slots: Any, num_keys: Any, mixed: Any) -> Any:
-    """The slot that the key was put in; -1 if it was there before, -2 if there is no room left for it."""
+    """Add a key and return its slot; -1 if it was in the set before, -2 if the set has no room left for it."""
     mask = np.uint64(len(slots) - 1)
     key = max(mixed, np.uint64(1))
     slot = key & mask
@@ -53,7 +52,7 @@ def add_key(slots: Any, num_keys: Any, mixed: Any) -> Any:
 
 @inlined
 def clear_if_full(slots: Any, num_keys: Any) -> None:
-    """Start anew once the set is half full."""
+    """Empty the set once it is half full."""
     if 2 * num_keys[0] >= len(slots):
         slots[:] = np.uint64(0)
         num_keys[0] = 0
@@ -61,15 +60,15 @@ def clear_if_full(slots: Any, num_keys: Any) -> None:
 
 @compiled
 def undo_add(slots: Any, num_keys: Any, slot: Any) -> None:
-    """Takes back the newest key: those told after it must have been taken back before."""
+    """Remove the newest key; the keys added after it must have been removed before."""
     slots[slot] = np.uint64(0)
     num_keys[0] -= 1
 
 
 @njit(nogil=True, cache=True)
-def _fresh(slots: Any, num_keys: Any, mixed_K: Any) -> Any:
-    fresh_K = np.empty(len(mixed_K), np.bool_)
+def _add_keys(slots: Any, num_keys: Any, mixed_K: Any) -> Any:
+    is_new_K = np.empty(len(mixed_K), np.bool_)
     for k in range(len(mixed_K)):
         clear_if_full(slots, num_keys)
-        fresh_K[k] = add_key(slots, num_keys, mixed_K[k]) >= 0
-    return fresh_K
+        is_new_K[k] = add_key(slots, num_keys, mixed_K[k]) >= 0
+    return is_new_K

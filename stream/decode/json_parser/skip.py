@@ -1,4 +1,4 @@
-"""Values that nobody asked for: checked to be JSON, and passed over."""
+"""Skips the values of fields that are not in the schema, after checking that they are valid JSON."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from stream.decode.json_parser.byte_ops import byte_at, skip_space
 from stream.decode.json_parser.jit import compiled
-from stream.decode.json_parser.numbers import REFUSED, scan_number
+from stream.decode.json_parser.numbers import REFUSED, parse_number
 from stream.decode.json_parser.strings import QUOTE, scan_string
 
 COMMA, COLON = 44, 58
 OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT = 91, 93, 123, 125
-# the kinds of open values are bits of one word
+# the kinds of the open values are bits of one word
 MAX_DEPTH = 63
-# a number up to here is within float64 whatever its 19 digits; msgspec refuses what is beyond
+# up to this power any 19 digits fit in a float64; msgspec refuses larger numbers
 MAX_POWER = 280
 
 
@@ -32,7 +32,7 @@ def literal_length(buffer: Any, at: Any, end: Any) -> Any:
 
 @compiled
 def skip_name(buffer: Any, at: Any, end: Any) -> Any:
-    """The position of the value after the name and the colon at `at`; -1 where they are none."""
+    """The position of the value after the name and the colon at `at`; -1 if they are malformed."""
     if byte_at(buffer, at, end) != QUOTE:
         return np.int64(-1)
     close, _ = scan_string(buffer, at + 1, end)
@@ -46,7 +46,7 @@ def skip_name(buffer: Any, at: Any, end: Any) -> Any:
 
 @compiled
 def skip_scalar(buffer: Any, at: Any, end: Any) -> Any:
-    """The position after a string, number or literal; -1 where it is none, or one that is hard to tell."""
+    """The position after the string, number or literal at `at`; -1 if it is malformed or the reference must decide."""
     byte = byte_at(buffer, at, end)
     if byte == QUOTE:
         close, _ = scan_string(buffer, at + 1, end)
@@ -54,15 +54,15 @@ def skip_scalar(buffer: Any, at: Any, end: Any) -> Any:
     length = literal_length(buffer, at, end)
     if length > 0:
         return at + length
-    at, kind, _, _, power = scan_number(buffer, at, end, False)
+    at, kind, _, _, power = parse_number(buffer, at, end, False)
     return np.int64(-1) if kind == REFUSED or power > MAX_POWER else at
 
 
 @compiled
 def skip_value(buffer: Any, at: Any, end: Any) -> Any:
-    """The position after the value at `at`; -1 where it is no JSON, or nested too deep to tell."""
+    """The position after the value at `at`; -1 if it is malformed or nested deeper than MAX_DEPTH."""
     depth = 0
-    objects = np.uint64(0)  # its lowest bit: whether the innermost open value is an object
+    objects = np.uint64(0)  # the lowest bit is set if the innermost open value is an object
     while True:
         byte = byte_at(buffer, at, end)
         if byte in (OPEN_OBJECT, OPEN_LIST):
@@ -82,7 +82,7 @@ def skip_value(buffer: Any, at: Any, end: Any) -> Any:
             at = skip_scalar(buffer, at, end)
             if at < 0:
                 return np.int64(-1)
-        # a value ends here, and perhaps those around it
+        # a value ends here, and perhaps the values around it
         while True:
             if depth == 0:
                 return at

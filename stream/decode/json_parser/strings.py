@@ -1,4 +1,4 @@
-"""JSON strings: where they end, whether they are valid, what they say and which id that is."""
+"""JSON strings: find their end, validate them, unescape them, and turn them into ids."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ INT64_LIMIT = np.uint64(2**63)
 
 @compiled
 def scan_string(buffer: Any, at: Any, end: Any) -> Any:
-    """(position of the closing quote, whether escapes stand before it); -1 where it is no valid string.
+    """(position of the closing quote, whether the string has escapes); a position of -1 if it is not a valid string.
 
     `at` is after the opening quote. Validates UTF-8 and escapes.
     """
@@ -28,7 +28,7 @@ def scan_string(buffer: Any, at: Any, end: Any) -> Any:
         if at + 8 <= end:
             word = load_word(buffer, np.uint64(at))
             quotes, backslashes = word ^ QUOTES, word ^ BACKSLASHES
-            # in each of these the lowest bit set is a true one: borrows only spread upward
+            # in each of these the lowest set bit is a true hit: borrows only spread upward
             hits = ((quotes - ONES) & ~quotes) | ((backslashes - ONES) & ~backslashes) | ((word - SPACES) & ~word)
             hits = (hits | word) & HIGHS
             if hits == np.uint64(0):
@@ -55,7 +55,7 @@ def scan_string(buffer: Any, at: Any, end: Any) -> Any:
 
 @compiled
 def sequence_length(buffer: Any, at: Any, end: Any) -> Any:
-    """The bytes of the UTF-8 sequence beyond ASCII at `at`; 0 where it is none (Unicode, table 3-7)."""
+    """The number of bytes of the UTF-8 sequence beyond ASCII at `at`; 0 if it is invalid (Unicode, table 3-7)."""
     first, second = byte_at(buffer, at, end), byte_at(buffer, at + 1, end)
     if first < 0xC2 or first > 0xF4 or second & 0xC0 != 0x80:
         return 0
@@ -73,7 +73,7 @@ def sequence_length(buffer: Any, at: Any, end: Any) -> Any:
 
 @compiled
 def code_unit(buffer: Any, at: Any, end: Any) -> Any:
-    """The UTF-16 unit of a backslash, u and four hexadecimal digits at `at`; -1 where they are none."""
+    """The UTF-16 unit of a backslash, u and four hexadecimal digits at `at`; -1 if it is malformed."""
     if at + 6 > end or buffer[np.uint64(at)] != BACKSLASH or buffer[np.uint64(at + 1)] != 117:
         return -1
     unit = np.int64(0)
@@ -91,7 +91,7 @@ def code_unit(buffer: Any, at: Any, end: Any) -> Any:
 
 @compiled
 def escape_length(buffer: Any, at: Any, end: Any) -> Any:
-    """The bytes of the escape at `at`, 12 for a surrogate pair; 0 where it is none or half a pair."""
+    """The number of bytes of the escape at `at`, 12 for a surrogate pair; 0 if it is malformed or half a pair."""
     byte = byte_at(buffer, at + 1, end)
     if byte != 117:
         simple = byte == 34 or byte == 92 or byte == 47 or byte == 98 or byte == 102
@@ -106,7 +106,7 @@ def escape_length(buffer: Any, at: Any, end: Any) -> Any:
 
 @compiled
 def unescape(buffer: Any, at: Any, close: Any, scratch: Any) -> Any:
-    """Writes what a valid string says to scratch, as UTF-8, and returns its length: at most close - at."""
+    """Unescape a valid string into scratch as UTF-8 and return its length: at most close - at."""
     length = 0
     while at < close:
         byte = buffer[np.uint64(at)]
@@ -151,7 +151,7 @@ def unescape(buffer: Any, at: Any, close: Any, scratch: Any) -> Any:
 
 @inlined
 def string_id(buffer: Any, start: Any, length: Any) -> Any:
-    """(id, whether it is a hash) of a text: springtide_client.keys.encode_id."""
+    """(id, whether it is a hash) of a string: the same as springtide_client.keys.encode_id."""
     if 0 < length <= 20:
         negative = buffer[np.uint64(start)] == 45
         first = start + 1 if negative else start

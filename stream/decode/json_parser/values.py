@@ -1,6 +1,6 @@
-"""Values of fields: numbers, times, ids and lists of ids, as springtide_client.encode has them, or a deviation.
+"""Parses the values of fields: numbers, times, ids and lists of ids, as springtide_client.encode encodes them.
 
-Every function returns the position after the value, -1 where the reference must decide.
+Every function returns the position after the value; -1 (UNPARSED) leaves the record to the reference decoder.
 """
 
 from typing import Any, NamedTuple
@@ -13,78 +13,78 @@ from springtide_client.keys import MISSING_ID as MISSING_ID_INT
 from kernels.cpu.hashing import mix_key
 from stream.decode.json_parser.byte_ops import byte_at, skip_space
 from stream.decode.json_parser.jit import inlined
-from stream.decode.json_parser.numbers import INTEGER, REFUSED, scan_number, to_float
+from stream.decode.json_parser.numbers import INTEGER, REFUSED, parse_number, to_float
 from stream.decode.json_parser.seen_set import add_key
 from stream.decode.json_parser.skip import CLOSE_LIST, COMMA, OPEN_LIST, literal_length
 from stream.decode.json_parser.strings import INT64_LIMIT, QUOTE, scan_string, string_id, unescape
 
 MISSING_ID = np.int64(MISSING_ID_INT)
-DEVIATES = np.int64(-1)
+UNPARSED = np.int64(-1)
 NULL, FALSE, TRUE = 110, 102, 116
-NUM_ELEMENTS, NUM_TEXTS, NUM_RECORDS = 0, 1, 2
+NUM_ELEMENTS, NUM_STRINGS, NUM_RECORDS = 0, 1, 2
 
 
 class Workspace(NamedTuple):
-    """What is found beside the columns, and what is remembered from record to record."""
+    """Arrays that the parser fills beside the columns, or keeps from record to record."""
 
-    counts: npt.NDArray[np.int64]  # of elements and texts in this scan, of records ever
+    counts: npt.NDArray[np.int64]  # of elements and strings in this call, of records ever
 
     elements_E: npt.NDArray[np.int64]
-    text_feature_T: npt.NDArray[np.uint16]
-    text_id_T: npt.NDArray[np.int64]
-    text_start_T: npt.NDArray[np.int64]  # in the buffer
-    text_length_T: npt.NDArray[np.int64]  # negative: as JSON with escapes
-    text_slot_T: npt.NDArray[np.int64]  # in seen_slots
+    string_feature_T: npt.NDArray[np.uint16]
+    string_id_T: npt.NDArray[np.int64]
+    string_start_T: npt.NDArray[np.int64]  # in the buffer
+    string_length_T: npt.NDArray[np.int64]  # negative: as JSON with escapes
+    string_slot_T: npt.NDArray[np.int64]  # in seen_slots
     seen_slots: npt.NDArray[np.uint64]
     seen_count: npt.NDArray[np.int64]
     scratch: npt.NDArray[np.uint8]  # as long as the longest message
-    seen_J: npt.NDArray[np.int64]  # the record in which a field was last seen
-    shape: npt.NDArray[np.int64]  # the field of each place in a record, as last seen
+    last_record_J: npt.NDArray[np.int64]  # the record in which each field last occurred
+    field_order: npt.NDArray[np.int64]  # the field at each place of a record, as in the record before
 
 
 @inlined
 def read_number(buffer: Any, at: Any, end: Any) -> Any:
-    """(position, a float64 that float32 can hold): a number, a boolean, or a text that is a number. No null."""
+    """(position, a float64 within the range of float32): a number, a boolean, or a string that is a number. No null."""
     byte = byte_at(buffer, at, end)
     if byte in (TRUE, FALSE):
         length = literal_length(buffer, at, end)
-        return at + length if length > 0 else DEVIATES, 1.0 if byte == TRUE else 0.0
-    is_text = byte == QUOTE
-    at, kind, negative, mantissa, power = scan_number(buffer, at + 1 if is_text else at, end, is_text)
-    if kind == REFUSED or (is_text and byte_at(buffer, at, end) != QUOTE):
-        return DEVIATES, 0.0
-    if kind == INTEGER and not is_text:
-        # of Python's integers 0 has no sign
+        return at + length if length > 0 else UNPARSED, 1.0 if byte == TRUE else 0.0
+    is_string = byte == QUOTE
+    at, kind, negative, mantissa, power = parse_number(buffer, at + 1 if is_string else at, end, is_string)
+    if kind == REFUSED or (is_string and byte_at(buffer, at, end) != QUOTE):
+        return UNPARSED, 0.0
+    if kind == INTEGER and not is_string:
+        # Python's integer 0 has no sign
         value = -np.float64(mantissa) if negative and mantissa != np.uint64(0) else np.float64(mantissa)
     else:
         known, value = to_float(negative, mantissa, power)
         if not known or not abs(value) < FLOAT32_OVERFLOW:
-            return DEVIATES, 0.0
-    return at + 1 if is_text else at, value
+            return UNPARSED, 0.0
+    return at + 1 if is_string else at, value
 
 
 @inlined
 def read_time(buffer: Any, at: Any, end: Any, latest_ms: Any) -> Any:
-    """(position, milliseconds): an integer, or a text that is one, neither mis-scaled nor in the future."""
-    is_text = byte_at(buffer, at, end) == QUOTE
-    at, kind, negative, mantissa, _ = scan_number(buffer, at + 1 if is_text else at, end, False)
-    if kind != INTEGER or negative or mantissa >= INT64_LIMIT or (is_text and byte_at(buffer, at, end) != QUOTE):
-        return DEVIATES, np.int64(0)
+    """(position, milliseconds): an integer, or a string that is one, neither mis-scaled nor in the future."""
+    is_string = byte_at(buffer, at, end) == QUOTE
+    at, kind, negative, mantissa, _ = parse_number(buffer, at + 1 if is_string else at, end, False)
+    if kind != INTEGER or negative or mantissa >= INT64_LIMIT or (is_string and byte_at(buffer, at, end) != QUOTE):
+        return UNPARSED, np.int64(0)
     event_ms = np.int64(mantissa)
     if (event_ms != 0 and event_ms < EARLIEST_MS) or event_ms > latest_ms:
-        return DEVIATES, np.int64(0)
-    return at + 1 if is_text else at, event_ms
+        return UNPARSED, np.int64(0)
+    return at + 1 if is_string else at, event_ms
 
 
 @inlined
 def read_id(buffer: Any, at: Any, end: Any, feature: Any, work: Any) -> Any:
-    """(position, id) of anything but null; a text that is new is noted in the workspace."""
+    """(position, id) of any value but null; a string that has not been emitted yet is noted in the workspace."""
     byte = byte_at(buffer, at, end)
     if byte == QUOTE:
         start = at + 1
         close, escaped = scan_string(buffer, start, end)
         if close < 0:
-            return DEVIATES, np.int64(0)
+            return UNPARSED, np.int64(0)
         if escaped:
             id_, hashed = string_id(work.scratch, 0, unescape(buffer, start, close, work.scratch))
         else:
@@ -92,38 +92,38 @@ def read_id(buffer: Any, at: Any, end: Any, feature: Any, work: Any) -> Any:
         if hashed:
             slot = add_key(work.seen_slots, work.seen_count, mix_key(feature, id_))
             if slot == -2:
-                return DEVIATES, np.int64(0)
+                return UNPARSED, np.int64(0)
             if slot >= 0:
-                t = work.counts[NUM_TEXTS]
-                work.text_feature_T[t] = feature
-                work.text_id_T[t] = id_
-                work.text_start_T[t] = start
-                work.text_length_T[t] = start - close if escaped else close - start
-                work.text_slot_T[t] = slot
-                work.counts[NUM_TEXTS] = t + 1
+                t = work.counts[NUM_STRINGS]
+                work.string_feature_T[t] = feature
+                work.string_id_T[t] = id_
+                work.string_start_T[t] = start
+                work.string_length_T[t] = start - close if escaped else close - start
+                work.string_slot_T[t] = slot
+                work.counts[NUM_STRINGS] = t + 1
         return close + 1, id_
     if byte in (TRUE, FALSE):
         length = literal_length(buffer, at, end)
-        return at + length if length > 0 else DEVIATES, np.int64(1 if byte == TRUE else 0)
-    at, kind, negative, mantissa, power = scan_number(buffer, at, end, False)
+        return at + length if length > 0 else UNPARSED, np.int64(1 if byte == TRUE else 0)
+    at, kind, negative, mantissa, power = parse_number(buffer, at, end, False)
     if kind == INTEGER:
         if mantissa < INT64_LIMIT:
             return at, -np.int64(mantissa) if negative else np.int64(mantissa)
-        return DEVIATES, np.int64(0)
+        return UNPARSED, np.int64(0)
     if kind == REFUSED:
-        return DEVIATES, np.int64(0)
+        return UNPARSED, np.int64(0)
     known, value = to_float(negative, mantissa, power)
     if not known or not abs(value) < 2.0**53 or value != np.floor(value):
-        return DEVIATES, np.int64(0)
+        return UNPARSED, np.int64(0)
     return at, np.int64(value)
 
 
 @inlined
 def read_list(buffer: Any, at: Any, end: Any, feature: Any, limit: Any, work: Any) -> Any:
-    """(position, where in elements_E the list starts, its length): not null; null elements are skipped."""
+    """(position, where in elements_E the list starts, its length) of a list; null elements are skipped."""
     start = work.counts[NUM_ELEMENTS]
     if byte_at(buffer, at, end) != OPEN_LIST:
-        return DEVIATES, start, np.int64(0)
+        return UNPARSED, start, np.int64(0)
     length = np.int64(0)
     at = skip_space(buffer, at + 1, end)
     if byte_at(buffer, at, end) == CLOSE_LIST:
@@ -131,12 +131,12 @@ def read_list(buffer: Any, at: Any, end: Any, feature: Any, limit: Any, work: An
     while True:
         if byte_at(buffer, at, end) == NULL:
             if literal_length(buffer, at, end) == 0:
-                return DEVIATES, start, length
+                return UNPARSED, start, length
             at += 4
         else:
             at, id_ = read_id(buffer, at, end, feature, work)
             if at < 0:
-                return DEVIATES, start, length
+                return UNPARSED, start, length
             if limit < 0 or length < limit:
                 work.elements_E[np.uint64(start + length)] = id_
                 length += 1
@@ -145,8 +145,8 @@ def read_list(buffer: Any, at: Any, end: Any, feature: Any, limit: Any, work: An
         if byte == CLOSE_LIST:
             break
         if byte != COMMA:
-            return DEVIATES, start, length
+            return UNPARSED, start, length
         at = skip_space(buffer, at + 1, end)
     work.counts[NUM_ELEMENTS] = start + length
-    cut = max(0, length + limit) if limit < 0 else 0
-    return at + 1, start + cut, length - cut
+    num_cut = max(0, length + limit) if limit < 0 else 0
+    return at + 1, start + num_cut, length - num_cut

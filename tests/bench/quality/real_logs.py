@@ -27,7 +27,6 @@ from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
 from stream.columns import Batch
-from stream.slices import slice_features
 from tests.bench.harness.report import DATA
 
 
@@ -106,7 +105,7 @@ def read_batch(folder: Path, real: RealLog) -> Batch:
 def cut(batch: Batch, start: int, stop: int) -> Batch:
     stop = min(stop, len(batch))
     return Batch(
-        features=slice_features(batch.features, start, stop),
+        features=batch.features.slice(start, stop),
         labels_NL=batch.labels_NL[start:stop],
         weights_N=batch.weights_N[start:stop],
         event_ms_N=batch.event_ms_N[start:stop],

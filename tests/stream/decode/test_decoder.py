@@ -113,16 +113,16 @@ def test_no_records_give_empty_columns():
 def test_the_string_of_an_id_is_emitted_once():
     decoder = Decoder(SCHEMA)
     raw = RawRecords.from_messages(CLICKS, [dumps(GOOD), dumps(GOOD)])
-    texts = decoder.decode(raw, NOW_MS).id_strings
+    emitted = decoder.decode(raw, NOW_MS).id_strings
     item, genres = SCHEMA.number("item"), SCHEMA.number("genres")
-    told = set(zip(texts.features.tolist(), texts.ids.tolist(), texts.strings, strict=True))
-    assert told == {
+    strings = set(zip(emitted.features.tolist(), emitted.ids.tolist(), emitted.strings, strict=True))
+    assert strings == {
         (item, hash_string(b"a"), "a"),
         (item, hash_string(b"b"), "b"),
         (genres, hash_string(b"x"), "x"),
         (genres, hash_string(b"z"), "z"),
     }
-    assert len(texts.strings) == 4
+    assert len(emitted.strings) == 4
     assert decoder.decode(raw, NOW_MS).id_strings.strings == []
 
 

@@ -1,4 +1,4 @@
-"""The scanner gives what the reference gives, for every input: columns, dead letters and texts."""
+"""The JSON parser gives what the reference gives, for every input: columns, dead letters and id strings."""
 
 import json
 import math
@@ -36,8 +36,8 @@ NAMES = [
 ]
 
 
-class NothingScanned:
-    """Lets every record deviate, so that the reference decodes all."""
+class NothingParsed:
+    """Parses nothing, so that the reference decodes every record."""
 
     def parse(self, raw, rows, now_ms):
         return np.ones(len(raw), np.bool_), IdStrings(np.empty(0, np.uint16), np.empty(0, np.int64), [])
@@ -46,7 +46,7 @@ class NothingScanned:
 def both(schema: Schema, values, record_ms=None, max_message_bytes=400) -> tuple[Columns, Columns]:
     raw = RawRecords.from_messages(CLICKS, values, record_ms=record_ms)
     fast, slow = (Decoder(schema, max_message_bytes=max_message_bytes) for _ in range(2))
-    slow.parser = NothingScanned()
+    slow.parser = NothingParsed()
     return fast.decode(raw, NOW_MS), slow.decode(raw, NOW_MS)
 
 
@@ -56,9 +56,9 @@ def same(one: np.ndarray, other: np.ndarray) -> None:
     assert one.tobytes() == other.tobytes(), (one, other)
 
 
-def told(texts: IdStrings) -> list[tuple[int, int, str]]:
-    assert texts.features.dtype == np.uint16
-    return sorted(zip(texts.features.tolist(), texts.ids.tolist(), texts.strings, strict=True))
+def as_tuples(id_strings: IdStrings) -> list[tuple[int, int, str]]:
+    assert id_strings.features.dtype == np.uint16
+    return sorted(zip(id_strings.features.tolist(), id_strings.ids.tolist(), id_strings.strings, strict=True))
 
 
 def assert_same(fast: Columns, slow: Columns) -> None:
@@ -71,7 +71,7 @@ def assert_same(fast: Columns, slow: Columns) -> None:
     for one, other in zip(fast.features.lists, slow.features.lists, strict=True):
         same(one.ids_M, other.ids_M)
         same(one.offsets, other.offsets)
-    assert told(fast.id_strings) == told(slow.id_strings)
+    assert as_tuples(fast.id_strings) == as_tuples(slow.id_strings)
 
 
 @st.composite

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from springtide_client.encode import encode_instances
+from springtide_client.features import Features
 from springtide_client.schema import Schema
 
 from app.serving.http.errors import ApiError
-from app.serving.predict.request import Instances, concatenate, decode_predict_request, encode_features
+from app.serving.predict.request import Instances, decode_predict_request, encode_features
 
 SCHEMA = Schema(
     labels=("click",),
@@ -45,7 +46,7 @@ def test_a_context_completes_each_candidate_as_if_it_were_written_into_it(contex
 
 @given(st.lists(st.lists(RECORDS, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_joined_parts_are_encoded_like_the_whole(parts):
-    joined = concatenate([encode_instances(SCHEMA, part) for part in parts])
+    joined = Features.concatenate([encode_instances(SCHEMA, part) for part in parts])
     same(joined, encode_instances(SCHEMA, [instance for part in parts for instance in part]))
 
 

@@ -7,11 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stream.decode.json_parser.jit import OPTIONS
-from stream.decode.json_parser.numbers import FLOAT, INTEGER, REFUSED, scan_number, to_float
+from stream.decode.json_parser.numbers import FLOAT, INTEGER, REFUSED, parse_number, to_float
 
 
 def _read(buffer, loose):
-    at, kind, negative, mantissa, power = scan_number(buffer, 0, len(buffer), loose)
+    at, kind, negative, mantissa, power = parse_number(buffer, 0, len(buffer), loose)
     known, value = to_float(negative, mantissa, power) if kind != REFUSED else (False, 0.0)
     return at, kind, known, value
 

@@ -4,22 +4,22 @@ import pytest
 from stream.decode.json_parser.seen_set import SeenSet
 
 
-def test_a_key_is_fresh_once():
-    told = SeenSet(1000)
+def test_a_key_is_new_once():
+    seen = SeenSet(1000)
     features, ids = np.array([1, 1, 2, 1], np.uint16), np.array([7, 8, 7, 7], np.int64)
-    assert told.add_all(features, ids).tolist() == [True, True, True, False]
-    assert not told.add_all(features, ids).any()
+    assert seen.add_all(features, ids).tolist() == [True, True, True, False]
+    assert not seen.add_all(features, ids).any()
 
 
 def test_the_set_is_bounded_and_cleared_when_full():
-    told = SeenSet(100)
-    size = len(told.slots)
+    seen = SeenSet(100)
+    size = len(seen.slots)
     for start in range(0, 10_000, 10):
-        fresh = told.add_all(np.zeros(10, np.uint16), np.arange(start, start + 10))
-        assert fresh.all()
-        assert told.num_keys[0] <= size // 2
-    assert len(told.slots) == size
-    assert told.add_all(np.zeros(1, np.uint16), np.zeros(1, np.int64)).all()
+        is_new = seen.add_all(np.zeros(10, np.uint16), np.arange(start, start + 10))
+        assert is_new.all()
+        assert seen.num_keys[0] <= size // 2
+    assert len(seen.slots) == size
+    assert seen.add_all(np.zeros(1, np.uint16), np.zeros(1, np.int64)).all()
 
 
 def test_a_size_of_zero_is_refused():
