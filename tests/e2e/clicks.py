@@ -1,4 +1,4 @@
-"""Made-up clicks for end-to-end tests: seeded, small, with every kind of feature."""
+"""Seeded random clicks with every kind of feature, and records that cannot be decoded."""
 
 import json
 import time
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def make_click(random: np.random.Generator, *, now_ms: int | None = None) -> dict[str, Any]:
-    """One good record."""
+    """Return the fields of one valid record."""
     return {
         "user_id": int(random.integers(500)),
         "item_id": f"item-{random.zipf(1.5) % 300}",
@@ -22,15 +22,15 @@ def make_click(random: np.random.Generator, *, now_ms: int | None = None) -> dic
 
 
 def make_clicks(number: int, *, seed: int = 0) -> list[bytes]:
-    """So many good records, as JSON."""
+    """Return `number` valid records as JSON."""
     random = np.random.default_rng(seed)
     now_ms = int(time.time() * 1000)
     return [json.dumps(make_click(random, now_ms=now_ms)).encode() for _ in range(number)]
 
 
-def spoil(record: bytes, kind: int) -> tuple[bytes | None, str]:
-    """The record made unreadable in one of ten ways, and the reason that must be told."""
-    good = json.loads(record)
+def corrupt(record: bytes, kind: int) -> tuple[bytes | None, str]:
+    """Return the record made invalid in one of ten ways, and the reason that its dead letter must state."""
+    valid = json.loads(record)
     if kind == 0:
         return record[: len(record) // 2], "bad_json"
     if kind == 1:
@@ -38,16 +38,16 @@ def spoil(record: bytes, kind: int) -> tuple[bytes | None, str]:
     if kind == 2:
         return None, "empty"
     if kind == 3:
-        return json.dumps([good]).encode(), "wrong_type"
+        return json.dumps([valid]).encode(), "wrong_type"
     if kind == 4:
-        del good["click"]
-        return json.dumps(good).encode(), "missing_label"
+        del valid["click"]
+        return json.dumps(valid).encode(), "missing_label"
     if kind == 5:
-        return json.dumps(good | {"click": 7}).encode(), "label_range"
+        return json.dumps(valid | {"click": 7}).encode(), "label_range"
     if kind == 6:
-        return json.dumps(good | {"user_id": {"nested": 1}}).encode(), "wrong_type"
+        return json.dumps(valid | {"user_id": {"nested": 1}}).encode(), "wrong_type"
     if kind == 7:
-        return json.dumps(good | {"age": float("nan")}).encode(), "not_finite"
+        return json.dumps(valid | {"age": float("nan")}).encode(), "not_finite"
     if kind == 8:
-        return json.dumps(good | {"ts": -5}).encode(), "bad_timestamp"
-    return json.dumps(good | {"comment": "x" * (1 << 20)}).encode(), "too_large"
+        return json.dumps(valid | {"ts": -5}).encode(), "bad_timestamp"
+    return json.dumps(valid | {"comment": "x" * (1 << 20)}).encode(), "too_large"

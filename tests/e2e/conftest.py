@@ -1,4 +1,4 @@
-"""A workspace for each test; what its processes said is shown when one of them failed."""
+"""A workspace for each test; the output of its processes is printed when one of them failed."""
 
 import signal
 from collections.abc import Iterator
@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.workspace import Workspace
+from tests.e2e.workspace import ADMIN_TOKEN, Workspace
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Iterator[Workspace]:
-    space = Workspace(tmp_path)
-    yield space
-    space.close()
-    if any(process.returncode not in (0, None, -signal.SIGTERM, -signal.SIGKILL) for process in space.processes):
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    monkeypatch.setenv("SPRINGTIDE_TOKENS", f"admin={ADMIN_TOKEN}")
+    made = Workspace(tmp_path)
+    yield made
+    made.close()
+    if any(process.returncode not in (0, None, -signal.SIGTERM, -signal.SIGKILL) for process in made.processes):
         for out in sorted(tmp_path.glob("*.out")):
             print(f"--- {out.name}\n{out.read_text()[-2000:]}")

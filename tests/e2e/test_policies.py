@@ -1,31 +1,33 @@
-"""A time to live, admission and LFU over a table that is too small, through kills: every count is what it must be."""
+"""TTL, admission and LFU eviction in a table that is too small, through kills: every count is as expected."""
 
 import json
+import shutil
 import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from springtide_client.keys import SHARED_ROW_OFFSET, encode_id
-from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
 
 from tests.e2e.clicks import make_click
-from tests.e2e.workspace import Workspace, wait_until
+from tests.e2e.workspace import Workspace, read_view
+from tests.support.config import edit_config
+from tests.support.waiting import wait_until
 
 TTL_MS, MIN_COUNT, BATCH = 300_000, 3, 64
 NUM_CLICKS, NUM_USERS, NUM_ITEMS = 6_000, 500, 5_000
-
-
-def settings(text: str) -> str:
-    """The workspace's configuration under policies, its batches a function of the stream."""
-    text = text.replace("[features.item_id]", f"[features.item_id]\nadmission = {{ min_count = {MIN_COUNT} }}")
-    text = text.replace("[features.user_id]", f"[features.user_id]\nttl_seconds = {TTL_MS // 1000}")
-    table = '"1152KiB"\neviction = "lfu"\nadmission = { min_count = 1, sketch_bytes = "1MiB" }'
-    text = text.replace('"32MiB"', table).replace("max_wait_seconds = 0.05", "max_wait_seconds = inf")
-    return text.replace("publish_seconds = 0.1", "publish_seconds = 0.1\nbase_minutes = 0.03")
+POLICIES = {
+    "features": {"item_id": {"admission": {"min_count": MIN_COUNT}}, "user_id": {"ttl_seconds": TTL_MS // 1000}},
+    "table": {
+        "device_bytes": "1152KiB",
+        "eviction": "lfu",
+        "admission": {"min_count": 1, "sketch_bytes": "1MiB"},
+    },
+    "train": {"max_wait_seconds": float("inf")},  # batches are a function of the stream
+    "log": {"base_minutes": 0.03},
+}
 
 
 def clicks_of_an_hour() -> list[dict]:
@@ -38,23 +40,23 @@ def clicks_of_an_hour() -> list[dict]:
 
 @dataclass
 class Expected:
-    """What a dictionary knows after the same batches."""
+    """The counts that a dictionary has after the same batches."""
 
     users: dict[int, tuple[int, int]] = field(default_factory=dict)  # count, last seen
     items: Counter[str] = field(default_factory=Counter)
     waiting: Counter[str] = field(default_factory=Counter)  # items without a row
-    horizon_ms: int = 0
+    cutoff_ms: int = 0
     clock_ms: int = 0
     num_expired: int = 0
 
     def learn(self, batch: list[dict]) -> None:
-        self.horizon_ms = max(self.horizon_ms, self.clock_ms - TTL_MS)
-        alive = {user: row for user, row in self.users.items() if row[1] >= self.horizon_ms}
+        self.cutoff_ms = max(self.cutoff_ms, self.clock_ms - TTL_MS)
+        alive = {user: row for user, row in self.users.items() if row[1] >= self.cutoff_ms}
         self.num_expired += len(self.users) - len(alive)
         self.users = alive
         for click in batch:
             count, seen = self.users.get(click["user_id"], (0, 0))
-            self.users[click["user_id"]] = count + 1, max(seen, click["ts"], self.horizon_ms)
+            self.users[click["user_id"]] = count + 1, max(seen, click["ts"], self.cutoff_ms)
         occurrences = Counter(item for click in batch for item in [click["item_id"], *click["last_items"]])
         for item, count in occurrences.items():
             if item in self.items or self.waiting[item] + count >= MIN_COUNT:
@@ -63,14 +65,6 @@ class Expected:
             else:
                 self.waiting[item] += count
         self.clock_ms = max([self.clock_ms, *(click["ts"] for click in batch)])
-
-
-def view_of(log: Path) -> View:
-    directory = LogDirectory(log)
-    view = View.open(directory.newest_base())
-    for record in directory.records(view.tip):
-        view = view.apply(record).merged()
-    return view
 
 
 def assert_as_expected(view: View, expected: Expected) -> None:
@@ -87,21 +81,15 @@ def assert_as_expected(view: View, expected: Expected) -> None:
         ), item
 
 
-def newest_samples(workspace: Workspace) -> int:
-    statuses = sorted(workspace.log.glob("status-*.json"))
-    return max((json.loads(path.read_text()).get("samples_trained", 0) for path in statuses), default=0)
-
-
-def test_policies_hold_through_kills_as_in_an_undisturbed_run(workspace: Workspace) -> None:
-    config = workspace.folder / "springtide.toml"
-    config.write_text(settings(config.read_text()))
+def test_policies_hold_through_kills_as_without_kills(workspace: Workspace) -> None:
+    workspace.configure(POLICIES)
     clicks = clicks_of_an_hour()
     address = workspace.start_broker()
     for start in range(0, 3_000, 1_500):
         workspace.produce([json.dumps(click).encode() for click in clicks[start : start + 1_500]])
-        before = newest_samples(workspace)
+        before = workspace.samples_trained()
         trainer = workspace.start("train")
-        wait_until(lambda before=before: newest_samples(workspace) > before, what="learning")
+        wait_until(lambda before=before: workspace.samples_trained() > before, "learning")
         workspace.stop(trainer, by=signal.SIGKILL)
     workspace.produce([json.dumps(click).encode() for click in clicks[3_000:]])
     status = workspace.train_until_end()
@@ -111,27 +99,30 @@ def test_policies_hold_through_kills_as_in_an_undisturbed_run(workspace: Workspa
     for start in range(0, NUM_CLICKS, BATCH):
         expected.learn(clicks[start : start + BATCH])
     assert min(expected.num_expired, len(expected.waiting), len(expected.items)) > 10
-    killed = view_of(workspace.log)
+    killed = read_view(workspace.log)
     assert_as_expected(killed, expected)
-    assert killed.meta.expiry_cutoffs == {"0": expected.horizon_ms}
+    assert killed.meta.expiry_cutoffs == {"0": expected.cutoff_ms}
 
-    other = workspace.folder / "other.toml"
-    text = config.read_text().replace('topic = "clicks"', f'topic = "clicks"\nbootstrap_servers = "{address}"')
-    text = text.replace("[table]", '[table]\ndisk_path = "other/spill"').replace("[log]", '[log]\npath = "other/log"')
-    other.write_text(text)
+    other = shutil.copy(workspace.config, workspace.folder / "other.toml")
+    own = {
+        "source": {"bootstrap_servers": address},
+        "table": {"disk_path": "other/spill"},
+        "log": {"path": "other/log"},
+    }
+    edit_config(other, own)
     done = workspace.run("train", "--until-end", "--config", "other.toml")
     assert done.returncode == 0, done.stderr[-3000:]
     table = json.loads(done.stdout.strip().splitlines()[-1])["table"]
     for counter in ("evicted", "not_admitted", "admitted", "expired"):
         assert table[counter] > 0, counter
 
-    undisturbed = view_of(workspace.folder / "other" / "log")
+    undisturbed = read_view(workspace.folder / "other" / "log")
     features_K = np.repeat([0, 1, SHARED_ROW_OFFSET + 1], [NUM_USERS, NUM_ITEMS, 1]).astype(np.uint16)
     items = [encode_id(f"item-{number}")[0] for number in range(NUM_ITEMS)]
     ids_K = np.array([*range(NUM_USERS), *items, 0])
     (rows, status), (other_rows, other_status) = (view.lookup(features_K, ids_K) for view in (killed, undisturbed))
     np.testing.assert_array_equal(rows, other_rows)
-    # what expired is called forgotten until a base has let go of its record
+    # an expired row is called forgotten until a base has dropped its record
     gone, other_gone = (np.where(codes == FORGOTTEN, UNKNOWN, codes) for codes in (status, other_status))
     np.testing.assert_array_equal(gone, other_gone)
     np.testing.assert_array_equal(

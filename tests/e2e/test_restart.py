@@ -1,23 +1,27 @@
-"""A trainer that is stopped or killed goes on from its newest version: no sample is learned twice, none is lost."""
+"""A trainer that was stopped or killed resumes at its newest version: no sample is learned twice, none is lost."""
 
 import json
 import signal
 from collections import Counter
 
 from tests.e2e.clicks import make_clicks
-from tests.e2e.workspace import wait_until
+from tests.e2e.workspace import Workspace
+from tests.support.waiting import wait_until
 
 
-def occurrences(values: list[bytes]) -> Counter[str]:
-    """How often each user stands in the records."""
+def count_users(values: list[bytes]) -> Counter[str]:
+    """Return how many records each user has."""
     return Counter(str(json.loads(value)["user_id"]) for value in values)
 
 
-def served_counts(workspace, users: list[str]) -> dict[str, int]:
-    return {user: workspace.get(f"/v1/embeddings/user_id/{user}")["count"] for user in users}
+def assert_served_counts(workspace: Workspace, values: list[bytes]) -> None:
+    """The server's count of each user is that of the records."""
+    workspace.start_server()
+    expected = count_users(values)
+    assert {user: workspace.get(f"/v1/embeddings/user_id/{user}")["count"] for user in expected} == dict(expected)
 
 
-def test_stopped_and_started_again_the_counts_and_scores_go_on(workspace) -> None:
+def test_counts_and_scores_continue_after_a_stop(workspace: Workspace) -> None:
     values = make_clicks(6_000)
     workspace.start_broker()
     workspace.produce(values[:4_000])
@@ -30,33 +34,19 @@ def test_stopped_and_started_again_the_counts_and_scores_go_on(workspace) -> Non
     assert second["samples_trained"] == 6_000
     assert second["epoch"] > first["epoch"]
     assert second["version"] > first["version"]
-    workspace.start("serve")
-    wait_until(lambda: workspace.get("/readyz"), what="the server's readiness")
-    expected = occurrences(values)
-    assert served_counts(workspace, list(expected)) == dict(expected)
+    assert_served_counts(workspace, values)
 
 
-def test_killed_in_the_middle_every_sample_still_counts_once(workspace) -> None:
+def test_every_sample_counts_once_after_kills(workspace: Workspace) -> None:
     values = make_clicks(30_000, seed=1)
     workspace.start_broker()
     for start in range(0, 20_000, 10_000):
         workspace.produce(values[start : start + 10_000])
-        before = newest_samples(workspace)
+        before = workspace.samples_trained()
         trainer = workspace.start("train")
-        wait_until(lambda before=before: newest_samples(workspace) > before, what="learning", seconds=60)
+        wait_until(lambda before=before: workspace.samples_trained() > before, "learning")
         workspace.stop(trainer, by=signal.SIGKILL)
     workspace.produce(values[20_000:])
 
-    status = workspace.train_until_end()
-
-    assert status["samples_trained"] == 30_000
-    workspace.start("serve")
-    wait_until(lambda: workspace.get("/readyz"), what="the server's readiness")
-    expected = occurrences(values)
-    assert served_counts(workspace, list(expected)) == dict(expected)
-
-
-def newest_samples(workspace) -> int:
-    """The samples that the newest status tells of; 0 before there is one."""
-    statuses = sorted(workspace.log.glob("status-*.json"))
-    return max((json.loads(path.read_text()).get("samples_trained", 0) for path in statuses), default=0)
+    assert workspace.train_until_end()["samples_trained"] == 30_000
+    assert_served_counts(workspace, values)

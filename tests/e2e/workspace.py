@@ -1,71 +1,42 @@
-"""A workspace as a user has one: a folder, a springtide.toml, the console script's processes, a real broker."""
+"""A user's folder with a springtide.toml, the console script's processes in it, and an embedded broker."""
 
 import json
-import os
-import random
 import signal
-import socket
 import subprocess
-import sys
-import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
-from stream.kafka.library import kafka
-from stream.kafka.producer import Producer
-from stream.positions import Partition
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import View
 
-CONFIG = """
-name = "test"
-[source]
-topic = "clicks"
-[schema]
-label = "click"
-timestamp = "ts"
-categorical = ["user_id", "item_id"]
-multi_value = ["genres"]
-sequence = ["last_items"]
-dense = ["age"]
-share = {{ last_items = "item_id" }}
-[features.item_id]
-[features.user_id]
-[table]
-dim = 8
-device_bytes = "32MiB"
-[train]
-batch_size = 64
-max_wait_seconds = 0.05
-[log]
-publish_seconds = 0.1
-onnx = false
-[serve]
-port = {port}
-"""
+from tests.support.config import CLICKS, edit_config, write_config
+from tests.support.kafka import produce, read_topic
+from tests.support.ports import free_port
+from tests.support.processes import start_springtide
+from tests.support.waiting import wait_until
 
-
-def wait_until(check: Callable[[], Any], *, seconds: float = 60.0, what: str = "it") -> Any:
-    """The first true value of check(); fails when the time is over."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := check():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen within {seconds:g} s")
+ADMIN_TOKEN = "let-me-in"
+COMMAND_SECONDS = 600.0
+SETTINGS = {
+    "features": {"item_id": {}, "user_id": {}},
+    "table": {"dim": 8, "device_bytes": "32MiB"},
+    "train": {"batch_size": 64, "max_wait_seconds": 0.05},
+    "log": {"publish_seconds": 0.1, "onnx": False},
+}
 
 
 class Workspace:
-    """One user's folder and the processes started in it."""
+    """One folder and the processes started in it; `close` ends them."""
+
+    COMMANDS = "/v1/commands"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
         self.processes: list[subprocess.Popen[str]] = []
-        (folder / "springtide.toml").write_text(CONFIG.format(port=self.port))
+        self.config = write_config(folder / "springtide.toml", CLICKS, SETTINGS, {"serve": {"port": self.port}})
 
     @property
     def log(self) -> Path:
@@ -75,90 +46,38 @@ class Workspace:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, *command: str, more: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start `springtide command` and go on; `more`: of its environment."""
-        out = (self.folder / f"{len(self.processes)}-{command[0]}.out").open("w")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "app", *command],
-            cwd=self.folder,
-            env=environment() | (more or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        out.close()
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Change keys of springtide.toml."""
+        edit_config(self.config, changes)
+
+    # processes
+
+    def start(self, *command: str, environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+        """Start `springtide COMMAND`; its output goes to a file NUMBER-COMMAND.out."""
+        with (self.folder / f"{len(self.processes)}-{command[0]}.out").open("w") as out:
+            process = start_springtide(
+                *command, folder=self.folder, environment=environment or {}, stdout=out, stderr=subprocess.STDOUT
+            )
         self.processes.append(process)
         return process
 
-    def run(self, *command: str, seconds: float = 240.0) -> subprocess.CompletedProcess[str]:
-        """Run `springtide command` to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "app", *command],
-            cwd=self.folder,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
+    def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        """Run `springtide COMMAND` to its end."""
+        with start_springtide(*command, folder=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            out, err = process.communicate(timeout=COMMAND_SECONDS)
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def train_until_end(self) -> dict[str, Any]:
-        """`springtide train --until-end`; returns the status it prints last."""
+        """Run `springtide train --until-end`; return the status that it prints last."""
         done = self.run("train", "--until-end")
         assert done.returncode == 0, done.stderr[-3000:]
         status: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return status
 
-    def start_broker(self) -> str:
-        """Start the embedded broker; returns its address."""
-        self.start("broker")
-        return wait_until(self.broker_address, what="the broker's address")
-
-    def broker_address(self) -> str | None:
-        path = self.log / "broker.json"
-        return json.loads(path.read_text())["address"] if path.exists() else None
-
-    def connection(self) -> KafkaConfig:
-        return KafkaConfig(bootstrap_servers=self.broker_address())
-
-    def produce(self, values: list[bytes | None]) -> None:
-        """Append messages to the topic's one partition, in order."""
-        with Admin(self.connection()) as admin:
-            admin.ensure_topic("clicks")
-        with Producer(self.connection()) as producer:
-            for value in values:
-                producer.send("clicks", value)
-            producer.flush()
-
-    def consume(self, topic: str) -> list[Any]:
-        """Every record of a topic's one partition, with its headers."""
-        partition = Partition(topic, 0)
-        with Admin(self.connection()) as admin:
-            end = admin.end_offsets(admin.require_topic(topic))[partition]
-        consumer = kafka.KafkaConsumer(bootstrap_servers=self.broker_address(), fetch_max_wait_ms=5)
-        consumer.assign([kafka.TopicPartition(*partition)])
-        consumer.seek(kafka.TopicPartition(*partition), 0)
-        records: list[Any] = []
-        while len(records) < end:
-            for polled in consumer.poll(timeout_ms=500).values():
-                records += polled
-        consumer.close(autocommit=False)
-        return records
-
-    def get(self, path: str) -> dict[str, Any] | None:
-        """A route's JSON, or None while it does not answer 200."""
-        try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
-                document: dict[str, Any] = json.loads(answer.read())
-                return document
-        except OSError:
-            return None
-
-    def stop(self, process: subprocess.Popen[str], *, by: signal.Signals = signal.SIGTERM) -> int:
-        """Signal a process and wait for its end; returns its exit status."""
+    def stop(self, process: "subprocess.Popen[str]", *, by: signal.Signals = signal.SIGTERM) -> int:
+        """Signal a process and wait for its end; return its exit status."""
         process.send_signal(by)
-        return process.wait(timeout=20)
+        return process.wait(timeout=COMMAND_SECONDS)
 
     def close(self) -> None:
         for process in reversed(self.processes):
@@ -166,21 +85,85 @@ class Workspace:
                 process.terminate()
         for process in self.processes:
             try:
-                process.wait(timeout=20)
+                process.wait(timeout=120)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
+    # broker
 
-def environment() -> dict[str, str]:
-    root = Path(__file__).parents[2]
-    return dict(os.environ) | {"PYTHONPATH": f"{root}:{root / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"}
+    def start_broker(self) -> str:
+        """Start the embedded broker and return its address."""
+        self.start("broker")
+        return wait_until(self.broker_address, "the broker's address")
+
+    def broker_address(self) -> str | None:
+        path = self.log / "broker.json"
+        return json.loads(path.read_text())["address"] if path.exists() else None
+
+    def produce(self, values: list[bytes | None]) -> None:
+        """Append messages to the one partition of the topic `clicks`, in order."""
+        produce(self.broker_address() or "", "clicks", values)
+
+    def consume(self, topic: str) -> list[Any]:
+        """Return every record of a topic's one partition, with its headers."""
+        return read_topic(self.broker_address() or "", topic)
+
+    # server
+
+    def start_server(self) -> None:
+        """Start `springtide serve` and wait until it is ready."""
+        self.start("serve")
+        wait_until(lambda: self.get("/readyz"), "the server's readiness")
+
+    def get(self, path: str) -> dict[str, Any] | None:
+        """Return a route's JSON, or None while it does not answer 200."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=60) as response:
+                document: dict[str, Any] = json.loads(response.read())
+                return document
+        except OSError:
+            return None
+
+    def request(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, token: str | None = ADMIN_TOKEN
+    ) -> tuple[int, dict[str, Any]]:
+        """Send JSON with a bearer token; return the status code and the response's JSON."""
+        headers = {"Content-Type": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def submit(self, method: str, path: str, body: dict[str, Any]) -> str:
+        """Send a command to the trainer; return the path of its status."""
+        code, accepted = self.request(method, path, body)
+        assert (code, accepted["state"]) == (202, "accepted"), accepted
+        return f"{self.COMMANDS}/{accepted['command']}"
+
+    def status(self) -> dict[str, Any]:
+        """Return the server's /v1/status; empty while it does not answer."""
+        return self.get("/v1/status") or {}
+
+    # log
+
+    def pending_commands(self) -> list[Path]:
+        """Return the files of commands whose versions are not durable yet."""
+        return [path for path in (self.log / "commands").iterdir() if not path.name.startswith(".")]
+
+    def samples_trained(self) -> int:
+        """Return the newest status file's count; 0 before there is one."""
+        statuses = sorted(self.log.glob("status-*.json"))
+        return max((json.loads(path.read_text()).get("samples_trained", 0) for path in statuses), default=0)
 
 
-def free_port() -> int:
-    """Below those that the system gives to clients: one of them may take it while a killed server starts again."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 30_000)
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
+def read_view(log: Path) -> View:
+    """Return the newest version that the log holds."""
+    directory = LogDirectory(log)
+    view = View.open(directory.newest_base())
+    for record in directory.records(view.tip):
+        view = view.apply(record).merged()
+    return view

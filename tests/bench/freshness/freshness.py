@@ -22,9 +22,10 @@ from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
 from stream.kafka.library import kafka
 from tests.bench.freshness.stages import STAGES, Probe, rate_of, stages_of
-from tests.bench.harness.processes import module_command, our_environment
 from tests.bench.harness.report import Case, argument_parser, fail, report
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, IDS_A_FEATURE, make_clicks
+from tests.support.ports import free_port
+from tests.support.processes import module_command, our_environment
 
 TOPIC, FEATURE, RATE, DIM = "clicks", "c1", 10_000, 16
 NUM_PROBED = 64  # ids that no other event has
@@ -196,13 +197,6 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def main() -> None:

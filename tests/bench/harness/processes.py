@@ -13,19 +13,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-ROOT = Path(__file__).parents[3]
-PEER_SCRIPTS = ROOT / "tests" / "bench" / "peers"
-
-
-def module_command(module: str) -> list[str]:
-    """Return the command that runs a module of this checkout; it needs the environment of `our_environment`."""
-    return [sys.executable, "-P", "-m", module]
-
-
-def our_environment() -> dict[str, str]:
-    """Return the environment in which this checkout's packages can be imported, with one OpenMP thread."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "deploy" / "client")])
-    return dict(os.environ) | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+PEER_SCRIPTS = Path(__file__).parents[1] / "peers"
 
 
 def saved(folder: Path, name: str, array: npt.NDArray[Any]) -> str:

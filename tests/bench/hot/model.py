@@ -11,9 +11,9 @@ import numpy as np
 from springtide_client import HotModel
 
 from tests.bench.freshness.freshness import percentile
-from tests.bench.harness.processes import module_command, our_environment
 from tests.bench.harness.report import Case, argument_parser, fail, report
 from tests.bench.workloads.row_log import FEATURE, write_log
+from tests.support.processes import module_command, our_environment
 
 NUM_IDS, NUM_ROWS, BASE_ROWS, PUBLISH_SECONDS = 64, 2_000, 1_000_000, 0.1
 NEEDED_MS = 5.0

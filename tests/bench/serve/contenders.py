@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow
 
-from tests.bench.harness.processes import PEER_SCRIPTS, module_command, our_environment
+from tests.bench.harness.processes import PEER_SCRIPTS
 from tests.bench.harness.report import fail
 from tests.bench.serve.http_load import LoadResult, Wrk, post
 from tests.bench.serve.redis_contender import Redis, find_redis
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
+from tests.support.processes import module_command, our_environment
 
 NUM_IDS, CONNECTIONS, NUM_REQUESTS, NUM_CHECKED = 64, 16, 256, 8
 RAW, MSGPACK, JSON = "application/octet-stream", "application/msgpack", "application/json"

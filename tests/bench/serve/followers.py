@@ -20,10 +20,10 @@ from statistics import median
 from springtide_client.format.records import HEADER, parse_header
 
 from tests.bench.freshness.freshness import percentile
-from tests.bench.harness.processes import module_command, our_environment
 from tests.bench.harness.report import Case, argument_parser, fail, report
 from tests.bench.serve.contenders import Server
 from tests.bench.workloads.row_log import write_log
+from tests.support.processes import module_command, our_environment
 
 PUBLISH_SECONDS, NUM_ROWS, BASE_ROWS = 0.5, 200, 20_000
 NUM_FOLLOWERS, NUM_STREAMS = 1_000, 4_096

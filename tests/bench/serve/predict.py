@@ -14,12 +14,12 @@ from springtide_client.encode import encode_instances
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 
-from tests.bench.harness.processes import module_command, our_environment
 from tests.bench.harness.report import Case, alternate, arguments, fail, report
 from tests.bench.serve.contenders import CONNECTIONS, JSON, NUM_REQUESTS, Server, core
 from tests.bench.serve.http_load import LoadResult, Wrk, post
 from tests.bench.serve.lookup import latency
 from tests.bench.workloads.row_log import write_log
+from tests.support.processes import module_command, our_environment
 
 PATH = "/v1/predict"
 NUM_CANDIDATES = 100

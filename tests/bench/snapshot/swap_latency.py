@@ -16,9 +16,9 @@ from app.config.load import load_config
 from app.processes.priority import yield_to_others
 from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
-from tests.bench.harness.processes import module_command, our_environment
 from tests.bench.harness.report import fail
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
+from tests.support.processes import module_command, our_environment
 
 VERSION_SECONDS, VERSIONS_A_BASE = 0.05, 20
 CALL_IDS = 64

@@ -23,10 +23,11 @@ from springtide_client.schema import Schema
 from app.version_log.compact.base_writer import BaseImage, write_base
 from kernels.backend import backend
 from kernels.types import RowLayout
-from tests.bench.harness.processes import ContenderProcess, module_command, our_environment
+from tests.bench.harness.processes import ContenderProcess
 from tests.bench.harness.report import Case, alternate, argument_parser, fail, report
 from tests.bench.table.memory_cgroup import MIB, MemoryCgroup, uncached_copy
 from tests.bench.table.working_set_contender import CATEGORICAL, DIM, OPTIMIZER
+from tests.support.processes import module_command, our_environment
 
 TIMES, NEEDED = 10, 0.5  # working set over budget; share of the speed that must be left
 WARM_BATCHES = 24
