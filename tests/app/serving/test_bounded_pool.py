@@ -7,7 +7,7 @@ from app.serving.bounded_pool import BoundedPool
 from app.serving.http.errors import ApiError
 
 
-def test_one_call_more_than_may_wait_is_refused():
+def test_a_call_beyond_max_waiting_is_busy():
     async def scenario():
         work = BoundedPool("test", num_threads=1, max_waiting=1)
         go = threading.Event()
@@ -25,7 +25,7 @@ def test_one_call_more_than_may_wait_is_refused():
     asyncio.run(scenario())
 
 
-def test_what_a_call_raises_reaches_the_asker():
+def test_an_exception_of_a_call_reaches_the_caller():
     async def scenario():
         work = BoundedPool("test", num_threads=1, max_waiting=1)
         with pytest.raises(ZeroDivisionError):

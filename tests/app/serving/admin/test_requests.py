@@ -7,7 +7,7 @@ from app.serving.http.errors import ApiError
 SCHEMA = Schema(labels=("click",), categorical=("user", "item"), sequence=("last",), share={"last": "item"})
 
 
-def test_an_order_that_the_trainer_does_not_execute_is_refused():
+def test_a_kind_that_the_trainer_does_not_support_is_501():
     for status in ({}, {"commands": []}, {"commands": "forget"}):
         with pytest.raises(ApiError) as caught:
             check_supported("forget", status)
@@ -23,7 +23,7 @@ def test_an_order_that_the_trainer_does_not_execute_is_refused():
         {"keys": [{"feature": "user_id", "id": 5}]},
     ],
 )
-def test_keys_to_forget_may_be_written_in_three_ways(body):
+def test_keys_to_forget_have_three_forms(body):
     assert parse_forget(body, ("user_id",)) == {"keys": [{"feature": "user_id", "id": 5}]}
 
 
@@ -42,19 +42,19 @@ def test_keys_to_forget_may_be_written_in_three_ways(body):
         {"keys": [3]},
     ],
 )
-def test_keys_that_are_none_are_refused(body):
+def test_malformed_keys_are_rejected(body):
     with pytest.raises(ApiError):
         parse_forget(body, ("user_id",))
 
 
-def test_rollbacks_are_checked():
+def test_a_rollback_names_a_version():
     assert parse_rollback({"version": 4}) == {"version": 4}
     for body in ({}, [], {"version": "4"}, {"version": True}, {"version": -1}):
         with pytest.raises(ApiError):
             parse_rollback(body)
 
 
-def test_limits_are_put_down_in_bytes_and_by_name():
+def test_sizes_of_limits_become_bytes():
     body = {"device_bytes": "2MiB", "lr": 1, "features": {"item": {"ttl_seconds": 60, "quota_bytes": None}}}
     assert parse_table_limits(body, SCHEMA) == {
         "limits": {"device_bytes": 2 << 20, "lr": 1.0, "features": {"item": {"ttl_seconds": 60.0, "quota_bytes": None}}}
@@ -81,7 +81,7 @@ def test_limits_are_put_down_in_bytes_and_by_name():
         ({"features": {"item": {"min_count": 1000}}}, "min_count must be in 1..255"),
     ],
 )
-def test_limits_that_are_none_are_refused_with_400_and_a_hint(body, says):
+def test_invalid_limits_are_rejected_with_a_hint(body, says):
     with pytest.raises(ApiError, match=says) as caught:
         parse_table_limits(body, SCHEMA)
     assert caught.value.status == 400

@@ -28,7 +28,7 @@ class SlowCursor:
         self.num_closed += 1
 
 
-def test_a_reader_closed_amid_a_read_is_closed_by_who_reads(tmp_path: Path) -> None:
+def test_a_reader_closed_during_a_read_is_closed_by_the_reading_thread(tmp_path: Path) -> None:
     reader, cursor = LogReader(LogDirectory(tmp_path), Tip(1, 1)), SlowCursor()
     reader._cursor = cursor
 

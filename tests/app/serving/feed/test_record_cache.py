@@ -9,7 +9,7 @@ def make(number: int, parent: int, size: int = 10) -> Record:
     return Record(epoch=1, number=number, parent=parent, checksum=number * 1000, payload=bytes(size))
 
 
-def test_what_follows_a_version_is_given_in_order() -> None:
+def test_records_after_a_version_are_given_in_order() -> None:
     recent = RecordCache()
     for number in range(1, 6):
         recent.add(make(number, (number - 1) * 1000))
@@ -19,7 +19,7 @@ def test_what_follows_a_version_is_given_in_order() -> None:
     assert recent.after(Tip(2, 999), 1 << 20) == []  # another version of that number
 
 
-def test_the_oldest_go_at_the_limit_and_a_record_read_twice_counts_once() -> None:
+def test_the_oldest_records_are_dropped_and_repeated_records_count_once() -> None:
     recent = RecordCache(max_bytes=3 * make(1, 0).num_bytes)
     for number in (1, 2, 2, 3, 4):
         recent.add(make(number, (number - 1) * 1000))

@@ -19,7 +19,7 @@ LONG = "9" * 5_000
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_a_body_that_is_cut_anywhere_is_refused_or_a_shorter_question(target, kind):
+def test_a_truncated_body_is_rejected_or_a_shorter_request(target, kind):
     connection, body = target.connect(), BODIES[kind]
     assert connection.ask(request(body, kind=kind))[0] == 200
     for cut in range(0, len(body), max(1, len(body) // 40)):
@@ -71,7 +71,7 @@ def test_a_body_that_is_cut_anywhere_is_refused_or_a_shorter_question(target, ki
         (RAW, bytes(8 * 10_001), 413),
     ],
 )
-def test_a_body_that_lies_is_refused(target, kind, body, status):
+def test_a_malformed_body_is_rejected_on_both_paths(target, kind, body, status):
     told(target.ask(request(body, kind=kind)), status)
     # and under a head of its length that is known: as many bytes that mean something
     connection = target.connect()
@@ -82,7 +82,7 @@ def test_a_body_that_lies_is_refused(target, kind, body, status):
     target.is_well()
 
 
-def test_a_text_as_long_as_a_body_may_be_holds_nobody_up(target):
+def test_ids_and_contexts_as_long_as_a_body_are_answered(target):
     text = "a" * 2_000_000
     status, _, body = target.ask(request(msgspec.json.encode({"ids": [text]}), kind=JSON))
     assert (status, msgspec.json.decode(body)["status"]) == (200, ["unknown"])
@@ -134,7 +134,7 @@ def test_a_text_as_long_as_a_body_may_be_holds_nobody_up(target):
         (b"/v1/embeddings/user_id/\0", (400,)),
     ],
 )
-def test_a_path_leads_nowhere_it_should_not(target, path, statuses):
+def test_hostile_paths_reach_nothing(target, path, statuses):
     if isinstance(path, str):
         path = path.replace("{base}", str(1 << 32))
     answer = target.ask(get(path, ADMIN))
@@ -154,12 +154,12 @@ def test_a_path_leads_nowhere_it_should_not(target, path, statuses):
         ("Range: bytes=999999999-", (416,)),
     ],
 )
-def test_a_range_of_any_length_is_read(target, header, statuses):
+def test_ranges_of_any_length_are_parsed(target, header, statuses):
     assert target.ask(get(f"/v1/bases/{1 << 32}/files/manifest.json", header))[0] in statuses
 
 
 @pytest.mark.parametrize("value", [LONG, "nan", "inf", "-1", "1_0", "\xb2", "", "0x10", "5,5"])
-def test_a_demand_that_is_no_number_is_refused(target, value):
+def test_a_precondition_that_is_not_a_number_is_rejected(target, value):
     for name in ("X-Springtide-Min-Version", "X-Springtide-Max-Staleness-Ms"):
         if (name, value) == ("X-Springtide-Min-Version", "-1"):
             continue  # every version is beyond it
@@ -167,7 +167,7 @@ def test_a_demand_that_is_no_number_is_refused(target, value):
         told(target.ask(request(BODIES[RAW], extra=[f"{name}: {value}"])), 400, 503)
 
 
-def test_a_demand_means_the_same_wherever_it_stands(target):
+def test_a_precondition_means_the_same_in_header_and_body(target):
     assert target.ask(get("/v1/embeddings/user_id/1", "X-Springtide-Max-Staleness-Ms: 1e9 \t"))[0] == 200
     for path, body in (("/v1/embeddings/user_id", b'{"ids":[1],'), ("/v1/predict", b'{"instances":[{}],')):
         body += b'"max_staleness_ms":'
@@ -176,7 +176,7 @@ def test_a_demand_means_the_same_wherever_it_stands(target):
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_a_compressed_body_is_not_taken_for_ids(target, kind):
+def test_a_compressed_body_is_rejected(target, kind):
     body = gzip.compress(BODIES[kind])
     body += bytes(-len(body) % 8)  # as raw ids it would be read
     for path in ("/v1/embeddings/user_id", "/v1/predict"):
@@ -199,7 +199,7 @@ def test_a_compressed_body_is_not_taken_for_ids(target, kind):
         ("PATCH", "/v1/table", b'{"features":{"user_id":{"min_count":' + b"9" * 300 + b"}}}"),
     ],
 )
-def test_an_order_that_cannot_be_is_not_put_down(target, method, path, body):
+def test_an_invalid_command_is_not_submitted(target, method, path, body):
     told(target.ask(request(body, kind=JSON, path=path, method=method, extra=[ADMIN])), 400, 422)
     assert not (target.path / "commands").exists()
 
@@ -210,7 +210,7 @@ def test_an_order_that_cannot_be_is_not_put_down(target, method, path, body):
     some.lists(some.tuples(some.integers(0, 400), some.integers(0, 255)), max_size=4),
     some.integers(0, 400),
 )
-def test_any_bytes_are_a_question_or_a_refusal(kind, flips, length):
+def test_any_bytes_are_a_request_or_an_api_error(kind, flips, length):
     body = bytearray(BODIES[kind])
     for place, value in flips:
         body[place % len(body)] = value

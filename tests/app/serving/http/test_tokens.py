@@ -24,7 +24,7 @@ def test_without_tokens_loopback_is_open_except_for_admin():
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "model.example"])
-def test_a_bind_that_leaves_the_host_without_a_token_is_refused(host):
+def test_a_bind_beyond_loopback_needs_a_token(host):
     with pytest.raises(ValueError, match="tokens_file"):
         load_tokens(ServeConfig(host=host), {})
     with pytest.raises(ValueError, match="tokens_file"):
@@ -52,7 +52,7 @@ def test_a_token_has_the_scopes_it_names_and_no_other():
     assert refusal(tokens, None, "read") == 401
 
 
-def test_a_file_and_the_environment_add_up(tmp_path, caplog):
+def test_tokens_come_from_the_file_and_the_environment(tmp_path, caplog):
     path = tmp_path / "tokens"
     path.write_text(f"# who reads\nread,predict = {READ}\n\nadmin = with=sign==\n")
     path.chmod(0o644)
@@ -65,12 +65,12 @@ def test_a_file_and_the_environment_add_up(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("text", ["read", "reads=12345678", "=12345678", "read=short", "read=with blank in", "read="])
-def test_a_bad_entry_is_named_by_its_number_and_never_shown(text):
+def test_a_malformed_entry_is_reported_by_number_without_its_token(text):
     with pytest.raises(ValueError, match="entry 2") as caught:
         parse_tokens(f"\n{text}", origin="tokens")
     assert text.partition("=")[2] == "" or text.partition("=")[2] not in str(caught.value)
 
 
-def test_a_tokens_file_that_is_not_there_is_the_users_mistake(tmp_path):
+def test_a_missing_tokens_file_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="tokens_file"):
         load_tokens(ServeConfig(tokens_file=str(tmp_path / "none")), {})

@@ -24,7 +24,7 @@ ROWS = np.array([[0.5, -1.5], [np.nan, np.nan]], dtype=np.float32)
 STATUS = np.array([0, 3], dtype=np.uint8)
 
 
-def test_ids_in_json_are_what_they_are_in_records():
+def test_ids_in_json_equal_ids_in_records():
     ids = parse_ids([5, "5", 5.0, True, "text", 2**70, None])
     assert ids[0] == ids[1] == ids[2] == 5
     assert ids[3] == 1
@@ -33,7 +33,7 @@ def test_ids_in_json_are_what_they_are_in_records():
 
 
 @pytest.mark.parametrize("bad", [[1], {"a": 1}, 1.5])
-def test_an_id_that_is_none_is_named_by_its_index(bad):
+def test_an_invalid_id_is_reported_by_its_index(bad):
     with pytest.raises(ApiError) as caught:
         parse_ids([1, 2, bad])
     assert caught.value.status == 422
@@ -41,14 +41,14 @@ def test_an_id_that_is_none_is_named_by_its_index(bad):
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"ids": 5}', b'{"id": [5]}', b"\xff", b"[" * 100_000])
-def test_a_body_that_is_none_is_a_bad_request(body):
+def test_a_malformed_body_is_a_bad_request(body):
     for name in (JSON, MSGPACK, ARROW):
         with pytest.raises(ApiError) as caught:
             decode_request(MediaType(name), body, 10)
         assert caught.value.status == 400
 
 
-def test_too_many_ids_are_refused_in_every_form():
+def test_too_many_ids_are_rejected_in_every_media_type():
     table = pyarrow.table({"id": [1, 2, 3]})
     bodies = {
         JSON: b'{"ids":[1,2,3]}',
@@ -92,7 +92,7 @@ def test_json_and_msgpack_carry_the_same_map():
 
 
 @pytest.mark.parametrize("ids", [[7, 8], ["a", "b"]])
-def test_arrow_goes_in_and_out(ids):
+def test_arrow_ids_are_decoded_and_rows_encoded(ids):
     question = decode_request(MediaType(ARROW), arrow_stream(pyarrow.table({"id": ids, "other": [1, 2]})), 10)
     answer = encode_response(MediaType(ARROW), question, ROWS, STATUS, feature="f", version=9)
     table = pyarrow.ipc.open_stream(answer).read_all()
@@ -100,7 +100,7 @@ def test_arrow_goes_in_and_out(ids):
     assert table.schema.field("vector").type == pyarrow.list_(pyarrow.float32(), 2)
 
 
-def test_no_ids_are_no_rows():
+def test_a_request_without_ids_is_valid():
     none, no_status = np.empty((0, 2), dtype=np.float32), np.empty(0, dtype=np.uint8)
     for form in (MediaType(JSON), MediaType(MSGPACK), MediaType(ARROW), MediaType(RAW)):
         body = {JSON: b'{"ids":[]}', MSGPACK: msgspec.msgpack.encode({"ids": []}), RAW: b""}.get(form.name)
@@ -108,7 +108,7 @@ def test_no_ids_are_no_rows():
         encode_response(form, question, none, no_status, feature="f", version=1)
 
 
-def test_the_forms_are_chosen_by_the_headers():
+def test_media_types_are_chosen_by_the_headers():
     assert parse_content_type("") == MediaType(JSON)
     assert parse_content_type("application/json; charset=utf-8") == MediaType(JSON)
     assert parse_content_type("Application/Octet-Stream;dtype=float16") == MediaType(RAW, True)

@@ -51,7 +51,7 @@ def expected(ids):
 
 @pytest.mark.parametrize("accept", [RAW, HALF, JSON, MSGPACK, ARROW])
 @pytest.mark.parametrize("kind", [RAW, JSON, MSGPACK, ARROW])
-def test_every_form_answers_every_form(target, kind, accept):
+def test_every_media_type_is_answered_in_every_media_type(target, kind, accept):
     connection = target.connect()
     for ids in ([1], [], MIXED, MIXED * 2_500):
         for asked in [ids] if kind == RAW else [ids, [str(i) for i in ids]]:
@@ -80,13 +80,13 @@ def test_every_form_answers_every_form(target, kind, accept):
         pyarrow.chunked_array([[1], [2, 3]]),
     ],
 )
-def test_arrow_ids_of_every_kind_are_what_they_are_elsewhere(ids):
+def test_arrow_ids_of_every_type_equal_those_of_json(ids):
     asked = decode_request(MediaType(ARROW), arrow_stream(pyarrow.table({"id": ids, "other": [0.5] * len(ids)})), 10)
     assert asked.ids_N.tolist() == [encode_id(value)[0] for value in ids.to_pylist()]
     assert asked.raw_ids.tolist() == ids.to_pylist()
 
 
-def test_every_route_counts_the_rows_it_looked_for(target):
+def test_every_route_counts_looked_up_rows_by_status(target):
     def counted():
         text = target.client.get("/metrics").text
         found = dict(re.findall(r'springtide_lookup_rows_total\{status="(\w+)"\} (\d+)', text))

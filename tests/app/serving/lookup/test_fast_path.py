@@ -80,7 +80,7 @@ BODIES = [
 @pytest.mark.parametrize(
     "accept", [RAW, f"{RAW};dtype=float16", JSON, MSGPACK, "application/vnd.apache.arrow.stream", "*/*"]
 )
-def test_the_short_way_answers_like_the_long_one(client, answered, kind, body, accept, connect) -> None:
+def test_the_fast_path_answers_like_the_normal_path(client, answered, kind, body, accept, connect) -> None:
     connection = connect(client)
     asked = request(body, kind=kind, extra=[f"Accept: {accept}", "Connection: keep-alive"])
     first = connection.ask(asked)
@@ -92,7 +92,7 @@ def test_the_short_way_answers_like_the_long_one(client, answered, kind, body, a
     assert len(answered) == (2 if first[0] == 200 else 0)
 
 
-def test_other_ids_with_the_same_head_are_other_rows(client, answered, connect) -> None:
+def test_the_same_head_with_other_ids_gives_other_rows(client, answered, connect) -> None:
     connection = connect(client)
     connection.ask(request(raw_ids(1)))
     assert connection.ask(request(raw_ids(2)))[2][:4] == np.float32(0.1).tobytes()
@@ -101,7 +101,7 @@ def test_other_ids_with_the_same_head_are_other_rows(client, answered, connect) 
     assert len(answered) == 3
 
 
-def test_a_newer_version_is_seen_at_once_and_old_promises_are_checked_again(world, client, answered, connect) -> None:
+def test_the_fast_path_uses_the_newest_version_and_checks_preconditions(world, client, answered, connect) -> None:
     connection = connect(client)
     plain = request(raw_ids(1))
     fresh = request(b'{"ids":[1]}', kind=JSON, extra=["X-Springtide-Max-Staleness-Ms: 60000"])
@@ -125,7 +125,7 @@ def test_a_newer_version_is_seen_at_once_and_old_promises_are_checked_again(worl
     assert refused == ["1"]
 
 
-def test_faults_in_the_body_are_found_under_a_known_head(client, answered, connect) -> None:
+def test_a_malformed_body_with_a_known_head_is_rejected(client, answered, connect) -> None:
     connection = connect(client)
     connection.ask(request(b'{"ids":[1,2,3]}', kind=JSON))
     for body, status in ((b'{"ids":[1,2,3}}', 400), (b'{"ids":[[],1,]}', 400), (b'{"ids":[[],1 ]}', 422)):
@@ -137,7 +137,7 @@ def test_faults_in_the_body_are_found_under_a_known_head(client, answered, conne
     assert [connection.ask(many)[0] for _ in range(2)] == [413, 413]
 
 
-def test_bytes_that_come_in_pieces_or_all_at_once(client, answered, connect) -> None:
+def test_requests_in_pieces_or_several_at_once_are_answered(client, answered, connect) -> None:
     connection = connect(client)
     asked = request(raw_ids(1, 2))
     expected = connection.ask(asked)
@@ -156,7 +156,7 @@ def test_bytes_that_come_in_pieces_or_all_at_once(client, answered, connect) -> 
     assert len(answered) == num_short + 1
 
 
-def test_what_asks_for_more_than_an_answer_is_never_known(client, answered, connect) -> None:
+def test_unusual_heads_are_not_remembered(client, answered, connect) -> None:
     body = raw_ids(1)
     for extra in (["Expect: 100-continue"], ["Connection: close"], ["Connection: keep-alive, close"]):
         for _ in range(2):
@@ -177,7 +177,7 @@ def test_what_asks_for_more_than_an_answer_is_never_known(client, answered, conn
     assert answered == []
 
 
-def test_a_body_that_the_parser_sees_elsewhere_is_never_known(client, answered, connect) -> None:
+def test_heads_that_the_parser_ends_elsewhere_are_not_remembered(client, answered, connect) -> None:
     # whatever a parser forgives between head and body, known heads end where it has seen them end
     for asked in (request(raw_ids(1)).replace(b"\r\n", b"\n"), b"\r\n\r\n" + request(raw_ids(1))):
         for _ in range(2):
@@ -188,7 +188,7 @@ def test_a_body_that_the_parser_sees_elsewhere_is_never_known(client, answered, 
     assert answered == []
 
 
-def test_a_token_is_part_of_what_is_known(world, monkeypatch, answered, connect) -> None:
+def test_a_head_with_another_token_is_not_known(world, monkeypatch, answered, connect) -> None:
     monkeypatch.setenv("SPRINGTIDE_TOKENS", "read=reader-secret")
     world.log.start_epoch()
     client = world.serve()
@@ -203,7 +203,7 @@ def test_a_token_is_part_of_what_is_known(world, monkeypatch, answered, connect)
     assert len(answered) == 1
 
 
-def test_heads_are_few_and_short(client, answered, monkeypatch, connect) -> None:
+def test_known_heads_are_limited_in_number_and_length(client, answered, monkeypatch, connect) -> None:
     monkeypatch.setattr(fast_path, "MAX_HEADS", 2)
     connection = connect(client)
     for number in range(5):
@@ -215,7 +215,7 @@ def test_heads_are_few_and_short(client, answered, monkeypatch, connect) -> None
     assert len(answered) == 1
 
 
-def test_the_short_way_is_counted(client, answered, connect) -> None:
+def test_fast_path_responses_are_counted(client, answered, connect) -> None:
     def counted(name: str) -> float:
         return sum(float(n) for n in re.findall(rf"^{re.escape(name)}[^ ]* (\S+)$", client.get("/metrics").text, re.M))
 
@@ -230,7 +230,7 @@ def test_the_short_way_is_counted(client, answered, connect) -> None:
     assert 'springtide_lookup_rows_total{status="forgotten"} 5' in client.get("/metrics").text
 
 
-def test_a_busy_connection_outlives_its_first_keep_alive_and_an_idle_one_does_not() -> None:
+def test_keep_alive_ends_for_idle_connections_only() -> None:
     closed, armed = [], []
 
     class Loop:

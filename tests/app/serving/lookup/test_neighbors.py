@@ -74,7 +74,7 @@ def expected(rows: dict[int, np.ndarray], row_id: int, k: int, metric: str):
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 @pytest.mark.parametrize("k", [1, 10, 500])
-def test_the_nearest_rows_are_those_of_a_full_comparison_of_what_lives(monkeypatch, metric, chunk, k):
+def test_neighbors_equal_a_full_comparison_of_live_rows(monkeypatch, metric, chunk, k):
     monkeypatch.setattr(neighbors, "CHUNK_ROWS", chunk)
     random = np.random.default_rng(0)
 
@@ -94,7 +94,7 @@ def test_the_nearest_rows_are_those_of_a_full_comparison_of_what_lives(monkeypat
     assert find_neighbors(view, FEATURE, int(ids[31]), k=k, metric=metric) is None
 
 
-def test_when_everything_near_is_hidden_the_far_is_found():
+def test_far_rows_are_found_if_all_near_ones_are_hidden():
     near = layer(range(1, 901), np.ones((900, DIM)))
     far = layer(range(1_000, 1_005), np.arange(5 * DIM).reshape(5, DIM) - 100.0)
     marks = layer(range(2, 901), np.zeros((899, DIM)), forgotten=np.arange(2, 901))
@@ -103,12 +103,12 @@ def test_when_everything_near_is_hidden_the_far_is_found():
     assert [neighbor["id"] for neighbor in found] == [1_004, 1_003, 1_002]
 
 
-def test_rows_below_the_horizon_are_dead():
+def test_expired_rows_are_not_neighbors():
     view = Layered(layer([1, 2], np.ones((2, DIM)), seen=100), layer([3], np.ones((1, DIM)), seen=10), horizon_ms=50)
     assert find_neighbors(view, FEATURE, 1, k=5, metric="dot") == [{"id": 2, "score": 8.0}]
 
 
-def test_equal_rows_come_by_their_ids_whatever_the_chunks(monkeypatch):
+def test_ties_are_ordered_by_id_for_any_chunk_size(monkeypatch):
     for chunk in (1, 2, 5, 64):
         monkeypatch.setattr(neighbors, "CHUNK_ROWS", chunk)
         ids = [*range(100, 40, -1), 3, 7, 1, 5]
@@ -117,7 +117,7 @@ def test_equal_rows_come_by_their_ids_whatever_the_chunks(monkeypatch):
         assert [neighbor["id"] for neighbor in found] == [1, 3, 5]
 
 
-def test_a_row_of_zeros_is_near_to_nothing_and_a_row_that_is_no_number_is_no_neighbor():
+def test_a_zero_row_has_similarity_0_and_a_nan_row_is_not_a_neighbor():
     rows = np.zeros((3, DIM))
     rows[1, 0], rows[2, 0] = 1, np.nan
     view = Layered(layer([1, 2, 3], rows))

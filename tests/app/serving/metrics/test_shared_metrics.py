@@ -26,7 +26,7 @@ def text_of(metrics, tally):
     return [line for line in metrics.text(metrics.aggregate(tally.read())).splitlines() if not line.startswith("#")]
 
 
-def test_workers_are_summed_whoever_is_asked(tmp_path):
+def test_every_worker_exports_the_same_sums(tmp_path):
     tally = SharedMetrics(tmp_path)
     one, other = worker(version=4, answers=3, seconds=0.001), worker(version=6, answers=5, seconds=0.3)
     tally.publish(0, one.values())
@@ -39,7 +39,7 @@ def test_workers_are_summed_whoever_is_asked(tmp_path):
     assert "waits_seconds_count 2" in text_of(one, tally)
 
 
-def test_the_counts_of_a_worker_that_is_gone_stay_and_its_gauges_do_not(tmp_path):
+def test_counters_of_an_exited_worker_stay_and_its_gauges_do_not(tmp_path):
     tally = SharedMetrics(tmp_path)
     one, other = worker(version=4, answers=3, seconds=0.001), worker(version=6, answers=5, seconds=0.3)
     for metrics in (one, other):
@@ -54,7 +54,7 @@ def test_the_counts_of_a_worker_that_is_gone_stay_and_its_gauges_do_not(tmp_path
     assert 'springtide_worker_exits_total{how="died"} 2' in lines
 
 
-def test_a_worker_may_be_asked_while_it_tells(tmp_path):
+def test_metrics_can_be_read_while_they_are_published(tmp_path):
     tally = SharedMetrics(tmp_path)
     told = worker(version=4, answers=3, seconds=0.001).values()
     with ThreadPoolExecutor(4) as threads:
@@ -64,7 +64,7 @@ def test_a_worker_may_be_asked_while_it_tells(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["worker-0.json"]
 
 
-def test_a_disk_without_room_costs_numbers_and_nothing_else(tmp_path):
+def test_a_full_disk_loses_metrics_only(tmp_path):
     folder = tmp_path / "tally"
     tally = SharedMetrics(folder)  # it cannot be written to: it is not there
     tally.publish(0, worker(version=4, answers=3, seconds=0.001).values())

@@ -16,7 +16,7 @@ def test_a_single_sample_is_every_percentile():
     assert freshness.percentiles(now_ms=100) == {"p50": 30.0, "p99": 30.0}
 
 
-def test_a_record_from_the_future_is_fresh():
+def test_a_record_from_the_future_has_age_0():
     freshness = Freshness()
     freshness.observe([170], servable_ms=100)
     assert freshness.percentiles(now_ms=100) == {"p50": 0.0, "p99": 0.0}

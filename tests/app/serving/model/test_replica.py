@@ -3,7 +3,7 @@ from app.serving.model.replica import NO_VERSION_YET, Replica
 from app.serving.service import declare_metrics
 
 
-def test_a_version_that_is_being_loaded_is_not_one_that_is_missing(tmp_path):
+def test_the_reason_tells_loading_from_a_missing_version(tmp_path):
     reasons = []
 
     class Loading:

@@ -5,7 +5,7 @@ def entry(number):
     return VersionEntry(number=number, parent=0, checksum=number, created_ms=0, record_ms=(), meta={})
 
 
-def test_versions_are_listed_newest_first_by_pages():
+def test_versions_are_listed_newest_first_in_pages():
     index = VersionIndex()
     for number in range(1, 11):
         index.add(entry(number))
@@ -16,7 +16,7 @@ def test_versions_are_listed_newest_first_by_pages():
     assert index.oldest == 1
 
 
-def test_a_repair_that_comes_back_with_other_versions_replaces_what_it_overtakes():
+def test_versions_after_a_restart_from_a_base_replace_later_ones():
     index = VersionIndex()
     for number in (1, 2, 3):
         index.add(entry(number))
@@ -28,7 +28,7 @@ def test_a_repair_that_comes_back_with_other_versions_replaces_what_it_overtakes
     assert index.find(4) is None
 
 
-def test_a_document_shows_checksums_as_texts():
+def test_a_manifest_shows_checksums_as_hexadecimal_strings():
     document = VersionEntry(
         number=3 * 2**32 + 7, parent=2**63, checksum=1, created_ms=5, record_ms=(), meta={"step": 4}
     ).document()

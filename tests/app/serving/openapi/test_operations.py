@@ -90,7 +90,7 @@ def served(tmp_path_factory):
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_the_page_says_what_the_server_does(served, method, path, mode):
+def test_every_operation_behaves_as_the_document_says(served, method, path, mode):
     operation = served.page[path][method]
     told = operation.definition.raw
     takes = [parameter["schema"] for parameter in told.get("parameters", ())] + [told.get("requestBody", STRING)]

@@ -1,3 +1,6 @@
+import msgspec
+
+USER, ITEM = 0, 1
 """Operation routes over a real server."""
 
 HOLDING = {"state": "holding", "action": "alert", "reason": "norm", "detail": "...", "trips": 2, "rollbacks": 1}
@@ -20,3 +23,26 @@ def test_a_gate_that_starts_to_hold_is_sent_as_an_event(world):
                 assert '"reason":"norm"' in line
                 break
     assert seen == ["event: gate"]
+
+
+def test_every_new_version_is_sent_as_an_event(world):
+    world.log.start_epoch()
+    client = world.serve()
+    world.served(client, world.log.number)
+    with client.stream("GET", "/v1/events") as answer:
+        lines = answer.iter_lines()
+
+        def next_event():
+            event = {}
+            for line in lines:
+                if not line and "data" in event:
+                    return event["event"], msgspec.json.decode(event["data"])
+                name, _, value = line.partition(": ")
+                event[name] = value
+            raise AssertionError("the stream ended")
+
+        assert next_event()[1]["version"] == world.log.number
+        number = world.log.publish(scores={"whole": {"auc": 0.5}})
+        name, document = next_event()
+        assert (name, document["version"]) == ("version", number)
+        assert next_event() == ("scores", {"version": number, "whole": {"auc": 0.5}})

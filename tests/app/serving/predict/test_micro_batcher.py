@@ -56,7 +56,7 @@ def scoring(work, **settings):
     asyncio.run(scenario())
 
 
-def test_what_waits_goes_into_one_call_and_each_gets_its_own_answer():
+def test_waiting_requests_are_scored_in_one_batch():
     async def work(scorer, begin):
         view = View()
         view.go.clear()
@@ -78,7 +78,7 @@ def test_what_waits_goes_into_one_call_and_each_gets_its_own_answer():
     scoring(work)
 
 
-def test_a_call_has_one_view_and_a_bounded_number_of_rows():
+def test_a_batch_has_one_view_and_a_bounded_number_of_rows():
     async def work(scorer, begin):
         old, new = View(), View()
         old.go.clear()
@@ -98,7 +98,7 @@ def test_a_call_has_one_view_and_a_bounded_number_of_rows():
     scoring(work, max_rows=3)
 
 
-def test_the_first_waits_for_others_until_there_are_enough():
+def test_a_batch_waits_until_it_is_full():
     async def work(scorer, begin):
         view = View()
         tasks = [await begin(view, instances(1, 2)), await begin(view, instances(3)), await begin(view, instances(4))]
@@ -108,7 +108,7 @@ def test_the_first_waits_for_others_until_there_are_enough():
     scoring(work, wait_seconds=600, max_rows=4)
 
 
-def test_one_more_than_may_wait_is_refused_and_so_is_who_waits_at_the_end():
+def test_requests_are_busy_beyond_max_waiting_and_after_close():
     async def work(scorer, begin):
         view = View()
         view.go.clear()
@@ -126,7 +126,7 @@ def test_one_more_than_may_wait_is_refused_and_so_is_who_waits_at_the_end():
     scoring(work, max_waiting=1)
 
 
-def test_a_defect_reaches_all_who_asked_and_the_next_are_scored():
+def test_an_exception_reaches_every_request_of_its_batch_only():
     async def work(scorer, begin):
         broken = SimpleNamespace(schema=SCHEMA, predict=lambda features: 1 // 0)
         with pytest.raises(ZeroDivisionError):

@@ -39,13 +39,13 @@ def same(one, other):
 
 
 @given(RECORDS, st.lists(RECORDS, min_size=1, max_size=4))
-def test_a_context_completes_each_candidate_as_if_it_were_written_into_it(context, candidates):
+def test_a_context_is_added_to_every_candidate(context, candidates):
     whole = [{**context, **candidate} for candidate in candidates]
     same(encode_features(SCHEMA, Instances(candidates, context)), encode_instances(SCHEMA, whole))
 
 
 @given(st.lists(st.lists(RECORDS, min_size=1, max_size=3), min_size=1, max_size=3))
-def test_joined_parts_are_encoded_like_the_whole(parts):
+def test_concatenated_features_equal_those_encoded_together(parts):
     joined = Features.concatenate([encode_instances(SCHEMA, part) for part in parts])
     same(joined, encode_instances(SCHEMA, [instance for part in parts for instance in part]))
 
@@ -59,13 +59,13 @@ def test_joined_parts_are_encoded_like_the_whole(parts):
         ({"instances": [{}, {"genres": 5}]}, {"field": "genres", "index": 1}),
     ],
 )
-def test_what_cannot_be_encoded_is_told_by_index_and_field(question, told):
+def test_an_invalid_value_is_reported_by_index_and_field(question, told):
     instances, _ = decode_predict_request(msgspec.json.encode(question), 10)
     with pytest.raises(ApiError) as caught:
         encode_features(SCHEMA, instances)
     assert caught.value.details == told
 
 
-def test_a_bad_context_that_every_candidate_overrides_is_no_fault():
+def test_an_invalid_context_value_that_every_candidate_overrides_is_ignored():
     instances, _ = decode_predict_request(b'{"context": {"age": "old"}, "candidates": [{"age": 3}]}', 10)
     assert encode_features(SCHEMA, instances).dense_NF[0, 0] == 3

@@ -44,7 +44,7 @@ def close(doors, rooms):
         transport.close()
 
 
-def test_connections_that_come_together_are_shared_out(house):
+def test_simultaneous_connections_are_spread_evenly(house):
     listeners, rooms, knock = house
 
     async def scenario():
@@ -62,7 +62,7 @@ def test_connections_that_come_together_are_shared_out(house):
     asyncio.run(scenario())
 
 
-def test_what_the_emptiest_does_not_take_is_taken_by_another(house):
+def test_a_connection_not_accepted_by_the_emptiest_worker_is_accepted_by_another(house):
     listeners, rooms, knock = house
 
     async def scenario():

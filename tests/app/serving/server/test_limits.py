@@ -79,7 +79,7 @@ PREDICT = post("/v1/predict", b'{"instances":[{"user_id":1}]}')
 
 
 @pytest.mark.parametrize("request_bytes", [LOOKUP, PREDICT])
-def test_one_request_more_than_may_be_in_flight_is_refused_and_probes_are_not(serving, connect, request_bytes) -> None:
+def test_requests_beyond_max_in_flight_get_429_and_probes_do_not(serving, connect, request_bytes) -> None:
     client = serving(max_in_flight=1)
     known = connect(client).send(LOOKUP)
     known.answer(b"]]}")
@@ -98,7 +98,7 @@ def test_one_request_more_than_may_be_in_flight_is_refused_and_probes_are_not(se
     assert client.post("/v1/predict", json={"instances": [{}]}).status_code == 200
 
 
-def test_one_connection_more_than_there_may_be_is_refused(serving, connect) -> None:
+def test_a_connection_beyond_max_connections_gets_429(serving, connect) -> None:
     client = serving(max_connections=2)
     connect(client).send(LOOKUP).answer(b"]]}")
     refused = connect(client).rest()
@@ -107,7 +107,7 @@ def test_one_connection_more_than_there_may_be_is_refused(serving, connect) -> N
     assert client.get("/healthz").status_code == 200
 
 
-def test_who_does_not_finish_a_request_is_told_and_let_go(serving, connect) -> None:
+def test_an_unfinished_request_gets_408(serving, connect) -> None:
     client = serving(request_timeout_seconds=0.2)
     pieces = [whole[:length] for whole in (LOOKUP, PREDICT) for length in (0, len(whole) - 40, len(whole) - 1)]
     for asker in [connect(client).send(piece) for piece in pieces]:
@@ -118,7 +118,7 @@ def test_who_does_not_finish_a_request_is_told_and_let_go(serving, connect) -> N
     assert 'springtide_requests_rejected_total{reason="timeout"} 6' in client.get("/metrics").text
 
 
-def test_patience_is_for_a_request_and_not_for_the_time_between(serving, connect) -> None:
+def test_the_request_timeout_does_not_close_idle_connections(serving, connect) -> None:
     client = serving(request_timeout_seconds=0.2)
     asker, slow = connect(client), connect(client)
     asker.send(LOOKUP).answer(b"]]}")
@@ -129,7 +129,7 @@ def test_patience_is_for_a_request_and_not_for_the_time_between(serving, connect
     assert asker.send(PREDICT).answer().startswith(b"HTTP/1.1 200")
 
 
-def test_who_does_not_read_the_answer_is_let_go(serving, connect) -> None:
+def test_a_client_that_does_not_read_its_response_is_disconnected(serving, connect) -> None:
     client = serving(request_timeout_seconds=0.2, max_ids=2_000_000)
     body = bytes(8 * 1_000_000)
     asker = connect(client, receive_bytes=4_096)
@@ -138,7 +138,7 @@ def test_who_does_not_read_the_answer_is_let_go(serving, connect) -> None:
     assert len(asker.rest()) < 17 * 1_000_000
 
 
-def test_every_so_many_th_request_is_logged_whatever_way_it_took(serving, connect, caplog) -> None:
+def test_the_access_log_samples_requests_of_both_paths(serving, connect, caplog) -> None:
     client = serving(access_log_sample_rate=0.25)
     asker = connect(client)
     caplog.clear()

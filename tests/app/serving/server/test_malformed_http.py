@@ -44,7 +44,7 @@ LENGTH = b"Content-Length: %d\r\n" % len(BODY)
         b"CONNECT evil.example:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
 )
-def test_what_is_no_request_is_refused_in_our_form_and_ends_the_connection(target, content):
+def test_bytes_that_are_not_http_get_an_error_and_close_the_connection(target, content):
     connection = target.connect()
     assert told(connection.ask(content), 400) == "bad_request"
     assert connection.is_closed()
@@ -52,13 +52,13 @@ def test_what_is_no_request_is_refused_in_our_form_and_ends_the_connection(targe
 
 
 @pytest.mark.parametrize("name", ["Host", "Authorization", "Content-Type", "X-Springtide-Min-Version"])
-def test_a_header_that_decides_is_there_once(target, name):
+def test_a_repeated_important_header_is_rejected(target, name):
     twice = [f"{name}: localhost", f"{name}: 5"]
     told(target.ask(request(BODIES[RAW], extra=twice)), 400)
     told(target.ask(get("/v1/status", *twice)), 400)
 
 
-def test_a_head_without_end_is_refused_before_it_fills_the_memory(target):
+def test_an_endless_head_is_rejected(target):
     for filler in (b"X: " + b"a" * 2**20, b"".join(b"X%d: a\r\n" % n for n in range(40_000))):
         assert told(target.ask(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + filler), 431) == "head_too_large"
     trailers = b"".join(b"X%d: a\r\n" % n for n in range(40_000))
@@ -67,13 +67,13 @@ def test_a_head_without_end_is_refused_before_it_fills_the_memory(target):
     assert target.ask(fitting)[0] == 200
 
 
-def test_a_trailer_is_no_header(target):
+def test_a_trailer_does_not_count_as_a_header(target):
     content = b"POST /v1/forget HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     content += b"2\r\n{}\r\n0\r\n" + ADMIN.encode() + b"\r\n\r\n"
     told(target.ask(content), 401)
 
 
-def test_an_answer_is_finished_before_garbage_behind_its_question_ends_the_connection(target):
+def test_a_response_is_completed_before_garbage_after_its_request_closes_the_connection(target):
     for first in (get("/v1/embeddings/user_id/1"), request(BODY, kind=JSON), get("/v1/status")):
         connection = target.connect()
         status, _, body = connection.ask(first + b"\0garbage\r\n\r\n")
@@ -83,7 +83,7 @@ def test_an_answer_is_finished_before_garbage_behind_its_question_ends_the_conne
             told(connection.answer(), 400)
 
 
-def test_pipelined_questions_are_answered_in_their_order(target):
+def test_pipelined_requests_are_answered_in_order(target):
     connection = target.connect()
     known = request(BODIES[RAW])
     assert connection.ask(known)[0] == 200
@@ -113,13 +113,13 @@ def test_pipelined_questions_are_answered_in_their_order(target):
         (None, 404, "/V1/forget"),
     ],
 )
-def test_no_spelling_of_a_path_or_a_token_gets_past_the_guard(target, authorization, status, path):
+def test_no_spelling_of_a_path_or_token_bypasses_authorization(target, authorization, status, path):
     extra = [] if authorization is None else [f"Authorization: {authorization}"]
     told(target.ask(request(b"{}", kind=JSON, path=path, extra=extra)), status)
     assert not (target.path / "commands").exists()
 
 
-def test_every_token_is_compared_whole_whatever_was_sent(monkeypatch):
+def test_every_token_is_compared_in_full(monkeypatch):
     compared = []
     whole = hmac.compare_digest
     monkeypatch.setattr(tokens.hmac, "compare_digest", lambda *pair: compared.append(pair) or whole(*pair))

@@ -116,7 +116,7 @@ def running(world):
         made.end(signal.SIGKILL)
 
 
-def test_workers_are_restarted_one_by_one_and_replaced_when_they_die_and_no_request_fails(world, running) -> None:
+def test_no_request_fails_during_a_rolling_restart_and_a_killed_worker_is_replaced(world, running) -> None:
     first = running.workers()
     assert len(first) == 2
     wait_until(lambda: running.metric("springtide_workers") == 2 and running.metric("springtide_ready") == 1)
@@ -156,7 +156,7 @@ def test_workers_are_restarted_one_by_one_and_replaced_when_they_die_and_no_requ
     assert not any(Path(f"/proc/{pid}").exists() for pid in last)
 
 
-def test_no_worker_outlives_its_keeper(running) -> None:
+def test_workers_die_with_their_parent(running) -> None:
     workers = running.workers()
     running.end(signal.SIGKILL)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))

@@ -52,7 +52,7 @@ def pass_the_pause(workers, clock):
     clock.now += workers._backoff.remaining_seconds + 1e-6
 
 
-def test_a_worker_that_dies_is_replaced_and_waited_for_longer_when_that_goes_on(kept):
+def test_a_dead_worker_is_replaced_after_growing_pauses(kept):
     workers, clock, how, _ = kept
     look_until(workers, lambda: workers.all_listening)
     how["successor"] = "dies"
@@ -72,7 +72,7 @@ def test_a_worker_that_dies_is_replaced_and_waited_for_longer_when_that_goes_on(
     assert second in pids(workers)
 
 
-def test_nobody_leaves_before_a_successor_answers(kept):
+def test_no_worker_leaves_before_its_successor_listens(kept):
     workers, clock, how, tally = kept
     look_until(workers, lambda: workers.all_listening)
     first = pids(workers)
@@ -87,7 +87,7 @@ def test_nobody_leaves_before_a_successor_answers(kept):
     assert (tally / "exited_workers.json").read_text().count('"replaced"') == 1
 
 
-def test_one_that_does_not_leave_is_killed(tmp_path):
+def test_a_worker_that_does_not_leave_in_time_is_killed(tmp_path):
     clock = Clock()
 
     def answer(config, place, tell, is_successor):
@@ -108,7 +108,7 @@ def test_one_that_does_not_leave_is_killed(tmp_path):
     workers.stop(20)
 
 
-def test_a_system_without_processes_left_ends_no_server(kept, monkeypatch):
+def test_the_server_survives_a_failed_fork(kept, monkeypatch):
     workers, clock, _, _ = kept
     look_until(workers, lambda: workers.all_listening)
     first, second = pids(workers)
@@ -131,7 +131,7 @@ def refuse():
     raise BlockingIOError(11, "Resource temporarily unavailable")
 
 
-def test_a_full_disk_ends_no_server(kept):
+def test_the_server_survives_a_full_disk(kept):
     workers, clock, _, tally = kept
     look_until(workers, lambda: workers.all_listening)
     first, second = pids(workers)

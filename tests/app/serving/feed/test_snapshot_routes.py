@@ -1,0 +1,69 @@
+import json
+
+import numpy as np
+from springtide_client.format.tensors import decode_tensors
+from springtide_client.keys import hash_string
+
+from app.version_log.read.id_dictionary import decode_strings
+
+USER, ITEM = 0, 1
+
+
+def test_a_snapshot_is_the_model_at_one_version(world):
+    world.log.start_epoch()
+    world.log.publish(
+        {(USER, row_id): [row_id, 1, 1, 1] for row_id in range(500)}, dense={"linear.bias": np.ones(2, "f4")}
+    )
+    world.log.write_base()
+    old = world.log.publish({(USER, 3): [9, 9, 9, 9], (ITEM, 8): [8, 8, 8, 8]}, forgotten=[(USER, 4)])
+    client = world.serve()
+    world.served(client, old)
+    answer = client.get("/v1/snapshot")
+    assert answer.headers["x-springtide-version"] == str(old)
+    tensors, metadata = decode_tensors(answer.content)
+    manifest = json.loads(metadata["manifest"])
+    assert manifest["version"] == old
+    assert manifest["schema"]["categorical"] == ["user_id", "item_id"]
+    keys = list(zip(tensors["rows.feature"].tolist(), tensors["rows.id"].tolist(), strict=True))
+    rows = dict(zip(keys, tensors["rows.value"].tolist(), strict=True))
+    assert rows == {key: row[0].tolist() for key, row in world.log.rows.items()}
+    assert tensors["dense.linear.bias"].tolist() == [1, 1]
+    assert tensors["model.pt2"].tobytes() == world.log.archive
+    new = world.log.publish({(USER, 3): [7, 7, 7, 7]}, dense={"linear.bias": np.zeros(2, "f4")})
+    world.served(client, new)
+    etag = answer.headers["etag"]
+    rest = client.get(f"/v1/snapshot?version={old}", headers={"range": "bytes=1000-", "if-range": etag})
+    assert (rest.status_code, rest.content) == (206, answer.content[1000:])
+    # another server, that never saw the old version served, gives the same bytes
+    other = world.serve()
+    world.served(other, new)
+    assert other.get(f"/v1/snapshot?version={old}").content == answer.content
+    assert other.get(f"/v1/snapshot?version={old}").headers["etag"] == etag
+    without, _ = decode_tensors(other.get(f"/v1/snapshot?version={new}&rows=none").content)
+    assert len(without["rows.id"]) == 0
+    assert without["dense.linear.bias"].tolist() == [0, 0]
+    assert client.get(f"/v1/snapshot?version={new + 1}").status_code == 410
+    assert client.get("/v1/snapshot?rows=some").status_code == 422
+
+
+def test_a_snapshot_has_the_strings_of_its_live_rows(world):
+    world.log.start_epoch()
+    shoe, hat = (hash_string(text.encode()) for text in ("shoe", "hat"))
+    world.log.publish({(ITEM, shoe): [1, 1, 1, 1]}, strings=[(ITEM, "shoe")])
+    both = world.log.publish({(ITEM, hat): [2, 2, 2, 2]}, strings=[(ITEM, "hat"), (ITEM, "never learned")])
+    one = world.log.publish(forgotten=[(ITEM, shoe)])
+    client = world.serve()
+    world.served(client, one)
+
+    def told(version: int) -> dict[int, str]:
+        tensors, _ = decode_tensors(client.get(f"/v1/snapshot?version={version}").content)
+        return dict(
+            zip(
+                tensors["texts.id"].tolist(),
+                decode_strings(tensors["texts.offsets"], tensors["texts.bytes"]),
+                strict=True,
+            )
+        )
+
+    assert told(both) == {shoe: "shoe", hat: "hat"}
+    assert told(one) == {hat: "hat"}

@@ -1,0 +1,41 @@
+from tests.support.waiting import wait_until
+
+DIM, USER, ITEM = 4, 0, 1
+
+
+def test_the_status_joins_the_trainers_report_with_measurements(world):
+    client = world.serve()
+    world.log.start_epoch()
+    world.served(client, world.log.number)
+    now_ms = world.log.meta().created_ms
+    number = world.log.publish(record_ms=[now_ms - 200, now_ms - 100])
+    world.served(client, number)
+    world.log.write_status(version=number + 5, samples_trained=7, positions={"clicks/0": {"lag": 3}})
+    status = client.get("/v1/status").json()
+    assert status["version"] == number
+    assert status["published_version"] == number + 5
+    assert status["samples_trained"] == 7
+    assert status["trainer"] == "running"
+    assert 100 <= status["freshness_ms"]["p50"] <= status["freshness_ms"]["p99"] < 60_000
+    assert 0 <= status["staleness_ms"] < 60_000
+    newer = wait_until(
+        lambda: [
+            s
+            for s in client.get("/v1/status?history=1").json()["history"]
+            if s["version"] == number + 5 or s["version"] == number
+        ]
+    )
+    assert newer[-1]["at_ms"] >= now_ms
+    text = client.get("/metrics").text
+    assert f"springtide_version {number}" in text
+    assert 'springtide_consumer_lag_records{partition="clicks/0"} 3' in text
+    assert 'springtide_trainer_state{state="running"} 1' in text
+    assert 'springtide_http_requests_total{route="/v1/status",status="200"}' in text
+
+
+def test_versions_published_before_the_server_started_do_not_count_for_freshness(world):
+    world.log.start_epoch()
+    number = world.log.publish(record_ms=[1, 2, 3])
+    client = world.serve()
+    world.served(client, number)
+    assert client.get("/v1/status").json()["freshness_ms"] is None

@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+DIM, USER, ITEM = 4, 0, 1
+
+
+def test_predictions_of_instances_and_candidates_agree(world):
+    world.log.start_epoch()
+    bias = np.array([0.0, 2.0], np.float32)
+    number = world.log.publish({(USER, 1): [1, 2, 3, 4]}, dense={"linear.bias": bias})
+    client = world.serve()
+    world.served(client, number)
+    instances = [{"user_id": 1, "item_id": item, "last_items": [3, 4], "age": 30} for item in ("a", "b", 5)]
+    answer = client.post("/v1/predict", json={"instances": instances})
+    predictions = answer.json()["predictions"]
+    assert answer.json()["version"] == number
+    assert answer.headers["x-springtide-version"] == str(number)
+    assert [sorted(prediction) for prediction in predictions] == [["click", "order"]] * 3
+    assert all(0 < prediction["order"] < 1 for prediction in predictions)
+    context = {"user_id": 1, "last_items": [3, 4], "age": 30}
+    candidates = [{"item_id": item} for item in ("a", "b", 5)]
+    again = client.post("/v1/predict", json={"context": context, "candidates": candidates})
+    assert again.json()["predictions"] == predictions
+    # rows of user 1, and none of an item nor of the two in its list: told, and counted
+    assert answer.headers["x-springtide-rows"] == again.headers["x-springtide-rows"] == "known=3, unknown=9"
+    counted = client.get("/metrics").text
+    assert 'springtide_predict_rows_total{status="known"} 6' in counted
+    assert 'springtide_predict_rows_total{status="unknown"} 18' in counted
+    assert client.post("/v1/predict", json={"instances": []}).json()["predictions"] == []
+    # nothing is created
+    assert client.get("/v1/embeddings/item_id/a").json()["status"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "index"),
+    [
+        ({"instances": [{"user_id": 1}, {"user_id": [1]}]}, 422, 1),
+        ({"instances": [{"user_id": 1}, 5]}, 422, 1),
+        ({"instances": [{"age": "old"}]}, 422, 0),
+        ({"instances": [{}] * 9}, 413, None),
+        ({"instances": [{}], "candidates": [{}]}, 422, None),
+        ({"instances": [{}], "context": {}}, 422, None),
+        ({}, 422, None),
+        ({"instances": 5}, 400, None),
+        ([], 400, None),
+    ],
+)
+def test_an_invalid_instance_is_reported_by_its_index(world, body, status, index):
+    world.log.start_epoch()
+    client = world.serve(max_instances=8)
+    world.served(client, world.log.number)
+    answer = client.post("/v1/predict", json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"].get("index") == index
+    assert set(answer.json()["error"]) >= {"code", "message", "hint"}
