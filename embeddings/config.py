@@ -1,131 +1,100 @@
 """A table's settings: the keys of `[table]`, and per feature those of `[features.<name>]`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from springtide_client.system.sizes import parse_size
+import msgspec
+from msgspec import Meta
+from springtide_client.system.settings import FINITE, INTERNAL, SIZE, Settings, Size
 
 from embeddings.optimizer import RowOptimizer
 
-EVICTIONS = ("lru", "lfu", "custom")
-DTYPES = ("float32", "bfloat16")
 MAX_MIN_COUNT = 255  # what a counter of the admission sketch can hold
+MAX_TTL_SECONDS = 1e12
+
+Ttl = Annotated[float, Meta(gt=0, lt=MAX_TTL_SECONDS)]
+Quota = Annotated[int, Meta(ge=1, extra=SIZE)]
+MinCount = Annotated[int, Meta(ge=1, le=MAX_MIN_COUNT)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeaturePolicy:
+class FeaturePolicy(Settings, frozen=True, kw_only=True):
     """What differs for one feature's rows; None: no limit, and the table's `min_count`."""
 
-    ttl_seconds: float | None = None
-    quota_bytes: int | str | None = None
-    min_count: int | None = None
-
-    def __post_init__(self) -> None:
-        check_ttl(self.ttl_seconds)
-        check_quota(self.quota_bytes)
-        if self.min_count is not None:
-            check_min_count(self.min_count)
+    ttl_seconds: Ttl | None = None
+    quota_bytes: Quota | None = None
+    min_count: MinCount | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Admission:
-    """Which ids get a row: those seen at least `min_count` times, by a counting sketch of `sketch_bytes`.
+class Admission(Settings, frozen=True, kw_only=True):
+    """Which ids get a row: those seen at least `min_count` times, according to a counting sketch.
 
-    Its counts halve every `decay_every_samples` samples, so that an id must be asked for within a time, not ever.
+    The sketch's counts are halved regularly, so an id must be seen that often within a time, not ever.
     """
 
-    min_count: int = 1
-    sketch_bytes: int | str = "16MiB"
-    decay_every_samples: int = 10_000_000
-
-    def __post_init__(self) -> None:
-        check_min_count(self.min_count)
-        if parse_size(self.sketch_bytes) < 64:
-            raise ValueError(f"admission sketch_bytes must be at least 64, not {self.sketch_bytes}")
-        if self.decay_every_samples < 1:
-            raise ValueError(f"admission decay_every_samples must be at least 1, not {self.decay_every_samples}")
-
-    @staticmethod
-    def of(options: Mapping[str, Any]) -> "Admission":
-        """From the table of a config; ValueError names an unknown key."""
-        unknown = set(options) - {"min_count", "sketch_bytes", "decay_every_samples"}
-        if unknown:
-            raise ValueError(
-                f"admission does not know {sorted(unknown)}: it takes min_count, sketch_bytes, decay_every_samples"
-            )
-        return Admission(**options)
+    min_count: Annotated[
+        MinCount, Meta(description="An id gets a row when it is seen this many times; until then it shares one.")
+    ] = 1
+    sketch_bytes: Annotated[
+        int, Meta(ge=64, extra=SIZE, description="Size of the sketch that counts ids without a row.")
+    ] = 16 << 20
+    decay_every_samples: Annotated[
+        int, Meta(ge=1, description="The sketch's counts are halved after this many samples.")
+    ] = 10_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableConfig:
-    """Sizes are integers or texts such as "1GiB"; `device_bytes` counts rows, index, overflow area and side buffer."""
+class TableConfig(Settings, frozen=True, kw_only=True):
+    """The size and the rules of a table."""
 
-    dim: int = 16
-    device_bytes: int | str = "1GiB"
-    host_bytes: int | str = 0
-    disk_bytes: int | str = "100GiB"
-    disk_path: str | None = None
-    eviction: str = "lru"
-    admission: Mapping[str, Any] = field(default_factory=lambda: {"min_count": 1})
-    optimizer: Mapping[str, Any] = field(default_factory=lambda: {"name": "rowwise-adagrad", "lr": 0.05})
-    dtype: str = "float32"  # of the values; optimizer state is float32
-    init_scale: float = 0.05  # of a row's first value; pairs of smaller ones take long to grow apart
-    num_threads: int = 1
-    features: Mapping[int, FeaturePolicy] = field(default_factory=dict)  # by feature number
+    dim: Annotated[int, Meta(ge=1, le=4096, description="Numbers in a row.")] = 16
+    device_bytes: Annotated[
+        Size,
+        Meta(
+            description="Memory for rows, index, overflow area and evicted dirty rows: RAM, or GPU memory with "
+            '`[train] device = "cuda"`.'
+        ),
+    ] = 1 << 30
+    host_bytes: Annotated[
+        Size, Meta(description="A second tier in RAM below a GPU. On the CPU, raise `device_bytes` instead.")
+    ] = 0
+    disk_bytes: Annotated[
+        Size, Meta(description="Disk for spill and log together; at least half of it is the spill's.")
+    ] = 100 << 30
+    disk_path: Annotated[
+        str | None,
+        Meta(description="Folder of the spill, emptied at every start. Default: `var/<name>/spill`."),
+    ] = None
+    eviction: Annotated[
+        Literal["lru", "lfu", "custom"],
+        Meta(
+            description='Which row leaves full memory first: "lru", the one seen longest ago; "lfu", the one seen '
+            'least; "custom", the one of lowest `score`.'
+        ),
+    ] = "lru"
+    admission: Annotated[Mapping[str, Any], Meta(description="Which ids get a row.", extra={"table": Admission})] = (
+        msgspec.field(default_factory=lambda: {"min_count": 1})
+    )
+    optimizer: Annotated[
+        Mapping[str, Any], Meta(description="Optimizer of the rows.", extra={"table": RowOptimizer})
+    ] = msgspec.field(default_factory=lambda: {"name": "rowwise-adagrad", "lr": 0.05})
+    dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        Meta(
+            description='Type of the values; optimizer state is float32. "bfloat16" halves their memory and is '
+            "rounded stochastically."
+        ),
+    ] = "float32"
+    # pairs of smaller first values take long to grow apart
+    init_scale: Annotated[float, Meta(ge=0, extra=FINITE, description="Scale of a new row's values.")] = 0.05
+    num_threads: Annotated[int, Meta(ge=1, le=256, description="Least number of threads of the table's kernels.")] = 1
+    features: Annotated[Mapping[int, FeaturePolicy], Meta(extra=INTERNAL)] = {}  # by feature number
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.dim <= 4096:
-            raise ValueError(f"dim must be in 1..4096, not {self.dim}")
-        for size in (self.device_bytes, self.host_bytes, self.disk_bytes):
-            parse_size(size)
-        if self.eviction not in EVICTIONS:
-            raise ValueError(f"eviction must be one of {', '.join(EVICTIONS)}, not {self.eviction!r}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
-        if not 0 <= self.init_scale < float("inf"):
-            raise ValueError(f"init_scale must be finite and not negative, not {self.init_scale}")
-        if not 1 <= self.num_threads <= 256:
-            raise ValueError(f"num_threads must be in 1..256, not {self.num_threads}")
-        Admission.of(self.admission)
-        RowOptimizer.of(self.optimizer)
 
-
-@dataclass(frozen=True, kw_only=True)
-class TableLimits:
+class TableLimits(Settings, frozen=True, kw_only=True):
     """What may change while a table is in use; None and absent features: as it is. A feature's None lifts its limit."""
 
-    device_bytes: int | str | None = None
-    disk_bytes: int | str | None = None
-    lr: float | None = None
-    ttl_seconds: Mapping[int, float | None] = field(default_factory=dict)
-    quota_bytes: Mapping[int, int | str | None] = field(default_factory=dict)
-    min_count: Mapping[int, int | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for size in (self.device_bytes, self.disk_bytes):
-            if size is not None:
-                parse_size(size)
-        if self.lr is not None and not 0 <= self.lr < float("inf"):
-            raise ValueError(f"lr must be finite and not negative, not {self.lr}")
-        for seconds in self.ttl_seconds.values():
-            check_ttl(seconds)
-        for quota in self.quota_bytes.values():
-            check_quota(quota)
-        for count in self.min_count.values():
-            check_min_count(1 if count is None else count)
-
-
-def check_ttl(seconds: float | None) -> None:
-    if seconds is not None and not 0 < seconds < 1e12:
-        raise ValueError(f"ttl_seconds must be above 0, not {seconds}")
-
-
-def check_quota(quota: int | str | None) -> None:
-    if quota is not None and parse_size(quota) < 1:
-        raise ValueError(f"quota_bytes must be above 0, not {quota}")
-
-
-def check_min_count(count: int) -> None:
-    if not 1 <= count <= MAX_MIN_COUNT:
-        raise ValueError(f"min_count must be in 1..{MAX_MIN_COUNT}, not {count}")
+    device_bytes: Size | None = None
+    disk_bytes: Size | None = None
+    lr: Annotated[float, Meta(ge=0, extra=FINITE)] | None = None
+    ttl_seconds: Mapping[int, Ttl | None] = {}
+    quota_bytes: Mapping[int, Quota | None] = {}
+    min_count: Mapping[int, MinCount | None] = {}

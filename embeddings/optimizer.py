@@ -1,67 +1,52 @@
 """The optimizer that runs inside a table's update: its settings."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Literal
 
-from kernels.types import OPTIMIZERS, OptimizerStep, state_width_of
+from msgspec import Meta, structs
+from springtide_client.system.settings import FINITE, Settings
+
+from kernels.types import OptimizerStep, state_width_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowOptimizer:
-    """The keys of `[table] optimizer`; kernels/ops.py's `update` says what each optimizer does with them."""
+class RowOptimizer(Settings, frozen=True, kw_only=True):
+    """The keys of `[table] optimizer`; `update` in kernels/ops.py says what each optimizer does with them."""
 
-    name: str = "rowwise-adagrad"  # or sgd, adagrad, adam, ftrl
-    lr: float = 0.05
-    eps: float = 1e-8  # adagrad, rowwise-adagrad, adam
-    beta1: float = 0.9  # adam
-    beta2: float = 0.999  # adam
-    l1: float = 0.0  # ftrl
-    l2: float = 0.0  # ftrl
-    beta: float = 1.0  # ftrl
-    weight_decay: float = 0.0  # of the rows an update touches: times 1 - lr * weight_decay
-    clip_norm: float = 0.0  # longest gradient of a row; 0: any
+    name: Annotated[
+        Literal["sgd", "adagrad", "rowwise-adagrad", "adam", "ftrl"], Meta(description="Optimizer of the rows.")
+    ] = "rowwise-adagrad"
+    lr: Annotated[float, Meta(ge=0, extra=FINITE, description="Learning rate.")] = 0.05
+    eps: Annotated[
+        float, Meta(gt=0, extra=FINITE, description="Added to the denominator (adagrad, rowwise-adagrad, adam).")
+    ] = 1e-8
+    beta1: Annotated[float, Meta(ge=0, lt=1, description="Decay of the mean gradient (adam).")] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1, description="Decay of the mean squared gradient (adam).")] = 0.999
+    l1: Annotated[float, Meta(ge=0, extra=FINITE, description="L1 penalty (ftrl).")] = 0.0
+    l2: Annotated[float, Meta(ge=0, extra=FINITE, description="L2 penalty (ftrl).")] = 0.0
+    beta: Annotated[float, Meta(ge=0, extra=FINITE, description="Learning rate smoothing (ftrl).")] = 1.0
+    weight_decay: Annotated[
+        float, Meta(ge=0, extra=FINITE, description="Updated rows are multiplied by 1 - lr * weight_decay.")
+    ] = 0.0
+    clip_norm: Annotated[
+        float, Meta(ge=0, extra=FINITE, description="Longest gradient of a row; longer ones are scaled. 0: no limit.")
+    ] = 0.0
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMIZERS:
-            raise ValueError(f"optimizer name must be one of {', '.join(OPTIMIZERS)}, not {self.name!r}")
-        for key in ("lr", "l1", "l2", "beta", "weight_decay", "clip_norm"):
-            value = getattr(self, key)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"optimizer {key} must be finite and not negative, not {value}")
+        super().__post_init__()
         if self.name == "ftrl" and self.lr == 0:
-            raise ValueError("optimizer lr must be positive for ftrl, which divides by it, not 0")
-        if not 0 < self.eps < float("inf"):
-            raise ValueError(f"optimizer eps must be positive, not {self.eps}")
-        for key in ("beta1", "beta2"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ValueError(f"optimizer {key} must be in 0 <= {key} < 1, not {getattr(self, key)}")
+            raise ValueError("lr must be above 0 for ftrl, which divides by it, not 0")
         if self.lr * self.weight_decay > 1:
             raise ValueError(
-                f"optimizer lr * weight_decay must be at most 1, not {self.lr} * {self.weight_decay}: rows change sign"
+                f"lr * weight_decay must be at most 1, not {self.lr} * {self.weight_decay}: rows would change sign"
             )
 
-    @staticmethod
-    def of(options: Mapping[str, Any]) -> "RowOptimizer":
-        """From the table of a config; ValueError names an unknown key, or one whose value is no number."""
-        known = [field.name for field in fields(RowOptimizer)]
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            raise ValueError(f"optimizer does not know {unknown}: it takes {', '.join(known)}")
-        for key, value in options.items():
-            if key != "name" and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise ValueError(f"optimizer {key} must be a number, not {value!r}")
-        return RowOptimizer(**options)
-
     def with_lr(self, lr: float) -> "RowOptimizer":
-        """The same at another learning rate; ValueError where it takes none such."""
-        return replace(self, lr=lr)
+        """Return the same settings with another learning rate; ValueError if the optimizer does not allow it."""
+        return structs.replace(self, lr=lr)
 
     def step(self, lr: float, seed: int) -> OptimizerStep:
-        """What the ops take: at this learning rate, with the seed of the rounding to bfloat16."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return OptimizerStep(**(values | {"lr": lr}), seed=seed)
+        """Return what the ops take, at this learning rate; `seed` is that of the rounding to bfloat16."""
+        return OptimizerStep(**(structs.asdict(self) | {"lr": lr}), seed=seed)
 
     def state_width(self, dim: int) -> int:
-        """Float32 numbers of state a row has."""
+        """Return how many float32 numbers of state a row of `dim` numbers has."""
         return state_width_of(self.name, dim)

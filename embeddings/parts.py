@@ -2,10 +2,10 @@
 
 # N rows, B blocks of the admission sketch
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from embeddings.bulk import BulkOperations
 from embeddings.config import Admission, TableConfig, TableLimits

@@ -1,55 +1,74 @@
 """What to read, from where, and how much of it at once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from springtide_client.system.settings import INTERNAL, SIZE, Settings
 
 from stream.broker.embedded import require_broker
 from stream.kafka.config import KafkaConfig
 
-ON_RESET = ("fail", "earliest", "latest")
 
+class SourceConfig(Settings, frozen=True, kw_only=True):
+    """Which topic is read, from which broker."""
 
-@dataclass(frozen=True, kw_only=True)
-class SourceConfig:
-    """What to read, from where. Without bootstrap_servers: from the embedded broker of the log."""
-
-    topic: str
-    bootstrap_servers: str | None = None
-    log_path: Path | None = None
-    format: str = "json"
-    fetch_wait_ms: int = 5
-    on_reset: str = "fail"
-    max_message_bytes: int = 1 << 20
-    max_future_seconds: float = 60.0
-    queue_bytes: int = 64 << 20
-    group: str | None = None  # positions are reported to this consumer group
-    kafka: Mapping[str, Any] = field(default_factory=dict)  # options of kafka-python's clients, for TLS and SASL
+    topic: Annotated[str, Meta(min_length=1, description="Topic to read, from all its partitions.")] = "clicks"
+    bootstrap_servers: Annotated[
+        str | None,
+        Meta(description='`"host:port"`, several separated by commas. Default: the embedded broker of the log.'),
+    ] = None
+    log_path: Annotated[Path | None, Meta(extra=INTERNAL)] = None  # the log whose embedded broker is read
+    format: Annotated[Literal["json"], Meta(description="Format of the messages.")] = "json"
+    fetch_wait_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How long the broker may hold a fetch back; raised, up to 500, while its responses do not "
+            "keep up.",
+        ),
+    ] = 5
+    on_reset: Annotated[
+        Literal["fail", "earliest", "latest"],
+        Meta(
+            description="What to do when the topic was re-created or has lost records. The embedded broker's is read "
+            "from its start."
+        ),
+    ] = "fail"
+    max_message_bytes: Annotated[int, Meta(ge=1, extra=SIZE, description="Larger messages become dead letters.")] = (
+        1 << 20
+    )
+    max_future_seconds: Annotated[
+        float, Meta(description="Records whose timestamp is further in the future become dead letters.")
+    ] = 60.0
+    queue_bytes: Annotated[
+        int, Meta(ge=1, extra=SIZE, description="Decoded samples waiting to be learned; a full queue slows the stream.")
+    ] = 64 << 20
+    group: Annotated[
+        str | None,
+        Meta(description="Consumer group that durable positions are reported to. Default: `springtide-<name>`."),
+    ] = None
+    kafka: Annotated[
+        Mapping[str, Any],
+        Meta(description="Options of kafka-python's clients, such as `security_protocol`, for TLS and SASL."),
+    ] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.topic:
-            raise ValueError('[source] needs topic = "..."')
-        if self.on_reset not in ON_RESET:
-            raise ValueError(f"[source] on_reset must be one of {', '.join(ON_RESET)}, not {self.on_reset!r}")
-        if self.format != "json":
-            raise ValueError(f"[source] format must be json, not {self.format!r}")
-        for name in ("max_message_bytes", "queue_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"[source] {name} must be at least 1, not {getattr(self, name)}")
-        if self.bootstrap_servers is None:
-            if self.log_path is None:
-                raise ValueError("[source] needs bootstrap_servers, or a log whose embedded broker is read")
-        else:
-            self.kafka_config()
+        super().__post_init__()
+        if self.bootstrap_servers is not None:
+            self.kafka_config()  # checks the addresses
+        elif self.log_path is None:
+            raise ValueError("needs bootstrap_servers, or a log whose embedded broker is read")
 
     @property
     def uses_embedded_broker(self) -> bool:
-        """Whether the broker is the log's own."""
+        """True if the broker is the embedded one of the log."""
         return self.bootstrap_servers is None
 
     def kafka_config(self) -> KafkaConfig:
-        """How to reach the broker as of now; BrokerUnavailableError where the embedded one does not run."""
+        """Return how to reach the broker now; BrokerUnavailableError if the embedded one does not run."""
         servers = self.bootstrap_servers
         if servers is None:
             assert self.log_path is not None

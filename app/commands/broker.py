@@ -11,22 +11,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config.load import load_light_config
+    from app.config.load import load_config
     from app.errors import UserError
     from app.processes.signals import stop_on_signals
     from stream.broker.embedded import EmbeddedBroker
     from stream.errors import EmbeddedBrokerError
 
-    outline = load_light_config(arguments.config)
-    if not outline.source.uses_embedded_broker:
+    config = load_config(arguments.config)
+    if not config.source.uses_embedded_broker:
         raise UserError(
-            f"[source] bootstrap_servers = {outline.source.bootstrap_servers!r} names a broker of your own: "
+            f"[source] bootstrap_servers = {config.source.bootstrap_servers!r} names a broker of your own: "
             "take the key out to use the embedded one"
         )
     stopping = stop_on_signals()
-    with EmbeddedBroker(outline.log.path, arguments.port) as broker:
+    with EmbeddedBroker(config.log.path, arguments.port) as broker:
         print(f"embedded broker at {broker.address}, memory only; Ctrl-C stops it", file=sys.stderr)
         while not stopping.wait(0.2):
             if not broker.alive:
-                raise EmbeddedBrokerError(f"the embedded broker ended by itself: see {outline.log.path / 'broker.err'}")
+                raise EmbeddedBrokerError(f"the embedded broker ended by itself: see {config.log.path / 'broker.err'}")
     return 0

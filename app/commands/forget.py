@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from app.commands.submit import add_wait
 
 if TYPE_CHECKING:
-    from app.config.load import LightConfig
+    from app.config.load import Config
     from app.version_log.commands.status import CommandStatus
 
 HELP = "erase ids from the model and from every follower"
@@ -23,17 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from app.commands.submit import print_result, submit_and_wait
-    from app.config.load import load_light_config
+    from app.config.load import load_config
     from app.errors import UserError
-    from app.version_log.compact.compactor import WINDOW_SAMPLES
     from app.version_log.trainer_status import read_status
 
-    config = load_light_config(arguments.config)
+    config = load_config(arguments.config)
     keys = read_keys(config, arguments.key, arguments.file)
     if read_status(config.log.path) is None:
         raise UserError(f"there is no log in {config.log.path} yet: nothing was learned, so there is nothing to forget")
     status = submit_and_wait(
-        config, "forget", {"keys": keys}, wait_seconds=arguments.wait, window_samples=WINDOW_SAMPLES
+        config, "forget", {"keys": keys}, wait_seconds=arguments.wait, window_samples=config.train.window_samples
     )
     if status is None:
         return 0
@@ -43,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def read_keys(config: "LightConfig", given: list[str], file: Path | None) -> list[dict[str, Any]]:
+def read_keys(config: "Config", given: list[str], file: Path | None) -> list[dict[str, Any]]:
     """Return the keys of the command line and of the file; UserError names the malformed one."""
     from app.errors import UserError
 
@@ -67,7 +66,7 @@ def read_keys(config: "LightConfig", given: list[str], file: Path | None) -> lis
     return keys
 
 
-def print_remaining_files(config: "LightConfig", status: "CommandStatus") -> None:
+def print_remaining_files(config: "Config", status: "CommandStatus") -> None:
     """Print for the first erased ids which file of the log still holds them, and until when."""
     from springtide_client.format.records import version_name
 

@@ -3,27 +3,27 @@
 import argparse
 from pathlib import Path
 
-HELP = "send a CSV, TSV, JSONL or Parquet file into the topic, in its order"
+HELP = "send a CSV, TSV, JSONL or Parquet file into the topic, in the file's order"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--rate", type=float, metavar="N", help="messages a second (default: as fast as it goes)")
-    parser.add_argument("--loop", action="store_true", help="begin again at the end of the file, for ever")
-    parser.add_argument("--limit", type=int, metavar="N", help="send at most so many messages")
-    parser.add_argument("--partitions", type=int, metavar="N", help="of the topic, if it has to be made (default: 1)")
+    parser.add_argument("--rate", type=float, metavar="N", help="messages per second (default: as fast as possible)")
+    parser.add_argument("--loop", action="store_true", help="start again at the end of the file, forever")
+    parser.add_argument("--limit", type=int, metavar="N", help="send at most N messages")
+    parser.add_argument("--partitions", type=int, metavar="N", help="of the topic, if it is created (default: 1)")
     parser.add_argument("--key", metavar="COLUMN", help="key the messages by a column, which also picks the partition")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config.load import load_light_config
+    from app.config.load import load_config
     from app.errors import UserError
     from app.processes.signals import stop_on_signals
     from app.tools.replay.replay import Replay, ReplayConfig
 
-    outline = load_light_config(arguments.config)
+    config = load_config(arguments.config)
     try:
-        config = ReplayConfig(
+        replay_config = ReplayConfig(
             path=arguments.file,
             rate=arguments.rate,
             loop=arguments.loop,
@@ -34,5 +34,5 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise UserError(str(error)) from None
     stopping = stop_on_signals(grace_seconds=4.0)
-    Replay(config, outline.source, log_path=outline.log.path).run(stopping)
+    Replay(replay_config, config.source, log_path=config.log.path).run(stopping)
     return 0

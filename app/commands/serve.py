@@ -2,7 +2,7 @@
 
 import argparse
 
-HELP = "serve the log over HTTP: rows, predictions, versions, the dashboard"
+HELP = "serve the log over HTTP: embeddings, predictions, versions, the dashboard"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -11,20 +11,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dataclasses import replace
-
-    from app.config.load import load_light_config
-    from app.errors import UserError
+    from app.config.load import load_config
     from app.processes.tuning import tune_process
 
     tune_process()
     from app.serving.server.serve import serve
 
-    outline = load_light_config(arguments.config)
-    try:
-        told = {name: getattr(arguments, name) for name in ("port", "workers")}
-        config = replace(outline.serve, **{name: value for name, value in told.items() if value is not None})
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    serve(outline.log.path, config, log=outline.log)
+    options = {"port": arguments.port, "workers": arguments.workers}
+    config = load_config(arguments.config, overrides={"serve": options})
+    serve(config.log.path, config.serve, log=config.log)
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config.load import LightConfig
+    from app.config.load import Config
     from app.version_log.commands.status import CommandStatus
 
 POLL_SECONDS = 0.1
@@ -25,7 +25,7 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
 
 
 def submit_and_wait(
-    config: "LightConfig", kind: str, body: dict[str, Any], *, wait_seconds: float, window_samples: int
+    config: "Config", kind: str, body: dict[str, Any], *, wait_seconds: float, window_samples: int
 ) -> "CommandStatus | None":
     """Submit a command and return its status once it is executed; None if it is still waiting for a trainer."""
     from springtide_client.errors import LogError

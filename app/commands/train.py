@@ -5,7 +5,7 @@ import json
 import sys
 from contextlib import nullcontext
 
-# Kafka's answer passes three threads: each gets its turn beside the learning one after this, not after 5 ms
+# a Kafka response passes through three threads: each gets its turn beside the learning one after this, not after 5 ms
 THREAD_SWITCH_SECONDS = 0.0005
 HELP = "learn from the stream and write versions to the log"
 
@@ -14,20 +14,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--until-end",
         action="store_true",
-        help="learn up to where the topic ends now, print the final status as JSON, end",
+        help="learn up to the topic's present end, print the final status as JSON, and exit",
     )
     parser.add_argument(
-        "--take-over", action="store_true", help="start although another trainer of this log seems to live"
+        "--take-over", action="store_true", help="start even if another trainer of this log seems to be alive"
     )
-    parser.add_argument("--no-compact", action="store_true", help="leave new bases to `springtide compact`")
+    parser.add_argument("--no-compact", action="store_true", help="start no compactor: run `springtide compact`")
     parser.add_argument(
         "--from-offset",
         action="append",
         default=[],
         metavar="PLACE",
-        help="begin at earliest, latest, or TOPIC/PARTITION=OFFSET (may be given for several partitions)",
+        help="start at earliest, latest, or TOPIC/PARTITION=OFFSET (repeat it for several partitions)",
     )
-    parser.add_argument("--from-timestamp", metavar="TIME", help="begin at this record time: ISO, or milliseconds")
+    parser.add_argument("--from-timestamp", metavar="TIME", help="start at this record time: ISO, or milliseconds")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,19 +35,18 @@ def run(arguments: argparse.Namespace) -> int:
     from app.processes.tuning import tune_process
 
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
-    exit_on_signals()  # before the long imports; the trainer has handlers of its own once it runs
+    exit_on_signals()  # during the long imports; the trainer installs its own handlers when it runs
     tune_process()
-    from app.config.load import load_config, load_light_config
+    from app.config.load import load_config
     from app.training.input.start_position import StartPosition
 
     start = StartPosition.parse(arguments.from_offset, arguments.from_timestamp)
-    outline = load_light_config(arguments.config)
-    if outline.source.uses_embedded_broker:
-        outline.source.kafka_config()  # told at once: nobody else will start the embedded broker
+    config = load_config(arguments.config)
+    if config.source.uses_embedded_broker:
+        config.source.kafka_config()  # fails now if no broker runs: a trainer does not start one
     from app.processes.compactor_supervisor import CompactorSupervisor
     from app.training.trainer import Trainer
 
-    config = load_config(arguments.config)
     trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over, start=start)
     with nullcontext() if arguments.no_compact else CompactorSupervisor(config):
         status = trainer.run()

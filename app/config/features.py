@@ -1,34 +1,74 @@
-"""The settings of one feature: `[features.<name>]`."""
+"""The keys of `[features.<name>]`, and the policies of rows that the table takes from them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Literal
 
-# what belongs to rows: of features that share rows only their owner has a say
-ROW_KEYS = ("ttl_seconds", "quota_bytes", "admission")
+from msgspec import Meta
+from springtide_client.schema import Schema
+from springtide_client.system.settings import Settings
+
+from app.errors import UserError
+from embeddings.config import FeaturePolicy, MinCount, Quota, Ttl
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeatureConfig:
-    """How long a feature's rows live, how much memory they may take, who gets one; its lists' length and pooling."""
+class FeatureAdmission(Settings, frozen=True, kw_only=True):
+    """When an id of one feature gets a row."""
 
-    ttl_seconds: float | None = None
-    quota_bytes: int | None = None
-    admission: Mapping[str, Any] | None = None
-    max_length: int | None = None
-    pooling: str | None = None
+    min_count: Annotated[
+        MinCount | None, Meta(description="An id of the feature gets a row when it is seen this many times.")
+    ] = None
 
-    def __post_init__(self) -> None:
-        for key in self.admission or {}:
-            if key != "min_count":
-                raise ValueError(f"admission has an unknown key {key!r}: it takes min_count")
+
+class FeatureConfig(Settings, frozen=True, kw_only=True):
+    """How long a feature's rows live, how much memory they may take, which ids get one; how its lists are read."""
+
+    max_length: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Longest list: `multi_value` keeps the first elements, `sequence` the last. Default: 50."),
+    ] = None
+    pooling: Annotated[
+        Literal["mean", "sum", "max"] | None,
+        Meta(description="How a `multi_value` list becomes one vector; an empty list gives zeros. Default: mean."),
+    ] = None
+    ttl_seconds: Annotated[
+        Ttl | None,
+        Meta(
+            description="Rows not seen for this long (event time) are deleted. Features that share rows use the "
+            "owner's value."
+        ),
+    ] = None
+    quota_bytes: Annotated[
+        Quota | None,
+        Meta(description="Memory for the feature's rows; beyond it the feature's own rows are evicted first."),
+    ] = None
+    admission: Annotated[
+        FeatureAdmission | None, Meta(description="Which ids get a row. Default: `[table] admission`.")
+    ] = None
 
     @property
     def min_count(self) -> int | None:
         """How often an id must be seen before it gets a row; None: as `[table] admission` says."""
-        return None if self.admission is None else self.admission.get("min_count")
+        return None if self.admission is None else self.admission.min_count
 
     @property
     def row_keys(self) -> list[str]:
-        """The keys set here that belong to rows."""
-        return [key for key in ROW_KEYS if getattr(self, key) is not None]
+        """The keys set here that concern rows: of features that share rows, only the owner may set them."""
+        return [key for key in ("ttl_seconds", "quota_bytes", "admission") if getattr(self, key) is not None]
+
+
+def feature_policies(schema: Schema, features: Mapping[str, FeatureConfig]) -> dict[int, FeaturePolicy]:
+    """Return the policies of the features that have one, by feature number; UserError where rows are shared."""
+    policies = {}
+    for name, feature in features.items():
+        if not feature.row_keys:
+            continue
+        if name in schema.share:
+            owner = schema.share[name]
+            raise UserError(
+                f"[features.{name}] {feature.row_keys[0]}: {name} shares the rows of {owner}, "
+                f"so it goes into [features.{owner}]"
+            )
+        policies[schema.number(name)] = FeaturePolicy(
+            ttl_seconds=feature.ttl_seconds, quota_bytes=feature.quota_bytes, min_count=feature.min_count
+        )
+    return policies

@@ -1,35 +1,13 @@
 """From a config's `[model]` to a module: a built-in name, or the user's own as "package.module:Class"."""
 
-import difflib
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
 
-from app.models.deepfm import DeepFM
-from app.models.dlrm import DLRM
+from app.models.config import BUILT_IN_MODELS, ModelConfig
 from app.models.example_inputs import example_inputs
 from app.models.interface import ModelSpec
-from app.models.logistic import Logistic
-
-BUILT_IN: dict[str, type[nn.Module]] = {"dlrm": DLRM, "deepfm": DeepFM, "logistic": Logistic}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """`options` are the keyword arguments of the model's class."""
-
-    name: str = "dlrm"
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.name not in BUILT_IN and ":" not in self.name:
-            near = difflib.get_close_matches(self.name, BUILT_IN, n=1, cutoff=0.4)
-            mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BUILT_IN)}"
-            raise ValueError(f"no model {self.name!r}: {mend} (or your own as 'package.module:Class')")
 
 
 def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module:
@@ -38,7 +16,7 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module
     The user's own class is any `nn.Module` that is built as `Class(spec, **options)` and maps the inputs of
     `interface.Model.forward` to logits [N, L]; it is tried on two samples here.
     """
-    model_class = BUILT_IN.get(config.name) or _load_class(config.name)
+    model_class = _load_class(BUILT_IN_MODELS.get(config.name, config.name))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from springtide_client.system.backoff import Backoff
 
-from app.config.load import LightConfig
+from app.config.load import Config
 from stream.broker.embedded import EmbeddedBroker, find_broker
 from stream.errors import EmbeddedBrokerError
 
@@ -19,10 +19,10 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 class BrokerSupervisor(AbstractContextManager["BrokerSupervisor"]):
     """Does nothing where the source names a broker of its own, or another process already runs the embedded one."""
 
-    def __init__(self, outline: LightConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, clock=clock)
-        needed = outline.source.uses_embedded_broker and find_broker(outline.log.path) is None
-        self.broker = EmbeddedBroker(outline.log.path) if needed else None
+        needed = config.source.uses_embedded_broker and find_broker(config.log.path) is None
+        self.broker = EmbeddedBroker(config.log.path) if needed else None
 
     def __enter__(self) -> "BrokerSupervisor":
         if self.broker is not None:

@@ -19,7 +19,7 @@ class CompactorSupervisor(AbstractContextManager["CompactorSupervisor"]):
     """Looks after the merger from a thread of its own, so that learning never waits for it."""
 
     def __init__(self, config: Config) -> None:
-        self._supervisor = Supervisor([compactor_child(config)], say=log_line)
+        self._supervisor = Supervisor([compactor_child(config)], on_line=log_line)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="merger-keeper", daemon=True)
 

@@ -45,11 +45,11 @@ class ChildSpec:
 class Child:
     """One child, through all of its lives."""
 
-    def __init__(self, spec: ChildSpec, say: LineHandler, clock: Callable[[], float]) -> None:
+    def __init__(self, spec: ChildSpec, on_line: LineHandler, clock: Callable[[], float]) -> None:
         self.spec = spec
         self.num_restarts = 0
         self.last_line = ""
-        self._say = say
+        self._on_line = on_line
         self._clock = clock
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -127,7 +127,7 @@ class Child:
             for line in lines:
                 if text := line.rstrip():
                     self.last_line = text
-                    self._say(self.spec.name, text)
+                    self._on_line(self.spec.name, text)
 
     def _join_reader(self) -> None:
         # a grandchild may still hold the pipe: its words are not worth waiting for
@@ -139,10 +139,10 @@ class Supervisor:
     """Children in the order in which they are started; they are stopped in the opposite one, all within seconds."""
 
     def __init__(
-        self, specs: Sequence[ChildSpec], *, say: LineHandler, clock: Callable[[], float] = time.monotonic
+        self, specs: Sequence[ChildSpec], *, on_line: LineHandler, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self.children = [Child(spec, say, clock) for spec in specs]
+        self.children = [Child(spec, on_line, clock) for spec in specs]
 
     def __enter__(self) -> "Supervisor":
         self.start()

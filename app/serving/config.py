@@ -1,71 +1,91 @@
-"""The settings of one server."""
+"""The keys of `[serve]`."""
 
 import ipaddress
-from dataclasses import dataclass
+from typing import Annotated
 
-SIZES = ("cache_bytes", "cache_disk_bytes", "snapshot_bytes", "max_body_bytes")
-LIMITS = ("max_in_flight", "max_connections", "predict_max_batch_rows")
+from msgspec import Meta
+from springtide_client.system.settings import SIZE, Settings
+
 MAX_WORKERS = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeConfig:
-    """Where the server listens, who may ask, and how much one request may want.
+class ServeConfig(Settings, frozen=True, kw_only=True):
+    """Where the server listens, who may call it, and how much one request may use.
 
-    A bind that leaves this host without a token is refused unless `insecure`. Sizes are in bytes. Memory and disk are
-    of all workers together, limits on requests are of each.
+    Memory and disk are shared by all workers; limits on requests are per worker.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    workers: int = 1
-    cache_bytes: int = 2 * 2**30  # memory for rows changed since the base; beyond it they move to files in cache_path
-    cache_disk_bytes: int = 20 * 2**30  # of such a file
-    snapshot_bytes: int = 20 * 2**30  # disk for snapshots that were asked for
-    cache_path: str | None = None  # absent: a folder of the process's own, removed at its end
-    tokens_file: str | None = None
-    insecure: bool = False
-    max_body_bytes: int = 16 * 2**20
-    max_ids: int = 65_536  # per embeddings request
-    max_instances: int = 8_192  # per predict request
-    max_neighbors: int = 1_000
-    max_streams: int = 256  # log, events and long polls at once
-    max_in_flight: int = 512  # requests at once
-    max_connections: int = 4_096
-    request_timeout_seconds: float = 30.0  # a request must have come whole, and an answer must go on, within so long
-    access_log_sample_rate: float = 0.0  # of the requests that are logged: 0.01 is every hundredth
-    predict_max_batch_rows: int = 1_024  # instances of several requests that are scored in one call of the model
-    predict_batch_timeout_ms: float = (
-        0.0  # how long a request waits for others on purpose; what waits anyway goes together
-    )
-    poll_interval_seconds: float = 0.005  # how often the log is looked at, without news of it: 22 µs
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ValueError(f"[serve] port = {self.port}: a port is between 0 and 65535 (0 takes any free one)")
-        if not 1 <= self.workers <= MAX_WORKERS:
-            raise ValueError(f"[serve] workers = {self.workers}: from 1 to {MAX_WORKERS}, at best as many as cores")
-        for name in (*SIZES, "max_ids", "max_instances", "max_streams", *LIMITS):
-            if getattr(self, name) < 1:
-                raise ValueError(f"[serve] {name} = {getattr(self, name)}: must be at least 1")
-        if not 0 < self.request_timeout_seconds <= 3_600:
-            raise ValueError(
-                f"[serve] request_timeout_seconds = {self.request_timeout_seconds}: must be above 0 and at most 3600"
-            )
-        if not 0 <= self.access_log_sample_rate <= 1:
-            raise ValueError(
-                f"[serve] access_log_sample_rate = {self.access_log_sample_rate}: a share is between 0 and 1"
-            )
-        if not 0 <= self.predict_batch_timeout_ms <= 1_000:
-            raise ValueError(f"[serve] predict_batch_timeout_ms = {self.predict_batch_timeout_ms}: from 0 to 1000")
-        if not 0 < self.poll_interval_seconds <= 10:
-            raise ValueError(
-                f"[serve] poll_interval_seconds = {self.poll_interval_seconds}: must be above 0 and at most 10"
-            )
+    host: Annotated[
+        str, Meta(description="Address to listen on. Anything but loopback needs `tokens_file` or `insecure`.")
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes any free one.")] = 8000
+    workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MAX_WORKERS,
+            description="Server processes, at best as many as cores. With two or more, SIGHUP restarts them one by one "
+            "without a failed request.",
+        ),
+    ] = 1
+    cache_bytes: Annotated[
+        int, Meta(ge=1, extra=SIZE, description="Memory for rows changed since the base; more move to files.")
+    ] = 2 << 30
+    cache_disk_bytes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            extra=SIZE,
+            description="Size of those files. When it is reached, the served version waits for a newer base.",
+        ),
+    ] = 20 << 30
+    snapshot_bytes: Annotated[int, Meta(ge=1, extra=SIZE, description="Disk for requested model snapshots.")] = 20 << 30
+    cache_path: Annotated[
+        str | None,
+        Meta(description="Folder of those files and snapshots. Default: a temporary folder, removed at the end."),
+    ] = None
+    tokens_file: Annotated[
+        str | None, Meta(description="File of bearer tokens: a line `read=SECRET` or `admin=SECRET` each.")
+    ] = None
+    insecure: Annotated[bool, Meta(description="Allow a public address without tokens.")] = False
+    max_body_bytes: Annotated[int, Meta(ge=1, extra=SIZE, description="Largest request body.")] = 16 << 20
+    max_ids: Annotated[int, Meta(ge=1, description="Ids in one embeddings request.")] = 65_536
+    max_instances: Annotated[int, Meta(ge=1, description="Instances in one predict request.")] = 8_192
+    max_neighbors: Annotated[int, Meta(description="Largest `k` of a neighbors request.")] = 1_000
+    max_streams: Annotated[int, Meta(ge=1, description="Open log streams, event streams and long polls.")] = 256
+    max_in_flight: Annotated[int, Meta(ge=1, description="Requests at once; more are answered with 429.")] = 512
+    max_connections: Annotated[int, Meta(ge=1, description="Open connections; more are answered with 429.")] = 4_096
+    request_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3_600,
+            description="Time for a request to arrive completely, and for each part of a response to be taken.",
+        ),
+    ] = 30.0
+    access_log_sample_rate: Annotated[
+        float, Meta(ge=0, le=1, description="Share of requests that are logged: 0.01 logs one in a hundred.")
+    ] = 0.0
+    predict_max_batch_rows: Annotated[
+        int, Meta(ge=1, description="Instances of several requests scored in one model call; 1 scores each alone.")
+    ] = 1_024
+    predict_batch_timeout_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1_000,
+            description="How long a predict request waits for others to join its batch. Requests that are waiting "
+            "anyway are always scored together.",
+        ),
+    ] = 0.0
+    poll_interval_seconds: Annotated[
+        float,
+        Meta(gt=0, le=10, description="How often the log is checked where the system reports no file changes."),
+    ] = 0.005
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this host can reach the server."""
+        """True if only this host can reach the server."""
         if self.host == "localhost":
             return True
         try:

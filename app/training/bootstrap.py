@@ -1,11 +1,11 @@
 """Opens a log for learning: a new one gets its first base, an old one is read back. Settings must fit what it holds."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
 from springtide_client.log.base import BaseManifest, ModelIdentity, TableSpec
 from springtide_client.system.sizes import parse_size
 
@@ -56,7 +56,7 @@ def load_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> Tra
         raise UserError(str(error)) from error
     rows = None if base is None else BaseRows(base)
     table = open_table(config, log.epoch, rows, num_threads=num_threads, device=device.table)
-    learner = Learner(model, table, config.train, config.schema, score_field=config.score_field, device=device)
+    learner = Learner(model, table, config.train, config.schema, score_field=config.table.score, device=device)
     state = TrainingState(learner, ProgressiveScores(config.schema.labels, config.train.window_samples), config.schema)
     if resume is None:
         write_first_base(config, log, state, program)

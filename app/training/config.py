@@ -1,61 +1,115 @@
-"""The keys of `[train]`."""
+"""The keys of `[train]` and `[gate]`. Imports no torch."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from app.training.step.dense_optimizer import DenseOptimizerConfig
+import msgspec
+from msgspec import Meta
+from springtide_client.system.settings import FINITE, Settings
 
 # splitting a smaller batch costs more than it saves, and waiting for a busy core costs a hundred times that
-SPLIT_SAMPLES = 1024
-DEVICES = ("auto", "cpu", "cuda")
+MIN_SAMPLES_TO_SPLIT = 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """How samples are learned. `bfloat16`: "auto" = where the processor has it and a batch is large enough to gain.
+class DenseOptimizerConfig(Settings, frozen=True, kw_only=True):
+    """The keys of `[train] optimizer`: Adam (Kingma and Ba 2014) or plain gradient descent."""
 
-    `device`: "auto" = "cpu". `capture`: the dense step of full batches is a CUDA graph.
-    """
+    name: Annotated[Literal["adam", "sgd"], Meta(description="Optimizer of the dense net.")] = "adam"
+    lr: Annotated[float, Meta(ge=0, extra=FINITE, description="Learning rate.")] = 0.001
+    beta1: Annotated[float, Meta(ge=0, lt=1, description="Decay of the mean gradient (adam).")] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1, description="Decay of the mean squared gradient (adam).")] = 0.999
+    eps: Annotated[float, Meta(gt=0, extra=FINITE, description="Added to the denominator (adam).")] = 1e-8
 
-    device: str = "auto"
-    batch_size: int = 4096
-    min_batch_size: int = 0  # so many are learned as soon as the learner has nothing else to do; 0: whole batches only
-    max_wait_seconds: float = 0.2
-    optimizer: Mapping[str, Any] = field(default_factory=lambda: {"name": "adam", "lr": 0.001})
-    window_samples: int = 20_000
-    seed: int = 0
-    threads: int = 0  # 0 = one a core, and one in all where batches are small: see num_threads
-    bfloat16: str | bool = "auto"
-    capture: bool = False
+
+class TrainConfig(Settings, frozen=True, kw_only=True):
+    """How samples are learned."""
+
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Meta(description='"cuda" keeps rows and net on an NVIDIA GPU (extra `gpu`); "auto" is "cpu".'),
+    ] = "auto"
+    batch_size: Annotated[
+        int, Meta(ge=1, description="Samples in a full batch: smaller learns more from a short log, larger is faster.")
+    ] = 4096
+    min_batch_size: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Learn as soon as this many samples wait and no step runs: fresher, in more and smaller "
+            "steps. 0: full batches only. Ignored when `max_wait_seconds` is infinite.",
+        ),
+    ] = 0
+    max_wait_seconds: Annotated[float, Meta(ge=0, description="A batch that is not full is learned after this.")] = 0.2
+    optimizer: Annotated[
+        Mapping[str, Any], Meta(description="Optimizer of the dense net.", extra={"table": DenseOptimizerConfig})
+    ] = msgspec.field(default_factory=lambda: {"name": "adam", "lr": 0.001})
+    window_samples: Annotated[int, Meta(ge=1, description="Samples in the window of recent scores.")] = 20_000
+    seed: Annotated[
+        int, Meta(ge=0, le=2**63 - 1, description="Seed of the initial weights and of the rows' first values.")
+    ] = 0
+    threads: Annotated[
+        int, Meta(ge=0, le=256, description="Threads of a step; 0: one per core, and one for small batches.")
+    ] = 0
+    bfloat16: Annotated[
+        Literal["auto"] | bool,
+        Meta(
+            description='Compute the dense net in bfloat16. "auto": where the processor has it and a batch is large '
+            "enough to gain."
+        ),
+    ] = "auto"
+    cuda_graphs: Annotated[
+        bool, Meta(description='With device = "cuda": run the dense step of full batches as one CUDA graph.')
+    ] = False
 
     def __post_init__(self) -> None:
-        if self.device not in DEVICES:
-            raise ValueError(f"[train] device must be one of {', '.join(DEVICES)}, not {self.device!r}")
-        if self.batch_size < 1:
-            raise ValueError(f"[train] batch_size must be at least 1, not {self.batch_size}")
-        if not 0 <= self.min_batch_size <= self.batch_size:
+        super().__post_init__()
+        if self.min_batch_size > self.batch_size:
             raise ValueError(
-                f"[train] min_batch_size must be in 0..{self.batch_size} (batch_size), not {self.min_batch_size}"
+                f"min_batch_size must be a whole number from 0 to {self.batch_size} (batch_size), "
+                f"not {self.min_batch_size}"
             )
-        if not self.max_wait_seconds >= 0:
-            raise ValueError(f"[train] max_wait_seconds must be at least 0, not {self.max_wait_seconds}")
-        if self.window_samples < 1:
-            raise ValueError(f"[train] window_samples must be at least 1, not {self.window_samples}")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"[train] seed must be in 0..2**63 - 1, not {self.seed}")
-        if not 0 <= self.threads <= 256:
-            raise ValueError(f"[train] threads must be in 0..256, not {self.threads}")
-        if self.bfloat16 not in ("auto", True, False):
-            raise ValueError(f'[train] bfloat16 must be "auto", true or false, not {self.bfloat16!r}')
-        if self.capture and self.device != "cuda":
-            raise ValueError('[train] capture makes CUDA graphs: it wants device = "cuda"')
-        DenseOptimizerConfig.of(self.optimizer)
+        if self.cuda_graphs and self.device != "cuda":
+            raise ValueError('cuda_graphs = true needs device = "cuda"')
 
     @property
     def num_threads(self) -> int:
-        """Threads of a step: a function of the settings and the machine, for sums depend on it."""
-        if self.threads or self.batch_size < SPLIT_SAMPLES:
+        """Threads of a step: a function of the settings and the machine, because floating-point sums depend on it."""
+        if self.threads or self.batch_size < MIN_SAMPLES_TO_SPLIT:
             return self.threads or 1
         return os.cpu_count() or 1
+
+
+class GateConfig(Settings, frozen=True, kw_only=True):
+    """When the health gate holds a version back."""
+
+    action: Annotated[
+        Literal["alert", "rollback"],
+        Meta(
+            description='What follows a held version: "alert" pauses learning; "rollback" returns to the last good '
+            "version and skips the samples learned since."
+        ),
+    ] = "alert"
+    logloss_ratio: Annotated[
+        float,
+        Meta(
+            gt=1,
+            description="Trips when recent logloss exceeds this multiple of earlier logloss and the rise is "
+            "significant (6 sigma). `inf` disables it.",
+        ),
+    ] = 2.0
+    logloss_samples: Annotated[
+        int, Meta(ge=1, description="Samples that count as recent; at most half of `[train] window_samples`.")
+    ] = 2000
+    norm_ratio: Annotated[
+        float,
+        Meta(
+            gt=1,
+            description="Trips when the norm of the dense net exceeds this multiple of its norm `logloss_samples` "
+            "ago. `inf` disables it.",
+        ),
+    ] = 10.0
+    max_skipped: Annotated[
+        int,
+        Meta(ge=1, description="Samples skipped in a row by automatic rollbacks; after that the gate only alerts."),
+    ] = 20_000

@@ -1,6 +1,6 @@
 """The table's settings that a trainer adds where the user gave none. They belong to how the learner takes gradients."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from embeddings.config import TableConfig
 

@@ -1,31 +1,48 @@
 """The keys of `[log]`."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-SMALLEST_BYTES = 1 << 16  # of a log, a segment, a queue
+from msgspec import Meta
+from springtide_client.system.settings import FINITE, SIZE, Settings
+
+MIN_BYTES = 1 << 16  # of a log, a segment, a queue
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogConfig:
-    """Where the log is, how often versions are cut and synced, when bases are made, and how much disk it may take."""
+class LogConfig(Settings, frozen=True, kw_only=True):
+    """Where the log is, how often versions are published and synced, when bases are made, how much disk it may use."""
 
-    path: Path
-    publish_seconds: float = 0.5
-    durable_seconds: float = 1.0
-    base_minutes: float = 10.0
-    keep_bases: int = 2
-    onnx: bool = True  # whether bases that are merged hold model.onnx, where the extra is installed
-    log_bytes: int = 20 << 30
-    segment_bytes: int = 64 << 20
-    queue_bytes: int = 64 << 20  # versions on their way to the disk; a full queue slows the stream
-
-    def __post_init__(self) -> None:
-        for name in ("publish_seconds", "durable_seconds", "base_minutes"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"[log] {name} must be more than 0 and finite, not {getattr(self, name)}")
-        if self.keep_bases < 1:
-            raise ValueError(f"[log] keep_bases must be at least 1, not {self.keep_bases}")
-        for name in ("log_bytes", "segment_bytes", "queue_bytes"):
-            if getattr(self, name) < SMALLEST_BYTES:
-                raise ValueError(f"[log] {name} must be at least 64KiB, not {getattr(self, name)}")
+    path: Annotated[Path, Meta(description="Folder of the log. Default: `var/<name>/log`.")]
+    publish_seconds: Annotated[
+        float, Meta(gt=0, extra=FINITE, description="A version is published at least this often.")
+    ] = 0.5
+    durable_seconds: Annotated[
+        float, Meta(gt=0, extra=FINITE, description="Versions are synced to disk (fsync) at least this often.")
+    ] = 1.0
+    base_minutes: Annotated[
+        float, Meta(gt=0, extra=FINITE, description="A new base (full image) is made this long after the last one.")
+    ] = 10.0
+    keep_bases: Annotated[int, Meta(ge=1, description="Bases that are kept; older ones are deleted.")] = 2
+    onnx: Annotated[
+        bool,
+        Meta(
+            description="Write `model.onnx` into each base, if the extra `onnx` is installed: the dense net with that "
+            "base's weights, its inputs as springtide_client's `ModelInputs`, its output `logits`."
+        ),
+    ] = True
+    log_bytes: Annotated[
+        int,
+        Meta(
+            ge=MIN_BYTES,
+            extra=SIZE,
+            description="Size of the whole log, at most half of `[table] disk_bytes`. When it is reached, learning "
+            "waits and compaction keeps one base.",
+        ),
+    ] = 20 << 30
+    segment_bytes: Annotated[
+        int, Meta(ge=MIN_BYTES, extra=SIZE, description="Size of one log file; at most an eighth of `log_bytes`.")
+    ] = 64 << 20
+    queue_bytes: Annotated[
+        int,
+        Meta(ge=MIN_BYTES, extra=SIZE, description="Versions waiting to be written; a full queue slows learning."),
+    ] = 64 << 20

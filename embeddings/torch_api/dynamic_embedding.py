@@ -66,14 +66,16 @@ class DynamicEmbedding(TableModule):
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
         if isinstance(capacity, bool) or not isinstance(capacity, int | str):
             raise ValueError(f"capacity must be a number of rows or a size such as '2GiB', not {capacity!r}")
-        config = TableConfig(
-            dim=dim,
-            device_bytes=capacity if isinstance(capacity, str) else "1GiB",
-            eviction=eviction,
-            admission=admission or {},
-            optimizer=optimizer if optimizer is not None else {"name": "rowwise-adagrad", "lr": 0.05},
-            dtype=DTYPES[dtype],
-            init_scale=init_scale,
+        config = TableConfig.of(
+            {
+                "dim": dim,
+                "device_bytes": capacity if isinstance(capacity, str) else "1GiB",
+                "eviction": eviction,
+                "admission": admission or {},
+                "optimizer": optimizer if optimizer is not None else {"name": "rowwise-adagrad", "lr": 0.05},
+                "dtype": DTYPES[dtype],
+                "init_scale": init_scale,
+            }
         )
         ops = backend(str(device) if isinstance(device, torch.device) else device)
         rows = (

@@ -4,11 +4,11 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from embeddings.config import TableConfig

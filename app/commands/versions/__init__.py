@@ -5,7 +5,7 @@ import importlib
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from app.config.load import LightConfig
+    from app.config.load import Config
 
 HELP = "list, show, compare, export or verify the versions in the log; go back to one"
 ACTIONS = ("list", "show", "diff", "export", "verify", "rollback")
@@ -18,7 +18,7 @@ class Action(Protocol):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
-    def run(self, outline: "LightConfig", arguments: argparse.Namespace) -> int: ...
+    def run(self, config: "Config", arguments: argparse.Namespace) -> int: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from springtide_client.errors import LogError
 
-    from app.config.load import load_light_config
+    from app.config.load import load_config
 
-    outline = load_light_config(arguments.config)
+    config = load_config(arguments.config)
     try:
-        return _action(arguments.action).run(outline, arguments)
+        return _action(arguments.action).run(config, arguments)
     except FileNotFoundError as error:
         message = f"{error.filename} was deleted by the compactor while it was read: run the command again"
         raise LogError(message) from None

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config.load import LightConfig
+    from app.config.load import Config
     from app.version_log.inspection.diff import VersionDiff
 
 DENSE_LINES = 20
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for other programs")
 
 
-def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
+def run(config: "Config", arguments: argparse.Namespace) -> int:
     from springtide_client.log.directory import LogDirectory
 
     from app.commands.formatting import print_json
@@ -28,7 +28,7 @@ def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
 
     if arguments.top < 0:
         raise UserError(f"--top {arguments.top}: at least 0")
-    index = LogIndex(LogDirectory(outline.log.path))
+    index = LogIndex(LogDirectory(config.log.path))
     older, newer = sorted(index.resolve(name) for name in arguments.versions)
     difference = diff_versions(index, older, newer, top=arguments.top)
     if arguments.json:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.config.load import LightConfig
+    from app.config.load import Config
 
 HELP = "write a version as one file: the model snapshot, or its rows for other tools"
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
-def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
+def run(config: "Config", arguments: argparse.Namespace) -> int:
     from springtide_client.format.records import version_name
     from springtide_client.log.directory import LogDirectory
 
@@ -37,17 +37,17 @@ def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
     path: Path = arguments.out
     format = arguments.format or format_of(path)
     check_target(path, force=arguments.force)
-    index = LogIndex(LogDirectory(outline.log.path))
+    index = LogIndex(LogDirectory(config.log.path))
     schema = index.manifest.decode_schema()
     if arguments.feature is not None and arguments.feature not in schema.features:
         raise UserError(f"--feature {arguments.feature}: there is none; only {', '.join(schema.features)}")
-    config = ExportConfig(
+    export_config = ExportConfig(
         format=format,
         version=index.resolve(arguments.version),
         feature=None if arguments.feature is None else schema.number(arguments.feature),
         with_rows=arguments.rows == "all",
     )
-    num_rows = export(index, config, path, force=arguments.force)
-    version = version_name(config.version)
+    num_rows = export(index, export_config, path, force=arguments.force)
+    version = version_name(export_config.version)
     print(f"{path}: version {version} as {format}, {plural(num_rows, 'row')}, {format_bytes(path.stat().st_size)}")
     return 0

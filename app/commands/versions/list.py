@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config.load import LightConfig
+    from app.config.load import Config
     from app.version_log.read.index import LogIndex
 
 HELP = "the newest versions, oldest first"
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for other programs")
 
 
-def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
+def run(config: "Config", arguments: argparse.Namespace) -> int:
     from springtide_client.format.records import version_name
     from springtide_client.log.directory import LogDirectory
 
@@ -27,7 +27,7 @@ def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
 
     if arguments.limit < 1:
         raise UserError(f"--limit {arguments.limit}: at least 1")
-    index = LogIndex(LogDirectory(outline.log.path))
+    index = LogIndex(LogDirectory(config.log.path))
     before = index.resolve(arguments.before) if arguments.before else None
     shown = [number for number in index.numbers if before is None or number < before]
     lines = [describe(index, number) for number in shown[-arguments.limit :]]
@@ -45,7 +45,7 @@ def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
         )
     bases = ", ".join(version_name(number) for number in index.bases) or "none"
     print(
-        f"{len(lines):,} of {plural(len(index.numbers), 'version')} in {outline.log.path}, "
+        f"{len(lines):,} of {plural(len(index.numbers), 'version')} in {config.log.path}, "
         f"{version_name(index.numbers[0])} to {version_name(index.numbers[-1])}; bases: {bases}"
     )
     if index.unsealed_epoch:

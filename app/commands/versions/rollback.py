@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from app.commands.submit import add_wait
 
 if TYPE_CHECKING:
-    from app.config.load import LightConfig
+    from app.config.load import Config
 
 HELP = "go back: a new version that restores an older one; the stream is read again from there"
 
@@ -21,19 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_wait(parser)
 
 
-def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
+def run(config: "Config", arguments: argparse.Namespace) -> int:
     from springtide_client.log.directory import LogDirectory
 
     from app.commands.submit import print_result, submit_and_wait
-    from app.config.load import load_config
     from app.version_log.read.index import LogIndex
 
-    config = load_config(outline.path)
-    index = LogIndex(LogDirectory(outline.log.path))
+    index = LogIndex(LogDirectory(config.log.path))
     number = index.resolve(arguments.version)
     index.base_before(number)  # refused here, rather than in a version
     receipt = submit_and_wait(
-        outline,
+        config,
         "rollback",
         {"version": number, "skip": arguments.skip},
         wait_seconds=arguments.wait,

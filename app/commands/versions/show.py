@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config.load import LightConfig
+    from app.config.load import Config
     from app.version_log.commands.erasure_audit import FileReference
     from app.version_log.inspection.history import RowHistory
     from app.version_log.read.index import LogIndex
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for other programs")
 
 
-def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
+def run(config: "Config", arguments: argparse.Namespace) -> int:
     from springtide_client.log.directory import LogDirectory
 
     from app.errors import UserError
@@ -31,9 +31,9 @@ def run(outline: "LightConfig", arguments: argparse.Namespace) -> int:
         raise UserError("show takes a version or --key, not both: a row's history names every version")
     if arguments.limit < 1:
         raise UserError(f"--limit {arguments.limit}: at least 1")
-    index = LogIndex(LogDirectory(outline.log.path))
+    index = LogIndex(LogDirectory(config.log.path))
     if arguments.key:
-        return show_key(outline, index, arguments)
+        return show_key(config, index, arguments)
     return show_version(index, index.resolve(arguments.version or "latest"), as_json=arguments.json)
 
 
@@ -117,7 +117,7 @@ def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def show_key(outline: "LightConfig", index: "LogIndex", arguments: argparse.Namespace) -> int:
+def show_key(config: "Config", index: "LogIndex", arguments: argparse.Namespace) -> int:
     """The history of one row, where it stands, and until when."""
     from springtide_client.keys import encode_id
 
@@ -134,15 +134,15 @@ def show_key(outline: "LightConfig", index: "LogIndex", arguments: argparse.Name
     number, (row_id, id_text) = schema.number(feature), encode_id(text)
     history = row_history(index, number, row_id, limit=arguments.limit)
     history.text = history.text or id_text
-    holdings = files_containing(outline.log, number, row_id)
+    holdings = files_containing(config.log, number, row_id)
     if arguments.json:
-        print_history_json(outline, arguments.key, history, holdings)
+        print_history_json(config, arguments.key, history, holdings)
     else:
-        print_history(outline, arguments.key, history, holdings)
+        print_history(config, arguments.key, history, holdings)
     return 0
 
 
-def print_history(outline: "LightConfig", key: str, history: "RowHistory", holdings: "list[FileReference]") -> None:
+def print_history(config: "Config", key: str, history: "RowHistory", holdings: "list[FileReference]") -> None:
     """A line for each event, then where the row is on the disk."""
     from springtide_client.format.records import version_name
 
@@ -175,12 +175,10 @@ def print_history(outline: "LightConfig", key: str, history: "RowHistory", holdi
         oldest = holdings[0]
         others = f", of {len(holdings)}" if len(holdings) > 1 else ""
         print(f"the oldest file that holds it{others}: {oldest.file}")
-        print(f"that file goes {oldest.removal_condition(outline.log)}")
+        print(f"that file goes {oldest.removal_condition(config.log)}")
 
 
-def print_history_json(
-    outline: "LightConfig", key: str, history: "RowHistory", holdings: "list[FileReference]"
-) -> None:
+def print_history_json(config: "Config", key: str, history: "RowHistory", holdings: "list[FileReference]") -> None:
     """The same for other programs."""
     from springtide_client.format.records import version_name
 
@@ -200,7 +198,7 @@ def print_history_json(
             "files": [
                 {
                     "file": holding.file,
-                    "removal_condition": holding.removal_condition(outline.log),
+                    "removal_condition": holding.removal_condition(config.log),
                     "expected_ms": holding.expected_ms,
                 }
                 for holding in holdings

@@ -11,9 +11,9 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
 from springtide_client.system.backoff import Backoff
 
 from app.serving.cache_folder import CacheFolder

@@ -13,7 +13,7 @@ from typing import Any
 
 from springtide_client.errors import SpringtideError
 
-from app.config.load import LightConfig, load_light_config
+from app.config.load import Config, load_config
 from app.errors import UserError
 from app.processes.broker_supervisor import BrokerSupervisor
 from app.processes.supervisor import ChildSpec, Supervisor
@@ -39,26 +39,26 @@ class Demo:
 
     def __init__(self, config_path: Path | None, *, rate: float | None, port: int | None, debug: bool) -> None:
         self.config_path = config_path or demo_config_path()
-        self.outline = load_light_config(self.config_path)
-        check_fields(self.outline)
+        self.config = load_config(self.config_path)
+        check_fields(self.config)
         self._rate = [] if rate is None else ["--rate", str(rate)]
         self._debug = ["--debug"] if debug else []
         self.line = StatusLine()
-        self.port = port if port is not None else choose_port(self.outline.serve.host, self.outline.serve.port)
-        if port is None and self.port != self.outline.serve.port:
-            self.line.print(f"port {self.outline.serve.port} is taken: this demo uses {self.port}")
+        self.port = port if port is not None else choose_port(self.config.serve.host, self.config.serve.port)
+        if port is None and self.port != self.config.serve.port:
+            self.line.print(f"port {self.config.serve.port} is taken: this demo uses {self.port}")
 
     @property
     def url(self) -> str:
         """Where the dashboard is, as seen from this host."""
-        host = self.outline.serve.host
+        host = self.config.serve.host
         return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.port}"
 
     def run(self, stopping: threading.Event, seconds: float | None) -> dict[str, Any] | None:
         """Until the event, or so many seconds after readiness; then the last status, read while all were running."""
-        output = OutputFiles(self.outline.log.path.parent / "output")
+        output = OutputFiles(self.config.log.path.parent / "output")
         self.line.print(f"starting broker, simulator, trainer and server; what they say is in {output.folder}")
-        with BrokerSupervisor(self.outline) as keeper, Supervisor(self._children(), say=output.append) as supervisor:
+        with BrokerSupervisor(self.config) as keeper, Supervisor(self._children(), on_line=output.append) as supervisor:
             began = time.monotonic()
             ready_at: float | None = None
             shown = 0.0
@@ -90,7 +90,7 @@ class Demo:
         document = self._get("/v1/status")
         if document is None:
             return None
-        return dict(document) | {"simulator": {"best_auc": read_best_auc(self.outline.log.path)}}
+        return dict(document) | {"simulator": {"best_auc": read_best_auc(self.config.log.path)}}
 
     def _children(self) -> list[ChildSpec]:
         config = ["--config", str(self.config_path), *self._debug]
@@ -114,14 +114,14 @@ def demo_config_path() -> Path:
     return Path(str(files("app.tools.demo") / "demo.toml"))
 
 
-def check_fields(outline: LightConfig) -> None:
+def check_fields(config: Config) -> None:
     """UserError where the schema wants what the simulator does not make."""
-    schema = outline.schema
+    schema = config.schema
     wanted = [*schema.features, *schema.dense]
     strange = [name for name in wanted if name not in FIELDS]
     if schema.labels != ("click",) or strange or schema.timestamp not in (None, "ts"):
         said = f"it makes click, ts, {', '.join(FIELDS)}"
-        raise UserError(f"{outline.path} does not fit the simulator's clicks ({said}): leave --config out")
+        raise UserError(f"{config.path} does not fit the simulator's clicks ({said}): leave --config out")
 
 
 def choose_port(host: str, wanted: int) -> int:

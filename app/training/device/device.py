@@ -37,5 +37,5 @@ def resolve_device(config: TrainConfig) -> TrainDevice:
             f'torch {torch.__version__} sees none here; take device = "cpu"'
         )
     return TrainDevice(
-        torch.device("cuda"), CudaTransferStream(), capture_cuda_graph if config.capture else None, "cuda"
+        torch.device("cuda"), CudaTransferStream(), capture_cuda_graph if config.cuda_graphs else None, "cuda"
     )

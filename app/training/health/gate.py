@@ -10,42 +10,20 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from app.scores.progressive import ProgressiveScores
+from app.training.config import GateConfig
 from app.training.step.learner import Learner
 
 logger = logging.getLogger(__name__)
 
-ACTIONS = ("alert", "rollback")
 SIGMAS = 6.0  # a higher logloss must also be no chance
 MAX_NON_FINITE_FRACTION = 0.5  # of the newest samples: a few may be odd themselves, and count as a coin's
 SMALL_NORM = 1.0  # from a norm below this to any below `norm_ratio` is no explosion
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateConfig:
-    """The keys of `[gate]`; a ratio of inf is never reached."""
-
-    action: str = "alert"
-    logloss_ratio: float = 2.0
-    logloss_samples: int = 2000
-    norm_ratio: float = 10.0
-    max_skipped: int = 20_000  # with no good stretch in between: more, and it is the world that has changed
-
-    def __post_init__(self) -> None:
-        if self.action not in ACTIONS:
-            raise ValueError(f"[gate] action must be one of {', '.join(ACTIONS)}, not {self.action!r}")
-        for name in ("logloss_ratio", "norm_ratio"):
-            if not getattr(self, name) > 1:
-                raise ValueError(f"[gate] {name} must be more than 1, not {getattr(self, name)}")
-        for name in ("logloss_samples", "max_skipped"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"[gate] {name} must be at least 1, not {getattr(self, name)}")
 
 
 class Verdict(NamedTuple):

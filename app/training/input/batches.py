@@ -1,8 +1,9 @@
 """From the stream to the next batch: source and batcher from given positions on. Knows no table and no log."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from stream.batcher import Batcher
 from stream.columns import Batch

@@ -1,7 +1,6 @@
-"""The optimizer of the dense net: its settings, and its state as named arrays that a version carries."""
+"""The optimizer of the dense net, and its state as named arrays that a version carries."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,43 +8,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-NAMES = ("adam", "sgd")
+from app.training.config import DenseOptimizerConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class DenseOptimizerConfig:
-    """Adam (Kingma and Ba 2014) or plain gradient descent."""
-
-    name: str = "adam"
-    lr: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise ValueError(f"[train] optimizer name must be one of {', '.join(NAMES)}, not {self.name!r}")
-        if not 0 <= self.lr < float("inf"):
-            raise ValueError(f"[train] optimizer lr must be finite and not negative, not {self.lr}")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise ValueError(f"[train] optimizer beta1 and beta2 must be in 0..1, not {self.beta1} and {self.beta2}")
-        if not 0 < self.eps < float("inf"):
-            raise ValueError(f"[train] optimizer eps must be positive, not {self.eps}")
-
-    @staticmethod
-    def of(options: Mapping[str, Any]) -> "DenseOptimizerConfig":
-        """From the table of a config; ValueError names an unknown key."""
-        known = set(DenseOptimizerConfig.__dataclass_fields__)
-        if unknown := sorted(set(options) - known):
-            raise ValueError(f"[train] optimizer does not know {unknown[0]!r}: it takes {', '.join(sorted(known))}")
-        return DenseOptimizerConfig(**options)
-
-    def build(self, model: nn.Module) -> "Optimizer":
-        """An optimizer over the model's parameters."""
-        parameters = list(model.parameters())
-        if self.name == "sgd":
-            return SGD(parameters, lr=self.lr)
-        return Adam(parameters, lr=self.lr, beta1=self.beta1, beta2=self.beta2, eps=self.eps)
+def build_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> "Optimizer":
+    """Return an optimizer over the model's parameters."""
+    parameters = list(model.parameters())
+    if config.name == "sgd":
+        return SGD(parameters, lr=config.lr)
+    return Adam(parameters, lr=config.lr, beta1=config.beta1, beta2=config.beta2, eps=config.eps)
 
 
 class Optimizer:

@@ -13,12 +13,12 @@ from springtide_client.model.inputs import lookup_keys
 from springtide_client.schema import Schema
 from torch import Tensor, nn
 
-from app.training.config import TrainConfig
+from app.training.config import DenseOptimizerConfig, TrainConfig
 from app.training.device.device import TrainDevice, resolve_device
 from app.training.device.pinned_buffers import PinnedBuffers, StagedColumns
 from app.training.step.assembly import assemble_tensors, embedding_parts, input_columns, repeat_per_key
 from app.training.step.cuda_graphs import CudaGraphStep
-from app.training.step.dense_optimizer import DenseOptimizerConfig, optimizer_arrays, restore_optimizer
+from app.training.step.dense_optimizer import build_optimizer, optimizer_arrays, restore_optimizer
 from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
 from embeddings.errors import SpillError
 from embeddings.lookup.handle import Lookup
@@ -93,7 +93,7 @@ class Learner:
         self.model, self.table, self.config, self.schema = model.to(self.device.device), table, config, schema
         self._score_column = None if score_field is None else schema.dense.index(score_field)
         self._upcoming: BatchKeys | None = None
-        self.optimizer = DenseOptimizerConfig.of(config.optimizer).build(model)
+        self.optimizer = build_optimizer(DenseOptimizerConfig.of(config.optimizer), model)
         self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and self.device.has_bfloat16)
         self._staging = None if self.device.transfer is None else PinnedBuffers(self.device.transfer)
         self._keys_travel = self._staging is not None and table.ops.device != "cpu"

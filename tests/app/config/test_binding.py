@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-
 from app.config.binding import bind
+
 from app.errors import UserError
 
 

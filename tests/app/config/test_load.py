@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from springtide_client.schema import Schema
 
-from app.config.load import Config, load_config, load_light_config
+from app.config.load import Config, load_config
 from app.errors import UserError
 from embeddings.config import FeaturePolicy
 
@@ -204,7 +204,7 @@ def test_a_mistake_is_told_in_one_line(tmp_path: Path, change: tuple[str, str], 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no .*absent\.toml.*--config"):
-        load_light_config(tmp_path / "absent.toml")
+        load_config(tmp_path / "absent.toml")
 
 
 @pytest.mark.parametrize("path", sorted(Path("deploy/examples").glob("*.toml")), ids=lambda path: path.stem)

@@ -34,7 +34,7 @@ def child(tmp_path: Path, name: str, code: str, monkeypatch: pytest.MonkeyPatch)
 def test_what_a_child_says_is_passed_on_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[str, str]] = []
     spec = child(tmp_path, "talker", "import sys; print('one'); print('two', file=sys.stderr)", monkeypatch)
-    supervisor = Supervisor([spec], say=lambda name, line: heard.append((name, line)))
+    supervisor = Supervisor([spec], on_line=lambda name, line: heard.append((name, line)))
     supervisor.start()
     wait_until(lambda: len(heard) == 2)
     supervisor.stop()
@@ -44,7 +44,7 @@ def test_what_a_child_says_is_passed_on_under_its_name(tmp_path: Path, monkeypat
 def test_a_dead_child_is_restarted_and_the_pause_doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     spec = child(tmp_path, "dying", "raise SystemExit(1)", monkeypatch)
-    supervisor = Supervisor([spec], say=lambda *_: None, clock=clock)
+    supervisor = Supervisor([spec], on_line=lambda *_: None, clock=clock)
     supervisor.start()
     [dying] = supervisor.children
     pause = FIRST_PAUSE_SECONDS
@@ -65,7 +65,7 @@ def test_a_child_that_the_user_configured_wrongly_ends_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "import sys; print('springtide: no such key', file=sys.stderr); sys.exit(2)"
-    supervisor = Supervisor([child(tmp_path, "wrong", code, monkeypatch)], say=lambda *_: None)
+    supervisor = Supervisor([child(tmp_path, "wrong", code, monkeypatch)], on_line=lambda *_: None)
     supervisor.start()
     wait_until(lambda: not supervisor.children[0].alive)
     with pytest.raises(UserError, match=r"^no such key$"):
@@ -77,7 +77,7 @@ def test_stopping_asks_first_and_kills_who_does_not_listen(tmp_path: Path, monke
     deaf = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\nwhile True: signal.pause()"
     heard: list[str] = []
     specs = [child(tmp_path, "polite", polite, monkeypatch), child(tmp_path, "deaf", deaf, monkeypatch)]
-    supervisor = Supervisor(specs, say=lambda name, line: heard.append(line))
+    supervisor = Supervisor(specs, on_line=lambda name, line: heard.append(line))
     supervisor.start()
     wait_until(lambda: heard == ["up", "up"])
     began = time.monotonic()
@@ -98,7 +98,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path, monkeypatch: 
     (tmp_path / "parent_module.py").write_text(
         "import signal, sys\nfrom app.processes.supervisor import ChildSpec, Supervisor\n"
         "s = Supervisor([ChildSpec('orphan', [], module='orphan_module')],"
-        " say=lambda n, l: print(l, flush=True))\ns.start()\nsignal.pause()"
+        " on_line=lambda n, l: print(l, flush=True))\ns.start()\nsignal.pause()"
     )
     with subprocess.Popen([sys.executable, "-m", "parent_module"], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -16,3 +16,11 @@ def parse_size(size: int | str) -> int:
     if size < 0:
         raise ValueError(f"{size} is not a valid size: it is negative")
     return size
+
+
+def format_size(num_bytes: int) -> str:
+    """Return the size in its largest binary unit that divides it: 65536 is "64KiB", 1000 is "1000"."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if num_bytes and num_bytes % UNITS[unit.upper()] == 0:
+            return f"{num_bytes // UNITS[unit.upper()]}{unit}"
+    return str(num_bytes)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.config.load import load_light_config
+from app.config.load import load_config
 from app.errors import UserError
 from app.tools.demo.demo import check_fields, choose_port, demo_config_path
 from app.tools.demo.output_files import OutputFiles
@@ -91,11 +91,11 @@ def newest_status(log: Path) -> dict[str, Any]:
 
 
 def test_the_built_in_configuration_fits_the_simulator(tmp_path: Path) -> None:
-    check_fields(load_light_config(demo_config_path()))
+    check_fields(load_config(demo_config_path()))
     strange = tmp_path / "strange.toml"
     strange.write_text(demo_config_path().read_text().replace('"segment"', '"passport"'))
     with pytest.raises(UserError, match="does not fit the simulator's clicks"):
-        check_fields(load_light_config(strange))
+        check_fields(load_config(strange))
 
 
 def test_a_taken_port_is_replaced_by_a_free_one() -> None:

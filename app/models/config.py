@@ -1,0 +1,35 @@
+"""The keys of `[model]`. Imports no torch."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from springtide_client.system.settings import Settings, nearest
+
+BUILT_IN_MODELS = {
+    "dlrm": "app.models.dlrm:DLRM",
+    "deepfm": "app.models.deepfm:DeepFM",
+    "logistic": "app.models.logistic:Logistic",
+}
+
+
+class ModelConfig(Settings, frozen=True, kw_only=True):
+    """Which dense net is trained."""
+
+    name: Annotated[
+        str, Meta(description='`"dlrm"`, `"deepfm"`, `"logistic"`, or a class of your own as `"package.module:Class"`.')
+    ] = "dlrm"
+    options: Annotated[Mapping[str, Any], Meta(description="Keyword arguments of the model's class.")] = msgspec.field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name not in BUILT_IN_MODELS and ":" not in self.name:
+            near = nearest(self.name, BUILT_IN_MODELS, cutoff=0.4)
+            hint = f': did you mean "{near}"?' if near else ""
+            raise ValueError(
+                f"name must be one of {', '.join(BUILT_IN_MODELS)} or a class of your own as "
+                f'"package.module:Class", not "{self.name}"{hint}'
+            )
