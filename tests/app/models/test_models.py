@@ -8,10 +8,11 @@ from springtide_client.model.inputs import ModelInputs
 from torch import nn
 
 from app.models.calibration import Calibration
+from app.models.config import BUILT_IN_MODELS, ModelConfig
 from app.models.dense_features import DenseFeatureNormalizer
 from app.models.export import export_model
 from app.models.interface import ModelSpec
-from app.models.registry import BUILT_IN, ModelConfig, build_model
+from app.models.registry import build_model
 
 SIZES = [(2, 1, 1, 2, 1), (3, 0, 0, 0, 1), (0, 0, 0, 3, 2), (0, 1, 0, 0, 1), (0, 0, 1, 1, 3)]
 
@@ -45,7 +46,7 @@ def inputs_of(spec: ModelSpec, samples: int, longest: int, seed: int = 0) -> Mod
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", BUILT_IN_MODELS)
 def test_an_exported_model_gives_the_same_logits_for_any_number_of_samples(name, sizes):
     spec = spec_of(sizes)
     model = build_model(ModelConfig(name=name), spec, seed=1).eval()
@@ -56,7 +57,7 @@ def test_an_exported_model_gives_the_same_logits_for_any_number_of_samples(name,
         assert torch.equal(program.module()(*inputs), model(*inputs))
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", BUILT_IN_MODELS)
 def test_a_served_program_with_later_parameters_equals_the_later_model(name):
     spec = spec_of((2, 1, 1, 2, 2))
     model = build_model(ModelConfig(name=name), spec, seed=1)
@@ -72,7 +73,7 @@ def test_a_served_program_with_later_parameters_equals_the_later_model(name):
     np.testing.assert_array_equal(predictions, torch.sigmoid(model(*inputs)).detach().numpy())
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", BUILT_IN_MODELS)
 def test_the_weights_are_a_function_of_the_seed(name):
     spec = spec_of((2, 0, 0, 2, 1))
     first = build_model(ModelConfig(name=name), spec, seed=3)
@@ -84,7 +85,7 @@ def test_the_weights_are_a_function_of_the_seed(name):
         assert torch.equal(value, second.state_dict()[key])
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", BUILT_IN_MODELS)
 def test_gradients_reach_every_kind_of_row(name):
     spec = spec_of((2, 1, 1, 1, 1))
     model = build_model(ModelConfig(name=name), spec, seed=0)
@@ -183,8 +184,8 @@ def test_a_users_own_model_is_found_by_name(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("dlmr", {}, "did you mean 'dlrm'"),
-        ("zzz", {}, "there are dlrm, deepfm, logistic"),
+        ("dlmr", {}, 'did you mean "dlrm"'),
+        ("zzz", {}, "one of dlrm, deepfm, logistic"),
         ("not_a_package_here:Model", {}, "cannot be imported"),
         ("dlrm", {"bottoms": [3]}, "bottoms"),
         ("deepfm", {"hidden": 64}, "list of layer sizes"),

@@ -18,9 +18,10 @@ import torch
 from springtide_client.features import Features
 
 from app.models import dlrm
+from app.models.config import ModelConfig
 from app.models.dot_interaction import torch_dot_interaction
 from app.models.interface import ModelSpec
-from app.models.registry import ModelConfig, build_model
+from app.models.registry import build_model
 from app.training.config import TrainConfig
 from app.training.defaults import with_defaults
 from app.training.device.device import TrainDevice, resolve_device

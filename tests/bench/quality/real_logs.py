@@ -18,8 +18,9 @@ import torch
 from springtide_client.encode import encode_instances
 from springtide_client.schema import Schema
 
+from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
-from app.models.registry import ModelConfig, build_model
+from app.models.registry import build_model
 from app.scores.progressive import ProgressiveScores
 from app.training.config import TrainConfig
 from app.training.defaults import with_defaults

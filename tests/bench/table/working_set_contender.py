@@ -10,10 +10,12 @@ import torch
 from springtide_client.log.base import Base
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
-from app.models.registry import ModelConfig, build_model
+from app.models.registry import build_model
+from app.training.config import DenseOptimizerConfig
 from app.training.state.base_rows import BaseRows
-from app.training.step.dense_optimizer import DenseOptimizerConfig
+from app.training.step.dense_optimizer import build_optimizer
 from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
@@ -70,7 +72,7 @@ class Contender:
             tracked=False,
         )
         self.net = build_model(MODEL, SPEC, seed=0)
-        self.optimizer = DenseOptimizerConfig().build(self.net)
+        self.optimizer = build_optimizer(DenseOptimizerConfig(), self.net)
         self.number = 0
         self._live_through(num_rows, everything=not num_bytes)
 
@@ -128,7 +130,7 @@ class Contender:
         _, _, _, dense_BF, labels_B1 = make_batch(0, self.batch_size, self.ids_a_feature)
         rows_BCD = torch.zeros(self.batch_size, CATEGORICAL, DIM, requires_grad=True)
         net = build_model(MODEL, SPEC, seed=0)
-        optimizer = DenseOptimizerConfig().build(net)
+        optimizer = build_optimizer(DenseOptimizerConfig(), net)
         empty = rows_BCD.new_zeros(self.batch_size, 0, DIM), rows_BCD.new_zeros(self.batch_size, 0, 1, DIM)
         length = torch.zeros(self.batch_size, 0, dtype=torch.int64)
 

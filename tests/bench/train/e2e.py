@@ -13,8 +13,9 @@ from statistics import median
 import numpy as np
 import torch
 
+from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
-from app.models.registry import ModelConfig, build_model
+from app.models.registry import build_model
 from app.training.config import TrainConfig
 from app.training.defaults import with_defaults
 from app.training.step.learner import Learner

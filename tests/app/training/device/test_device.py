@@ -3,15 +3,16 @@
 import dataclasses
 import logging
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from springtide_client.model.inputs import ModelInputs
 
+from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
-from app.models.registry import ModelConfig, build_model
+from app.models.registry import build_model
 from app.scores.progressive import ProgressiveScores
 from app.training.bootstrap import load_state
 from app.training.config import TrainConfig
@@ -121,7 +122,7 @@ def test_lookahead_comes_after_rows_that_left_with_the_update() -> None:
     place = TrainDevice(torch.device("cpu"), stream, None, emulated)
     # fewer rows than a batch brings: some leave with each update
     policies = {feature: FeaturePolicy(quota_bytes=4 * 200) for feature in range(3)}
-    settings = with_defaults(replace(TABLE, features=policies, device_bytes="128KiB"))
+    settings = with_defaults(structs.replace(TABLE, features=policies, device_bytes="128KiB"))
     table = EmbeddingTable(settings, seed=0, tracked=False, device=emulated)
     stream.watched = lambda: table.num_removals
     net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
@@ -246,8 +247,8 @@ def test_a_device_that_is_not_there_is_told_with_the_mend() -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match='take device = "cpu"'):
         resolve_device(TrainConfig(device="cuda"))
-    with pytest.raises(ValueError, match='capture makes CUDA graphs: it wants device = "cuda"'):
-        TrainConfig(capture=True)
+    with pytest.raises(ValueError, match='cuda_graphs = true needs device = "cuda"'):
+        TrainConfig(cuda_graphs=True)
 
 
 @pytest.mark.gpu
@@ -255,7 +256,7 @@ def test_a_device_that_is_not_there_is_told_with_the_mend() -> None:
 def test_on_a_gpu_the_net_learns_what_the_host_learns(capture: bool) -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no NVIDIA GPU")
-    host, there = learner_on(None), learner_on(resolve_device(TrainConfig(device="cuda", capture=capture)))
+    host, there = learner_on(None), learner_on(resolve_device(TrainConfig(device="cuda", cuda_graphs=capture)))
     for mine, other in zip(learned(there, BROKEN), learned(host, BROKEN), strict=True):
         np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-3, atol=1e-3)
     assert there.skipped_steps == host.skipped_steps

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from app.scores.progressive import ProgressiveScores
-from app.training.health.gate import Gate, GateConfig, mean_and_error
+from app.training.config import GateConfig
+from app.training.health.gate import Gate, mean_and_error
 
 
 class Model:
@@ -211,7 +212,7 @@ def test_masked_labels_and_samples_without_weight_say_nothing():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"action": "panic"}, "alert, rollback"),
+        ({"action": "panic"}, '"alert", "rollback"'),
         ({"logloss_ratio": 1.0}, "logloss_ratio"),
         ({"norm_ratio": float("nan")}, "norm_ratio"),
         ({"logloss_samples": 0}, "logloss_samples"),

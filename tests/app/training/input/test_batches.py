@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from app.training.input.batches import BatchStream
 from stream.columns import Columns
 from stream.decode.decoder import Decoder
@@ -22,7 +24,7 @@ def clicks(number: int) -> Columns:
 
 def make_intake(folder: Path, wait: float) -> BatchStream:
     config = make_config(folder)
-    return BatchStream(replace(config, train=replace(config.train, max_wait_seconds=wait)), {}, until_end=False)
+    return BatchStream(replace(config, train=structs.replace(config.train, max_wait_seconds=wait)), {}, until_end=False)
 
 
 def test_a_version_that_is_due_takes_what_waits_where_batches_do_not_fill(tmp_path) -> None:

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
 
@@ -251,7 +252,7 @@ def test_a_table_without_room_is_a_users_mistake(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_a_users_mistake(tmp_path):
     config = make_config(tmp_path)
-    config = replace(config, train=replace(config.train, device="cuda"))
+    config = replace(config, train=structs.replace(config.train, device="cuda"))
     with LogWriter.open(config.log, schema=SCHEMA) as log, pytest.raises(UserError, match="needs an NVIDIA GPU"):
         load_state(config, log)
     assert not (tmp_path / "spill").exists()

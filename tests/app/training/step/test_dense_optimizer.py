@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from app.training.step.dense_optimizer import DenseOptimizerConfig, optimizer_arrays, restore_optimizer
+from app.training.config import DenseOptimizerConfig
+from app.training.step.dense_optimizer import build_optimizer, optimizer_arrays, restore_optimizer
 
 
 def net() -> nn.Module:
@@ -32,11 +33,11 @@ def test_steps_are_those_of_torch_bit_for_bit(name: str) -> None:
     settings = DenseOptimizerConfig(name=name, lr=0.01, beta1=0.8, eps=1e-6)
     betas = {"betas": (0.8, 0.999), "eps": 1e-6, "fused": True}
     peer = torch.optim.Adam(theirs.parameters(), lr=0.01, **betas) if name == "adam" else None
-    optimizer = settings.build(ours)
+    optimizer = build_optimizer(settings, ours)
     learn(ours, optimizer, 3)
     learn(theirs, peer or torch.optim.SGD(theirs.parameters(), lr=0.01), 3)
     # and on from what a version carries
-    arrays, optimizer = optimizer_arrays(optimizer, ours), settings.build(ours)
+    arrays, optimizer = optimizer_arrays(optimizer, ours), build_optimizer(settings, ours)
     restore_optimizer(optimizer, ours, arrays)
     learn(ours, optimizer, 3)
     learn(theirs, peer or torch.optim.SGD(theirs.parameters(), lr=0.01), 3)
@@ -45,15 +46,16 @@ def test_steps_are_those_of_torch_bit_for_bit(name: str) -> None:
 
 
 def test_a_net_without_parameters_has_nothing_to_move() -> None:
-    optimizer = DenseOptimizerConfig().build(nn.ReLU())
+    optimizer = build_optimizer(DenseOptimizerConfig(), nn.ReLU())
     optimizer.step()
     assert optimizer_arrays(optimizer, nn.ReLU()) == {}
 
 
 def test_no_compiler_is_imported_for_a_step() -> None:
     code = (
-        "import sys, torch\nfrom app.training.step.dense_optimizer import DenseOptimizerConfig\n"
-        "net = torch.nn.Linear(2, 1); optimizer = DenseOptimizerConfig().build(net)\n"
+        "import sys, torch\nfrom app.training.config import DenseOptimizerConfig\n"
+        "from app.training.step.dense_optimizer import build_optimizer\n"
+        "net = torch.nn.Linear(2, 1); optimizer = build_optimizer(DenseOptimizerConfig(), net)\n"
         "net(torch.ones(1, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )

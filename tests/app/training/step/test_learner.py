@@ -1,5 +1,6 @@
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -7,8 +8,9 @@ from springtide_client.features import Features, Ragged
 from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
 from springtide_client.schema import Schema
 
+from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
-from app.models.registry import ModelConfig, build_model
+from app.models.registry import build_model
 from app.training.config import TrainConfig
 from app.training.defaults import ROW_EPS, with_defaults
 from app.training.step.assembly import assemble_tensors, embedding_parts, repeat_per_key
@@ -56,7 +58,7 @@ def test_pooled_rows_move_by_their_share_of_the_gradient(pooling):
     schema = Schema(labels=("click",), multi_value=("genres",), pooling={"genres": pooling})
     ragged = Ragged(np.array([3, 4, 3]), np.array([0, 3, 3]))
     features = Features(np.zeros((2, 0), np.int64), (ragged,), np.zeros((2, 0), np.float32))
-    table = EmbeddingTable(dataclasses.replace(TABLE, optimizer={"name": "sgd", "lr": 1.0}), seed=0, tracked=False)
+    table = EmbeddingTable(msgspec.structs.replace(TABLE, optimizer={"name": "sgd", "lr": 1.0}), seed=0, tracked=False)
     features_K, ids_K = lookup_keys(schema, features)
     lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
     before = table.find(features_K, ids_K)[0][:2]
@@ -184,7 +186,7 @@ def test_a_user_may_set_eps_and_else_the_learner_does():
     [
         ({"batch_size": 0}, "batch_size"),
         ({"device": "cuda:9"}, "device"),
-        ({"optimizer": {"name": "adma"}}, "adam, sgd"),
+        ({"optimizer": {"name": "adma"}}, '"adam", "sgd"'),
         ({"optimizer": {"name": "adam", "rate": 1}}, "'rate'"),
         ({"bfloat16": "sometimes"}, "bfloat16"),
     ],

@@ -16,9 +16,10 @@ from springtide_client.keys import hash_string
 from springtide_client.log.base import ModelIdentity
 
 from app.errors import UserError
+from app.models.config import ModelConfig
 from app.models.export import export_model
 from app.models.interface import ModelSpec
-from app.models.registry import ModelConfig, build_model
+from app.models.registry import build_model
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.export import export as export_module
 from app.version_log.export.export import ExportConfig, export, format_of, write_whole_file
