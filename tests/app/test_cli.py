@@ -124,7 +124,7 @@ def test_forget_puts_an_order_down_that_waits_for_a_trainer(tmp_path: Path) -> N
     done = springtide(tmp_path, "forget", "--key", "user_id=3", "--key", "user_id=a=b")
     assert done.returncode == 0
     assert "no version yet" in done.stdout
-    assert "the next trainer executes it" in done.stdout
+    assert "the next trainer will execute it" in done.stdout
     (order,) = (log / "commands").glob("*.json")
     body = json.loads(order.read_text())
     assert (body["kind"], order.stem in done.stdout) == ("forget", True)
