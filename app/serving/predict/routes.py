@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 from fastapi import APIRouter, Request
+from springtide_client.model.view import STATUS_NAMES
 
 from app.serving.bounded_pool import BoundedPool
 from app.serving.http.preconditions import parse_preconditions
 from app.serving.http.responses import JsonResponse
-from app.serving.lookup.codecs import STATUS_NAMES
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica
 from app.serving.predict.micro_batcher import MicroBatcher
