@@ -1,1 +1,1 @@
-"""Part of Springtide; see README.md in this folder."""
+"""From Kafka's bytes to batches; see README.md in this folder."""

@@ -1,4 +1,4 @@
-"""What to read, from where, and how much of it at once."""
+"""The `[source]` section: which topic to read, from where, and how much of it at once."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 from springtide_client.system.settings import INTERNAL, SIZE, Settings
 
-from stream.broker.embedded import require_broker
+from stream.broker.discovery import require_broker
 from stream.kafka.config import KafkaConfig
 
 
@@ -60,7 +60,7 @@ class SourceConfig(Settings, frozen=True, kw_only=True):
         if self.bootstrap_servers is not None:
             self.kafka_config()  # checks the addresses
         elif self.log_path is None:
-            raise ValueError("needs bootstrap_servers, or a log whose embedded broker is read")
+            raise ValueError("needs bootstrap_servers, or a log to find the embedded broker by")
 
     @property
     def uses_embedded_broker(self) -> bool:

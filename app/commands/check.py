@@ -43,7 +43,8 @@ def check_model(config: "Config") -> Iterator[tuple[str, str]]:
 
 def check_broker(config: "Config") -> Iterator[tuple[str, str]]:
     """Whether there is a broker with the topic."""
-    from stream.broker.embedded import find_broker, find_broker_binary
+    from stream.broker.discovery import find_broker
+    from stream.broker.embedded import find_broker_binary
     from stream.errors import EmbeddedBrokerError
     from stream.kafka.check import check_kafka
 

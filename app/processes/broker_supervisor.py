@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from springtide_client.system.backoff import Backoff
 
 from app.config.load import Config
-from stream.broker.embedded import EmbeddedBroker, find_broker
+from stream.broker.discovery import find_broker
+from stream.broker.embedded import EmbeddedBroker
 from stream.errors import EmbeddedBrokerError
 
 logger = logging.getLogger(__name__)

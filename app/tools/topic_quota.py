@@ -8,7 +8,7 @@ from pathlib import Path
 
 from springtide_client.errors import SpringtideError
 
-from stream.broker.embedded import find_broker
+from stream.broker.discovery import find_broker
 from stream.broker.topic_cap import TopicCap
 from stream.config import SourceConfig
 from stream.kafka.producer import Producer

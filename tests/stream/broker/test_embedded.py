@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stream.broker.embedded import EmbeddedBroker, find_broker, require_broker
+from stream.broker.discovery import find_broker, require_broker
+from stream.broker.embedded import EmbeddedBroker
 from stream.errors import BrokerUnavailableError, EmbeddedBrokerError
 from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
