@@ -1,12 +1,12 @@
-"""`springtide compact`: the merger alone."""
+"""`springtide compact`: run the compactor alone."""
 
 import argparse
 
-HELP = "write the log's next bases (train starts this itself, unless --no-compact)"
+HELP = "write the log's next bases (`train` does this itself, unless --no-compact)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--once", action="store_true", help="make one base now and end")
+    parser.add_argument("--once", action="store_true", help="write one base now and exit")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -21,9 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
     yield_to_others()
     stopping = stop_on_signals()
     config = load_config(arguments.config)
-    merger = Compactor(config.log, window_samples=config.train.window_samples)
+    compactor = Compactor(config.log, window_samples=config.train.window_samples)
     if arguments.once:
-        merger.compact()
+        compactor.compact()
     else:
-        merger.run(stopping)
+        compactor.run(stopping)
     return 0

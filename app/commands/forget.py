@@ -31,9 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     keys = read_keys(config, arguments.key, arguments.file)
     if read_status(config.log.path) is None:
         raise UserError(f"there is no log in {config.log.path} yet: nothing was learned, so there is nothing to forget")
-    status = submit_and_wait(
-        config, "forget", {"keys": keys}, wait_seconds=arguments.wait, window_samples=config.train.window_samples
-    )
+    status = submit_and_wait(config, "forget", {"keys": keys}, wait_seconds=arguments.wait)
     if status is None:
         return 0
     code = print_result(status)

@@ -25,7 +25,7 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
 
 
 def submit_and_wait(
-    config: "Config", kind: str, body: dict[str, Any], *, wait_seconds: float, window_samples: int
+    config: "Config", kind: str, body: dict[str, Any], *, wait_seconds: float
 ) -> "CommandStatus | None":
     """Submit a command and return its status once it is executed; None if it is still waiting for a trainer."""
     from springtide_client.errors import LogError
@@ -38,7 +38,7 @@ def submit_and_wait(
     log_path = config.log.path
     command_id = submit_command(log_path, kind, body)
     try:
-        execute_pending(config.log, config.schema, window_samples=window_samples)
+        execute_pending(config.log, config.schema, window_samples=config.train.window_samples)
     except (LogBusyError, FencedError):
         print(f"command {command_id}: the running trainer will execute it with its next version")
         wait_until_durable(log_path, command_id, wait_seconds)

@@ -1,11 +1,11 @@
-"""What a log takes on its disk."""
+"""How much of its disk a log takes."""
 
 import os
 from pathlib import Path
 
 
 def folder_bytes(folder: Path) -> int:
-    """The bytes of all files under a folder; what vanishes meanwhile counts nothing."""
+    """Return the bytes of all files under a folder; a file deleted meanwhile counts 0."""
     total = 0
     try:
         with os.scandir(folder) as entries:

@@ -1,4 +1,4 @@
-"""`springtide versions`: looks at the log, compares versions, verifies it, takes a model out of it."""
+"""`springtide versions ACTION`: inspect, compare, verify, export and roll back versions of the log."""
 
 import argparse
 import importlib
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from app.config.load import Config
 
-HELP = "list, show, compare, export or verify the versions in the log; go back to one"
+HELP = "list, show, compare, export, verify or roll back the versions of the log"
 ACTIONS = ("list", "show", "diff", "export", "verify", "rollback")
 
 
 class Action(Protocol):
-    """What a module app/commands/versions/<action>.py offers."""
+    """The interface of a module app/commands/versions/<action>.py."""
 
     HELP: str
 
@@ -27,8 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action = _action(name)
         action.add_arguments(actions.add_parser(name, help=action.HELP, description=action.HELP))
     for child in actions.choices.values():
-        # absent here, it leaves alone what stood before the action
-        child.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="as every command has it")
+        # suppressed, so that it does not overwrite a --config given before the action
+        child.add_argument(
+            "--config", metavar="FILE", default=argparse.SUPPRESS, help="the configuration (default: ./springtide.toml)"
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`springtide versions diff A B`: what lies between two versions."""
+"""`springtide versions diff A B`: compare two versions."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 DENSE_LINES = 20
 
-HELP = "what lies between two versions: rows, moves, dense parameters, scores, stream"
+HELP = "compare two versions: rows, moves, dense parameters, scores, stream"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("versions", nargs=2, metavar="VERSION", help="latest, oldest, -3, 3.1207 or a number")
     parser.add_argument("--top", type=int, default=10, metavar="K", help="the K rows that moved most (default: 10)")
-    parser.add_argument("--json", action="store_true", help="for other programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
 
 
 def document_of(difference: "VersionDiff") -> dict[str, Any]:
-    """The difference as JSON has it."""
+    """Return the difference as JSON has it."""
     from springtide_client.format.records import version_name
 
     older, newer = difference.metas
@@ -60,7 +60,7 @@ def document_of(difference: "VersionDiff") -> dict[str, Any]:
             {
                 "feature": difference.feature_name(move.feature),
                 "id": move.id,
-                "text": difference.texts.get((move.feature, move.id)),
+                "id_string": difference.id_strings.get((move.feature, move.id)),
                 "distance": move.distance,
                 "count": move.count,
             }
@@ -75,15 +75,15 @@ def document_of(difference: "VersionDiff") -> dict[str, Any]:
             for name in sorted({*older.dead_letters, *newer.dead_letters})
         },
         "expiry_cutoffs": {
-            difference.feature_name(int(number)): {"from": older.expiry_cutoffs.get(number), "to": horizon}
-            for number, horizon in newer.expiry_cutoffs.items()
-            if horizon != older.expiry_cutoffs.get(number)
+            difference.feature_name(int(number)): {"from": older.expiry_cutoffs.get(number), "to": cutoff}
+            for number, cutoff in newer.expiry_cutoffs.items()
+            if cutoff != older.expiry_cutoffs.get(number)
         },
     }
 
 
 def print_difference(difference: "VersionDiff") -> None:
-    """The difference for people."""
+    """Print the difference for people."""
     from springtide_client.format.records import version_name
 
     from app.commands.formatting import format_bytes, format_time
@@ -104,35 +104,35 @@ def print_difference(difference: "VersionDiff") -> None:
 
 
 def print_rows(difference: "VersionDiff") -> None:
-    """The counts, by feature and together."""
+    """Print the row counts, per feature and in total."""
     width = max([8, *(len(difference.feature_name(number)) for number in difference.features)])
-    columns = ("added", "changed", "came back", "forgotten by key", "by rule")
+    columns = ("added", "changed", "came back", "erased", "expired")
     print(f"\n{'rows':<{width}}  " + "  ".join(f"{column:>9}" for column in columns))
     counted = [(difference.feature_name(number), counts) for number, counts in sorted(difference.features.items())]
-    for name, counts in [*counted, ("together", difference.total)]:
+    for name, counts in [*counted, ("total", difference.total)]:
         figures = zip(columns, vars(counts).values(), strict=True)
         print(f"{name:<{width}}  " + "  ".join(f"{count:>{max(9, len(column))},}" for column, count in figures))
 
 
 def print_moves(difference: "VersionDiff") -> None:
-    """The rows that moved most."""
+    """Print the rows that moved most."""
     from app.commands.formatting import format_number, format_signed
 
     if not difference.moves:
         return
     width = max(len(difference.feature_name(move.feature)) for move in difference.moves)
-    print(f"\nlargest moves (L2; the mean of the changed rows is {format_number(difference.mean_move)})")
+    print(f"\nlargest moves (L2; the mean over changed rows is {format_number(difference.mean_move)})")
     for move in difference.moves:
-        key = f"{difference.feature_name(move.feature):<{width}}  {difference.key_name(move)}"
+        key = f"{difference.feature_name(move.feature):<{width}}  {difference.display_id(move)}"
         print(f"  {format_number(move.distance):>9}  {key}  (count {format_signed(move.count)})")
 
 
 def print_dense(difference: "VersionDiff") -> None:
-    """Each parameter's way, relative to its length before."""
+    """Print how far each parameter moved, relative to its norm before."""
     from app.commands.formatting import format_number
 
     moved = [change for change in difference.dense if change.distance > 0]
-    print(f"\ndense: {len(moved)} of {len(difference.dense)} parameters and statistics changed")
+    print(f"\ndense: {len(moved)} of {len(difference.dense)} parameters and buffers changed")
     shown = moved[:DENSE_LINES]
     width = max((len(change.name) for change in shown), default=0)
     for change in shown:
@@ -140,11 +140,11 @@ def print_dense(difference: "VersionDiff") -> None:
         shape = " x ".join(str(length) for length in change.shape) or "()"
         print(f"  {change.name:<{width}}  {share:>10}  (L2 {format_number(change.distance)}, shape {shape})")
     if len(moved) > len(shown):
-        print(f"  and {len(moved) - len(shown)} that moved less: --json has them all")
+        print(f"  and {len(moved) - len(shown)} that moved less: --json lists them all")
 
 
 def print_stream(difference: "VersionDiff") -> None:
-    """Positions, scores, dead letters, horizons and orders."""
+    """Print stream positions, scores, dead letters and expiry cutoffs."""
     from app.commands.formatting import format_signed, format_time
     from app.commands.versions.show import score_lines
 
@@ -153,7 +153,7 @@ def print_stream(difference: "VersionDiff") -> None:
     for partition, position in newer.positions.items():
         before = older.positions.get(partition)
         if before is None or before["topic_id"] != position["topic_id"]:
-            print(f"  {partition}: begun, at {position['offset']:,}")
+            print(f"  {partition}: new, at {position['offset']:,}")
         else:
             moved = position["offset"] - before["offset"]
             print(f"  {partition}: {before['offset']:,} to {position['offset']:,} ({format_signed(moved)})")
@@ -163,7 +163,7 @@ def print_stream(difference: "VersionDiff") -> None:
     for reason, letters in newer.dead_letters.items():
         if more := letters - older.dead_letters.get(reason, 0):
             print(f"  dead letters, {reason}: {format_signed(more)}")
-    for number, horizon in newer.expiry_cutoffs.items():
-        if horizon != older.expiry_cutoffs.get(number):
+    for number, cutoff in newer.expiry_cutoffs.items():
+        if cutoff != older.expiry_cutoffs.get(number):
             name = difference.feature_name(int(number))
-            print(f"  {name}: rows last seen before {format_time(horizon)} are forgotten by rule")
+            print(f"  {name}: rows last seen before {format_time(cutoff)} have expired")

@@ -1,4 +1,4 @@
-"""`springtide versions export`: a version as one file."""
+"""`springtide versions export`: write a version as one file."""
 
 import argparse
 from pathlib import Path
@@ -15,12 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=("safetensors", "arrow", "parquet", "torch"),
-        help="safetensors: the whole model as servers give it; arrow, parquet: rows; torch: plain tensors "
-        "(default: what the name's ending says, .safetensors .arrow .parquet .pt)",
+        help="safetensors: the whole model as the server's snapshot; arrow, parquet: rows; torch: plain tensors "
+        "(default: by the file name's suffix, .safetensors .arrow .parquet .pt)",
     )
     parser.add_argument("--version", default="latest", help="latest (the default), oldest, -3, 3.1207 or a number")
-    parser.add_argument("--feature", metavar="NAME", help="the rows of this feature alone")
-    parser.add_argument("--rows", choices=("all", "none"), default="all", help="none: the dense net alone")
+    parser.add_argument("--feature", metavar="NAME", help="only the rows of this feature")
+    parser.add_argument("--rows", choices=("all", "none"), default="all", help="none: only the dense net")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
@@ -40,14 +40,14 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
     index = LogIndex(LogDirectory(config.log.path))
     schema = index.manifest.decode_schema()
     if arguments.feature is not None and arguments.feature not in schema.features:
-        raise UserError(f"--feature {arguments.feature}: there is none; only {', '.join(schema.features)}")
-    export_config = ExportConfig(
+        raise UserError(f"--feature {arguments.feature}: there is no such feature, only {', '.join(schema.features)}")
+    options = ExportConfig(
         format=format,
         version=index.resolve(arguments.version),
         feature=None if arguments.feature is None else schema.number(arguments.feature),
         with_rows=arguments.rows == "all",
     )
-    num_rows = export(index, export_config, path, force=arguments.force)
-    version = version_name(export_config.version)
+    num_rows = export(index, options, path, force=arguments.force)
+    version = version_name(options.version)
     print(f"{path}: version {version} as {format}, {plural(num_rows, 'row')}, {format_bytes(path.stat().st_size)}")
     return 0

@@ -1,4 +1,4 @@
-"""`springtide versions list`: the newest versions, and the bases among them."""
+"""`springtide versions list`: the newest versions, and which of them have a base."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -7,13 +7,13 @@ if TYPE_CHECKING:
     from app.config.load import Config
     from app.version_log.read.index import LogIndex
 
-HELP = "the newest versions, oldest first"
+HELP = "list the newest versions, oldest first"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="so many (default: 20)")
-    parser.add_argument("--before", metavar="VERSION", help="those before this one")
-    parser.add_argument("--json", action="store_true", help="for other programs")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default: 20)")
+    parser.add_argument("--before", metavar="VERSION", help="only versions before this one")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
@@ -49,12 +49,12 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
         f"{version_name(index.numbers[0])} to {version_name(index.numbers[-1])}; bases: {bases}"
     )
     if index.unsealed_epoch:
-        print(f"epoch {index.unsealed_epoch} is claimed and not begun: a trainer starts, or died starting")
+        print(f"epoch {index.unsealed_epoch} is claimed but not started: a trainer is starting, or died while starting")
     return 0
 
 
 def describe(index: "LogIndex", number: int) -> dict[str, Any]:
-    """A version's line; what only its record knows is None where that is retired."""
+    """Return a version's line; what only its record has is None if the record is deleted."""
     from springtide_client.format.records import version_name
 
     entry = index.find(number)

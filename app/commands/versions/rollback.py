@@ -1,4 +1,4 @@
-"""`springtide versions rollback V`: the model as it was at a version, as a new version."""
+"""`springtide versions rollback V`: append a version that restores an older one."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from app.commands.submit import add_wait
 if TYPE_CHECKING:
     from app.config.load import Config
 
-HELP = "go back: a new version that restores an older one; the stream is read again from there"
+HELP = "restore an older version as a new one; the stream is read again from there"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip",
         action="store_true",
-        help="do not learn again what was learned since: it goes to the dead letters, with the reason `gate`",
+        help="do not learn the samples since then again: send them to the dead letters, with the reason `gate`",
     )
     add_wait(parser)
 
@@ -29,12 +29,7 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
 
     index = LogIndex(LogDirectory(config.log.path))
     number = index.resolve(arguments.version)
-    index.base_before(number)  # refused here, rather than in a version
-    receipt = submit_and_wait(
-        config,
-        "rollback",
-        {"version": number, "skip": arguments.skip},
-        wait_seconds=arguments.wait,
-        window_samples=config.train.window_samples,
-    )
-    return 0 if receipt is None else print_result(receipt)
+    index.base_before(number)  # a version without a base is refused here, before a command is submitted
+    body = {"version": number, "skip": arguments.skip}
+    status = submit_and_wait(config, "rollback", body, wait_seconds=arguments.wait)
+    return 0 if status is None else print_result(status)

@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from app.version_log.inspection.history import RowHistory
     from app.version_log.read.index import LogIndex
 
-HELP = "one version, or with --key the history of one row"
+HELP = "show one version, or with --key the history of one row"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("version", nargs="?", help="latest (the default), oldest, -3, 3.1207 or a number")
-    parser.add_argument("--key", metavar="FEATURE=ID", help="what happened to this row, such as item_id=123")
+    parser.add_argument("--key", metavar="FEATURE=ID", help="show what happened to this row, such as item_id=123")
     parser.add_argument(
-        "--limit", type=int, default=50, metavar="N", help="with --key: its last N events (default: 50)"
+        "--limit", type=int, default=50, metavar="N", help="with --key: show the last N events (default: 50)"
     )
-    parser.add_argument("--json", action="store_true", help="for other programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
 
 
 def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
-    """What a version's record, or where that is retired its base, says beside its tensors."""
+    """Print a version's meta and the shapes of its tensors, from its record or, if that is deleted, from its base."""
     import msgspec
     from springtide_client.format.records import version_name
 
@@ -66,7 +66,7 @@ def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
 
 
 def print_version(document: dict[str, Any]) -> None:
-    """The same for people; the whole of it is the JSON."""
+    """Print the most important of it for people; the JSON has everything."""
     from springtide_client.format.records import version_name
 
     from app.commands.formatting import format_bytes, format_time
@@ -76,12 +76,12 @@ def print_version(document: dict[str, Any]) -> None:
     if document["file"]:
         print(f"  record    {format_bytes(document['bytes'])} in {document['file']} at {document['offset']:,}")
     else:
-        print("  record    retired: its base says the rest")
+        print("  record    deleted: shown from its base")
     print(f"  checksum  {document['checksum']}, parent {document['parent'] or 'unknown'}")
     print(f"  created   {format_time(document['created_ms'])}")
     print(
-        f"  complete  until {format_time(document['complete_until_ms'])}, "
-        f"its newest event of {format_time(document['event_clock_ms'])}"
+        f"  complete  up to {format_time(document['complete_until_ms'])}, "
+        f"event clock at {format_time(document['event_clock_ms'])}"
     )
     print(f"  learned   {document['samples_trained']:,} samples in {document['step']:,} steps")
     for partition, position in document["positions"].items():
@@ -91,20 +91,20 @@ def print_version(document: dict[str, Any]) -> None:
     for task, values in score_lines(document["scores"]):
         print(f"  scores    {task}: {values}")
     shapes = document["tensors"]
-    for group, what in (("rows", "rows written"), ("forgotten", "keys forgotten"), ("texts", "texts brought")):
+    for group, what in (("rows", "rows written"), ("forgotten", "keys deleted"), ("texts", "id strings added")):
         if f"{group}.id" in shapes:
             print(f"  {group:<9} {shapes[f'{group}.id'][0]:,} {what}")
     num_dense = sum(name.startswith("dense.") for name in shapes)
     if num_dense:
-        print(f"  dense     {num_dense} parameters and statistics")
+        print(f"  dense     {num_dense} parameters and buffers")
     for command in document["executed_commands"]:
         print(f"  command   {command.get('id')}: {command.get('kind')}")
     if document["durable"]:
-        print(f"  durable   up to {version_name(document['durable'])}, when it was written")
+        print(f"  durable   up to {version_name(document['durable'])} when it was written")
 
 
 def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
-    """Each window's figures in one line."""
+    """Return one line per window: its name and its figures."""
     from app.commands.formatting import format_number
 
     lines = []
@@ -118,7 +118,7 @@ def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def show_key(config: "Config", index: "LogIndex", arguments: argparse.Namespace) -> int:
-    """The history of one row, where it stands, and until when."""
+    """Print the history of one row, which files contain it, and until when."""
     from springtide_client.keys import encode_id
 
     from app.errors import UserError
@@ -131,31 +131,31 @@ def show_key(config: "Config", index: "LogIndex", arguments: argparse.Namespace)
     schema = index.manifest.decode_schema()
     if feature not in schema.features:
         raise UserError(f"--key {arguments.key}: no feature {feature!r}, only {', '.join(schema.features)}")
-    number, (row_id, id_text) = schema.number(feature), encode_id(text)
+    number, (row_id, string) = schema.number(feature), encode_id(text)
     history = row_history(index, number, row_id, limit=arguments.limit)
-    history.text = history.text or id_text
-    holdings = files_containing(config.log, number, row_id)
+    history.string = history.string or string
+    references = files_containing(config.log, number, row_id)
     if arguments.json:
-        print_history_json(config, arguments.key, history, holdings)
+        print_history_json(config, arguments.key, history, references)
     else:
-        print_history(config, arguments.key, history, holdings)
+        print_history(config, arguments.key, history, references)
     return 0
 
 
-def print_history(config: "Config", key: str, history: "RowHistory", holdings: "list[FileReference]") -> None:
-    """A line for each event, then where the row is on the disk."""
+def print_history(config: "Config", key: str, history: "RowHistory", references: "list[FileReference]") -> None:
+    """Print a line per event, then the files that contain the row."""
     from springtide_client.format.records import version_name
 
     from app.commands.formatting import format_number, format_time
     from app.version_log.verify.report import plural
 
-    name, _, said = key.partition("=")
-    hashed = f" (id {history.id})" if said != str(history.id) else ""
-    known_as = f", the text {history.text!r}" if history.text is not None and history.text != said else ""
-    print(f"{name}={said}{hashed}{known_as}, from version {version_name(history.first)} on")
+    name, _, shown = key.partition("=")
+    hashed = f" (id {history.id})" if shown != str(history.id) else ""
+    string = f", the string {history.string!r}" if history.string not in (None, shown) else ""
+    print(f"{name}={shown}{hashed}{string}, since version {version_name(history.first)}")
     left_out = history.num_events - len(history.events)
     if left_out:
-        print(f"({plural(left_out, 'earlier event')} left out: --limit {history.num_events} shows all)")
+        print(f"({plural(left_out, 'earlier event')} not shown: --limit {history.num_events} shows all)")
     if history.events:
         print(f"{'version':>12}  {'created':19}  {'event':9}  {'count':>9}  {'last seen':19}  {'norm':>8}  {'move':>8}")
     for event in history.events:
@@ -165,21 +165,23 @@ def print_history(config: "Config", key: str, history: "RowHistory", holdings: "
         when = f"{version_name(event.version):>12}  {format_time(event.created_ms):19}"
         print(f"{when}  {event.kind:9}  {count:>9}  {seen:19}  {norm:>8}  {move:>8}".rstrip())
     if not history.events:
-        print("no version from there on wrote it: the id was never learned, or its row died before")
+        print("no version since then wrote it: the id was never learned, or its row was deleted before")
     elif not history.is_alive:
-        print(f"the row is gone: {history.events[-1].kind} in version {version_name(history.events[-1].version)}")
+        print(f"the row was deleted: {history.events[-1].kind} in version {version_name(history.events[-1].version)}")
     bases = ", ".join(version_name(number) for number in history.bases)
     word = "no base" if not bases else ("base " if len(history.bases) == 1 else "bases ") + bases
-    print(f"it stands in {word}" if holdings else "no file of the log holds it")
-    if holdings:
-        oldest = holdings[0]
-        others = f", of {len(holdings)}" if len(holdings) > 1 else ""
+    print(f"it is in {word}" if references else "no file of the log holds it")
+    if references:
+        oldest = references[0]
+        others = f", of {len(references)}" if len(references) > 1 else ""
         print(f"the oldest file that holds it{others}: {oldest.file}")
-        print(f"that file goes {oldest.removal_condition(config.log)}")
+        print(f"that file is deleted {oldest.removal_condition(config.log)}")
 
 
-def print_history_json(config: "Config", key: str, history: "RowHistory", holdings: "list[FileReference]") -> None:
-    """The same for other programs."""
+def print_history_json(
+    config: "Config", key: str, history: "RowHistory", references: "list[FileReference]"
+) -> None:
+    """Print the same as JSON."""
     from springtide_client.format.records import version_name
 
     from app.commands.formatting import print_json
@@ -189,7 +191,7 @@ def print_history_json(config: "Config", key: str, history: "RowHistory", holdin
             "key": key,
             "feature": history.feature,
             "id": history.id,
-            "text": history.text,
+            "id_string": history.string,
             "from": version_name(history.first),
             "is_alive": history.is_alive,
             "num_events": history.num_events,
@@ -197,11 +199,11 @@ def print_history_json(config: "Config", key: str, history: "RowHistory", holdin
             "bases": [version_name(number) for number in history.bases],
             "files": [
                 {
-                    "file": holding.file,
-                    "removal_condition": holding.removal_condition(config.log),
-                    "expected_ms": holding.expected_ms,
+                    "file": reference.file,
+                    "removal_condition": reference.removal_condition(config.log),
+                    "expected_ms": reference.expected_ms,
                 }
-                for holding in holdings
+                for reference in references
             ],
         }
     )

@@ -1,4 +1,4 @@
-"""The rows of a version as columns for other tools: an Arrow file, or Parquet. Streamed, a batch at a time."""
+"""Export the rows of a version as columns: an Arrow IPC file or Parquet, streamed batch by batch."""
 
 # n rows of a batch, D dimension
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ BATCH_ROWS = 65_536
 
 
 def write_arrow(image: RowImage, path: Path, feature: int | None) -> int:
-    """An Arrow IPC file; returns the number of rows."""
+    """Write an Arrow IPC file; return the number of rows."""
     schema, num_rows = arrow_schema(image), 0
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in _batches(image, schema, feature):
@@ -29,7 +29,7 @@ def write_arrow(image: RowImage, path: Path, feature: int | None) -> int:
 
 
 def write_parquet(image: RowImage, path: Path, feature: int | None) -> int:
-    """A Parquet file; returns the number of rows."""
+    """Write a Parquet file; return the number of rows."""
     schema, num_rows = arrow_schema(image), 0
     with parquet.ParquetWriter(str(path), schema, compression="zstd") as writer:
         for batch in _batches(image, schema, feature):
@@ -39,11 +39,11 @@ def write_parquet(image: RowImage, path: Path, feature: int | None) -> int:
 
 
 def arrow_schema(image: RowImage) -> Any:
-    """The columns: `text` is null where the id is a number, or where its text is not known."""
+    """Return the columns; `id_string` is null if the id is a number or its string is not known."""
     fields = [
         pa.field("feature", pa.dictionary(pa.int16(), pa.string()), nullable=False),
         pa.field("id", pa.int64(), nullable=False),
-        pa.field("text", pa.string()),
+        pa.field("id_string", pa.string()),
         pa.field("vector", pa.list_(pa.field("item", pa.float32(), nullable=False), image.dim), nullable=False),
         pa.field("count", pa.int64(), nullable=False),
         pa.field("last_seen_ms", pa.int64(), nullable=False),
@@ -52,7 +52,7 @@ def arrow_schema(image: RowImage) -> Any:
 
 
 def description(image: RowImage) -> str:
-    """Which version it is, as JSON."""
+    """Return which version it is, as JSON."""
     base = image.base.manifest
     document = {
         "version": image.number,
@@ -68,7 +68,7 @@ def description(image: RowImage) -> str:
 
 def _batches(image: RowImage, schema: Any, feature: int | None) -> Iterator[Any]:
     finder = IdDictionary(image.base, image.versions)
-    # one dictionary in all batches: an Arrow file holds each only once
+    # the same dictionary in all batches: an Arrow file stores it once
     names = pa.array([feature_name(image.schema, number) for number in range(len(image.schema.features))], pa.string())
     for rows in image.rows(feature):
         for start in range(0, len(rows), BATCH_ROWS):

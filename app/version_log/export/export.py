@@ -1,6 +1,5 @@
-"""A version as one file: the snapshot that servers give, or its rows for other tools. Whole, or not there at all."""
+"""Export a version as one file: the model snapshot, or its rows for other tools. The file is complete or absent."""
 
-# K keys of a batch
 import errno
 import os
 from collections.abc import Callable
@@ -22,34 +21,34 @@ FORMATS = {"safetensors": ".safetensors", "arrow": ".arrow", "parquet": ".parque
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What is to be written; UserError where a format cannot hold it."""
+    """What to export; UserError if the format cannot hold it."""
 
     format: str
     version: int
-    feature: int | None = None  # by number; None: all
+    feature: int | None = None  # its number; None: all features
     with_rows: bool = True
 
     def __post_init__(self) -> None:
         if self.format == "safetensors" and self.feature is not None:
             raise UserError("--feature: the safetensors snapshot is a whole model: use arrow, parquet or torch")
         if self.format in ("arrow", "parquet") and not self.with_rows:
-            raise UserError(f"--rows none: {self.format} holds nothing but rows: use safetensors or torch")
+            raise UserError(f"--rows none: {self.format} holds only rows: use safetensors or torch")
         if self.feature is not None and not self.with_rows:
             raise UserError("--feature with --rows none leaves nothing to write")
 
 
 def format_of(path: Path) -> str:
-    """The format that the file's name asks for; UserError where it asks for none."""
+    """Return the format that the file's suffix names; UserError if it names none."""
     for name, suffix in FORMATS.items():
         if path.suffix == suffix:
             return name
     raise UserError(
-        f"{path}: name a format with --format {'|'.join(FORMATS)}, or end the name in {', '.join(FORMATS.values())}"
+        f"{path}: choose a format with --format {'|'.join(FORMATS)}, or end the name in {', '.join(FORMATS.values())}"
     )
 
 
 def export(index: LogIndex, config: ExportConfig, path: Path, *, force: bool) -> int:
-    """Writes the file and returns how many rows it holds; an existing one is replaced only with `force`."""
+    """Write the file and return its number of rows; an existing file is replaced only with `force`."""
     check_target(path, force=force)
     if config.format == "safetensors":
         return write_whole_file(path, lambda draft: _write_snapshot(index, config, draft), force=force)
@@ -63,17 +62,17 @@ def export(index: LogIndex, config: ExportConfig, path: Path, *, force: bool) ->
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """UserError where nothing can be written under this name, before any work is done."""
+    """Raise UserError if no file can be written at this path."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder: name a file in it")
+        raise UserError(f"{path} is a folder: give the name of a file in it")
     if not path.parent.is_dir():
-        raise UserError(f"{path}: there is no folder {path.parent}: make it first")
+        raise UserError(f"{path}: there is no folder {path.parent}: create it first")
     if path.exists() and not force:
-        raise UserError(f"{path} exists: name another file, or replace it with --force")
+        raise UserError(f"{path} exists: choose another name, or replace it with --force")
 
 
 def write_whole_file(path: Path, write: Callable[[Path], int], *, force: bool) -> int:
-    """1. Write beside. 2. fsync. 3. Name it. LogError where the disk refuses; what was begun is removed."""
+    """1. Write a draft. 2. fsync it. 3. Move it into place. LogError if the disk refuses; the draft is then deleted."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         result = write(draft)
@@ -82,7 +81,7 @@ def write_whole_file(path: Path, write: Callable[[Path], int], *, force: bool) -
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        _name(draft, path, force=force)
+        _move(draft, path, force=force)
         fsync_folder(path.parent)
         return result
     except OSError as error:
@@ -92,25 +91,25 @@ def write_whole_file(path: Path, write: Callable[[Path], int], *, force: bool) -
             draft.unlink(missing_ok=True)
 
 
-def _name(draft: Path, path: Path, *, force: bool) -> None:
+def _move(draft: Path, path: Path, *, force: bool) -> None:
     if force:
         draft.replace(path)
         return
     try:
-        os.link(draft, path)  # unlike a rename, never over a file that came meanwhile
+        os.link(draft, path)  # unlike a rename, this never replaces a file created meanwhile
     except FileExistsError:
         check_target(path, force=False)
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         check_target(path, force=False)
         draft.rename(path)
 
 
 def _reason(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "no room is left on its disk: make room, or name a file elsewhere"
+        return "its disk is full: make room, or choose another place"
     reason = str(error) if error.errno is None else os.strerror(error.errno).lower()
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{reason}: name a file elsewhere, or change the folder's owner"
+        return f"{reason}: choose another place, or change the folder's permissions"
     return reason
 
 

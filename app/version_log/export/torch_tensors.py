@@ -1,4 +1,4 @@
-"""A version as plain tensors in one file of torch.save: `torch.load(path, weights_only=True)` reads it anywhere."""
+"""Export a version as plain tensors in one torch.save file; `torch.load(path, weights_only=True)` reads it."""
 
 # n rows of a feature, D dimension
 import tempfile
@@ -20,9 +20,9 @@ TYPES = {"id": np.int64, "vector": np.float32, "count": np.int64, "last_seen_ms"
 def write_torch(image: RowImage, path: Path, feature: int | None, *, with_rows: bool) -> int:
     """`{"manifest": JSON, "dense": {name: tensor}, "rows": {feature: {column: tensor}}}`; returns the number of rows.
 
-    Columns: `id` (n), `vector` (n, D), `count`, `last_seen_ms`; where the feature has texts also `text_bytes` and
-    `text_offsets` (n + 1): the text of row i is `text_bytes[text_offsets[i]:text_offsets[i + 1]]`, empty where the id
-    is a number. With one feature there is no dense part.
+    Columns: `id` (n), `vector` (n, D), `count` (n), `last_seen_ms` (n); if the feature has string ids also
+    `id_string_bytes` and `id_string_offsets` (n + 1): row i has `id_string_bytes[offsets[i]:offsets[i + 1]]`, empty if
+    its id is a number. With one feature there is no dense part.
     """
     dense = {} if feature is not None else image.dense()
     document: dict[str, Any] = {
@@ -38,37 +38,37 @@ def write_torch(image: RowImage, path: Path, feature: int | None, *, with_rows: 
         document["rows"] = {
             image.schema.features[number]: columns.tensors(number) for number in sorted(columns.num_rows)
         }
-        with path.open("wb") as file:  # a file and not its name: a full disk is then an OSError
+        with path.open("wb") as file:  # a file object: with a path torch.save hides the OSError of a full disk
             torch.save(document, file)
     return sum(columns.num_rows.values())
 
 
 class _Columns:
-    """Tensors that are gathered in files, so that the rows need not fit into memory."""
+    """Collects columns in temporary files, so that the rows need not fit into memory."""
 
     def __init__(self, folder: Path, dim: int) -> None:
         self.num_rows: dict[int, int] = {}
         self._folder, self._dim = folder, dim
 
     def add(self, number: int, rows: RowLayer, finder: IdDictionary) -> None:
-        """Rows of one feature, behind those that are there."""
-        texts = [b"" if text is None else text.encode() for text in finder.find(rows.feature, rows.id)]
+        """Append rows of one feature."""
+        strings = [b"" if string is None else string.encode() for string in finder.find(rows.feature, rows.id)]
         for name, column in COLUMNS.items():
             self._append(number, name, np.asarray(getattr(rows, column), TYPES[name], order="C").tobytes())
-        self._append(number, "lengths", np.array([len(text) for text in texts], np.int64).tobytes())
-        self._append(number, "texts", b"".join(texts))
+        self._append(number, "lengths", np.array([len(string) for string in strings], np.int64).tobytes())
+        self._append(number, "strings", b"".join(strings))
         self.num_rows[number] = self.num_rows.get(number, 0) + len(rows)
 
     def tensors(self, number: int) -> dict[str, torch.Tensor]:
-        """The columns of a feature."""
+        """Return the columns of a feature."""
         arrays = {name: np.memmap(self._folder / f"{number}.{name}", dtype, "c") for name, dtype in TYPES.items()}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name in COLUMNS}
         tensors["vector"] = tensors["vector"].reshape(-1, self._dim)
         lengths = arrays["lengths"]
         if lengths.any():
             offsets = np.concatenate([[0], np.cumsum(lengths)])
-            content = np.memmap(self._folder / f"{number}.texts", np.uint8, "c")
-            tensors |= {"text_bytes": torch.from_numpy(content), "text_offsets": torch.from_numpy(offsets)}
+            content = np.memmap(self._folder / f"{number}.strings", np.uint8, "c")
+            tensors |= {"id_string_bytes": torch.from_numpy(content), "id_string_offsets": torch.from_numpy(offsets)}
         return tensors
 
     def _append(self, number: int, name: str, content: bytes) -> None:

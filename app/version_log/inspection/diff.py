@@ -1,6 +1,6 @@
-"""What lies between two versions: rows that came, changed and went, the largest moves, dense parameters, the stream.
+"""Compare two versions: rows added, changed and deleted, the rows that moved most, dense parameters, the stream.
 
-Rows are compared a part of the key space at a time; a base is only looked into, never loaded.
+Rows are compared one range of keys at a time; a base is read where needed, never loaded whole.
 """
 
 # K keys written in between, n rows of a base, D dimension
@@ -13,52 +13,44 @@ import numpy as np
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Array
 from springtide_client.log.base import Base
-from springtide_client.rows.layers import (
-    BoolArray,
-    Float32Array,
-    Int64Array,
-    RowLayer,
-    UInt16Array,
-    empty_layer,
-    expiry_cutoffs_of,
-)
+from springtide_client.rows.layers import BoolArray, Float32Array, Int64Array, RowLayer, UInt16Array, expiry_cutoffs_of
 from springtide_client.schema import Schema
 
 from app.version_log.read.id_dictionary import IdDictionary, display_id, feature_name
 from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
 
-CHUNK_ROWS = 1 << 20  # of a base that are looked through at a time
+CHUNK_ROWS = 1 << 20  # of a base, read at a time
 
 
 @dataclass
 class RowCounts:
-    """How many rows of one feature did what."""
+    """What happened to the rows of one feature, in numbers."""
 
     added: int = 0
     changed: int = 0
-    came_back: int = 0  # of the changed: forgotten in between, and new again
-    forgotten_by_key: int = 0
-    forgotten_by_rule: int = 0
+    came_back: int = 0  # of the changed: deleted and created again in between
+    erased: int = 0  # by key
+    expired: int = 0  # by a TTL or another rule
 
 
 @dataclass(frozen=True, order=True)
 class RowMove:
-    """A row that is at both versions, and how far apart."""
+    """A row that exists at both versions, and the distance between its two vectors (L2)."""
 
     distance: float
     feature: int
     id: int
-    count: int  # how much its count grew
+    count: int  # the growth of its count
 
 
 class DenseChange(NamedTuple):
-    """A parameter of the dense net, or a statistic beside it."""
+    """The change of one parameter or buffer of the dense net (L2)."""
 
     name: str
     shape: tuple[int, ...]
     distance: float
-    relative: float | None  # to its norm at the older version; None where that is 0
+    relative: float | None  # to its norm at the older version; None if that is 0
 
 
 @dataclass
@@ -73,13 +65,13 @@ class VersionDiff:
     num_bytes: int
     features: dict[int, RowCounts] = field(default_factory=dict)
     moves: list[RowMove] = field(default_factory=list)  # the largest first
-    texts: dict[tuple[int, int], str] = field(default_factory=dict)  # of the ids among them
+    id_strings: dict[tuple[int, int], str] = field(default_factory=dict)  # of the keys in `moves`
     mean_move: float = 0.0
     dense: list[DenseChange] = field(default_factory=list)
 
     @property
     def total(self) -> RowCounts:
-        """All features together."""
+        """The counts of all features together."""
         total = RowCounts()
         for counts in self.features.values():
             for name, count in vars(counts).items():
@@ -89,13 +81,13 @@ class VersionDiff:
     def feature_name(self, number: int) -> str:
         return feature_name(self.schema, number)
 
-    def key_name(self, move: RowMove) -> str:
-        return display_id(move.id, self.texts.get((move.feature, move.id)))
+    def display_id(self, move: RowMove) -> str:
+        return display_id(move.id, self.id_strings.get((move.feature, move.id)))
 
 
 @dataclass(frozen=True)
 class _OlderRows:
-    """Keys as they were at the older version."""
+    """The rows that keys had at the older version."""
 
     alive: BoolArray
     value: Float32Array
@@ -106,7 +98,7 @@ class _OlderRows:
 def diff_versions(
     index: LogIndex, older: int, newer: int, *, top: int = 10, range_bytes: int = RANGE_BYTES
 ) -> VersionDiff:
-    """The difference of two versions, `older` first; UserError names the oldest version that can be compared."""
+    """Compare two versions, `older` first; UserError names the oldest version that can be compared."""
     base = index.base_before(older)
     before = VersionRange(index, base.tip.number, older)
     between = VersionRange(index, older, newer)
@@ -114,8 +106,8 @@ def diff_versions(
     schema = base.manifest.decode_schema()
     result = VersionDiff(older, newer, schema, metas, len(between.entries), between.num_bytes)
     comparison = _RowDiff(result, base, before, between, top)
-    for part in split_keys(before.num_bytes + between.num_bytes, range_bytes):
-        comparison.add(part)
+    for key_range in split_keys(before.num_bytes + between.num_bytes, range_bytes):
+        comparison.add(key_range)
     comparison.finish()
     result.dense = _dense_changes(base, before, between)
     if result.moves:
@@ -123,8 +115,8 @@ def diff_versions(
         features = np.array([move.feature for move in result.moves], np.uint16)
         ids = np.array([move.id for move in result.moves], np.int64)
         keys = zip(features.tolist(), ids.tolist(), strict=True)
-        result.texts = {
-            key: text for key, text in zip(keys, finder.find(features, ids), strict=True) if text is not None
+        result.id_strings = {
+            key: string for key, string in zip(keys, finder.find(features, ids), strict=True) if string is not None
         }
     return result
 
@@ -132,22 +124,22 @@ def diff_versions(
 class _RowDiff:
     def __init__(self, result: VersionDiff, base: Base, before: VersionRange, between: VersionRange, top: int) -> None:
         self._result, self._base, self._before, self._between, self._top = result, base, before, between, top
-        self._horizons = tuple(meta.expiry_cutoffs for meta in result.metas)
+        self._cutoffs = tuple(meta.expiry_cutoffs for meta in result.metas)
         self._sum, self._num_moves = 0.0, 0
 
-    def add(self, part: KeyRange) -> None:
-        """1. What was written in between. 2. What its keys were before. 3. What died of a rule and was not written."""
+    def add(self, key_range: KeyRange) -> None:
+        """1. Rows written in between. 2. Their keys' older rows. 3. Rows that expired without being written."""
         dim = self._base.manifest.table.dim
-        written = self._between.changes(part, dim)
-        old = self._old(written, self._before.changes(part, dim, only=written))
-        self._compare(written, old, self._between.tombstones(part))
-        if _raised(*self._horizons):
-            changed = self._before.keys(part)
-            self._count("forgotten_by_rule", self._expired(changed, written))
-            for start in range(0, len(base := part.select(_keys_only(self._base.rows))), CHUNK_ROWS):
+        written = self._between.changes(key_range, dim)
+        old = self._old(written, self._before.changes(key_range, dim, only=written))
+        self._compare(written, old, self._between.tombstones(key_range))
+        if _raised(*self._cutoffs):
+            changed = self._before.keys(key_range)
+            self._count("expired", self._expired(changed, written))
+            for start in range(0, len(base := key_range.select(self._base.rows.keys_only())), CHUNK_ROWS):
                 rows = base.take(slice(start, start + CHUNK_ROWS))
                 rows = rows.take(np.flatnonzero(_not_in(changed, rows)))
-                self._count("forgotten_by_rule", self._expired(rows, written))
+                self._count("expired", self._expired(rows, written))
 
     def finish(self) -> None:
         self._result.moves = sorted(self._result.moves, reverse=True)
@@ -171,20 +163,20 @@ class _RowDiff:
                 layer.last_seen[hits],
             )
             missing = missing[rows < 0]
-        if self._horizons[0]:
-            old.alive[:] &= old.last_seen >= expiry_cutoffs_of(written.feature, self._horizons[0])
+        if self._cutoffs[0]:
+            old.alive[:] &= old.last_seen >= expiry_cutoffs_of(written.feature, self._cutoffs[0])
         return old
 
-    def _compare(self, written: RowLayer, old: _OlderRows, forgotten: RowLayer) -> None:
-        alive = written.live_mask(self._horizons[1])
+    def _compare(self, written: RowLayer, old: _OlderRows, tombstones: RowLayer) -> None:
+        alive = written.live_mask(self._cutoffs[1])
         by_key = np.zeros(len(written), np.bool_) if written.forgotten is None else written.forgotten
         differs = (written.value != old.value).any(axis=1) | (written.count != old.count)
         changed = alive & old.alive & (differs | (written.last_seen != old.last_seen))
         self._count("added", written.feature[alive & ~old.alive])
         self._count("changed", written.feature[changed])
-        self._count("came_back", written.feature[changed & ~_not_in(forgotten, written)])
-        self._count("forgotten_by_key", written.feature[old.alive & by_key])
-        self._count("forgotten_by_rule", written.feature[old.alive & ~alive & ~by_key])
+        self._count("came_back", written.feature[changed & ~_not_in(tombstones, written)])
+        self._count("erased", written.feature[old.alive & by_key])
+        self._count("expired", written.feature[old.alive & ~alive & ~by_key])
         self._measure(written, old, np.flatnonzero(changed))
 
     def _measure(self, written: RowLayer, old: _OlderRows, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
@@ -192,7 +184,7 @@ class _RowDiff:
         for start in range(0, len(rows), CHUNK_ROWS):
             some = rows[start : start + CHUNK_ROWS]
             moved = written.value[some].astype(np.float64) - old.value[some]
-            # a row with NaN has moved further than any other
+            # a row with NaN counts as the largest move
             distances[start : start + CHUNK_ROWS] = np.nan_to_num(np.sqrt((moved**2).sum(axis=1)), nan=np.inf)
         self._sum, self._num_moves = self._sum + float(distances.sum()), self._num_moves + len(rows)
         far = np.argsort(-distances, kind="stable")[: self._top]
@@ -209,8 +201,8 @@ class _RowDiff:
         self._result.moves = heapq.nlargest(self._top, [*self._result.moves, *moves])
 
     def _expired(self, rows: RowLayer, written: RowLayer) -> UInt16Array:
-        """The features of rows that a rule raised in between took, those left out that were written in between."""
-        dead = rows.live_mask(self._horizons[0]) & ~rows.live_mask(self._horizons[1])
+        """Return the features of the rows that expired in between, without those that were written in between."""
+        dead = rows.live_mask(self._cutoffs[0]) & ~rows.live_mask(self._cutoffs[1])
         rows = rows.take(np.flatnonzero(dead))
         return rows.feature[_not_in(written, rows)]
 
@@ -221,21 +213,15 @@ class _RowDiff:
 
 
 def _raised(older: Mapping[str, int], newer: Mapping[str, int]) -> bool:
-    return any(horizon > older.get(number, 0) for number, horizon in newer.items())
+    return any(cutoff > older.get(number, 0) for number, cutoff in newer.items())
 
 
 def _not_in(layer: RowLayer, rows: RowLayer) -> BoolArray:
     return layer.find_mixed(rows.mixed, rows.feature) < 0
 
 
-def _keys_only(rows: RowLayer) -> RowLayer:
-    if not len(rows):
-        return empty_layer(0)
-    return RowLayer(rows.mixed, rows.feature, rows.id, rows.value[:, :0], rows.count, rows.last_seen)
-
-
 def _dense_changes(base: Base, before: VersionRange, between: VersionRange) -> list[DenseChange]:
-    """Every parameter that is at either version, the one that moved most, by its own norm, first."""
+    """Return every parameter of either version, the one that changed most relative to its norm first."""
     older = base.dense | before.newest_arrays("dense.")
     newer = older | between.newest_arrays("dense.")
     changes = [_dense_change(name, older.get(name), array) for name, array in newer.items()]

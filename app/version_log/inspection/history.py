@@ -1,4 +1,4 @@
-"""The life of one row as far as the log reaches: each version that wrote it, forgot it or let it die."""
+"""The history of one row as far back as the log reaches: each version that wrote it, erased it or let it expire."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,54 +15,54 @@ from app.version_log.read.id_dictionary import IdDictionary
 from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import VersionRange
 
-# what happened to the row
-IN_BASE, CREATED, WRITTEN, FORGOTTEN, EXPIRED = "in base", "created", "written", "forgotten", "expired"
+# kinds of events
+IN_BASE, CREATED, WRITTEN, ERASED, EXPIRED = "in base", "created", "written", "erased", "expired"
 
 
 @dataclass(frozen=True)
 class RowEvent:
-    """The row at one version; the figures of one that is gone are None."""
+    """What one version did to the row. The row's figures are None if the version deleted it."""
 
     version: int
-    created_ms: int  # the version
+    created_ms: int  # of the version
     kind: str
     count: int | None = None
     last_seen_ms: int | None = None
     norm: float | None = None
-    move: float | None = None  # the distance to the row before; None for a new one
+    move: float | None = None  # the L2 distance from its previous vector; None if it is new
 
 
 @dataclass
 class RowHistory:
-    """Events, oldest first; the oldest of many are left out."""
+    """Events, oldest first; the oldest are dropped beyond the limit."""
 
     feature: int
     id: int
-    first: int  # the version that the log reaches back to
+    first: int  # of the version that the log reaches back to
     events: deque[RowEvent]
     num_events: int = 0
-    text: str | None = None
-    bases: list[int] = field(default_factory=list)  # in which it stands
+    string: str | None = None  # the id as a string, if it is the hash of one
+    bases: list[int] = field(default_factory=list)  # that contain it
 
     @property
     def is_alive(self) -> bool:
-        """Whether the row is there at the end."""
+        """True if the row exists at the newest version."""
         return bool(self.events) and self.events[-1].kind in (IN_BASE, CREATED, WRITTEN)
 
 
 def row_history(index: LogIndex, feature: int, row_id: int, *, limit: int) -> RowHistory:
-    """What the oldest base and every version behind it say of a key; LogError where they cannot all be read."""
+    """Follow a key from the oldest base through every version; LogError if one of them cannot be read."""
     base = index.base_before(index.numbers[-1]) if not index.bases else _oldest_base(index)
     history = RowHistory(feature, row_id, base.tip.number, deque(maxlen=limit))
-    life = _HistoryBuilder(history, base)
-    stretch = VersionRange(index, base.tip.number, index.numbers[-1])
-    for record in stretch.records():
-        life.apply(record)
+    builder = _HistoryBuilder(history, base)
+    versions = VersionRange(index, base.tip.number, index.numbers[-1])
+    for record in versions.records():
+        builder.apply(record)
     for number in index.bases:
         opened = base if number == base.tip.number else Base.open(index.directory.path / base_name(number))
         if opened.rows.find(*_key(feature, row_id))[0] >= 0:
             history.bases.append(number)
-    history.text = IdDictionary(base, stretch).find(*_key(feature, row_id))[0]
+    history.string = IdDictionary(base, versions).find(*_key(feature, row_id))[0]
     return history
 
 
@@ -75,28 +75,27 @@ class _HistoryBuilder:
         if row >= 0:
             rows, meta = base.rows, base.manifest.meta
             seen = int(rows.last_seen[row])
-            self._tell(base.tip.number, meta, IN_BASE, int(rows.count[row]), seen, rows.value[row])
+            self._write(base.tip.number, meta, IN_BASE, int(rows.count[row]), seen, rows.value[row])
 
     def apply(self, record: Record) -> None:
-        """Forgetting applies before rows, and rules last."""
+        """Apply the next version: tombstones first, then rows, then expiry."""
         tensors, meta, number = record.tensors(), record.meta, record.number
-        if _place(tensors, "forgotten", self._history) is not None:
-            self._end(number, meta, FORGOTTEN)
-        if (row := _place(tensors, "rows", self._history)) is not None:
+        if _row_of(tensors, "forgotten", self._history) is not None:
+            self._delete(number, meta, ERASED)
+        if (row := _row_of(tensors, "rows", self._history)) is not None:
             count, seen = int(tensors["rows.count"][row]), int(tensors["rows.last_seen"][row])
             kind = CREATED if self._vector is None else WRITTEN
-            self._tell(number, meta, kind, count, seen, tensors["rows.value"][row])
-        if self._vector is not None and self._last_seen < meta.expiry_cutoffs.get(
-            str(self._history.feature), self._last_seen
-        ):
-            self._end(number, meta, EXPIRED)
+            self._write(number, meta, kind, count, seen, tensors["rows.value"][row])
+        cutoff = meta.expiry_cutoffs.get(str(self._history.feature), self._last_seen)
+        if self._vector is not None and self._last_seen < cutoff:
+            self._delete(number, meta, EXPIRED)
 
-    def _tell(self, number: int, meta: VersionMeta, kind: str, count: int, seen: int, vector: Float32Array) -> None:
+    def _write(self, number: int, meta: VersionMeta, kind: str, count: int, seen: int, vector: Float32Array) -> None:
         move = None if self._vector is None else _length(vector.astype(np.float64) - self._vector)
         self._vector, self._last_seen = np.array(vector), seen
         self._add(RowEvent(number, meta.created_ms, kind, count, seen, _length(vector.astype(np.float64)), move))
 
-    def _end(self, number: int, meta: VersionMeta, kind: str) -> None:
+    def _delete(self, number: int, meta: VersionMeta, kind: str) -> None:
         self._vector = None
         self._add(RowEvent(number, meta.created_ms, kind))
 
@@ -106,17 +105,17 @@ class _HistoryBuilder:
 
 
 def _oldest_base(index: LogIndex) -> Base:
-    damaged: LogError | None = None
+    failure: LogError | None = None
     for number in index.bases:
         try:
             return Base.open(index.directory.path / base_name(number))
         except LogError as error:
-            damaged = damaged or error
-    assert damaged is not None
-    raise damaged
+            failure = failure or error
+    assert failure is not None
+    raise failure
 
 
-def _place(tensors: Arrays, group: str, history: RowHistory) -> int | None:
+def _row_of(tensors: Arrays, group: str, history: RowHistory) -> int | None:
     if f"{group}.id" not in tensors:
         return None
     here = np.flatnonzero(tensors[f"{group}.id"] == history.id)

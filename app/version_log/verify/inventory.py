@@ -1,4 +1,4 @@
-"""A log's folder as it was at one instant, and the owner of every name in it."""
+"""The inventory of a log's folder: its files at one instant, its claims and manifests, and names that do not belong."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import decode_checksummed_json
+from springtide_client.format.checksummed_json import decode_checksummed_json, has_checksum
 from springtide_client.log.directory import Listing, LogDirectory, LogManifest, claim_name, manifest_name
 
 from app.version_log.verify.report import VerifyReport, plural
@@ -17,35 +17,35 @@ _OWNED = re.compile(
     r"base-\d{20}|commands|(?:trainer|compactor|broker)\.lock|corruption\.json|broker\.(?:json|err)|simulator\.json"
     r"|\.tmp-.+"
 )
-_TAIL = re.compile(rb',"crc32":(\d+)\}\s*$')
-REMOVE = "no reader looks at it: remove it"
+REMOVE = "no reader uses it: remove it"
 
 
 @dataclass(frozen=True)
 class LogInventory:
-    """Names, and how long each segment was."""
+    """The names in a log's folder, and the size of each segment, at one instant."""
 
     path: Path
     names: frozenset[str]
     listing: Listing
     sizes: dict[str, int]
-    durable: int  # the newest version that a trainer's status called durable
+    durable: int  # the newest version that a trainer's status calls durable
 
     @staticmethod
     def of(directory: LogDirectory) -> "LogInventory":
-        """As it is now."""
-        durable = reported_durable(directory.path)  # before the sizes: what was durable then must stand in the files
+        """Take the inventory now."""
+        # before the sizes, because what was durable then must be in the files
+        durable = reported_durable(directory.path)
         listing = directory.scan()
         sizes = {}
         for name in (name for names in listing.segments.values() for name in names):
             try:
                 sizes[name] = (directory.path / name).stat().st_size
-            except FileNotFoundError:  # retired this very moment
+            except FileNotFoundError:  # deleted at this moment
                 continue
         return LogInventory(directory.path, frozenset(os.listdir(directory.path)), listing, sizes, durable)
 
     def has_same_files(self, other: "LogInventory") -> bool:
-        """Whether nothing came or went that may explain a finding; files may have grown."""
+        """Return True if no file was added or deleted; files may have grown."""
         return (self.listing.bases, self.listing.manifest_epoch, set(self.sizes)) == (
             other.listing.bases,
             other.listing.manifest_epoch,
@@ -54,77 +54,73 @@ class LogInventory:
 
 
 def reported_durable(log_path: Path) -> int:
-    """The newest version that any trainer's status calls durable; 0 where none does."""
-    told = 0
+    """Return the newest version that any trainer's status calls durable; 0 if none does."""
+    durable = 0
     for path in log_path.glob("status-*.json"):
         try:
-            told = max(told, int(msgspec.json.decode(path.read_bytes())["durable_version"]))
-        except (OSError, KeyError, TypeError, ValueError):  # replaced every second, and nobody's truth
+            durable = max(durable, int(msgspec.json.decode(path.read_bytes())["durable_version"]))
+        except (OSError, KeyError, TypeError, ValueError):  # being replaced, or malformed: it is only a hint
             continue
-    return told
+    return durable
 
 
-def check_inventory(folder: LogInventory, findings: VerifyReport) -> LogManifest | None:
-    """Claims, manifests and owners; the newest manifest, or None where it cannot be read."""
-    listing = folder.listing
-    num_wrong = len(findings.errors)
+def check_inventory(inventory: LogInventory, report: VerifyReport) -> LogManifest | None:
+    """Check claims, manifests and names; return the newest manifest, or None if it cannot be read."""
+    listing = inventory.listing
+    num_wrong = len(report.errors)
     for epoch in range(1, max(listing.claimed_epoch, listing.manifest_epoch) + 1):
-        if claim_name(epoch) not in folder.names:
-            reader = "followers may wait, and a replaced trainer would not notice: make an empty file of that name"
-            findings.error(claim_name(epoch), None, "it is missing", reader)
+        if claim_name(epoch) not in inventory.names:
+            consequence = (
+                "followers may wait, and a replaced trainer would not notice: create an empty file of that name"
+            )
+            report.error(claim_name(epoch), None, "it is missing", consequence)
     newest = None
     for epoch in range(1, listing.manifest_epoch + 1):
-        if manifest_name(epoch) in folder.names:
-            newest = check_manifest(folder, epoch, findings)
-    for name in sorted(folder.names):
-        check_owner(folder, name, findings)
+        if manifest_name(epoch) in inventory.names:
+            newest = check_manifest(inventory, epoch, report)
+    for name in sorted(inventory.names):
+        check_name(inventory, name, report)
     if listing.claimed_epoch > listing.manifest_epoch:
-        findings.note(
-            f"epoch {listing.claimed_epoch} is claimed and has sealed nothing: a trainer starts, or died starting"
-        )
-    if len(findings.errors) == num_wrong:
+        what = f"epoch {listing.claimed_epoch} is claimed but has no manifest"
+        report.note(f"{what}: a trainer is starting, or died while starting")
+    if len(report.errors) == num_wrong:
         epochs = plural(listing.claimed_epoch, "epoch")
-        findings.ok(f"{epochs}: claims and manifests; {plural(len(folder.names), 'name')}, each with its owner")
+        report.ok(f"{epochs}: claims and manifests; {plural(len(inventory.names), 'file')}, all known")
     return newest
 
 
-def check_manifest(folder: LogInventory, epoch: int, findings: VerifyReport) -> LogManifest | None:
-    """One epoch's; None where it cannot be read."""
+def check_manifest(inventory: LogInventory, epoch: int, report: VerifyReport) -> LogManifest | None:
+    """Check one epoch's manifest; return it, or None if it cannot be read."""
     name = manifest_name(epoch)
-    reader = "nobody reads it any more: remove it"
-    if epoch == folder.listing.manifest_epoch:
-        reader = "nobody can follow the log, and no trainer can start: restore it from a copy"
+    consequence = "nothing reads it any more: remove it"
+    if epoch == inventory.listing.manifest_epoch:
+        consequence = "the log cannot be followed and no trainer can start: restore it from a copy"
     try:
-        text = (folder.path / name).read_bytes()
+        text = (inventory.path / name).read_bytes()
         manifest = decode_checksummed_json(text, LogManifest, name)
         schema = manifest.decode_schema()
     except LogError as error:
-        findings.error(name, None, str(error).removeprefix(f"{name} "), reader)
+        report.error(name, None, str(error).removeprefix(f"{name} "), consequence)
         return None
     if not has_checksum(text):
-        findings.error(name, None, "the checksum at its end is damaged", reader)
+        report.error(name, None, "the checksum at its end is damaged", consequence)
     elif manifest.epoch != epoch:
-        findings.error(name, None, f"it is the manifest of epoch {manifest.epoch}", reader)
+        report.error(name, None, f"it is the manifest of epoch {manifest.epoch}", consequence)
     elif manifest.fingerprint != schema.fingerprint():
-        findings.error(name, None, "its fingerprint is not that of its schema", reader)
+        report.error(name, None, "its fingerprint does not match its schema", consequence)
     return manifest
 
 
-def has_checksum(text: bytes) -> bool:
-    """Whether a file of `encode_checksummed_json` still has its last key: one without it would be believed."""
-    return _TAIL.search(text) is not None
-
-
-def check_owner(folder: LogInventory, name: str, findings: VerifyReport) -> None:
-    """Whether anybody in this system makes files of this name."""
+def check_name(inventory: LogInventory, name: str, report: VerifyReport) -> None:
+    """Report a name that no part of Springtide uses."""
     numbered = _NUMBERED.fullmatch(name)
     if numbered is None:
         if _OWNED.fullmatch(name) is None:
-            findings.error(name, None, "it has no owner", REMOVE)
+            report.error(name, None, "Springtide makes no file of this name", REMOVE)
         return
-    kind, epoch, listing = numbered[1], int(numbered[2]), folder.listing
+    kind, epoch, listing = numbered[1], int(numbered[2]), inventory.listing
     if epoch > max(listing.claimed_epoch, listing.manifest_epoch):
-        findings.error(name, None, f"nobody has claimed epoch {epoch}", REMOVE)
+        report.error(name, None, f"epoch {epoch} was never claimed", REMOVE)
     elif kind == "seg" and epoch > listing.manifest_epoch:
-        reader = "followers wait, and the next trainer would leave that file out: restore the manifest from a copy"
-        findings.error(manifest_name(epoch), None, f"it is missing, and {name} is there", reader)
+        consequence = "followers wait, and the next trainer would ignore that segment: restore the manifest from a copy"
+        report.error(manifest_name(epoch), None, f"it is missing, but {name} exists", consequence)

@@ -1,25 +1,25 @@
-"""What a look through a log covered, and what it found: told line by line, and kept."""
+"""The report of a verification: what was checked, what is worth knowing, what is wrong and what follows from it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-OK, NOTE, ERROR = "ok", "note", "wrong"
+OK, NOTE, ERROR = "ok", "note", "error"
 
 
 def plural(number: int, noun: str) -> str:
-    """A number and its noun."""
+    """Return a number and its noun, such as `3 rows`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that was covered, is worth knowing, or is wrong."""
+    """One line of the report; `level` is OK, NOTE or ERROR."""
 
     level: str
     what: str
     file: str | None = None  # in the log's folder
-    offset: int | None = None  # in the file
-    consequence: str | None = None  # what whoever reads the log does about it
+    offset: int | None = None  # in the file, in bytes
+    consequence: str | None = None  # what readers of the log do about it, and what to do
 
     def __str__(self) -> str:
         place = "" if self.file is None else self.file
@@ -29,30 +29,30 @@ class Finding:
 
 
 class VerifyReport:
-    """Every finding, in the order in which they were told."""
+    """Collects findings in order."""
 
-    def __init__(self, tell: Callable[[Finding], object] = lambda _: None) -> None:
-        """`tell` is called with each at once."""
+    def __init__(self, on_finding: Callable[[Finding], object] = lambda _: None) -> None:
+        """`on_finding` is called with each finding as it is added."""
         self.all: list[Finding] = []
-        self._tell = tell
+        self._on_finding = on_finding
 
     @property
     def errors(self) -> list[Finding]:
-        """What is wrong."""
+        """Everything that is wrong."""
         return [finding for finding in self.all if finding.level == ERROR]
 
     def ok(self, what: str) -> None:
-        """This was looked at, and is as it should be."""
+        """Report something that was checked and is right."""
         self._add(Finding(OK, what))
 
     def note(self, what: str, file: str | None = None, offset: int | None = None) -> None:
-        """This is no damage, and should be known."""
+        """Report something worth knowing that is not an error."""
         self._add(Finding(NOTE, what, file, offset))
 
-    def error(self, file: str, offset: int | None, what: str, reader: str) -> None:
-        """This is damage."""
-        self._add(Finding(ERROR, what, file, offset, reader))
+    def error(self, file: str, offset: int | None, what: str, consequence: str) -> None:
+        """Report something that is wrong."""
+        self._add(Finding(ERROR, what, file, offset, consequence))
 
     def _add(self, finding: Finding) -> None:
         self.all.append(finding)
-        self._tell(finding)
+        self._on_finding(finding)

@@ -1,4 +1,4 @@
-"""Reads a whole log and compares everything in it with everything else: what a reader would trip over is told."""
+"""Verify a log: read all of it and check everything in it against everything else that readers rely on."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -25,62 +25,62 @@ def verify(
     *,
     deep: bool = False,
     range_bytes: int = RANGE_BYTES,
-    tell: Callable[[Finding], object] = lambda _: None,
+    on_finding: Callable[[Finding], object] = lambda _: None,
 ) -> VerifyReport:
-    """1. Folder. 2. Bases. 3. Records. 4. `deep`: each base against the log before it. Tells each finding at once.
+    """1. Inventory. 2. Bases. 3. Records. 4. If `deep`: each base against the log before it.
 
-    A trainer and a merger may be at work meanwhile: where files went away under a look that found damage, it is
-    repeated. UserError where there is no log.
+    `on_finding` is called with each finding. A trainer and a compactor may run meanwhile: if files went away during a
+    pass that found errors, the pass is repeated. UserError if there is no log.
     """
     listing = directory.scan()
     if not listing.claimed_epoch and not listing.manifest_epoch:
-        raise UserError(f"there is no log in {directory.path} yet: `springtide run` begins one")
-    folder = LogInventory.of(directory)
+        raise UserError(f"there is no log in {directory.path} yet: `springtide run` starts one")
+    inventory = LogInventory.of(directory)
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        # what is wrong waits: it may be a retirement seen half done
-        findings = VerifyReport(lambda finding: tell(finding) if finding.level != ERROR else None)
-        check_everything(directory, folder, findings, deep=deep, range_bytes=range_bytes)
+        # errors are reported at the end: an error may be a deletion by the compactor seen half done
+        report = VerifyReport(lambda finding: on_finding(finding) if finding.level != ERROR else None)
+        check_everything(directory, inventory, report, deep=deep, range_bytes=range_bytes)
         now = LogInventory.of(directory)
-        if not findings.errors or now.has_same_files(folder) or attempt == MAX_ATTEMPTS:
+        if not report.errors or now.has_same_files(inventory) or attempt == MAX_ATTEMPTS:
             break
-        folder = now
-        tell(Finding(NOTE, "files came and went meanwhile: once more"))
-    for finding in findings.errors:
-        tell(finding)
-    return findings
+        inventory = now
+        on_finding(Finding(NOTE, "files were added and deleted meanwhile: starting again"))
+    for finding in report.errors:
+        on_finding(finding)
+    return report
 
 
 def check_everything(
-    directory: LogDirectory, folder: LogInventory, findings: VerifyReport, *, deep: bool, range_bytes: int
+    directory: LogDirectory, inventory: LogInventory, report: VerifyReport, *, deep: bool, range_bytes: int
 ) -> None:
-    """Once through all of it."""
-    manifest = check_inventory(folder, findings)
-    check = BaseCheck(folder, findings)
+    """Make one pass over the whole log."""
+    manifest = check_inventory(inventory, report)
+    check = BaseCheck(inventory, report)
     manifests = check.manifests()
     bases = [check.check(manifest, deep=deep) for manifest in manifests]
-    if not folder.listing.bases:
-        findings.note("there is no base: a trainer has not begun, or died beginning")
+    if not inventory.listing.bases:
+        report.note("there is no base: no trainer has started, or it died while starting")
     if manifest is None:
-        if folder.listing.manifest_epoch:
-            findings.note("without the newest manifest nobody knows which records count: they were not read")
+        if inventory.listing.manifest_epoch:
+            report.note("the records were not read: only the newest manifest says which belong to the log")
         return
-    num_wrong = len(findings.errors)
-    RecordCheck(folder, manifest, manifests, findings).run()
+    num_wrong = len(report.errors)
+    RecordCheck(inventory, manifest, manifests, report).run()
     if deep:
         whole = [base for base in bases if base is not None]
-        if len(findings.errors) > num_wrong:
-            findings.note("records are damaged: bases are replayed only where the log can be read")
-        check_replays(directory, whole, findings, range_bytes)
+        if len(report.errors) > num_wrong:
+            report.note("records are corrupt: a base is replayed only if the log can be read up to it")
+        check_replays(directory, whole, report, range_bytes)
 
 
-def check_replays(directory: LogDirectory, bases: list[Base], findings: VerifyReport, range_bytes: int) -> None:
-    """Every base but the oldest against the one before it."""
+def check_replays(directory: LogDirectory, bases: list[Base], report: VerifyReport, range_bytes: int) -> None:
+    """Check every base but the oldest against the one before it."""
     if bases:
         name = version_name(bases[0].tip.number)
-        findings.note(f"base {name} is the oldest: nothing before it is left to replay")
+        report.note(f"base {name} is the oldest: nothing before it is left to replay it from")
     index = LogIndex(directory)
     for older, newer in pairwise(bases):
         try:
-            ReplayCheck(index, older, newer, findings).run(range_bytes)
+            ReplayCheck(index, older, newer, report).run(range_bytes)
         except LogError as error:
-            findings.note(f"base {version_name(newer.tip.number)} cannot be replayed: {error}")
+            report.note(f"base {version_name(newer.tip.number)} cannot be replayed: {error}")

@@ -44,8 +44,8 @@ def log(tmp_path, monkeypatch) -> WriterLog:
     return log
 
 
-def told(capsys, *arguments: str, code: int = 0) -> str:
-    """What the command prints to stdout, or with another code its one line of stderr."""
+def run(capsys, *arguments: str, code: int = 0) -> str:
+    """Run `springtide versions`; return its stdout, or if it fails its one line on stderr."""
     returned = main(["versions", *arguments])
     out, err = capsys.readouterr()
     assert returned == code, out + err
@@ -56,64 +56,64 @@ def told(capsys, *arguments: str, code: int = 0) -> str:
 
 
 def test_list_shows_the_newest_versions_and_the_bases(log, capsys) -> None:
-    lines = told(capsys, "list", "--limit", "3").splitlines()
+    lines = run(capsys, "list", "--limit", "3").splitlines()
     assert [line.split()[0] for line in lines] == ["version", "1.9", "1.10", "1.11", "3"]
     assert lines[-1].endswith("1.0 to 1.11; bases: 1.0, 1.7")
-    before = json.loads(told(capsys, "list", "--limit", "2", "--before", "1.8", "--json"))
+    before = json.loads(run(capsys, "list", "--limit", "2", "--before", "1.8", "--json"))
     assert [(line["name"], line["is_base"]) for line in before] == [("1.6", False), ("1.7", True)]
-    assert told(capsys, "list", "--before", "oldest").splitlines()[-1].startswith("0 of 12 versions")
+    assert run(capsys, "list", "--before", "oldest").splitlines()[-1].startswith("0 of 12 versions")
 
 
-def test_show_tells_of_one_version(log, capsys) -> None:
-    out = told(capsys, "show")
+def test_show_prints_one_version(log, capsys) -> None:
+    out = run(capsys, "show")
     assert out.startswith("version 1.11 (number ")
     assert "learned   11 samples" in out
-    document = json.loads(told(capsys, "show", "-4", "--json"))
+    document = json.loads(run(capsys, "show", "-4", "--json"))
     assert (document["name"], document["tensors"]["texts.id"], document["is_base"]) == ("1.7", [1], True)
 
 
-def test_show_key_tells_the_history_of_a_text_id(log, capsys) -> None:
-    out = told(capsys, "show", "--key", f"item_id={TEXT}")
+def test_show_key_prints_the_history_of_a_string_id(log, capsys) -> None:
+    out = run(capsys, "show", "--key", f"item_id={TEXT}")
     lines = out.splitlines()
-    assert lines[0] == f"item_id={TEXT} (id {hash_string(TEXT.encode())}), from version 1.0 on"
+    assert lines[0] == f"item_id={TEXT} (id {hash_string(TEXT.encode())}), since version 1.0"
     assert [line.split()[3] for line in lines[2:4]] == ["created", "written"]
-    assert "it stands in base 1.7" in out
+    assert "it is in base 1.7" in out
     assert "the oldest file that holds it, of 3: seg-0000000001-000000.log" in out
-    by_number = json.loads(told(capsys, "show", "--key", f"item_id={hash_string(TEXT.encode())}", "--json"))
-    assert by_number["text"] == TEXT
+    by_number = json.loads(run(capsys, "show", "--key", f"item_id={hash_string(TEXT.encode())}", "--json"))
+    assert by_number["id_string"] == TEXT
     assert [event["kind"] for event in by_number["events"]] == ["created", "written"]
     assert by_number["events"][1]["move"] == pytest.approx(3 * 2**0.5)
 
 
-def test_diff_tells_rows_moves_parameters_and_the_stream(log, capsys) -> None:
-    out = told(capsys, "diff", "-4", "latest", "--top", "100")
+def test_diff_prints_rows_moves_parameters_and_the_stream(log, capsys) -> None:
+    out = run(capsys, "diff", "-4", "latest", "--top", "100")
     assert out.splitlines()[0].split()[:2] == ["from", "1.7"]
     assert f"  {TEXT}  (count +3)" in out
-    assert "dense: 1 of 1 parameters and statistics changed" in out
-    document = json.loads(told(capsys, "diff", "latest", "1.7", "--json"))  # whichever is named first
+    assert "dense: 1 of 1 parameters and buffers changed" in out
+    document = json.loads(run(capsys, "diff", "latest", "1.7", "--json"))  # in either order
     assert (document["from"]["name"], document["to"]["name"], document["versions"]) == ("1.7", "1.11", 4)
     assert set(document["features"]) <= {"user_id", "item_id"}
-    assert TEXT in [move["text"] for move in document["moves"]]
+    assert TEXT in [move["id_string"] for move in document["moves"]]
     assert document["rows"]["changed"] == sum(counts["changed"] for counts in document["features"].values())
 
 
-def test_export_says_what_it_wrote(log, capsys) -> None:
-    assert told(capsys, "export", "rows.parquet", "--version", "-1").startswith("rows.parquet: version 1.10 as parquet")
-    assert "--force" in told(capsys, "export", "rows.parquet", code=2)
-    assert "as torch" in told(capsys, "export", "--format", "torch", "rows.parquet", "--force")
-    assert "only user_id, item_id" in told(capsys, "export", "x.arrow", "--feature", "age", code=2)
+def test_export_prints_what_it_wrote(log, capsys) -> None:
+    assert run(capsys, "export", "rows.parquet", "--version", "-1").startswith("rows.parquet: version 1.10 as parquet")
+    assert "--force" in run(capsys, "export", "rows.parquet", code=2)
+    assert "as torch" in run(capsys, "export", "--format", "torch", "rows.parquet", "--force")
+    assert "only user_id, item_id" in run(capsys, "export", "x.arrow", "--feature", "age", code=2)
 
 
-def test_verify_says_that_all_is_well_or_what_is_not(log, capsys) -> None:
-    assert "all is well" in told(capsys, "verify", "--deep").splitlines()[-1]
+def test_verify_prints_what_is_wrong_or_that_the_log_is_valid(log, capsys) -> None:
+    assert "no errors" in run(capsys, "verify", "--deep").splitlines()[-1]
     (log.path / "notes.txt").touch()
     assert main(["versions", "verify"]) == 1
     out, err = capsys.readouterr()
-    assert "wrong  notes.txt: it has no owner; no reader looks at it: remove it" in out
-    assert out.splitlines()[-1].startswith("1 thing is wrong")
+    assert "error  notes.txt: Springtide makes no file of this name; no reader uses it: remove it" in out
+    assert out.splitlines()[-1].startswith("1 error")
     assert err == ""
     assert main(["versions", "verify", "--json"]) == 1
-    assert [finding["file"] for finding in json.loads(capsys.readouterr().out) if finding["level"] == "wrong"] == [
+    assert [finding["file"] for finding in json.loads(capsys.readouterr().out) if finding["level"] == "error"] == [
         "notes.txt"
     ]
 
@@ -128,24 +128,24 @@ def test_verify_says_that_all_is_well_or_what_is_not(log, capsys) -> None:
         (["show", "--limit", "0"], "--limit 0: at least 1"),
         (["list", "--limit", "0"], "--limit 0: at least 1"),
         (["diff", "1.1", "1.2", "--top", "-1"], "--top -1: at least 0"),
-        (["export", "model.bin"], "name a format"),
+        (["export", "model.bin"], "choose a format"),
     ],
 )
-def test_a_mistake_is_one_line_with_its_mend(log, capsys, arguments: list[str], words: str) -> None:
-    assert words in told(capsys, *arguments, code=2)
+def test_a_usage_error_is_one_line_that_says_what_to_do(log, capsys, arguments: list[str], words: str) -> None:
+    assert words in run(capsys, *arguments, code=2)
 
 
-def test_a_file_that_is_retired_meanwhile_is_no_mystery(log, capsys, monkeypatch) -> None:
+def test_a_file_deleted_by_the_compactor_meanwhile_is_a_clear_error(log, capsys, monkeypatch) -> None:
     def retire(index: LogIndex, number: int) -> None:
         raise FileNotFoundError(2, "No such file or directory", f"base-{number}")
 
     monkeypatch.setattr(LogIndex, "meta", retire)
-    assert "was deleted by the compactor while it was read: run the command again" in told(
+    assert "was deleted by the compactor while it was read: run the command again" in run(
         capsys, "diff", "1.1", "1.2", code=1
     )
 
 
-def test_damage_on_the_way_names_the_command_that_tells_more(log, capsys) -> None:
+def test_a_corrupt_record_points_to_the_verify_command(log, capsys) -> None:
     segment = next(log.path.glob("seg-*"))
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
@@ -154,5 +154,5 @@ def test_damage_on_the_way_names_the_command_that_tells_more(log, capsys) -> Non
         if arguments[0] == "export":
             arguments = [*arguments, "--version", "1.7"]
             (log.path / "base-00000000004294967303" / "manifest.json").unlink()
-        assert "`springtide versions verify`" in told(capsys, *arguments, code=1)
+        assert "`springtide versions verify`" in run(capsys, *arguments, code=1)
     assert not Path("all.arrow").exists()

@@ -1,11 +1,11 @@
-"""The status file: the newest epoch's word, signed."""
+"""The trainer's status file: of the highest epoch, with process and machine."""
 
 import os
 
 from app.version_log.trainer_status import boot_id, read_status, write_status
 
 
-def test_a_status_is_signed_and_the_highest_epochs_is_read(tmp_path) -> None:
+def test_the_status_of_the_highest_epoch_is_read(tmp_path) -> None:
     assert read_status(tmp_path) is None
     assert read_status(tmp_path / "none") is None
     write_status(tmp_path, 2, {"version": 7})
@@ -22,6 +22,6 @@ def test_a_status_is_signed_and_the_highest_epochs_is_read(tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"status-{epoch:010d}.json" for epoch in (2, 9, 10, 11)]
 
 
-def test_an_unreadable_status_is_none(tmp_path) -> None:
+def test_an_unreadable_status_is_ignored(tmp_path) -> None:
     (tmp_path / "status-0000000001.json").write_text("{")
     assert read_status(tmp_path) is None

@@ -18,6 +18,11 @@ def encode_checksummed_json(value: Any) -> bytes:
     return body + b',"crc32":%d}' % zlib.crc32(body)
 
 
+def has_checksum(text: bytes) -> bool:
+    """Return True if the text ends in its checksum; `decode_checksummed_json` does not check a text without one."""
+    return _TAIL.search(text) is not None
+
+
 def decode_checksummed_json(text: bytes, type: type[T], what: str) -> T:
     """The object; LogError, naming `what`, where the text is damaged or cut. One without a checksum is believed."""
     tail = _TAIL.search(text)

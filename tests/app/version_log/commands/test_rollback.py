@@ -1,4 +1,4 @@
-"""The rollback version over random logs: what followers read behind it is the dictionary of then."""
+"""After a rollback of a random log, followers read the rows of the restored version."""
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ from tests.support.writer_log import DIM, WriterLog, rows_of
 
 
 def read(log: WriterLog) -> dict:
-    """Every living row at the log's end, as a reader finds it who starts from the newest base."""
+    """Return every live row at the end of the log, as read from the newest base on."""
     base = log.directory.open_base()
     records = list(log.directory.records(base.tip))
     layer = flatten_layers([record_layer(record.tensors(), DIM, 1) for record in records], DIM, 1)
@@ -22,7 +22,7 @@ def read(log: WriterLog) -> dict:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_it_is_the_dictionary_of_then_less_what_was_forgotten_since(log, seed):
+def test_a_rollback_restores_the_rows_except_those_erased_since(log, seed):
     with log.writer(segment_bytes=1 << 16) as writer:
         random = RandomVersions(log, writer, seed)
         random.write(20)
@@ -50,7 +50,7 @@ def test_it_is_the_dictionary_of_then_less_what_was_forgotten_since(log, seed):
             assert rollback.meta.restores == number
 
 
-def test_a_version_whose_base_is_retired_is_refused_and_the_oldest_named(log):
+def test_a_version_whose_base_was_deleted_is_refused(log):
     with log.writer() as writer:
         random = RandomVersions(log, writer)
         random.write(5)
@@ -70,7 +70,7 @@ def test_a_version_whose_base_is_retired_is_refused_and_the_oldest_named(log):
             build_rollback(log.directory, (1 << 32) + 77, window_samples=100)
 
 
-def test_the_meta_is_that_of_then_but_for_horizons_and_limits(log):
+def test_a_rollback_restores_the_meta_except_cutoffs_and_limits(log):
     with log.writer() as writer:
         random = RandomVersions(log, writer)
         random.write(3)

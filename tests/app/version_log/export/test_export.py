@@ -1,4 +1,4 @@
-"""A version as one file: whole, readable by others, equal to what the log says."""
+"""Exported files are complete, readable by other tools, and equal to the log."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def program() -> tuple[bytes, dict[str, np.ndarray]]:
 
 @pytest.fixture
 def made(log: WriterLog, program) -> RandomVersions:
-    """A log with a model, two bases and versions behind the newer one."""
+    """Write a log with a model, two bases, and versions after the newer one."""
     writer = LogWriter.open(config(log.path), schema=SCHEMA)
     image = BaseImage(
         tip=writer.first_base_tip,
@@ -81,11 +81,11 @@ def test_arrow_and_parquet_hold_the_rows_of_the_version(made, tmp_path, format: 
     path = tmp_path / f"rows.{format}"
     num_rows = export(index, ExportConfig(format=format, version=number), path, force=False)
     table = table_of(path)
-    assert table.schema.names == ["feature", "id", "text", "vector", "count", "last_seen_ms"]
+    assert table.schema.names == ["feature", "id", "id_string", "vector", "count", "last_seen_ms"]
     assert table.schema.field("vector").type.list_size == DIM
     features = {name: number for number, name in enumerate(SCHEMA.features)}
     found = {
-        (features[row["feature"]], row["id"]): (row["vector"], row["count"], row["last_seen_ms"], row["text"])
+        (features[row["feature"]], row["id"]): (row["vector"], row["count"], row["last_seen_ms"], row["id_string"])
         for row in table.to_pylist()
     }
     assert len(found) == num_rows == len(table)
@@ -114,12 +114,12 @@ def test_torch_loads_its_file_with_weights_only(made, tmp_path, program) -> None
     assert found == {k: ([v, -v], int(v), seen) for k, (v, seen) in made.worlds[number].items()}
     users = loaded["rows"]["user_id"]
     at = users["id"].tolist().index(hash_string(b"blue"))
-    begin, end = users["text_offsets"][at : at + 2].tolist()
-    assert bytes(users["text_bytes"][begin:end].tolist()) == b"blue"
-    assert "text_bytes" not in loaded["rows"]["item_id"]
+    begin, end = users["id_string_offsets"][at : at + 2].tolist()
+    assert bytes(users["id_string_bytes"][begin:end].tolist()) == b"blue"
+    assert "id_string_bytes" not in loaded["rows"]["item_id"]
 
 
-def test_safetensors_is_the_snapshot_that_a_server_gives(made, tmp_path) -> None:
+def test_safetensors_equals_the_snapshot_of_a_server(made, tmp_path) -> None:
     index = LogIndex(made.log.directory)
     for name in ("latest", "1.7"):
         number = index.resolve(name)
@@ -132,7 +132,7 @@ def test_safetensors_is_the_snapshot_that_a_server_gives(made, tmp_path) -> None
             assert path.read_bytes() == (tmp_path / "served").read_bytes()
 
 
-def test_one_feature_alone_and_no_rows_at_all(made, tmp_path) -> None:
+def test_one_feature_or_no_rows_can_be_exported(made, tmp_path) -> None:
     index = LogIndex(made.log.directory)
     number = index.resolve("latest")
     path = tmp_path / "items.parquet"
@@ -151,7 +151,7 @@ def test_one_feature_alone_and_no_rows_at_all(made, tmp_path) -> None:
             ExportConfig(version=number, **wrong)
 
 
-def test_memory_of_an_export_is_bounded_and_its_file_the_same(made, tmp_path, monkeypatch) -> None:
+def test_an_export_in_key_ranges_writes_the_same_file(made, tmp_path, monkeypatch) -> None:
     index = LogIndex(made.log.directory)
     config = ExportConfig(format="arrow", version=index.resolve("latest"))
     export(index, config, tmp_path / "whole.arrow", force=False)
@@ -163,7 +163,7 @@ def test_memory_of_an_export_is_bounded_and_its_file_the_same(made, tmp_path, mo
     assert table_of(tmp_path / "parts.arrow").equals(table_of(tmp_path / "whole.arrow"))
 
 
-def test_a_file_is_replaced_only_by_force(made, tmp_path) -> None:
+def test_an_existing_file_is_replaced_only_with_force(made, tmp_path) -> None:
     index = LogIndex(made.log.directory)
     path = tmp_path / "rows.arrow"
     path.write_text("precious")
@@ -175,7 +175,7 @@ def test_a_file_is_replaced_only_by_force(made, tmp_path) -> None:
     assert len(table_of(path))
 
 
-def test_a_name_says_its_format() -> None:
+def test_the_suffix_decides_the_format() -> None:
     assert [format_of(Path(f"a.{end}")) for end in ("safetensors", "arrow", "parquet", "pt")] == [
         "safetensors",
         "arrow",
@@ -186,7 +186,7 @@ def test_a_name_says_its_format() -> None:
         format_of(Path("model.bin"))
 
 
-def test_a_place_where_nothing_can_be_written_is_one_line(made, tmp_path) -> None:
+def test_an_unusable_path_is_a_user_error(made, tmp_path) -> None:
     index = LogIndex(made.log.directory)
     settings = ExportConfig(format="arrow", version=index.resolve("latest"))
     for path, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "rows.arrow", "there is no folder")):
@@ -194,12 +194,12 @@ def test_a_place_where_nothing_can_be_written_is_one_line(made, tmp_path) -> Non
             export(index, settings, path, force=False)
 
 
-def test_what_the_disk_refuses_is_told_with_its_mend(tmp_path) -> None:
-    reasons = {errno.ENOSPC: "no room is left on its disk: make room", errno.EROFS: "name a file elsewhere"}
+def test_a_disk_error_says_what_to_do(tmp_path) -> None:
+    reasons = {errno.ENOSPC: "its disk is full: make room", errno.EROFS: "choose another place"}
     for number, words in reasons.items():
 
         def refuse(draft: Path, number: int = number) -> int:
-            draft.write_text("begun")
+            draft.write_text("half")
             raise OSError(number, "refused")
 
         with pytest.raises(LogError, match=words):
@@ -207,10 +207,10 @@ def test_what_the_disk_refuses_is_told_with_its_mend(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file is closed by its collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the garbage collector closes a file
 @pytest.mark.parametrize("format", ["safetensors", "arrow", "parquet", "torch"])
-def test_a_disk_that_is_full_leaves_nothing_behind(made, tmp_path, format: str) -> None:
-    """A limit on the size of files stands for the disk."""
+def test_an_export_to_a_full_disk_leaves_no_file(made, tmp_path, format: str) -> None:
+    """A limit on the size of files simulates the full disk."""
     index = LogIndex(made.log.directory)
     settings = ExportConfig(format=format, version=index.resolve("latest"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

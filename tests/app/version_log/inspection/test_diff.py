@@ -1,4 +1,4 @@
-"""What lies between two versions is what a dictionary says."""
+"""The difference of two versions equals that of two dictionaries."""
 
 import math
 import shutil
@@ -24,12 +24,12 @@ def expected_counts(older: World, newer: World, forgotten: set, feature: int) ->
         added=sum(key[0] == feature for key in newer.keys() - older.keys()),
         changed=len(both),
         came_back=len(both & forgotten),
-        forgotten_by_key=len(gone),  # and by rule, told apart elsewhere
+        erased=len(gone),  # or expired, which another test tells apart
     )
 
 
 @pytest.mark.parametrize("range_bytes", [1 << 30, 3_000])
-def test_counts_and_moves_are_those_of_two_dictionaries(log: WriterLog, range_bytes: int) -> None:
+def test_counts_and_moves_equal_those_of_two_dictionaries(log: WriterLog, range_bytes: int) -> None:
     with log.writer() as writer:
         made = RandomVersions(log, writer)
         for _ in range(3):
@@ -46,8 +46,8 @@ def test_counts_and_moves_are_those_of_two_dictionaries(log: WriterLog, range_by
             found = diff_versions(index, a, b, top=5, range_bytes=range_bytes)
             for feature in (0, 1):
                 counts = found.features.get(feature, RowCounts())
-                counts.forgotten_by_key += counts.forgotten_by_rule
-                counts.forgotten_by_rule = 0
+                counts.erased += counts.expired
+                counts.expired = 0
                 assert counts == expected_counts(then, now, forgotten, feature)
             moves = sorted((abs(now[k][0] - then[k][0]) * math.sqrt(2) for k in then.keys() & now.keys()), reverse=True)
             moves = [move for move in moves if move > 0]
@@ -56,7 +56,7 @@ def test_counts_and_moves_are_those_of_two_dictionaries(log: WriterLog, range_by
             assert found.metas[1].samples_trained == newer
 
 
-def test_rows_forgotten_by_key_and_by_rule_are_told_apart(log: WriterLog) -> None:
+def test_erased_and_expired_rows_are_counted_apart(log: WriterLog) -> None:
     with log.writer() as writer:
         rows = {(1, i): (1.0, 100 * i) for i in range(1, 8)}
         older = writer.append(VersionMeta(), row_tensors(rows))
@@ -64,12 +64,12 @@ def test_rows_forgotten_by_key_and_by_rule_are_told_apart(log: WriterLog) -> Non
         newer = writer.append(VersionMeta(expiry_cutoffs={"1": 300}), row_tensors({(1, 9): (2.0, 200)}))
         writer.sync()
         found = diff_versions(LogIndex(log.directory), older.number, newer.number)
-    # 9 was written and died at once: it is at neither end
-    assert found.features == {1: RowCounts(forgotten_by_key=1, forgotten_by_rule=2)}
+    # 9 was written and expired at once: it is in neither version
+    assert found.features == {1: RowCounts(erased=1, expired=2)}
     assert found.total == found.features[1]
 
 
-def test_a_row_that_was_forgotten_and_came_back_is_changed(log: WriterLog) -> None:
+def test_a_row_deleted_and_created_again_counts_as_changed(log: WriterLog) -> None:
     with log.writer() as writer:
         older = put(writer, 3)
         writer.append(VersionMeta(), row_tensors({}, [(0, 3)]))
@@ -80,7 +80,7 @@ def test_a_row_that_was_forgotten_and_came_back_is_changed(log: WriterLog) -> No
     assert found.moves[0].count == 1
 
 
-def test_texts_dense_parameters_and_meta_are_told(log: WriterLog) -> None:
+def test_the_difference_has_id_strings_dense_parameters_and_meta(log: WriterLog) -> None:
     text, row_id = "café", hash_string("café".encode())
     texts = {
         "texts.feature": np.array([1], np.uint16),
@@ -96,14 +96,14 @@ def test_texts_dense_parameters_and_meta_are_told(log: WriterLog) -> None:
         newer = writer.append(VersionMeta(samples_trained=9), row_tensors({(1, row_id): (2.0, 5)}) | moved)
         writer.sync()
         found = diff_versions(LogIndex(log.directory), older.number, newer.number)
-    assert [found.key_name(move) for move in found.moves] == [text]
+    assert [found.display_id(move) for move in found.moves] == [text]
     changes = {change.name: (change.distance, change.relative) for change in found.dense}
     assert changes == {"w": (1.0, 0.2), "still": (0.0, 0.0)}
     assert found.feature_name(1) == "item_id"
     assert found.feature_name(32768 + 1) == "item_id (shared by ids not admitted)"
 
 
-def test_a_row_with_nan_moved_furthest(log: WriterLog) -> None:
+def test_a_row_with_nan_counts_as_the_largest_move(log: WriterLog) -> None:
     with log.writer() as writer:
         older = writer.append(VersionMeta(), row_tensors({(0, 1): (1.0, 5), (0, 2): (1.0, 5)}))
         rows = row_tensors({(0, 1): (9.0, 5), (0, 2): (2.0, 5)})
@@ -114,7 +114,7 @@ def test_a_row_with_nan_moved_furthest(log: WriterLog) -> None:
     assert (found.moves[0].id, found.moves[0].distance) == (2, math.inf)
 
 
-def test_the_oldest_version_that_can_be_compared_is_named(log: WriterLog) -> None:
+def test_an_error_names_the_oldest_version_that_can_be_compared(log: WriterLog) -> None:
     with log.writer() as writer:
         made = RandomVersions(log, writer)
         made.write(4)
@@ -128,7 +128,7 @@ def test_the_oldest_version_that_can_be_compared_is_named(log: WriterLog) -> Non
         assert diff_versions(index, base.tip.number, index.resolve("latest")).num_versions == 2
 
 
-def test_a_damaged_record_on_the_way_is_one_clear_error(log: WriterLog) -> None:
+def test_a_corrupt_record_in_between_is_a_clear_error(log: WriterLog) -> None:
     with log.writer() as writer:
         tips = [put(writer, value) for value in (1, 2, 3, 4)]
         writer.sync()

@@ -1,14 +1,14 @@
-"""The life of one row."""
+"""The history of one row."""
 
 from springtide_client.format.records import VersionMeta
 
 from app.version_log.compact.merge import compact_log
-from app.version_log.inspection.history import CREATED, EXPIRED, FORGOTTEN, IN_BASE, WRITTEN, row_history
+from app.version_log.inspection.history import CREATED, ERASED, EXPIRED, IN_BASE, WRITTEN, row_history
 from app.version_log.read.index import LogIndex
 from tests.support.writer_log import WriterLog, put, row_tensors
 
 
-def test_a_row_is_created_written_forgotten_born_again_and_expires(log: WriterLog) -> None:
+def test_a_row_is_created_written_erased_created_again_and_expires(log: WriterLog) -> None:
     with log.writer() as writer:
         put(writer, 1)
         writer.append(VersionMeta(created_ms=7), row_tensors({(1, 5): (3.0, 100)}))
@@ -20,7 +20,7 @@ def test_a_row_is_created_written_forgotten_born_again_and_expires(log: WriterLo
         writer.sync()
         history = row_history(LogIndex(log.directory), 1, 5, limit=10)
     kinds = [(event.version - (1 << 32), event.kind) for event in history.events]
-    assert kinds == [(2, CREATED), (3, WRITTEN), (4, FORGOTTEN), (5, FORGOTTEN), (5, CREATED), (6, EXPIRED)]
+    assert kinds == [(2, CREATED), (3, WRITTEN), (4, ERASED), (5, ERASED), (5, CREATED), (6, EXPIRED)]
     created, written = list(history.events)[:2]
     assert (created.created_ms, created.count, created.last_seen_ms) == (7, 3, 100)
     assert written.move == created.norm
@@ -28,7 +28,7 @@ def test_a_row_is_created_written_forgotten_born_again_and_expires(log: WriterLo
     assert history.bases == []
 
 
-def test_a_history_begins_with_the_oldest_base_and_names_the_bases_it_stands_in(log: WriterLog) -> None:
+def test_a_history_starts_at_the_oldest_base_and_names_the_bases_with_the_row(log: WriterLog) -> None:
     with log.writer() as writer:
         for value in (1.0, 2.0, 3.0):
             writer.append(VersionMeta(), row_tensors({(0, 1): (value, 100)}))

@@ -38,7 +38,7 @@ def test_a_version_has_many_names(log: WriterLog) -> None:
         ("", "write latest"),
     ],
 )
-def test_what_names_no_version_is_told_what_would(log: WriterLog, name: str, words: str) -> None:
+def test_a_name_of_no_version_is_an_error_that_says_what_to_write(log: WriterLog, name: str, words: str) -> None:
     with log.writer() as writer:
         for value in (1, 2, 3):
             put(writer, value)
@@ -47,7 +47,7 @@ def test_what_names_no_version_is_told_what_would(log: WriterLog, name: str, wor
             LogIndex(log.directory).resolve(name)
 
 
-def test_a_folder_without_a_log_is_a_mistake_of_the_user(tmp_path) -> None:
+def test_a_folder_without_a_log_is_a_user_error(tmp_path) -> None:
     with pytest.raises(UserError, match="there is no log"):
         LogIndex(WriterLog(tmp_path / "nothing").directory)
 
@@ -68,16 +68,16 @@ def test_versions_of_all_epochs_and_bases_without_records_are_known(log: WriterL
     assert [entry.number for entry in index.entries_between(base.tip.number, last.number)][-1] == last.number
 
 
-def test_a_base_that_is_retired_meanwhile_is_an_error_of_the_log(log: WriterLog) -> None:
+def test_a_base_deleted_meanwhile_is_a_log_error(log: WriterLog) -> None:
     with log.writer():
         index = LogIndex(log.directory)
     shutil.rmtree(log.directory.bases()[0])
-    for look in (index.tip, index.meta):
+    for read in (index.tip, index.meta):
         with pytest.raises(LogError, match="base-00000000004294967296 was deleted"):
-            look(1 << 32)
+            read(1 << 32)
 
 
-def test_a_head_tells_meta_and_shapes_without_the_tensors(log: WriterLog) -> None:
+def test_a_record_head_has_meta_and_shapes_without_reading_tensors(log: WriterLog) -> None:
     with log.writer() as writer:
         put(writer, 7, samples_trained=70)
         writer.sync()

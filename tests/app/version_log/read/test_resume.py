@@ -1,4 +1,4 @@
-"""A trainer begins where the past ends, exactly, or says that it cannot."""
+"""A trainer resumes exactly at the end of the log, or refuses to start."""
 
 import os
 
@@ -16,7 +16,7 @@ def test_a_new_log_has_nothing_to_resume(log) -> None:
     assert Resume.of(log.directory, None) is None
 
 
-def test_base_and_records_are_the_past(log) -> None:
+def test_base_and_records_lead_to_the_end_of_the_log(log) -> None:
     with log.writer() as writer:
         for step in range(6):
             rows = {(0, step): (float(step + 1), 9), (0, 99): (float(step + 1), 9)}
@@ -40,7 +40,7 @@ def test_base_and_records_are_the_past(log) -> None:
         assert rows == {(0, step): (float(step + 1), 9) for step in range(6)} | {(0, 99): (6.0, 9)}
 
 
-def test_a_past_that_cannot_be_read_is_an_error(log) -> None:
+def test_a_log_that_cannot_be_read_to_its_end_is_an_error(log) -> None:
     with log.writer() as writer:
         put(writer, 1)
         put(writer, 2)
