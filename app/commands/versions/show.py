@@ -178,9 +178,7 @@ def print_history(config: "Config", key: str, history: "RowHistory", references:
         print(f"that file is deleted {oldest.removal_condition(config.log)}")
 
 
-def print_history_json(
-    config: "Config", key: str, history: "RowHistory", references: "list[FileReference]"
-) -> None:
+def print_history_json(config: "Config", key: str, history: "RowHistory", references: "list[FileReference]") -> None:
     """Print the same as JSON."""
     from springtide_client.format.records import version_name
 
