@@ -1,8 +1,8 @@
-"""`springtide compact`: run the compactor alone."""
+"""`springtide compact`: the compactor alone. A trainer runs it as its child."""
 
 import argparse
 
-HELP = "write the log's next bases (`train` does this itself, unless --no-compact)"
+HELP = "write the log's next bases and delete what they cover (train runs this itself, unless --no-compact)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,27 +1,29 @@
-"""The merger as the trainer's child: started, restarted when it dies, stopped with the trainer."""
+"""The compactor as the trainer's child: started, restarted when it dies, stopped with the trainer."""
 
 import logging
-import os
+import re
 import threading
 from contextlib import AbstractContextManager
+from pathlib import Path
 
-from app.config.load import Config
 from app.errors import UserError
 from app.processes.supervisor import ChildSpec, Supervisor
 
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
-STOP_SECONDS = 1.0  # a merge under way is dropped: the next one begins it anew
+STOP_SECONDS = 1.0  # a compaction under way is abandoned; the next compactor starts it again
+TIME_OF_DAY = re.compile(r"\d\d:\d\d:\d\d ")
 
 
 class CompactorSupervisor(AbstractContextManager["CompactorSupervisor"]):
-    """Looks after the merger from a thread of its own, so that learning never waits for it."""
+    """Supervises `springtide compact` from a thread of its own, so that learning never waits for it."""
 
-    def __init__(self, config: Config) -> None:
-        self._supervisor = Supervisor([compactor_child(config)], on_line=log_line)
+    def __init__(self, config_path: Path) -> None:
+        spec = ChildSpec("compact", ["compact", "--config", str(config_path)])
+        self._supervisor = Supervisor([spec], on_line=log_line)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._supervise, name="merger-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._supervise, name="compactor-supervisor", daemon=True)
 
     def __enter__(self) -> "CompactorSupervisor":
         self._thread.start()
@@ -38,20 +40,10 @@ class CompactorSupervisor(AbstractContextManager["CompactorSupervisor"]):
             try:
                 self._supervisor.restart_dead()
             except UserError as error:
-                logger.warning("the merger refuses to start: %s", error)
+                logger.warning("the compactor does not start: %s", error)
                 return
 
 
-def compactor_child(config: Config) -> ChildSpec:
-    """The merger's own command: it imports no torch."""
-    log = config.log
-    arguments = [str(log.path), "--parent", str(os.getpid())]
-    arguments += ["--base-minutes", str(log.base_minutes), "--keep-bases", str(log.keep_bases)]
-    arguments += ["--log-bytes", str(log.log_bytes), "--window-samples", str(config.train.window_samples)]
-    arguments += [] if log.onnx else ["--no-onnx"]
-    return ChildSpec("compact", arguments, module="app.version_log.compact")
-
-
 def log_line(name: str, line: str) -> None:
-    """A child's words as an event of ours."""
-    logger.info("%s: %s", name, line)
+    """Log a child's output line; its time of day is dropped, because the event gets one."""
+    logger.info("%s: %s", name, TIME_OF_DAY.sub("", line, count=1))

@@ -147,4 +147,4 @@ def check_settings(config: "Config", manifest: BaseManifest) -> None:
 
 def optimizer_name(options: Mapping[str, Any]) -> str:
     """Whose states the rows have."""
-    return str(options.get("name", RowOptimizer.name))
+    return RowOptimizer.of(options).name

@@ -94,9 +94,10 @@ class Cluster:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 arguments = path.read_bytes().split(b"\0")
+                folder = (path.parent / "cwd").readlink()
             except OSError:
                 continue
-            if b"app.version_log.compact" in arguments and str(self.log).encode() in arguments:
+            if arguments[1:4] == [b"-m", b"app", b"compact"] and folder == self.folder.resolve():
                 found.append(int(path.parent.name))
         return found
 

@@ -20,6 +20,7 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
 from app.version_log.disk_usage import folder_bytes
 from app.version_log.write.writer import LogWriter
+from tests.support.config import CLICKS, write_config
 from tests.support.waiting import wait_until
 from tests.support.writer_log import DIM, WriterLog, config, put, row_tensors, rows_of
 
@@ -302,13 +303,16 @@ def test_a_merger_beside_a_trainer_keeps_the_log_small(log) -> None:
         assert len(log.directory.bases()) <= 3
 
 
-def test_a_killed_compactor_leaves_only_drafts_that_the_next_one_removes(log) -> None:
+def test_a_killed_compactor_leaves_only_drafts_that_the_next_one_removes(log, tmp_path) -> None:
     with log.writer() as writer:
         for step in range(50):
             writer.append(VersionMeta(), row_tensors({(0, i): (float(step + 1), 1) for i in range(2000)}))
         settle(writer)
         path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
-        command = [sys.executable, "-m", "app.version_log.compact", str(log.path), "--base-minutes", "0.0001"]
+        settings = write_config(
+            tmp_path / "compact.toml", CLICKS, {"log": {"path": str(log.path), "base_minutes": 1e-4}}
+        )
+        command = [sys.executable, "-m", "app", "compact", "--config", str(settings)]
         environment = {**os.environ, "PYTHONPATH": path}
         killed = subprocess.Popen(command, env=environment)
         wait_until(lambda: bool(list(log.path.glob(".tmp-base-*"))) or len(log.directory.bases()) > 1)
@@ -327,13 +331,6 @@ def test_a_killed_compactor_leaves_only_drafts_that_the_next_one_removes(log) ->
         assert base is not None
         base.verify()
         assert rows_of(base.layer) == {(0, i): (50.0, 1) for i in range(2000)}
-
-
-def test_a_merger_ends_with_its_parent(log) -> None:
-    with log.writer():
-        path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
-        command = [sys.executable, "-m", "app.version_log.compact", str(log.path), "--parent", "1"]
-        assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=60).returncode == 0
 
 
 def test_the_first_bases_of_two_dimensions_are_as_wide(log) -> None:
