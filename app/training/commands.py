@@ -11,9 +11,9 @@ import numpy as np
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import CommandEntry, StreamPosition
 
-from app.config.runtime_limits import limits_document, parse_limits
 from app.training.state.training_state import TrainingState
 from app.version_log.commands.erasures import erasures_of
+from app.version_log.commands.limits import limits_document, parse_limits
 from app.version_log.commands.offline import read_keys
 from app.version_log.commands.queue import Command, CommandQueue, command_entry
 from app.version_log.failpoints import failpoint

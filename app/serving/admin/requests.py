@@ -7,8 +7,8 @@ from springtide_client.errors import EncodeError
 from springtide_client.keys import INT64_MAX, encode_id
 from springtide_client.schema import Schema
 
-from app.config.runtime_limits import EXAMPLE, limits_document, parse_limits
 from app.serving.http.errors import ApiError, bad_request, invalid
+from app.version_log.commands.limits import EXAMPLE, limits_document, parse_limits
 
 
 def check_supported(kind: str, status: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from springtide_client.schema import Schema
 from springtide_client.system.sizes import parse_size
 
-from app.config.runtime_limits import FEATURE_LIMITS, TABLE_LIMITS, LimitName, iterate_limits, limits_document
+from app.version_log.commands.limits import FEATURE_LIMITS, TABLE_LIMITS, LimitName, iterate_limits, limits_document
 from embeddings.config import Admission, FeaturePolicy, TableConfig
 from embeddings.optimizer import RowOptimizer
 

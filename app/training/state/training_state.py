@@ -14,7 +14,6 @@ from springtide_client.format.records import CommandEntry, Record, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.schema import Schema
 
-from app.config.runtime_limits import LimitName, to_table_limits
 from app.errors import UserError
 from app.scores.progressive import ProgressiveScores
 from app.training.state.limit_overrides import LimitOverrides
@@ -35,6 +34,7 @@ from app.version_log.commands.erasures import (
     high_water_marks,
     max_positions,
 )
+from app.version_log.commands.limits import LimitName, to_table_limits
 from app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta
 from stream.columns import Batch
 from stream.decode.erasure_filter import Erasure

@@ -1,8 +1,8 @@
 import pytest
 from springtide_client.schema import Schema
 
-from app.config.runtime_limits import iterate_limits, limits_document, parse_limits, to_table_limits
 from app.training.state.limit_overrides import LimitOverrides
+from app.version_log.commands.limits import iterate_limits, limits_document, parse_limits, to_table_limits
 from embeddings.config import FeaturePolicy, TableConfig
 
 SCHEMA = Schema(labels=("click",), categorical=("user", "item"), sequence=("last",), share={"last": "item"})
