@@ -1,4 +1,4 @@
-"""A table's settings: the keys of `[table]`, and per feature those of `[features.<name>]`."""
+"""A table's settings: the keys of `[table]`, and for each feature those of `[features.<name>]`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -18,7 +18,7 @@ MinCount = Annotated[int, Meta(ge=1, le=MAX_MIN_COUNT)]
 
 
 class FeaturePolicy(Settings, frozen=True, kw_only=True):
-    """What differs for one feature's rows; None: no limit, and the table's `min_count`."""
+    """Settings of one feature's rows. None: no limit; for `min_count` the table's."""
 
     ttl_seconds: Ttl | None = None
     quota_bytes: Quota | None = None
@@ -28,7 +28,7 @@ class FeaturePolicy(Settings, frozen=True, kw_only=True):
 class Admission(Settings, frozen=True, kw_only=True):
     """Which ids get a row: those seen at least `min_count` times, according to a counting sketch.
 
-    The sketch's counts are halved regularly, so an id must be seen that often within a time, not ever.
+    The sketch's counts are halved regularly, so that rare ids are not admitted in the long run.
     """
 
     min_count: Annotated[
@@ -66,8 +66,8 @@ class TableConfig(Settings, frozen=True, kw_only=True):
     eviction: Annotated[
         Literal["lru", "lfu", "custom"],
         Meta(
-            description='Which row leaves full memory first: "lru", the one seen longest ago; "lfu", the one seen '
-            'least; "custom", the one of lowest `score`.'
+            description='Which row is evicted first: "lru", the one seen longest ago; "lfu", the one learned from '
+            'least often; "custom", the one with the lowest `score`.'
         ),
     ] = "lru"
     admission: Annotated[Mapping[str, Any], Meta(description="Which ids get a row.", extra={"table": Admission})] = (
@@ -83,14 +83,16 @@ class TableConfig(Settings, frozen=True, kw_only=True):
             "rounded stochastically."
         ),
     ] = "float32"
-    # pairs of smaller first values take long to grow apart
+    # products of smaller initial values are slow to learn
     init_scale: Annotated[float, Meta(ge=0, extra=FINITE, description="Scale of a new row's values.")] = 0.05
-    num_threads: Annotated[int, Meta(ge=1, le=256, description="Least number of threads of the table's kernels.")] = 1
+    num_threads: Annotated[
+        int, Meta(ge=1, le=256, description="At least this many threads share one operation of the table.")
+    ] = 1
     features: Annotated[Mapping[int, FeaturePolicy], Meta(extra=INTERNAL)] = {}  # by feature number
 
 
 class TableLimits(Settings, frozen=True, kw_only=True):
-    """What may change while a table is in use; None and absent features: as it is. A feature's None lifts its limit."""
+    """Settings to change while a table is in use. None and absent features: unchanged; a feature's None: no limit."""
 
     device_bytes: Size | None = None
     disk_bytes: Size | None = None

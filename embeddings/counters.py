@@ -1,4 +1,4 @@
-"""The counters of a table, since it was made."""
+"""The counters of a table."""
 
 from collections import Counter
 from typing import Any
@@ -7,10 +7,10 @@ from kernels.ops import Ops
 
 COUNTERS = (
     "keys",  # looked up, every occurrence
-    "hits_device",  # unique keys of a look-up that had a row in memory
-    "recalled_from_spill",  # those that a host tier still had are hits_host too
+    "hits_device",  # unique keys of a lookup that had a row in memory
+    "recalled_from_spill",  # rows that came from a host tier are counted in hits_host too
     "recalled_from_base",
-    "prefetched",  # asked for below ahead of their turn, in time
+    "prefetched",  # recalled before their lookup, in time
     "created",
     "admitted",
     "not_admitted",
@@ -19,33 +19,33 @@ COUNTERS = (
     "evicted_capacity",
     "evicted_quota",
     "evicted_resize",
-    "expired",  # rows in memory that a rule had forgotten: swept away, or begun anew
+    "expired",  # rows in memory past their TTL: deleted, or created again
     "spilled",
-    "dropped",  # evicted without having changed
+    "dropped",  # evicted unchanged: the tiers below have the row
     "lost",  # evicted without a spill
-    "forgotten",  # keys named to be forgotten
-    "regret",  # evicted or expired, then asked for again within 1,000 look-ups
-    "cuts",
+    "forgotten",  # keys passed to `forget`
+    "premature_evictions",  # evicted or expired, then looked up again within 1,000 lookups
+    "checkpoints",  # calls of `take_delta`
 )
 
 
 class TableCounters(Counter[str]):
-    """Numbers by name. Some of what is added may be known to the device only, until somebody asks."""
+    """Counts by name since the table was made. Some increments may still be on the device."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._late: dict[str, Any] = {}
+        self._pending: dict[str, Any] = {}
 
     def add(self, name: str, number: Any) -> None:
-        """`number`: an integer, or an array of one on the device."""
+        """Add an integer, or an array of one number on the device, without waiting for it."""
         if isinstance(number, int):
             self[name] += number
         else:
-            self._late[name] = self._late[name] + number if name in self._late else number
+            self._pending[name] = self._pending[name] + number if name in self._pending else number
 
     def fetch_pending(self, ops: Ops) -> None:
-        """Fetches what the device knows."""
-        if self._late:
-            for name, number_1 in zip(list(self._late), ops.fetch(*self._late.values()), strict=True):
+        """Add the increments that are still on the device; waits for it."""
+        if self._pending:
+            for name, number_1 in zip(list(self._pending), ops.fetch(*self._pending.values()), strict=True):
                 self[name] += int(number_1[0])
-            self._late.clear()
+            self._pending.clear()

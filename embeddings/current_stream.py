@@ -1,4 +1,4 @@
-"""What a table does to arrays of its device comes after what was asked of the device before: torch's current stream."""
+"""A decorator that runs a table's methods on torch's current CUDA stream, after all work queued there before."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -18,11 +18,11 @@ T = TypeVar("T", bound=HasOps)
 
 
 def on_current_stream(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """The method, all of it on that stream."""
+    """Run the method within `self.ops.on_current_stream()`."""
 
     @wraps(method)
-    def ordered(self: T, /, *arguments: P.args, **named: P.kwargs) -> R:
+    def on_stream(self: T, /, *arguments: P.args, **named: P.kwargs) -> R:
         with self.ops.on_current_stream():
             return method(self, *arguments, **named)
 
-    return ordered
+    return on_stream

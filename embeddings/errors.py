@@ -1,13 +1,13 @@
-"""What the world may do to a table."""
+"""The errors of this package."""
 
 
 class EmbeddingsError(Exception):
-    """Anything the world did to a table."""
+    """The base of all errors of this package that are not caused by wrong arguments."""
 
 
 class SpillError(EmbeddingsError):
-    """The spill cannot be opened, read or written."""
+    """The spill cannot be opened, read or written. A later call may succeed."""
 
 
 class OwnershipError(EmbeddingsError):
-    """The rows belong to one object in one process, and this asks for them from elsewhere."""
+    """The rows belong to one object in one process, and were requested from another."""

@@ -1,4 +1,4 @@
-"""The optimizer that runs inside a table's update: its settings."""
+"""The settings of the optimizer that a table's update applies to its rows."""
 
 from typing import Annotated, Literal
 
@@ -9,7 +9,7 @@ from kernels.types import OptimizerStep, state_width_of
 
 
 class RowOptimizer(Settings, frozen=True, kw_only=True):
-    """The keys of `[table] optimizer`; `update` in kernels/ops.py says what each optimizer does with them."""
+    """The keys of `[table] optimizer`. The formulas are in kernels/ops.py, `Ops.update`."""
 
     name: Annotated[
         Literal["sgd", "adagrad", "rowwise-adagrad", "adam", "ftrl"], Meta(description="Optimizer of the rows.")

@@ -1,4 +1,4 @@
-"""Rows on their way between tiers: keys with everything known of them. Plain numpy arrays."""
+"""Rows as numpy arrays: what the tiers, versions and exports pass to each other."""
 
 # N rows, D dimension, S optimizer state width
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows; each key at most once unless its owner says otherwise."""
+    """Rows, one array a column. A key occurs at most once, unless a function says otherwise."""
 
     features: UInt16Array
     ids: Int64Array
@@ -30,7 +30,7 @@ class Rows:
         return len(self.ids)
 
     def take(self, chosen: Int64Array | BoolArray) -> "Rows":
-        """The rows at these positions, or where this is true; copied."""
+        """Copies of the rows at these positions, or where this is true."""
         return Rows(*(column[chosen] for column in self.columns()))  # type: ignore[arg-type]
 
     def columns(self) -> tuple[npt.NDArray[np.generic], ...]:
@@ -55,15 +55,15 @@ class Rows:
 
     @staticmethod
     def concatenate(parts: Sequence["Rows"]) -> "Rows":
-        """One after another; at least one."""
+        """The rows of all parts, of which there must be at least one."""
         return Rows(*(np.concatenate(columns) for columns in zip(*(part.columns() for part in parts), strict=True)))
 
 
 @dataclass(frozen=True)
 class TableDelta:
-    """What a version says of rows: all that moved since the cut before, and all that was forgotten. Each key once.
+    """What changed in a table since the previous version: dirty rows, and tombstones of forgotten keys.
 
-    Where it is applied, forgetting goes before rows.
+    Each key occurs once in either. To apply it, forget first and then write the rows.
     """
 
     features: UInt16Array
@@ -76,11 +76,19 @@ class TableDelta:
     forgotten_ids: Int64Array
 
     @staticmethod
-    def of(rows: Rows) -> "TableDelta":
-        """Rows that moved, and nothing forgotten."""
-        nothing = rows.features[:0], rows.ids[:0]
+    def of(
+        rows: Rows, forgotten_features: UInt16Array | None = None, forgotten_ids: Int64Array | None = None
+    ) -> "TableDelta":
+        """Dirty rows, and the keys that were forgotten: by default none."""
         return TableDelta(
-            rows.features, rows.ids, rows.values, rows.states, rows.counts, rows.last_seen, nothing[0], nothing[1]
+            rows.features,
+            rows.ids,
+            rows.values,
+            rows.states,
+            rows.counts,
+            rows.last_seen,
+            rows.features[:0] if forgotten_features is None else forgotten_features,
+            rows.ids[:0] if forgotten_ids is None else forgotten_ids,
         )
 
     def __len__(self) -> int:
@@ -90,28 +98,25 @@ class TableDelta:
         """The same without the rows for which this is false."""
         if chosen_N.all():
             return self
-        return TableDelta(
-            self.features[chosen_N],
-            self.ids[chosen_N],
-            self.values[chosen_N],
-            self.states[chosen_N],
-            self.counts[chosen_N],
-            self.last_seen[chosen_N],
-            self.forgotten_features,
-            self.forgotten_ids,
-        )
+        columns = (self.features, self.ids, self.values, self.states, self.counts, self.last_seen)
+        rows = Rows(*(column[chosen_N] for column in columns))  # type: ignore[arg-type]
+        return TableDelta.of(rows, self.forgotten_features, self.forgotten_ids)
 
 
 def as_keys(features_K: Array, ids_K: Array, times_K: Array) -> tuple[Array, Array, Array]:
-    """Contiguous arrays of the right types; ValueError where their lengths differ or they are no integers.
+    """Contiguous arrays uint16, int64, int64. ValueError if lengths differ or values are not integers of that range.
 
-    Arrays of a device are taken as they are, which is of these types: to look at their values would wait for it.
+    Arrays on a device must have these types already: checking their values would wait for the device.
     """
     if not features_K.shape == ids_K.shape == times_K.shape or ids_K.ndim != 1:
-        raise ValueError(f"features {features_K.shape}, ids {ids_K.shape}, times {times_K.shape}: one length for all")
+        raise ValueError(
+            f"features {features_K.shape}, ids {ids_K.shape} and times {times_K.shape} must have one length"
+        )
     if not isinstance(ids_K, np.ndarray):
         if (features_K.dtype, ids_K.dtype, times_K.dtype) != (np.uint16, np.int64, np.int64):
-            raise ValueError(f"on a device features are uint16, ids int64: not {features_K.dtype} and {ids_K.dtype}")
+            raise ValueError(
+                f"on a device features must be uint16 and ids int64, not {features_K.dtype} and {ids_K.dtype}"
+            )
         return features_K, ids_K, times_K
     if ids_K.dtype.kind not in "iu" or features_K.dtype.kind not in "iu":
         raise ValueError(f"features and ids must be integers, not {features_K.dtype} and {ids_K.dtype}")

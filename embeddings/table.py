@@ -1,50 +1,99 @@
-"""The embedding table: rows for any id, made when first asked for, moved to lower tiers when not asked for long.
+"""The embedding table: a row for any id, created when it is first looked up and moved to lower tiers when it is not.
 
-Knows no device and no file: devices are ops (kernels/ops.py), files are a Spill and a RowSource.
+Knows no device and no file: devices are Ops (kernels/ops.py), files are a Spill and a RowSource (tiers/interface.py).
 """
 
-# K keys of a batch, U unique keys, B rows of gradients, D dimension
-from collections.abc import Sequence
+# K keys of a batch, U unique keys, N rows, B rows of gradients or blocks of the admission sketch, D dimension
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import torch
+import numpy as np
+from msgspec.structs import replace
 
+from embeddings.config import TableConfig, TableLimits
+from embeddings.counters import COUNTERS
 from embeddings.current_stream import on_current_stream
-from embeddings.lookup.handle import Lookup
+from embeddings.lookup.handle import Lookup, LookupSlice
 from embeddings.lookup.prefetch import Prefetch
-from embeddings.lookup.read_only import read_rows
+from embeddings.lookup.read_only import UInt8Array, read_rows
+from embeddings.memory.capacity import Capacity
+from embeddings.memory.integrity import check_integrity
 from embeddings.memory.placement import PredictedMisses
 from embeddings.parts import TableParts
-from embeddings.rows import as_keys
-from embeddings.torch_api import autograd
-from embeddings.torch_api.autograd import LookupSlice
-from kernels.types import NO_SLOT, Array
+from embeddings.policy.admission import SketchInfo
+from embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
+from embeddings.tiers.interface import RowSource, Spill
+from kernels.ops import Ops
+from kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, Array
 
 
-class EmbeddingTable(TableParts):
-    """Rows by (feature, id): looked up, gathered, and moved by their gradients, a batch at a time.
+class EmbeddingTable:
+    """Rows by (feature, id): looked up, gathered and updated by their gradients, a batch at a time.
 
-    Keys and gradients may be arrays of the host or of the table's device; what is gathered or found is the device's.
+    Used by one thread. Keys and gradients may be arrays of the host or of the table's device; results are on the
+    device. SpillError if a lower tier fails: the table is as before, and the call may be repeated.
     """
+
+    def __init__(
+        self,
+        config: TableConfig,
+        *,
+        seed: int,
+        spill: Spill | None = None,
+        base: RowSource | None = None,
+        capacity: Capacity | None = None,
+        tracked: bool = True,
+        device: str | Ops = "cpu",
+        other_disk_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Without a spill evicted rows are lost.
+
+        `tracked`: every changed row is part of the next delta, so `take_delta` must be called; without it, never.
+        `device`: "cpu", "cuda" (the GPU that torch has selected), or the ops of one.
+        `other_disk_bytes`: the bytes that the log takes of `disk_bytes`; the spill may take half of it in any case.
+        """
+        self.parts = TableParts(
+            config,
+            seed=seed,
+            spill=spill,
+            base=base,
+            capacity=capacity,
+            tracked=tracked,
+            device=device,
+            other_disk_bytes=other_disk_bytes,
+        )
+        self.config, self.seed, self.dim, self.tracked = config, seed, config.dim, tracked
+        self.ops, self.layout, self.optimizer = self.parts.ops, self.parts.layout, self.parts.optimizer
+        self.lr = self.optimizer.lr
+
+    # training and reading
 
     @on_current_stream
     def advance(self, event_ms: int, num_samples: int) -> None:
-        """Before a batch: event time, and samples learned so far. Moves horizons, ages counts, sweeps a little."""
-        self.ttl.advance(event_ms)
-        self.admission.advance(num_samples)
-        self.disk_cap.advance(self.memory.present_features)
+        """Before a batch: set event time and the number of samples learned so far, and apply the policies.
+
+        Raises expiry cutoffs, sweeps a part of memory, ages admission counts, and checks the size of the spill.
+        """
+        parts = self.parts
+        parts.ttl.advance(event_ms)
+        parts.expiry_sweep.advance()
+        parts.admission.advance(num_samples)
+        parts.disk_cap.advance(parts.memory.present_features)
 
     @on_current_stream
     def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Prefetch:
-        """Begins to recall the next batch's rows from below; neither an access nor an admission.
+        """Start to recall the next batch's rows. Counts neither as an access nor towards admission.
 
-        To be given to the next lookup, with the same three arrays.
+        Pass the result to the next lookup, with the same three arrays.
         """
-        unique = self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
-        slots_U = self.ops.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
-        there = self.ops.xp.flatnonzero(slots_U == NO_SLOT)
-        told = self.ops.fetch(there, unique.features_U[there], unique.ids_U[there])
-        missing = PredictedMisses(self.memory.writes, self.memory.removals, *told)
-        recalled = self.lower_tiers.recall_async(missing.features_N, missing.ids_N) if len(missing.ids_N) else None
+        memory, ops = self.parts.memory, self.ops
+        unique = ops.unique(*ops.put(*as_keys(features_K, ids_K, event_ms_K)))
+        slots_U = ops.find(memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
+        missing_N = ops.xp.flatnonzero(slots_U == NO_SLOT)
+        on_host = ops.fetch(missing_N, unique.features_U[missing_N], unique.ids_U[missing_N])
+        missing = PredictedMisses(memory.changes.writes, memory.changes.removals, *on_host)
+        lower_tiers = self.parts.lower_tiers
+        recalled = lower_tiers.recall_async(missing.features_N, missing.ids_N) if len(missing.ids_N) else None
         return Prefetch(features_K, ids_K, event_ms_K, unique, missing, recalled)
 
     @on_current_stream
@@ -57,107 +106,257 @@ class EmbeddingTable(TableParts):
         scores_K: Array | None = None,
         prefetched: Prefetch | None = None,
     ) -> Lookup:
-        """Every key's row, made resident and held there: 1. unique keys; 2. a slot for each; 3. recalled or created.
+        """Make every key's row resident and pin it: 1. unique keys, 2. a slot for each, 3. recall or create rows.
 
-        scores_K: with custom eviction, what each key is worth; rows of the lowest leave first.
+        scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first.
         """
         if (scores_K is not None) != (self.config.eviction == "custom"):
-            raise ValueError('a score for every key is wanted with eviction = "custom", and only then')
+            raise ValueError('eviction = "custom" needs a score for every key, and no other eviction takes scores')
         if prefetched is not None and not prefetched.matches(features_K, ids_K, event_ms_K):
-            raise ValueError("these are not the keys that were prefetched: give the same arrays")
-        self.eviction_sink.retry_spill()
-        tick = self.memory.pin()
+            raise ValueError("these are not the keys that were prefetched: pass the same arrays")
+        memory, ops = self.parts.memory, self.ops
+        self.parts.eviction_sink.retry_spill()
+        tick = memory.pin()
         try:
             if prefetched is None:
-                unique, staged = self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K))), None
-                foreseen = None
+                unique, rows = ops.unique(*ops.put(*as_keys(features_K, ids_K, event_ms_K))), None
+                predicted = None
             else:
-                unique, staged = prefetched.unique, prefetched.rows_if_current(self.memory.writes)
-                foreseen = prefetched.missing
-                self._counters["prefetched"] += len(foreseen.ids_N) if staged else 0
-            unique, slots_U = self.materializer.ensure_resident(unique, staged, foreseen, scores_K)
+                unique, rows = prefetched.unique, prefetched.rows_if_current(memory.changes.writes)
+                predicted = prefetched.missing
+                self.parts.counters["prefetched"] += len(predicted.ids_N) if rows else 0
+            unique, slots_U = self.parts.materializer.ensure_resident(unique, rows, predicted, scores_K)
         except BaseException:
-            self.memory.release(tick)
+            memory.release(tick)
             raise
-        self._counters["keys"] += len(ids_K)
-        return Lookup(self, tick=tick, erasures=self.memory.erasures, unique=unique, slots_U=slots_U)
+        self.parts.counters["keys"] += len(ids_K)
+        erasures = memory.changes.erasures
+        return Lookup(self.release, self.release_later, tick=tick, erasures=erasures, unique=unique, slots_U=slots_U)
 
     def gather(self, lookup: Lookup) -> Array:
-        """The rows of a lookup's keys, (K, D), copied; NaN where the key was forgotten since."""
+        """Copies of the rows of a lookup's keys, (K, D); NaN for keys forgotten since."""
         return self.gather_slice(lookup, LookupSlice(0, len(lookup)))[0]
 
     @on_current_stream
     def gather_slice(self, lookup: Lookup, part: LookupSlice) -> tuple[Array, Array | None]:
-        """The rows of some keys, or of bags of them; for `max` also which key of the part gave each number, else -1."""
+        """The rows of some keys, or of bags of them. For `max` also which key of the slice won each number, else -1."""
         slots_U, inverse_K = self._current_slots(lookup), lookup.unique.inverse_K[part.start : part.stop]
         if part.offsets_B1 is None:
-            out_KD = self.output_buffers.take(len(inverse_K), self.dim)
-            return self.ops.gather(self.memory.store, slots_U, inverse_K, out_KD), None
-        return self.ops.gather_pooled(self.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode)
-
-    def embed(self, lookup: Lookup) -> torch.Tensor:
-        """The rows of a lookup's keys, (K, D); where gradients are on, its backward is `update`."""
-        return autograd.embed(self, lookup, [LookupSlice(0, len(lookup))])[0]
-
-    def embed_parts(self, lookup: Lookup, parts: Sequence[LookupSlice]) -> tuple[torch.Tensor, ...]:
-        """A tensor for each part of a lookup, rows or pooled bags; the parts cover its keys in order."""
-        bounds = [0, *(part.stop for part in parts)]
-        if bounds[-1] != len(lookup) or [part.start for part in parts] != bounds[:-1]:
-            raise ValueError(f"parts {bounds} do not cover the {len(lookup)} keys of the lookup in order")
-        return autograd.embed(self, lookup, parts)
+            out_KD = self.parts.output_buffers.take(len(inverse_K), self.dim)
+            return self.ops.gather(self.parts.memory.store, slots_U, inverse_K, out_KD), None
+        return self.ops.gather_pooled(self.parts.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode)
 
     @on_current_stream
     def update(
         self, lookup: Lookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
     ) -> None:
-        """Sums the gradients of each key in the order of the batch, moves its row, and releases the lookup.
+        """Sum the gradients of each key in the order of the batch, update its row, and release the lookup.
 
-        Key k takes the gradient of row bags_K[k] (none given: k) times scales_K[k] (1). Counts and last-seen move too.
-        A gradient that is not finite leaves the row's value and state as they are.
+        Key k has the gradient in row bags_K[k] (default: k), times scales_K[k] (default: 1). Counts and last-seen
+        advance too. A gradient that is not finite leaves the row's values and state unchanged and is counted.
         """
         slots_U, unique = self._current_slots(lookup), lookup.unique
         order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
-        last_seen_U = self.cutoffs.last_seen_after_touch(self.ops, unique.features_U, unique.last_seen_U)
+        last_seen_U = self.parts.cutoffs.last_seen_after_update(self.ops, unique.features_U, unique.last_seen_U)
         settings = last_seen_U, self.optimizer.step(self.lr, self.seed), self.config.eviction == "lfu"
+        store = self.parts.memory.store
 
-        def move(start: int, stop: int) -> tuple[Array, int]:
+        def update_part(start: int, stop: int) -> tuple[Array, int]:
             return self.ops.update(
-                self.memory.store, slots_U, order_K, offsets_U1, grads_BD, *settings, start, stop, bags_K, scales_K
+                store, slots_U, order_K, offsets_U1, grads_BD, *settings, start, stop, bags_K, scales_K
             )
 
-        for fresh_N, num_refused in self.pool.map(move, len(slots_U)):
-            self._counters.add("refused_gradients", num_refused)
+        for dirty_N, num_refused in self.parts.pool.map(update_part, len(slots_U)):
+            self.parts.counters.add("refused_gradients", num_refused)
             if self.tracked:
-                self.dirty_rows.add(fresh_N)
+                self.parts.dirty_rows.add(dirty_N)
         lookup.release()
 
     @on_current_stream
     def release(self, tick: int) -> None:
-        """For lookups: their rows may leave from now on."""
-        self.memory.release(tick)
+        """Called by a lookup: its rows may be evicted from now on."""
+        self.parts.memory.release(tick)
 
     def release_later(self, tick: int) -> None:
-        """For lookups nobody holds any more: their rows may leave with the next call."""
-        self.memory.release_later(tick)
+        """Called by a lookup that is garbage-collected, in any thread: its rows may be evicted by the next call."""
+        self.parts.memory.release_later(tick)
 
     @on_current_stream
     def find(self, features_K: Array, ids_K: Array) -> tuple[Array, Array]:
-        """The rows, (K, D), NaN where there is none, and their status, (K); creates nothing.
+        """The rows, (K, D), NaN for keys without one, and their status, (K). Creates nothing.
 
-        0 known, 1 unknown, 2 seen but not admitted, 3 forgotten.
+        Status 0: known, 1: unknown, 2: seen but not admitted, 3: forgotten.
         """
+        parts = self.parts
         features_K, ids_K = self.ops.put(*as_keys(features_K, ids_K, ids_K)[:2])
         unique = self.ops.unique(features_K, ids_K, ids_K)
-        return read_rows(self.ops, self.memory, self.lower_tiers, self.admission, self.cutoffs, unique)
+        return read_rows(self.ops, parts.memory, parts.lower_tiers, parts.admission, parts.cutoffs, unique)
 
-    # inside
+    # versions and rows that do not come from training
+
+    def needs_checkpoint(self, num_keys: int) -> bool:
+        """Return True if a batch of this many keys may only be looked up after a `take_delta`."""
+        self.parts.eviction_sink.drain_inflight()
+        num_evictions = num_keys + self.parts.quotas.max_evictions(self.parts.memory.store.num_slots)
+        return self.tracked and not self.parts.evicted_dirty.has_room_for(num_evictions)
+
+    @on_current_stream
+    def take_delta(self) -> TableDelta:
+        """All dirty rows, and the keys forgotten, since the last call."""
+        self.parts.counters["checkpoints"] += 1
+        return self.parts.dirty_rows.take_delta(self.parts.pool.parallel_for)
+
+    @on_current_stream
+    def take_sketch_delta(self) -> tuple[Int64Array, UInt8Array]:
+        """The blocks of the admission sketch that changed since the last call, and their bytes, (B, 64)."""
+        return self.parts.admission.take_delta()
+
+    def sketch(self) -> SketchInfo:
+        return self.parts.admission.sketch_info()
+
+    @on_current_stream
+    def restore(self, delta: TableDelta) -> None:
+        """Apply a version's delta. Its rows are spilled if they are evicted, but are not part of the next delta."""
+        self.parts.bulk.forget(delta.forgotten_features, delta.forgotten_ids)
+        self.parts.bulk.write(delta, NEEDS_SPILL)
+
+    @on_current_stream
+    def restore_sketch(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
+        """Apply the sketch blocks of a version or a base. ValueError if the sketch here is smaller."""
+        self.parts.admission.restore(blocks_B, bytes_B64)
+
+    def clock_state(self) -> dict[str, Any]:
+        """What a version contains besides rows, sketch and expiry cutoffs, as JSON."""
+        parts = self.parts
+        return {
+            "sketch_age": parts.admission.age,
+            "event_ms": parts.ttl.event_ms,
+            "sweep": parts.expiry_sweep.next_slot,
+        }
+
+    def restore_clock_state(self, state: Mapping[str, Any]) -> None:
+        """Apply what `clock_state` returned."""
+        self.parts.admission.age = int(state.get("sketch_age", 0))
+        self.parts.ttl.event_ms = int(state.get("event_ms", 0))
+        self.parts.expiry_sweep.next_slot = int(state.get("sweep", 0))
+
+    @property
+    def expiry_cutoffs(self) -> dict[int, int]:
+        """By feature, in ms of event time: rows last seen before have expired."""
+        return self.parts.cutoffs.as_dict()
+
+    def raise_expiry_cutoffs(self, cutoffs: Mapping[int, int]) -> None:
+        """Let rows expire in every tier; a cutoff never falls."""
+        if self.parts.cutoffs.raise_to(cutoffs):
+            self.parts.spill.purge(self.parts.cutoffs.as_dict())
+
+    @property
+    def num_removals(self) -> int:
+        """Changes whenever rows leave memory or change slots other than for a lookup.
+
+        A prefetch that runs on a CUDA stream of its own must come after the work that changed it.
+        """
+        return self.parts.memory.changes.removals
+
+    @on_current_stream
+    def write(self, rows: Rows) -> None:
+        """Write rows over what the table has of their keys; they are dirty. ValueError if a number is not finite."""
+        if not (np.isfinite(rows.values).all() and np.isfinite(rows.states).all()):
+            raise ValueError("rows to be written contain numbers that are not finite: leave those rows out")
+        self.parts.bulk.write(rows, NEEDS_SPILL | DIRTY if self.tracked else NEEDS_SPILL)
+
+    @on_current_stream
+    def forget(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+        """Delete the rows of these keys from every tier. The next delta forgets them too."""
+        features_N, ids_N, _ = as_keys(features_N, ids_N, ids_N)
+        self.parts.bulk.forget(features_N, ids_N)
+        if self.tracked:
+            self.parts.evicted_dirty.add_tombstones(features_N, ids_N)
+        self.parts.counters["forgotten"] += len(ids_N)
+
+    @on_current_stream
+    def export(self) -> Rows:
+        """Every row in memory and in the spill, each key once; not the rows of the base."""
+        return self.parts.bulk.export()
+
+    def open_generation(self) -> int:
+        """Start a spill generation; call right after the `take_delta` that a base contains. Return its predecessor."""
+        return self.parts.spill.open_generation()
+
+    def map_base(self, base: RowSource, generation: int) -> None:
+        """Read from this base from now on. It contains the spill's generations up to this one, which are deleted."""
+        self.parts.lower_tiers.base = base
+        # a recall under way may read the old base, but no longer the generations above it
+        self.parts.memory.changes.count_write()
+        self.parts.spill.destroy_generations(generation)
+
+    # limits and statistics
+
+    def set_lr(self, lr: float) -> None:
+        self.lr = self.optimizer.with_lr(lr).lr
+
+    @on_current_stream
+    def set_limits(self, limits: TableLimits) -> None:
+        """Apply limits now. ValueError, and nothing changes, if one is invalid or lookups are open during a resize."""
+        parts = self.parts
+        parts.eviction_sink.drain_inflight()
+        # first what may raise
+        lr = self.lr if limits.lr is None else self.optimizer.with_lr(limits.lr).lr
+        if limits.device_bytes is not None:
+            config = replace(self.config, device_bytes=limits.device_bytes)
+            capacity = Capacity.of_bytes(config, self.ops, tracked=self.tracked)
+            parts.bulk.resize(capacity.num_slots, capacity.num_overflow)
+            parts.evicted_dirty.capacity, self.config = capacity.num_evicted_dirty, config
+        self.lr = lr
+        if limits.disk_bytes is not None:
+            parts.disk_cap.set_limit(limits.disk_bytes)
+        if limits.quota_bytes:
+            parts.quotas.set_limits(limits.quota_bytes, parts.memory.features())
+            parts.memory.enforce_quotas()
+        parts.ttl.set_ttl(limits.ttl_seconds)
+        parts.admission.set_min_counts(limits.min_count)
+
+    @on_current_stream
+    def counters(self) -> dict[str, int]:
+        """Counts since the table was made, by name: COUNTERS, and those of the spill."""
+        parts = self.parts
+        parts.eviction_sink.drain_inflight()
+        parts.counters.fetch_pending(self.ops)
+        counters = dict.fromkeys(COUNTERS, 0) | dict(parts.counters) | parts.spill.counters()
+        return counters | {"overflowed": parts.memory.num_overflowed}
+
+    def rows_by_tier(self) -> dict[str, int]:
+        """Rows in the tiers `device`, `disk`, and `host` if there is a host tier."""
+        parts, host = self.parts, self.parts.host_tier
+        parts.eviction_sink.drain_inflight()
+        rows = {"device": parts.memory.num_rows, "disk": parts.disk.num_rows()}
+        return rows if host is None else rows | {"host": host.num_host_rows()}
+
+    def bytes_by_tier(self) -> dict[str, int]:
+        """Bytes of the same tiers; `spill_memory` is the memory that the spill needs besides its queue."""
+        parts, host = self.parts, self.parts.host_tier
+        device = parts.memory.num_bytes() + parts.dirty_rows.num_bytes() + parts.admission.num_bytes()
+        sizes = {"device": device, "disk": parts.disk.num_bytes(), "spill_memory": parts.disk.memory_bytes()}
+        return sizes if host is None else sizes | {"host": host.host_bytes()}
+
+    def stall_reason(self) -> str:
+        """Why a call has been waiting for the spill for more than a second; empty if none has. Any thread."""
+        return self.parts.spill.stall_reason()
+
+    @on_current_stream
+    def check_integrity(self) -> None:
+        """AssertionError if the parts contradict each other. Reads every row."""
+        check_integrity(self.parts.memory, self.parts.dirty_rows.slots() if self.tracked else None)
+
+    def close(self) -> None:
+        self.parts.close()
 
     def _current_slots(self, lookup: Lookup) -> Array:
-        """The slots of a held lookup; NO_SLOT for keys that were forgotten since."""
+        """The slots of an open lookup; NO_SLOT for keys that were forgotten since."""
         if lookup.released:
             raise ValueError("this lookup has been released (it takes one update): look the keys up again")
-        if lookup.erasures == self.memory.erasures:
+        memory, unique = self.parts.memory, lookup.unique
+        if lookup.erasures == memory.changes.erasures:
             return lookup.slots_U
-        unique = lookup.unique
-        slots_U = self.ops.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
+        slots_U = self.ops.find(memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
         return self.ops.xp.where(slots_U == lookup.slots_U, slots_U, NO_SLOT)

@@ -26,9 +26,8 @@ from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
 from embeddings.optimizer import RowOptimizer
 from embeddings.table import EmbeddingTable
-from embeddings.tiers.base import RowSource
 from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import Spill
+from embeddings.tiers.interface import RowSource, Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
 from kernels.ops import Ops

@@ -304,7 +304,7 @@ class Trainer:
 
     def stall_reason(self) -> dict[str, str]:
         """What a step waits for at the moment, for whoever asks beside it: it may be a while until the step says so."""
-        reason = self.state.learner.table.spill.stall_reason() if hasattr(self, "state") else ""
+        reason = self.state.learner.table.stall_reason() if hasattr(self, "state") else ""
         return {"trainer": "waiting", "reason": reason} if reason else {}
 
     def close(self) -> dict[str, Any]:

@@ -1,30 +1,48 @@
-"""A batch's keys with a row for each: the handle that holds the rows in place from lookup to update."""
+"""The handle of a lookup, which pins the rows of a batch, and the slices in which its rows are gathered."""
 
 # K keys of a batch, U unique keys
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from springtide_client.keys import SHARED_ROW_OFFSET
+from collections.abc import Callable
+from typing import NamedTuple
 
 from kernels.types import Array, UniqueKeys
 
-if TYPE_CHECKING:
-    from embeddings.table import EmbeddingTable
+POOLING_MODES = ("sum", "mean", "max")
+
+
+class LookupSlice(NamedTuple):
+    """Keys start..stop of a lookup: a row each, or pooled into bags.
+
+    Bag b has the keys offsets_B1[b] to offsets_B1[b + 1], counted from `start`. An empty bag gives zeros.
+    """
+
+    start: int
+    stop: int
+    offsets_B1: Array | None = None
+    mode: str = "mean"  # one of POOLING_MODES
 
 
 class Lookup:
-    """Unique keys, each with its row; the rows stay until `release`, an update, or this object's end.
+    """The unique keys of a batch with a row for each. The rows stay in memory until `release`, an update, or `del`.
 
     Keys that were not admitted are replaced by the shared keys of their features (springtide_client.keys).
     """
 
-    __slots__ = ("_table", "erasures", "slots_U", "tick", "unique")
+    __slots__ = ("_release", "_release_later", "erasures", "slots_U", "tick", "unique")
 
-    def __init__(self, table: EmbeddingTable, *, tick: int, erasures: int, unique: UniqueKeys, slots_U: Array) -> None:
-        self._table: EmbeddingTable | None = table
-        self.tick = tick  # of the table's clock: rows stamped with it or later are protected
-        self.erasures = erasures
+    def __init__(
+        self,
+        release: Callable[[int], None],
+        release_later: Callable[[int], None],
+        *,
+        tick: int,
+        erasures: int,
+        unique: UniqueKeys,
+        slots_U: Array,
+    ) -> None:
+        self._release: Callable[[int], None] | None = release
+        self._release_later = release_later
+        self.tick = tick  # of the table's clock: rows stamped with it or later are pinned
+        self.erasures = erasures  # of memory.change_counters, when `slots_U` were found
         self.unique = unique
         self.slots_U = slots_U
 
@@ -33,22 +51,16 @@ class Lookup:
         return len(self.unique.inverse_K)
 
     @property
-    def not_admitted_K(self) -> Array:
-        """Which keys share a row because they were seen too seldom."""
-        return (self.unique.features_U >= SHARED_ROW_OFFSET)[self.unique.inverse_K]
-
-    @property
     def released(self) -> bool:
-        return self._table is None
+        return self._release is None
 
     def release(self) -> None:
-        """The rows may be evicted from now on; a second call does nothing."""
-        if self._table is not None:
-            table, self._table = self._table, None
-            table.release(self.tick)
+        """Unpin the rows. A second call does nothing."""
+        if self._release is not None:
+            release, self._release = self._release, None
+            release(self.tick)
 
     def __del__(self) -> None:
-        # the collector may run this in any thread and amid any call: the table is only told
-        table = getattr(self, "_table", None)
-        if table is not None:
-            table.release_later(self.tick)
+        # the garbage collector may run this in any thread, in the middle of any call: the release is only queued
+        if getattr(self, "_release", None) is not None:
+            self._release_later(self.tick)

@@ -1,4 +1,4 @@
-"""How the keys of a batch come to have rows in memory: admitted or not, found, recalled or created."""
+"""Makes the rows of a batch resident: decides admission, finds slots, and recalls or creates the missing rows."""
 
 # K keys of a batch, U unique keys, N some of them
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from kernels.types import NO_SLOT, Array, RowColumns, UniqueKeys, priority_of
 
 @dataclass(frozen=True, kw_only=True)
 class Materializer:
-    """Gives every unique key of a batch a row in memory. Leaves memory as it was where a tier below fails.
+    """Gives every unique key of a batch a row in memory. If a lower tier fails, memory has the same rows as before.
 
-    Arrays of U and K are the device's; what the tiers below and admission are asked is the host's.
+    Arrays of U and K are on the device; admission and the lower tiers take arrays of the host.
     """
 
     ops: Ops
@@ -41,25 +41,29 @@ class Materializer:
     def ensure_resident(
         self,
         unique: UniqueKeys,
-        staged: PrefetchedRows | None,
-        foreseen: PredictedMisses | None,
+        prefetched: PrefetchedRows | None,
+        predicted: PredictedMisses | None,
         scores_K: Array | None,
     ) -> tuple[UniqueKeys, Array]:
-        """The batch, refused keys replaced by shared ones, and its slots. The memory holds a tick."""
+        """The batch, with keys that are not admitted replaced by shared keys, and its slots.
+
+        The caller has pinned a tick, with which the rows are stamped. SpillError.
+        """
         counted = admitted_N = None
         if self.admission:
-            unique, staged, counted, admitted_N = self._admit(unique, staged)
-            foreseen = None  # the keys are others
-        settled = self.memory.find_or_insert(unique.features_U, unique.ids_U, unique.mixed_U, foreseen)
-        slots_U = settled.slots_U
-        if len(settled.new_N) or self.cutoffs:
+            unique, prefetched, counted, admitted_N = self._admit(unique, prefetched)
+            predicted = None  # the keys may be others now
+        placement = self.memory.find_or_insert(unique.features_U, unique.ids_U, unique.mixed_U, predicted)
+        slots_U = placement.slots_U
+        if len(placement.new_N) or self.cutoffs:
             try:
-                self._fill(unique, settled, staged)
+                self._fill(unique, placement, prefetched)
             except BaseException:
-                self.memory.erase(slots_U[settled.new_N])  # they hold no row
+                self.memory.erase(slots_U[placement.new_N])  # they hold no row
                 raise
-        self.counters["hits_device"] += len(slots_U) - len(settled.new_N)
+        self.counters["hits_device"] += len(slots_U) - len(placement.new_N)
         if counted is not None and admitted_N is not None:
+            # after the batch has its rows, so that a batch that failed counts nothing
             self.admission.count(*counted)
             num_admitted = int(np.count_nonzero(admitted_N))
             self.counters["admitted"] += num_admitted
@@ -67,80 +71,83 @@ class Materializer:
         if scores_K is not None:
             order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
             (scores_K,) = self.ops.put(scores_K)
-            scores_U = scores_K[order_K[offsets_U1[1:] - 1]]  # the last one counts
+            scores_U = scores_K[order_K[offsets_U1[1:] - 1]]  # the last occurrence counts
             self.ops.set_priorities(self.memory.store, slots_U, priority_of(scores_U, self.ops.xp))
         return unique, slots_U
 
     def _admit(
-        self, unique: UniqueKeys, staged: PrefetchedRows | None
+        self, unique: UniqueKeys, prefetched: PrefetchedRows | None
     ) -> tuple[UniqueKeys, PrefetchedRows, tuple[UInt16Array, UInt64Array, Int64Array], BoolArray]:
-        """1. Which keys have no row anywhere. 2. Those seen too seldom share one."""
+        """1. Find the keys that have no row in any tier. 2. Give those seen too seldom a shared row.
+
+        Return the batch, its recalled rows, the keys to count (features, mixed keys, occurrences), and which of them
+        are admitted.
+        """
         features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
         slots_U = self.ops.find(self.memory.store, features_U, ids_U, mixed_U)
-        there = self.ops.xp.flatnonzero(slots_U == NO_SLOT)
-        missing, dead, features_M, ids_M = self.ops.fetch(
-            there, self.memory.expired_positions(slots_U, features_U, self.cutoffs), features_U[there], ids_U[there]
+        missing_M = self.ops.xp.flatnonzero(slots_U == NO_SLOT)
+        expired = self.memory.expired_positions(slots_U, features_U, self.cutoffs)
+        missing, expired, features_M, ids_M = self.ops.fetch(
+            missing_M, expired, features_U[missing_M], ids_U[missing_M]
         )
-        recalled = self._recall(missing, features_M, ids_M, staged)
-        staged = PrefetchedRows.of(missing, recalled, len(ids_U))
-        rowless = np.sort(np.concatenate([missing[~recalled.without_expired(self.cutoffs).found_U], dead[dead >= 0]]))
-        (at,) = self.ops.put(rowless)
+        recalled = self._recall(missing, features_M, ids_M, prefetched)
+        prefetched = PrefetchedRows.of(missing, recalled, len(ids_U))
+        not_found = missing[~recalled.without_expired(self.cutoffs).found_U]
+        rowless = np.sort(np.concatenate([not_found, expired[expired >= 0]]))
+        (rowless_N,) = self.ops.put(rowless)
         features_N, mixed_N, occurrences_N, last_seen_N = self.ops.fetch(
-            features_U[at], mixed_U[at], unique.occurrences_U[at], unique.last_seen_U[at]
+            features_U[rowless_N], mixed_U[rowless_N], unique.occurrences_U[rowless_N], unique.last_seen_U[rowless_N]
         )
         admitted_N = self.admission.admits(features_N, mixed_N, occurrences_N)
         if not admitted_N.all():
-            refused = NotAdmitted(
-                *(column[~admitted_N] for column in (rowless, features_N, occurrences_N, last_seen_N))
-            )
-            unique, kept_U = share_rows(self.ops, unique, refused)
-            staged = staged.keep(kept_U, len(unique.ids_U))
-        return unique, staged, (features_N, mixed_N, occurrences_N), admitted_N
+            columns = rowless, features_N, occurrences_N, last_seen_N
+            unique, kept_U = share_rows(self.ops, unique, NotAdmitted(*(column[~admitted_N] for column in columns)))
+            prefetched = prefetched.keep(kept_U, len(unique.ids_U))
+        return unique, prefetched, (features_N, mixed_N, occurrences_N), admitted_N
 
-    def _fill(self, unique: UniqueKeys, settled: Placement, staged: PrefetchedRows | None) -> None:
-        """Rows from below where there are any, else first values; a row that is dead by rule begins anew."""
-        slots_U, new_N = settled.slots_U, settled.new_N
-        dead = self._expired(unique, slots_U, new_N)
-        recalled = self._recall(settled.positions_N, settled.features_N, settled.ids_N, staged).without_expired(
-            self.cutoffs
-        )
-        found_N, first = recalled.found_U, new_N
+    def _fill(self, unique: UniqueKeys, placement: Placement, prefetched: PrefetchedRows | None) -> None:
+        """Write rows into the slots of new keys: recalled ones, else initial values. Expired rows are created again."""
+        slots_U, new_N = placement.slots_U, placement.new_N
+        expired = self._expired(unique, slots_U, new_N)
+        recalled = self._recall(placement.positions_N, placement.features_N, placement.ids_N, prefetched)
+        recalled = recalled.without_expired(self.cutoffs)
+        found_N, created = recalled.found_U, new_N
         if found_N.any():
             slots_F, columns = self._upload_found(recalled, slots_U[new_N])
             self.ops.scatter(self.memory.store, slots_F, columns)
             if self.config.eviction == "lfu":
                 self.ops.set_priorities(self.memory.store, slots_F, columns.counts_N)
-            (others,) = self.ops.put(np.flatnonzero(~found_N))
-            first = new_N[others]
-        if len(first):
-            self._create(unique, slots_U[first], first)
-        self._count(recalled, len(first))
-        if len(dead):
-            self._recreate_expired(unique, slots_U, dead)
+            (not_found,) = self.ops.put(np.flatnonzero(~found_N))
+            created = new_N[not_found]
+        if len(created):
+            self._create(unique, slots_U[created], created)
+        self._count(recalled, len(created))
+        if len(expired):
+            self._recreate_expired(unique, slots_U, expired)
         self.eviction_sink.count_premature(unique.mixed_U[new_N], self.memory.pins.clock)
 
     def _create(self, unique: UniqueKeys, slots_N: Array, positions_N: Array) -> None:
         keys_N = unique.features_U[positions_N], unique.ids_U[positions_N]
         self.ops.create(self.memory.store, slots_N, *keys_N, self.seed, self.config.init_scale)
 
-    def _recreate_expired(self, unique: UniqueKeys, slots_U: Array, dead: Array) -> None:
-        """Rows in memory that are dead take first values. How many they are the device may tell later."""
-        xp, num = self.ops.xp, self.ops.num_listed(dead)
-        slots_N = xp.where(dead == NO_SLOT, NO_SLOT, slots_U[dead])
-        self._create(unique, slots_N, dead)
-        self.ops.set_priorities(self.memory.store, slots_N, xp.zeros(len(dead), np.int64))
+    def _recreate_expired(self, unique: UniqueKeys, slots_U: Array, expired: Array) -> None:
+        """Give expired rows in memory initial values; the list of their positions may be padded."""
+        xp, num = self.ops.xp, self.ops.num_listed(expired)
+        slots_N = xp.where(expired == NO_SLOT, NO_SLOT, slots_U[expired])
+        self._create(unique, slots_N, expired)
+        self.ops.set_priorities(self.memory.store, slots_N, xp.zeros(len(expired), np.int64))
         for name, number in (("created", num), ("expired", num), ("hits_device", -num)):
             self.counters.add(name, number)
 
     def _upload_found(self, recalled: RecalledRows, slots_N: Array) -> tuple[Array, RowColumns]:
-        """The rows that were found, on the device, and their slots; not those that expired meanwhile."""
+        """The slots of the found rows, without those that expired meanwhile, and the rows on the device."""
         found_N, rows = recalled.found_U, recalled.rows
         if recalled.upload is None:
             found = np.flatnonzero(found_N)
             rows = rows if len(found) == len(rows) else rows.take(found)
-            known = rows.counts, rows.last_seen, recalled_flags(recalled.from_spill_U[found])
-            positions, *put = self.ops.put(found, rows.values, rows.states, *known)
-            return slots_N[positions], RowColumns(*put)
+            counts_and_flags = rows.counts, rows.last_seen, recalled_flags(recalled.from_spill_U[found])
+            positions, *columns_F = self.ops.put(found, rows.values, rows.states, *counts_and_flags)
+            return slots_N[positions], RowColumns(*columns_F)
         positions, columns = recalled.upload.finish()
         live_F = found_N[recalled.upload.positions_F]
         if not live_F.all():
@@ -156,21 +163,21 @@ class Materializer:
         return self.memory.expired_positions(old_U, unique.features_U, self.cutoffs)
 
     def _recall(
-        self, positions_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array, staged: PrefetchedRows | None
+        self, positions_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array, prefetched: PrefetchedRows | None
     ) -> RecalledRows:
-        """What the tiers below know of the keys at these positions: what was staged, and the rest now."""
-        if staged is None:
+        """The rows of these keys in the lower tiers: those that were prefetched, and the others recalled now."""
+        if prefetched is None:
             return self.lower_tiers.recall(features_N, ids_N)
-        place_N = staged.place_U[positions_N]
+        place_N = prefetched.place_U[positions_N]
         late = np.flatnonzero(place_N < 0)
         if len(late) == 0:
-            return staged.recalled.take(place_N)
+            return prefetched.recalled.take(place_N)
         rest = self.lower_tiers.recall(features_N[late], ids_N[late])
-        place_N[late] = len(staged.recalled.found_U) + np.arange(len(late))
-        return RecalledRows.concatenate([staged.recalled, rest]).take(place_N)
+        place_N[late] = len(prefetched.recalled.found_U) + np.arange(len(late))
+        return RecalledRows.concatenate([prefetched.recalled, rest]).take(place_N)
 
-    def _count(self, recalled: RecalledRows, num_first: int) -> None:
+    def _count(self, recalled: RecalledRows, num_created: int) -> None:
         num_spill = int(np.count_nonzero(recalled.from_spill_U))
         self.counters["recalled_from_spill"] += num_spill
         self.counters["recalled_from_base"] += int(np.count_nonzero(recalled.found_U)) - num_spill
-        self.counters["created"] += num_first
+        self.counters["created"] += num_created

@@ -1,4 +1,4 @@
-"""Reading without creating: rows and what is known of ids that have none."""
+"""Reads rows without creating any, and the status of ids that have none."""
 
 # K keys, U unique keys, D dimension
 import numpy as np
@@ -18,29 +18,29 @@ KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = 0, 1, 2, 3
 def read_rows(
     ops: Ops,
     memory: ResidentRows,
-    below: LowerTiers,
+    lower_tiers: LowerTiers,
     admission: AdmissionControl,
-    horizons: ExpiryCutoffs,
+    cutoffs: ExpiryCutoffs,
     unique: UniqueKeys,
 ) -> tuple[Array, Array]:
-    """The rows of a batch's keys, (K, D), NaN where there is none, and their status (K); moves nothing.
+    """The rows of a batch's keys, (K, D), NaN for keys without one, and their status (K), both on the device.
 
-    Both on the device; the host is asked about keys that are not there.
+    Changes nothing in any tier. SpillError.
     """
     xp = ops.xp
     features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
     slots_U = ops.find(memory.store, features_U, ids_U, mixed_U)
-    dead = memory.expired_positions(slots_U, features_U, horizons)
-    if len(dead):
-        dead = ops.unpadded(dead)
+    expired = memory.expired_positions(slots_U, features_U, cutoffs)
+    if len(expired):
+        expired = ops.unpadded(expired)
     missing = xp.flatnonzero(slots_U == NO_SLOT)
-    if len(missing) == len(dead) == 0:
+    if len(missing) == len(expired) == 0:
         return ops.gather(memory.store, slots_U, unique.inverse_K), xp.zeros(len(unique.inverse_K), np.uint8)
     values_UD = ops.gather(memory.store, slots_U, xp.arange(len(slots_U)))
     status_U = xp.full(len(slots_U), KNOWN, np.uint8)
-    values_UD[dead], status_U[dead] = np.nan, FORGOTTEN
+    values_UD[expired], status_U[expired] = np.nan, FORGOTTEN
     features_N, ids_N, mixed_N = ops.fetch(features_U[missing], ids_U[missing], mixed_U[missing])
-    recalled = below.recall(features_N, ids_N).without_expired(horizons)
+    recalled = lower_tiers.recall(features_N, ids_N).without_expired(cutoffs)
     found_N = recalled.found_U
     status_N = np.where(found_N, KNOWN, np.where(recalled.forgotten_U, FORGOTTEN, UNKNOWN)).astype(np.uint8)
     rowless = np.flatnonzero(status_N == UNKNOWN)

@@ -1,4 +1,4 @@
-"""How many rows fit into a budget of bytes."""
+"""How many rows fit into a number of bytes."""
 
 from dataclasses import dataclass, replace
 
@@ -10,14 +10,14 @@ from embeddings.optimizer import RowOptimizer
 from kernels.ops import Ops
 from kernels.types import RowLayout
 
-PART = 16  # the overflow area has a sixteenth of the slots, the side buffer a sixteenth of the bytes
+PART = 16  # the overflow area has a sixteenth of the slots, the evicted dirty rows a sixteenth of the bytes
 OVERFLOW_KEY_BYTES = 64  # key, score, free list and hash places of an overflow row, at most
-TOUCHED_BYTES, GHOST_BYTES = 8, 2
+DIRTY_LIST_BYTES, GHOST_BYTES = 8, 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """Rows of a table's parts in memory; the overflow area grows where one batch needs more."""
+    """Numbers of rows that a table holds in memory. The overflow area grows while one batch needs more."""
 
     num_slots: int
     num_overflow: int
@@ -25,41 +25,43 @@ class Capacity:
 
     @staticmethod
     def of_rows(num_rows: int, *, num_evicted_dirty: int | None = None) -> "Capacity":
-        """So many rows, and a side buffer for as many unless told."""
+        """This many rows, and room for as many evicted dirty rows unless given."""
         if num_rows < 1:
             raise ValueError(f"a table needs at least 1 row, not {num_rows}")
-        side = num_rows if num_evicted_dirty is None else num_evicted_dirty
-        return Capacity(num_slots=num_rows, num_overflow=num_rows // PART, num_evicted_dirty=side)
+        evicted_dirty = num_rows if num_evicted_dirty is None else num_evicted_dirty
+        return Capacity(num_slots=num_rows, num_overflow=num_rows // PART, num_evicted_dirty=evicted_dirty)
 
     def in_buckets_of(self, width: int) -> "Capacity":
-        """At least as many rows in buckets of so many slots; no fewer than one in the overflow area."""
+        """At least as many rows, in whole buckets of `width` slots; at least one bucket in the overflow area."""
         num_slots = -(-self.num_slots // width) * width
         return replace(self, num_slots=num_slots, num_overflow=max(width, self.num_overflow))
 
     @staticmethod
     def of_bytes(config: TableConfig, ops: Ops, *, tracked: bool = True) -> "Capacity":
-        """The most rows that fit into device_bytes with everything that comes with them."""
+        """The most rows that fit into `device_bytes` with all they need. ValueError if not even one bucket fits."""
         total = parse_size(config.device_bytes)
         state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
         row_bytes = 2 + 8 + 4 * (config.dim + state_width) + 16
         num_evicted_dirty = total // PART // row_bytes if tracked else 0
-        sketch = Admission.of(config.admission).sketch_bytes if _asks_for_admission(config) else 0
+        sketch = Admission.of(config.admission).sketch_bytes if _needs_sketch(config) else 0
         total -= parse_size(sketch)
         slot_bytes = ops.slot_bytes(RowLayout(config.dim, state_width, config.dtype))
-        each = (slot_bytes + TOUCHED_BYTES + GHOST_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
+        each = (slot_bytes + DIRTY_LIST_BYTES + GHOST_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
         width = ops.width
         fixed = width * (slot_bytes + OVERFLOW_KEY_BYTES) + 8 * MIN_GHOSTS
         num_slots = (total - num_evicted_dirty * row_bytes - fixed) // each // width * width
         if num_slots < width:
             raise ValueError(
-                f"device_bytes = {config.device_bytes} holds no bucket of {width} rows: {each} bytes a row"
-                + (f", and {sketch} for the sketch of admission" if sketch else "")
+                f"device_bytes = {config.device_bytes} is too small for a bucket of {width} rows of {each} bytes"
+                + (f" and the admission sketch of {sketch}" if sketch else "")
             )
         return Capacity(
-            num_slots=num_slots, num_overflow=max(width, num_slots // PART), num_evicted_dirty=max(1, num_evicted_dirty)
+            num_slots=num_slots,
+            num_overflow=max(width, num_slots // PART),
+            num_evicted_dirty=max(1, num_evicted_dirty),
         )
 
 
-def _asks_for_admission(config: TableConfig) -> bool:
+def _needs_sketch(config: TableConfig) -> bool:
     counts = [policy.min_count or 1 for policy in config.features.values()]
     return max([Admission.of(config.admission).min_count, *counts]) > 1

@@ -1,4 +1,4 @@
-"""What becomes of rows that leave memory: dropped, spilled, kept for the next cut. And of those the spill refused."""
+"""What happens to evicted rows: dropped, spilled, kept for the next version; and retried when the spill fails."""
 
 # N rows
 from collections import deque
@@ -17,12 +17,12 @@ from embeddings.tiers.interface import Spill
 from kernels.ops import Ops
 from kernels.types import DIRTY, NEEDS_SPILL, SPILLED, Array
 
-REGRET_LOOKUPS = 1000  # a row asked for again within so many look-ups was missed
+PREMATURE_LOOKUPS = 1000  # an eviction was premature if the row is looked up again within this many lookups
 MIN_GHOSTS, MAX_GHOSTS = 64, 1 << 22
 
 
 class EvictionReason(StrEnum):
-    """Why a row left memory."""
+    """Why a row was evicted."""
 
     CAPACITY = "capacity"
     QUOTA = "quota"
@@ -30,74 +30,65 @@ class EvictionReason(StrEnum):
 
 
 class EvictionSink:
-    """Sees rows off. Without a spill a row that leaves is forgotten, and the next cut says so."""
+    """Takes every evicted row. Without a spill an evicted row is lost, and the next version forgets its key."""
 
     def __init__(
         self,
         ops: Ops,
         spill: Spill,
-        side: EvictedDirtyRows,
-        horizons: ExpiryCutoffs,
+        evicted_dirty: EvictedDirtyRows,
+        cutoffs: ExpiryCutoffs,
         counters: TableCounters,
         num_slots: int,
         *,
         tracked: bool,
     ) -> None:
-        self.ops, self.spill, self.evicted_dirty, self.cutoffs, self.counters = ops, spill, side, horizons, counters
-        self._num_ghosts, self.tracked = num_ghosts(num_slots), tracked
-        self.ghosts = ops.new_ghosts(self._num_ghosts)
+        self.ops, self.spill, self.counters = ops, spill, counters
+        self.evicted_dirty, self.cutoffs, self.tracked = evicted_dirty, cutoffs, tracked
+        self._num_ghosts = num_ghosts(num_slots)
+        self.ghosts = ops.new_ghosts(self._num_ghosts)  # keys that were evicted recently
         self._inflight: deque[Callable[[], None]] = deque()
-        self._unspilled: list[tuple[Rows, int]] = []
+        self._unspilled: list[tuple[Rows, int]] = []  # rows the spill has not taken, and how many are new to it
 
     @property
     def has_inflight(self) -> bool:
-        """Whether rows that left are still on their way from the device."""
+        """True while evicted rows are on their way from the device to the host."""
         return bool(self._inflight)
 
-    def add_inflight(self, arrive: Callable[[], None]) -> None:
-        """Rows have left the device and are on their way; `arrive` waits for them and calls `leave`."""
-        self._inflight.append(arrive)
+    def add_inflight(self, receive: Callable[[], None]) -> None:
+        """Note that evicted rows are on their way from the device. `receive` waits for them and calls `evict`."""
+        self._inflight.append(receive)
 
     def drain_inflight(self) -> None:
-        """Takes in what was expected: before anybody looks at what lies below memory, or counts."""
+        """Receive the rows in flight. Called before reading the lower tiers or the counters."""
         while self._inflight:
             self._inflight.popleft()()
 
     def evict(self, rows: Rows, flags_N: Int64Array, reason: EvictionReason, tick: int) -> None:
-        """1. Remember who left. 2. Drop the dead. 3. Keep the touched for the cut. 4. Spill the changed."""
+        """1. Note the keys. 2. Drop expired rows. 3. Keep dirty ones for the next version. 4. Spill changed ones."""
         self.ops.ghosts_add(self.ghosts, self.ops.mix_keys(rows.features, rows.ids), tick)
         self.counters["evicted"] += len(rows)
         self.counters[f"evicted_{reason}"] += len(rows)
         if self.cutoffs:
-            alive_N = self.cutoffs.alive(rows.features, rows.last_seen) | ((flags_N & DIRTY) != 0)
-            if not alive_N.all():
-                self.counters["expired"] += int(np.count_nonzero(~alive_N))
-                rows, flags_N = rows.take(alive_N), flags_N[alive_N]
-        changed_N, touched_N = (flags_N & NEEDS_SPILL) != 0, (flags_N & DIRTY) != 0
+            kept_N = self.cutoffs.alive(rows.features, rows.last_seen) | ((flags_N & DIRTY) != 0)
+            if not kept_N.all():
+                self.counters["expired"] += int(np.count_nonzero(~kept_N))
+                rows, flags_N = rows.take(kept_N), flags_N[kept_N]
+        changed_N, dirty_N = (flags_N & NEEDS_SPILL) != 0, (flags_N & DIRTY) != 0
         changed = _where(rows, changed_N)
         self.counters["dropped"] += len(rows) - len(changed)
         self.counters["spilled" if self.spill.keeps_rows else "lost"] += len(changed)
         if self.tracked and self.spill.keeps_rows:
-            self.evicted_dirty.add(_where(rows, touched_N))
+            self.evicted_dirty.add(_where(rows, dirty_N))
         elif self.tracked:
             self.evicted_dirty.add_tombstones(changed.features, changed.ids)
         if len(changed):
             self._unspilled.append((changed, int(np.count_nonzero(changed_N & ((flags_N & SPILLED) == 0)))))
-            with suppress(SpillError):  # whoever asks for more room is told
+            with suppress(SpillError):  # raised again by the next lookup, which needs the room
                 self.retry_spill()
 
-    def resize(self, num_slots: int) -> None:
-        """As many marks as suit a table of this size; who left before is forgotten where that is another number."""
-        if num_ghosts(num_slots) != self._num_ghosts:
-            self._num_ghosts = num_ghosts(num_slots)
-            self.ghosts = self.ops.new_ghosts(self._num_ghosts)
-
-    def num_bytes(self) -> int:
-        """Of the marks of who left."""
-        return 8 * self._num_ghosts
-
     def retry_spill(self) -> None:
-        """Hands the spill what it could not take before; SpillError while it still cannot. The rows wait here."""
+        """Write the rows that the spill has not taken yet. SpillError while it still fails; the rows are kept."""
         self.drain_inflight()
         while self._unspilled:
             rows, num_new = self._unspilled[0]
@@ -105,23 +96,29 @@ class EvictionSink:
             self._unspilled.pop(0)
 
     def count_expired(self, features_N: Array, ids_N: Array, tick: int) -> None:
-        """Rows that were swept away because they were dead."""
+        """Count rows deleted from memory because they had expired."""
         self.ops.ghosts_add(self.ghosts, self.ops.mix_keys(features_N, ids_N), tick)
         self.counters["expired"] += len(ids_N)
 
     def count_premature(self, mixed_N: Array, tick: int) -> None:
-        """Keys that were asked for and not in memory: some had left only just."""
+        """Count those of these missing keys that were evicted a short while ago."""
         if len(mixed_N):
-            since = max(0, tick - REGRET_LOOKUPS)
-            self.counters.add("regret", self.ops.ghosts_count(self.ghosts, mixed_N, since))
+            since = max(0, tick - PREMATURE_LOOKUPS)
+            self.counters.add("premature_evictions", self.ops.ghosts_count(self.ghosts, mixed_N, since))
 
-    @property
-    def num_stranded(self) -> int:
-        return sum(len(rows) for rows, _ in self._unspilled)
+    def resize(self, num_slots: int) -> None:
+        """Adapt the list of recently evicted keys to a table of this size; if its length changes it starts empty."""
+        if num_ghosts(num_slots) != self._num_ghosts:
+            self._num_ghosts = num_ghosts(num_slots)
+            self.ghosts = self.ops.new_ghosts(self._num_ghosts)
+
+    def num_bytes(self) -> int:
+        """Bytes of the list of recently evicted keys."""
+        return 8 * self._num_ghosts
 
 
 def num_ghosts(num_slots: int) -> int:
-    """A quarter of the slots: what left in the last moments, 8 bytes each."""
+    """How many evicted keys to remember: a quarter of the slots, 8 bytes each."""
     return min(MAX_GHOSTS, max(MIN_GHOSTS, num_slots // 4))
 
 

@@ -1,4 +1,4 @@
-"""Where a batch's keys are in memory, and which of them were seen to be missing ahead of their turn."""
+"""Where the keys of a batch are in memory, and which of them were predicted to be missing."""
 
 # U unique keys, N some of them
 from typing import NamedTuple
@@ -12,7 +12,7 @@ NO_NEW_KEYS = np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int6
 
 
 class Placement(NamedTuple):
-    """Where a batch's keys are; of those that are new, which hold no row yet, also what the host is told."""
+    """The slots of a batch's keys. N are the new keys, whose slots hold no row yet; their keys are on the host too."""
 
     slots_U: Array
     new_N: Array  # positions in U
@@ -22,9 +22,12 @@ class Placement(NamedTuple):
 
 
 class PredictedMisses(NamedTuple):
-    """The keys of a batch that had no row when it was looked at ahead of its turn, in the order of the batch."""
+    """The keys of a batch that were not in memory when it was prefetched, in the order of the batch.
 
-    writes: int  # of the memory at that time
+    The prediction holds while the two counters are those of memory.change_counters.
+    """
+
+    writes: int
     removals: int
     positions_N: Int64Array  # in U
     features_N: UInt16Array

@@ -1,4 +1,4 @@
-"""The resident tier: which keys have a slot, which of them must stay, and what leaves when room is needed."""
+"""The resident tier: finds and inserts keys, and evicts rows when their slots are needed."""
 
 # U unique keys, N some of them, V victims
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from embeddings.memory.capacity import Capacity
+from embeddings.memory.change_counters import ChangeCounters
 from embeddings.memory.eviction import EvictionReason, EvictionSink
 from embeddings.memory.pins import PinSet
 from embeddings.memory.placement import NO_NEW_KEYS, Placement, PredictedMisses
@@ -15,59 +16,57 @@ from embeddings.rows import Int64Array, Rows, UInt16Array
 from kernels.ops import Ops
 from kernels.types import NO_SLOT, Array, RowColumns, RowLayout, Spread, run_inline
 
-EVICTED_ROWS_PER_STEP = 65536  # rows that must leave do so in steps of so many
-SMALL_BATCHES = 256
+EVICTED_ROWS_PER_STEP = 65536
+SMALL_BATCHES = 256  # batches in a row that fit the planned overflow area, before an enlarged one shrinks again
 
 
 class ResidentRows:
-    """Slots of one store, on its device. Rows are handed to `departures` before their slots are written over.
+    """The slots of one store on its device. Evicted rows are passed to the eviction sink before their slots are reused.
 
-    Arrays of U are the device's; what leaves crosses to the host in one copy.
+    Arrays of U are on the device. Evicted rows cross to the host in one copy.
     """
 
     def __init__(
-        self, ops: Ops, capacity: Capacity, layout: RowLayout, departures: EvictionSink, quotas: Quotas
+        self, ops: Ops, capacity: Capacity, layout: RowLayout, eviction_sink: EvictionSink, quotas: Quotas
     ) -> None:
-        self.ops, self.eviction_sink, self.quotas = ops, departures, quotas
+        self.ops, self.eviction_sink, self.quotas = ops, eviction_sink, quotas
         self.store = ops.allocate(capacity.num_slots, capacity.num_overflow, layout)
         self.pins = PinSet()
+        self.changes = ChangeCounters()
         self.num_rows = 0
         self.num_overflowed = 0
-        self.present_features: set[int] = set()  # that ever had a row here
-        self.erasures = 0  # a lookup that is older than the newest one looks where its rows are
-        self.removals = 0  # of rows, by whatever: what was missing before the newest one may be missing with others
-        self.writes = 0  # placings, forgettings, bases: what was recalled before the newest one may be stale
+        self.present_features: set[int] = set()  # features that ever had a row here
+        self.max_in_overflow = 0  # an upper bound: while it is 0 the device need not be asked
         self._planned_overflow = capacity.num_overflow
-        self.max_in_overflow = 0  # none, and nobody has to ask the device
         self._releases_applied = True
-        self._small_batches = 0  # in a row, which an overflow area as planned would have had room for
+        self._small_batches = 0
 
     @property
     def num_pinned(self) -> int:
-        """Lookups whose rows must stay."""
+        """Open lookups."""
         self.eviction_sink.drain_inflight()
         self.apply_releases()
         return len(self.pins)
 
     def pin(self) -> int:
-        """A new tick of the clock: rows stamped with it stay until it is released."""
+        """Start a new tick. Rows stamped with it stay in memory until it is released."""
         self.apply_releases()
         return self.pins.pin()
 
     def release(self, tick: int) -> None:
-        """Lets go of a lookup's rows; those in the overflow area leave at once, as evictions do.
+        """Release the rows of a lookup, and evict those in the overflow area.
 
-        With the next look-up where it would take a wait for the device to know whether there are any.
+        The eviction is left to the next lookup if it would have to wait for the device.
         """
         self.pins.release_later(tick)
         self.apply_releases(may_wait=False)
 
     def release_later(self, tick: int) -> None:
-        """A release that takes place later; safe from any thread at any time."""
+        """Queue a release for the next call. Safe in any thread at any time."""
         self.pins.release_later(tick)
 
     def apply_releases(self, *, may_wait: bool = True) -> None:
-        """Makes good the releases that were only announced."""
+        """Apply queued releases: evict what they leave in the overflow area and what exceeds a quota."""
         if self.pins.apply_releases():
             self._releases_applied = False
         if self._releases_applied or (self.eviction_sink.has_inflight and not may_wait):
@@ -81,109 +80,107 @@ class ResidentRows:
             if num_used:
                 self._evict(slots_V, *self.ops.keys_of(self.store, slots_V), EvictionReason.CAPACITY)
                 self.ops.erase(self.store, slots_V)
-                self.removals += 1
+                self.changes.count_removal()
             self.max_in_overflow = self.max_in_overflow - num_used if self.pins else 0
         self._shrink_overflow(num_used)
         self.enforce_quotas()
 
     def find_or_insert(
-        self, features_U: Array, ids_U: Array, mixed_U: Array, foreseen: PredictedMisses | None = None
+        self, features_U: Array, ids_U: Array, mixed_U: Array, predicted: PredictedMisses | None = None
     ) -> Placement:
-        """A slot for every key, stamped now; the new ones hold no row yet.
+        """Give every key a slot and stamp it with the current tick; the slots of new keys hold no row yet.
 
-        Where they were foreseen nobody waits for the device: what leaves for them comes with the next look-up.
+        With a prediction that still holds nothing waits for the device: the victims arrive before the next lookup.
         """
         xp = self.ops.xp
-        if foreseen is not None and self._prediction_holds(foreseen):
-            return self._insert_predicted(features_U, ids_U, mixed_U, foreseen)
-        settled, num_overflowed = self._find_or_insert(features_U, ids_U, mixed_U)
-        if num_overflowed:
-            slots_U, new = settled.slots_U, [settled]
+        if predicted is not None and self._prediction_holds(predicted):
+            return self._insert_predicted(features_U, ids_U, mixed_U, predicted)
+        placement, num_crowded = self._find_or_insert(features_U, ids_U, mixed_U)
+        if num_crowded:
+            slots_U, placements = placement.slots_U, [placement]
             while len(homeless := xp.flatnonzero(slots_U == NO_SLOT)):
-                # sized for all keys of a batch in one bucket, beside those of lookups that are still held
+                # sized for a batch whose keys all fall into one bucket, beside the rows of open lookups
                 self.store = self.ops.grow_overflow(self.store, 2 * self.store.num_overflow + len(homeless))
                 more, _ = self._find_or_insert(features_U[homeless], ids_U[homeless], mixed_U[homeless])
                 slots_U[homeless] = more.slots_U
                 (homeless_N,) = self.ops.fetch(homeless)
-                new.append(more._replace(new_N=homeless[more.new_N], positions_N=homeless_N[more.positions_N]))
-            new_N = xp.concatenate([part.new_N for part in new])
-            settled = Placement(
-                slots_U, new_N, *(np.concatenate(column) for column in list(zip(*new, strict=True))[2:])
-            )
+                placements.append(more._replace(new_N=homeless[more.new_N], positions_N=homeless_N[more.positions_N]))
+            new_N = xp.concatenate([part.new_N for part in placements])
+            on_host = (np.concatenate(column) for column in list(zip(*placements, strict=True))[2:])
+            placement = Placement(slots_U, new_N, *on_host)
             num_overflowed = int(xp.count_nonzero(slots_U[new_N] >= self.store.num_slots))
             self.num_overflowed += num_overflowed
             self.max_in_overflow += num_overflowed
-        if len(settled.new_N):
-            self.writes += 1
-        return settled
+        if len(placement.new_N):
+            self.changes.count_write()
+        return placement
 
     def find(self, features_U: Array, ids_U: Array) -> Array:
-        """The slots, NO_SLOT where the key is not in memory; keys of the host or the device."""
+        """The slots of keys, NO_SLOT for keys that are not in memory. The keys may be on the host or on the device."""
         features_U, ids_U = self.ops.put(features_U, ids_U)
         return self.ops.find(self.store, features_U, ids_U, self.ops.mix_keys(features_U, ids_U))
 
     def erase(self, slots_N: Array) -> None:
-        """The keys of these slots have no row here any more, and nothing is kept of it."""
+        """Delete the rows in these slots. They are not passed to the eviction sink."""
         if self.quotas and len(slots_N):
             self.quotas.remove(self.ops.fetch(self.ops.keys_of(self.store, slots_N)[0])[0])
         self.ops.erase(self.store, slots_N)
         self.num_rows -= len(slots_N)
-        self.erasures += 1
-        self.removals += 1
+        self.changes.count_erasure()
 
     def read(
         self, slots_N: Array, features_N: Array, ids_N: Array, spread: Spread = run_inline
     ) -> tuple[Rows, Int64Array]:
-        """Copies of rows on the host, and their flags; the keys are those of the slots, on the device."""
+        """Copies of rows on the host, and their flags. The keys must be those of the slots, on the device."""
         columns = self.ops.read(self.store, slots_N, spread)
         *rows, flags_N = self.ops.fetch(features_N, ids_N, *columns)
         return Rows(*rows), flags_N
 
     def write(self, slots_N: Array, rows: Rows, flags_N: Int64Array) -> None:
-        """Rows of the host into slots, with these flags."""
+        """Write rows of the host into slots, with these flags."""
         columns = self.ops.put(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
         self.ops.scatter(self.store, slots_N, RowColumns(*columns))
 
-    def expired_positions(self, slots_U: Array, features_U: Array, horizons: ExpiryCutoffs) -> Array:
-        """The positions of keys whose rows in memory are forgotten by rule; on a device -1 among them."""
-        if not horizons:
+    def expired_positions(self, slots_U: Array, features_U: Array, cutoffs: ExpiryCutoffs) -> Array:
+        """The positions in U of rows that have expired; may be padded with -1 (see kernels.ops.Ops)."""
+        if not cutoffs:
             return self.ops.xp.empty(0, np.int64)
-        return self.ops.find_expired(self.store, slots_U, features_U, horizons.by_feature_F)
+        return self.ops.find_expired(self.store, slots_U, features_U, cutoffs.by_feature_F)
 
-    def num_bytes(self) -> int:
-        """Of rows, index, overflow area, and the marks of who left."""
-        return self.store.num_bytes + self.eviction_sink.num_bytes()
+    def expired_slots(self, start: int, stop: int, cutoffs: ExpiryCutoffs) -> Array:
+        """Those of the slots start..stop whose rows have expired; may be padded with NO_SLOT."""
+        return self.ops.expired_slots(self.store, start, min(stop, self.store.num_slots), cutoffs.by_feature_F)
 
     def occupied(self) -> Array:
         """The slots that hold a row."""
         return self.ops.occupied_slots(self.store, 0, self.store.num_slots + self.store.num_overflow)
 
     def features(self) -> UInt16Array:
-        """The features of all rows on the host, one number a row."""
+        """The features of all rows, one number a row, on the host."""
         features_N: UInt16Array = self.ops.fetch(self.ops.keys_of(self.store, self.occupied())[0])[0]
         return features_N
 
-    def expired_slots(self, start: int, stop: int, horizons: ExpiryCutoffs) -> Array:
-        """Those of the slots start..stop whose rows are forgotten by rule; on a device NO_SLOT among them."""
-        return self.ops.expired_slots(self.store, start, min(stop, self.store.num_slots), horizons.by_feature_F)
+    def num_bytes(self) -> int:
+        """Bytes of the rows, the index, the overflow area and the list of recently evicted keys."""
+        return self.store.num_bytes + self.eviction_sink.num_bytes()
 
     def evict_expired(self, slots_N: Array) -> None:
-        """Rows that are forgotten by rule leave; nothing is kept of them."""
+        """Delete expired rows; the list may be padded."""
         slots_N = self.ops.unpadded(slots_N)
         if len(slots_N):
             self.eviction_sink.count_expired(*self.ops.keys_of(self.store, slots_N), self.pins.clock)
             self.erase(slots_N)
 
     def enforce_quotas(self) -> None:
-        """The coldest rows of features over their quota leave, as far as nobody holds them."""
+        """Evict the coldest unpinned rows of features that exceed their quota."""
         for feature, excess in self.quotas.excess(self.store.num_slots).items():
             slots_N = self.ops.lowest_scores(self.store, feature, excess, self.pins.protect_now())
             self._evict_and_erase(slots_N, EvictionReason.QUOTA)
 
     def resize(self, num_slots: int, num_overflow: int) -> None:
-        """As many slots from now on; rows that find no room leave. ValueError while somebody holds rows."""
+        """Change the number of slots; rows that no longer fit are evicted. ValueError while lookups are open."""
         if self.num_pinned:
-            raise ValueError("the table cannot change its size while look-ups are held: update or release them first")
+            raise ValueError("the table cannot change its size while lookups are open: update or release them first")
         crowded_N = self.ops.rows_without_room(self.store, num_slots)
         for start in range(0, len(crowded_N), EVICTED_ROWS_PER_STEP):
             self._evict_and_erase(crowded_N[start : start + EVICTED_ROWS_PER_STEP], EvictionReason.RESIZE)
@@ -191,66 +188,66 @@ class ResidentRows:
         self.store = self.ops.reset_overflow(self.store, num_overflow)
         self.eviction_sink.resize(num_slots)
         self._planned_overflow = num_overflow
-        self.erasures += 1
-        self.removals += 1
+        self.changes.count_erasure()
 
     def _shrink_overflow(self, num_used: int) -> None:
-        """What one large batch needed is given back once many others did without."""
+        """Return an overflow area that one large batch enlarged to its planned size, once it is no longer needed."""
         if self.store.num_overflow > self._planned_overflow:
             self._small_batches = self._small_batches + 1 if num_used <= self._planned_overflow else 0
             if self._small_batches >= SMALL_BATCHES and not self.pins:
                 self.store = self.ops.reset_overflow(self.store, self._planned_overflow)
-                self.removals += 1
+                self.changes.count_removal()
                 self._small_batches = 0
 
     def _find_or_insert(self, features_U: Array, ids_U: Array, mixed_U: Array) -> tuple[Placement, int]:
-        """Also how many keys found no room in their bucket."""
-        placed = self.ops.find_or_insert(
+        """The placement, and the number of keys that found no room in their bucket."""
+        inserted = self.ops.find_or_insert(
             self.store, features_U, ids_U, mixed_U, self.pins.clock, self.pins.protect_from(self.pins.clock)
         )
-        new_N, leaving, columns = placed.new_N, [], []
+        new_N, victim_keys, victim_columns = inserted.new_N, [], []
         if not len(new_N):
-            return Placement(placed.slots_U, new_N, *NO_NEW_KEYS), placed.num_overflowed
-        if len(placed.victim_slots_V):
-            # the victims are copied out before anything is written into their rows
-            leaving = [placed.victim_features_V, placed.victim_ids_V]
-            columns = [*self.ops.read(self.store, placed.victim_slots_V)]
-        new = new_N, features_U[new_N], ids_U[new_N]
-        positions_N, features_N, ids_N, *left = self.ops.fetch(*new, *leaving, *columns)
+            return Placement(inserted.slots_U, new_N, *NO_NEW_KEYS), inserted.num_overflowed
+        if len(inserted.victim_slots_V):
+            # the victims are copied out before anything is written into their slots
+            victim_keys = [inserted.victim_features_V, inserted.victim_ids_V]
+            victim_columns = [*self.ops.read(self.store, inserted.victim_slots_V)]
+        new_keys = new_N, features_U[new_N], ids_U[new_N]
+        positions_N, features_N, ids_N, *victims = self.ops.fetch(*new_keys, *victim_keys, *victim_columns)
         self._on_insert(features_N)
-        if left:
-            self._on_evict(Rows(*left[:-1]), left[-1], EvictionReason.CAPACITY, self.pins.clock)
-        return Placement(placed.slots_U, new_N, positions_N, features_N, ids_N), placed.num_overflowed
+        if victims:
+            self._on_evict(Rows(*victims[:-1]), victims[-1], EvictionReason.CAPACITY, self.pins.clock)
+        return Placement(inserted.slots_U, new_N, positions_N, features_N, ids_N), inserted.num_overflowed
 
-    def _prediction_holds(self, foreseen: PredictedMisses) -> bool:
-        """Whether just these keys are new, and each finds a slot, be it in the overflow area."""
-        num_free = self.store.num_overflow - self.max_in_overflow
-        is_old = (self.writes, self.removals) != (foreseen.writes, foreseen.removals)
-        return not (self.ops.readback_delay == 0 or is_old or len(foreseen.ids_N) > num_free)
+    def _prediction_holds(self, predicted: PredictedMisses) -> bool:
+        """Return True if exactly these keys are new and each finds a slot, in the overflow area if need be."""
+        if self.ops.readback_delay == 0:  # nothing to gain: reading the result of an insertion costs no wait
+            return False
+        is_current = (self.changes.writes, self.changes.removals) == (predicted.writes, predicted.removals)
+        return is_current and len(predicted.ids_N) <= self.store.num_overflow - self.max_in_overflow
 
     def _insert_predicted(
-        self, features_U: Array, ids_U: Array, mixed_U: Array, foreseen: PredictedMisses
+        self, features_U: Array, ids_U: Array, mixed_U: Array, predicted: PredictedMisses
     ) -> Placement:
-        num_new, tick = len(foreseen.ids_N), self.pins.clock
-        placed = self.ops.find_or_insert(
+        num_new, tick = len(predicted.ids_N), self.pins.clock
+        inserted = self.ops.find_or_insert(
             self.store, features_U, ids_U, mixed_U, tick, self.pins.protect_from(tick), num_new
         )
         if num_new:
-            columns = self.ops.read(self.store, placed.victim_slots_V)
-            leaving = placed.victim_slots_V, placed.victim_features_V, placed.victim_ids_V
-            arrive = self.ops.download_async(placed.num_overflowed, *leaving, *columns)
-            self.eviction_sink.add_inflight(lambda: self._receive_victims(tick, *arrive()))
-            self._on_insert(foreseen.features_N)
-            self.writes += 1
-        return Placement(placed.slots_U, placed.new_N, foreseen.positions_N, foreseen.features_N, foreseen.ids_N)
+            columns = self.ops.read(self.store, inserted.victim_slots_V)
+            victims = inserted.victim_slots_V, inserted.victim_features_V, inserted.victim_ids_V
+            wait = self.ops.download_async(inserted.num_overflowed, *victims, *columns)
+            self.eviction_sink.add_inflight(lambda: self._receive_victims(tick, *wait()))
+            self._on_insert(predicted.features_N)
+            self.changes.count_write()
+        return Placement(inserted.slots_U, inserted.new_N, predicted.positions_N, predicted.features_N, predicted.ids_N)
 
     def _receive_victims(self, tick: int, num_crowded_1: Int64Array, slots_V: Int64Array, *columns: Any) -> None:
-        """What left for keys that were foreseen has come to the host."""
+        """Pass on the rows evicted for predicted keys, now that they have arrived on the host."""
         self.num_overflowed += int(num_crowded_1[0])
         self.max_in_overflow += int(num_crowded_1[0])
-        left_V = slots_V != NO_SLOT
-        if left_V.any():
-            *rows, flags_V = (column[left_V] for column in columns)
+        is_victim_V = slots_V != NO_SLOT
+        if is_victim_V.any():
+            *rows, flags_V = (column[is_victim_V] for column in columns)
             self._on_evict(Rows(*rows), flags_V, EvictionReason.CAPACITY, tick)
 
     def _on_insert(self, features_N: UInt16Array) -> None:
@@ -258,17 +255,16 @@ class ResidentRows:
         self.quotas.add(features_N)
         self.present_features.update(np.flatnonzero(np.bincount(features_N)).tolist())
 
-    def _evict(self, slots_V: Array, features_V: Array, ids_V: Array, reason: EvictionReason) -> None:
-        self._on_evict(*self.read(slots_V, features_V, ids_V), reason, self.pins.clock)
-
     def _on_evict(self, rows: Rows, flags_V: Int64Array, reason: EvictionReason, tick: int) -> None:
         self.num_rows -= len(rows)
         self.quotas.remove(rows.features)
         self.eviction_sink.evict(rows, flags_V, reason, tick)
 
+    def _evict(self, slots_V: Array, features_V: Array, ids_V: Array, reason: EvictionReason) -> None:
+        self._on_evict(*self.read(slots_V, features_V, ids_V), reason, self.pins.clock)
+
     def _evict_and_erase(self, slots_V: Array, reason: EvictionReason) -> None:
         if len(slots_V):
             self._evict(slots_V, *self.ops.keys_of(self.store, slots_V), reason)
             self.ops.erase(self.store, slots_V)
-            self.erasures += 1
-            self.removals += 1
+            self.changes.count_erasure()

@@ -1,4 +1,4 @@
-"""Admission: an id gets a row of its own once it was seen often enough; until then it shares one with its feature."""
+"""Admission: an id gets a row of its own once it was seen often enough; until then it uses its feature's shared row."""
 
 # N keys, F features, B blocks of the sketch
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ BLOCK_BYTES = 64
 
 
 class SketchInfo(NamedTuple):
-    """What a version tells of the counts beside the counts."""
+    """What a version contains about the admission sketch besides its blocks."""
 
-    num_blocks: int  # once it counts
+    num_blocks: int  # also while nothing is counted
     counting: bool  # False: every id is admitted at once
     age: int  # how often all counts were halved
 
 
 class AdmissionControl:
-    """Counts the ids that have no row. False where every id is admitted at once: then nothing is counted."""
+    """Counts in a sketch how often ids without a row were seen. False while every id is admitted at once."""
 
     def __init__(self, ops: Ops, settings: Admission, features: Mapping[int, FeaturePolicy], *, tracked: bool) -> None:
         self.ops, self.settings, self.tracked = ops, settings, tracked
@@ -37,14 +37,14 @@ class AdmissionControl:
         self.sketch: Sketch | None = None
         self._default = settings.min_count
         self._min_counts = {f: policy.min_count for f, policy in features.items() if policy.min_count is not None}
-        self._dirty_blocks: list[Array] = []  # blocks since the last cut, with repetitions
+        self._dirty_blocks: list[Array] = []  # since the last version, with repetitions
         self._start_counting()
 
     def __bool__(self) -> bool:
         return self.sketch is not None
 
     def set_min_counts(self, min_counts: Mapping[int, int | None]) -> None:
-        """None: the table's. Counting begins with the first limit above 1."""
+        """Change the `min_count` of features; None: the table's. Counting begins with the first one above 1."""
         for feature, count in min_counts.items():
             if count is None:
                 self._min_counts.pop(feature, None)
@@ -53,7 +53,7 @@ class AdmissionControl:
         self._start_counting()
 
     def min_counts(self, features_N: UInt16Array) -> Int64Array:
-        """The occurrences that a key of each of these features needs."""
+        """The number of occurrences after which a key of each of these features is admitted."""
         if not self._min_counts:
             return np.full(len(features_N), self._default, np.int64)
         by_feature_F = np.full(max([int(features_N.max(initial=0)), *self._min_counts]) + 1, self._default, np.int64)
@@ -63,11 +63,11 @@ class AdmissionControl:
         return needed_N
 
     def advance(self, num_samples: int) -> None:
-        """Counts halve once for every so many samples."""
+        """Set the age for this number of samples learned so far: all counts halve every `decay_every_samples`."""
         self.age = max(self.age, num_samples // self.settings.decay_every_samples)
 
     def admits(self, features_N: UInt16Array, mixed_N: UInt64Array, occurrences_N: Int64Array) -> BoolArray:
-        """Which keys without a row get one, seen so often now. Counts nothing."""
+        """Which keys without a row get one, given their occurrences in this batch. Counts nothing."""
         if self.sketch is None or not len(features_N):
             return np.ones(len(features_N), np.bool_)
         if features_N.max() >= SHARED_ROW_OFFSET:
@@ -78,7 +78,7 @@ class AdmissionControl:
         return admitted_N
 
     def count(self, features_N: UInt16Array, mixed_N: UInt64Array, occurrences_N: Int64Array) -> None:
-        """Adds what was seen of keys without a row."""
+        """Add the occurrences of keys that had no row."""
         counted_N = self.min_counts(features_N) > 1
         if self.sketch is not None and counted_N.any():
             _, blocks = self.ops.sketch_add(self.sketch, mixed_N[counted_N], occurrences_N[counted_N], self.age)
@@ -86,7 +86,7 @@ class AdmissionControl:
                 self._dirty_blocks.append(blocks)
 
     def was_seen(self, features_N: UInt16Array, mixed_N: UInt64Array) -> BoolArray:
-        """Which keys without a row are waiting to be admitted."""
+        """Which keys without a row were seen, but not often enough to be admitted."""
         if self.sketch is None or not len(features_N):
             return np.zeros(len(features_N), np.bool_)
         (estimates_N,) = self.ops.fetch(self.ops.sketch_estimate(self.sketch, mixed_N, self.age))
@@ -97,31 +97,31 @@ class AdmissionControl:
         return SketchInfo(parse_size(self.settings.sketch_bytes) // BLOCK_BYTES, self.sketch is not None, self.age)
 
     def read_all(self) -> UInt8Array:
-        """Every block, (B, 64); none where nothing is counted."""
+        """The bytes of every block, (B, 64); no blocks while nothing is counted."""
         if self.sketch is None:
             return np.empty((0, BLOCK_BYTES), np.uint8)
-        all_of_them = self.ops.xp.arange(self.sketch.num_blocks)
-        blocks_B64: UInt8Array = self.ops.fetch(self.ops.sketch_read(self.sketch, all_of_them))[0]
+        all_blocks = self.ops.xp.arange(self.sketch.num_blocks)
+        blocks_B64: UInt8Array = self.ops.fetch(self.ops.sketch_read(self.sketch, all_blocks))[0]
         return blocks_B64
 
     def take_delta(self) -> tuple[Int64Array, UInt8Array]:
-        """The blocks that changed since the last cut, once each and ascending, and their bytes (B, 64)."""
+        """The blocks that changed since the last call, ascending, and their bytes (B, 64)."""
         if self.sketch is None or not self._dirty_blocks:
             return np.empty(0, np.int64), np.empty((0, BLOCK_BYTES), np.uint8)
-        there_B = self.ops.xp.unique(self.ops.xp.concatenate(self._dirty_blocks))
+        dirty_B = self.ops.xp.unique(self.ops.xp.concatenate(self._dirty_blocks))
         self._dirty_blocks.clear()
-        blocks_B, bytes_B64 = self.ops.fetch(there_B, self.ops.sketch_read(self.sketch, there_B))
+        blocks_B, bytes_B64 = self.ops.fetch(dirty_B, self.ops.sketch_read(self.sketch, dirty_B))
         return blocks_B, bytes_B64
 
     def restore(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
-        """Takes blocks of a version as its own; not to be told again."""
+        """Write blocks of a version, without marking them dirty. ValueError if the sketch here is smaller."""
         if len(blocks_B) == 0:
             return
         if self.sketch is None:
             self.sketch = self.ops.new_sketch(parse_size(self.settings.sketch_bytes))
         if blocks_B.max() >= self.sketch_info().num_blocks:
             raise ValueError(
-                "admission sketch_bytes is smaller than the sketch that was written: restore it, or begin anew"
+                "admission sketch_bytes is smaller than when the log was written: restore it, or start a new log"
             )
         self.ops.sketch_write(self.sketch, blocks_B, bytes_B64)
 
@@ -134,7 +134,7 @@ class AdmissionControl:
 
 
 class NotAdmitted(NamedTuple):
-    """Keys of a batch that get no row of their own, on the host."""
+    """The keys of a batch that get no row of their own, on the host."""
 
     positions_N: Int64Array  # in U
     features_N: UInt16Array
@@ -142,22 +142,22 @@ class NotAdmitted(NamedTuple):
     last_seen_N: Int64Array
 
 
-def share_rows(ops: Ops, unique: UniqueKeys, refused: NotAdmitted) -> tuple[UniqueKeys, BoolArray]:
-    """The batch with its refused keys replaced by the shared keys of their features, which come last;
+def share_rows(ops: Ops, unique: UniqueKeys, not_admitted: NotAdmitted) -> tuple[UniqueKeys, BoolArray]:
+    """Replace the keys that are not admitted by the shared keys of their features, which come last.
 
-    and which of the old unique keys were kept.
+    Return the batch and which of its former unique keys were kept.
     """
     kept_U = np.ones(len(unique.ids_U), np.bool_)
-    kept_U[refused.positions_N] = False
-    features_S, which = np.unique(refused.features_N, return_inverse=True)
+    kept_U[not_admitted.positions_N] = False
+    features_S, which = np.unique(not_admitted.features_N, return_inverse=True)
     num_kept, num_shared = int(np.count_nonzero(kept_U)), len(features_S)
     now_U = np.empty(len(kept_U), np.int64)
     now_U[kept_U] = np.arange(num_kept)
-    now_U[refused.positions_N] = num_kept + which
+    now_U[not_admitted.positions_N] = num_kept + which
 
     occurrences_S, last_seen_S = np.zeros(num_shared, np.int64), np.zeros(num_shared, np.int64)
-    np.add.at(occurrences_S, which, refused.occurrences_N)
-    np.maximum.at(last_seen_S, which, refused.last_seen_N)
+    np.add.at(occurrences_S, which, not_admitted.occurrences_N)
+    np.maximum.at(last_seen_S, which, not_admitted.last_seen_N)
     shared_S, ids_S = (features_S + SHARED_ROW_OFFSET).astype(np.uint16), np.full(num_shared, SHARED_ID, np.int64)
     kept, now, *added = ops.put(np.flatnonzero(kept_U), now_U, shared_S, ids_S, occurrences_S, last_seen_S)
     features, ids, occurrences, last_seen = added

@@ -1,4 +1,4 @@
-"""Quotas: how many rows of memory a feature may hold, beside the others in one physical table."""
+"""Quotas: how many rows of memory a feature may have in a table that it shares with other features."""
 
 # N rows, F features
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from springtide_client.system.sizes import parse_size
 from embeddings.config import FeaturePolicy
 from embeddings.rows import Int64Array, UInt16Array
 
-PART = 16  # a feature over its quota is cut back by this part of it, so that not every batch has to
-SLACK = 1024  # and not before it is over by this part of the table's slots: cutting back looks at all of them
+PART = 16  # a feature over its quota is cut back by this part of it, so that not every batch has to evict
+SLACK = 1024  # and only once it exceeds it by this part of the table's slots, because evicting scans all of them
 
 
 class Quotas:
-    """Counts rows by feature while any feature has a quota. False where none has."""
+    """Counts the rows of each feature while any feature has a quota. False while none has."""
 
     def __init__(self, features: Mapping[int, FeaturePolicy], slot_bytes: int) -> None:
         self.slot_bytes = slot_bytes
@@ -25,7 +25,7 @@ class Quotas:
         return bool(self._quotas)
 
     def set_limits(self, quotas: Mapping[int, int | str | None], present_N: UInt16Array) -> None:
-        """New quotas, None lifts one; `present_N` are the features of the rows in memory now."""
+        """Change quotas; None removes one. `present_N` are the features of all rows in memory."""
         for feature, quota in quotas.items():
             self._quotas.pop(feature, None)
             if quota is not None:
@@ -33,13 +33,15 @@ class Quotas:
         self.rows_F = np.bincount(present_N).astype(np.int64)
 
     def add(self, features_N: UInt16Array) -> None:
+        """Count rows that were inserted."""
         self._count(features_N, 1)
 
     def remove(self, features_N: UInt16Array) -> None:
+        """Count rows that left memory."""
         self._count(features_N, -1)
 
     def excess(self, num_slots: int) -> dict[int, int]:
-        """Feature -> how many of its rows must leave a table of so many slots."""
+        """Feature -> the number of its rows to evict from a table of this many slots."""
         excess = {}
         for feature, quota in self._quotas.items():
             allowed = quota // self.slot_bytes
@@ -49,7 +51,7 @@ class Quotas:
         return excess
 
     def max_evictions(self, num_slots: int) -> int:
-        """Rows that may have to leave after a batch beside those it brings."""
+        """The most rows that quotas may evict after a batch, beyond as many as the batch inserts."""
         return sum(quota // self.slot_bytes // PART + num_slots // SLACK for quota in self._quotas.values())
 
     def _count(self, features_N: UInt16Array, sign: int) -> None:

@@ -1,19 +1,20 @@
-"""Forgetting by rule: a row of a feature is alive where it was last seen at or after the feature's horizon."""
+"""Time to live: a row has expired if it was last seen before the expiry cutoff of its feature."""
 
 # N rows, F features
 from collections.abc import Mapping
 
 import numpy as np
 
+from embeddings.config import FeaturePolicy
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from kernels.ops import Ops
 from kernels.types import Array
 
-NEVER = 0  # the horizon of a feature without a rule: event times begin there
+NEVER = 0  # the cutoff of a feature without one: event times are not negative
 
 
 class ExpiryCutoffs:
-    """Horizons in ms of event time by feature number; they only rise. False where no rule was ever made."""
+    """Cutoffs in ms of event time by feature number. A cutoff never falls. False while no feature has one."""
 
     def __init__(self) -> None:
         self.by_feature_F: Int64Array = np.zeros(0, np.int64)
@@ -21,39 +22,65 @@ class ExpiryCutoffs:
     def __bool__(self) -> bool:
         return len(self.by_feature_F) > 0
 
-    def raise_to(self, horizons: Mapping[int, int]) -> bool:
-        """Whether any horizon rose."""
-        risen = {feature: ms for feature, ms in horizons.items() if ms > self.of(feature)}
-        if risen:
-            by_feature_F = np.full(max(len(self.by_feature_F), max(risen) + 1), NEVER, np.int64)
+    def raise_to(self, cutoffs: Mapping[int, int]) -> bool:
+        """Raise the cutoffs that are lower than these. Return True if any was."""
+        raised = {feature: ms for feature, ms in cutoffs.items() if ms > self.of(feature)}
+        if raised:
+            by_feature_F = np.full(max(len(self.by_feature_F), max(raised) + 1), NEVER, np.int64)
             by_feature_F[: len(self.by_feature_F)] = self.by_feature_F
-            for feature, ms in risen.items():
+            for feature, ms in raised.items():
                 by_feature_F[feature] = ms
             self.by_feature_F = by_feature_F
-        return bool(risen)
+        return bool(raised)
 
     def of(self, feature: int) -> int:
         return int(self.by_feature_F[feature]) if feature < len(self.by_feature_F) else NEVER
 
     def alive(self, features_N: UInt16Array, last_seen_N: Int64Array) -> BoolArray:
-        """Which of these rows are not forgotten by rule."""
-        alive_N: BoolArray = last_seen_N >= self._of_each_row(features_N)
+        """Which of these rows have not expired."""
+        known_N = features_N < len(self.by_feature_F)
+        cutoffs_N = np.full(len(features_N), NEVER, np.int64)
+        cutoffs_N[known_N] = self.by_feature_F[features_N[known_N]]
+        alive_N: BoolArray = last_seen_N >= cutoffs_N
         return alive_N
 
-    def last_seen_after_touch(self, ops: Ops, features_N: Array, last_seen_N: Array) -> Array:
-        """When rows touched at these times count as last seen: a touched row is alive. Arrays of the ops' device."""
+    def last_seen_after_update(self, ops: Ops, features_N: Array, last_seen_N: Array) -> Array:
+        """The last-seen of rows updated at these times: at least the cutoff, so that an update keeps a row alive.
+
+        Arrays of the device of `ops`.
+        """
         if not self:
             return last_seen_N
-        (horizons_F1,) = ops.put(np.append(self.by_feature_F, NEVER))  # the last one is of all features beyond
+        (cutoffs_F1,) = ops.put(np.append(self.by_feature_F, NEVER))  # the last one is for all features beyond
         features_N = ops.xp.minimum(features_N.astype(np.int32), len(self.by_feature_F))
-        return ops.xp.maximum(last_seen_N, horizons_F1[features_N])
+        return ops.xp.maximum(last_seen_N, cutoffs_F1[features_N])
 
     def as_dict(self) -> dict[int, int]:
-        """The horizons that were ever raised."""
+        """The cutoffs of the features that have one."""
         return {int(feature): int(self.by_feature_F[feature]) for feature in np.flatnonzero(self.by_feature_F)}
 
-    def _of_each_row(self, features_N: UInt16Array) -> Int64Array:
-        known_N = features_N < len(self.by_feature_F)
-        horizons_N = np.full(len(features_N), NEVER, np.int64)
-        horizons_N[known_N] = self.by_feature_F[features_N[known_N]]
-        return horizons_N
+
+class TimeToLive:
+    """Raises the cutoffs as event time passes, never by wall time, so that the same stream expires the same rows."""
+
+    def __init__(self, cutoffs: ExpiryCutoffs, features: Mapping[int, FeaturePolicy]) -> None:
+        self.cutoffs = cutoffs
+        self.event_ms = 0
+        self._ttl_ms = {f: _ms(policy.ttl_seconds) for f, policy in features.items() if policy.ttl_seconds is not None}
+
+    def set_ttl(self, ttl_seconds: Mapping[int, float | None]) -> None:
+        """Change the TTL of features; None: their rows no longer expire. What has expired stays expired."""
+        for feature, seconds in ttl_seconds.items():
+            if seconds is None:
+                self._ttl_ms.pop(feature, None)
+            else:
+                self._ttl_ms[feature] = _ms(seconds)
+
+    def advance(self, event_ms: int) -> None:
+        """Advance event time; it never goes back."""
+        self.event_ms = max(self.event_ms, event_ms)
+        self.cutoffs.raise_to({feature: self.event_ms - ttl for feature, ttl in self._ttl_ms.items()})
+
+
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds)

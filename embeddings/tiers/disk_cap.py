@@ -1,4 +1,4 @@
-"""A cap on the bytes of the spill and of what shares its disk: past it the coldest rows are forgotten by rule."""
+"""Limits the bytes of the spill: beyond `disk_bytes` the rows seen least recently expire."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,22 +7,22 @@ from springtide_client.system.sizes import parse_size
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.tiers.interface import Spill
 
-FORGET_FRACTION = 0.1  # of the stored rows at a time
-CHECK_CALLS = 64  # the size of a folder is no cheap question
+EXPIRED_FRACTION = 0.1  # of the stored rows at a time
+CHECK_CALLS = 64  # measuring the folder is too slow for every batch
 
 
 class DiskCap:
-    """Every so many batches: 1. what rules have forgotten is cleared. 2. Where that is not enough, horizons rise.
+    """Every CHECK_CALLS batches: 1. Purge expired rows. 2. If the spill is still too large, raise the expiry cutoffs.
 
-    How large the folder is depends on the disk and on when it was asked: the horizons that rise here are told by the
-    next version, and only what follows from a version is exact.
+    The size of the folder depends on the disk and on the time of the check. So these cutoffs do not follow from the
+    stream alone: the next version contains them, and only a replay of versions reproduces them.
     """
 
     def __init__(
-        self, spill: Spill, horizons: ExpiryCutoffs, disk_bytes: int | str, *, beside: Callable[[], int] = lambda: 0
+        self, spill: Spill, cutoffs: ExpiryCutoffs, disk_bytes: int | str, *, other_bytes: Callable[[], int] = lambda: 0
     ) -> None:
-        """`beside`: bytes that others take of it; at most half counts, for no forgetting gives those back."""
-        self.spill, self.cutoffs, self._beside = spill, horizons, beside
+        """`other_bytes`: what the log takes of `disk_bytes`. At most half counts, because expiry cannot free it."""
+        self.spill, self.cutoffs, self._other_bytes = spill, cutoffs, other_bytes
         self.num_bytes = parse_size(disk_bytes)
         self._num_calls = 0
 
@@ -30,19 +30,19 @@ class DiskCap:
         self.num_bytes = parse_size(disk_bytes)
 
     def spill_bytes(self) -> int:
-        """What the spill may take now."""
-        return max(self.num_bytes - self._beside(), self.num_bytes // 2)
+        """The bytes that the spill may take now."""
+        return max(self.num_bytes - self._other_bytes(), self.num_bytes // 2)
 
     def advance(self, features: Iterable[int]) -> None:
-        """One batch has passed; `features` are those that have rows."""
+        """Count a batch, and check the size if it is time; `features` are those that have rows."""
         self._num_calls += 1
         if self._num_calls % CHECK_CALLS:
             return
         if self.cutoffs:
             self.spill.purge(self.cutoffs.as_dict())
-        # what is being cleared may be enough
+        # a purge under way may free enough
         if self.spill.num_bytes() <= self.spill_bytes() or self.spill.is_purging():
             return
-        coldest = self.spill.last_seen_quantile(FORGET_FRACTION)
+        coldest = self.spill.last_seen_quantile(EXPIRED_FRACTION)
         if coldest is not None and self.cutoffs.raise_to(dict.fromkeys(features, coldest)):
             self.spill.purge(self.cutoffs.as_dict())

@@ -1,7 +1,7 @@
-"""Rows in the host's memory, between a device and the spill below: itself a spill, for whoever is above.
+"""Rows in the host's memory, between a device and the spill: to the table it is the spill.
 
-What it lends to the tier above leaves first; what it has no room for goes on down. A row that the tier above has
-changed comes back through `write`, also where a base covers it by then: an older copy may have gone down meanwhile.
+Rows that the device has recalled are evicted first; evicted rows go to the spill below. A row that changed on the
+device must be written back even if a base has it by then, because an older copy may have been spilled meanwhile.
 """
 
 # U unique keys, N rows, V victims
@@ -18,49 +18,50 @@ from springtide_client.keys import UInt64Array, mix_keys
 from embeddings.errors import SpillError
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from embeddings.tiers.interface import ABSENT, ROW, Spill, SpilledRows
+from embeddings.tiers.interface import Spill, SpilledRows
+from embeddings.tiers.record_kinds import ABSENT, ROW
 from embeddings.tiers.write_batch import WriteBatch
 from kernels.ops import Ops
 from kernels.types import NO_SLOT, RowColumns, RowLayout
 
 COUNTS = "hits_host", "host_evicted", "host_spilled", "host_dropped"
 CACHED_ABOVE, ONLY_HERE = -1, 0  # priorities
-FLAG_BITS = 3  # the ops' own flags stay zero: above them a row's flags hold its generation
+FLAG_BITS = 3  # the flags of kernels.types, which stay zero; a row's generation is stored in the bits above them
 PART = 16  # the overflow area has a sixteenth of the slots
 
 
 class HostTier:
-    """Rows by LRU in a store of the CPU's ops, which nobody else may use. One writer; finds from any thread."""
+    """An LRU store of rows. One thread writes; any thread may find. `ops` must be its own, of the CPU."""
 
     keeps_rows = True
 
     def __init__(self, spill: Spill, *, num_rows: int, layout: RowLayout, ops: Ops) -> None:
-        """At most about `num_rows` rows; ValueError below one bucket, or above a spill that keeps none."""
+        """At most about `num_rows` rows. ValueError if that is less than a bucket, or if the spill keeps no rows."""
         if not spill.keeps_rows:
-            raise ValueError("a host tier needs a spill below it: name a folder for it, or do without host_bytes")
+            raise ValueError("a host tier needs a spill below it: set disk_path, or host_bytes = 0")
         width = ops.width
         if num_rows < width:
-            raise ValueError(f"a host tier holds at least {width} rows, not {num_rows}")
+            raise ValueError(f"a host tier needs at least {width} rows, not {num_rows}")
         self.spill, self.ops = spill, ops
         num_slots = num_rows // width * width
         self._store = ops.allocate(num_slots, max(width, num_slots // PART), layout)
-        self._lock = threading.Lock()  # of the store and of what is below it here
-        self._inflight: list[WriteBatch] = []  # victims that the spill has not yet taken
+        self._lock = threading.Lock()  # of all that follows
+        self._inflight: list[WriteBatch] = []  # evicted rows that the spill has not taken yet
         self._num_rows = 0
-        self._num_unspilled = 0  # of those, the ones that the spill has no copy of, nearly
+        self._num_unspilled = 0  # about how many of the rows here the spill has no copy of
         self._clock = 0
-        self._generation, self._covered_generation = 0, -1  # the newest one, and the newest one that a base covers
+        self._generation, self._covered_generation = 0, -1  # the newest, and the newest that a base covers
         self._cutoffs = ExpiryCutoffs()
         self._counts = Counter(dict.fromkeys(COUNTS, 0))
 
     @staticmethod
     def rows_of_bytes(num_bytes: int, layout: RowLayout, ops: Ops) -> int:
-        """How many rows fit, everything counted."""
+        """The number of rows that fit into this many bytes."""
         slot_bytes, width = ops.slot_bytes(layout), ops.width
         return max(0, (num_bytes - width * 2 * slot_bytes) * PART // (slot_bytes * (PART + 2)) // width * width)
 
     def write(self, rows: Rows, num_new: int) -> None:
-        """1. What waits goes down. 2. These rows come in. 3. Their victims go down, or wait where the spill fails."""
+        """1. Spill rows in flight. 2. Insert these rows. 3. Spill the victims; if that fails, they stay in flight."""
         self._spill_inflight()
         if not len(rows):
             return
@@ -68,18 +69,18 @@ class HostTier:
         with self._lock:
             self._num_unspilled += num_new
             self._insert(rows, mixed_N)
-        with suppress(SpillError):  # told to the next writer, before its rows are taken
+        with suppress(SpillError):  # raised again by the next write, before it inserts its rows
             self._spill_inflight()
 
     def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
-        self._spill_inflight()  # else an older row would go down after its mark
+        self._spill_inflight()  # else an older row would be spilled after its tombstone
         self.spill.add_tombstones(features_N, ids_N)
         with self._lock:
             slots_N = self.ops.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
             self._erase(slots_N[slots_N != NO_SLOT])
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
-        """1. What is here, and lent from now on. 2. What is on its way down. 3. The spill's."""
+        """Look in 1. the store, whose rows are cached above from now on, 2. the rows in flight, 3. the spill."""
         kinds_U = np.full(len(ids_U), ABSENT, np.uint8)
         mixed_U = mix_keys(features_U, ids_U)
         with self._lock:
@@ -87,7 +88,7 @@ class HostTier:
             here_U = slots_U != NO_SLOT
             columns = self.ops.read(self._store, slots_U[here_U])
             self.ops.set_priorities(self._store, slots_U[here_U], np.full(len(columns.flags_N), CACHED_ABOVE, np.int64))
-            descending = list(self._inflight)
+            inflight = list(self._inflight)
             self._counts["hits_host"] += len(columns.flags_N)
         kinds_U[here_U] = ROW
         if here_U.all():
@@ -96,8 +97,8 @@ class HostTier:
         rows = Rows.empty_of(features_U, ids_U, layout.dim, layout.state_width)
         _put(rows, here_U, columns[:4])
         missing = np.flatnonzero(~here_U)
-        for block in reversed(descending):
-            missing = block.fill_found(mixed_U, missing, kinds_U, rows)
+        for batch in reversed(inflight):
+            missing = batch.fill_found(mixed_U, missing, kinds_U, rows)
         if len(missing):
             below = self.spill.find(features_U[missing], ids_U[missing])
             kinds_U[missing] = below.kinds
@@ -109,11 +110,11 @@ class HostTier:
             num_slots = self._store.num_slots + self._store.num_overflow
             slots_N = self.ops.occupied_slots(self._store, 0, num_slots)
             parts = [self._read(slots_N, *self.ops.keys_of(self._store, slots_N))[0]]
-            parts += [block.rows for block in reversed(self._inflight) if block.rows is not None]
+            parts += [batch.rows for batch in reversed(self._inflight) if batch.rows is not None]
         parts.append(self.spill.read_all())
         rows = Rows.concatenate(parts)
         mixed_N = mix_keys(rows.features, rows.ids)
-        order = np.lexsort((rows.features, mixed_N))  # stable: the highest tier's copy stays the first
+        order = np.lexsort((rows.features, mixed_N))  # stable: the copy of the highest tier comes first
         same = (np.diff(mixed_N[order]) == 0) & (np.diff(rows.features[order]) == 0)
         return rows.take(order[np.concatenate([[True], ~same])] if len(order) else order)
 
@@ -124,15 +125,15 @@ class HostTier:
         return closed
 
     def destroy_generations(self, upto: int) -> None:
-        """Rows from those generations stay, and are simply dropped when they leave: the base gives them too."""
+        """Keep the rows of those generations here, but drop them when they are evicted: the base has them."""
         with self._lock:
             self._covered_generation = max(self._covered_generation, upto)
         self.spill.destroy_generations(upto)
 
-    def purge(self, horizons: dict[int, int]) -> None:
+    def purge(self, cutoffs: dict[int, int]) -> None:
         with self._lock:
-            self._cutoffs.raise_to(horizons)
-        self.spill.purge(horizons)
+            self._cutoffs.raise_to(cutoffs)
+        self.spill.purge(cutoffs)
 
     def stall_reason(self) -> str:
         return self.spill.stall_reason()
@@ -147,8 +148,8 @@ class HostTier:
         return self._num_rows
 
     def host_bytes(self) -> int:
-        """Of memory: the store, and what waits to go down."""
-        return self._store.num_bytes + sum(block.num_bytes for block in self._inflight)
+        """Bytes of memory: of the store, and of the rows in flight."""
+        return self._store.num_bytes + sum(batch.num_bytes for batch in self._inflight)
 
     def num_rows(self) -> int:
         return self._num_unspilled + self.spill.num_rows()
@@ -167,42 +168,42 @@ class HostTier:
         self.spill.close()
 
     def check_integrity(self) -> None:
-        """AssertionError where the parts contradict each other."""
+        """AssertionError if index and rows contradict each other."""
         with self._lock:
             slots_N = self.ops.occupied_slots(self._store, 0, self._store.num_slots + self._store.num_overflow)
             features_N, ids_N = self.ops.keys_of(self._store, slots_N)
             found_N = self.ops.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
-            assert np.array_equal(found_N, slots_N), "a key is not found where it stands"
-            assert len(slots_N) == self._num_rows, f"{len(slots_N)} keys stand, {self._num_rows} are counted"
+            assert np.array_equal(found_N, slots_N), "a key is not found in its slot"
+            assert len(slots_N) == self._num_rows, f"{len(slots_N)} slots are occupied, {self._num_rows} are counted"
             assert not len(slots_N) or slots_N[-1] < self._store.num_slots, "a row was left in the overflow area"
 
-    # under the lock
+    # the following five are called with the lock held
 
     def _insert(self, rows: Rows, mixed_N: UInt64Array) -> None:
         self._clock += 1
         store, tick = self._store, self._clock
-        placed = self.ops.find_or_insert(store, rows.features, rows.ids, mixed_N, tick, tick)
-        self._num_rows += int(np.count_nonzero(placed.slots_U[placed.new_N] != NO_SLOT))
-        if len(placed.victim_slots_V):
+        inserted = self.ops.find_or_insert(store, rows.features, rows.ids, mixed_N, tick, tick)
+        self._num_rows += int(np.count_nonzero(inserted.slots_U[inserted.new_N] != NO_SLOT))
+        if len(inserted.victim_slots_V):
             # copied out before their slots are written over
-            self._num_rows -= len(placed.victim_slots_V)
-            keys = placed.victim_features_V, placed.victim_ids_V
-            self._evict(*self._read(placed.victim_slots_V, *keys))
-        housed_N = (placed.slots_U != NO_SLOT) & (placed.slots_U < store.num_slots)
+            self._num_rows -= len(inserted.victim_slots_V)
+            keys = inserted.victim_features_V, inserted.victim_ids_V
+            self._evict(*self._read(inserted.victim_slots_V, *keys))
+        housed_N = (inserted.slots_U != NO_SLOT) & (inserted.slots_U < store.num_slots)
         flags_N = np.full(len(rows), self._generation << FLAG_BITS, np.int64)
         columns = RowColumns(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
         if not housed_N.all():
-            # so many keys in one bucket: those without a slot go straight down
-            in_overflow_N = placed.slots_U >= store.num_slots
-            self._erase(placed.slots_U[in_overflow_N])
+            # too many keys for a bucket: those without a slot are spilled at once
+            in_overflow_N = inserted.slots_U >= store.num_slots
+            self._erase(inserted.slots_U[in_overflow_N])
             self._evict(rows.take(~housed_N), flags_N[~housed_N])
             columns = RowColumns(*(column[housed_N] for column in columns))
-        slots_N = np.ascontiguousarray(placed.slots_U[housed_N])
+        slots_N = np.ascontiguousarray(inserted.slots_U[housed_N])
         self.ops.scatter(store, slots_N, columns)
         self.ops.set_priorities(store, slots_N, np.full(len(slots_N), ONLY_HERE, np.int64))
 
     def _evict(self, rows: Rows, flags_V: Int64Array) -> None:
-        """Victims that are alive, and that no base gives, begin their way down."""
+        """Put victims in flight, except those that have expired or that a base has."""
         needed_V: BoolArray = (flags_V >> FLAG_BITS) > self._covered_generation
         if self._cutoffs:
             needed_V &= self._cutoffs.alive(rows.features, rows.last_seen)
@@ -222,15 +223,14 @@ class HostTier:
         self.ops.erase(self._store, slots_N)
         self._num_rows -= len(slots_N)
 
-    # the writer's, without the lock: a find sees what descends until the spill has it
-
     def _spill_inflight(self) -> None:
+        """Called by the writing thread without the lock; a find sees rows in flight until the spill has them."""
         while self._inflight:
-            block = self._inflight[0]
-            assert block.rows is not None
-            share = min(1.0, self._num_unspilled / max(1, self._num_rows + len(block)))
-            num_new = round(share * len(block))
-            self.spill.write(block.rows, num_new)
+            batch = self._inflight[0]
+            assert batch.rows is not None
+            share = min(1.0, self._num_unspilled / max(1, self._num_rows + len(batch)))
+            num_new = round(share * len(batch))
+            self.spill.write(batch.rows, num_new)
             with self._lock:
                 self._inflight.pop(0)
                 self._num_unspilled -= num_new

@@ -1,92 +1,107 @@
-"""The tier under memory: what a table asks of it."""
+"""What a table needs of the tiers below its memory: a spill, which it writes and reads, and a base, which it reads."""
 
-# U unique keys, N rows
+# U unique keys, N rows, D dimension, S optimizer state width
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from embeddings.rows import Int64Array, Rows, UInt16Array
-
-ABSENT, ROW, TOMBSTONE = 0, 1, 2  # nothing is known of the key; its row; it was forgotten, whatever lies below
+from embeddings.rows import BoolArray, Float32Array, Int64Array, Rows, UInt16Array
 
 
 @dataclass(frozen=True)
 class SpilledRows:
-    """An answer row by row; `rows` means something only where the kind is ROW."""
+    """The result of `Spill.find`, row by row. The columns of `rows` are valid only where the kind is ROW."""
 
-    kinds: npt.NDArray[np.uint8]
+    kinds: npt.NDArray[np.uint8]  # of embeddings.tiers.record_kinds
     rows: Rows
 
 
 class Spill(Protocol):
-    """Rows that left memory. A find sees every write made before it, also those still on their way to the disk.
+    """Rows evicted from memory. A find sees every write that was made before it, also those not yet on disk.
 
-    Finds may be called from any threads, beside each other and beside one writer. SpillError where the disk fails for
-    longer than the spill's patience; what waits is kept, and a later call succeeds once the disk does.
+    Several threads may find at the same time, beside one thread that writes. SpillError if the disk fails for longer
+    than the spill's patience; queued rows are kept, and a later call succeeds once the disk works again.
     """
 
-    keeps_rows: bool  # False: what is written is forgotten
+    keeps_rows: bool  # False: rows that are written are lost
 
     def write(self, rows: Rows, num_new: int) -> None:
-        """Keeps copies of these rows, so many of them not known to be here, in the newest generation.
+        """Store copies of these rows in the newest generation. May wait until the queue has room.
 
-        May wait for room.
+        `num_new`: how many of them the spill has no row of, as far as the caller knows.
         """
         ...
 
     def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
-        """Keeps in the newest generation that these keys were forgotten."""
+        """Store in the newest generation that these keys were forgotten."""
         ...
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows: ...
 
     def read_all(self) -> Rows:
-        """Every row that a find would give, once."""
+        """Every row that a find would return, once."""
         ...
 
     def open_generation(self) -> int:
-        """Begins a new generation; the number of the one that it closes."""
+        """Start a new generation. Return the number of the one that it closes."""
         ...
 
     def destroy_generations(self, upto: int) -> None:
-        """Lets go of the generations up to this number, as soon as no find needs them: a mapped base covers them."""
+        """Delete the generations up to this number, once no find reads them: a base has their rows."""
         ...
 
-    def purge(self, horizons: dict[int, int]) -> None:
-        """Rows of these features last seen before their horizon may go, in the background.
+    def purge(self, cutoffs: dict[int, int]) -> None:
+        """Delete, in the background, rows of these features last seen before their cutoff. Finds may return them still.
 
-        A find may give them until then. A generation is cleared once a tenth of what was written to it lies below.
+        A generation is rewritten once a sixteenth of what was written to it has expired.
         """
         ...
 
-    def stall_reason(self) -> str:
-        """Why somebody has been waiting for it for a while; empty where nobody has. For any thread, at once."""
+    def is_purging(self) -> bool:
+        """Return True while a purge is under way."""
         ...
 
-    def is_purging(self) -> bool:
-        """Whether a purge is still under way."""
+    def stall_reason(self) -> str:
+        """Why a caller has been waiting for more than a second; empty if none has. Any thread; returns at once."""
         ...
 
     def last_seen_quantile(self, fraction: float) -> int | None:
-        """A last-seen below which about this fraction of the stored rows lies; None where there are none."""
+        """A last-seen below which about this fraction of the stored rows lies; None without rows."""
         ...
 
     def num_rows(self) -> int:
-        """Rows kept, nearly: one that is forgotten still counts until its generation goes."""
+        """About how many rows are stored; a forgotten one counts until its generation is deleted."""
         ...
 
     def num_bytes(self) -> int:
-        """Bytes on disk, and on their way there. Looks at every file: not for every batch."""
+        """Bytes on disk and in the queue. Reads the size of every file: too slow for every batch."""
         ...
 
     def memory_bytes(self) -> int:
-        """Bytes of memory that are not on their way to the disk."""
+        """Bytes of memory, without the queue."""
         ...
 
     def counters(self) -> dict[str, int]:
-        """What happened so far, by name."""
+        """Counts since the spill was opened, by name."""
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class FoundRows:
+    """The result of `RowSource.find`, row by row. The other columns are valid only where `found` is true."""
+
+    found: BoolArray  # (U)
+    values: Float32Array  # (U, D)
+    states: Float32Array  # (U, S)
+    counts: Int64Array
+    last_seen: Int64Array
+
+
+class RowSource(Protocol):
+    """The rows of a base of the log, read by key."""
+
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows: ...

@@ -1,46 +1,45 @@
-"""The tiers below memory as one: the spill first, where a mark hides what lies deeper; then the base."""
+"""Recalls rows from the tiers below memory: from the spill, whose tombstones hide older rows, then from the base."""
 
 # U unique keys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from embeddings.memory.eviction import EvictionSink
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from embeddings.tiers.base import RowSource
-from embeddings.tiers.interface import ABSENT, ROW, TOMBSTONE, Spill
+from embeddings.tiers.interface import RowSource, Spill
+from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.upload import RowUpload
 from kernels.ops import Ops
 
 
 @dataclass(frozen=True)
 class RecalledRows:
-    """What the tiers below know of some keys; a row means something only where it was found."""
+    """The result of a recall, row by row. The columns of `rows` are valid only where `found_U` is true."""
 
     rows: Rows
     found_U: BoolArray
-    forgotten_U: BoolArray  # by key or by rule
+    forgotten_U: BoolArray  # by `forget`, or expired
     from_spill_U: BoolArray
-    upload: RowUpload | None = None  # the same rows where they are on their way to the device, the dead ones too
+    upload: RowUpload | None = None  # of the found rows, also those that have expired since
 
-    def without_expired(self, horizons: ExpiryCutoffs) -> "RecalledRows":
-        """The same under rules: what they forget is not found."""
-        if not horizons or not self.found_U.any():
+    def without_expired(self, cutoffs: ExpiryCutoffs) -> "RecalledRows":
+        """The same with expired rows as forgotten ones."""
+        if not cutoffs or not self.found_U.any():
             return self
-        dead_U = self.found_U & ~horizons.alive(self.rows.features, self.rows.last_seen)
+        expired_U = self.found_U & ~cutoffs.alive(self.rows.features, self.rows.last_seen)
         return RecalledRows(
             self.rows,
-            self.found_U & ~dead_U,
-            self.forgotten_U | dead_U,
-            self.from_spill_U & ~dead_U,
+            self.found_U & ~expired_U,
+            self.forgotten_U | expired_U,
+            self.from_spill_U & ~expired_U,
             self.upload,
         )
 
     def take(self, chosen: Int64Array) -> "RecalledRows":
-        """What is known of the keys at these positions."""
+        """The results for the keys at these positions. The upload is kept only if these are all keys in order."""
         if len(chosen) == len(self.found_U) and np.array_equal(chosen, np.arange(len(chosen))):
             return self
         found_N, forgotten_N, from_spill_N = (column[chosen] for column in self._columns())
@@ -57,25 +56,24 @@ class RecalledRows:
 
 
 class LowerTiers:
-    """Recalls rows, at once or ahead of their turn in a thread of its own; knows no rules."""
+    """Recalls rows at once, or in a thread of its own ahead of their lookup. Does not apply expiry cutoffs."""
 
-    def __init__(self, spill: Spill, base: RowSource | None, departures: EvictionSink) -> None:
-        self.spill, self.base, self.eviction_sink = spill, base, departures
+    def __init__(self, ops: Ops, spill: Spill, base: RowSource | None, retry_spill: Callable[[], None]) -> None:
+        """`retry_spill` writes evicted rows that the spill has not taken yet, or raises SpillError."""
+        self.ops, self.spill, self.base, self.retry_spill = ops, spill, base, retry_spill
         self._executor: ThreadPoolExecutor | None = None
 
     def recall(self, features_U: UInt16Array, ids_U: Int64Array) -> RecalledRows:
-        """The rows of unique keys from the highest tier that knows of them; moves nothing. SpillError."""
-        self.eviction_sink.retry_spill()
+        """Read the rows of unique keys, each from the highest tier that has it. Changes no tier. SpillError."""
+        self.retry_spill()
         return _recall(self.spill, self.base, features_U, ids_U)
 
     def recall_async(self, features_U: UInt16Array, ids_U: Int64Array) -> Future[RecalledRows]:
-        """The same while the caller computes; the rows go on to the device."""
-        self.eviction_sink.retry_spill()
+        """The same while the caller computes; the rows are uploaded to the device too."""
+        self.retry_spill()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="recall")
-        return self._executor.submit(
-            _recall_and_upload, self.eviction_sink.ops, self.spill, self.base, features_U, ids_U
-        )
+        return self._executor.submit(_recall_and_upload, self.ops, self.spill, self.base, features_U, ids_U)
 
     def close(self) -> None:
         if self._executor is not None:
@@ -98,9 +96,9 @@ def _recall(spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U
     from_spill_U = found_U.copy()
     absent = np.flatnonzero(spilled.kinds == ABSENT)
     if base is not None and len(absent):
-        deeper = base.find(features_U[absent], ids_U[absent])
-        here, there = absent[deeper.found], deeper.found
-        rows.values[here], rows.states[here] = deeper.values[there], deeper.states[there]
-        rows.counts[here], rows.last_seen[here] = deeper.counts[there], deeper.last_seen[there]
+        in_base = base.find(features_U[absent], ids_U[absent])
+        here, there = absent[in_base.found], in_base.found
+        rows.values[here], rows.states[here] = in_base.values[there], in_base.states[there]
+        rows.counts[here], rows.last_seen[here] = in_base.counts[there], in_base.last_seen[there]
         found_U[here] = True
     return RecalledRows(rows, found_U, spilled.kinds == TOMBSTONE, from_spill_U)

@@ -1,23 +1,24 @@
-"""The tier under a table that has none: an evicted row is forgotten."""
+"""The spill of a table without one: evicted rows are lost."""
 
 # U unique keys, N rows
 import numpy as np
 from springtide_client.keys import mix_keys
 
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.tiers.interface import ABSENT, TOMBSTONE, SpilledRows
+from embeddings.tiers.interface import SpilledRows
+from embeddings.tiers.record_kinds import ABSENT, TOMBSTONE
 
-NUM_PLACES = 1 << 20  # 8 MiB: of so many forgotten keys most are remembered as such
+NUM_PLACES = 1 << 20  # 8 MiB: most of that many forgotten keys are remembered
 
 
 class NoSpill:
-    """Keeps no rows, only which keys were forgotten of late: a place for a mixed key, taken over by the next one."""
+    """Stores no rows, only recently forgotten keys: a hash table of mixed keys in which newer keys overwrite older."""
 
     keeps_rows = False
 
     def __init__(self, dim: int, state_width: int) -> None:
         self.dim, self.state_width = dim, state_width
-        self._generations = {0: np.zeros(0, np.uint64)}  # places by generation, allocated when first written to
+        self._generations = {0: np.zeros(0, np.uint64)}  # places by generation, allocated at the first write
 
     def write(self, rows: Rows, num_new: int) -> None:
         self.add_tombstones(rows.features, rows.ids)
@@ -26,7 +27,9 @@ class NoSpill:
         newest = max(self._generations)
         if len(ids_N) and not len(self._generations[newest]):
             self._generations[newest] = np.zeros(NUM_PLACES, np.uint64)
-            self._generations[newest][0] = 1  # no key's: an empty place must not look like the mixed key 0
+            self._generations[newest][0] = (
+                1  # belongs in another place, so the mixed key 0 is not found in an empty one
+            )
         mixed_N = mix_keys(features_N, ids_N)
         if len(mixed_N):
             self._generations[newest][mixed_N & np.uint64(NUM_PLACES - 1)] = mixed_N
@@ -50,14 +53,14 @@ class NoSpill:
     def destroy_generations(self, upto: int) -> None:
         self._generations = {number: places for number, places in self._generations.items() if number > upto}
 
-    def purge(self, horizons: dict[int, int]) -> None:
-        """There is nothing to purge: marks go with their generation."""
-
-    def stall_reason(self) -> str:
-        return ""
+    def purge(self, cutoffs: dict[int, int]) -> None:
+        """Do nothing: tombstones are deleted with their generation."""
 
     def is_purging(self) -> bool:
         return False
+
+    def stall_reason(self) -> str:
+        return ""
 
     def last_seen_quantile(self, fraction: float) -> int | None:
         return None

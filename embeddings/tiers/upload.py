@@ -1,4 +1,4 @@
-"""Rows that were recalled, on their way up to the device beside what it computes."""
+"""Uploads recalled rows to the device while it computes."""
 
 # U recalled keys, F of them that were found
 from collections.abc import Callable
@@ -13,27 +13,27 @@ from kernels.types import SPILLED, Array, RowColumns
 
 @dataclass(frozen=True)
 class RowUpload:
-    """The rows that were found, without the others."""
+    """The found rows of a recall on their way to the device."""
 
     positions_F: Int64Array  # among the recalled keys
     _finish_copy: Callable[[], tuple[Array, ...]]
 
     @staticmethod
     def start(ops: Ops, rows: Rows, found_U: BoolArray, from_spill_U: BoolArray) -> "RowUpload":
-        """Begins to copy them. From any thread."""
+        """Begin the copy. May be called in any thread."""
         positions_F = np.flatnonzero(found_U)
         if len(positions_F) < len(rows):
             rows = rows.take(positions_F)
         flags_F = recalled_flags(from_spill_U[positions_F])
-        taken = ops.upload_async(positions_F, rows.values, rows.states, rows.counts, rows.last_seen, flags_F)
-        return RowUpload(positions_F, taken)
+        copy = ops.upload_async(positions_F, rows.values, rows.states, rows.counts, rows.last_seen, flags_F)
+        return RowUpload(positions_F, copy)
 
     def finish(self) -> tuple[Array, RowColumns]:
-        """Positions and rows on the device: what is asked of it from now on finds them there."""
+        """Positions and rows on the device. Does not wait: work queued after this call comes after the copy."""
         positions_F, *columns = self._finish_copy()
         return positions_F, RowColumns(*columns)
 
 
 def recalled_flags(from_spill_F: BoolArray) -> Int64Array:
-    """Of rows that came up: not NEEDS_SPILL, for each is what lies below."""
+    """The flags of recalled rows: not NEEDS_SPILL, because the lower tiers have the same row."""
     return np.where(from_spill_F, np.int64(SPILLED), np.int64(0))

@@ -1,1 +1,1 @@
-"""The table as a torch module for anyone: `DynamicEmbedding`."""
+"""Tables in torch: rows as tensors with gradients, and `DynamicEmbedding`, a module for any torch model."""

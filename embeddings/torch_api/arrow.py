@@ -1,4 +1,4 @@
-"""Rows as an Arrow table: `ids`, `vectors`, and `count`, `last_seen_ms` beside them."""
+"""Rows as an Arrow table with the columns `ids`, `vectors`, `count` and `last_seen_ms`."""
 
 # N rows, D dimension
 from __future__ import annotations
@@ -16,7 +16,7 @@ OPTIONAL = ("count", "last_seen_ms")
 
 
 def to_arrow(rows: Rows) -> pa.Table:
-    """Columns `ids` int64, `vectors` fixed-size lists of float32, `count`, `last_seen_ms` int64, no nulls."""
+    """A table without nulls: `ids` int64, `vectors` fixed-size lists of float32, `count` and `last_seen_ms` int64."""
     pa = _pyarrow()
     dim = rows.values.shape[1]
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.values.reshape(-1)), dim)
@@ -32,24 +32,25 @@ def to_arrow(rows: Rows) -> pa.Table:
 
 
 def from_arrow(table: Any, dim: int, state_width: int) -> Rows:
-    """The rows of such a table, with no optimizer state; ValueError names what is wrong with it."""
+    """The rows of such a table, without optimizer state. ValueError says what is wrong with it."""
     pa = _pyarrow()
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if not isinstance(table, pa.Table):
-        raise ValueError(f"this is a {type(table).__name__}, and no pyarrow.Table")
+        raise ValueError(f"a pyarrow.Table is needed, not a {type(table).__name__}")
     names = table.column_names
     missing = [name for name in ("ids", "vectors") if name not in names]
-    strange = [name for name in names if name not in ("ids", "vectors", *OPTIONAL)]
-    if missing or strange or len(set(names)) < len(names):
+    unknown = [name for name in names if name not in ("ids", "vectors", *OPTIONAL)]
+    if missing or unknown or len(set(names)) < len(names):
         raise ValueError(
-            f"the columns are ids, vectors and perhaps count and last_seen_ms, not {names}: rename them, or select()"
+            f"the columns must be ids, vectors and optionally count and last_seen_ms, not {names}: "
+            "rename them, or select()"
         )
     ids_N = _integers(table, "ids")
     others = [_integers(table, name) if name in names else np.zeros(len(ids_N), np.int64) for name in OPTIONAL]
     for name, column_N in zip(OPTIONAL, others, strict=True):
         if (column_N < 0).any():
-            raise ValueError(f"{name} holds {column_N.min()}: it must not be negative")
+            raise ValueError(f"{name} contains {column_N.min()}: it must not be negative")
     return rows_of(ids_N, _vectors(table, dim), dim, state_width, *others)
 
 
@@ -61,18 +62,20 @@ def rows_of(
     counts_N: Int64Array | None = None,
     last_seen_N: Int64Array | None = None,
 ) -> Rows:
-    """Rows of the module's one feature; ValueError where an id stands twice or a number is not finite."""
+    """Rows of the module's only feature. ValueError if an id occurs twice or a number is not finite."""
     if values_ND.shape != (len(ids_N), dim):
-        raise ValueError(f"{len(ids_N)} ids and vectors of shape {values_ND.shape}: they must be ({len(ids_N)}, {dim})")
-    with np.errstate(over="ignore"):  # what is too large for float32 is named below
+        raise ValueError(
+            f"the vectors of {len(ids_N)} ids must be of shape ({len(ids_N)}, {dim}), not {values_ND.shape}"
+        )
+    with np.errstate(over="ignore"):  # what is too large for float32 is reported below
         values_ND = np.ascontiguousarray(values_ND, np.float32)
     wrong_N = ~np.isfinite(values_ND).all(1)
     if wrong_N.any():
-        raise ValueError(f"the vector of id {ids_N[wrong_N][0]} holds a number that is not finite in float32")
+        raise ValueError(f"the vector of id {ids_N[wrong_N][0]} contains a number that is not finite in float32")
     ordered_N = np.sort(ids_N)
     twice_N = ordered_N[1:][ordered_N[1:] == ordered_N[:-1]]
     if len(twice_N):
-        raise ValueError(f"id {twice_N[0]} stands there twice")
+        raise ValueError(f"id {twice_N[0]} occurs twice")
     zeros_N = np.zeros(len(ids_N), np.int64)
     return Rows(
         zeros_N.astype(np.uint16),
@@ -109,7 +112,7 @@ def _vectors(table: pa.Table, dim: int) -> Any:
     for chunk in column.chunks:
         wrong = [length for length in pa.compute.list_value_length(chunk).unique().to_pylist() if length != dim]
         if wrong:
-            raise ValueError(f"vectors hold {wrong[0]} numbers, and the dim here is {dim}")
+            raise ValueError(f"a vector contains {wrong[0]} numbers, but dim is {dim}")
         numbers = chunk.flatten()
         _no_nulls(numbers, "vectors")
         chunks.append(numbers.to_numpy(zero_copy_only=False).reshape(-1, dim))
@@ -118,7 +121,7 @@ def _vectors(table: pa.Table, dim: int) -> Any:
 
 def _no_nulls(column: Any, name: str) -> None:
     if column.null_count:
-        raise ValueError(f"{name} holds {column.null_count} nulls: leave those rows out")
+        raise ValueError(f"{name} contains {column.null_count} nulls: leave those rows out")
 
 
 def _pyarrow() -> Any:
@@ -126,5 +129,5 @@ def _pyarrow() -> Any:
         import pyarrow as pa
         import pyarrow.compute
     except ImportError as error:
-        raise ImportError(f"rows as an Arrow table need pyarrow, and this Python has none ({error})") from None
+        raise ImportError(f"Arrow tables need pyarrow, which this Python lacks ({error}): install it") from None
     return pa

@@ -1,44 +1,38 @@
-"""A table's rows as torch tensors: gathered in the forward pass, moved in the backward pass."""
+"""A table's rows as torch tensors: gathered in the forward pass, updated in the backward pass."""
 
 # K keys, B bags, D dimension
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from embeddings.lookup.handle import Lookup, LookupSlice
 from kernels.ops import Ops
 from kernels.types import Array
 
-if TYPE_CHECKING:
-    from embeddings.lookup.handle import Lookup
-    from embeddings.table import EmbeddingTable
 
-MODES = ("sum", "mean", "max")
+class GradientSink(Protocol):
+    """What the two passes need of a table."""
 
+    @property
+    def ops(self) -> Ops: ...
 
-class LookupSlice(NamedTuple):
-    """Keys start..stop of a lookup: a row each, or pooled into bags. Bag b holds keys offsets[b] to offsets[b + 1],
+    def gather_slice(self, lookup: Lookup, part: LookupSlice) -> tuple[Array, Array | None]: ...
 
-    counted from `start`. An empty bag gives zeros.
-    """
-
-    start: int
-    stop: int
-    offsets_B1: Array | None = None
-    mode: str = "mean"
+    def update(
+        self, lookup: Lookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
+    ) -> None: ...
 
 
 class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, table: EmbeddingTable, lookup: Lookup, parts: Sequence[LookupSlice]
+        ctx: Any, anchor: torch.Tensor, table: GradientSink, lookup: Lookup, slices: Sequence[LookupSlice]
     ) -> Any:
-        # the graph holds the lookup, and with it the rows: a graph that is dropped lets go of them
-        ctx.table, ctx.lookup, ctx.parts = table, lookup, parts
-        pairs = [table.gather_slice(lookup, part) for part in parts]
+        # the graph refers to the lookup, which pins the rows; a graph that is dropped releases them
+        ctx.table, ctx.lookup, ctx.slices = table, lookup, slices
+        pairs = [table.gather_slice(lookup, part) for part in slices]
         ctx.winners = [winners for _, winners in pairs]
         return tuple(table.ops.tensor_of(rows) for rows, _ in pairs)
 
@@ -47,34 +41,45 @@ class _Embed(torch.autograd.Function):
         ops = ctx.table.ops
         with ops.on_current_stream():
             arrays = [ops.array_of(grad.detach().to(torch.float32).contiguous()) for grad in grads]
-            ctx.table.update(ctx.lookup, *flatten_gradients(ops, ctx.parts, arrays, ctx.winners))
+            ctx.table.update(ctx.lookup, *flatten_gradients(ops, ctx.slices, arrays, ctx.winners))
         return None, None, None, None
 
 
-def embed(table: EmbeddingTable, lookup: Lookup, parts: Sequence[LookupSlice]) -> tuple[torch.Tensor, ...]:
-    """A tensor for each part, (keys, D) or (bags, D) float32; all their gradients go into the table at once."""
+def embed(table: GradientSink, lookup: Lookup) -> torch.Tensor:
+    """The rows of a lookup's keys, (K, D) float32. Where gradients are enabled, its backward pass updates the table."""
+    return embed_slices(table, lookup, [LookupSlice(0, len(lookup))])[0]
+
+
+def embed_slices(table: GradientSink, lookup: Lookup, slices: Sequence[LookupSlice]) -> tuple[torch.Tensor, ...]:
+    """A tensor for each slice, (keys, D) or (bags, D) float32. The backward pass is one update with all gradients.
+
+    ValueError unless the slices cover the keys of the lookup in order.
+    """
+    bounds = [0, *(part.stop for part in slices)]
+    if bounds[-1] != len(lookup) or [part.start for part in slices] != bounds[:-1]:
+        raise ValueError(f"the slices {bounds} do not cover the {len(lookup)} keys of the lookup in order")
     if not torch.is_grad_enabled():
-        return tuple(table.ops.tensor_of(table.gather_slice(lookup, part)[0]) for part in parts)
-    anchor = torch.empty(0, requires_grad=True)  # so that the rows, which are no parameters, ask for a gradient
-    tensors: tuple[torch.Tensor, ...] = _Embed.apply(anchor, table, lookup, parts)  # type: ignore[no-untyped-call]
+        return tuple(table.ops.tensor_of(table.gather_slice(lookup, part)[0]) for part in slices)
+    anchor = torch.empty(0, requires_grad=True)  # the rows are not parameters, so this makes autograd call backward
+    tensors: tuple[torch.Tensor, ...] = _Embed.apply(anchor, table, lookup, slices)  # type: ignore[no-untyped-call]
     return tensors
 
 
 def flatten_gradients(
-    ops: Ops, parts: Sequence[LookupSlice], grads: Sequence[Array], winners: Sequence[Array | None]
+    ops: Ops, slices: Sequence[LookupSlice], grads: Sequence[Array], winners: Sequence[Array | None]
 ) -> tuple[Array, Array | None, Array | None]:
-    """Gradients of parts, which cover the lookup's keys in order, as `update` takes them:
+    """The gradients of slices as `EmbeddingTable.update` takes them: rows, the row of each key, and its factor.
 
-    rows of gradients, which of them each key takes, and times what.
+    `winners`: for max pooling, which key gave each number of a bag.
     """
-    if len(parts) == 1 and parts[0].offsets_B1 is None:
+    if len(slices) == 1 and slices[0].offsets_B1 is None:
         return grads[0], None, None
     xp = ops.xp
     rows: list[Array] = []
     bags: list[Array] = []
     scales: list[Array] = []
     num_rows = 0
-    for part, grads_BD, winners_BD in zip(parts, grads, winners, strict=True):
+    for part, grads_BD, winners_BD in zip(slices, grads, winners, strict=True):
         num_keys = part.stop - part.start
         scale_K = xp.ones(num_keys, np.float32)
         if part.offsets_B1 is None:
@@ -95,8 +100,8 @@ def flatten_gradients(
 
 
 def _to_winners(xp: Any, grads_BD: Array, winners_BD: Array, num_keys: int) -> Array:
-    """Each element of a bag's gradient to the key that gave it, counted within the part; -1: none did."""
+    """Each number of a bag's gradient in the row of the key that won it, counted within the slice; -1: no key."""
     dim = grads_BD.shape[1]
-    grads_KD = xp.zeros((num_keys + 1, dim), np.float32)  # the last row takes what nobody gave
+    grads_KD = xp.zeros((num_keys + 1, dim), np.float32)  # the last row takes what no key won
     grads_KD[xp.where(winners_BD < 0, num_keys, winners_BD), xp.arange(dim)] = grads_BD
     return grads_KD[:num_keys]

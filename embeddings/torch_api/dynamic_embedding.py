@@ -1,4 +1,4 @@
-"""DynamicEmbedding: the table as a torch module, for anyone's plain torch model, without a vocabulary."""
+"""DynamicEmbedding: an embedding without a vocabulary as a module for any torch model."""
 
 # K keys of one call, N unique ids, D dimension
 from __future__ import annotations
@@ -14,10 +14,11 @@ from torch import nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would load a compiler with this module
 
 from embeddings.config import TableConfig
+from embeddings.lookup.handle import LookupSlice
 from embeddings.memory.capacity import Capacity
 from embeddings.rows import Rows
 from embeddings.torch_api.arrow import from_arrow, rows_of, to_arrow
-from embeddings.torch_api.autograd import LookupSlice
+from embeddings.torch_api.autograd import embed_slices
 from embeddings.torch_api.inference import FEATURE, features_of, inference_rows
 from embeddings.torch_api.inputs import bags_of, ids_of, scores_of
 from embeddings.torch_api.table_module import TableModule
@@ -32,14 +33,14 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class DynamicEmbedding(TableModule):
-    """Ids of any shape in, rows out; gradients flow into the rows during backward, with the optimizer given here.
+    """Ids of any shape in, rows out. The backward pass updates the rows with the optimizer given here.
 
-    A row is made when an id is first asked for in training; under `eval()` or `no_grad` an id without one takes the
-    value it would be created with, or, where it waits to be admitted, the row it shares; nothing is created then. The
-    rows are no parameters, no torch optimizer knows of them: each forward's gradient is one step of its own. They stay
-    on `device` in `dtype` whatever the module is moved or cast to; what it gives comes where the ids are, in the type
-    it was cast to: with `device="cuda"` and ids on the GPU nothing crosses. Threads take turns; a forked process is
-    refused.
+    A row is created when its id is first looked up in training. Under `eval()` or `no_grad` nothing is created: an id
+    without a row gets the values it would be created with, or the shared row if it is not admitted yet. The rows are
+    not parameters, and no torch optimizer updates them: the gradient of each forward pass is one step of its own. They
+    stay on `device` in `dtype` whatever the module is moved or cast to. Results are on the device of the ids, in the
+    dtype that the module was cast to; with `device="cuda"` and ids on the GPU nothing is copied. Threads take turns; a
+    forked process gets an OwnershipError.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class DynamicEmbedding(TableModule):
         init_scale: float = 0.01,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """capacity: rows held in memory (an int, rounded up to a bucket) or bytes ("2GiB").
+        """capacity: rows in memory (an int, rounded up to a whole bucket) or bytes ("2GiB").
 
-        spill: a folder of the object's own, emptied now; without it an evicted row is forgotten. clock: seconds, for
-        last-seen. ValueError for a setting that is none; SpillError where the folder or RocksDB fails.
+        spill: a folder for this object alone, emptied now; without one, evicted rows are lost. clock: seconds, for
+        last-seen. ValueError for an invalid setting; SpillError if the folder cannot be used or RocksDB fails.
         """
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
@@ -95,9 +96,9 @@ class DynamicEmbedding(TableModule):
     def from_pretrained(
         cls, matrix: Any, ids: Any = None, *, capacity: int | str | None = None, **settings: Any
     ) -> DynamicEmbedding:
-        """An object whose rows are those of a matrix (N, D), by default of the ids 0..N-1.
+        """An object with the rows of a matrix (N, D), by default for the ids 0..N-1.
 
-        Without a capacity it is made large enough for all of them and as many again.
+        The default capacity has room for all of them and as many others.
         """
         values_ND = torch.as_tensor(matrix).detach().cpu().to(torch.float32)
         if values_ND.ndim != 2:
@@ -106,14 +107,14 @@ class DynamicEmbedding(TableModule):
         emb = cls(values_ND.shape[1], max(1, 2 * len(ids_N)) if capacity is None else capacity, **settings)
         rows = rows_of(ids_N, values_ND.numpy(), emb.dim, emb.table.layout.state_width)
         while emb._write(rows) and capacity is None:
-            # some buckets have more than their share of the ids
+            # some buckets got more ids than they have slots
             emb.capacity = Capacity.of_rows(2 * emb.capacity.num_slots).in_buckets_of(emb.ops.width)
             emb._new_table()
         return emb
 
-    @_disable_dynamo  # a compiled model leaves its graph here: the table is no tensors
+    @_disable_dynamo  # a graph break in a compiled model, because the table does not consist of tensors
     def forward(self, ids: torch.Tensor, scores: torch.Tensor | None = None) -> torch.Tensor:
-        """ids: integers of any shape; rows (*ids.shape, dim). scores: with custom eviction, what each id is worth."""
+        """The rows (*ids.shape, dim) of integer ids of any shape. scores: with custom eviction, the ids' priorities."""
         ids_K = ids_of(ids, self.ops)
         rows_KD = self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.ops), LookupSlice(0, len(ids_K)))
         return self._placed(rows_KD, ids).reshape(*ids.shape, self.dim)
@@ -128,16 +129,16 @@ class DynamicEmbedding(TableModule):
     ) -> torch.Tensor:
         """The sum, mean or max of each bag, (bags, dim): rows of 2-D ids, or 1-D ids cut where `offsets` say.
 
-        As torch's EmbeddingBag: offsets begin with 0, the last bag goes to the end, an empty one gives zeros.
+        As in torch's EmbeddingBag, offsets begin with 0, the last bag extends to the end, and empty bags give zeros.
         """
         ids_K = ids_of(ids, self.ops)
         part = LookupSlice(0, len(ids_K), bags_of(ids, offsets, mode), mode)
         return self._placed(self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.ops), part), ids)
 
     def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows, float32 (*ids.shape, dim), NaN where there is none, and status, uint8 ids.shape; creates nothing.
+        """Rows, float32 (*ids.shape, dim), NaN for ids without one, and status, uint8 ids.shape. Creates nothing.
 
-        0 known, 1 unknown, 2 not admitted, 3 forgotten.
+        Status 0: known, 1: unknown, 2: not admitted, 3: forgotten.
         """
         ids_K = ids_of(ids, self.ops)
         with self._lock, self.ops.on_current_stream():
@@ -147,15 +148,15 @@ class DynamicEmbedding(TableModule):
         return rows.reshape(*ids.shape, self.dim), status.reshape(ids.shape)
 
     def forget(self, ids: torch.Tensor) -> None:
-        """These ids have no row any more; one that returns is new."""
+        """Delete the rows of these ids. An id that is looked up again is new."""
         ids_N = np.unique(ids_of(ids))
         with self._lock:
             self._open_table().forget(np.full(len(ids_N), FEATURE, np.uint16), ids_N)
 
     def export(self, ids: torch.Tensor | None = None) -> pa.Table:
-        """All rows by ascending id, spilled ones too, or those of some ids in their order; no shared row.
+        """All rows by ascending id, also spilled ones, or the rows of these ids in their order; not the shared row.
 
-        Columns `ids`, `vectors` (float32 lists of dim), `count`, `last_seen_ms`. Ids without a row are left out.
+        Columns: `ids`, `vectors` (lists of dim float32), `count`, `last_seen_ms`. Ids without a row are left out.
         """
         with self._lock:
             table = self._open_table()
@@ -170,15 +171,15 @@ class DynamicEmbedding(TableModule):
         return to_arrow(rows)
 
     def import_arrow(self, table: pa.Table) -> int:
-        """Rows in the form of `export` replace what is here, their optimizer state begins anew.
+        """Write rows in the format of `export` over those here; their optimizer state starts at zero.
 
-        How many rows, these or others, found no room and are forgotten: none with a spill. ValueError where anything
-        is wrong with the table, and then nothing is changed.
+        Return how many rows, these or others, were lost for lack of room: none with a spill. ValueError, and nothing
+        changes, if the Arrow table is invalid.
         """
         return self._write(from_arrow(table, self.dim, self.table.layout.state_width))
 
     def _rows(self, ids_K: Array, scores_K: Array | None, part: LookupSlice) -> torch.Tensor:
-        """The rows of a part of them all, with a gradient where it is asked for."""
+        """The rows or bags of a slice that covers all ids; with a gradient in training."""
         if self.training and torch.is_grad_enabled():
             with self._lock, self.ops.on_current_stream():
                 table, now_ms = self._open_table(), int(1000 * self.clock())
@@ -186,7 +187,7 @@ class DynamicEmbedding(TableModule):
                 times_K = self.ops.xp.full(len(ids_K), now_ms, np.int64)
                 lookup = table.lookup(features_of(self.ops, ids_K), ids_K, times_K, scores_K=scores_K)
                 self.num_ids += len(ids_K)
-                return table.embed_parts(lookup, [part])[0]
+                return embed_slices(table, lookup, [part])[0]
         with self._lock, self.ops.on_current_stream():
             rows_KD, status_K = inference_rows(self._open_table(), ids_K)
             self._count_reads(status_K)
@@ -202,7 +203,7 @@ class DynamicEmbedding(TableModule):
         return rows.to(device=ids.device, dtype=self.output_dtype)
 
     def _write(self, rows: Rows) -> int:
-        """How many rows, these or others, were forgotten for want of room."""
+        """Write rows. Return how many rows, these or others, were lost for lack of room."""
         with self._lock:
             table = self._open_table()
             before = table.counters()["lost"]

@@ -1,4 +1,4 @@
-"""What a model sees of ids outside of training, where rows are read and none is made."""
+"""The rows that a model gets in inference, where rows are read and none is created."""
 
 # K keys of one call, D dimension
 import numpy as np
@@ -10,7 +10,7 @@ from embeddings.table import EmbeddingTable
 from kernels.ops import Ops
 from kernels.types import Array
 
-FEATURE = 0  # the one feature of a module's table
+FEATURE = 0  # the only feature of a module's table
 
 
 def features_of(ops: Ops, ids_K: Array) -> Array:
@@ -18,26 +18,26 @@ def features_of(ops: Ops, ids_K: Array) -> Array:
 
 
 def inference_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
-    """The rows (K, D), and status (K). Without a row: the shared one where the id waits to be admitted,
+    """The rows (K, D), and their status (K).
 
-    else the value it would be created with.
+    An id without a row gets the shared row if it is not admitted yet, else the values it would be created with.
     """
     ops, xp = table.ops, table.ops.xp
     rows_KD, status_K = table.find(features_of(ops, ids_K), ids_K)
     rowless = xp.flatnonzero(status_K != KNOWN)
     if len(rowless):
-        waiting = rowless[status_K[rowless] == NOT_ADMITTED]
+        not_admitted = rowless[status_K[rowless] == NOT_ADMITTED]
         ids_N = ids_K[rowless]
         rows_KD[rowless] = initial_rows(table, features_of(ops, ids_N), ids_N)
-        if len(waiting):
+        if len(not_admitted):
             shared_1, zero_1 = xp.full(1, FEATURE + SHARED_ROW_OFFSET, np.uint16), xp.zeros(1, np.int64)
             shared_1D, status_1 = table.find(shared_1, zero_1)
-            rows_KD[waiting] = shared_1D if status_1[0] == KNOWN else initial_rows(table, shared_1, zero_1)
+            rows_KD[not_admitted] = shared_1D if status_1[0] == KNOWN else initial_rows(table, shared_1, zero_1)
     return rows_KD, status_K
 
 
 def initial_rows(table: EmbeddingTable, features_N: Array, ids_N: Array) -> Array:
-    """The values that the table would create these keys with, as its dtype can hold them."""
+    """The values with which the table would create these keys, rounded to its dtype."""
     config, ops = table.config, table.ops
     values_ND = ops.initial_values(features_N, ids_N, config.dim, table.seed, config.init_scale)
     if config.dtype == "bfloat16":

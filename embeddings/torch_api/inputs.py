@@ -1,4 +1,4 @@
-"""What a DynamicEmbedding is called with, as the table's arrays; ValueError says what is wrong with it."""
+"""The arguments of a DynamicEmbedding's methods as arrays of its table. ValueError for those that are invalid."""
 
 # K keys of one call, B bags
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embeddings.torch_api.autograd import MODES
+from embeddings.lookup.handle import POOLING_MODES
 from kernels.ops import Ops
 from kernels.types import Array
 
@@ -24,9 +24,9 @@ INTEGERS = (
 
 
 def ids_of(ids: Any, ops: Ops | None = None) -> Array:
-    """The ids of a tensor of any shape, one after the other: on the host, or on the ops' device.
+    """The ids of a tensor of any shape, flattened: on the host, or on the device of `ops`.
 
-    Of uint64 the values are looked at, which waits where they are on a device.
+    The values of uint64 ids are checked, which waits for the device that they are on.
     """
     if not isinstance(ids, torch.Tensor):
         raise ValueError(f"ids must be a tensor of integers, not a {type(ids).__name__}: torch.tensor(ids)")
@@ -42,11 +42,11 @@ def ids_of(ids: Any, ops: Ops | None = None) -> Array:
 
 
 def scores_of(scores: Any, ids: torch.Tensor, eviction: str, ops: Ops) -> Array | None:
-    """A score for every id, where there are any."""
+    """The scores, flattened; None if there are none."""
     if scores is None:
         return None
     if eviction != "custom":
-        raise ValueError(f'scores are for eviction="custom": here it is "{eviction}"')
+        raise ValueError(f'scores need eviction="custom", which here is "{eviction}"')
     if not isinstance(scores, torch.Tensor) or scores.shape != ids.shape or scores.dtype is torch.bool:
         given = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise ValueError(f"scores must be a tensor of numbers in the shape of ids, {tuple(ids.shape)}, not {given}")
@@ -55,11 +55,11 @@ def scores_of(scores: Any, ids: torch.Tensor, eviction: str, ops: Ops) -> Array 
 
 def bags_of(ids: torch.Tensor, offsets: torch.Tensor | None, mode: str) -> Array:
     """Where each bag begins, and where the last one ends, on the host: rows of 2-D ids, or 1-D ids cut at offsets."""
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+    if mode not in POOLING_MODES:
+        raise ValueError(f"mode must be one of {', '.join(POOLING_MODES)}, not {mode!r}")
     if offsets is None:
         if ids.ndim != 2:
-            raise ValueError(f"ids to be pooled must be 2-D, or 1-D with offsets, not of shape {tuple(ids.shape)}")
+            raise ValueError(f"pooled ids must be 2-D, or 1-D with offsets, not of shape {tuple(ids.shape)}")
         return np.arange(ids.shape[0] + 1) * ids.shape[1]
     if ids.ndim != 1:
         raise ValueError(f"with offsets ids must be 1-D, not of shape {tuple(ids.shape)}")
@@ -68,7 +68,7 @@ def bags_of(ids: torch.Tensor, offsets: torch.Tensor | None, mode: str) -> Array
     starts_B = ids_of(offsets)
     offsets_B1 = np.append(starts_B, len(ids))
     if (starts_B[:1] != 0).any() or (np.diff(offsets_B1) < 0).any() or (len(ids) and not len(starts_B)):
-        raise ValueError(f"offsets must begin with 0 and not fall, up to the number of ids, {len(ids)}")
+        raise ValueError(f"offsets must begin with 0 and never decrease, up to the number of ids, {len(ids)}")
     return offsets_B1
 
 

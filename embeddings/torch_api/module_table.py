@@ -1,4 +1,4 @@
-"""The table as a DynamicEmbedding has it: behind a lock, with a spill folder of its own, let go when not needed."""
+"""The table of a DynamicEmbedding: it locks itself where autograd calls it, and owns a spill folder."""
 
 import os
 import threading
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from embeddings.config import TableConfig
 from embeddings.current_stream import on_current_stream
-from embeddings.lookup.handle import Lookup
+from embeddings.lookup.handle import Lookup, LookupSlice
 from embeddings.memory.capacity import Capacity
 from embeddings.optimizer import RowOptimizer
 from embeddings.rows import Int64Array, Rows, UInt16Array
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.interface import Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
-from embeddings.torch_api.autograd import LookupSlice
+from embeddings.tiers.rocksdb.worker import THREAD_NAME as SPILL_THREAD
 from embeddings.torch_api.owner_lock import OwnerLock
 from embeddings.torch_api.spill_folder import SpillFolder
 from kernels.ops import Ops
@@ -22,12 +22,19 @@ from kernels.types import NO_SLOT, Array
 
 
 class ModuleTable(EmbeddingTable):
-    """What graphs call in a backward pass takes the lock itself; who calls anything else holds it."""
+    """A table whose `gather_slice` and `update` take the lock; the caller of any other method holds it."""
 
     def __init__(
-        self, config: TableConfig, *, seed: int, capacity: Capacity, device: Ops, folder: Path | None, guard: OwnerLock
+        self,
+        config: TableConfig,
+        *,
+        seed: int,
+        capacity: Capacity,
+        device: Ops,
+        folder: Path | None,
+        lock: OwnerLock,
     ) -> None:
-        self.lock, self.closed = guard, False
+        self.lock, self.closed = lock, False
         owned = None if folder is None else SpillFolder(folder)
         spill: Spill | None = None
         try:
@@ -51,29 +58,29 @@ class ModuleTable(EmbeddingTable):
             self.check_open()
             if lookup.released:
                 raise ValueError(
-                    "backward came a second time through one forward of a DynamicEmbedding, whose rows have moved: "
-                    "call it anew for every backward"
+                    "a second backward pass through one forward of a DynamicEmbedding, whose rows have been updated: "
+                    "call the module again before every backward pass"
                 )
             super().update(lookup, grads_BD, bags_K, scales_K)
 
     @on_current_stream
     def read(self, features_N: UInt16Array, ids_N: Int64Array) -> Rows:
-        """The rows of those of these unique keys that have one, in their order, from any tier; moves nothing."""
-        (slots_N,) = self.ops.fetch(self.memory.find(features_N, ids_N))
-        recalled = self.lower_tiers.recall(features_N, ids_N).without_expired(self.cutoffs)
+        """The rows of those of these unique keys that have one, in their order, from any tier. Changes nothing."""
+        memory, cutoffs = self.parts.memory, self.parts.cutoffs
+        (slots_N,) = self.ops.fetch(memory.find(features_N, ids_N))
+        recalled = self.parts.lower_tiers.recall(features_N, ids_N).without_expired(cutoffs)
         rows, found_N = recalled.rows, recalled.found_U
-        here_N = slots_N != NO_SLOT
-        resident, _ = self.memory.read(*self.ops.put(slots_N[here_N], features_N[here_N], ids_N[here_N]))
-        alive_N = self.cutoffs.alive(resident.features, resident.last_seen)
-        for column, above in zip(rows.columns(), resident.columns(), strict=True):
-            column[here_N] = above
-        found_N[here_N] = alive_N
+        resident_N = slots_N != NO_SLOT
+        resident, _ = memory.read(*self.ops.put(slots_N[resident_N], features_N[resident_N], ids_N[resident_N]))
+        for column, from_memory in zip(rows.columns(), resident.columns(), strict=True):
+            column[resident_N] = from_memory
+        found_N[resident_N] = cutoffs.alive(resident.features, resident.last_seen)
         return rows.take(found_N)
 
     def check_open(self) -> None:
         """ValueError after `close`."""
         if self.closed:
-            raise ValueError("this DynamicEmbedding was closed, or loaded anew since this forward")
+            raise ValueError("this DynamicEmbedding was closed, or a state was loaded into it after this forward")
 
     def close(self) -> None:
         self.closed = True
@@ -82,10 +89,10 @@ class ModuleTable(EmbeddingTable):
 
 
 def _release(process: int, spill: Spill | None, folder: SpillFolder | None) -> None:
-    """1. Close the spill. 2. Remove its folder. The collector may run this in any thread."""
+    """1. Close the spill. 2. Delete its folder. The garbage collector may call this in any thread."""
     if os.getpid() != process:
-        return  # a fork's copy: the parent still needs them
-    if threading.current_thread().name == "spill-worker":  # it cannot wait for itself
+        return  # a forked copy: the parent still needs them
+    if threading.current_thread().name == SPILL_THREAD:  # which cannot wait for its own end
         threading.Thread(target=_release, args=(process, spill, folder)).start()
         return
     if spill is not None:

@@ -1,4 +1,4 @@
-"""Who may touch a table that threads share: one at a time, and only those of the process that made it."""
+"""The lock of a table that several threads of one process share."""
 
 import os
 import threading
@@ -7,17 +7,17 @@ from embeddings.errors import OwnershipError
 
 
 class OwnerLock:
-    """A lock that its holder may take again, and that a forked child is told it cannot have."""
+    """A reentrant lock that raises OwnershipError in a forked process."""
 
     def __init__(self) -> None:
         self._lock, self._process = threading.RLock(), os.getpid()
 
     def __enter__(self) -> None:
-        # a fork copies the lock as it is: a child that waited for it might wait for ever
+        # a fork copies the lock in its present state: the child might wait for it for ever
         if os.getpid() != self._process:
             raise OwnershipError(
-                f"this DynamicEmbedding lives in process {self._process} and was met in its fork {os.getpid()}: "
-                "a data loader's workers give ids, and the process that trains looks them up"
+                f"this DynamicEmbedding belongs to process {self._process} and was used in its fork {os.getpid()}: "
+                "let a data loader's workers return ids, and look them up in the process that trains"
             )
         self._lock.acquire()
 

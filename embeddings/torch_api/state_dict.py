@@ -1,4 +1,4 @@
-"""Everything a DynamicEmbedding knows as the tensors of a state_dict, and a table filled from them."""
+"""The state of a DynamicEmbedding for a state_dict: all rows, the admission sketch, and settings."""
 
 # N rows, B blocks of the admission sketch
 import math
@@ -13,21 +13,21 @@ from embeddings.policy.admission import BLOCK_BYTES
 from embeddings.rows import Int64Array, Rows, TableDelta
 from embeddings.table import EmbeddingTable
 
-State = dict[str, Any]  # tensors, and plain numbers and texts: torch.load(weights_only=True) takes them
-COLUMNS = {"features": 1, "ids": 1, "values": 2, "states": 2, "counts": 1, "last_seen": 1}  # and how many axes
+State = dict[str, Any]  # tensors, numbers and strings, which torch.load(weights_only=True) accepts
+COLUMNS = {"features": 1, "ids": 1, "values": 2, "states": 2, "counts": 1, "last_seen": 1}  # name -> number of axes
 FLOATS = ("values", "states")
 AGES, MAX_CALLS = 64, 1024
 
 
 def export_state(table: EmbeddingTable) -> State:
-    """All rows with optimizer state, count and last-seen, spilled and shared too; the admission sketch; the rate."""
+    """All rows with optimizer state, count and last-seen, spilled and shared ones too; the sketch; settings."""
     rows = table.export()
     columns = zip(COLUMNS, rows.columns(), strict=True)
-    # uint16 is no type of every reader's
+    # not uint16, which not every reader knows
     tensors = {name: torch.from_numpy(np.asarray(column, _dtype_of(name))) for name, column in columns}
     return {
         **tensors,
-        "sketch": torch.from_numpy(table.admission.read_all()),
+        "sketch": torch.from_numpy(table.parts.admission.read_all()),
         "sketch_age": table.sketch().age,
         "optimizer": table.optimizer.name,
         "lr": float(table.lr),
@@ -37,49 +37,49 @@ def export_state(table: EmbeddingTable) -> State:
 
 
 def check_state(state: Mapping[str, Any], table: EmbeddingTable) -> None:
-    """ValueError where such a table cannot take this state."""
+    """ValueError if this state cannot be loaded into this table."""
     missing = {*COLUMNS, "sketch", "sketch_age", "optimizer", "lr", "seed", "init_scale"} - set(state)
     if missing:
-        raise ValueError(f"this is no state of a DynamicEmbedding: it lacks {sorted(missing)}")
+        raise ValueError(f"this is not the state of a DynamicEmbedding: it lacks {sorted(missing)}")
     if state["optimizer"] != table.optimizer.name:
         raise ValueError(
-            f"rows trained by {state['optimizer']!r} cannot go on with {table.optimizer.name!r}: "
-            "make the object with their optimizer, or take the rows alone over by export and import_arrow"
+            f"rows trained by {state['optimizer']!r} cannot be trained on by {table.optimizer.name!r}: "
+            "create the object with their optimizer, or copy only the rows, by export and import_arrow"
         )
     if not (state["lr"] >= 0 and math.isfinite(state["lr"]) and math.isfinite(state["init_scale"])):
-        raise ValueError(f"the state has lr {state['lr']} and init_scale {state['init_scale']}")
+        raise ValueError(f"the state has the invalid lr {state['lr']} or init_scale {state['init_scale']}")
     widths = {"values": table.dim, "states": table.layout.state_width}
     num_rows = len(state["ids"])
     for name, num_axes in COLUMNS.items():
         shape, dtype = tuple(state[name].shape), state[name].dtype
         expected = (num_rows,) if num_axes == 1 else (num_rows, widths[name])
         if shape != expected or dtype.is_floating_point != (name in FLOATS):
-            raise ValueError(f"{name} are {dtype} of shape {shape} in the state, and {expected} here")
+            raise ValueError(f"{name} are {dtype} of shape {shape} in the state, but must be of shape {expected} here")
     if not all(torch.isfinite(state[name]).all() for name in FLOATS):
-        raise ValueError("the state holds numbers that are not finite")
+        raise ValueError("the state contains numbers that are not finite")
     keys = torch.stack([state["features"].to(torch.int64), state["ids"].to(torch.int64)])
     if len(torch.unique(keys, dim=1).T) < num_rows or not set(state["features"].tolist()) <= {0, SHARED_ROW_OFFSET}:
-        raise ValueError("the state holds a row twice, or one of another table")
+        raise ValueError("the state contains a row twice, or a row of another table")
     sketch, own = state["sketch"], table.sketch()
     if own.counting and len(sketch) and tuple(sketch.shape) != (own.num_blocks, BLOCK_BYTES):
         raise ValueError(
             f"the state has an admission sketch of {sketch.numel()} bytes, this object one of "
-            f"{own.num_blocks * BLOCK_BYTES}: make the object with the same sketch_bytes"
+            f"{own.num_blocks * BLOCK_BYTES}: create the object with the same sketch_bytes"
         )
 
 
 def import_state(table: EmbeddingTable, state: Mapping[str, Any]) -> None:
-    """Puts a checked state into a new table, the rows seen last at the end: the others make room."""
+    """Load a checked state into a new table, the most recently seen rows last, so that they are evicted last."""
     table.set_lr(float(state["lr"]))
     if table.sketch().counting and len(state["sketch"]):
         sketch = state["sketch"].cpu().numpy().astype(np.uint8)
         table.restore_sketch(np.arange(len(sketch)), sketch)
-    table.admission.age = int(state["sketch_age"])
+    table.parts.admission.age = int(state["sketch_age"])
     arrays = {name: state[name].detach().cpu().numpy().astype(_dtype_of(name), copy=False) for name in COLUMNS}
     order: Int64Array = np.argsort(arrays["last_seen"], kind="stable")
     rows = Rows(arrays["features"].astype(np.uint16), *(arrays[name] for name in list(COLUMNS)[1:]))
-    # the rows of one call are of one age to the table
-    step = max(1, table.memory.store.num_slots // AGES, len(order) // MAX_CALLS)
+    # the table takes all rows of one call as equally old
+    step = max(1, table.parts.memory.store.num_slots // AGES, len(order) // MAX_CALLS)
     for start in range(0, len(order), step):
         table.restore(TableDelta.of(rows.take(order[start : start + step])))
 

@@ -1,4 +1,4 @@
-"""A torch module around a table: what happens to the rows when torch saves, moves, casts, copies or shares it."""
+"""A torch module that owns a table: what happens to its rows when torch saves, moves, casts, copies or shares it."""
 
 # K keys of one call
 import time
@@ -29,12 +29,11 @@ READ_COUNTERS = {
     FORGOTTEN: "read_forgotten",
 }
 
-
 NOT_COPIED = "table", "ops", "_lock", "_pending_reads"
 
 
 class TableModule(nn.Module):
-    """Owns a table. Its rows are no parameters: they stay on the table's device, in the table's dtype."""
+    """Owns a table. Its rows are not parameters: they stay on the table's device, in the table's dtype."""
 
     table: ModuleTable
 
@@ -56,14 +55,14 @@ class TableModule(nn.Module):
         self._new_table()
 
     def set_lr(self, lr: float) -> None:
-        """The rows' learning rate from now on; a state_dict carries it."""
+        """Change the learning rate of the rows; it is part of the state_dict."""
         with self._lock:
             self._open_table().set_lr(lr)
 
     def counters(self) -> dict[str, int]:
-        """What happened since the object was made or loaded, by name: embeddings.counters.COUNTERS, those of the spill,
+        """Counts since the object was created or loaded, by name.
 
-        and the ids read without learning, by their status.
+        The names are embeddings.counters.COUNTERS, those of the spill, and READ_COUNTERS for ids read in inference.
         """
         with self._lock:
             reads = self._reads_so_far()
@@ -74,10 +73,10 @@ class TableModule(nn.Module):
         return self.table.rows_by_tier()["device"]
 
     def __bool__(self) -> bool:
-        return True  # with no rows too: it is a module first
+        return True  # also without rows, for which `len` is 0
 
     def close(self) -> None:
-        """Lets go of the spill and its folder; the object is of no more use."""
+        """Delete the spill folder. The object cannot be used any more."""
         with self._lock:
             if not self.table.closed:
                 self.table.close()
@@ -89,15 +88,15 @@ class TableModule(nn.Module):
         )
 
     def get_extra_state(self) -> dict[str, Any]:
-        """For state_dict: see embeddings.torch_api.state_dict."""
+        """Called by `state_dict`; see embeddings.torch_api.state_dict."""
         with self._lock:
             return export_state(self._open_table()) | {"num_ids": self.num_ids}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """For load_state_dict: the table begins anew with these rows, and with the seed of those to come.
+        """Called by `load_state_dict`: replace the table by one with these rows, and with their seed for new rows.
 
-        ValueError where they do not fit, and then nothing is changed. Rows beyond the capacity go to the spill or are
-        forgotten, the coldest first.
+        ValueError, and nothing changes, if the state does not fit. Rows beyond the capacity are spilled or lost, the
+        least recently seen first.
         """
         with self._lock:
             check_state(state, self.table)
@@ -109,11 +108,11 @@ class TableModule(nn.Module):
             self.num_ids = int(state["num_ids"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy.deepcopy."""
+        """Called by pickle and copy.deepcopy."""
         if self.folder is not None:
             raise OwnershipError(
-                f"a DynamicEmbedding with a spill cannot be copied, {self.folder} is its alone: make another object "
-                "with another folder and load the state_dict"
+                f"a DynamicEmbedding with a spill cannot be copied, because only one may use {self.folder}: "
+                "create another object with another folder and load the state_dict"
             )
         state = {name: value for name, value in self.__dict__.items() if name not in NOT_COPIED}
         return state | {"_extra_state": self.get_extra_state(), "_device": self.ops.device}
@@ -127,19 +126,19 @@ class TableModule(nn.Module):
         self.set_extra_state(extra_state)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """What `.to`, `.half()` and `.share_memory()` call."""
+        """Called by `.to`, `.half()` and `.share_memory()`."""
         like = fn(torch.empty(1, dtype=self.output_dtype))
         if like.device.type == "cpu" and like.is_shared():  # type: ignore[no-untyped-call]
             raise OwnershipError(
-                "the rows of a DynamicEmbedding cannot be shared between processes: give the others a state_dict"
+                "the rows of a DynamicEmbedding cannot be shared between processes: send the others a state_dict"
             )
         self.output_dtype = like.dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def _new_table(self) -> None:
-        """An empty table in place of the one there was."""
-        self.num_ids = 0  # learned from: what the counts of admission age by
+        """Replace the table by an empty one."""
+        self.num_ids = 0  # learned from; they age the admission counts
         self._reads: Counter[str] = Counter()
         self._pending_reads: Array | None = None
         self.table = ModuleTable(
@@ -148,7 +147,7 @@ class TableModule(nn.Module):
             capacity=self.capacity,
             device=self.ops,
             folder=self.folder,
-            guard=self._lock,
+            lock=self._lock,
         )
 
     def _open_table(self) -> ModuleTable:

@@ -1,14 +1,18 @@
 """The devices that a table's tests run on: the CPU, the CUDA backend as host C++, and a GPU where there is one."""
 
-import pytest
+from typing import Any
 
+import pytest
+from springtide_client.keys import SHARED_ROW_OFFSET
+
+from embeddings.lookup.handle import Lookup
 from kernels.backend import backend
 from kernels.cuda.ops import CudaOps
 from kernels.ops import Ops
 from tests.support.gpu_emulation.emulated_ops import device_of, host
 from tests.support.gpu_emulation.simt import SimtDevice
 
-__all__ = ["BACKENDS", "host", "is_emulated", "ops_of"]
+__all__ = ["BACKENDS", "host", "is_emulated", "ops_of", "uses_shared_row"]
 BACKENDS = ["cpu", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
@@ -22,3 +26,8 @@ def ops_of(name: str, seed: int = 0) -> Ops:
 def is_emulated(ops: Ops) -> bool:
     """Whether these are the slow ones, a fiber for each thread: for them a test is smaller."""
     return isinstance(getattr(ops, "_device", None), SimtDevice)
+
+
+def uses_shared_row(lookup: Lookup) -> Any:
+    """Which keys of a lookup share a row because they are not admitted yet; on the host."""
+    return host((lookup.unique.features_U >= SHARED_ROW_OFFSET)[lookup.unique.inverse_K])

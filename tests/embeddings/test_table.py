@@ -13,6 +13,7 @@ from embeddings.lookup.handle import Lookup
 from embeddings.lookup.read_only import FORGOTTEN
 from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
+from embeddings.torch_api.autograd import embed
 from kernels.ops import Ops
 from tests.embeddings.backends import host
 
@@ -109,7 +110,7 @@ def test_a_batch_larger_than_the_table_is_learned_whole(ops: Ops) -> None:
 
 def test_a_bfloat16_gradient_is_taken(ops: Ops) -> None:
     table = make(ops)
-    rows = table.embed(look_up(table, [1, 2]))
+    rows = embed(table, look_up(table, [1, 2]))
     rows.to(torch.bfloat16).sum().backward()
     assert table.take_delta().counts.tolist() == [1, 1]
 
@@ -118,8 +119,8 @@ def test_a_bfloat16_gradient_is_taken(ops: Ops) -> None:
 @pytest.mark.parametrize("dim", [1, 16, 100])
 def test_the_budget_holds_with_everything_counted(size: int | str, dim: int) -> None:
     table = EmbeddingTable(TableConfig(dim=dim, device_bytes=size), seed=0)
-    touched_list = 8 * table.memory.store.num_slots
-    side = table.evicted_dirty.capacity * (2 + 8 + 4 * dim + 4 + 16)
+    touched_list = 8 * table.parts.memory.store.num_slots
+    side = table.parts.evicted_dirty.capacity * (2 + 8 + 4 * dim + 4 + 16)
     total = table.bytes_by_tier()["device"] + touched_list + side
     assert parse_size(size) * 0.9 < total <= parse_size(size)
 

@@ -22,13 +22,12 @@ from embeddings.memory.capacity import Capacity
 from embeddings.optimizer import RowOptimizer
 from embeddings.rows import Rows, TableDelta
 from embeddings.table import EmbeddingTable
-from embeddings.tiers.base import FoundRows
 from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import Spill
+from embeddings.tiers.interface import FoundRows, Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
 from kernels.types import RowLayout, state_width_of
-from tests.embeddings.backends import host, ops_of
+from tests.embeddings.backends import host, ops_of, uses_shared_row
 from tests.embeddings.dict_table import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, arrays
 from tests.embeddings.tiers.flaky_spill import FlakySpill
 from tests.kernels.oracle import Key, Row, nearest
@@ -115,7 +114,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table = EmbeddingTable(
             self.config, seed=SEED, spill=below, base=self.base, capacity=capacity, device=self.ops
         )
-        self.table.quotas.slot_bytes = 200
+        self.table.parts.quotas.slot_bytes = 200
 
     def teardown(self) -> None:
         if hasattr(self, "table"):
@@ -182,16 +181,16 @@ class TableMachine(RuleBasedStateMachine):
         scores = None
         if self.config.eviction == "custom":
             scores = np.random.default_rng(seed).standard_normal(len(keys)).astype(np.float32)
-        num_rows = self.table.memory.num_rows
+        num_rows = self.table.parts.memory.num_rows
         try:
             lookup = self.table.lookup(*given, scores_K=scores, prefetched=prefetched)
         except SpillError:
             assert self.spill.broken
-            assert self.table.memory.num_rows <= num_rows
+            assert self.table.parts.memory.num_rows <= num_rows
             return
         taken = self.truth.look_up(keys, times)
         shared = [feature >= SHARED_ROW_OFFSET for feature, _ in taken]
-        np.testing.assert_array_equal(host(lookup.not_admitted_K), shared)
+        np.testing.assert_array_equal(uses_shared_row(lookup), shared)
         for key, row in zip(taken, host(self.table.gather(lookup)), strict=True):
             np.testing.assert_array_equal(row, self.truth.rows[key].value)
         self.held.append((lookup, taken, times))
@@ -218,7 +217,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         try:
-            self.table.memory.apply_releases()
+            self.table.parts.memory.apply_releases()
         except SpillError:
             assert self.spill.broken
 
@@ -228,7 +227,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(late_ms=st.integers(0, 100))
     def advance(self, late_ms: int) -> None:
-        event_ms = max(self.table.ttl.event_ms, self.clock * 10 - late_ms)
+        event_ms = max(self.table.parts.ttl.event_ms, self.clock * 10 - late_ms)
         self.table.advance(event_ms, self.samples)
         self.truth.raise_horizon(1, event_ms - TTL_MS)
         self.truth.age = self.samples // HALVE_SAMPLES
@@ -263,7 +262,7 @@ class TableMachine(RuleBasedStateMachine):
     def forget(self, keys: list[Key]) -> None:
         keys = self.several(keys)
         self.held.clear()
-        self.table.memory.apply_releases()
+        self.table.parts.memory.apply_releases()
         self.table.forget(*arrays(keys))
         self.truth.forget(keys)
         rows, status = map(host, self.table.find(*arrays(keys)))
@@ -308,10 +307,10 @@ class TableMachine(RuleBasedStateMachine):
         self.held.clear()
         if self.table.needs_checkpoint(48 * self.scale):
             self.cut()
-        touched = self.table.dirty_rows.keys()
-        self.table.memory.resize(self.ops.width * num_buckets, self.ops.width)
-        self.table.dirty_rows.renumber(*touched)
-        assert self.table.memory.store.num_slots == self.ops.width * num_buckets
+        touched = self.table.parts.dirty_rows.keys()
+        self.table.parts.memory.resize(self.ops.width * num_buckets, self.ops.width)
+        self.table.parts.dirty_rows.renumber(*touched)
+        assert self.table.parts.memory.store.num_slots == self.ops.width * num_buckets
 
     @precondition(lambda self: not self.spill.broken)
     @rule()
@@ -384,9 +383,9 @@ class TableMachine(RuleBasedStateMachine):
             return
         self.table.check_integrity()
         # what is not held fits into the slots
-        if self.table.memory.num_pinned == 0:
-            assert self.table.rows_by_tier()["device"] <= self.table.memory.store.num_slots
-            rows_F = self.table.quotas.rows_F
+        if self.table.parts.memory.num_pinned == 0:
+            assert self.table.rows_by_tier()["device"] <= self.table.parts.memory.store.num_slots
+            rows_F = self.table.parts.quotas.rows_F
             assert len(rows_F) < FEATURES or rows_F[2] <= self.scale * QUOTA_ROWS
 
 
@@ -398,7 +397,7 @@ TestTableMachine.settings = settings(max_examples=40, stateful_step_count=30, de
 
 
 class EmulatedMachine(TableMachine):
-    """The same on the CUDA backend as host C++, which is slow: few and short."""
+    """The same on the CUDA twin as host C++, which is slow: few and short."""
 
     twin = "emulated"
 

@@ -7,7 +7,7 @@ from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
 from springtide_client.log.readahead import Readahead
 
-from embeddings.tiers.base import FoundRows
+from embeddings.tiers.interface import FoundRows
 from kernels.cpu.rows import base_file_rows
 
 CHUNK_KEYS = 512  # their pages, up to seven each, must all stay until they are read: 14 MiB

@@ -13,7 +13,7 @@ from springtide_client.log.directory import LogDirectory
 from app.training.state.base_rows import BaseRows
 from app.version_log.compact.retention import base_number
 from app.version_log.failpoints import failpoint
-from embeddings.tiers.base import RowSource
+from embeddings.tiers.interface import RowSource
 
 NO_GENERATION = -1
 

@@ -15,7 +15,7 @@ from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
 from torch import Tensor
 
-from embeddings.torch_api.autograd import LookupSlice
+from embeddings.lookup.handle import LookupSlice
 
 
 def embedding_parts(schema: Schema, features: Features) -> list[LookupSlice]:

@@ -24,6 +24,7 @@ from embeddings.errors import SpillError
 from embeddings.lookup.handle import Lookup
 from embeddings.lookup.prefetch import Prefetch
 from embeddings.table import EmbeddingTable
+from embeddings.torch_api.autograd import embed_slices
 from kernels.types import Array
 from stream.columns import Batch
 
@@ -165,7 +166,7 @@ class Learner:
                 part if part.offsets_B1 is None else part._replace(offsets_B1=self._offsets(columns, number))
                 for number, part in enumerate(parts)
             ]
-        tensors = self.table.embed_parts(lookup, parts)
+        tensors = embed_slices(self.table, lookup, parts)
         if columns is None:
             labels_NL, weights_N = torch.from_numpy(batch.labels_NL), torch.from_numpy(batch.weights_N)
         else:

@@ -1,1 +1,1 @@
-"""The tiers under memory: what a table asks of one, and those there are: the host, RocksDB, none."""
+"""The spill in RocksDB, in a process of its own."""

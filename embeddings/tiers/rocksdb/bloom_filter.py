@@ -1,4 +1,4 @@
-"""Which keys a database may hold, in memory: absent keys are answered without asking the disk."""
+"""Which keys a database may contain: most absent keys are recognized without reading the disk."""
 
 # N keys
 import numpy as np
@@ -14,15 +14,15 @@ GROWTH = 4
 
 
 class KeyFilter:
-    """Grows by adding larger filters; 2 bytes a key, and at most a fifth of a strange keys in a hundred pass a filter.
+    """Bloom filters of 2 bytes a key; each passes at most 0.2 % of absent keys. When full, a larger one is added.
 
-    One thread adds, any number asks at the same time: a key is seen once `add` has returned.
+    One thread may add while others look up: a key is found once `add` has returned.
     """
 
     def __init__(self, num_keys: int = FIRST_KEYS) -> None:
-        """Sized at first for so many keys."""
+        """`num_keys`: how many keys the first filter has room for."""
         self._parts: tuple[UInt64Array, ...] = ()
-        self._room = 0  # keys that the newest part still takes
+        self._room = 0  # keys that still fit into the newest part
         self._next_keys = max(FIRST_KEYS, num_keys)
 
     def add(self, mixed_N: UInt64Array) -> None:
@@ -34,7 +34,7 @@ class KeyFilter:
             self._room -= int(bloom_filter.add(self._parts[-1], now))
 
     def contains(self, mixed_N: UInt64Array) -> BoolArray:
-        """False: certainly not added."""
+        """Which keys may have been added; false means certainly not."""
         maybe_N = np.zeros(len(mixed_N), np.bool_)
         for words in reversed(self._parts):
             maybe_N |= bloom_filter.contains(words, mixed_N)

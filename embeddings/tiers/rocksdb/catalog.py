@@ -1,4 +1,4 @@
-"""What the parent remembers of a spill: the blocks that wait to be written, and the databases on disk."""
+"""What the parent process knows of a spill: the batches in its queue, and the databases on disk by generation."""
 
 import threading
 from collections import deque
@@ -10,24 +10,24 @@ from embeddings.tiers.rocksdb.bloom_filter import KeyFilter
 from embeddings.tiers.rocksdb.last_seen_histogram import LastSeenHistogram
 from embeddings.tiers.write_batch import WriteBatch
 
-MAX_BLOCKS = 256  # a find looks into each
+MAX_QUEUED_BATCHES = 256  # a find searches each of them
 
 
 @dataclass(eq=False)
 class Database:
-    """One folder. `readers` holds it until no find needs it any more."""
+    """One folder. It is not deleted while it has readers."""
 
     number: int
     keys: KeyFilter = field(default_factory=KeyFilter)
     last_seen: LastSeenHistogram = field(default_factory=LastSeenHistogram)
     num_tombstones: int = 0
-    exists: bool = False  # it has taken a write, and must be there
+    exists: bool = False  # it was written to, so its folder must be there
     readers: int = 0
 
 
 @dataclass(eq=False)
 class Generation:
-    """Databases, the oldest first: one, or two while the rows that are alive move to the newer."""
+    """Databases, the oldest first: one, or two while live rows are moved to the newer one."""
 
     number: int
     databases: list[Database] = field(default_factory=list)
@@ -35,56 +35,56 @@ class Generation:
     is_destroyed: bool = False
     can_be_rewritten: bool = True
 
-    def num_below(self, horizons: Mapping[int, int]) -> int:
-        return sum(database.last_seen.num_below(horizons) for database in self.databases)
+    def num_below(self, cutoffs: Mapping[int, int]) -> int:
+        return sum(database.last_seen.num_below(cutoffs) for database in self.databases)
 
     def num_written(self) -> int:
         return sum(database.last_seen.num_rows for database in self.databases)
 
 
 class Catalog:
-    """State under one lock; `changed` tells of every change of it."""
+    """The state that all threads share, under the lock of the condition `changed`, which is notified of changes."""
 
     def __init__(self, queue_bytes: int) -> None:
         self.queue_bytes = queue_bytes
         self.changed = threading.Condition()
-        self.waiting: deque[tuple[Generation, WriteBatch]] = deque()  # oldest first; removed once written
-        self.waiting_bytes = 0
+        self.queue: deque[tuple[Generation, WriteBatch]] = deque()  # oldest first; removed once written
+        self.queued_bytes = 0
         self.generations = [Generation(0)]
         self.pending_delete: list[Database] = []
         self._next_number = 0
 
-    def has_room(self, block: WriteBatch) -> bool:
-        """One block may always wait, however large it is."""
-        fits = self.waiting_bytes + block.num_bytes <= self.queue_bytes and len(self.waiting) < MAX_BLOCKS
-        return fits or not self.waiting
+    def has_room(self, batch: WriteBatch) -> bool:
+        """Return True if the batch fits into the queue; an empty queue takes a batch of any size."""
+        fits = self.queued_bytes + batch.num_bytes <= self.queue_bytes and len(self.queue) < MAX_QUEUED_BATCHES
+        return fits or not self.queue
 
-    def append(self, block: WriteBatch, num_new: int) -> None:
-        """For the newest generation."""
+    def append(self, batch: WriteBatch, num_new: int) -> None:
+        """Queue a batch for the newest generation."""
         with self.changed:
-            self.waiting.append((self.generations[-1], block))
+            self.queue.append((self.generations[-1], batch))
+            self.queued_bytes += batch.num_bytes
             self.generations[-1].num_rows += num_new
-            self.waiting_bytes += block.num_bytes
             self.changed.notify_all()
 
     def pop(self) -> None:
-        """The oldest block is written."""
+        """Remove the oldest batch, which was written."""
         with self.changed:
-            _, block = self.waiting.popleft()
-            self.waiting_bytes -= block.num_bytes
+            _, batch = self.queue.popleft()
+            self.queued_bytes -= batch.num_bytes
             self.changed.notify_all()
 
     @contextmanager
     def reading(self) -> Iterator[tuple[list[WriteBatch], list[Database]]]:
-        """What waits and what is on disk, the newest first; the databases live until this ends."""
+        """The queued batches and the databases on disk, the newest first. The databases are not deleted meanwhile."""
         with self.changed:
-            blocks = [block for generation, block in reversed(self.waiting) if not generation.is_destroyed]
+            batches = [batch for generation, batch in reversed(self.queue) if not generation.is_destroyed]
             newest_first = [database for generation in self.generations for database in generation.databases][::-1]
             databases = [database for database in newest_first if database.exists]
             for database in databases:
                 database.readers += 1
         try:
-            yield blocks, databases
+            yield batches, databases
         finally:
             with self.changed:
                 for database in databases:
@@ -93,12 +93,14 @@ class Catalog:
                     self.changed.notify_all()
 
     def open_generation(self) -> int:
+        """Start a new generation. Return the number of the one that it closes."""
         with self.changed:
             closed = self.generations[-1].number
             self.generations.append(Generation(closed + 1))
             return closed
 
     def destroy_generations(self, upto: int) -> None:
+        """Forget the generations up to this number, and schedule their databases for deletion."""
         with self.changed:
             for generation in self.generations:
                 if generation.number <= upto:
@@ -108,7 +110,7 @@ class Catalog:
             self.changed.notify_all()
 
     def add_database(self, generation: Generation) -> None:
-        """For the next writes to this generation."""
+        """Add a database for the next writes to this generation."""
         with self.changed:
             database = Database(self._next_number)
             self._next_number += 1
@@ -117,6 +119,7 @@ class Catalog:
                 self.pending_delete.append(database)
 
     def retire_database(self, generation: Generation, database: Database) -> None:
+        """Schedule a database for deletion whose live rows were moved to another."""
         with self.changed:
             generation.databases = [other for other in generation.databases if other is not database]
             self.pending_delete.append(database)
@@ -124,7 +127,7 @@ class Catalog:
             self.changed.notify_all()
 
     def deletable(self) -> list[Database]:
-        """Those that no find needs."""
+        """The databases scheduled for deletion that have no readers."""
         with self.changed:
             return [database for database in self.pending_delete if not database.readers]
 

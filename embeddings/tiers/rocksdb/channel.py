@@ -1,6 +1,6 @@
-"""What the spill's two processes share: how a lane of shared memory is laid out, and what the child is told.
+"""What the table's process and the spill's process share: channels of shared memory, and the child's settings.
 
-Imports no numpy, as nothing that the child imports does: it starts in a blink.
+Imports no numpy, like everything that the child imports, so that the child starts fast.
 """
 
 import json
@@ -9,18 +9,19 @@ import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
+
 KEY_BYTES = 10
 LINE = 64
-ABSENT, ROW, TOMBSTONE = 0, 1, 2  # embeddings.tiers.interface's
 
 
 class CorruptRecordError(Exception):
-    """What was read is not what was written: trying again does not help."""
+    """A record differs from what was written. A retry does not help."""
 
 
 @dataclass(frozen=True)
 class ChannelLayout:
-    """A lane's part of the shared memory: keys, kinds, then the records of rows one after another."""
+    """A channel's part of the shared memory: keys, then kinds, then the records of rows without gaps."""
 
     num_keys: int
     record_bytes: int
@@ -40,12 +41,12 @@ class ChannelLayout:
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """The child's only argument, as JSON."""
+    """The only command-line argument of the child, as JSON."""
 
     folder: str
-    parent: int
-    memory: int  # file descriptors
-    sockets: list[int]  # the keeper's, then those of finds
+    parent: int  # its process id
+    memory: int  # file descriptor
+    sockets: list[int]  # file descriptors: the worker's, then those for finds
     num_keys: int
     record_bytes: int
 
@@ -58,11 +59,11 @@ class ProcessSettings:
 
 
 class ServerChannel:
-    """The child's side: a socket, and keys and values as bytes in its part of the memory."""
+    """The child's end of a channel: a socket, and keys and values as bytes in a part of the shared memory."""
 
-    def __init__(self, connection: socket.socket, memory: mmap.mmap, index: int, shape: ChannelLayout) -> None:
-        self.connection, self.layout = connection, shape
-        self._memory, self._start = memory, index * shape.num_bytes
+    def __init__(self, connection: socket.socket, memory: mmap.mmap, index: int, layout: ChannelLayout) -> None:
+        self.connection, self.layout = connection, layout
+        self._memory, self._start = memory, index * layout.num_bytes
 
     def keys(self, num: int) -> list[bytes]:
         keys = self._read(0, KEY_BYTES * num)
@@ -77,7 +78,10 @@ class ServerChannel:
         self._write(0, b"".join(keys))
 
     def put_values(self, values: Sequence[bytes | None], kinds_at: int = 0, records_at: int = 0) -> int:
-        """The kinds of values and the rows among them; how many rows. CorruptRecordError for one of a wrong size."""
+        """Write the kinds of values, and the rows among them. Return the number of rows.
+
+        None is an absent key, an empty value a tombstone. CorruptRecordError for a row of the wrong size.
+        """
         width = self.layout.record_bytes
         try:
             only_rows = set(map(len, values)) <= {width}  # type: ignore[arg-type]
@@ -87,8 +91,8 @@ class ServerChannel:
             kinds, num_rows = bytes([ROW]) * len(values), len(values)
         else:
             lengths = [-1 if value is None else len(value) for value in values]
-            if strange := set(lengths) - {-1, 0, width}:
-                raise CorruptRecordError(f"a record of {strange.pop()} bytes where {width} are due")
+            if wrong := set(lengths) - {-1, 0, width}:
+                raise CorruptRecordError(f"a record of {wrong.pop()} bytes instead of {width}")
             kinds = bytes(ROW if length > 0 else TOMBSTONE if length == 0 else ABSENT for length in lengths)
             num_rows = kinds.count(ROW)
         self._write(self.layout.kinds_at + kinds_at, kinds)

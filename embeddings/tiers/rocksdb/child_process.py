@@ -1,4 +1,4 @@
-"""The parent's side of the spill's process: starts it, passes rows in shared memory, notices when it is gone."""
+"""The spill's process as its parent sees it: starts it, passes rows in shared memory, notices when it has died."""
 
 import json
 import mmap
@@ -23,49 +23,53 @@ NUM_FIND_CHANNELS = 4
 MAX_CHANNEL_KEYS, MIN_CHANNEL_KEYS, CHANNEL_BYTES = 4096, 64, 4 << 20
 ROOT = str(Path(__file__).resolve().parents[3])
 
-# a fork (a data loader's worker, say) amid a start would keep the start's pipes open: the start would wait for its end
+# a process forked during the start (a data loader's worker, say) would inherit pipes that the start waits to see closed
 _starting = threading.Lock()
 os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release)
 
 
 class ProcessLostError(Exception):
-    """The process is gone; another may be started on the same databases."""
+    """The process has died. Another may be started on the same databases."""
 
 
 class RequestFailedError(Exception):
-    """The process could not do it; `final` where trying again does not help."""
+    """The process could not execute a request. `final`: a retry does not help."""
 
-    def __init__(self, final: bool, text: str) -> None:
-        super().__init__(text)
+    def __init__(self, final: bool, reason: str) -> None:
+        super().__init__(reason)
         self.final = final
 
 
 class Channel:
-    """A socket and its part of the shared memory. One caller at a time."""
+    """The parent's end of a channel: a socket and a part of the shared memory. One caller at a time."""
 
     def __init__(
-        self, child: "SpillProcess", connection: socket.socket, memory: UInt8Array, shape: ChannelLayout
+        self, process: "SpillProcess", connection: socket.socket, memory: UInt8Array, layout: ChannelLayout
     ) -> None:
-        self.process, self.layout = child, shape
+        self.process, self.layout = process, layout
         self._connection, self._memory = connection, memory
 
     def call(self, *request: Any, deadline: float) -> list[Any]:
-        """The answer; waits without the interpreter's lock. A process silent until the deadline is killed."""
+        """Send a request and return its response, waiting without the interpreter's lock.
+
+        Without a request, wait for a response that is due anyway. A process that does not respond until the deadline is
+        killed. ProcessLostError, RequestFailedError.
+        """
         try:
             if request:
                 self._connection.send(json.dumps(request).encode())
             self._connection.settimeout(max(0.001, deadline - time.monotonic()))
-            answer = self._connection.recv(1 << 16)
+            response = self._connection.recv(1 << 16)
         except TimeoutError:
             self.process.kill()
-            raise ProcessLostError("it did not answer in time") from None
+            raise ProcessLostError("its process did not respond in time") from None
         except OSError:
-            answer = b""
-        if not answer:
+            response = b""
+        if not response:
             self.process.lost = True
-            raise ProcessLostError("it was killed, or has died")
+            raise ProcessLostError("its process was killed or has died")
         values: list[Any]
-        name, *values = json.loads(answer)
+        name, *values = json.loads(response)
         if name == "failed":
             raise RequestFailedError(*values)
         return values
@@ -85,12 +89,12 @@ class Channel:
 
 
 class SpillProcess:
-    """One process, with memory and sockets of its own: a late word of a killed one reaches nobody."""
+    """One process with memory and sockets of its own, so that a late response of a killed process is never read."""
 
     def __init__(self, folder: Path, record_bytes: int) -> None:
-        """Starts it; the first call of the keeper's lane, without a request, waits until it is ready.
+        """Start it. The first `call` of the worker channel, without a request, waits until it is ready.
 
-        It is killed when the thread that starts it ends.
+        It is killed when the thread that started it ends.
         """
         with _starting:
             self._start(folder, record_bytes)
@@ -98,18 +102,18 @@ class SpillProcess:
     def _start(self, folder: Path, record_bytes: int) -> None:
         self.lost = False
         num_keys = max(MIN_CHANNEL_KEYS, min(MAX_CHANNEL_KEYS, CHANNEL_BYTES // record_bytes))
-        shape = ChannelLayout(num_keys, record_bytes)
-        num_lanes = 1 + NUM_FIND_CHANNELS
-        memory = os.memfd_create("springtide-spill", os.MFD_CLOEXEC)  # no name that could be left behind
+        layout = ChannelLayout(num_keys, record_bytes)
+        num_channels = 1 + NUM_FIND_CHANNELS
+        memory = os.memfd_create("springtide-spill", os.MFD_CLOEXEC)  # has no name that could be left behind
         pairs = []
         try:
-            os.ftruncate(memory, shape.num_bytes * num_lanes)
-            mapped = np.frombuffer(mmap.mmap(memory, shape.num_bytes * num_lanes), np.uint8)
-            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_lanes)]
+            os.ftruncate(memory, layout.num_bytes * num_channels)
+            mapped = np.frombuffer(mmap.mmap(memory, layout.num_bytes * num_channels), np.uint8)
+            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_channels)]
             theirs = [their.fileno() for _, their in pairs]
-            setting = ProcessSettings(str(folder), os.getpid(), memory, theirs, num_keys, record_bytes)
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "embeddings.tiers.rocksdb.process_main", setting.dumps()],
+            settings = ProcessSettings(str(folder), os.getpid(), memory, theirs, num_keys, record_bytes)
+            self.popen = subprocess.Popen(
+                [sys.executable, "-P", "-m", "embeddings.tiers.rocksdb.process_main", settings.dumps()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[memory, *theirs],
@@ -122,42 +126,42 @@ class SpillProcess:
         finally:
             os.close(memory)
             for _, their in pairs:
-                their.close()  # else its end would never be seen
-        lanes = [
-            Channel(self, ours, mapped[index * shape.num_bytes : (index + 1) * shape.num_bytes], shape)
+                their.close()  # else the parent would not notice that the process has died
+        channels = [
+            Channel(self, ours, mapped[index * layout.num_bytes : (index + 1) * layout.num_bytes], layout)
             for index, (ours, _) in enumerate(pairs)
         ]
-        self.worker_channel, self._free = lanes[0], lanes[1:]
+        self.worker_channel, self._free = channels[0], channels[1:]
         self.num_bytes, self.num_keys = mapped.nbytes, num_keys
         self._changed = threading.Condition()
         self._closed = False
 
     @contextmanager
     def find_channel(self, deadline: float) -> Iterator[Channel]:
-        """A lane of one's own; waits for one where all are taken."""
+        """A channel for the caller alone; waits until one is free. SpillError at the deadline."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._free, max(0.0, deadline - time.monotonic())):
-                raise SpillError("the spill is busy with other finds, and its disk does not answer")
-            lane = self._free.pop()
+                raise SpillError("the spill is busy with other finds, and its disk does not respond")
+            channel = self._free.pop()
         try:
-            yield lane
+            yield channel
         finally:
             with self._changed:
-                self._free.append(lane)
+                self._free.append(channel)
                 self._changed.notify()
                 if self._closed:
-                    lane.close()
+                    channel.close()
 
     def kill(self) -> None:
         self.lost = True
-        self.process.kill()
+        self.popen.kill()
 
     def close(self) -> None:
-        """Ends it at once and waits for its end."""
+        """Kill it and wait until it has ended."""
         self.kill()
-        self.process.wait()
+        self.popen.wait()
         self.worker_channel.close()
         with self._changed:
             self._closed = True
-            for lane in self._free:  # the others when they are given back
-                lane.close()
+            for channel in self._free:  # channels in use are closed by `find_channel`
+                channel.close()

@@ -1,7 +1,7 @@
-"""Databases of RocksDB by number: the only door to rocksdbpy, and only the spill's own process goes through it.
+"""RocksDB databases by number: the only module that uses rocksdbpy, and only within the spill's own process.
 
-Knows keys of 10 bytes, whose first eight are the mixed key, and values of one size, whose last eight are the last-seen;
-an empty value is a mark.
+A key has 10 bytes, of which the first eight are the mixed key. A value has one size and ends with the eight bytes of
+last-seen, or it is empty: a tombstone.
 """
 
 import os
@@ -16,7 +16,7 @@ from embeddings.tiers.rocksdb.channel import KEY_BYTES, CorruptRecordError
 
 Pairs = list[tuple[bytes, bytes]]
 
-# a small buffer is in the cache while it is sorted into; merged by fours into one file, it costs no more compaction
+# small buffers stay in the CPU's cache while they are sorted; four are flushed as one file, so compaction costs no more
 WRITE_BUFFER_BYTES, MAX_WRITE_BUFFERS, MERGED_WRITE_BUFFERS = 8 << 20, 8, 4
 CACHE_MB = 64
 PROBE_BYTES = 4 << 20
@@ -24,50 +24,50 @@ NEVER = -(2**63)
 
 
 class Databases:
-    """`<folder>/<number>`; each opens when it is first used."""
+    """The databases `<folder>/<number>`, each opened when it is first used."""
 
     def __init__(self, folder: Path, record_bytes: int, rocksdb: Any) -> None:
         self.folder, self.record_bytes, self._rocksdb = folder, record_bytes, rocksdb
         self._open: dict[int, Any] = {}
-        self._failed: set[int] = set()  # a write failed since it was opened
+        self._failed: set[int] = set()  # those in which a write failed since they were opened
 
     def get(self, number: int, keys: Sequence[bytes], *, may_create: bool = False) -> list[bytes | None]:
-        """The values in the keys' order, None where there is none."""
+        """The values of keys in their order, None for absent keys."""
         values: list[bytes | None] = self._database(number, may_create).multi_get(keys, False)
         if len(values) != len(keys):
-            raise CorruptRecordError(f"{len(values)} answers to {len(keys)} keys")
+            raise CorruptRecordError(f"{len(values)} values for {len(keys)} keys")
         return values
 
     def write(self, number: int, keys: Sequence[bytes], values: Sequence[bytes], *, may_create: bool) -> None:
-        """One batch. A database that refuses writes after a failure opens again once the disk takes bytes."""
+        """Write one batch. A database that refuses writes after a failure is reopened once the disk has room."""
         try:
             self._write(number, keys, values, may_create)
         except Exception:
             if number not in self._open or number not in self._failed:
                 self._failed.add(number)
                 raise
-            self._probe(number)  # raises while there is no room; until then the old handle goes on reading
+            self._probe(number)  # raises while there is no room; meanwhile the old handle still reads
             self.close(number)
             self._write(number, keys, values, may_create)
         self._failed.discard(number)
 
     def scan(self, number: int, after: bytes, num: int) -> Pairs:
-        """Up to so many entries after a key."""
-        # dropped at once: an iterator that outlives its database aborts the process
+        """Up to `num` entries after a key."""
+        # the iterator is deleted at once: if it outlived its database, the process would abort
         iterator = self._database(number, False).iterator("from", after + b"\0", 1)
         pairs = [(bytes(key), bytes(value)) for key, value in islice(iterator, num)]
         del iterator
         for key, value in pairs:
             if len(key) != KEY_BYTES or len(value) not in (0, self.record_bytes):
-                raise CorruptRecordError(f"a record of {len(value)} bytes where {self.record_bytes} are due")
+                raise CorruptRecordError(f"a record of {len(value)} bytes instead of {self.record_bytes}")
         return pairs
 
-    def move(self, pairs: Pairs, target: int, horizons: Mapping[int, int], *, may_create: bool) -> Pairs:
-        """Entries that are alive into the target, unless it has newer ones; those keys with what it has then.
+    def move(self, pairs: Pairs, target: int, cutoffs: Mapping[int, int], *, may_create: bool) -> Pairs:
+        """Write live entries to the target, unless it has newer ones. Return their keys with what it has then.
 
-        Done again after it was cut short, it tells the same keys.
+        Repeated after an interruption, it returns the same keys.
         """
-        alive = [(key, value) for key, value in pairs if last_seen(key, value) >= horizons.get(feature(key), NEVER)]
+        alive = [(key, value) for key, value in pairs if last_seen(key, value) >= cutoffs.get(feature(key), NEVER)]
         there = self.get(target, [key for key, _ in alive], may_create=may_create)
         missing = [pair for pair, value in zip(alive, there, strict=True) if value is None]
         if missing:
@@ -88,7 +88,7 @@ class Databases:
         return self.folder / f"{number:06d}"
 
     def _database(self, number: int, may_create: bool) -> Any:
-        """Raises rather than beginning anew where a database should be."""
+        """The open database. OSError if it has vanished: an empty one must not take its place."""
         if number not in self._open:
             path = self.path(number)
             if not may_create and not (path / "CURRENT").exists():
@@ -98,7 +98,7 @@ class Databases:
 
     def _write(self, number: int, keys: Sequence[bytes], values: Sequence[bytes], may_create: bool) -> None:
         database = self._database(number, may_create)
-        batch = self._rocksdb.WriteBatch()  # a batch written is spent
+        batch = self._rocksdb.WriteBatch()  # can be written only once
         deque(map(batch.add, keys, values), maxlen=0)
         database.write(batch)
 
@@ -127,7 +127,7 @@ def feature(key: bytes) -> int:
 
 
 def last_seen(key: bytes, value: bytes) -> int:
-    """Of a row; a mark's is never in the past."""
+    """The last-seen of a row; a tombstone never expires."""
     if not value:
         return -NEVER
     plain = int.from_bytes(value[-8:], "little") ^ int.from_bytes(key[:8], "big")

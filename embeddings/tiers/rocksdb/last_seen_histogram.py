@@ -1,4 +1,4 @@
-"""When the rows of a database were last seen: a histogram by feature, kept while writing.
+"""A histogram by feature of when the rows of a database were last seen.
 
 It counts writes: a key written twice counts twice until the database is rewritten.
 """
@@ -11,13 +11,13 @@ import numpy as np
 
 from embeddings.rows import Int64Array, UInt16Array
 
-MAX_BUCKETS, BUCKETS_A_FEATURE = 4096, 8
-TIME_BITS = 44  # milliseconds until the year 2527; what is later counts as that, what is negative as 0
+MAX_BUCKETS, BUCKETS_PER_FEATURE = 4096, 8
+TIME_BITS = 44  # milliseconds until the year 2527; later times count as that, negative ones as 0
 LATEST = (1 << TIME_BITS) - 1
 
 
 class LastSeenHistogram:
-    """Buckets of equal width, as narrow as few enough of them allow."""
+    """Buckets of equal width, doubled in width whenever there are too many of them."""
 
     def __init__(self) -> None:
         self.num_rows = 0
@@ -30,17 +30,17 @@ class LastSeenHistogram:
         self._merge(buckets_N, np.ones(len(buckets_N), np.int64))
         self.num_rows += len(features_N)
 
-    def num_below(self, horizons: Mapping[int, int]) -> int:
-        """How many rows were last seen before their feature's horizon; those of its own bucket do not count."""
+    def num_below(self, cutoffs: Mapping[int, int]) -> int:
+        """How many rows were last seen before their feature's cutoff, without those in the bucket of the cutoff."""
         features_M, ends_M = self._buckets_M >> TIME_BITS, self._ends()
         return sum(
-            int(self._counts_M[(features_M == feature) & (ends_M <= horizon)].sum())
-            for feature, horizon in horizons.items()
+            int(self._counts_M[(features_M == feature) & (ends_M <= cutoff)].sum())
+            for feature, cutoff in cutoffs.items()
         )
 
     @classmethod
     def merged(cls, parts: Iterable[Self]) -> "LastSeenHistogram":
-        """One histogram of several, without features."""
+        """One histogram of all rows, without features."""
         whole = LastSeenHistogram()
         for part in parts:
             whole._widen(part._shift)
@@ -50,7 +50,7 @@ class LastSeenHistogram:
         return whole
 
     def quantile(self, fraction: float) -> int | None:
-        """A last-seen below which about this fraction of the rows lies, and at least one; None without rows."""
+        """A last-seen below which about this fraction of the rows lies, and at least one row. None without rows."""
         if not self.num_rows:
             return None
         order = np.argsort(self._buckets_M & LATEST, kind="stable")
@@ -59,7 +59,7 @@ class LastSeenHistogram:
         return int(self._ends()[order[min(at, len(order) - 1)]])
 
     def _ends(self) -> Int64Array:
-        """The first last-seen beyond each bucket."""
+        """The first last-seen after each bucket."""
         ends_M: Int64Array = ((self._buckets_M & LATEST) + 1) << self._shift
         return ends_M
 
@@ -76,6 +76,6 @@ class LastSeenHistogram:
             self._buckets_M, inverse = np.unique(self._buckets_M, return_inverse=True)
             self._counts_M = np.bincount(inverse, self._counts_M, len(self._buckets_M)).astype(np.int64)
             num_features = len(np.unique(self._buckets_M >> TIME_BITS))
-            if len(self._buckets_M) <= max(MAX_BUCKETS, BUCKETS_A_FEATURE * num_features) or self._shift >= TIME_BITS:
+            if len(self._buckets_M) <= max(MAX_BUCKETS, BUCKETS_PER_FEATURE * num_features) or self._shift >= TIME_BITS:
                 return
             self._widen(self._shift + 1)

@@ -1,6 +1,7 @@
-"""Purging: the rows of a generation that are alive move into a new database, and the old one goes whole.
+"""Purges expired rows: moves the live rows of a generation into a new database, then deletes the old one whole.
 
-RocksDB frees the disk of single deleted rows when it likes; a folder goes at once. Step by step, beside writes.
+RocksDB frees the disk space of single deleted rows at its leisure; a folder is deleted at once. Works in small steps
+between writes.
 """
 
 # N rows
@@ -10,38 +11,39 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embeddings.tiers.record_kinds import ROW
 from embeddings.tiers.rocksdb.catalog import Catalog, Database, Generation
-from embeddings.tiers.rocksdb.channel import ROW
 from embeddings.tiers.rocksdb.child_process import RequestFailedError, SpillProcess
-from embeddings.tiers.write_batch import RecordFormat, UInt8Array
+from embeddings.tiers.rocksdb.record_format import RecordFormat, UInt8Array
 
-SHARE = 1 / 16  # a generation is rewritten when so much of what was written to it lies below the horizons
-STEP_KEYS = 1000
-MESSAGE_PAIRS = 1000
+EXPIRED_SHARE = 1 / 16  # a generation is rewritten once this share of what was written to it has expired
+KEYS_PER_STEP = 1000
+CUTOFFS_PER_REQUEST = 1000
 
 
 @dataclass(eq=False)
 class Rewrite:
-    """A generation on its way into its newest database."""
+    """A generation whose live rows are being moved into its newest database."""
 
     generation: Generation
     cutoffs: dict[int, int]
-    after: str = ""
+    after: str = ""  # the last key that was moved
 
 
 class Purge:
-    """`raise_to` from any thread, `step` from the keeper's."""
+    """`raise_cutoffs` may be called in any thread, `step` in the worker's."""
 
-    def __init__(self, shelf: Catalog, form: RecordFormat, counts: Counter[str]) -> None:
-        self.catalog, self.record_format, self.counts = shelf, form, counts
+    def __init__(self, catalog: Catalog, record_format: RecordFormat, counts: Counter[str]) -> None:
+        self.catalog, self.record_format, self.counts = catalog, record_format, counts
         self._cutoffs: dict[int, int] = {}
-        self._raised = False  # since the last look at what they doom
+        self._raised = False  # generations have not been checked against the cutoffs since
         self._rewrite: Rewrite | None = None
         self._sent_cutoffs: tuple[SpillProcess, dict[int, int]] | None = None
 
-    def raise_cutoffs(self, horizons: Mapping[int, int]) -> None:
+    def raise_cutoffs(self, cutoffs: Mapping[int, int]) -> None:
+        """Purge rows last seen before these cutoffs, in ms by feature; a cutoff never falls."""
         with self.catalog.changed:
-            higher = {key: time for key, time in horizons.items() if time > self._cutoffs.get(key, -(2**63))}
+            higher = {key: time for key, time in cutoffs.items() if time > self._cutoffs.get(key, -(2**63))}
             if higher:
                 self._cutoffs |= higher
                 self._raised = True
@@ -51,72 +53,77 @@ class Purge:
         return self._raised or self._rewrite is not None
 
     def progress(self) -> object:
-        """Something that changes with every step."""
+        """A value that changes with every step."""
         return self._raised, self._rewrite and (self._rewrite.generation.number, self._rewrite.after)
 
-    def step(self, child: Callable[[], SpillProcess], deadline: Callable[[], float]) -> None:
-        """At most so many rows; RequestFailedError where the disk fails, and the next step tries again."""
+    def step(self, process: Callable[[], SpillProcess], deadline: Callable[[], float]) -> None:
+        """Move at most KEYS_PER_STEP rows. RequestFailedError if the disk fails; the next step tries again."""
         if self._rewrite is not None and self._rewrite.generation.is_destroyed:
             self._end()
         if self._rewrite is not None:
-            self._rewrite_some(self._rewrite, child, deadline)
+            self._rewrite_some(self._rewrite, process, deadline)
         elif self._raised:
-            self._begin()
+            self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
+        """Start to rewrite the first generation that is worth it."""
         with self.catalog.changed:
             self._raised = False
-            horizons, generations = dict(self._cutoffs), list(self.catalog.generations)
+            cutoffs, generations = dict(self._cutoffs), list(self.catalog.generations)
         for generation in generations:
-            num_below = generation.num_below(horizons)
-            if generation.can_be_rewritten and num_below and num_below >= SHARE * generation.num_written():
+            num_below = generation.num_below(cutoffs)
+            is_worth_it = num_below and num_below >= EXPIRED_SHARE * generation.num_written()
+            if generation.can_be_rewritten and is_worth_it:
                 self.catalog.add_database(generation)
                 with self.catalog.changed:
-                    self._raised = True  # the other generations come after this one
-                    self._rewrite = Rewrite(generation, horizons)
+                    self._raised = True  # the other generations are checked after this one
+                    self._rewrite = Rewrite(generation, cutoffs)
                 return
         with self.catalog.changed:
             self.catalog.changed.notify_all()
 
-    def _rewrite_some(self, move: Rewrite, child: Callable[[], SpillProcess], deadline: Callable[[], float]) -> None:
-        *sources, target = move.generation.databases
+    def _rewrite_some(
+        self, rewrite: Rewrite, process: Callable[[], SpillProcess], deadline: Callable[[], float]
+    ) -> None:
+        *sources, target = rewrite.generation.databases
         source = sources[-1]
-        all_dead = source.last_seen.num_below(move.cutoffs) == source.last_seen.num_rows and not source.num_tombstones
-        if all_dead:
+        all_expired = source.last_seen.num_below(rewrite.cutoffs) == source.last_seen.num_rows
+        if all_expired and not source.num_tombstones:
             self.counts["spill_purged"] += source.last_seen.num_rows
             last = None
         else:
-            living = child()
-            keeper, num = living.worker_channel, min(STEP_KEYS, living.num_keys)
-            self._send_cutoffs(living, move.cutoffs, deadline)
-            request = "move", source.number, target.number, move.after, num, not target.exists
+            running = process()
+            channel, num = running.worker_channel, min(KEYS_PER_STEP, running.num_keys)
+            self._send_cutoffs(running, rewrite.cutoffs, deadline)
+            request = "move", source.number, target.number, rewrite.after, num, not target.exists
             try:
-                seen, alive, last = keeper.call(*request, deadline=deadline())
+                num_seen, num_alive, last = channel.call(*request, deadline=deadline())
             except RequestFailedError as error:
                 if not error.final:
                     raise
-                # what cannot be read stays where it is, for the finds to tell
-                move.generation.can_be_rewritten = False
+                # leave what cannot be read in place; a find that needs it reports the error
+                rewrite.generation.can_be_rewritten = False
                 self._end()
                 return
-            self._record_moved(target, keeper.keys(alive), keeper.kinds(alive), keeper.records)
-            self.counts["spill_purged"] += seen - alive
+            self._record_moved(target, channel.keys(num_alive), channel.kinds(num_alive), channel.records)
+            self.counts["spill_purged"] += num_seen - num_alive
         with self.catalog.changed:
-            move.after = last or ""
+            rewrite.after = last or ""
         if last is None:
-            self.catalog.retire_database(move.generation, source)
+            self.catalog.retire_database(rewrite.generation, source)
             if len(sources) == 1:
                 self._end()
         with self.catalog.changed:
             self.catalog.changed.notify_all()
 
-    def _send_cutoffs(self, child: SpillProcess, horizons: Mapping[int, int], deadline: Callable[[], float]) -> None:
-        """What this process has not been told yet."""
-        if self._sent_cutoffs != (child, horizons):
-            pairs = list(horizons.items())
-            for start in range(0, len(pairs), MESSAGE_PAIRS):
-                child.worker_channel.call("raise_to", pairs[start : start + MESSAGE_PAIRS], deadline=deadline())
-            self._sent_cutoffs = child, dict(horizons)
+    def _send_cutoffs(self, process: SpillProcess, cutoffs: Mapping[int, int], deadline: Callable[[], float]) -> None:
+        """Send the cutoffs to the process unless it has them."""
+        if self._sent_cutoffs != (process, cutoffs):
+            pairs = list(cutoffs.items())
+            for start in range(0, len(pairs), CUTOFFS_PER_REQUEST):
+                part = pairs[start : start + CUTOFFS_PER_REQUEST]
+                process.worker_channel.call("raise_cutoffs", part, deadline=deadline())
+            self._sent_cutoffs = process, dict(cutoffs)
 
     def _record_moved(
         self, target: Database, keys: UInt8Array, kinds_N: UInt8Array, records: Callable[[int], UInt8Array]

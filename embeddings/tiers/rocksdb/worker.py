@@ -1,4 +1,4 @@
-"""The thread behind a spill: the only one that starts its process, writes, purges and destroys."""
+"""The background thread of a spill: the only one that starts its process, writes, purges and deletes databases."""
 
 import os
 import shutil
@@ -16,49 +16,51 @@ from embeddings.tiers.rocksdb.catalog import Catalog, Database
 from embeddings.tiers.rocksdb.child_process import ProcessLostError, RequestFailedError, SpillProcess
 from embeddings.tiers.rocksdb.error_hints import with_hint
 from embeddings.tiers.rocksdb.purge import Purge
-from embeddings.tiers.write_batch import RecordFormat, WriteBatch
+from embeddings.tiers.rocksdb.record_format import RecordFormat
+from embeddings.tiers.write_batch import WriteBatch
 
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
-TOLD_SECONDS = 1.0  # a caller that has waited for so long is told of
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.02, 1.0
+STALL_SECONDS = 1.0  # a caller that has waited this long is reported as stalled
+THREAD_NAME = "spill-worker"
 
 
 class SpillWorker:
-    """What fails is done again after a pause, for ever; callers are told why when their patience ends."""
+    """Retries what fails for ever, with backoff. Callers get the reason as a SpillError when their patience ends."""
 
-    def __init__(self, folder: Path, form: RecordFormat, *, queue_bytes: int, patience_seconds: float) -> None:
-        self.folder, self.record_format, self.patience_seconds = folder, form, patience_seconds
+    def __init__(self, folder: Path, record_format: RecordFormat, *, queue_bytes: int, patience_seconds: float) -> None:
+        self.folder, self.record_format, self.patience_seconds = folder, record_format, patience_seconds
         self.catalog, self.counts = Catalog(queue_bytes), Counter[str]()
-        self.purge = Purge(self.catalog, form, self.counts)
+        self.purge = Purge(self.catalog, record_format, self.counts)
         self._changed = self.catalog.changed
         self._process: SpillProcess | None = None
-        self._wanted = False  # a find waits for a process
+        self._process_wanted = False  # a find waits for a process
         self._last_failure = ""
-        self._callers: dict[int, float] = {}  # threads that wait -> since when
-        self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        self._callers: dict[int, float] = {}  # thread -> since when it has been waiting
+        self._backoff = Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS)
         self._error: BaseException | None = None
         self._closing = False
         self._owner = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="spill-worker", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
-    # for any thread
+    # called in any thread
 
     def deadline(self) -> float:
         return time.monotonic() + self.patience_seconds
 
-    def enqueue(self, block: WriteBatch, num_new: int) -> None:
-        """Into the queue, when there is room."""
+    def enqueue(self, batch: WriteBatch, num_new: int) -> None:
+        """Add a batch to the queue once there is room. SpillError if there is none for too long."""
         with self._changed, self.blocking_call():
             if not self._changed.wait_for(
-                lambda: self.catalog.has_room(block) or self._is_ended(), self.patience_seconds
+                lambda: self.catalog.has_room(batch) or self._is_ended(), self.patience_seconds
             ):
                 raise self._failure("takes no rows", self._last_failure or "its disk is too slow")
             self._raise_error()
-            self.catalog.append(block, num_new)
+            self.catalog.append(batch, num_new)
 
     @contextmanager
     def blocking_call(self) -> Iterator[None]:
-        """This thread asks for something that may take long."""
+        """Note that this thread makes a call that may block for long."""
         me = threading.get_ident()
         self._callers[me] = time.monotonic()
         try:
@@ -67,42 +69,42 @@ class SpillWorker:
             del self._callers[me]
 
     def stall_reason(self) -> str:
-        """Why a caller has been waiting for longer than a second; empty where none has. Waits for nothing itself."""
+        """Why a caller has been waiting for more than a second; empty if none has. Returns at once."""
         since = min(list(self._callers.values()), default=float("inf"))
-        if time.monotonic() - since < TOLD_SECONDS:
+        if time.monotonic() - since < STALL_SECONDS:
             return ""
-        return str(self._failure("is waited for", self._last_failure))
+        return str(self._failure("keeps a caller waiting", self._last_failure))
 
     @contextmanager
     def reading(self) -> Iterator[tuple[list[WriteBatch], list[Database]]]:
-        """Shelf.reading, of a spill that is well."""
+        """Catalog.reading; SpillError if this spill has failed or is closed."""
         with self._changed:
             self._raise_error()
         with self.catalog.reading() as found:
             yield found
 
     def process(self, deadline: float) -> SpillProcess:
-        """The living process; waits for one to be started."""
+        """The running process; waits until one is started. SpillError at the deadline."""
         with self._changed:
-            self._wanted = True
+            self._process_wanted = True
             self._changed.notify_all()
             remaining = max(0.0, deadline - time.monotonic())
             ready = self._changed.wait_for(lambda: self._is_alive() or self._is_ended(), remaining)
             self._raise_error()
             if not ready or self._process is None:
-                raise self._failure("does not answer", self._last_failure)
+                raise self._failure("does not respond", self._last_failure)
             return self._process
 
-    def wait_a_little(self, pause: float) -> None:
-        """Ends early where waiting has become pointless."""
+    def pause(self, seconds: float) -> None:
+        """Sleep, but not beyond the end of this worker."""
         with self._changed:
-            self._changed.wait_for(self._is_ended, pause)
+            self._changed.wait_for(self._is_ended, seconds)
 
     def drain(self) -> None:
-        """Until nothing waits, is purged or destroyed; SpillError where there is no progress for too long."""
+        """Wait until nothing is queued, being purged or deleted. SpillError if there is no progress for too long."""
         with self._changed:
             deadline, before = self.deadline(), self._progress()
-            while self.catalog.waiting or self.purge.active() or self.catalog.deletable():
+            while self.catalog.queue or self.purge.active() or self.catalog.deletable():
                 self._changed.wait(max(0.0, deadline - time.monotonic()))
                 self._raise_error()
                 if before != (before := self._progress()):
@@ -115,8 +117,8 @@ class SpillWorker:
         return filters + (self._process.num_bytes if self._process is not None else 0)
 
     def close(self) -> None:
-        """Ends without writing what waits, and removes the folder: nothing in it outlives its owner."""
-        if os.getpid() != self._owner:  # a fork's copy: process and folder are another's
+        """End without writing the queue, and delete the folder."""
+        if os.getpid() != self._owner:  # a forked copy: process and folder are the parent's
             return
         with self._changed:
             self._closing = True
@@ -131,7 +133,7 @@ class SpillWorker:
 
     def _raise_error(self) -> None:
         if os.getpid() != self._owner:
-            raise SpillError(f"the spill in {self.folder} belongs to another process, which forked this one")
+            raise SpillError(f"the spill in {self.folder} belongs to another process, from which this one was forked")
         if self._error is not None:
             raise self._failure("has failed", str(self._error)) from self._error
         if self._closing:
@@ -141,9 +143,9 @@ class SpillWorker:
         return SpillError(f"the spill in {self.folder} {what}: {with_hint(why or 'it is too slow')}")
 
     def _progress(self) -> object:
-        return len(self.catalog.waiting), len(self.catalog.pending_delete), self.purge.progress()
+        return len(self.catalog.queue), len(self.catalog.pending_delete), self.purge.progress()
 
-    # the keeper's thread
+    # the worker's thread
 
     def _run(self) -> None:
         try:
@@ -156,7 +158,7 @@ class SpillWorker:
                     if isinstance(error, RequestFailedError) and error.final:
                         raise
                     self._back_off(str(error))
-        except BaseException as error:  # told to the next caller
+        except BaseException as error:  # raised in the next caller
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
@@ -165,15 +167,15 @@ class SpillWorker:
                 self._process.close()
 
     def _wait_for_work(self) -> bool:
-        """Whether there is any; False when it is time to end."""
+        """Return True when there is work, False when it is time to end."""
 
         def has_work() -> bool:
-            revive = self._wanted and not self._is_alive()
-            return revive or bool(self.catalog.waiting or self.purge.active() or self.catalog.deletable())
+            must_restart = self._process_wanted and not self._is_alive()
+            return must_restart or bool(self.catalog.queue or self.purge.active() or self.catalog.deletable())
 
         with self._changed:
-            if pause := self._backoff.remaining_seconds:
-                self._changed.wait_for(lambda: self._closing, pause)
+            if not self._backoff.is_over:
+                self._changed.wait_for(lambda: self._closing, self._backoff.remaining_seconds)
             self._changed.wait_for(lambda: self._closing or has_work())
             return not self._closing
 
@@ -183,23 +185,23 @@ class SpillWorker:
             self._backoff.fail()
 
     def _run_steps(self) -> None:
-        """A step of each kind that there is: a full disk keeps nobody from destroying."""
-        troubles = []
-        for step in (self._destroy_pending, self._restart_process, self._write_oldest, self._purge_some):
+        """Take a step of each kind of work, so that a full disk, which stops writes, does not stop deleting."""
+        failures = []
+        for step in (self._delete_databases, self._restart_process, self._write_oldest, self._purge_some):
             try:
                 step()
             except RequestFailedError as error:
                 if error.final:
                     raise
-                troubles.append(error)
-        if troubles:
-            raise troubles[0]
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _is_alive(self) -> bool:
         return self._process is not None and not self._process.lost
 
     def _restart_process(self) -> None:
-        if self._wanted and not self._is_alive():
+        if self._process_wanted and not self._is_alive():
             self._ensure_process()
 
     def _ensure_process(self) -> SpillProcess:
@@ -207,48 +209,48 @@ class SpillWorker:
             return self._process
         if self._process is not None:
             self._process.close()
-        child = SpillProcess(self.folder, self.record_format.num_bytes)
+        process = SpillProcess(self.folder, self.record_format.num_bytes)
         with self._changed:
-            self._process, self._wanted = child, False
+            self._process, self._process_wanted = process, False
             self.counts["spill_starts"] += 1
-        child.worker_channel.call(deadline=self.deadline())
+        process.worker_channel.call(deadline=self.deadline())
         with self._changed:
             self._changed.notify_all()
-        return child
+        return process
 
     def _write_oldest(self) -> None:
-        if not self.catalog.waiting:
+        if not self.catalog.queue:
             return
-        generation, block = self.catalog.waiting[0]
+        generation, batch = self.catalog.queue[0]
         if not generation.is_destroyed:
             if not generation.databases:
                 self.catalog.add_database(generation)
-            self._write(generation.databases[-1], block)
+            self._write(generation.databases[-1], batch)
         self.catalog.pop()
 
-    def _write(self, database: Database, block: WriteBatch) -> None:
-        child = self._ensure_process()
-        lane = child.worker_channel
-        database.keys.add(block.mixed)
-        for start in range(0, len(block), child.num_keys):
-            part = block.sub_batch(start, start + child.num_keys)
-            self.record_format.pack_keys(part.mixed, part.features, lane.keys(len(part)))
+    def _write(self, database: Database, batch: WriteBatch) -> None:
+        process = self._ensure_process()
+        channel = process.worker_channel
+        database.keys.add(batch.mixed)
+        for start in range(0, len(batch), process.num_keys):
+            part = batch.sub_batch(start, start + process.num_keys)
+            self.record_format.pack_keys(part.mixed, part.features, channel.keys(len(part)))
             if part.rows is not None:
-                self.record_format.pack(part.rows, part.mixed, lane.records(len(part)))
+                self.record_format.pack(part.rows, part.mixed, channel.records(len(part)))
             request = "write", database.number, len(part), part.rows is None, not database.exists
             try:
-                lane.call(*request, deadline=self.deadline())
+                channel.call(*request, deadline=self.deadline())
             except RequestFailedError:
                 self.counts["spill_failures"] += 1
                 raise
             database.exists = True
-        if block.rows is None:
-            database.num_tombstones += len(block)
+        if batch.rows is None:
+            database.num_tombstones += len(batch)
         else:
-            database.last_seen.add(block.features, block.rows.last_seen)
-        self.counts["spill_written"] += len(block)
+            database.last_seen.add(batch.features, batch.rows.last_seen)
+        self.counts["spill_written"] += len(batch)
 
-    def _destroy_pending(self) -> None:
+    def _delete_databases(self) -> None:
         for database in self.catalog.deletable():
             if self._process is not None and not self._process.lost:
                 self._process.worker_channel.call("destroy", database.number, deadline=self.deadline())

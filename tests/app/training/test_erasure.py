@@ -14,7 +14,7 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from embeddings.rows import Int64Array
 from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import ROW
+from embeddings.tiers.record_kinds import ROW
 from kernels.types import NO_SLOT
 from tests.app.training.configs import make_config
 from tests.app.training.random_clicks import make_batch
@@ -58,16 +58,16 @@ class Tiers:
     def places(self) -> dict[str, set[int]]:
         """The items that have a copy in each place."""
         table = self.state.learner.table
-        host = table.spill
+        host = table.parts.spill
         assert isinstance(host, HostTier)
         host.spill.drain()
         buffered = {
-            int(i) for rows, mark in table.evicted_dirty._parts if not mark for i in rows.ids[rows.features == 1]
+            int(i) for rows, mark in table.parts.evicted_dirty._parts if not mark for i in rows.ids[rows.features == 1]
         }
         here = host.ops.find(host._store, FEATURES, ITEMS, host.ops.mix_keys(FEATURES, ITEMS))
-        base = table.lower_tiers.base.base.rows
+        base = table.parts.lower_tiers.base.base.rows
         return {
-            "device": _items(table.memory.find(FEATURES, ITEMS) != NO_SLOT),
+            "device": _items(table.parts.memory.find(FEATURES, ITEMS) != NO_SLOT),
             "side": buffered,
             "host": _items(here != NO_SLOT),
             "disk": _items(host.spill.find(FEATURES, ITEMS).kinds == ROW),
@@ -142,7 +142,7 @@ def test_a_recall_on_its_way_does_not_bring_a_forgotten_key_back(tiers):
     prefetch.recalled.result()  # it has what it will bring
     forget(tiers, below[:4].tolist())
     lookup = table.lookup(*keys, prefetched=prefetch)
-    counts = table.memory.read(lookup.slots_U, lookup.unique.features_U, lookup.unique.ids_U)[0]
+    counts = table.parts.memory.read(lookup.slots_U, lookup.unique.features_U, lookup.unique.ids_U)[0]
     known = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
     assert [known[item] for item in below[:4].tolist()] == [0] * 4
     assert min(known[item] for item in below[4:].tolist()) > 0

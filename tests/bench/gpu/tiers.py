@@ -149,13 +149,13 @@ class Bench:
 
 def misses_of(table: EmbeddingTable, work: Callable[[], list[float]]) -> tuple[list[float], float]:
     """What the work gave, and the rows that came up meanwhile, of a look-up."""
-    before, ticks = table.counters(), table.memory.pins.clock
+    before, ticks = table.counters(), table.parts.memory.pins.clock
     result = work()
     after = table.counters()
     if after["host_spilled"] > before["host_spilled"]:
         print(f"  {after['host_spilled'] - before['host_spilled']:,} rows went on to the disk, for buckets were full")
     num = after["recalled_from_spill"] - before["recalled_from_spill"]
-    return result, max(1.0, num / max(1, table.memory.pins.clock - ticks))
+    return result, max(1.0, num / max(1, table.parts.memory.pins.clock - ticks))
 
 
 def churn_case(bench: Bench, link: float) -> Case:

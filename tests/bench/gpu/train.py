@@ -217,7 +217,7 @@ def watched(learner: Learner, wait: Callable[[], None], seconds: dict[str, list[
     """Times the stages of a learner's steps: wraps what they call."""
     dense_step = learner.dense_step
     stages = {"keys and copy": (learner, "_keys_of"), "look-up": (learner.table, "lookup")}
-    stages |= {"rows": (learner.table, "embed_parts"), "row updates": (learner.table, "update")}
+    stages |= {"rows": (learner.table, "gather_slice"), "row updates": (learner.table, "update")}
 
     def watch(stage: str, do: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:

@@ -16,8 +16,9 @@ from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
 from embeddings.rows import Rows
 from embeddings.table import EmbeddingTable
-from embeddings.tiers.interface import ABSENT, ROW, SpilledRows
+from embeddings.tiers.interface import SpilledRows
 from embeddings.tiers.no_spill import NoSpill
+from embeddings.tiers.record_kinds import ABSENT, ROW
 from kernels.cpu.index.buckets import WIDTH
 from tests.bench.table.exact_caches import exact_hits, numbered
 from tests.bench.workloads.keys import zipf_ranks

@@ -20,6 +20,7 @@ from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.rocksdb.spill import RocksSpill
+from embeddings.torch_api.autograd import embed
 from kernels.cpu.index.buckets import WIDTH
 from tests.bench.peers.serving import timed
 from tests.bench.workloads.keys import zipf_ranks
@@ -114,7 +115,7 @@ class Contender:
         self.spill.drain()
 
     def _step(self, lookup: Any, dense_BF: torch.Tensor, labels_B1: torch.Tensor) -> float:
-        rows_BCD = self.table.embed(lookup).reshape(len(labels_B1), CATEGORICAL, DIM)
+        rows_BCD = embed(self.table, lookup).reshape(len(labels_B1), CATEGORICAL, DIM)
         empty = rows_BCD.new_zeros(len(labels_B1), 0, DIM), rows_BCD.new_zeros(len(labels_B1), 0, 1, DIM)
         length = torch.zeros(len(labels_B1), 0, dtype=torch.int64)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):

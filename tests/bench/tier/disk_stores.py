@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embeddings.rows import Int64Array, Rows
-from embeddings.tiers.interface import ROW
+from embeddings.tiers.record_kinds import ROW
 from embeddings.tiers.rocksdb.spill import RocksSpill
 
 Float32Array = npt.NDArray[np.float32]

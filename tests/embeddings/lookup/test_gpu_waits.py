@@ -94,8 +94,8 @@ def test_with_lookahead_no_step_waits_and_every_row_is_what_it_would_be_without(
     if host_rows:
         assert ahead.counters()["hits_host"] > 50
         assert ahead.counters()["host_spilled"] > 50
-        assert isinstance(ahead.spill, HostTier)
-        ahead.spill.check_integrity()
+        assert isinstance(ahead.parts.spill, HostTier)
+        ahead.parts.spill.check_integrity()
     ahead.close()
 
 
@@ -151,7 +151,7 @@ def test_a_bucket_overfull_of_foreseen_keys_is_emptied_with_the_next_batch(tmp_p
     assert table.counters()["overflowed"] == 50
     held.release()
     assert table.rows_by_tier()["device"] <= width + 50
-    assert table.memory.num_pinned == 0
+    assert table.parts.memory.num_pinned == 0
     table.check_integrity()
     assert table.rows_by_tier()["device"] <= width
     np.testing.assert_array_equal(host(table.find(*keys[:2])[0]), expected)

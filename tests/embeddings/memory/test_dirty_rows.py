@@ -40,7 +40,7 @@ def test_a_cut_that_threads_share_tells_what_one_thread_tells(monkeypatch: pytes
                 held = table.lookup(np.zeros(1, np.uint16), np.zeros(1, np.int64), np.full(1, 2000))
             for ids_K in batches:
                 learn(table, ids_K)
-            in_overflow = max(table.dirty_rows.slots()) >= table.memory.store.num_slots
+            in_overflow = max(table.parts.dirty_rows.slots()) >= table.parts.memory.store.num_slots
             cuts.append(table.take_delta())
             if with_overflow:
                 assert in_overflow

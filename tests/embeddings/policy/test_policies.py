@@ -12,10 +12,10 @@ from embeddings.memory import eviction
 from embeddings.memory.capacity import Capacity
 from embeddings.memory.expiry_sweep import SWEEP_PARTS
 from embeddings.table import EmbeddingTable
-from embeddings.tiers.base import FoundRows
+from embeddings.tiers.interface import FoundRows
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.ops import Ops
-from tests.embeddings.backends import host, is_emulated
+from tests.embeddings.backends import host, is_emulated, uses_shared_row
 
 DIM = 4
 BUCKET = Capacity.of_rows(1)  # rounded up to one
@@ -63,12 +63,12 @@ def test_lfu_remembers_counts_of_rows_that_were_spilled(tmp_path: Path, ops: Ops
     zero, width = (np.zeros(1, np.uint16), np.array([7])), ops.width
     learn(table, [7] * 50)
     learn(table, np.repeat(np.arange(1000, 1000 + width), 60))  # all of them worth more
-    assert int(table.memory.find(*zero)[0]) < 0
+    assert int(table.parts.memory.find(*zero)[0]) < 0
     table.forget(np.zeros(width, np.uint16), np.arange(1000, 1000 + width))
     table.lookup(*zero, np.zeros(1, np.int64)).release()  # recalled, not learned
     learn(table, np.repeat(np.arange(2000, 2000 + width - 1), 5))
     learn(table, [3000])
-    assert int(table.memory.find(*zero)[0]) >= 0
+    assert int(table.parts.memory.find(*zero)[0]) >= 0
     table.close()
 
 
@@ -100,12 +100,12 @@ def test_a_quota_holds_between_batches_and_spares_other_features(tmp_path: Path,
         device=ops,
         features={1: FeaturePolicy(quota_bytes="4KiB")},
     )
-    allowed = 4096 // table.quotas.slot_bytes
+    allowed = 4096 // table.parts.quotas.slot_bytes
     learn(table, range(200), feature=0)
     for start in range(0, 600, 150):
         learn(table, range(start, start + 150), feature=1)
-        assert int(np.count_nonzero(table.memory.features() == 1)) <= allowed
-    assert int(np.count_nonzero(table.memory.features() == 0)) == 200
+        assert int(np.count_nonzero(table.parts.memory.features() == 1)) <= allowed
+    assert int(np.count_nonzero(table.parts.memory.features() == 0)) == 200
     assert table.counters()["evicted_quota"] >= 600 - allowed
     assert status(table, range(600), feature=1) == [KNOWN] * 600
     table.close()
@@ -160,7 +160,7 @@ def test_an_id_is_admitted_once_it_was_seen_often_enough(ops: Ops) -> None:
     table = make(Capacity.of_rows(64), device=ops, admission={"min_count": 3, "sketch_bytes": "64KiB"})
     zeros, id_ = np.zeros(1, np.uint16), np.array([42])
     lookup = table.lookup(zeros, id_, zeros.astype(np.int64))
-    assert lookup.not_admitted_K.tolist() == [True]
+    assert uses_shared_row(lookup).tolist() == [True]
     shared_before = host(table.gather(lookup))
     table.update(lookup, np.ones((1, DIM), np.float32))
     assert status(table, [42, 43]) == [NOT_ADMITTED, UNKNOWN]
@@ -191,18 +191,18 @@ def test_counts_towards_admission_halve_with_samples(ops: Ops) -> None:
 def test_regret_is_a_row_asked_for_again_soon_after_it_left(
     tmp_path: Path, ops: Ops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eviction, "REGRET_LOOKUPS", 20)
+    monkeypatch.setattr(eviction, "PREMATURE_LOOKUPS", 20)
     table, width = make(spill=RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device=ops), ops.width
     learn(table, range(width))
     learn(table, range(width, 2 * width))
-    assert table.counters()["regret"] == 0
+    assert table.counters()["premature_evictions"] == 0
     learn(table, [3])
-    assert table.counters()["regret"] == 1
+    assert table.counters()["premature_evictions"] == 1
     learn(table, range(1000, 1000 + width))
     for _ in range(21):
         table.lookup(np.zeros(0, np.uint16), np.zeros(0, np.int64), np.zeros(0, np.int64)).release()
     learn(table, [3])
-    assert table.counters()["regret"] == 1
+    assert table.counters()["premature_evictions"] == 1
     table.close()
 
 
@@ -244,7 +244,7 @@ def test_a_table_grows_and_shrinks_under_load(tmp_path: Path, ops: Ops) -> None:
     bytes_of = {"4MiB": 4 * 2**20 // part, "512KiB": 2**19 // part, "2MiB": 2**21 // part, "1MiB": 2**20 // part}
     spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1)
     table = make(None, spill, device=ops, device_bytes=bytes_of["1MiB"])
-    small = table.memory.store.num_slots
+    small = table.parts.memory.store.num_slots
     rng = np.random.default_rng(0)
     learned = np.zeros(30_000 // part, np.int64)
     for size in bytes_of.values():
@@ -254,13 +254,13 @@ def test_a_table_grows_and_shrinks_under_load(tmp_path: Path, ops: Ops) -> None:
             learned += np.bincount(ids, minlength=len(learned))
             table.take_delta()
         held = table.lookup(np.zeros(1, np.uint16), np.zeros(1, np.int64), np.zeros(1, np.int64))
-        with pytest.raises(ValueError, match="held"):
+        with pytest.raises(ValueError, match="open"):
             table.set_limits(TableLimits(device_bytes=size))
         held.release()
         table.set_limits(TableLimits(device_bytes=size))
         table.check_integrity()
         assert table.bytes_by_tier()["device"] <= size
-    assert table.memory.store.num_slots == small
+    assert table.parts.memory.store.num_slots == small
     assert table.counters()["evicted_resize"] > 0
     rows = table.export()
     counts = np.zeros_like(learned)
@@ -298,11 +298,11 @@ def test_a_quota_may_come_and_go_while_the_table_is_in_use(tmp_path: Path, ops: 
     table = make(Capacity.of_rows(256), RocksSpill(tmp_path / "spill", dim=DIM, state_width=1), device=ops)
     learn(table, range(100), feature=1)
     learn(table, range(20), feature=0)
-    table.set_limits(TableLimits(quota_bytes={1: 10 * table.quotas.slot_bytes}))
-    assert int(np.count_nonzero(table.memory.features() == 1)) <= 10
+    table.set_limits(TableLimits(quota_bytes={1: 10 * table.parts.quotas.slot_bytes}))
+    assert int(np.count_nonzero(table.parts.memory.features() == 1)) <= 10
     table.set_limits(TableLimits(quota_bytes={1: None}))
     learn(table, range(100), feature=1)
-    assert int(np.count_nonzero(table.memory.features() == 1)) > 90
+    assert int(np.count_nonzero(table.parts.memory.features() == 1)) > 90
     table.check_integrity()
     table.close()
 
@@ -345,7 +345,7 @@ def test_sweeps_and_quotas_do_not_void_a_prefetch(tmp_path: Path, ops: Ops) -> N
     prefetched = table.prefetch(*keys)
     for _ in range(64):
         table.advance(9_000, 0)
-    table.memory.enforce_quotas()
+    table.parts.memory.enforce_quotas()
     assert table.counters()["expired"] > 0
     table.lookup(*keys, prefetched=prefetched).release()
     assert table.counters()["prefetched"] == 20

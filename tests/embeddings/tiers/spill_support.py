@@ -9,7 +9,8 @@ import numpy as np
 
 from embeddings.errors import SpillError
 from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.tiers.interface import ROW, TOMBSTONE, Spill, SpilledRows
+from embeddings.tiers.interface import Spill, SpilledRows
+from embeddings.tiers.record_kinds import ROW, TOMBSTONE
 from embeddings.tiers.rocksdb.child_process import ProcessLostError
 from embeddings.tiers.rocksdb.spill import RocksSpill
 
@@ -53,17 +54,17 @@ def await_start(spill: RocksSpill) -> None:
     """Waits until there is a process that answers."""
     deadline = spill._worker.deadline()
     while True:
-        with suppress(ProcessLostError), spill._worker.process(deadline).find_channel(deadline) as lane:
-            lane.call("raise_to", [], deadline=deadline)
+        with suppress(ProcessLostError), spill._worker.process(deadline).find_channel(deadline) as channel:
+            channel.call("raise_cutoffs", [], deadline=deadline)
             return
 
 
 def kill(spill: RocksSpill) -> None:
     """The process, and waits for its end."""
-    child = spill._worker._process
-    assert child is not None
-    child.process.kill()
-    child.process.wait()
+    process = spill._worker._process
+    assert process is not None
+    process.popen.kill()
+    process.popen.wait()
 
 
 class DictSpill:

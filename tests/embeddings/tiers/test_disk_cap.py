@@ -24,7 +24,7 @@ class Spilled(SimpleNamespace):
 
 def horizons_after(spill_bytes: int, beside_bytes: int) -> dict[int, int]:
     horizons = ExpiryCutoffs()
-    cap = DiskCap(Spilled(size=spill_bytes), horizons, 1000, beside=lambda: beside_bytes)
+    cap = DiskCap(Spilled(size=spill_bytes), horizons, 1000, other_bytes=lambda: beside_bytes)
     for _ in range(CHECK_CALLS):
         cap.advance([3])
     return horizons.as_dict()

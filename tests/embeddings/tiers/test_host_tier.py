@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from embeddings.errors import SpillError
 from embeddings.rows import Rows
 from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.no_spill import NoSpill
+from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
 from kernels.types import RowLayout

@@ -82,7 +82,7 @@ class Looked(Dataset[torch.Tensor]):
 
 def settle(emb: DynamicEmbedding) -> None:
     """Until what was evicted is on the disk, and the spill's process therefore up: forks meet it there."""
-    emb.table.spill._worker.drain()  # type: ignore[attr-defined]
+    emb.table.parts.spill._worker.drain()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("spilled", [False, True])
@@ -92,7 +92,7 @@ def test_a_forked_worker_is_told_where_the_rows_are(spilled: bool, tmp_path: Pat
     if spilled:
         settle(emb)
     before = emb.export()
-    with pytest.raises(OwnershipError, match="workers give ids"):
+    with pytest.raises(OwnershipError, match="workers return ids"):
         next(iter(DataLoader(Looked(emb), num_workers=1, multiprocessing_context="fork")))
     assert emb.export().equals(before)
     emb(torch.arange(100)).sum().backward()

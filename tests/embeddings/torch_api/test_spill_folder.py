@@ -127,8 +127,8 @@ def test_a_process_that_ends_takes_its_folder_along_and_a_killed_one_leaves_no_l
 def test_a_folder_that_vanishes_in_use_gives_no_wrong_row(killed: bool, tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, init_scale=0, optimizer={"name": "sgd", "lr": 1.0}, spill=tmp_path / "spill")
     train(emb, torch.arange(1000))
-    resident = emb.table.memory.ops.keys_of(emb.table.memory.store, emb.table.memory.occupied())[1]
-    worker = emb.table.spill._worker  # type: ignore[attr-defined]
+    resident = emb.table.parts.memory.ops.keys_of(emb.table.parts.memory.store, emb.table.parts.memory.occupied())[1]
+    worker = emb.table.parts.spill._worker  # type: ignore[attr-defined]
     worker.drain()
     shutil.rmtree(tmp_path / "spill")
     if killed:  # RocksDB's process, which has the files open and needs no names for them
@@ -149,6 +149,6 @@ def test_a_folder_that_vanishes_in_use_gives_no_wrong_row(killed: bool, tmp_path
             emb.state_dict()
         assert (emb.lookup(torch.from_numpy(resident))[0] == -1).all()
     emb.table.check_integrity()
-    assert emb.table.memory.num_pinned == 0
+    assert emb.table.parts.memory.num_pinned == 0
     emb.close()
     assert not (tmp_path / "spill").exists()

@@ -143,13 +143,13 @@ def test_a_slow_disk_slows_learning_and_loses_nothing(room: Room, monkeypatch: p
 
 
 def test_a_spill_that_takes_no_rows_pauses_learning_within_the_batch(room: Room) -> None:
-    spill: Any = room.trainer.state.learner.table.spill
+    spill: Any = room.trainer.state.learner.table.parts.spill
     worker = spill._worker
     worker.patience_seconds = 0.2
     worker.catalog.queue_bytes = 1 << 12
     wait_until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
     limit: Callable[[int], None] = lambda size: resource.prlimit(  # noqa: E731
-        worker._process.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)
+        worker._process.popen.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)
     )
     limit(1 << 14)
     room.produce(3_000)
@@ -164,12 +164,12 @@ def test_a_spill_that_takes_no_rows_pauses_learning_within_the_batch(room: Room)
 
 
 def test_asked_to_stop_a_trainer_that_waits_for_its_spill_stops(room: Room) -> None:
-    spill: Any = room.trainer.state.learner.table.spill
+    spill: Any = room.trainer.state.learner.table.parts.spill
     worker = spill._worker
     worker.patience_seconds = 0.2
     worker.catalog.queue_bytes = 1 << 12
     wait_until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
-    resource.prlimit(worker._process.process.pid, resource.RLIMIT_FSIZE, (1 << 14, resource.RLIM_INFINITY))
+    resource.prlimit(worker._process.popen.pid, resource.RLIMIT_FSIZE, (1 << 14, resource.RLIM_INFINITY))
     room.produce(3_000)
     wait_until(lambda: room.says("waiting", "raise the limit"), "the reason")
     room.stop()

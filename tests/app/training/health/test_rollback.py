@@ -22,10 +22,10 @@ def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(env, t
     goal = published(env, 1000)
     env.produce(500)
     published(env, 1500)
-    spill = running.state.learner.table.spill
+    spill = running.state.learner.table.parts.spill
     order = submit_command(env.config.log.path, "rollback", {"version": goal})
     wait_until(lambda: order in running.state.executed_commands, "the rollback")
-    assert running.state.learner.table.spill is not spill
+    assert running.state.learner.table.parts.spill is not spill
     (back,) = [record for record in records(env) if record.meta.restores]
     assert (back.meta.restores, back.meta.samples_trained) == (goal, 1000)
     assert back.meta.positions["clicks/0"]["offset"] == 1000

@@ -12,7 +12,7 @@ from springtide_client.schema import Schema
 from app.training.state.base_rows import BaseRows
 from app.training.state.spill_gc import NO_GENERATION, SpillGC
 from app.version_log.compact.base_writer import BaseImage, write_base
-from embeddings.tiers.base import RowSource
+from embeddings.tiers.interface import RowSource
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id",))
 

@@ -17,6 +17,7 @@ from app.training.step.assembly import assemble_tensors, embedding_parts, repeat
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
+from embeddings.torch_api.autograd import embed_slices
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 TABLE = TableConfig(dim=4, device_bytes="8MiB")
@@ -38,7 +39,7 @@ def embedded(schema: Schema, features: Features) -> tuple[ModelInputs, np.ndarra
     table = EmbeddingTable(TABLE, seed=0, tracked=False)
     features_K, ids_K = lookup_keys(schema, features)
     lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
-    inputs = assemble_tensors(schema, features, table.embed_parts(lookup, embedding_parts(schema, features)))
+    inputs = assemble_tensors(schema, features, embed_slices(table, lookup, embedding_parts(schema, features)))
     return inputs, table.find(features_K, ids_K)[0]
 
 
@@ -62,7 +63,7 @@ def test_pooled_rows_move_by_their_share_of_the_gradient(pooling):
     features_K, ids_K = lookup_keys(schema, features)
     lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
     before = table.find(features_K, ids_K)[0][:2]
-    pooled = assemble_tensors(schema, features, table.embed_parts(lookup, embedding_parts(schema, features))).pooled
+    pooled = assemble_tensors(schema, features, embed_slices(table, lookup, embedding_parts(schema, features))).pooled
     assert not pooled[1].any()
     pooled.sum().backward()
     moved = before - table.find(features_K, ids_K)[0][:2]
@@ -102,7 +103,7 @@ def test_a_sample_is_scored_before_it_is_learned():
     batch = make_batch(1)
     features_K, ids_K = lookup_keys(SCHEMA, batch.features)
     lookup = learner.table.lookup(features_K, ids_K, repeat_per_key(batch.features, batch.event_ms_N))
-    tensors = learner.table.embed_parts(lookup, embedding_parts(SCHEMA, batch.features))
+    tensors = embed_slices(learner.table, lookup, embedding_parts(SCHEMA, batch.features))
     inputs = assemble_tensors(SCHEMA, batch.features, tensors)
     learner.model.observe_inputs(inputs.dense)
     expected = learner.model(*inputs).detach().numpy()

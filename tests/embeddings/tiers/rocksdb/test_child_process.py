@@ -16,7 +16,7 @@ from springtide_client.keys import UInt64Array, mix_keys
 
 from embeddings.errors import SpillError
 from embeddings.rows import Rows
-from embeddings.tiers.interface import ABSENT
+from embeddings.tiers.record_kinds import ABSENT
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import assert_found, find, impatient, kill, numbered_rows
 
@@ -53,9 +53,9 @@ def test_kills_amid_writes_and_finds_show_nothing_but_the_newest_rows(spill: Roc
 
     def killer() -> None:
         while not over.wait(0.03):
-            child = spill._worker._process
-            if child is not None:
-                child.process.kill()
+            process = spill._worker._process
+            if process is not None:
+                process.popen.kill()
 
     thread = threading.Thread(target=killer)
     thread.start()
@@ -83,7 +83,7 @@ def test_absent_keys_ask_nobody(spill: RocksSpill) -> None:
     strange = strange.take(~spill._catalog.generations[0].databases[0].keys.contains(mixed(strange)))
     assert (find(spill, strange).kinds == ABSENT).all()
     assert spill.counters()["spill_starts"] == 1
-    assert spill.counters()["spill_absent"] == len(strange) > 980
+    assert spill.counters()["spill_filter_negatives"] == len(strange) > 980
 
 
 def mixed(rows: Rows) -> UInt64Array:
@@ -94,10 +94,10 @@ def test_a_process_that_says_nothing_is_killed_after_a_while(spill: RocksSpill) 
     rows = numbered_rows(np.arange(100), DIM, WIDTH)
     spill.write(rows, 100)
     spill.drain()
-    child = spill._worker._process
-    assert child is not None
-    os.kill(child.process.pid, signal.SIGSTOP)
-    with impatient(spill), pytest.raises(SpillError, match="does not answer"):
+    process = spill._worker._process
+    assert process is not None
+    os.kill(process.popen.pid, signal.SIGSTOP)
+    with impatient(spill), pytest.raises(SpillError, match="does not respond"):
         find(spill, rows)
     assert_found(spill, rows)
     assert spill.counters()["spill_starts"] == 2
@@ -152,7 +152,7 @@ from embeddings.tiers.rocksdb.spill import RocksSpill
 spill = RocksSpill(Path(sys.argv[1]), dim=4, state_width=0)
 spill.write(Rows.empty(1, 4, 0), 1)
 spill.drain()
-print(spill._worker._process.process.pid, flush=True)
+print(spill._worker._process.popen.pid, flush=True)
 sys.stdin.read()
 """
 

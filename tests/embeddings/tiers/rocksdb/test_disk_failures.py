@@ -30,9 +30,9 @@ def spill(tmp_path: Path) -> Iterator[RocksSpill]:
 
 def limit_files(spill: RocksSpill, num_bytes: int) -> None:
     """No file of the process may become larger: what a full disk does, as far as a process can be told."""
-    child = spill._worker._process
-    assert child is not None
-    resource.prlimit(child.process.pid, resource.RLIMIT_FSIZE, (num_bytes, FOREVER))
+    process = spill._worker._process
+    assert process is not None
+    resource.prlimit(process.popen.pid, resource.RLIMIT_FSIZE, (num_bytes, FOREVER))
 
 
 def fill(spill: RocksSpill, written: list[int]) -> None:
@@ -105,7 +105,7 @@ def test_a_folder_that_vanished_is_told_and_never_begun_anew(spill: RocksSpill) 
     await_start(spill)
     with (
         impatient(spill),
-        pytest.raises(SpillError, match="vanished - start again: what was spilled"),
+        pytest.raises(SpillError, match="vanished - restart the trainer"),
     ):
         find(spill, rows)
     spill.write(numbered_rows(np.arange(2000, 2010), DIM, WIDTH), 10)
@@ -135,7 +135,7 @@ def test_a_database_that_another_holds_is_told_and_taken_when_free(spill: RocksS
 @pytest.mark.parametrize("place", ["/proc/spill", "a file/spill"])
 def test_where_no_folder_can_be_made_the_start_says_so(tmp_path: Path, place: str) -> None:
     (tmp_path / "a file").touch()
-    with pytest.raises(SpillError, match="cannot be made"):
+    with pytest.raises(SpillError, match="cannot create"):
         RocksSpill(tmp_path / place, dim=DIM, state_width=WIDTH)
 
 
@@ -161,7 +161,7 @@ def test_a_record_of_wrong_size_is_never_taken_for_a_row(spill: RocksSpill) -> N
 
     mixed = mix_keys(rows.features[:1], rows.ids[:1])
     inject(spill, mixed.astype(">u8").tobytes() + b"\0\0", b"short")
-    with pytest.raises(SpillError, match=r"a record of 5 bytes where 84 are due - start again"):
+    with pytest.raises(SpillError, match=r"a record of 5 bytes instead of 84 - restart"):
         find(spill, rows)
     assert_found(spill, rows.take(np.arange(1, 1000)))
     with pytest.raises(SpillError, match="a record of 5 bytes"):

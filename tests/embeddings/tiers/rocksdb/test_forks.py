@@ -11,7 +11,7 @@ import pytest
 
 from embeddings.errors import SpillError
 from embeddings.rows import Rows
-from embeddings.tiers.interface import ROW
+from embeddings.tiers.record_kinds import ROW
 from embeddings.tiers.rocksdb.spill import RocksSpill
 
 

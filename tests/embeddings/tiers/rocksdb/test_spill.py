@@ -10,7 +10,7 @@ import pytest
 
 from embeddings.errors import SpillError
 from embeddings.rows import Rows
-from embeddings.tiers.interface import ABSENT, ROW, TOMBSTONE
+from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import await_start, impatient
 
@@ -120,7 +120,7 @@ def test_a_start_removes_older_epochs_and_touches_nothing_else(tmp_path: Path) -
 
 
 def test_two_owners_of_one_epoch_are_refused(spill: RocksSpill, tmp_path: Path) -> None:
-    with pytest.raises(SpillError, match="cannot be made"):
+    with pytest.raises(SpillError, match="cannot create"):
         RocksSpill.of_epoch(tmp_path, 3, dim=DIM, state_width=1)
 
 

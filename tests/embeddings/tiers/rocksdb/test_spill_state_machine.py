@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from embeddings.rows import Rows
-from embeddings.tiers.interface import ABSENT, ROW, TOMBSTONE
+from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import DictSpill, numbered_rows
 
@@ -82,9 +82,9 @@ class SpillMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        child = self.spill._worker._process
-        if child is not None:
-            child.process.kill()
+        process = self.spill._worker._process
+        if process is not None:
+            process.popen.kill()
 
     @precondition(lambda self: self.closed is None)
     @rule()
