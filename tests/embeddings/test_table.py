@@ -128,7 +128,7 @@ def test_the_budget_holds_with_everything_counted(size: int | str, dim: int) -> 
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"device_bytes": "1KiB"}, "1KiB"),
+        ({"device_bytes": "1KiB"}, "1024"),
         ({"device_bytes": "many"}, "many"),
         ({"host_bytes": "lots"}, "lots"),
         ({"eviction": "mru"}, "mru"),
