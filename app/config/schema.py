@@ -30,9 +30,7 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
     dense: Annotated[Names, Meta(description="Fields with a number.")] = ()
     share: Annotated[
         Mapping[str, str],
-        Meta(
-            description='Features that share rows: `{ last_items = "item_id" }` gives `last_items` those of `item_id`.'
-        ),
+        Meta(description='`{ last_items = "item_id" }`: the feature `last_items` shares the rows of `item_id`.'),
     ] = {}
 
     def to_schema(self, features: Mapping[str, FeatureConfig]) -> Schema:

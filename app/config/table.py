@@ -10,7 +10,7 @@ from embeddings.config import TableConfig
 
 
 class TableSettings(TableConfig, frozen=True, kw_only=True):
-    """The table's settings and its score field."""
+    """The size and the rules of the table, and where rows go that do not fit."""
 
     score: Annotated[
         str | None,
