@@ -15,9 +15,9 @@ from springtide_client.system.settings import Key, Settings, describe, format_va
 from springtide_client.system.sizes import format_size
 
 from app.config.load import SECTIONS
-from app.config.runtime_limits import FEATURE_LIMITS, TABLE_LIMITS
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.metrics.server_metrics import declare_metrics
+from app.version_log.commands.limits import FEATURE_LIMITS, TABLE_LIMITS
 
 FOLDER = Path(__file__).parent
 
