@@ -1,4 +1,4 @@
-"""Partitions, and positions in them that tell a topic from a re-created one of the same name."""
+"""Partitions, and positions in them, which name the topic's id: a re-created topic has another one."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

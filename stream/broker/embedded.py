@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 10.0
 STOP_SECONDS = 2.0
 PORT_SECONDS = 1.0  # how long to wait for the predecessor's port
-LOCK_SECONDS = 0.5  # whoever looks for the broker holds the lock for a moment
+LOCK_SECONDS = 0.5  # find_broker() holds the lock for a moment
 STDERR_NAME = "broker.err"
 
 

@@ -23,7 +23,7 @@ WAITED_SECONDS = 0.001
 
 @dataclass
 class RawBatch:
-    """Stands for a whole fetch where the consumer expects one record; the consumer reads nothing but its offset."""
+    """Takes the place of a record in the consumer and carries a whole fetch; the consumer reads its offset only."""
 
     offset: int
     raw: RawRecords

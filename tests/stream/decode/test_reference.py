@@ -99,7 +99,7 @@ def schemas(draw):
 
 
 class Raw(str):
-    """A piece of JSON as it stands."""
+    """A piece of JSON, written verbatim."""
 
 
 DIGITS = st.from_regex(r"-?(0|[1-9][0-9]{0,24})(\.[0-9]{1,24})?([eE][+-]?[0-9]{1,3})?", fullmatch=True)
@@ -115,7 +115,7 @@ numbers = st.one_of(
     st.floats(0, 1),
     DIGITS.map(Raw),
 )
-texts = st.one_of(
+strings = st.one_of(
     st.text(max_size=12),
     st.text("abc0123456789", min_size=1, max_size=30),
     st.sampled_from(["0", "-0", "-1", "+1", "007", str(2**63 - 1), str(2**63), str(-(2**63)), str(-(2**63) - 1)]),
@@ -125,10 +125,10 @@ texts = st.one_of(
     DIGITS,
     numbers.map(str),
 )
-scalars = st.one_of(st.none(), numbers, texts, st.sampled_from(list(map(Raw, ["nul", "True", "NaN", '"\\ud83d"']))))
+scalars = st.one_of(st.none(), numbers, strings, st.sampled_from(list(map(Raw, ["nul", "True", "NaN", '"\\ud83d"']))))
 lists = st.lists(scalars, max_size=5)
 anything = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=5
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(strings, inner, max_size=3), max_leaves=5
 )
 spaces = st.sampled_from(["", "", "", " ", "\n\t\r ", "\x0b"])
 
@@ -140,7 +140,9 @@ def plausible(schema: Schema, name: str):
         return st.sampled_from([NOW_MS, NOW_MS - 1, str(NOW_MS), float(NOW_MS)])
     if name in schema.lists:
         return st.lists(st.none() | st.integers(-9, 9) | st.text("ab", max_size=2), max_size=6) | st.none()
-    return st.sampled_from([0, 1, 2.5, "3", "0.1", None]) if name in (*schema.dense, schema.weight) else texts | numbers
+    return (
+        st.sampled_from([0, 1, 2.5, "3", "0.1", None]) if name in (*schema.dense, schema.weight) else strings | numbers
+    )
 
 
 def dump(value, rng: random.Random) -> str:
@@ -174,7 +176,7 @@ def messages(draw, schema):
             items.append((name, draw(anything if rng.random() < (0.3 if wild else 0.03) else plausible(schema, name))))
     for _ in range(draw(st.integers(0, 2))):
         items.append(
-            (draw(texts | st.sampled_from(NAMES) if wild else st.sampled_from(["x", "other"])), draw(anything))
+            (draw(strings | st.sampled_from(NAMES) if wild else st.sampled_from(["x", "other"])), draw(anything))
         )
     if draw(st.booleans()):
         rng.shuffle(items)
