@@ -8,7 +8,7 @@ import pytest
 
 from app.serving.config import ServeConfig
 from app.serving.server.serve import serve
-from tests.app.serving.target import Target
+from tests.app.serving.attacked_server import AttackedServer
 from tests.support.logs import HandWrittenLog
 from tests.support.toy_model import DIM, TOY_SCHEMA, toy_archive
 from tests.support.waiting import wait_until
@@ -67,11 +67,11 @@ def world(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    made = World(new_log(tmp_path_factory.mktemp("target") / "log"))
+def attacked(tmp_path_factory):
+    made = World(new_log(tmp_path_factory.mktemp("attacked") / "log"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPRINGTIDE_TOKENS", "admin=admin-secret")
-        asked = Target(made)
+        asked = AttackedServer(made)
     yield asked
     asked.close()
     made.close()

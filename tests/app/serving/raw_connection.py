@@ -1,4 +1,4 @@
-"""Bytes to a server and answers from it, with nobody's idea of HTTP in between."""
+"""Raw bytes to a server and its responses, without an HTTP library in between."""
 
 import socket
 
@@ -7,11 +7,11 @@ import msgspec
 RAW, JSON, MSGPACK = "application/octet-stream", "application/json", "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
 
-Answer = tuple[int, dict[str, str], bytes]
+RawResponse = tuple[int, dict[str, str], bytes]
 
 
 class Connection:
-    """One connection; whatever is sent and read is checked no further than answers are told apart."""
+    """One connection. Responses are split by Content-Length, and not checked further."""
 
     def __init__(self, client) -> None:
         self.socket = socket.create_connection((client.base_url.host, client.base_url.port), timeout=20)
@@ -21,12 +21,12 @@ class Connection:
     def send(self, content: bytes) -> None:
         self.socket.sendall(content)
 
-    def ask(self, content: bytes) -> Answer:
+    def exchange(self, content: bytes) -> RawResponse:
         self.send(content)
-        return self.answer()
+        return self.receive()
 
-    def answer(self) -> Answer:
-        """The next one: status, headers, body."""
+    def receive(self) -> RawResponse:
+        """The next response: status, headers, body."""
         while b"\r\n\r\n" not in self.buffer:
             self._more()
         head, _, self.buffer = self.buffer.partition(b"\r\n\r\n")
@@ -43,7 +43,7 @@ class Connection:
         return int(status.split()[1]), headers, body
 
     def is_closed(self) -> bool:
-        """Whether the server says nothing more."""
+        """Return True once the server has closed the connection."""
         try:
             return self.buffer == b"" and self.socket.recv(1) == b""
         except ConnectionResetError:
@@ -67,8 +67,8 @@ def get(path: str | bytes, *extra: str) -> bytes:
     return b"GET " + path + b" HTTP/1.1\r\n" + lines + b"\r\n"
 
 
-def told(answer: Answer, *statuses: int) -> str:
-    """The code of a refusal, which must have one of the statuses and say what to do."""
+def error_code(answer: RawResponse, *statuses: int) -> str:
+    """The code of an error response, which must have one of the statuses and a hint."""
     status, headers, body = answer
     assert status in statuses, (status, body[:500])
     assert headers["content-type"] == "application/json"

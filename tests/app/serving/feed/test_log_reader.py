@@ -1,5 +1,3 @@
-"""A reader gives its file back, also when it is closed amid a read."""
-
 import contextlib
 import threading
 from pathlib import Path
@@ -12,16 +10,16 @@ from app.serving.feed.log_reader import LogReader
 
 
 class SlowCursor:
-    """Reads until it is let go of; says whether it was closed meanwhile."""
+    """A read that lasts until `release`; records whether the cursor was closed meanwhile."""
 
     def __init__(self) -> None:
         self.reading, self.release = threading.Event(), threading.Event()
-        self.tip, self.num_closed, self.closed_amid = Tip(1, 1), 0, False
+        self.tip, self.num_closed, self.closed_during_read = Tip(1, 1), 0, False
 
     def read(self, limit_bytes: int) -> list[Record]:
         self.reading.set()
         self.release.wait()
-        self.closed_amid = self.num_closed > 0
+        self.closed_during_read = self.num_closed > 0
         raise LogError("over")
 
     def close(self) -> None:
@@ -43,5 +41,5 @@ def test_a_reader_closed_during_a_read_is_closed_by_the_reading_thread(tmp_path:
     assert cursor.num_closed == 0
     cursor.release.set()
     thread.join()
-    assert (cursor.num_closed, cursor.closed_amid) == (1, False)
+    assert (cursor.num_closed, cursor.closed_during_read) == (1, False)
     assert reader.read(Tip(1, 1), 1) == []

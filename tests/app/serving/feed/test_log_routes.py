@@ -33,7 +33,7 @@ def test_the_log_stream_has_the_bytes_of_the_segments(world):
     for unknown in (0, base + 99):
         gone = client.get(f"/v1/log?after={unknown}")
         assert (gone.status_code, gone.json()["error"]["code"]) == (410, "gone")
-    # whoever left is no longer counted
+    # the disconnected client is no longer counted
     wait_until(lambda: "springtide_open_streams 0" in client.get("/metrics").text)
 
 

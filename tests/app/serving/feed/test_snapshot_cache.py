@@ -50,7 +50,7 @@ def test_snapshots_on_disk_stay_within_the_limit(world, tmp_path):
     small = world.serve(snapshot_bytes=100)
     world.served(small, number)
     assert small.get("/v1/snapshot").status_code == 507
-    shutil.rmtree(cache)  # whatever cleans up old files
+    shutil.rmtree(cache)  # as a cleaner of temporary files does
     assert len(client.get("/v1/snapshot").content) == sizes[-1]
     shutil.rmtree(cache)
     cache.touch()  # nothing can be written there

@@ -34,7 +34,7 @@ def test_a_snapshot_is_the_model_at_one_version(world):
     etag = answer.headers["etag"]
     rest = client.get(f"/v1/snapshot?version={old}", headers={"range": "bytes=1000-", "if-range": etag})
     assert (rest.status_code, rest.content) == (206, answer.content[1000:])
-    # another server, that never saw the old version served, gives the same bytes
+    # another server that never served the old version gives the same bytes
     other = world.serve()
     world.served(other, new)
     assert other.get(f"/v1/snapshot?version={old}").content == answer.content
@@ -55,7 +55,7 @@ def test_a_snapshot_has_the_strings_of_its_live_rows(world):
     client = world.serve()
     world.served(client, one)
 
-    def told(version: int) -> dict[int, str]:
+    def strings_of(version: int) -> dict[int, str]:
         tensors, _ = decode_tensors(client.get(f"/v1/snapshot?version={version}").content)
         return dict(
             zip(
@@ -65,5 +65,5 @@ def test_a_snapshot_has_the_strings_of_its_live_rows(world):
             )
         )
 
-    assert told(both) == {shoe: "shoe", hat: "hat"}
-    assert told(one) == {hat: "hat"}
+    assert strings_of(both) == {shoe: "shoe", hat: "hat"}
+    assert strings_of(one) == {hat: "hat"}

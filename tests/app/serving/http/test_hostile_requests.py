@@ -1,4 +1,4 @@
-"""Requests that mean harm, over sockets: a clear refusal that says what to do, never a 5xx, never a wrong row."""
+"""Hostile requests over sockets: each gets an error with a hint, never a 5xx, never a wrong row."""
 
 import contextlib
 import gzip
@@ -8,27 +8,27 @@ import numpy as np
 import pyarrow
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as some
+from hypothesis import strategies as st
 
 from app.serving.http.errors import ApiError
 from app.serving.lookup.codecs import MediaType, decode_request
-from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, get, request, told
-from tests.app.serving.target import ADMIN, BODIES, PLAIN_ARROW, arrow_stream
+from tests.app.serving.attacked_server import ADMIN, BODIES, PLAIN_ARROW, arrow_stream
+from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, error_code, get, request
 
 LONG = "9" * 5_000
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_a_truncated_body_is_rejected_or_a_shorter_request(target, kind):
-    connection, body = target.connect(), BODIES[kind]
-    assert connection.ask(request(body, kind=kind))[0] == 200
+def test_a_truncated_body_is_rejected_or_a_shorter_request(attacked, kind):
+    connection, body = attacked.connect(), BODIES[kind]
+    assert connection.exchange(request(body, kind=kind))[0] == 200
     for cut in range(0, len(body), max(1, len(body) // 40)):
-        answer = connection.ask(request(body[:cut], kind=kind))
+        answer = connection.exchange(request(body[:cut], kind=kind))
         if answer[0] == 200:  # whole ids, or an Arrow stream without its end mark
             assert kind in (RAW, ARROW)
         else:
-            told(answer, 400)
-    target.is_well()
+            error_code(answer, 400)
+    attacked.check_healthy()
 
 
 @pytest.mark.parametrize(
@@ -71,25 +71,25 @@ def test_a_truncated_body_is_rejected_or_a_shorter_request(target, kind):
         (RAW, bytes(8 * 10_001), 413),
     ],
 )
-def test_a_malformed_body_is_rejected_on_both_paths(target, kind, body, status):
-    told(target.ask(request(body, kind=kind)), status)
-    # and under a head of its length that is known: as many bytes that mean something
-    connection = target.connect()
+def test_a_malformed_body_is_rejected_on_both_paths(attacked, kind, body, status):
+    error_code(attacked.exchange(request(body, kind=kind)), status)
+    # and with a head that is known, because a valid body of the same length was sent before
+    connection = attacked.connect()
     known = BODIES[JSON].ljust(len(body)) if kind == JSON and 20 < len(body) < 60_000 else None
     if known is not None:
-        assert [connection.ask(request(known, kind=kind))[0] for _ in range(2)] == [200, 200]
-        told(connection.ask(request(body, kind=kind)), status)
-    target.is_well()
+        assert [connection.exchange(request(known, kind=kind))[0] for _ in range(2)] == [200, 200]
+        error_code(connection.exchange(request(body, kind=kind)), status)
+    attacked.check_healthy()
 
 
-def test_ids_and_contexts_as_long_as_a_body_are_answered(target):
+def test_ids_and_contexts_as_long_as_a_body_are_answered(attacked):
     text = "a" * 2_000_000
-    status, _, body = target.ask(request(msgspec.json.encode({"ids": [text]}), kind=JSON))
+    status, _, body = attacked.exchange(request(msgspec.json.encode({"ids": [text]}), kind=JSON))
     assert (status, msgspec.json.decode(body)["status"]) == (200, ["unknown"])
     context = {"last_items": [1] * 100_000, "user_id": "u" * 100_000}
-    for own in ({}, {"last_items": [5], "user_id": 5}):  # what one candidate has of its own, all others take
+    for own in ({}, {"last_items": [5], "user_id": 5}):  # a field that one candidate overrides is added to all others
         many = msgspec.json.encode({"context": context, "candidates": [own] + [{}] * 5_000})
-        status, _, body = target.ask(request(many, kind=JSON, path="/v1/predict"))
+        status, _, body = attacked.exchange(request(many, kind=JSON, path="/v1/predict"))
         predictions = msgspec.json.decode(body)["predictions"]
         assert (status, len(predictions)) == (200, 5_001)
         assert predictions[1] == predictions[-1]
@@ -134,11 +134,11 @@ def test_ids_and_contexts_as_long_as_a_body_are_answered(target):
         (b"/v1/embeddings/user_id/\0", (400,)),
     ],
 )
-def test_hostile_paths_reach_nothing(target, path, statuses):
+def test_hostile_paths_reach_nothing(attacked, path, statuses):
     if isinstance(path, str):
         path = path.replace("{base}", str(1 << 32))
-    answer = target.ask(get(path, ADMIN))
-    told(answer, *statuses)
+    answer = attacked.exchange(get(path, ADMIN))
+    error_code(answer, *statuses)
     assert "x-evil" not in answer[1]
     assert b"root:" not in answer[2]
 
@@ -154,34 +154,34 @@ def test_hostile_paths_reach_nothing(target, path, statuses):
         ("Range: bytes=999999999-", (416,)),
     ],
 )
-def test_ranges_of_any_length_are_parsed(target, header, statuses):
-    assert target.ask(get(f"/v1/bases/{1 << 32}/files/manifest.json", header))[0] in statuses
+def test_ranges_of_any_length_are_parsed(attacked, header, statuses):
+    assert attacked.exchange(get(f"/v1/bases/{1 << 32}/files/manifest.json", header))[0] in statuses
 
 
 @pytest.mark.parametrize("value", [LONG, "nan", "inf", "-1", "1_0", "\xb2", "", "0x10", "5,5"])
-def test_a_precondition_that_is_not_a_number_is_rejected(target, value):
+def test_a_precondition_that_is_not_a_number_is_rejected(attacked, value):
     for name in ("X-Springtide-Min-Version", "X-Springtide-Max-Staleness-Ms"):
         if (name, value) == ("X-Springtide-Min-Version", "-1"):
             continue  # every version is beyond it
-        told(target.ask(get("/v1/embeddings/user_id/1", f"{name}: {value}")), 400, 503)
-        told(target.ask(request(BODIES[RAW], extra=[f"{name}: {value}"])), 400, 503)
+        error_code(attacked.exchange(get("/v1/embeddings/user_id/1", f"{name}: {value}")), 400, 503)
+        error_code(attacked.exchange(request(BODIES[RAW], extra=[f"{name}: {value}"])), 400, 503)
 
 
-def test_a_precondition_means_the_same_in_header_and_body(target):
-    assert target.ask(get("/v1/embeddings/user_id/1", "X-Springtide-Max-Staleness-Ms: 1e9 \t"))[0] == 200
+def test_a_precondition_means_the_same_in_header_and_body(attacked):
+    assert attacked.exchange(get("/v1/embeddings/user_id/1", "X-Springtide-Max-Staleness-Ms: 1e9 \t"))[0] == 200
     for path, body in (("/v1/embeddings/user_id", b'{"ids":[1],'), ("/v1/predict", b'{"instances":[{}],')):
         body += b'"max_staleness_ms":'
-        told(target.ask(request(body + b"-1}", kind=JSON, path=path)), 400)
-        assert target.ask(request(body + b"1e9}", kind=JSON, path=path))[0] == 200
+        error_code(attacked.exchange(request(body + b"-1}", kind=JSON, path=path)), 400)
+        assert attacked.exchange(request(body + b"1e9}", kind=JSON, path=path))[0] == 200
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_a_compressed_body_is_rejected(target, kind):
+def test_a_compressed_body_is_rejected(attacked, kind):
     body = gzip.compress(BODIES[kind])
-    body += bytes(-len(body) % 8)  # as raw ids it would be read
+    body += bytes(-len(body) % 8)  # a multiple of 8 bytes, which raw ids would be decoded from
     for path in ("/v1/embeddings/user_id", "/v1/predict"):
-        told(target.ask(request(body, kind=kind, path=path, extra=["Content-Encoding: gzip"])), 415)
-    assert target.ask(request(BODIES[kind], kind=kind, extra=["Content-Encoding: identity"]))[0] == 200
+        error_code(attacked.exchange(request(body, kind=kind, path=path, extra=["Content-Encoding: gzip"])), 415)
+    assert attacked.exchange(request(BODIES[kind], kind=kind, extra=["Content-Encoding: identity"]))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -199,16 +199,16 @@ def test_a_compressed_body_is_rejected(target, kind):
         ("PATCH", "/v1/table", b'{"features":{"user_id":{"min_count":' + b"9" * 300 + b"}}}"),
     ],
 )
-def test_an_invalid_command_is_not_submitted(target, method, path, body):
-    told(target.ask(request(body, kind=JSON, path=path, method=method, extra=[ADMIN])), 400, 422)
-    assert not (target.path / "commands").exists()
+def test_an_invalid_command_is_not_submitted(attacked, method, path, body):
+    error_code(attacked.exchange(request(body, kind=JSON, path=path, method=method, extra=[ADMIN])), 400, 422)
+    assert not (attacked.path / "commands").exists()
 
 
 @settings(max_examples=300, derandomize=True, database=None, deadline=None)
 @given(
-    some.sampled_from(sorted(BODIES)),
-    some.lists(some.tuples(some.integers(0, 400), some.integers(0, 255)), max_size=4),
-    some.integers(0, 400),
+    st.sampled_from(sorted(BODIES)),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4),
+    st.integers(0, 400),
 )
 def test_any_bytes_are_a_request_or_an_api_error(kind, flips, length):
     body = bytearray(BODIES[kind])

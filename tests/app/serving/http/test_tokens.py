@@ -7,7 +7,7 @@ from app.serving.http.tokens import load_tokens, parse_tokens
 READ, ADMIN = "read-secret", "admin-secret"
 
 
-def refusal(tokens, authorization, scope):
+def error_status(tokens, authorization, scope):
     with pytest.raises(ApiError) as caught:
         tokens.check(authorization, scope)
     return caught.value.status
@@ -17,7 +17,7 @@ def test_without_tokens_loopback_is_open_except_for_admin():
     tokens = load_tokens(ServeConfig(), {})
     tokens.check(None, "read")
     tokens.check(None, "predict")
-    assert refusal(tokens, None, "admin") == 401
+    assert error_status(tokens, None, "admin") == 401
     with pytest.raises(ApiError) as caught:
         tokens.check("Bearer SECRET-of-another", "admin")
     assert "put admin=SECRET into tokens_file" in caught.value.hint
@@ -30,7 +30,7 @@ def test_a_bind_beyond_loopback_needs_a_token(host):
     with pytest.raises(ValueError, match="tokens_file"):
         load_tokens(ServeConfig(host=host), {"SPRINGTIDE_TOKENS": f"admin={ADMIN}"})
     load_tokens(ServeConfig(host=host, insecure=True), {}).check(None, "read")
-    assert refusal(load_tokens(ServeConfig(host=host, insecure=True), {}), None, "admin") == 401
+    assert error_status(load_tokens(ServeConfig(host=host, insecure=True), {}), None, "admin") == 401
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
@@ -42,14 +42,14 @@ def test_a_token_has_the_scopes_it_names_and_no_other():
     tokens = load_tokens(ServeConfig(host="0.0.0.0"), {"SPRINGTIDE_TOKENS": f"read={READ}; admin={ADMIN}"})
     tokens.check(f"Bearer {READ}", "read")
     tokens.check(f"bearer {ADMIN}", "admin")
-    assert refusal(tokens, f"Bearer {READ}", "admin") == 403
-    assert refusal(tokens, f"Bearer {READ}", "predict") == 403
-    assert refusal(tokens, f"Bearer {ADMIN}", "read") == 403
-    assert refusal(tokens, f"Bearer {READ}x", "read") == 401
-    assert refusal(tokens, f"Basic {READ}", "read") == 401
-    assert refusal(tokens, "Bearer ", "read") == 401
-    assert refusal(tokens, "Bearer \udcff\xff", "read") == 401
-    assert refusal(tokens, None, "read") == 401
+    assert error_status(tokens, f"Bearer {READ}", "admin") == 403
+    assert error_status(tokens, f"Bearer {READ}", "predict") == 403
+    assert error_status(tokens, f"Bearer {ADMIN}", "read") == 403
+    assert error_status(tokens, f"Bearer {READ}x", "read") == 401
+    assert error_status(tokens, f"Basic {READ}", "read") == 401
+    assert error_status(tokens, "Bearer ", "read") == 401
+    assert error_status(tokens, "Bearer \udcff\xff", "read") == 401
+    assert error_status(tokens, None, "read") == 401
 
 
 def test_tokens_come_from_the_file_and_the_environment(tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""Look-ups in every form that is asked and answered: the same rows and statuses, from one id to ten thousand."""
+"""Lookups in every pair of media types give the same rows and statuses, from one id to ten thousand."""
 
 import re
 
@@ -9,15 +9,15 @@ import pytest
 from springtide_client.keys import encode_id
 
 from app.serving.lookup.codecs import MediaType, decode_request
+from tests.app.serving.attacked_server import ROWS, arrow_stream
 from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, get, request
-from tests.app.serving.target import ROWS, arrow_stream
 
 HALF = f"{RAW};dtype=float16"
 NAMES = ["known", "unknown", "not_admitted", "forgotten"]
 MIXED = [1, 2, 9, 77]
 
 
-def question(kind: str, ids: list) -> bytes:
+def encoded(kind: str, ids: list) -> bytes:
     if kind == RAW:
         return np.array(ids, "<i8").tobytes()
     if kind == ARROW:
@@ -25,8 +25,8 @@ def question(kind: str, ids: list) -> bytes:
     return (msgspec.json if kind == JSON else msgspec.msgpack).encode({"ids": ids})
 
 
-def told(kind: str, body: bytes, num: int):
-    """(rows float32 [N, 4], statuses) of an answer."""
+def decoded(kind: str, body: bytes, num: int):
+    """Decode (rows float32 [N, 4], statuses) of a response body."""
     if kind in (RAW, HALF):
         width = 4 if kind == RAW else 2
         rows = np.frombuffer(body[: num * 4 * width], f"<f{width}").astype(np.float32)
@@ -51,15 +51,15 @@ def expected(ids):
 
 @pytest.mark.parametrize("accept", [RAW, HALF, JSON, MSGPACK, ARROW])
 @pytest.mark.parametrize("kind", [RAW, JSON, MSGPACK, ARROW])
-def test_every_media_type_is_answered_in_every_media_type(target, kind, accept):
-    connection = target.connect()
+def test_every_media_type_is_answered_in_every_media_type(attacked, kind, accept):
+    connection = attacked.connect()
     for ids in ([1], [], MIXED, MIXED * 2_500):
         for asked in [ids] if kind == RAW else [ids, [str(i) for i in ids]]:
-            content = request(question(kind, asked), kind=kind, extra=[f"Accept: {accept}"])
+            content = request(encoded(kind, asked), kind=kind, extra=[f"Accept: {accept}"])
             for _ in range(2):  # the second time the head is known
-                status, headers, body = connection.ask(content)
+                status, headers, body = connection.exchange(content)
                 assert (status, headers["content-type"]) == (200, accept)
-                rows, statuses = told(accept, body, len(ids))
+                rows, statuses = decoded(accept, body, len(ids))
                 wanted_rows, wanted = expected(ids)
                 assert statuses == wanted
                 np.testing.assert_array_equal(rows, wanted_rows)
@@ -86,19 +86,19 @@ def test_arrow_ids_of_every_type_equal_those_of_json(ids):
     assert asked.raw_ids.tolist() == ids.to_pylist()
 
 
-def test_every_route_counts_looked_up_rows_by_status(target):
+def test_every_route_counts_looked_up_rows_by_status(attacked):
     def counted():
-        text = target.client.get("/metrics").text
+        text = attacked.client.get("/metrics").text
         found = dict(re.findall(r'springtide_lookup_rows_total\{status="(\w+)"\} (\d+)', text))
         return np.array([int(found.get(name, 0)) for name in NAMES])
 
     before = counted()
     for n in MIXED:
-        target.ask(get(f"/v1/embeddings/user_id/{n}"))
-        target.ask(get(f"/v1/embeddings/user_id?id={n}"))
-        target.ask(get(f"/v1/embeddings/user_id/{n}/neighbors"))
-    connection = target.connect()
+        attacked.exchange(get(f"/v1/embeddings/user_id/{n}"))
+        attacked.exchange(get(f"/v1/embeddings/user_id?id={n}"))
+        attacked.exchange(get(f"/v1/embeddings/user_id/{n}/neighbors"))
+    connection = attacked.connect()
     for kind in (RAW, JSON, MSGPACK, ARROW):
         for _ in range(2):
-            connection.ask(request(question(kind, MIXED), kind=kind))
+            connection.exchange(request(encoded(kind, MIXED), kind=kind))
     assert (counted() - before).tolist() == [2 * 11, 11, 0, 11]

@@ -1,4 +1,4 @@
-"""Known heads: the short way gives what the long way gives, and steps aside for everything that is not plain."""
+"""The fast path gives the same responses as the normal path, and leaves everything unusual to it."""
 
 import contextlib
 import re
@@ -17,7 +17,7 @@ USER, ITEM = 0, 1
 
 @pytest.fixture
 def answered(monkeypatch):
-    """The heads that were answered the short way, in order."""
+    """The heads that took the fast path, in order."""
     heads = []
     whole = fast_path.FastPath.respond
 
@@ -83,10 +83,10 @@ BODIES = [
 def test_the_fast_path_answers_like_the_normal_path(client, answered, kind, body, accept, connect) -> None:
     connection = connect(client)
     asked = request(body, kind=kind, extra=[f"Accept: {accept}", "Connection: keep-alive"])
-    first = connection.ask(asked)
+    first = connection.exchange(asked)
     assert first[0] == (200 if b"null" not in body or RAW not in accept else first[0])
     assert answered == []
-    second, third = connection.ask(asked), connect(client).ask(asked)
+    second, third = connection.exchange(asked), connect(client).exchange(asked)
     assert same_but_for_time(first, second)
     assert same_but_for_time(first, third)
     assert len(answered) == (2 if first[0] == 200 else 0)
@@ -94,10 +94,10 @@ def test_the_fast_path_answers_like_the_normal_path(client, answered, kind, body
 
 def test_the_same_head_with_other_ids_gives_other_rows(client, answered, connect) -> None:
     connection = connect(client)
-    connection.ask(request(raw_ids(1)))
-    assert connection.ask(request(raw_ids(2)))[2][:4] == np.float32(0.1).tobytes()
-    assert connection.ask(request(raw_ids(9)))[2][16:] == b"\3"
-    assert connection.ask(request(raw_ids(5)))[2][16:] == b"\1"
+    connection.exchange(request(raw_ids(1)))
+    assert connection.exchange(request(raw_ids(2)))[2][:4] == np.float32(0.1).tobytes()
+    assert connection.exchange(request(raw_ids(9)))[2][16:] == b"\3"
+    assert connection.exchange(request(raw_ids(5)))[2][16:] == b"\1"
     assert len(answered) == 3
 
 
@@ -105,20 +105,20 @@ def test_the_fast_path_uses_the_newest_version_and_checks_preconditions(world, c
     connection = connect(client)
     plain = request(raw_ids(1))
     fresh = request(b'{"ids":[1]}', kind=JSON, extra=["X-Springtide-Max-Staleness-Ms: 60000"])
-    assert connection.ask(plain)[0] == connection.ask(fresh)[0] == connection.ask(fresh)[0] == 200
+    assert connection.exchange(plain)[0] == connection.exchange(fresh)[0] == connection.exchange(fresh)[0] == 200
     number = world.log.publish({(USER, 1): [9, 9, 9, 9]}, complete_until_ms=world.log.meta().created_ms - 3_600_000)
     world.served(client, number)
-    status, headers, body = connection.ask(plain)
+    status, headers, body = connection.exchange(plain)
     assert (status, headers["x-springtide-version"]) == (200, str(number))
     assert np.frombuffer(body[:16], "<f4").tolist() == [9, 9, 9, 9]
     assert len(answered) == 2
-    status, headers, body = connection.ask(fresh)
+    status, headers, body = connection.exchange(fresh)
     assert (status, msgspec.json.decode(body)["error"]["code"]) == (503, "too_stale")
     assert headers["retry-after"] == "1"
     assert len(answered) == 2
     text = world.log.publish({(USER, hash_string(b"x")): [1, 1, 1, 1]}, strings=[(USER, "x")])
     world.served(client, text)
-    assert connection.ask(plain)[0] == 415
+    assert connection.exchange(plain)[0] == 415
     refused = re.findall(
         r'springtide_requests_rejected_total\{reason="max_staleness"\} (\d+)', client.get("/metrics").text
     )
@@ -127,32 +127,32 @@ def test_the_fast_path_uses_the_newest_version_and_checks_preconditions(world, c
 
 def test_a_malformed_body_with_a_known_head_is_rejected(client, answered, connect) -> None:
     connection = connect(client)
-    connection.ask(request(b'{"ids":[1,2,3]}', kind=JSON))
+    connection.exchange(request(b'{"ids":[1,2,3]}', kind=JSON))
     for body, status in ((b'{"ids":[1,2,3}}', 400), (b'{"ids":[[],1,]}', 400), (b'{"ids":[[],1 ]}', 422)):
-        assert connection.ask(request(body, kind=JSON))[0] == status
+        assert connection.exchange(request(body, kind=JSON))[0] == status
     assert answered == []
-    assert connection.ask(request(b'{"ids":[3,2,1]}', kind=JSON))[0] == 200
+    assert connection.exchange(request(b'{"ids":[3,2,1]}', kind=JSON))[0] == 200
     assert len(answered) == 1
     many = request(raw_ids(*range(2001)))
-    assert [connection.ask(many)[0] for _ in range(2)] == [413, 413]
+    assert [connection.exchange(many)[0] for _ in range(2)] == [413, 413]
 
 
 def test_requests_in_pieces_or_several_at_once_are_answered(client, answered, connect) -> None:
     connection = connect(client)
     asked = request(raw_ids(1, 2))
-    expected = connection.ask(asked)
+    expected = connection.exchange(asked)
     for cut in (1, 5, len(asked) - 20, len(asked) - 1):
         connection.send(asked[:cut])
-        # an answer on another connection: the piece above has arrived
+        # once another connection has its response, the piece above has arrived
         client.get("/healthz")
-        assert same_but_for_time(expected, connection.ask(asked[cut:]))
+        assert same_but_for_time(expected, connection.exchange(asked[cut:]))
     num_short = len(answered)
     connection.send(asked * 3 + asked[:30])
-    assert all(same_but_for_time(expected, connection.answer()) for _ in range(3))
-    assert same_but_for_time(expected, connection.ask(asked[30:] + asked))
-    assert same_but_for_time(expected, connection.answer())
+    assert all(same_but_for_time(expected, connection.receive()) for _ in range(3))
+    assert same_but_for_time(expected, connection.exchange(asked[30:] + asked))
+    assert same_but_for_time(expected, connection.receive())
     assert len(answered) == num_short
-    assert same_but_for_time(expected, connection.ask(asked))
+    assert same_but_for_time(expected, connection.exchange(asked))
     assert len(answered) == num_short + 1
 
 
@@ -167,24 +167,24 @@ def test_unusual_heads_are_not_remembered(client, answered, connect) -> None:
                 while b"100 Continue\r\n\r\n" not in connection.buffer:
                     connection._more()
                 connection.buffer = connection.buffer.partition(b"100 Continue\r\n\r\n")[2]
-            assert connection.answer()[0] == 200
+            assert connection.receive()[0] == 200
     chunked = b"POST /v1/embeddings/user_id HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\n" % RAW.encode()
     chunked += b"Transfer-Encoding: chunked\r\n\r\n8\r\n" + body + b"\r\n0\r\n\r\n"
     connection = connect(client)
-    assert [connection.ask(chunked)[0] for _ in range(2)] == [200, 200]
+    assert [connection.exchange(chunked)[0] for _ in range(2)] == [200, 200]
     old = request(body).replace(b"HTTP/1.1", b"HTTP/1.0")
-    assert [connect(client).ask(old)[0] for _ in range(2)] == [200, 200]
+    assert [connect(client).exchange(old)[0] for _ in range(2)] == [200, 200]
     assert answered == []
 
 
 def test_heads_that_the_parser_ends_elsewhere_are_not_remembered(client, answered, connect) -> None:
-    # whatever a parser forgives between head and body, known heads end where it has seen them end
+    # whatever a lenient parser accepts between head and body, heads end where it has ended them
     for asked in (request(raw_ids(1)).replace(b"\r\n", b"\n"), b"\r\n\r\n" + request(raw_ids(1))):
         for _ in range(2):
             connection = connect(client)
             connection.send(asked)
             with contextlib.suppress(AssertionError):
-                assert connection.answer()[0] in (200, 400)
+                assert connection.receive()[0] in (200, 400)
     assert answered == []
 
 
@@ -194,12 +194,12 @@ def test_a_head_with_another_token_is_not_known(world, monkeypatch, answered, co
     client = world.serve()
     headers = ["Authorization: Bearer reader-secret"]
     reader = connect(client)
-    while reader.ask(request(raw_ids(1), extra=headers))[0] == 503:
+    while reader.exchange(request(raw_ids(1), extra=headers))[0] == 503:
         pass
-    assert reader.ask(request(raw_ids(1), extra=headers))[0] == 200
+    assert reader.exchange(request(raw_ids(1), extra=headers))[0] == 200
     assert len(answered) == 1
-    assert reader.ask(request(raw_ids(1)))[0] == 401
-    assert reader.ask(request(raw_ids(1), extra=["Authorization: Bearer reader-secreT"]))[0] == 401
+    assert reader.exchange(request(raw_ids(1)))[0] == 401
+    assert reader.exchange(request(raw_ids(1), extra=["Authorization: Bearer reader-secreT"]))[0] == 401
     assert len(answered) == 1
 
 
@@ -207,11 +207,11 @@ def test_known_heads_are_limited_in_number_and_length(client, answered, monkeypa
     monkeypatch.setattr(fast_path, "MAX_HEADS", 2)
     connection = connect(client)
     for number in range(5):
-        connection.ask(request(raw_ids(1), extra=[f"X-Number: {number}"]))
+        connection.exchange(request(raw_ids(1), extra=[f"X-Number: {number}"]))
     long = request(raw_ids(1), extra=[f"X-Long: {'x' * 3000}"])
-    assert [connection.ask(long)[0] for _ in range(2)] == [200, 200]
+    assert [connection.exchange(long)[0] for _ in range(2)] == [200, 200]
     assert answered == []
-    assert connection.ask(request(raw_ids(1), extra=["X-Number: 4"]))[0] == 200
+    assert connection.exchange(request(raw_ids(1), extra=["X-Number: 4"]))[0] == 200
     assert len(answered) == 1
 
 
@@ -224,7 +224,7 @@ def test_fast_path_responses_are_counted(client, answered, connect) -> None:
     before = [counted(name) for name in (answers, rows, seconds)]
     connection = connect(client)
     for _ in range(5):
-        connection.ask(request(raw_ids(1, 3, 9)))
+        connection.exchange(request(raw_ids(1, 3, 9)))
     assert len(answered) == 4
     assert [counted(name) for name in (answers, rows, seconds)] == [before[0] + 5, before[1] + 15, before[2] + 5]
     assert 'springtide_lookup_rows_total{status="forgotten"} 5' in client.get("/metrics").text

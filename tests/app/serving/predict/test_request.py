@@ -51,7 +51,7 @@ def test_concatenated_features_equal_those_encoded_together(parts):
 
 
 @pytest.mark.parametrize(
-    ("question", "told"),
+    ("body", "details"),
     [
         ({"context": {"age": "old"}, "candidates": [{}, {}]}, {"field": "age"}),
         ({"context": {"age": "old"}, "candidates": [{"age": 1}, {}]}, {"field": "age", "index": 1}),
@@ -59,11 +59,11 @@ def test_concatenated_features_equal_those_encoded_together(parts):
         ({"instances": [{}, {"genres": 5}]}, {"field": "genres", "index": 1}),
     ],
 )
-def test_an_invalid_value_is_reported_by_index_and_field(question, told):
-    instances, _ = decode_predict_request(msgspec.json.encode(question), 10)
+def test_an_invalid_value_is_reported_by_index_and_field(body, details):
+    instances, _ = decode_predict_request(msgspec.json.encode(body), 10)
     with pytest.raises(ApiError) as caught:
         encode_features(SCHEMA, instances)
-    assert caught.value.details == told
+    assert caught.value.details == details
 
 
 def test_an_invalid_context_value_that_every_candidate_overrides_is_ignored():

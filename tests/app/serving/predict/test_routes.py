@@ -21,7 +21,7 @@ def test_predictions_of_instances_and_candidates_agree(world):
     candidates = [{"item_id": item} for item in ("a", "b", 5)]
     again = client.post("/v1/predict", json={"context": context, "candidates": candidates})
     assert again.json()["predictions"] == predictions
-    # rows of user 1, and none of an item nor of the two in its list: told, and counted
+    # user 1 has a row, the item and the two items of its list have none
     assert answer.headers["x-springtide-rows"] == again.headers["x-springtide-rows"] == "known=3, unknown=9"
     counted = client.get("/metrics").text
     assert 'springtide_predict_rows_total{status="known"} 6' in counted

@@ -1,4 +1,4 @@
-"""What one asker may take from all: requests in flight, connections, and the server's patience."""
+"""Limits for one client: requests in flight, connections, and the time limit."""
 
 import logging
 import socket
@@ -11,8 +11,8 @@ USER = 0
 JSON = "application/json"
 
 
-class Asker:
-    """Bytes to a server, and what comes back."""
+class RawClient:
+    """A raw connection to a server."""
 
     def __init__(self, client, *, receive_bytes=None) -> None:
         self.socket = socket.socket()
@@ -21,7 +21,7 @@ class Asker:
         self.socket.settimeout(20)
         self.socket.connect((client.base_url.host, client.base_url.port))
 
-    def send(self, content: bytes) -> "Asker":
+    def send(self, content: bytes) -> "RawClient":
         self.socket.sendall(content)
         return self
 
@@ -49,12 +49,12 @@ def connect():
     made = []
 
     def connection(client, **how):
-        made.append(Asker(client, **how))
+        made.append(RawClient(client, **how))
         return made[-1]
 
     yield connection
-    for asker in made:
-        asker.socket.close()
+    for raw in made:
+        raw.socket.close()
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_requests_beyond_max_in_flight_get_429_and_probes_do_not(serving, connec
     assert client.get("/v1/embeddings/user_id/1").status_code == 429
     assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
     assert 'springtide_requests_rejected_total{reason="in_flight"} 3' in client.get("/metrics").text
-    # a known look-up is answered as its bytes arrive: it is never in flight
+    # a lookup on the fast path is never in flight
     assert known.send(LOOKUP).answer(b"]]}").startswith(b"HTTP/1.1 200")
     assert slow.send(request_bytes[-1:]).answer().startswith(b"HTTP/1.1 200")
     assert client.post("/v1/predict", json={"instances": [{}]}).status_code == 200
@@ -110,41 +110,41 @@ def test_a_connection_beyond_max_connections_gets_429(serving, connect) -> None:
 def test_an_unfinished_request_gets_408(serving, connect) -> None:
     client = serving(request_timeout_seconds=0.2)
     pieces = [whole[:length] for whole in (LOOKUP, PREDICT) for length in (0, len(whole) - 40, len(whole) - 1)]
-    for asker in [connect(client).send(piece) for piece in pieces]:
-        told = asker.rest()
-        assert told.startswith(b"HTTP/1.1 408")
-        assert b'"code":"request_timeout"' in told
+    for raw in [connect(client).send(piece) for piece in pieces]:
+        error = raw.rest()
+        assert error.startswith(b"HTTP/1.1 408")
+        assert b'"code":"request_timeout"' in error
     assert client.post("/v1/embeddings/user_id", json={"ids": [1]}).status_code == 200
     assert 'springtide_requests_rejected_total{reason="timeout"} 6' in client.get("/metrics").text
 
 
 def test_the_request_timeout_does_not_close_idle_connections(serving, connect) -> None:
     client = serving(request_timeout_seconds=0.2)
-    asker, slow = connect(client), connect(client)
-    asker.send(LOOKUP).answer(b"]]}")
-    asker.send(LOOKUP).answer(b"]]}")
-    slow.send(LOOKUP[:50]).rest()  # longer than the patience
-    assert asker.send(LOOKUP).answer(b"]]}").startswith(b"HTTP/1.1 200")
+    raw, slow = connect(client), connect(client)
+    raw.send(LOOKUP).answer(b"]]}")
+    raw.send(LOOKUP).answer(b"]]}")
+    slow.send(LOOKUP[:50]).rest()  # longer than the limit
+    assert raw.send(LOOKUP).answer(b"]]}").startswith(b"HTTP/1.1 200")
     client.get("/healthz")
-    assert asker.send(PREDICT).answer().startswith(b"HTTP/1.1 200")
+    assert raw.send(PREDICT).answer().startswith(b"HTTP/1.1 200")
 
 
 def test_a_client_that_does_not_read_its_response_is_disconnected(serving, connect) -> None:
     client = serving(request_timeout_seconds=0.2, max_ids=2_000_000)
     body = bytes(8 * 1_000_000)
-    asker = connect(client, receive_bytes=4_096)
-    asker.send(post("/v1/embeddings/user_id", body, kind="application/octet-stream"))
+    raw = connect(client, receive_bytes=4_096)
+    raw.send(post("/v1/embeddings/user_id", body, kind="application/octet-stream"))
     wait_until(lambda: 'springtide_requests_rejected_total{reason="timeout"} 1' in client.get("/metrics").text)
-    assert len(asker.rest()) < 17 * 1_000_000
+    assert len(raw.rest()) < 17 * 1_000_000
 
 
 def test_the_access_log_samples_requests_of_both_paths(serving, connect, caplog) -> None:
     client = serving(access_log_sample_rate=0.25)
-    asker = connect(client)
+    raw = connect(client)
     caplog.clear()
     with caplog.at_level(logging.INFO):
         for _ in range(10):
-            asker.send(LOOKUP).answer(b"]]}")
+            raw.send(LOOKUP).answer(b"]]}")
         for _ in range(10):
             client.get("/v1/embeddings/user_id/2")
     lines = [record for record in caplog.records if record.message == "request"]

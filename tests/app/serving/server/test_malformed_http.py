@@ -1,4 +1,4 @@
-"""Bytes that are hardly HTTP: framing, heads, pipelines, tokens. Refusals in our form, in the order that was asked."""
+"""Bytes that are hardly HTTP: framing, heads, pipelines, tokens. Errors have the usual form, and keep their order."""
 
 import hmac
 
@@ -7,8 +7,8 @@ import pytest
 
 from app.serving.http import tokens
 from app.serving.server.connection import MAX_FRAMING_BYTES
-from tests.app.serving.raw_connection import JSON, RAW, get, request, told
-from tests.app.serving.target import ADMIN, BODIES
+from tests.app.serving.attacked_server import ADMIN, BODIES
+from tests.app.serving.raw_connection import JSON, RAW, error_code, get, request
 
 HEAD = b"POST /v1/embeddings/user_id HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = BODIES[JSON]
@@ -44,54 +44,57 @@ LENGTH = b"Content-Length: %d\r\n" % len(BODY)
         b"CONNECT evil.example:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
 )
-def test_bytes_that_are_not_http_get_an_error_and_close_the_connection(target, content):
-    connection = target.connect()
-    assert told(connection.ask(content), 400) == "bad_request"
+def test_bytes_that_are_not_http_get_an_error_and_close_the_connection(attacked, content):
+    connection = attacked.connect()
+    assert error_code(connection.exchange(content), 400) == "bad_request"
     assert connection.is_closed()
-    target.is_well()
+    attacked.check_healthy()
 
 
 @pytest.mark.parametrize("name", ["Host", "Authorization", "Content-Type", "X-Springtide-Min-Version"])
-def test_a_repeated_important_header_is_rejected(target, name):
+def test_a_repeated_important_header_is_rejected(attacked, name):
     twice = [f"{name}: localhost", f"{name}: 5"]
-    told(target.ask(request(BODIES[RAW], extra=twice)), 400)
-    told(target.ask(get("/v1/status", *twice)), 400)
+    error_code(attacked.exchange(request(BODIES[RAW], extra=twice)), 400)
+    error_code(attacked.exchange(get("/v1/status", *twice)), 400)
 
 
-def test_an_endless_head_is_rejected(target):
+def test_an_endless_head_is_rejected(attacked):
     for filler in (b"X: " + b"a" * 2**20, b"".join(b"X%d: a\r\n" % n for n in range(40_000))):
-        assert told(target.ask(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + filler), 431) == "head_too_large"
+        assert (
+            error_code(attacked.exchange(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + filler), 431)
+            == "head_too_large"
+        )
     trailers = b"".join(b"X%d: a\r\n" % n for n in range(40_000))
-    told(target.ask(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKS[:-2] + trailers), 431, 200)
+    error_code(attacked.exchange(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKS[:-2] + trailers), 431, 200)
     fitting = get("/healthz", "X: " + "a" * (MAX_FRAMING_BYTES - 1_000))
-    assert target.ask(fitting)[0] == 200
+    assert attacked.exchange(fitting)[0] == 200
 
 
-def test_a_trailer_does_not_count_as_a_header(target):
+def test_a_trailer_does_not_count_as_a_header(attacked):
     content = b"POST /v1/forget HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     content += b"2\r\n{}\r\n0\r\n" + ADMIN.encode() + b"\r\n\r\n"
-    told(target.ask(content), 401)
+    error_code(attacked.exchange(content), 401)
 
 
-def test_a_response_is_completed_before_garbage_after_its_request_closes_the_connection(target):
+def test_a_response_is_completed_before_garbage_after_its_request_closes_the_connection(attacked):
     for first in (get("/v1/embeddings/user_id/1"), request(BODY, kind=JSON), get("/v1/status")):
-        connection = target.connect()
-        status, _, body = connection.ask(first + b"\0garbage\r\n\r\n")
+        connection = attacked.connect()
+        status, _, body = connection.exchange(first + b"\0garbage\r\n\r\n")
         assert status == 200
         assert msgspec.json.decode(body)
         if connection.buffer or not connection.is_closed():
-            told(connection.answer(), 400)
+            error_code(connection.receive(), 400)
 
 
-def test_pipelined_requests_are_answered_in_order(target):
-    connection = target.connect()
+def test_pipelined_requests_are_answered_in_order(attacked):
+    connection = attacked.connect()
     known = request(BODIES[RAW])
-    assert connection.ask(known)[0] == 200
+    assert connection.exchange(known)[0] == 200
     slow = get("/v1/embeddings/user_id/1/neighbors")
     connection.send(known + slow + known + get("/healthz") + known)
-    kinds = [connection.answer()[1]["content-type"] for _ in range(5)]
+    kinds = [connection.receive()[1]["content-type"] for _ in range(5)]
     assert kinds == [RAW, JSON, RAW, JSON, RAW]
-    target.is_well()
+    attacked.check_healthy()
 
 
 @pytest.mark.parametrize(
@@ -113,10 +116,10 @@ def test_pipelined_requests_are_answered_in_order(target):
         (None, 404, "/V1/forget"),
     ],
 )
-def test_no_spelling_of_a_path_or_token_bypasses_authorization(target, authorization, status, path):
+def test_no_spelling_of_a_path_or_token_bypasses_authorization(attacked, authorization, status, path):
     extra = [] if authorization is None else [f"Authorization: {authorization}"]
-    told(target.ask(request(b"{}", kind=JSON, path=path, extra=extra)), status)
-    assert not (target.path / "commands").exists()
+    error_code(attacked.exchange(request(b"{}", kind=JSON, path=path, extra=extra)), status)
+    assert not (attacked.path / "commands").exists()
 
 
 def test_every_token_is_compared_in_full(monkeypatch):

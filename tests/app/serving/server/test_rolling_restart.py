@@ -1,4 +1,4 @@
-"""Real processes at one address: killed, restarted one by one, asked to leave, and nobody who asks gets no answer."""
+"""Real worker processes at one address are killed, restarted one by one and stopped, and no request fails."""
 
 import os
 import re
@@ -56,8 +56,8 @@ class Running:
         return os.waitstatus_to_exitcode(status)
 
 
-class Askers:
-    """Ask all the time, on connections that are kept open, and on new ones; an answer that is not 200 is kept."""
+class Clients:
+    """Clients that send requests all the time, on kept and on new connections; failed ones are recorded."""
 
     def __init__(self, running: Running) -> None:
         self._stopping = threading.Event()
@@ -65,15 +65,15 @@ class Askers:
         self.num_answers = 0
         host, port = running.url.removeprefix("http://").split(":")
         self._address = (host, int(port))
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(4)]
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(4)]
         for thread in self._threads:
             thread.start()
 
-    def _ask(self, number: int) -> None:
+    def _run(self, number: int) -> None:
         body = b'{"ids":[1,2]}'
         request = (
             b"POST /v1/embeddings/user_id HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            + (b"X-Long-Way: 1\r\nConnection: close\r\n" if number == 0 else b"")
+            + (b"X-Normal-Path: 1\r\nConnection: close\r\n" if number == 0 else b"")
             + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
         connection = None
@@ -120,16 +120,16 @@ def test_no_request_fails_during_a_rolling_restart_and_a_killed_worker_is_replac
     first = running.workers()
     assert len(first) == 2
     wait_until(lambda: running.metric("springtide_workers") == 2 and running.metric("springtide_ready") == 1)
-    askers = Askers(running)
+    clients = Clients(running)
     try:
         os.kill(running.pid, signal.SIGHUP)
         version = world.log.publish({(USER, 1): [5, 6, 7, 8]})
         wait_until(lambda: not running.workers() & first and len(running.workers()) == 2)
     finally:
-        askers.stop()
-    assert askers.failures == []
-    # what the first two counted is not lost, whoever answers
-    wait_until(lambda: running.metric("springtide_http_requests_total", 'route="/v1/embeddings') == askers.num_answers)
+        clients.stop()
+    assert clients.failures == []
+    # the counts of the first two workers are not lost, whichever worker is scraped
+    wait_until(lambda: running.metric("springtide_http_requests_total", 'route="/v1/embeddings') == clients.num_answers)
     assert running.metric("springtide_worker_exits_total", 'how="replaced"') == 2
     assert running.metric("springtide_version") == version
     killed = min(running.workers())
@@ -150,8 +150,8 @@ def test_no_request_fails_during_a_rolling_restart_and_a_killed_worker_is_replac
             for _ in answer.iter_raw():  # until it ends
                 pass
         slow.sendall(body[-1:])
-        told = b"".join(iter(lambda: slow.recv(65_536), b""))  # until it is closed
-        assert told.startswith(b"HTTP/1.1 200")
+        response = b"".join(iter(lambda: slow.recv(65_536), b""))  # until it is closed
+        assert response.startswith(b"HTTP/1.1 200")
     assert running.end() == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in last)
 

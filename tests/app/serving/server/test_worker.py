@@ -46,11 +46,11 @@ def test_a_serving_process_has_a_short_switch_interval_and_frozen_objects(world)
     world.log.start_epoch()
     hears, tells = os.pipe()
 
-    def told(url):
+    def on_listening(url):
         os.write(tells, f"{sys.getswitchinterval() < 0.005} {gc.get_freeze_count() > 0}".encode())
         os._exit(0)
 
-    os.waitpid(in_a_process(world, told), 0)
+    os.waitpid(in_a_process(world, on_listening), 0)
     assert os.read(hears, 100) == b"True True"
     os.close(hears)
     os.close(tells)
@@ -59,7 +59,7 @@ def test_a_serving_process_has_a_short_switch_interval_and_frozen_objects(world)
 def test_objects_of_the_first_view_are_frozen_for_the_garbage_collector(world):
     hears, tells = os.pipe()
 
-    def told(url):
+    def on_listening(url):
         frozen = gc.get_freeze_count()
         os.write(tells, b"listens ")
 
@@ -72,7 +72,7 @@ def test_objects_of_the_first_view_are_frozen_for_the_garbage_collector(world):
 
         threading.Thread(target=wait, daemon=True).start()
 
-    pid = in_a_process(world, told)
+    pid = in_a_process(world, on_listening)
     os.close(tells)
     assert os.read(hears, 100) == b"listens "
     world.log.start_epoch()

@@ -1,4 +1,4 @@
-"""Workers that do nothing but live and die, in processes of their own."""
+"""Workers that do nothing but live and die, in real processes."""
 
 import os
 import signal
@@ -19,24 +19,24 @@ class Clock:
 
 @pytest.fixture
 def kept(tmp_path):
-    """Two workers, each of which lives until a signal; what `how` says happens to those that come later."""
+    """Two workers that live until a signal; `how["successor"]` decides whether later ones do too."""
     clock, how = Clock(), {"successor": "lives"}
 
-    def answer(config, place, tell, is_successor):
+    def main(config, slot, report_listening, is_successor):
         if is_successor and how["successor"] == "dies":
             return
-        tell()
+        report_listening()
         signal.pause()
 
-    tally = tmp_path / "tally"
-    tally.mkdir()
-    workers = WorkerPool(answer, ServeConfig(workers=2, cache_path=str(tmp_path / "cache")), tally, clock=clock)
-    yield workers, clock, how, tally
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    workers = WorkerPool(main, ServeConfig(workers=2, cache_path=str(tmp_path / "cache")), folder, clock=clock)
+    yield workers, clock, how, folder
     clock.now = 0.0
     workers.stop(20)
 
 
-def look_until(workers, check):
+def supervise_until(workers, check):
     deadline = time.monotonic() + 20
     while not check():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -54,66 +54,66 @@ def pass_the_pause(workers, clock):
 
 def test_a_dead_worker_is_replaced_after_growing_pauses(kept):
     workers, clock, how, _ = kept
-    look_until(workers, lambda: workers.all_listening)
+    supervise_until(workers, lambda: workers.all_listening)
     how["successor"] = "dies"
     first, second = pids(workers)
     os.kill(first, signal.SIGKILL)
-    look_until(workers, lambda: len(workers._workers) == 1)
+    supervise_until(workers, lambda: len(workers._workers) == 1)
     pauses = []
     for number in (3, 4, 5):
         pauses.append(workers._backoff.remaining_seconds)
         pass_the_pause(workers, clock)
-        look_until(workers, lambda number=number: workers._num_started == number)
-        look_until(workers, lambda: len(workers._workers) == 1)
+        supervise_until(workers, lambda number=number: workers._num_started == number)
+        supervise_until(workers, lambda: len(workers._workers) == 1)
     assert pauses == pytest.approx([0.1, 0.2, 0.4])
     how["successor"] = "lives"
     pass_the_pause(workers, clock)
-    look_until(workers, lambda: workers.all_listening)
+    supervise_until(workers, lambda: workers.all_listening)
     assert second in pids(workers)
 
 
 def test_no_worker_leaves_before_its_successor_listens(kept):
-    workers, clock, how, tally = kept
-    look_until(workers, lambda: workers.all_listening)
+    workers, clock, how, folder = kept
+    supervise_until(workers, lambda: workers.all_listening)
     first = pids(workers)
     how["successor"] = "dies"
     workers.start_rolling_restart()
-    look_until(workers, lambda: workers._num_started == 3)
-    look_until(workers, lambda: len(workers._workers) == 2)
+    supervise_until(workers, lambda: workers._num_started == 3)
+    supervise_until(workers, lambda: len(workers._workers) == 2)
     assert pids(workers) == first
     how["successor"] = "lives"
     pass_the_pause(workers, clock)
-    look_until(workers, lambda: workers.all_listening and not set(pids(workers)) & set(first))
-    assert (tally / "exited_workers.json").read_text().count('"replaced"') == 1
+    supervise_until(workers, lambda: workers.all_listening and not set(pids(workers)) & set(first))
+    assert (folder / "exited_workers.json").read_text().count('"replaced"') == 1
 
 
 def test_a_worker_that_does_not_leave_in_time_is_killed(tmp_path):
     clock = Clock()
 
-    def answer(config, place, tell, is_successor):
+    def main(config, slot, report_listening, is_successor):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        tell()
+        report_listening()
         signal.pause()
 
-    tally = tmp_path / "tally"
-    tally.mkdir()
-    workers = WorkerPool(answer, ServeConfig(workers=2, cache_path=str(tmp_path / "cache")), tally, clock=clock)
-    look_until(workers, lambda: workers.all_listening)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    workers = WorkerPool(main, ServeConfig(workers=2, cache_path=str(tmp_path / "cache")), folder, clock=clock)
+    supervise_until(workers, lambda: workers.all_listening)
     first = pids(workers)
     workers.start_rolling_restart()
-    look_until(workers, lambda: any(worker.leave_by for worker in workers._workers))
+    supervise_until(workers, lambda: any(worker.leave_by for worker in workers._workers))
     clock.now += 100
-    look_until(workers, lambda: first[0] not in pids(workers))
+    supervise_until(workers, lambda: first[0] not in pids(workers))
     clock.now = 0.0
     workers.stop(20)
 
 
 def test_the_server_survives_a_failed_fork(kept, monkeypatch):
     workers, clock, _, _ = kept
-    look_until(workers, lambda: workers.all_listening)
+    supervise_until(workers, lambda: workers.all_listening)
     first, second = pids(workers)
     os.kill(first, signal.SIGKILL)
-    look_until(workers, lambda: len(workers._workers) == 1)
+    supervise_until(workers, lambda: len(workers._workers) == 1)
     num_files = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr("os.fork", refuse)
@@ -121,9 +121,9 @@ def test_the_server_survives_a_failed_fork(kept, monkeypatch):
         workers.supervise()
         assert not workers._backoff.is_over
     assert len(os.listdir("/proc/self/fd")) == num_files
-    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # it can still be told to stop
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # SIGTERM is not blocked
     pass_the_pause(workers, clock)
-    look_until(workers, lambda: workers.all_listening)
+    supervise_until(workers, lambda: workers.all_listening)
     assert second in pids(workers)
 
 
@@ -132,15 +132,15 @@ def refuse():
 
 
 def test_the_server_survives_a_full_disk(kept):
-    workers, clock, _, tally = kept
-    look_until(workers, lambda: workers.all_listening)
+    workers, clock, _, folder = kept
+    supervise_until(workers, lambda: workers.all_listening)
     first, second = pids(workers)
-    tally.rename(tally.with_name("elsewhere"))  # nothing can be written down
+    folder.rename(folder.with_name("elsewhere"))  # nothing can be written there
     os.kill(first, signal.SIGKILL)
-    look_until(workers, lambda: len(workers._workers) == 1)
+    supervise_until(workers, lambda: len(workers._workers) == 1)
     pass_the_pause(workers, clock)
-    look_until(workers, lambda: workers.all_listening)
+    supervise_until(workers, lambda: workers.all_listening)
     assert second in pids(workers)
-    tally.with_name("elsewhere").rename(tally)
+    folder.with_name("elsewhere").rename(folder)
     workers.supervise()
-    assert (tally / "exited_workers.json").read_text().count('"died"') == 1
+    assert (folder / "exited_workers.json").read_text().count('"died"') == 1

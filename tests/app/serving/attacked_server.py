@@ -1,4 +1,4 @@
-"""A server to be asked things that mean harm, and the one right answer that it must still give."""
+"""A server that receives hostile requests, and must still answer a good one correctly afterwards."""
 
 import contextlib
 import io
@@ -32,8 +32,8 @@ BODIES = {
 }
 
 
-class Target:
-    """A server, a connection to it, and the one right answer."""
+class AttackedServer:
+    """The server, its connections, and the rows that it serves."""
 
     def __init__(self, world) -> None:
         world.log.start_epoch()
@@ -49,24 +49,24 @@ class Target:
         self.connections.append(Connection(self.client))
         return self.connections[-1]
 
-    def ask(self, content: bytes):
-        """The answer on a connection of its own."""
+    def exchange(self, content: bytes):
+        """Send on a new connection; returns the first response."""
         connection = self.connect()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # rejected before everything was sent
             connection.send(content)
-        return connection.answer()
+        return connection.receive()
 
-    def is_well(self) -> None:
-        """Both ways still give the right rows."""
+    def check_healthy(self) -> None:
+        """Both paths still give the right rows."""
         connection = self.connect()
         for _ in range(2):
-            status, _, body = connection.ask(request(BODIES[RAW]))
+            status, _, body = connection.exchange(request(BODIES[RAW]))
             assert status == 200
             assert np.frombuffer(body[:32], "<f4").tolist() == [*ROWS[1], *ROWS[2]]
             assert body[48:] == bytes([0, 0, 3])
 
     def close(self) -> None:
-        """Nothing that was asked ended in a 5xx but 503."""
+        """Check that no request ended in a 5xx other than 503."""
         for connection in self.connections:
             connection.socket.close()
         answers = re.findall(r'requests_total\{[^}]*status="(5..)"\}', self.client.get("/metrics").text)
