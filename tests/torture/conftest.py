@@ -1,4 +1,4 @@
-"""One nursery for all."""
+"""One process pool for all tests."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from tests.torture.cluster.process_pool import ProcessPool
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[ProcessPool]:
+def process_pool() -> Iterator[ProcessPool]:
     made = ProcessPool()
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""A trainer paused between its look and its write, replaced, and woken: not a byte that anyone reads is another."""
+"""A trainer that is paused between its epoch check and its write, replaced and resumed changes nothing readable."""
 
 import os
 import signal
@@ -8,14 +8,15 @@ from typing import Any
 from springtide_client.log.directory import LogDirectory
 
 from app.version_log.trainer_status import read_status
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.torture.cluster.cluster import Cluster
 from tests.torture.cluster.faults import Faults
 from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.verify.verifier import LogVerifier
 
 
-def all_that_is_read(log: Path) -> dict[str, Any]:
-    """Every record that counts as it stands, every file of every base, the manifest, the status."""
+def read_everything(log: Path) -> dict[str, Any]:
+    """Return everything that readers see: records, bases, manifest, status."""
     directory = LogDirectory(log)
     base = directory.open_base()
     assert base is not None
@@ -28,27 +29,25 @@ def all_that_is_read(log: Path) -> dict[str, Any]:
     }
 
 
-def test_a_trainer_that_wakes_up_between_its_look_and_its_write_changes_nothing_that_is_read(
-    tmp_path: Path, nursery: ProcessPool
-) -> None:
-    stage = Cluster(tmp_path, 5, nursery)
-    judge = LogVerifier(stage.log, tmp_path, 5)
-    faults = Faults(stage, judge)
+def test_a_fenced_trainer_changes_nothing_that_is_read(tmp_path: Path, process_pool: ProcessPool) -> None:
+    cluster = Cluster(tmp_path, 5, process_pool)
+    verifier = LogVerifier(cluster.log, tmp_path, 5)
+    faults = Faults(cluster, verifier)
     try:
         old = faults.pause_before_an_append(2)
-        stage.start_trainer("--take-over")
+        cluster.start_trainer("--take-over")
         successor = faults.train_until_published(more=True)
-        for pid in (successor, *stage.compactors()):
+        for pid in (successor, *cluster.compactors()):
             os.kill(pid, signal.SIGSTOP)
-        before = all_that_is_read(stage.log)
-        written = {path: path.stat().st_size for path in stage.log.glob("seg-0000000001-*")}
+        before = read_everything(cluster.log)
+        written = {path: path.stat().st_size for path in cluster.log.glob("seg-0000000001-*")}
         os.kill(old, signal.SIGCONT)
-        assert stage.process_pool.wait(old, 30.0) == 1
-        # it did write what it had in hand
-        assert sum(path.stat().st_size for path in stage.log.glob("seg-0000000001-*")) > sum(written.values())
-        assert all_that_is_read(stage.log) == before
-        stage.kill_trainer()
-        judge.compare_with_reference(judge.verify())
+        assert cluster.process_pool.wait(old, DEADLINE_SECONDS) == 1
+        # it did write the record that it was about to append
+        assert sum(path.stat().st_size for path in cluster.log.glob("seg-0000000001-*")) > sum(written.values())
+        assert read_everything(cluster.log) == before
+        cluster.kill_trainer()
+        verifier.compare_with_reference(verifier.verify())
     finally:
-        judge.close()
-        stage.close()
+        verifier.close()
+        cluster.close()

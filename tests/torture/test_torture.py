@@ -1,4 +1,4 @@
-"""A short torture; `make torture` is the long one."""
+"""A short torture; `make torture` runs the long one."""
 
 from pathlib import Path
 
@@ -10,16 +10,16 @@ NUM_KILLS = 8
 
 
 def test_after_kills_and_a_power_loss_the_state_is_bitwise_that_of_an_undisturbed_run(
-    tmp_path: Path, nursery: ProcessPool
+    tmp_path: Path, process_pool: ProcessPool
 ) -> None:
-    said: list[str] = []
-    torture = Torture(tmp_path, 11, nursery, say=said.append)
+    lines: list[str] = []
+    torture = Torture(tmp_path, 11, process_pool, report=lines.append)
     try:
         for kind in (torture.faults.lose_power, torture.faults.kill_at_fault_point, torture.faults.replace_trainer):
             torture.inject(kind)
         torture.run(NUM_KILLS)
-        assert torture.judge.num_compared >= 1
-        assert torture.judge.num_rows > NUM_USERS
+        assert torture.verifier.num_compared >= 1
+        assert torture.verifier.num_rows > NUM_USERS
     finally:
         torture.close()
-        print("\n".join(said))
+        print("\n".join(lines))

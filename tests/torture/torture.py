@@ -1,4 +1,4 @@
-"""One torture: faults drawn from a seed, a verdict after each, and at the end the comparison bit by bit."""
+"""A torture: random faults from a seed, a verification after each, at the end a bitwise comparison."""
 
 import json
 import random
@@ -20,30 +20,35 @@ COMPARE_EVERY = 20
 
 
 class Torture:
-    """`say` is told every fault, and the figures."""
+    """`report` is called with a line for every fault, and with the final figures."""
 
-    def __init__(self, folder: Path, seed: int, nursery: ProcessPool, say: Callable[[str], None] = print) -> None:
-        self.seed, self.say = seed, say
-        self.stage = Cluster(folder, seed, nursery)
-        self.judge = LogVerifier(self.stage.log, folder, seed)
-        self.faults = Faults(self.stage, self.judge)
+    def __init__(
+        self, folder: Path, seed: int, process_pool: ProcessPool, report: Callable[[str], None] = print
+    ) -> None:
+        self.seed, self.report = seed, report
+        self.cluster = Cluster(folder, seed, process_pool)
+        self.verifier = LogVerifier(self.cluster.log, folder, seed)
+        self.faults = Faults(self.cluster, self.verifier)
         self.done: Counter[str] = Counter()
-        self.num_unsettled = 0
+        self.num_skipped = 0
 
     def run(self, num_kills: int) -> None:
-        """Until so many processes were killed; then learn the rest, and compare."""
-        while self.stage.num_kills < num_kills:
+        """Inject faults until `num_kills` processes were killed; then learn the rest and compare."""
+        while self.cluster.num_kills < num_kills:
             self.inject(None)
         self.finish()
 
     def inject(self, kind: Fault | None) -> None:
-        """One fault, a function of (seed, how many came before) as far as the clock allows, and the verdict."""
+        """Inject one fault, random if `kind` is None, and verify the log.
+
+        It is a function of the seed and of the number of faults before it, as far as timing allows.
+        """
         number = self.done.total()
         draw = random.Random(f"{self.seed}-{number}")
         weights = self.faults.weights()
         drawn = draw.choices(list(weights), list(weights.values()))[0]
         kind = kind or drawn
-        self.stage.produce(draw.randrange(100, 900))
+        self.cluster.produce(draw.randrange(100, 900))
         if draw.random() < 0.5:
             self.faults.submit_command(draw)
         try:
@@ -51,63 +56,63 @@ class Torture:
             self.done[kind.__name__] += 1
             self.verify(compare=number % COMPARE_EVERY == COMPARE_EVERY - 1)
         except BaseException:
-            self.say(f"fault {number} of seed {self.seed}: {kind.__name__}\n{self.stage.trainer_output()}")
+            self.report(f"fault {number} of seed {self.seed}: {kind.__name__}\n{self.cluster.trainer_output()}")
             raise
-        self.say(f"fault {number}: {what}; {self.stage.num_kills} kills")
+        self.report(f"fault {number}: {what}; {self.cluster.num_kills} kills")
 
     def verify(self, *, compare: bool = False) -> None:
-        self.stage.disarm_fault_points()
-        if not self.stage.log.exists():
+        """Check the log and its follower; with `compare` also bitwise against the reference run."""
+        self.cluster.disarm_fault_points()
+        if not self.cluster.log.exists():
             return
-        mergers = self.stage.compactors()
-        for pid in mergers:
-            self.stage.kill(pid)
-        directory = LogDirectory(self.stage.log)
+        for pid in self.cluster.compactors():
+            self.cluster.kill(pid)
+        directory = LogDirectory(self.cluster.log)
         if not directory.scan().is_settled or not directory.bases():
-            self.num_unsettled += 1  # killed amid a start: readers wait, and the next verdict is on this one too
+            self.num_skipped += 1  # killed during a start: readers wait, and the next verification covers this one
             return
-        image = self.judge.verify()
-        check_follower(self.stage, self.judge, image)
+        contents = self.verifier.verify()
+        check_follower(self.cluster, self.verifier, contents)
         if compare:
-            self.judge.compare_with_reference(image)
+            self.verifier.compare_with_reference(contents)
 
     def finish(self) -> None:
-        """The rest of the topic learned, to its end."""
-        self.stage.disarm_fault_points()
-        self.stage.kill_all()
-        done = self.stage.start("train", "--until-end")
-        assert self.stage.process_pool.wait(done, 120.0) == 0, self.stage.trainer_output()
-        image = self.judge.verify()
-        assert image.offset == self.stage.num_produced
-        missing = self.judge.submitted.keys() - {order.id for order in image.meta.executed_commands}
-        assert not missing, f"orders are lost: {missing}"
-        self.judge.compare_with_reference(image)
-        wait_until(lambda: self.stage.newest_version() == image.tip.number, "the follower's arrival")
-        check_follower(self.stage, self.judge, image)
-        self.stage.server = self.stage.start("serve")
-        check_server(self.stage, self.judge, image)
-        self.say(self.summary(image))
+        """Learn the topic to its end, and verify the log, a follower and a server."""
+        self.cluster.disarm_fault_points()
+        self.cluster.kill_all()
+        done = self.cluster.start("train", "--until-end")
+        assert self.cluster.process_pool.wait(done, 600.0) == 0, self.cluster.trainer_output()
+        contents = self.verifier.verify()
+        assert contents.offset == self.cluster.num_produced
+        missing = self.verifier.submitted.keys() - {command.id for command in contents.meta.executed_commands}
+        assert not missing, f"lost commands: {missing}"
+        self.verifier.compare_with_reference(contents)
+        wait_until(lambda: self.cluster.newest_version() == contents.tip.number, "the follower's arrival")
+        check_follower(self.cluster, self.verifier, contents)
+        self.cluster.server = self.cluster.start("serve")
+        check_server(self.cluster, self.verifier, contents)
+        self.report(self.summary(contents))
 
-    def summary(self, image: LogContents) -> str:
-        """The figures."""
-        told = {
+    def summary(self, contents: LogContents) -> str:
+        """Return the figures as JSON."""
+        figures = {
             "seed": self.seed,
-            "kills": self.stage.num_kills,
+            "kills": self.cluster.num_kills,
             "faults": dict(self.done),
             "points": dict(self.faults.points),
             "power_loss_bytes": self.faults.num_bytes_lost,
-            "verdicts": self.judge.num_verified,
-            "bitwise": self.judge.num_compared,
-            "amid_starts": self.num_unsettled,
-            "samples": image.meta.samples_trained,
-            "rows": len(image.rows),
-            "items_without_text": sum(key[0] == 1 and key not in image.texts for key in image.rows),
-            "orders": len(image.meta.executed_commands),
-            "epochs": image.tip.number >> 32,
-            "follower_restarts": self.stage.follower.num_restarts,
+            "verifications": self.verifier.num_verified,
+            "bitwise": self.verifier.num_compared,
+            "skipped_during_starts": self.num_skipped,
+            "samples": contents.meta.samples_trained,
+            "rows": len(contents.rows),
+            "items_without_string": sum(key[0] == 1 and key not in contents.texts for key in contents.rows),
+            "commands": len(contents.meta.executed_commands),
+            "epochs": contents.tip.number >> 32,
+            "follower_restarts": self.cluster.follower.num_restarts,
         }
-        return json.dumps(told)
+        return json.dumps(figures)
 
     def close(self) -> None:
-        self.judge.close()
-        self.stage.close()
+        self.verifier.close()
+        self.cluster.close()

@@ -1,4 +1,4 @@
-"""The processes under torture, and what may be done to them: trainer, merger and server, broker, disk, orders."""
+"""The cluster under torture: trainer, compactor, server, broker and disk, and operations on each."""
 
 import os
 import signal
@@ -11,31 +11,35 @@ from app.version_log.commands.queue import submit_command
 from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
-from tests.e2e.workspace import free_port
+from tests.support.ports import free_port
+from tests.support.processes import IMPORT_PATHS
 from tests.support.waiting import wait_until
 from tests.torture.clicks import message
 from tests.torture.cluster.config import TOPIC, write_config
 from tests.torture.cluster.faulty_broker import FaultyBroker
-from tests.torture.cluster.process_pool import PATHS, ProcessPool
+from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.disk.fsync_recorder import FsyncRecorder
 
-DEADLINE_SECONDS = 20.0
+STARTUP_FOLDER = Path(__file__).parents[1] / "disk" / "record_at_startup"
 
 
 class Cluster:
-    """Kills count every SIGKILL to one of ours."""
+    """One trainer at most, its compactors, one server, a broker, and a follower in this process.
 
-    def __init__(self, folder: Path, seed: int, nursery: ProcessPool) -> None:
+    `num_kills` counts the SIGKILLs sent.
+    """
+
+    def __init__(self, folder: Path, seed: int, process_pool: ProcessPool) -> None:
         self.folder, self.seed, self.num_produced, self.num_kills = folder, seed, 0, 0
         (folder / "disk").mkdir()
         (folder / "faults").mkdir()
         self.fsync_recorder = FsyncRecorder(folder / "disk", folder / "record")
-        self.fsync_recorder.install()  # for the orders that we put down
+        self.fsync_recorder.install()  # commands are submitted by this process
         self.fsync_recorder.record_all()
         self.log = folder / "disk" / "log"
         self.broker, self.port = FaultyBroker(), free_port()
         self.config = write_config(folder / "springtide.toml", folder, address=self.broker.address, port=self.port)
-        self.process_pool = nursery
+        self.process_pool = process_pool
         self.trainer: int | None = None
         self.server: int | None = None
         self.follower = Follower(LogDirectory(self.log))
@@ -45,19 +49,19 @@ class Cluster:
             admin.ensure_topic(TOPIC)
         self.producer = Producer(kafka)
 
-    # the world
-
     def produce(self, number: int) -> None:
+        """Append the next `number` records of the stream to the topic."""
         for offset in range(self.num_produced, self.num_produced + number):
             self.producer.send(TOPIC, message(self.seed, offset))
         self.producer.flush()
         self.num_produced += number
 
     def submit_command(self, kind: str, body: dict[str, object]) -> str:
+        """Put a command into the log's queue and return its id."""
         return submit_command(self.log, kind, body)
 
     def arm_fault_point(self, point: str, signal_name: str, visit: int) -> None:
-        """Whoever comes to this point for the n-th time is struck."""
+        """Send the signal to the process that reaches this point for the n-th time."""
         draft = self.folder / "faults" / ".draft"
         draft.write_text(f"{signal_name} {visit}")
         draft.rename(self.folder / "faults" / point.replace(" ", "-"))
@@ -67,16 +71,15 @@ class Cluster:
             path.unlink()
 
     def process_at_fault_point(self) -> int | None:
-        """The process that came to an armed point."""
+        """Return the process that reached an armed point and got its signal; None before that."""
         return next((int(path.name.rpartition("-")[2]) for path in (self.folder / "faults").glob("*.struck-*")), None)
 
-    # processes
-
     def start(self, *command: str) -> int:
+        """Start `springtide COMMAND` and return its process id; its fsyncs are recorded."""
         environment = {
             "SPRINGTIDE_FAILPOINTS": str(self.folder / "faults"),
             "SPRINGTIDE_RECORD": f"{self.folder / 'disk'}{os.pathsep}{self.folder / 'record'}",
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "recorded"), *PATHS]),
+            "PYTHONPATH": os.pathsep.join([str(STARTUP_FOLDER), *IMPORT_PATHS]),
         }
         out = self.folder / f"{command[0]}.out"
         return self.process_pool.start(list(command), cwd=self.folder, out=out, environment=environment)
@@ -86,10 +89,10 @@ class Cluster:
         return self.trainer
 
     def is_trainer_running(self) -> bool:
-        return self.trainer is not None and self.process_pool.alive(self.trainer)
+        return self.trainer is not None and self.process_pool.is_alive(self.trainer)
 
     def compactors(self) -> list[int]:
-        """Of this log."""
+        """Return the process ids of this log's compactors."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -102,7 +105,7 @@ class Cluster:
         return found
 
     def kill(self, pid: int) -> None:
-        """SIGKILL, also to one that is stopped."""
+        """Send SIGKILL and wait for the end; works on a stopped process too."""
         try:
             os.kill(pid, signal.SIGKILL)
             self.num_kills += 1
@@ -116,7 +119,7 @@ class Cluster:
         self.trainer = None
 
     def kill_all(self) -> None:
-        """What runs on the trainer's machine, stopped first so that all end at one instant."""
+        """Kill everything on the trainer's machine; all are stopped first, so that they end at one instant."""
         pids = [pid for pid in (self.trainer, self.server, *self.compactors()) if pid is not None and is_running(pid)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -125,12 +128,12 @@ class Cluster:
         self.trainer = self.server = None
 
     def newest_version(self) -> int:
-        """The newest version that is in the log, as one who follows it sees."""
+        """Return the newest version that a follower of the log sees; 0 before the first."""
         view = self.follower.view
         return 0 if view is None else view.version
 
     def trainer_output(self) -> str:
-        """What the trainers said last."""
+        """Return the end of the trainers' output."""
         path = self.folder / "train.out"
         return path.read_text()[-3000:] if path.exists() else ""
 
@@ -145,7 +148,7 @@ class Cluster:
 
 
 def is_running(pid: int) -> bool:
-    """Whether it still runs; the dead whom nobody has fetched do not."""
+    """Return True if the process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

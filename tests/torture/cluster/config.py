@@ -1,4 +1,4 @@
-"""The configuration of a torture: promise 1's setting, over a table so small that rows spill, with every policy on."""
+"""The configuration of a torture: deterministic batches, every policy on, a table so small that rows spill."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ port = {port}
 def write_config(
     path: Path, folder: Path, *, address: str, port: int = 1, publish: float = 0.05, base_minutes: float = 0.03
 ) -> Path:
-    """A springtide.toml whose log and spill lie in `folder`."""
+    """Write a springtide.toml whose log and spill are in `folder`."""
     path.write_text(
         CONFIG.format(
             topic=TOPIC,

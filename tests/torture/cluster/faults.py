@@ -1,4 +1,4 @@
-"""What is done to the processes under torture. Each fault leaves no trainer behind, and tells what it did."""
+"""The faults of a torture. Each leaves no trainer running, and returns a description of what it did."""
 
 import os
 import random
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from app.version_log.trainer_status import read_status
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.clicks import NUM_ITEMS, NUM_USERS
-from tests.torture.cluster.cluster import DEADLINE_SECONDS, Cluster, is_running
+from tests.torture.cluster.cluster import Cluster, is_running
 from tests.torture.disk.power_loss import LOSS_PROFILES, CrashedDisk
 from tests.torture.verify.reader_checks import check_server
 from tests.torture.verify.verifier import LogVerifier
@@ -39,21 +39,21 @@ POINTS = (
 )
 START_POINTS = {"after a claim", "before a manifest", "after a manifest", "while the log is replayed"}
 COMMAND_POINTS = {point for point in POINTS if "command" in point}
-FAULT_DEADLINE_SECONDS = 12.0
+FAULT_DEADLINE_SECONDS = 12.0  # not every process reaches every point
 
 Fault = Callable[[random.Random], str]
 
 
 class Faults:
-    """Draws what a fault needs from the generator it is given."""
+    """A fault takes all its choices from the generator it is given."""
 
-    def __init__(self, stage: Cluster, judge: LogVerifier) -> None:
-        self.stage, self.judge = stage, judge
+    def __init__(self, cluster: Cluster, verifier: LogVerifier) -> None:
+        self.cluster, self.verifier = cluster, verifier
         self.points: Counter[str] = Counter()
         self.num_bytes_lost = 0
 
     def weights(self) -> dict[Fault, int]:
-        """The faults, each with how often it is wanted."""
+        """Return the faults with their relative frequencies."""
         return {
             self.kill_at_fault_point: 10,
             self.kill_at_random_time: 4,
@@ -68,40 +68,40 @@ class Faults:
 
     def kill_at_fault_point(self, draw: random.Random) -> str:
         point = draw.choice(POINTS)
-        struck = self._strike(draw, point, "KILL")
-        return f"killed {point}" if struck else f"nobody came to {point}"
+        hit = self._run_until_hit(draw, point, "KILL")
+        return f"killed {point}" if hit else f"no process reached {point}"
 
     def kill_at_random_time(self, draw: random.Random) -> str:
         self.train_until_published()
         time.sleep(draw.uniform(0, 1))
-        self.stage.kill_trainer()
+        self.cluster.kill_trainer()
         return "trainer killed"
 
     def lose_power(self, draw: random.Random) -> str:
-        """At any moment, or at a named point, where the process is stopped first."""
+        """Lose power at any time, or at a named point, where the process is stopped first."""
         point = draw.choice([None, *POINTS])
         if point is None:
             self.train_until_published()
             time.sleep(draw.uniform(0, 1))
         else:
-            self._strike(draw, point, "STOP")
-        status = read_status(self.stage.log) or {}
-        self.stage.kill_all()
-        taste = draw.choice(LOSS_PROFILES)
-        wreck = CrashedDisk(self.stage.fsync_recorder, self.stage.folder / "record", taste, draw)
-        self.num_bytes_lost += wreck.num_bytes_lost("seg-*")
-        wreck.make()
-        self.judge.durable_version = max(self.judge.durable_version, status.get("durable_version") or 0)
-        return f"power lost {point or 'at any moment'}, {taste}"
+            self._run_until_hit(draw, point, "STOP")
+        status = read_status(self.cluster.log) or {}
+        self.cluster.kill_all()
+        profile = draw.choice(LOSS_PROFILES)
+        crashed_disk = CrashedDisk(self.cluster.fsync_recorder, self.cluster.folder / "record", profile, draw)
+        self.num_bytes_lost += crashed_disk.num_bytes_lost("seg-*")
+        crashed_disk.make()
+        self.verifier.durable_version = max(self.verifier.durable_version, status.get("durable_version") or 0)
+        return f"power lost {point or 'at any moment'}, {profile}"
 
     def kill_compactor(self, draw: random.Random) -> str:
         self.train_until_published()
         time.sleep(draw.uniform(0, 2))
-        for pid in self.stage.compactors():
-            self.stage.kill(pid)
+        for pid in self.cluster.compactors():
+            self.cluster.kill(pid)
         self.train_until_published(more=True)
-        self.stage.kill_trainer()
-        return "merger killed, then trainer"
+        self.cluster.kill_trainer()
+        return "compactor killed, then trainer"
 
     def pause_trainer(self, draw: random.Random) -> str:
         pid = self.train_until_published()
@@ -109,126 +109,126 @@ class Faults:
         time.sleep(draw.uniform(0, 1.5))
         os.kill(pid, signal.SIGCONT)
         self.train_until_published(more=True)
-        self.stage.kill_trainer()
-        return "trainer frozen and thawed, then killed"
+        self.cluster.kill_trainer()
+        return "trainer paused and resumed, then killed"
 
     def replace_trainer(self, draw: random.Random) -> str:
-        """Stopped between its look and its write, replaced, thawed."""
+        """Pause a trainer between its epoch check and its write, replace it, resume it."""
         old = self.pause_before_an_append(draw.randrange(1, 4))
-        self.stage.start_trainer("--take-over")
+        self.cluster.start_trainer("--take-over")
         self.train_until_published(more=True)
         os.kill(old, signal.SIGCONT)
-        assert self.stage.process_pool.wait(old, 30.0) == 1, "a replaced trainer did not end with an error"
+        assert self.cluster.process_pool.wait(old, DEADLINE_SECONDS) == 1, (
+            "a replaced trainer did not end with an error"
+        )
         self.train_until_published(more=True)
-        self.stage.kill_trainer()
-        return "trainer frozen, replaced, thawed; its successor killed"
+        self.cluster.kill_trainer()
+        return "trainer paused, replaced, resumed; its successor killed"
 
     def kill_server(self, draw: random.Random) -> str:
-        if self.stage.server is None:
-            self.stage.server = self.stage.start("serve")
+        if self.cluster.server is None:
+            self.cluster.server = self.cluster.start("serve")
         self.train_until_published()
         time.sleep(draw.uniform(0, 1))
-        self.stage.kill(self.stage.server)
-        self.stage.server = self.stage.start("serve")
-        self.stage.kill_trainer()
-        check_server(self.stage, self.judge, self.judge.verify())
+        self.cluster.kill(self.cluster.server)
+        self.cluster.server = self.cluster.start("serve")
+        self.cluster.kill_trainer()
+        check_server(self.cluster, self.verifier, self.verifier.verify())
         return "server killed, then trainer"
 
     def pause_broker(self, draw: random.Random) -> str:
         self.train_until_published()
-        self.stage.broker.freeze()
+        self.cluster.broker.pause()
         time.sleep(draw.uniform(0, 2))
-        self.stage.kill_trainer()
-        self.stage.start_trainer()
+        self.cluster.kill_trainer()
+        self.cluster.start_trainer()
         time.sleep(draw.uniform(0, 1))
-        self.stage.broker.thaw()
+        self.cluster.broker.resume()
         self.train_until_published(more=True)
-        self.stage.kill_trainer()
-        return "broker frozen, trainer killed twice"
+        self.cluster.kill_trainer()
+        return "broker paused, trainer killed twice"
 
     def disconnect_broker(self, draw: random.Random) -> str:
         self.train_until_published()
-        self.stage.broker.disconnect()
+        self.cluster.broker.disconnect()
         time.sleep(draw.uniform(0, 2))
-        self.stage.broker.reconnect()
+        self.cluster.broker.reconnect()
         self.train_until_published(more=True)
-        self.stage.kill_trainer()
-        return "broker cut off, then trainer killed"
-
-    # steps
+        self.cluster.kill_trainer()
+        return "broker disconnected, then trainer killed"
 
     def submit_command(self, draw: random.Random) -> None:
-        """Some users and items are to be forgotten, or the learning rate changes."""
-        if not self.stage.log.exists():
+        """Submit a command: forget some users and items, or change the learning rate."""
+        if not self.cluster.log.exists():
             return
         if draw.random() < 0.3:
-            self._note(self.stage.submit_command("limits", {"limits": {"lr": draw.choice([0.02, 0.05, 0.1])}}), 0)
+            self._note(self.cluster.submit_command("limits", {"limits": {"lr": draw.choice([0.02, 0.05, 0.1])}}), 0)
             return
         keys: list[dict[str, Any]] = [
             {"feature": "user_id", "id": user} for user in draw.sample(range(NUM_USERS), draw.randrange(1, 30))
         ]
         keys += [{"feature": "item_id", "id": f"item-{draw.randrange(NUM_ITEMS)}"} for _ in range(10)]
-        self._note(self.stage.submit_command("forget", {"keys": keys}), len(keys))
+        self._note(self.cluster.submit_command("forget", {"keys": keys}), len(keys))
 
-    def _note(self, order_id: str, num_keys: int) -> None:
-        self.judge.submitted[order_id] = num_keys
+    def _note(self, command_id: str, num_keys: int) -> None:
+        self.verifier.submitted[command_id] = num_keys
 
     def train_until_published(self, *, more: bool = False) -> int:
-        """A trainer that has published since it started, or since now."""
-        if not self.stage.is_trainer_running():
-            self.stage.start_trainer()
-        assert self.stage.trainer is not None
-        pid, before = self.stage.trainer, self.stage.newest_version()
+        """Run a trainer until it has published a version, with `more` one of records produced now; return its id."""
+        if not self.cluster.is_trainer_running():
+            self.cluster.start_trainer()
+        assert self.cluster.trainer is not None
+        pid, before = self.cluster.trainer, self.cluster.newest_version()
         if more:
-            self.stage.produce(200)
+            self.cluster.produce(200)
 
         def published() -> bool:
-            assert is_running(pid), f"the trainer ended: {self.stage.trainer_output()}"
-            newest = self.stage.newest_version()
-            status = read_status(self.stage.log) or {}
+            assert is_running(pid), f"the trainer ended: {self.cluster.trainer_output()}"
+            newest = self.cluster.newest_version()
+            status = read_status(self.cluster.log) or {}
             mine = status.get("pid") == pid and newest >> 32 == status.get("epoch")
             return mine and newest & 0xFFFFFFFF > 0 and (newest > before or not more)
 
         wait_until(published, "a version")
         return pid
 
-    def _strike(self, draw: random.Random, point: str, name: str) -> bool:
-        """Run until somebody comes to this point; after a while without anybody the trainer is killed as it stands."""
+    def _run_until_hit(self, draw: random.Random, point: str, name: str) -> bool:
+        """Run until a process reaches this point and gets the signal; return False if none does within a while."""
         if point not in START_POINTS and draw.random() < 0.7:
             self.train_until_published()
-        elif point in START_POINTS and self.stage.is_trainer_running():
-            self.stage.kill_trainer()
-        self.stage.arm_fault_point(
+        elif point in START_POINTS and self.cluster.is_trainer_running():
+            self.cluster.kill_trainer()
+        self.cluster.arm_fault_point(
             point, name, 1 if point in START_POINTS else draw.randrange(1, 4) if "base" not in point else 1
         )
-        if not self.stage.is_trainer_running():
-            self.stage.start_trainer()
-        self._until_struck(
+        if not self.cluster.is_trainer_running():
+            self.cluster.start_trainer()
+        self._produce_until_hit(
             FAULT_DEADLINE_SECONDS, lambda: self.submit_command(draw) if point in COMMAND_POINTS else None
         )
-        struck = self.stage.process_at_fault_point()
-        if struck is not None:
+        hit = self.cluster.process_at_fault_point()
+        if hit is not None:
             self.points[point] += 1
             if name == "KILL":
-                wait_until(lambda: not is_running(struck), "the end of who was struck")
-                self.stage.num_kills += 1
+                wait_until(lambda: not is_running(hit), "the end of the killed process")
+                self.cluster.num_kills += 1
         if name == "KILL":
-            self.stage.kill_trainer()
-        return struck is not None
+            self.cluster.kill_trainer()
+        return hit is not None
 
     def pause_before_an_append(self, visit: int) -> int:
-        """The trainer, stopped between its look for higher epochs and its write."""
+        """Stop the trainer between its check for higher epochs and its write; return its id."""
         pid = self.train_until_published()
-        self.stage.arm_fault_point("after the epoch check before an append", "STOP", visit)
-        self._until_struck(DEADLINE_SECONDS)
-        assert self.stage.process_at_fault_point() == pid
-        self.stage.disarm_fault_points()
+        self.cluster.arm_fault_point("after the epoch check before an append", "STOP", visit)
+        self._produce_until_hit(DEADLINE_SECONDS)
+        assert self.cluster.process_at_fault_point() == pid
+        self.cluster.disarm_fault_points()
         return pid
 
-    def _until_struck(self, seconds: float, also: Callable[[], None] = lambda: None) -> None:
-        """Records for versions to be made of, until somebody is struck or the time is over."""
+    def _produce_until_hit(self, seconds: float, also: Callable[[], None] = lambda: None) -> None:
+        """Produce records until a process reaches the armed point or the time is over."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self.stage.process_at_fault_point() is None:
-            self.stage.produce(64)
+        while time.monotonic() < deadline and self.cluster.process_at_fault_point() is None:
+            self.cluster.produce(64)
             also()
             time.sleep(0.05)

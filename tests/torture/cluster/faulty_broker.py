@@ -1,22 +1,22 @@
-"""A broker that can be frozen, and a wire to it that can be cut."""
+"""A broker that can be paused, behind a proxy whose connections can be broken."""
 
 import os
 import signal
 import socket
 import subprocess
 import threading
-import time
 from contextlib import suppress
 
 from stream.broker.embedded import find_broker_binary
-from tests.e2e.workspace import free_port
+from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 
 
 class FaultyBroker:
-    """`address` is that of the wire; clients know no other."""
+    """`address` is that of the proxy; the broker advertises it to all clients."""
 
     def __init__(self) -> None:
-        self._port, self._is_cut = free_port(), False
+        self._port, self._is_disconnected = free_port(), False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._open: list[socket.socket] = []
@@ -27,29 +27,29 @@ class FaultyBroker:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 10.0
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self._port), timeout=1.0).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, "no broker"
+        wait_until(self._is_listening, "the broker")
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def freeze(self) -> None:
+    def _is_listening(self) -> bool:
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", self._port), timeout=60.0).close()
+            return True
+        return False
+
+    def pause(self) -> None:
         os.kill(self._process.pid, signal.SIGSTOP)
 
-    def thaw(self) -> None:
+    def resume(self) -> None:
         os.kill(self._process.pid, signal.SIGCONT)
 
     def disconnect(self) -> None:
-        """Every connection breaks, and none is made."""
-        self._is_cut = True
+        """Break every connection, and refuse new ones."""
+        self._is_disconnected = True
         while self._open:
-            self._end(self._open.pop())
+            self._close(self._open.pop())
 
     def reconnect(self) -> None:
-        self._is_cut = False
+        self._is_disconnected = False
 
     def close(self) -> None:
         self.disconnect()
@@ -63,7 +63,7 @@ class FaultyBroker:
                 ours, _ = self._listener.accept()
             except OSError:
                 return
-            if self._is_cut:
+            if self._is_disconnected:
                 ours.close()
                 continue
             theirs = socket.create_connection(("127.0.0.1", self._port))
@@ -75,11 +75,11 @@ class FaultyBroker:
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 target.sendall(data)
-        self._end(source)
-        self._end(target)
+        self._close(source)
+        self._close(target)
 
     @staticmethod
-    def _end(end: socket.socket) -> None:
+    def _close(end: socket.socket) -> None:
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
         end.close()

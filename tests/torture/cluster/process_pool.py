@@ -1,6 +1,6 @@
-"""Starts our commands quickly: a process that has imported and compiled everything once, and forks on request.
+"""Start commands quickly: a server process imports and compiles everything once, and forks for each command.
 
-A forked command is a process like any other to the kernel, to files and to signals; only its start is shorter.
+To the kernel, to files and to signals a forked command is a process like any other; only its start is shorter.
 """
 
 import json
@@ -13,70 +13,69 @@ import threading
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-PATHS = [str(ROOT), str(ROOT / "deploy" / "client")]
+from tests.support.processes import module_command, our_environment
+
+START_SECONDS = 300.0
 
 
 class ProcessPool:
-    """The driver's side."""
+    """The client's side: starts commands and collects their exit statuses."""
 
     def __init__(self) -> None:
-        environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.torture.cluster.process_pool"],
-            cwd=ROOT,
-            env=environment,
+            module_command("tests.torture.cluster.process_pool"),
+            env=our_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         self._started: list[int] = []
         self.ended: dict[int, int] = {}
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def start(self, command: list[str], *, cwd: Path, out: Path, environment: dict[str, str]) -> int:
-        """Run `springtide command`; returns its process id."""
+        """Start `springtide COMMAND` and return its process id."""
         request = {"command": command, "cwd": str(cwd), "out": str(out), "environment": environment}
         assert self._process.stdin is not None
-        with self._told:
+        with self._changed:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            assert self._told.wait_for(lambda: self._started, 120.0), "the nursery does not answer"
+            assert self._changed.wait_for(lambda: self._started, START_SECONDS), "the process pool does not respond"
             return self._started.pop()
 
-    def alive(self, pid: int) -> bool:
+    def is_alive(self, pid: int) -> bool:
         return pid not in self.ended
 
     def wait(self, pid: int, seconds: float) -> int | None:
-        """The exit status, negative for a signal; None while it lives."""
-        with self._told:
-            self._told.wait_for(lambda: pid in self.ended, seconds)
+        """Wait for the end; return the exit status, negative for a signal, or None if the process still runs."""
+        with self._changed:
+            self._changed.wait_for(lambda: pid in self.ended, seconds)
             return self.ended.get(pid)
 
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(20)
-        self._listener.join(20)
+        self._process.wait()
+        self._listener.join()
         self._process.stdout.close()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            told: dict[str, Any] = json.loads(line)
-            with self._told:
-                if "started" in told:
-                    self._started.append(told["started"])
+            event: dict[str, Any] = json.loads(line)
+            with self._changed:
+                if "started" in event:
+                    self._started.append(event["started"])
                 else:
-                    self.ended[told["ended"]] = told["status"]
-                self._told.notify_all()
+                    self.ended[event["ended"]] = event["status"]
+                self._changed.notify_all()
 
 
 def warm_up() -> None:
-    """Everything imported, every kernel of the torture's configuration loaded, no thread left."""
+    """Import everything and load every kernel that the commands need; leaves no thread behind."""
     import app.commands.serve
     import app.commands.train
     import app.processes.compactor_supervisor
@@ -91,7 +90,7 @@ def warm_up() -> None:
 
 
 def exec_command(request: dict[str, Any]) -> int:
-    """In the child: the command."""
+    """Run the command in the forked child, and return its exit status."""
     os.setpgid(0, 0)
     os.chdir(request["cwd"])
     os.environ.update(request["environment"])
@@ -107,28 +106,27 @@ def exec_command(request: dict[str, Any]) -> int:
     from app.cli import main
     from app.version_log import failpoints
 
-    failpoints._folder.cache_clear()  # asked before there was a folder
-
+    failpoints._folder.cache_clear()  # cached before the folder was set
     return main(request["command"])
 
 
 def main() -> None:
     warm_up()
-    assert threading.active_count() == 1, threading.enumerate()
-    waiting, living = b"", set()
+    assert threading.active_count() == 1, threading.enumerate()  # only a single-threaded process may fork safely
+    pending, running = b"", set()
     while True:
         ready, _, _ = select.select([0], [], [], 0.01)
-        while living:
+        while running:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
-            living.discard(pid)
+            running.discard(pid)
             print(json.dumps({"ended": pid, "status": os.waitstatus_to_exitcode(status)}), flush=True)
         if not ready:
             continue
         if not (read := os.read(0, 1 << 16)):
             break
-        *lines, waiting = (waiting + read).split(b"\n")
+        *lines, pending = (pending + read).split(b"\n")
         for line in lines:
             pid = os.fork()
             if pid == 0:
@@ -138,7 +136,7 @@ def main() -> None:
                 finally:
                     sys.stdout.flush()
                     os._exit(code)
-            living.add(pid)
+            running.add(pid)
             print(json.dumps({"started": pid}), flush=True)
 
 

@@ -1,7 +1,7 @@
-"""One log of a few keys under the real writer, merger, orders and readers, beside what a dictionary knows of it.
+"""A log of a few keys with the real writer, compactor, command queue and readers, beside a model of dictionaries.
 
-Everything happens in this process and one step after the other; a crash may come before any of the steps that move the
-disk (fsync, rename, unlink, rmdir), and takes or keeps what was not fsynced as it likes.
+Everything happens in this process, one step after another. A crash may come before any disk operation (fsync, rename,
+unlink, rmdir), and keeps or loses what was not fsynced as its profile says.
 """
 
 import random
@@ -30,14 +30,14 @@ Rows = dict[tuple[int, int], tuple[float, int]]
 
 @dataclass(frozen=True)
 class ExpectedState:
-    """What a version must hold."""
+    """What a version must hold: rows, and the commands executed so far."""
 
     rows: Rows = field(default_factory=dict)
-    orders: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
 
 
 class Reader:
-    """Lives on another machine: it has what it read, also after a power loss took that away."""
+    """A reader on another machine: it keeps what it has read, even if a power loss removes that from the log."""
 
     def __init__(self, world: "ModelWorld") -> None:
         self.world = world
@@ -54,7 +54,9 @@ class Reader:
         except (GapError, CorruptRecordError):
             self._begin()
         if self.cursor.tip is not None and self.layer is not None:
-            assert rows_of(self.layer) == self.world.expected[self.cursor.tip].rows, "a reader has what never was"
+            assert rows_of(self.layer) == self.world.expected[self.cursor.tip].rows, (
+                "a reader holds a state that never existed"
+            )
 
     def _begin(self) -> None:
         self.close()
@@ -68,7 +70,7 @@ class Reader:
 
 
 class ModelWorld:
-    """`promised`: the newest version that the trainer, asked at this instant, calls durable."""
+    """Runs each step in the real log and in the model, and compares them."""
 
     def __init__(self, folder: Path) -> None:
         self.record_folder = folder / "record"
@@ -90,11 +92,9 @@ class ModelWorld:
         durable = self.writer.durable if self.writer is not None else None
         return max(self.sealed, durable.number if durable else 0)
 
-    # what happens
-
     def start(self) -> None:
-        """A trainer; where one lives already, it is replaced and haunts."""
-        self.sealed = before = self.durable_number  # also for a crash before the next one is there
+        """Start a trainer; one that runs already is fenced, and may still write."""
+        self.sealed = before = self.durable_number  # holds also if a crash comes before the new trainer runs
         if self.writer is not None:
             self.fenced_writers.append(self.writer)
         self.writer = None
@@ -102,7 +102,7 @@ class ModelWorld:
         self.writer = writer
         assert writer.start_tip is not None
         assert writer.start_tip.number >= before, f"{before} was durable, the log ends at {writer.start_tip.number}"
-        assert writer.first_base_tip.number > self.newest_number, "a number comes a second time"
+        assert writer.first_base_tip.number > self.newest_number, "a version number is used twice"
         self.expected.setdefault(writer.first_base_tip, ExpectedState())
         self.newest_number = max(self.newest_number, writer.first_base_tip.number)
         self.sealed = writer.start_tip.number
@@ -111,27 +111,27 @@ class ModelWorld:
         for _ in resume.records():
             pass
         self.now = self.expected[writer.start_tip]
-        assert set(resume.executed_commands) == set(self.now.orders)
-        self.orders = CommandQueue(self.log.path, writer.epoch, resume.executed_commands)
+        assert set(resume.executed_commands) == set(self.now.commands)
+        self.commands = CommandQueue(self.log.path, writer.epoch, resume.executed_commands)
 
     def append(self, rows: Rows, forgotten: list[tuple[int, int]], padding: int = 0) -> None:
-        """A version, with the orders that wait."""
+        """Append a version that executes the queued commands."""
         if self.writer is None:
             self.start()
         assert self.writer is not None
-        claimed = [order.id for order in self.orders.claim()]
-        assert not set(claimed) & set(self.now.orders), "an order is executed a second time"
+        claimed = [command.id for command in self.commands.claim()]
+        assert not set(claimed) & set(self.now.commands), "a command is executed twice"
         rows = {key: row for key, row in rows.items() if key not in forgotten}
         kept = {key: row for key, row in self.now.rows.items() if key not in forgotten}
-        self.now = ExpectedState(kept | rows, (*self.now.orders, *claimed))
+        self.now = ExpectedState(kept | rows, (*self.now.commands, *claimed))
         meta = VersionMeta(
             trainer={"padding": "x" * padding}, executed_commands=[CommandEntry(id=id) for id in claimed]
         )
         tip = self.writer.append(meta, row_tensors(rows, forgotten))
         self.expected[tip] = self.now
         self.newest_number = tip.number
-        for order_id in claimed:
-            self.orders.mark_executed(order_id, tip.number)
+        for command_id in claimed:
+            self.commands.mark_executed(command_id, tip.number)
         writer = self.writer
         wait_until(lambda: writer.published == tip or writer._queue.failure is not None)
 
@@ -139,7 +139,7 @@ class ModelWorld:
         if self.writer is not None:
             self.writer.sync()
             assert self.writer.durable is not None
-            self.orders.acknowledge(self.writer.durable.number)
+            self.commands.acknowledge(self.writer.durable.number)
 
     def compact(self, max_replayed_bytes: int = 1 << 20) -> None:
         path = compact_log(self.log.directory, window_samples=5, max_replayed_bytes=max_replayed_bytes)
@@ -147,9 +147,9 @@ class ModelWorld:
             base = Base.open(path)
             base.verify()
             truth = self.expected[base.tip]
-            assert rows_of(base.layer) == truth.rows, "a base is not the truth"
-            assert {order.id for order in base.manifest.meta.executed_commands} == set(truth.orders)
-            assert base.tip.number <= self.durable_number, "a base is made of a version that is not durable"
+            assert rows_of(base.layer) == truth.rows, "a base differs from its version"
+            assert {command.id for command in base.manifest.meta.executed_commands} == set(truth.commands)
+            assert base.tip.number <= self.durable_number, "a base of a version that is not durable"
 
     def retire(self, keep_bases: int = 2) -> None:
         apply_retention(self.log.directory, keep_bases)
@@ -160,58 +160,56 @@ class ModelWorld:
         self.submitted.add(submit_command(self.log.path, "forget", {}))
 
     def write_as_fenced_trainer(self, whole: bool) -> None:
-        """A replaced trainer that had looked just before it was paused writes on."""
-        for zombie in self.fenced_writers:
-            assert zombie.last_encoded is not None
-            ghost = row_tensors({(0, 1): (-5.0, 1)})
-            meta = VersionMeta(durable=zombie.last_encoded.number + 1)
+        """A fenced trainer that was paused after its epoch check appends a record, or half of one."""
+        for fenced in self.fenced_writers:
+            assert fenced.last_encoded is not None
+            rows = row_tensors({(0, 1): (-5.0, 1)})
+            meta = VersionMeta(durable=fenced.last_encoded.number + 1)
             frame, _ = encode_record(
-                zombie.epoch, zombie.last_encoded.number + 1, zombie.last_encoded.checksum, meta, ghost
+                fenced.epoch, fenced.last_encoded.number + 1, fenced.last_encoded.checksum, meta, rows
             )
-            zombie._queue.segments.write(frame if whole else frame[:50])
+            fenced._queue.segments.write(frame if whole else frame[:50])
 
-    def crash(self, taste: LossProfile, draw: random.Random, countdown: int, amid: Callable[[], None]) -> None:
-        """Everything on this machine dies before the n-th move of the disk in `amid`, or at its end."""
+    def crash(self, profile: LossProfile, draw: random.Random, countdown: int, during: Callable[[], None]) -> None:
+        """Crash before the `countdown`-th disk operation of `during`, or at its end."""
         planned: list[tuple[CrashedDisk, int, int, set[str]]] = []
 
         def count() -> None:
             nonlocal countdown
             countdown -= 1
             if countdown == 0:
-                planned.append(self._plan(taste, draw))
+                planned.append(self._plan(profile, draw))
 
         self.recorder.before_each = count
         try:
-            amid()
+            during()
         finally:
             self.recorder.before_each = lambda: None
-        wreck, promised, newest, submitted = planned[0] if planned else self._plan(taste, draw)
+        crashed_disk, promised, newest, submitted = planned[0] if planned else self._plan(profile, draw)
         self.kill_all()
-        wreck.make()
-        # what came after the instant of the crash never was
+        crashed_disk.make()
+        # what came after the crash never happened
         self.sealed, self.newest_number, self.submitted = promised, newest, submitted
         self.check()
 
-    def _plan(self, taste: LossProfile, draw: random.Random) -> tuple[CrashedDisk, int, int, set[str]]:
-        wreck = CrashedDisk(self.recorder, self.record_folder, taste, draw)
-        return wreck, self.durable_number, self.newest_number, set(self.submitted)
+    def _plan(self, profile: LossProfile, draw: random.Random) -> tuple[CrashedDisk, int, int, set[str]]:
+        crashed_disk = CrashedDisk(self.recorder, self.record_folder, profile, draw)
+        return crashed_disk, self.durable_number, self.newest_number, set(self.submitted)
 
     def kill_all(self) -> None:
-        """Every process of this machine."""
+        """Kill every trainer."""
         for writer in (self.writer, *self.fenced_writers):
             if writer is not None:
                 self.log.kill(writer)
         self.writer, self.fenced_writers = None, []
 
-    # what must hold
-
     def check(self) -> None:
-        """Who begins to read now gets the truth, up to what was promised at least."""
+        """A new reader gets an expected state, and no durable version is missing."""
         if not self.log.directory.scan().is_settled:
             return
         base = self.log.directory.open_base()
         if base is None:
-            assert self.durable_number == 0, "the bases are lost"
+            assert self.durable_number == 0, "all bases are lost"
             return
         layer, tip = base.layer, base.tip
         for record in self.records_after(base):
@@ -222,27 +220,27 @@ class ModelWorld:
             assert tip == self.writer.published
 
     def records_after(self, base: Base) -> list[Record]:
-        """As far as they can be read: a torn end of a dead trainer's last file is no harm."""
+        """Return the records that can be read; the torn end of a dead trainer's last segment is allowed."""
         records: list[Record] = []
         try:
             records.extend(self.log.directory.records(base.tip))
         except CorruptRecordError:
-            assert self.writer is None, "a living trainer's log is damaged"
+            assert self.writer is None, "a running trainer's log is corrupt"
         return records
 
     def finish(self) -> None:
-        """The end: one trainer, alone; every order was executed once, every reader arrives."""
+        """Start a last trainer: every command must be executed once, every reader must reach the end."""
         self.start()
         self.append({(0, 0): (1.0, 1)}, [])
         self.sync()
-        assert self.submitted <= set(self.now.orders), "an order is lost"
-        assert len(self.now.orders) == len(set(self.now.orders))
+        assert self.submitted <= set(self.now.commands), "a command is lost"
+        assert len(self.now.commands) == len(set(self.now.commands))
         for reader in self.readers:
             for _ in range(20):
                 reader.read()
             assert reader.cursor is not None
             assert self.writer is not None
-            assert reader.cursor.tip == self.writer.last_encoded, "a reader does not arrive"
+            assert reader.cursor.tip == self.writer.last_encoded, "a reader does not reach the end"
         self.check()
 
     def close(self) -> None:

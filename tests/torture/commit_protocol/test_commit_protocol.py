@@ -1,13 +1,12 @@
-"""Crashes between any two moves of the disk, in any schedule of trainers, zombies, mergers, orders and readers.
+"""Crashes between any two disk operations, in any schedule of trainers, fenced trainers, compactors and readers.
 
-Covers: several epochs and take-overs; kills and power losses before each single fsync, rename, unlink and rmdir of a
-start, an append with a roll, a sync, a merge, retiring, an order put down or unlinked; files cut anywhere or ending in
-rubbish; names that came, went or were renamed since their folder's fsync kept or lost one by one, in any order; zombies
-that write on; readers that outlive what they read. Not covered: bytes damaged after their fsync, two steps at the same
-instant, and what is inside rows (the embeddings' own machine).
+Covers: several epochs and take-overs; kills and power losses before each fsync, rename, unlink and rmdir of a start, an
+append with a new segment, a sync, a compaction, retention, a submitted or deleted command; files truncated anywhere or
+ending in garbage; each name made, removed or renamed since its folder's fsync kept or lost, in any order; fenced
+trainers that still write; readers that have read what is lost. Not covered: corruption of fsynced bytes, two steps at
+the same instant, and the contents of rows (the state machine of `tests/embeddings`).
 """
 
-import os
 import random
 import shutil
 import tempfile
@@ -18,22 +17,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from tests.support.scale import IS_LONG, NUM_EXAMPLES
 from tests.torture.commit_protocol.model_world import ModelWorld
 from tests.torture.disk.power_loss import KILL, LOSS_PROFILES
 
-# an fsync in memory costs nothing, and what it promises is recorded all the same
+# an fsync in memory costs nothing, and is recorded all the same
 MEMORY = Path("/dev/shm")
-NUM_EXAMPLES = int(os.environ.get("TORTURE_EXAMPLES", "15"))
+SHORT_EXAMPLES = 15
 
 keys = st.tuples(st.integers(0, 1), st.integers(0, 4))
 rows = st.dictionaries(keys, st.tuples(st.integers(1, 99).map(float), st.just(1)), max_size=3)
-tastes = st.sampled_from([KILL, *LOSS_PROFILES])
+profiles = st.sampled_from([KILL, *LOSS_PROFILES])
 seeds = st.integers(0, 2**16)
-STEPS = ("start", "append", "sync", "merge", "retire", "order", "all")
+STEPS = ("start", "append", "sync", "compact", "retire", "submit_command", "all")
 
 
 class CommitMachine(RuleBasedStateMachine):
-    """A ModelWorld moved by Hypothesis."""
+    """Hypothesis chooses the schedule of a ModelWorld."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class CommitMachine(RuleBasedStateMachine):
         self.world.sync()
 
     @rule(max_replayed_bytes=st.sampled_from([1, 1 << 20]))
-    def merge(self, max_replayed_bytes: int) -> None:
+    def compact(self, max_replayed_bytes: int) -> None:
         self.world.compact(max_replayed_bytes)
 
     @rule(keep_bases=st.sampled_from([1, 2]))
@@ -62,35 +62,35 @@ class CommitMachine(RuleBasedStateMachine):
         self.world.retire(keep_bases)
 
     @rule()
-    def order(self) -> None:
+    def submit_command(self) -> None:
         self.world.submit_command()
 
-    @precondition(lambda self: self.world.zombies)
+    @precondition(lambda self: self.world.fenced_writers)
     @rule(whole=st.booleans())
-    def haunt(self, whole: bool) -> None:
+    def write_as_fenced_trainer(self, whole: bool) -> None:
         self.world.write_as_fenced_trainer(whole)
 
     @rule(which=st.integers(0, 1), limit_bytes=st.sampled_from([1, 1 << 20]))
     def read(self, which: int, limit_bytes: int) -> None:
         self.world.readers[which].read(limit_bytes)
 
-    @rule(taste=tastes, seed=seeds, countdown=st.integers(1, 20), step=st.sampled_from(STEPS))
-    def crash(self, taste: object, seed: int, countdown: int, step: str) -> None:
-        self.world.crash(taste, random.Random(seed), countdown, lambda: self.step(step))
+    @rule(profile=profiles, seed=seeds, countdown=st.integers(1, 20), step=st.sampled_from(STEPS))
+    def crash(self, profile: object, seed: int, countdown: int, step: str) -> None:
+        self.world.crash(profile, random.Random(seed), countdown, lambda: self.step(step))
 
     def step(self, name: str) -> None:
-        """What is under way when the crash comes."""
+        """Do what is under way when the crash comes."""
         if name in ("append", "all"):
             for value in range(3):
                 self.world.append({(0, value): (float(value), 1)}, [], 30_000)
         if name == "all":
-            for inner in ("sync", "append", "merge", "retire", "order", "sync", "start"):
+            for inner in ("sync", "append", "compact", "retire", "submit_command", "sync", "start"):
                 self.step(inner)
         elif name != "append":
             getattr(self.world, name)()
 
     @invariant()
-    def readers_see_the_truth(self) -> None:
+    def readers_see_the_expected_state(self) -> None:
         self.world.check()
 
     def teardown(self) -> None:
@@ -101,22 +101,24 @@ class CommitMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-def test_no_crash_at_any_point_of_the_commit_protocol_loses_or_invents_anything() -> None:
-    run_state_machine_as_test(CommitMachine, settings=settings(max_examples=NUM_EXAMPLES, stateful_step_count=20))
+def test_no_crash_loses_or_invents_anything() -> None:
+    run_state_machine_as_test(
+        CommitMachine, settings=settings(max_examples=NUM_EXAMPLES or SHORT_EXAMPLES, stateful_step_count=20)
+    )
 
 
 @pytest.mark.parametrize(
-    "taste", [KILL, *LOSS_PROFILES], ids=lambda taste: f"{taste.names}-{taste.bytes}-{taste.rubbish}"
+    "profile", [KILL, *LOSS_PROFILES], ids=lambda profile: f"{profile.names}-{profile.bytes}-{profile.garbage}"
 )
-@pytest.mark.parametrize("countdown", range(1, 46, 1 if "TORTURE_EXAMPLES" in os.environ else 4))
-def test_a_crash_before_each_single_move_of_the_disk(taste: object, countdown: int) -> None:
+@pytest.mark.parametrize("countdown", range(1, 46, 1 if IS_LONG else 4))
+def test_a_crash_before_each_disk_operation(profile: object, countdown: int) -> None:
     machine = CommitMachine()
     try:
         machine.world.start()
         machine.step("all")
         machine.world.readers[0].read()
         machine.world.readers[0].read()
-        machine.world.crash(taste, random.Random(countdown), countdown, lambda: machine.step("all"))
+        machine.world.crash(profile, random.Random(countdown), countdown, lambda: machine.step("all"))
         machine.world.readers[0].read()
     finally:
         machine.teardown()

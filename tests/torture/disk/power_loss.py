@@ -1,4 +1,4 @@
-"""Makes a folder what a kill or a power loss at some instant may have left of it."""
+"""Turn a folder into what a kill or a power loss at some instant may have left of it."""
 
 import os
 import random
@@ -13,7 +13,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class KeptFile:
-    """How much of a file is left, and what follows it."""
+    """A file after the loss: its inode number, how many bytes are left, and what follows them."""
 
     number: int
     size: int
@@ -25,7 +25,7 @@ Tree = dict[str, "KeptFile | Tree"]
 
 @dataclass(frozen=True)
 class LossProfile:
-    """How likely what was not fsynced is kept: names, bytes; and how likely a cut file ends in rubbish."""
+    """Probabilities that names and bytes without fsync are kept, and that a truncated file ends in garbage."""
 
     names: float
     bytes: float
@@ -43,10 +43,10 @@ LOSS_PROFILES = (
 
 
 class CrashedDisk:
-    """Planned at one instant, made later: all that happens in between is undone."""
+    """A disk after a crash: planned at one instant, made later; everything in between is undone."""
 
-    def __init__(self, recorder: FsyncRecorder, folder: Path, taste: LossProfile, draw: random.Random) -> None:
-        self._root, self._folder, self._taste, self._draw = Path(recorder.root), folder, taste, draw
+    def __init__(self, recorder: FsyncRecorder, folder: Path, profile: LossProfile, draw: random.Random) -> None:
+        self._root, self._folder, self._taste, self._draw = Path(recorder.root), folder, profile, draw
         self._synced = SyncedState(folder)
         self._recorder = recorder
         self.tree = self._plan(self._root)
@@ -64,17 +64,17 @@ class CrashedDisk:
         synced = self._synced.folders.get(self._synced.key(folder.stat().st_ino, True), {})
         names_of = {key: name for name, key in present.items()}
         tree: Tree = {}
-        for name, key in self._settle(synced, present).items():
+        for name, key in self._surviving_names(synced, present).items():
             if key[1] < 0:
-                tree[name] = self._cut(key, sizes.get(key))
+                tree[name] = self._truncate(key, sizes.get(key))
             elif key in names_of:
                 tree[name] = self._plan(folder / names_of[key])
             else:
                 tree[name] = self._lost_folder(key)
         return tree
 
-    def _settle(self, synced: dict[str, Key], present: dict[str, Key]) -> dict[str, Key]:
-        """Each name made, renamed or removed since the folder's fsync is so on the disk, or is not yet."""
+    def _surviving_names(self, synced: dict[str, Key], present: dict[str, Key]) -> dict[str, Key]:
+        """Choose for each name made, renamed or removed since the folder's fsync whether the change is on the disk."""
         result = dict(synced)
         old = {key: name for name, key in synced.items()}
         new = {key: name for name, key in present.items()}
@@ -83,33 +83,33 @@ class CrashedDisk:
             if before == after or self._draw.random() >= self._taste.names:
                 continue
             if after is None and before in present:
-                continue  # another was renamed over it: its own turn decides
+                continue  # another file was renamed over it: that file's own choice decides
             if before is not None and result.get(before) == key:
                 del result[before]
             if after is not None:
                 result[after] = key
         return result
 
-    def _cut(self, key: Key, size: int | None) -> KeptFile:
+    def _truncate(self, key: Key, size: int | None) -> KeptFile:
         synced = self._synced.files.get(key[0], 0)
         size = synced if size is None else size
         if synced >= size or self._taste is KILL:
             return KeptFile(key[0], size)
         more = round((size - synced) * self._draw.random()) if self._draw.random() < self._taste.bytes else 0
         kept = synced + more
-        rubbish = self._draw.random() < self._taste.garbage
-        return KeptFile(key[0], kept, self._draw.choice([bytes, self._draw.randbytes])(size - kept) if rubbish else b"")
+        garbage = self._draw.random() < self._taste.garbage
+        return KeptFile(key[0], kept, self._draw.choice([bytes, self._draw.randbytes])(size - kept) if garbage else b"")
 
     def _lost_folder(self, key: Key) -> Tree:
-        """One that was removed or renamed away since, as it was synced."""
+        """Return a folder that was removed or renamed since its fsync, as it was then."""
         entries = self._synced.folders.get(key, {})
         return {
-            name: self._cut(inner, None) if inner[1] < 0 else self._lost_folder(inner)
+            name: self._truncate(inner, None) if inner[1] < 0 else self._lost_folder(inner)
             for name, inner in entries.items()
         }
 
     def num_bytes_lost(self, pattern: str) -> int:
-        """What files of such a name will lose. One that was unlinked and comes back gains nothing: it was not lost."""
+        """Return how many bytes files of such names will lose; an unlinked file that is restored counts as 0."""
         lost = 0
         for path in self._root.rglob(pattern):
             kept: KeptFile | Tree | None = self.tree
@@ -119,7 +119,7 @@ class CrashedDisk:
         return lost
 
     def make(self) -> None:
-        """The folder as planned, all of it on the disk; nobody may be at work in it."""
+        """Make the folder as planned, all of it fsynced; no process may use it meanwhile."""
         trash = self._folder / "trash"
         trash.mkdir()
         for path in list(self._root.iterdir()):
@@ -140,7 +140,7 @@ class CrashedDisk:
                 continue
             stored = self._folder / "store" / str(kept.number)
             if not stored.exists():
-                path.touch()  # its name was synced, nothing of it ever was
+                path.touch()  # its name was fsynced, its content never was
                 continue
             os.link(stored, path)
             if path.stat().st_size > kept.size or kept.tail:

@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or slow: learning waits and says why, and goes on as if nothing had been."""
+"""Disks that are full, read-only or slow: learning waits, reports why, and continues without loss."""
 
 import errno
 import os
@@ -20,7 +20,8 @@ from stream.broker.embedded import EmbeddedBroker
 from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
-from tests.support.waiting import wait_until
+from tests.support.scale import IS_LONG
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.clicks import message
 from tests.torture.cluster.config import TOPIC, write_config
 from tests.torture.verify.verifier import LogVerifier
@@ -28,13 +29,13 @@ from tests.torture.verify.verifier import LogVerifier
 SEED = 3
 
 
-class Room:
-    """A trainer in a thread, its broker, and a judge."""
+class RunningTrainer:
+    """A trainer in a thread, its broker, and a verifier of its log."""
 
     def __init__(self, folder: Path, broker: EmbeddedBroker) -> None:
         (folder / "disk").mkdir()
         self.config = load_config(write_config(folder / "springtide.toml", folder, address=broker.address))
-        self.judge = LogVerifier(self.config.log.path, folder, SEED)
+        self.verifier = LogVerifier(self.config.log.path, folder, SEED)
         self.kafka = KafkaConfig(bootstrap_servers=broker.address)
         self.num_produced = 0
         with Admin(self.kafka) as admin:
@@ -50,7 +51,7 @@ class Room:
 
     def stop(self) -> None:
         self.trainer.stop()
-        self._thread.join(60)
+        self._thread.join(DEADLINE_SECONDS)
         assert self.ended, "the trainer failed"
 
     @property
@@ -64,71 +65,73 @@ class Room:
             producer.flush()
         self.num_produced += number
 
-    def says(self, condition: str, reason: str) -> bool:
-        told = read_status(self.config.log.path) or {}
-        return told.get("trainer") == condition and reason in told.get("reason", "")
+    def reports(self, state: str, reason: str) -> bool:
+        """Return True if the status has this state and a reason that contains this text."""
+        status = read_status(self.config.log.path) or {}
+        return status.get("trainer") == state and reason in status.get("reason", "")
 
     def learn_all(self) -> None:
-        """All but what no whole batch is left for."""
+        """Wait until all whole batches are learned."""
         wait_until(lambda: self.num_samples >= self.num_produced * 95 // 97 - 64, "learning")
 
-    def end(self) -> None:
+    def stop_and_compare(self) -> None:
         self.stop()
-        self.judge.compare_with_reference(self.judge.verify())
+        self.verifier.compare_with_reference(self.verifier.verify())
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Iterator[Room]:
+def running(tmp_path: Path) -> Iterator[RunningTrainer]:
     with EmbeddedBroker(tmp_path / "broker") as broker:
-        made = Room(tmp_path, broker)
+        made = RunningTrainer(tmp_path, broker)
         yield made
         made.trainer.stop()
-        made.judge.close()
+        made.verifier.close()
 
 
 @contextmanager
-def refusing(log: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing can be added to the log's files, nor any made; a status can be written over."""
+def failing_disk(log: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail every write to the log's files and every new file; the status can still be replaced."""
     write, atomically = os.write, status_file.write_atomically
 
-    def refuse(descriptor: int, data: bytes) -> int:
+    def fail_write(descriptor: int, data: bytes) -> int:
         if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(log)):
             raise OSError(number, os.strerror(number))
         return write(descriptor, data)
 
-    def refuse_whole(path: Path, *_: object, **__: object) -> None:
+    def fail_file(path: Path, *_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(os, "write", refuse)
-    monkeypatch.setattr(status_file, "write_atomically", refuse_whole)
+    monkeypatch.setattr(os, "write", fail_write)
+    monkeypatch.setattr(status_file, "write_atomically", fail_file)
     yield
     monkeypatch.setattr(os, "write", write)
     monkeypatch.setattr(status_file, "write_atomically", atomically)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS] if "TORTURE_EXAMPLES" in os.environ else [errno.ENOSPC])
-def test_a_disk_that_takes_no_versions_pauses_learning_until_it_does(
-    room: Room, number: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS] if IS_LONG else [errno.ENOSPC])
+def test_a_full_or_read_only_disk_pauses_learning_until_it_is_writable(
+    running: RunningTrainer, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room.learn_all()
-    files = len(list(room.config.log.path.glob("seg-*")))
-    with refusing(room.config.log.path, number, monkeypatch):
-        room.produce(2_000)
-        wait_until(lambda: room.says("waiting", os.strerror(number)), "the reason")
-        stuck = room.num_samples
+    running.learn_all()
+    files = len(list(running.config.log.path.glob("seg-*")))
+    with failing_disk(running.config.log.path, number, monkeypatch):
+        running.produce(2_000)
+        wait_until(lambda: running.reports("waiting", os.strerror(number)), "the reason")
+        stuck = running.num_samples
         wait_until(
-            lambda: room.trainer.log._queue and room.says("waiting", os.strerror(number)), "a version that waits"
+            lambda: running.trainer.log._queue and running.reports("waiting", os.strerror(number)),
+            "a version that waits",
         )
-        room.judge.verify()  # the last version is whole
-        room.produce(1_000)
-        assert room.num_samples - stuck <= 2 * 64, "it learns on without a log"
-    room.learn_all()
-    wait_until(lambda: not room.says("waiting", ""), "the end of waiting")
-    assert len(list(room.config.log.path.glob("seg-*"))) <= files + 1, "every try leaves a file"
-    room.end()
+        running.verifier.verify()  # the last version is whole
+        running.produce(1_000)
+        assert running.num_samples - stuck <= 2 * 64, "it continues to learn without a log"
+    running.learn_all()
+    wait_until(lambda: not running.reports("waiting", ""), "the end of waiting")
+    assert len(list(running.config.log.path.glob("seg-*"))) <= files + 1, "every retry leaves a file"
+    running.stop_and_compare()
 
 
-def test_a_slow_disk_slows_learning_and_loses_nothing(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_slows_learning_and_loses_nothing(running: RunningTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     fsync = os.fsync
 
     def slow(descriptor: int) -> None:
@@ -136,14 +139,14 @@ def test_a_slow_disk_slows_learning_and_loses_nothing(room: Room, monkeypatch: p
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", slow)
-    room.produce(3_000)
-    room.learn_all()
+    running.produce(3_000)
+    running.learn_all()
     monkeypatch.setattr(os, "fsync", fsync)
-    room.end()
+    running.stop_and_compare()
 
 
-def test_a_spill_that_takes_no_rows_pauses_learning_within_the_batch(room: Room) -> None:
-    spill: Any = room.trainer.state.learner.table.parts.spill
+def test_a_full_spill_pauses_learning_within_the_batch(running: RunningTrainer) -> None:
+    spill: Any = running.trainer.state.learner.table.parts.spill
     worker = spill._worker
     worker.patience_seconds = 0.2
     worker.catalog.queue_bytes = 1 << 12
@@ -152,27 +155,27 @@ def test_a_spill_that_takes_no_rows_pauses_learning_within_the_batch(room: Room)
         worker._process.popen.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)
     )
     limit(1 << 14)
-    room.produce(3_000)
-    wait_until(lambda: room.says("waiting", "raise the limit"), "the reason")
-    stuck = room.num_samples
-    wait_until(lambda: read_status(room.config.log.path)["samples_trained"] == stuck, "the news of it")
-    assert room.num_samples == stuck
+    running.produce(3_000)
+    wait_until(lambda: running.reports("waiting", "raise the limit"), "the reason")
+    stuck = running.num_samples
+    wait_until(lambda: read_status(running.config.log.path)["samples_trained"] == stuck, "the status")
+    assert running.num_samples == stuck
     limit(resource.RLIM_INFINITY)
-    room.learn_all()
-    assert room.num_samples > stuck
-    room.end()
+    running.learn_all()
+    assert running.num_samples > stuck
+    running.stop_and_compare()
 
 
-def test_asked_to_stop_a_trainer_that_waits_for_its_spill_stops(room: Room) -> None:
-    spill: Any = room.trainer.state.learner.table.parts.spill
+def test_a_trainer_that_waits_for_its_spill_can_be_stopped(running: RunningTrainer) -> None:
+    spill: Any = running.trainer.state.learner.table.parts.spill
     worker = spill._worker
     worker.patience_seconds = 0.2
     worker.catalog.queue_bytes = 1 << 12
     wait_until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
     resource.prlimit(worker._process.popen.pid, resource.RLIMIT_FSIZE, (1 << 14, resource.RLIM_INFINITY))
-    room.produce(3_000)
-    wait_until(lambda: room.says("waiting", "raise the limit"), "the reason")
-    room.stop()
-    room.start()
-    room.learn_all()
-    room.end()
+    running.produce(3_000)
+    wait_until(lambda: running.reports("waiting", "raise the limit"), "the reason")
+    running.stop()
+    running.start()
+    running.learn_all()
+    running.stop_and_compare()

@@ -1,6 +1,6 @@
-"""Those who ask a server all the time, each in a thread: look-ups, predictions, snapshots, events, HotModels."""
+"""Clients that load a server, each in a thread: lookups, predictions, snapshots, events, HotModels."""
 
-# K ids of a request
+# K ids of a request, D dimension
 import http.client
 import io
 import json
@@ -24,37 +24,37 @@ from tests.torture.load.response_verifier import ResponseVerifier
 RAW, JSON, MSGPACK = "application/octet-stream", "application/json", "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
 STATUS_NAMES = ["known", "unknown", "not_admitted", "forgotten"]
-# 503s that say the truth; anything else above 499 is a fault
+# codes of 503 responses that are correct; any other status above 499 is a failure
 ACCEPTED_503_CODES = {"not_ready", "too_stale", "version_not_reached", "busy"}
 PAUSE_SECONDS = 0.01
 
 
 class Client:
-    """One connection that is made anew where a server left it; a 503 that is honest gives None."""
+    """One connection, reopened when the server closes it. `request` returns None for an accepted 503 or a 410."""
 
-    def __init__(self, port: int, is_away: Callable[[], bool], answers: Counter[str]) -> None:
-        self._port, self._is_away, self._answers = port, is_away, answers
+    def __init__(self, port: int, is_restarting: Callable[[], bool], responses: Counter[str]) -> None:
+        self._port, self._is_restarting, self._responses = port, is_restarting, responses
         self._connection: http.client.HTTPConnection | None = None
 
-    def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[dict[str, str], bytes] | None:
+    def request(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[dict[str, str], bytes] | None:
         sent = {name.replace("_", "-"): text for name, text in headers.items()}
         for _ in range(2):
             is_fresh = self._connection is None
             if self._connection is None:
-                self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+                self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
             try:
                 self._connection.request(method, path, body, sent)
-                answer = self._connection.getresponse()
-                content = answer.read()
+                response = self._connection.getresponse()
+                content = response.read()
             except (OSError, http.client.HTTPException):
                 self.close()
-                # nobody promised that a connection that was left idle still stands; a new one must be answered
-                assert not is_fresh or self._is_away(), f"{method} {path}: nobody answered a new connection"
+                # the server may close an idle connection; a request on a new one must be answered
+                assert not is_fresh or self._is_restarting(), f"{method} {path}: no response on a new connection"
                 continue
-            if answer.will_close:
+            if response.will_close:
                 self.close()
-            told = {name.lower(): text for name, text in answer.getheaders()}
-            return (told, content) if self._is_good(answer.status, content, f"{method} {path}") else None
+            received = {name.lower(): text for name, text in response.getheaders()}
+            return (received, content) if self._is_success(response.status, content, f"{method} {path}") else None
         return None
 
     def close(self) -> None:
@@ -62,9 +62,9 @@ class Client:
             self._connection.close()
             self._connection = None
 
-    def _is_good(self, status: int, content: bytes, what: str) -> bool:
+    def _is_success(self, status: int, content: bytes, what: str) -> bool:
         code = "" if status < 400 else json.loads(content)["error"]["code"]
-        self._answers[f"{status} {code}".strip()] += 1
+        self._responses[f"{status} {code}".strip()] += 1
         assert status < 400 or status == 410 or (status == 503 and code in ACCEPTED_503_CODES), (
             f"{what}: {status} {content[:300]!r}"
         )
@@ -72,48 +72,50 @@ class Client:
 
 
 class Clients:
-    """Everybody. The first fault of anybody ends them all, and `close` raises it."""
+    """All clients. The first failure of one ends them all, and `close` raises it."""
 
-    def __init__(self, port: int, log: Path, judge: ResponseVerifier, is_away: Callable[[], bool], seed: int) -> None:
-        self._port, self._log, self._judge, self._is_away = port, log, judge, is_away
+    def __init__(
+        self, port: int, log: Path, verifier: ResponseVerifier, is_restarting: Callable[[], bool], seed: int
+    ) -> None:
+        self._port, self._log, self._verifier, self._is_restarting = port, log, verifier, is_restarting
         self._stopping = threading.Event()
-        self._faults: list[BaseException] = []
-        self.answers: Counter[str] = Counter()
-        asking = (
+        self._failures: list[BaseException] = []
+        self.responses: Counter[str] = Counter()
+        loops = (
             self._look_up,
             self._predict,
             self._take_snapshots,
-            self._hear_events,
+            self._read_events,
             self._follow,
             self._follow_http,
         )
         self._threads = [
-            threading.Thread(target=self._keep, args=(ask, np.random.default_rng([seed, number])))
-            for number, ask in enumerate(asking)
+            threading.Thread(target=self._repeat, args=(loop, np.random.default_rng([seed, number])))
+            for number, loop in enumerate(loops)
         ]
         for thread in self._threads:
             thread.start()
 
     @property
     def has_failed(self) -> bool:
-        """Whether somebody found a fault."""
-        return bool(self._faults)
+        """Return True once a client has failed."""
+        return bool(self._failures)
 
     def close(self) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(timeout=60)
+            thread.join(timeout=300)
             assert not thread.is_alive(), f"{thread.name} hangs"
-        if self._faults:
-            raise self._faults[0]
+        if self._failures:
+            raise self._failures[0]
 
-    def _keep(self, ask: Callable[[Client, np.random.Generator], None], random: np.random.Generator) -> None:
-        client = Client(self._port, self._is_away, self.answers)
+    def _repeat(self, step: Callable[[Client, np.random.Generator], None], random: np.random.Generator) -> None:
+        client = Client(self._port, self._is_restarting, self.responses)
         try:
             while not self._stopping.wait(PAUSE_SECONDS):
-                ask(client, random)
-        except BaseException as fault:
-            self._faults.append(fault)
+                step(client, random)
+        except BaseException as failure:
+            self._failures.append(failure)
         finally:
             client.close()
 
@@ -126,58 +128,58 @@ class Clients:
         headers = {"Content_Type": kind}
         if random.random() < 0.1:
             headers["X_Springtide_Max_Staleness_Ms"] = str(random.integers(1, 3_000))
-        answer = client.ask("POST", f"/v1/embeddings/{feature}", encode_request(kind, ids), **headers)
-        if answer is not None:
-            told, content = answer
+        response = client.request("POST", f"/v1/embeddings/{feature}", encode_request(kind, ids), **headers)
+        if response is not None:
+            received, content = response
             rows, status = decode_response(kind, content, count)
-            self._judge.check_rows(kind, int(told["x-springtide-version"]), feature, ids, rows, status)
+            self._verifier.check_rows(kind, int(received["x-springtide-version"]), feature, ids, rows, status)
 
     def _predict(self, client: Client, random: np.random.Generator) -> None:
         instances = [make_click(7, int(offset)) for offset in random.integers(0, 1_000, random.integers(1, 30))]
         body = json.dumps({"instances": instances}).encode()
-        if (answer := client.ask("POST", "/v1/predict", body)) is not None:
-            document = json.loads(answer[1])
-            self._judge.check_predictions("predict", document["version"], instances, document["predictions"])
+        if (response := client.request("POST", "/v1/predict", body)) is not None:
+            document = json.loads(response[1])
+            self._verifier.check_predictions("predict", document["version"], instances, document["predictions"])
 
     def _take_snapshots(self, client: Client, random: np.random.Generator) -> None:
-        if (answer := client.ask("GET", "/v1/snapshot")) is not None:
-            told, content = answer
-            version = int(told["x-springtide-version"])
+        if (response := client.request("GET", "/v1/snapshot")) is not None:
+            received, content = response
+            version = int(received["x-springtide-version"])
             tensors, metadata = decode_tensors(content)
             assert json.loads(metadata["manifest"])["version"] == version
             own = np.flatnonzero(tensors["rows.feature"] == 0)[:200]
             rows, ids = tensors["rows.value"][own], tensors["rows.id"][own].tolist()
-            self._judge.check_rows("snapshot", version, "user_id", ids, rows, np.zeros(len(own), np.uint8))
+            self._verifier.check_rows("snapshot", version, "user_id", ids, rows, np.zeros(len(own), np.uint8))
         self._stopping.wait(0.5)
 
-    def _hear_events(self, client: Client, random: np.random.Generator) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+    def _read_events(self, client: Client, random: np.random.Generator) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
         last = 0
         try:
             connection.request("GET", "/v1/events")
-            answer = connection.getresponse()
-            self.answers[f"{answer.status}"] += 1
-            while not self._stopping.is_set() and (line := answer.readline()):
+            response = connection.getresponse()
+            self.responses[f"{response.status}"] += 1
+            while not self._stopping.is_set() and (line := response.readline()):
                 if line.startswith(b"id: "):
-                    assert int(line[4:]) >= last, "events go back"
+                    assert int(line[4:]) >= last, "event ids decrease"
                     last = int(line[4:])
         except (OSError, http.client.HTTPException):
-            assert last or self._is_away(), "nobody tells events"
+            assert last or self._is_restarting(), "no events"
         finally:
             connection.close()
 
     def _follow(self, client: Client, random: np.random.Generator) -> None:
-        self._live("directory", str(self._log), random)
+        self._use_hot_model("directory", str(self._log), random)
 
     def _follow_http(self, client: Client, random: np.random.Generator) -> None:
-        self._live("http", f"http://127.0.0.1:{self._port}", random)
+        self._use_hot_model("http", f"http://127.0.0.1:{self._port}", random)
 
-    def _live(self, who: str, where: str, random: np.random.Generator) -> None:
-        """A HotModel joins, answers for a while, and leaves."""
+    def _use_hot_model(self, name: str, source: str, random: np.random.Generator) -> None:
+        """Open a HotModel, use it for a while, close it."""
         try:
-            model = HotModel(where, cache_bytes="64MiB", wait_seconds=20.0)
+            model = HotModel(source, cache_bytes="64MiB", wait_seconds=120.0)
         except SpringtideError:
-            assert self._is_away(), f"no HotModel from {where}"
+            assert self._is_restarting(), f"no HotModel from {source}"
             return
         instances = [make_click(8, offset) for offset in range(5)]
         with model:
@@ -190,12 +192,12 @@ class Clients:
                 assert last <= before, f"a HotModel went back from {last} to {before}"
                 last = before
                 if model.version == before:
-                    self._judge.check_rows(f"HotModel, {who}", before, "user_id", users.tolist(), rows, status)
-                    self._judge.check_predictions(f"HotModel, {who}", before, instances, predictions)
+                    self._verifier.check_rows(f"HotModel, {name}", before, "user_id", users.tolist(), rows, status)
+                    self._verifier.check_predictions(f"HotModel, {name}", before, instances, predictions)
 
 
 def encode_request(kind: str, ids: list[Any]) -> bytes:
-    """The body that asks for these ids."""
+    """Return the body of a lookup of these ids."""
     if kind == RAW:
         return np.array(ids, "<i8").tobytes()
     if kind == ARROW:
@@ -208,7 +210,7 @@ def encode_request(kind: str, ids: list[Any]) -> bytes:
 
 
 def decode_response(kind: str, content: bytes, count: int) -> tuple[Any, Any]:
-    """Rows float32 (K, D), NaN where there is none, and status codes of an answer."""
+    """Return a response's rows, float32 (K, D), NaN where there is none, and its status codes, uint8 (K,)."""
     if kind == RAW:
         return np.frombuffer(content[:-count], "<f4").reshape(count, -1), np.frombuffer(content[-count:], np.uint8)
     if kind == ARROW:

@@ -1,7 +1,7 @@
-"""A server under mixed load while versions come, the trainer is killed and the server restarted.
+"""A server under mixed load while versions arrive, the trainer is killed and the server restarted.
 
-`python -m tests.torture.load.mixed_load`. Every answer is compared with what its version holds. 503s that say why are
-honest; nothing else above 499 is.
+`python -m tests.torture.load.mixed_load`. Every response is compared with the version that it names. Some 503s are
+accepted; any other status above 499 fails.
 """
 
 import argparse
@@ -18,28 +18,30 @@ from pathlib import Path
 from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
-from tests.e2e.workspace import free_port
+from tests.support.ports import free_port
+from tests.support.processes import IMPORT_PATHS
 from tests.support.waiting import wait_until
 from tests.torture.clicks import message
 from tests.torture.cluster.cluster import is_running
 from tests.torture.cluster.config import TOPIC, write_config
 from tests.torture.cluster.faulty_broker import FaultyBroker
-from tests.torture.cluster.process_pool import PATHS, ProcessPool
+from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.load.clients import ARROW, JSON, MSGPACK, RAW, Client, Clients
 from tests.torture.load.response_verifier import ResponseVerifier
 
-# of all of these answers were compared, or it goes on a little
+# the load continues until responses to all of these were compared
 REQUEST_KINDS = {RAW, JSON, MSGPACK, ARROW, "predict", "snapshot", "HotModel, directory", "HotModel, http"}
+GRACE_SECONDS = 300.0
 PUBLISH_SECONDS, TICK_SECONDS, RECORDS_PER_TICK = 0.5, 0.1, 30
-# a process may have grown by so much from the middle third of its life to the last
+# bound of a process's growth from the middle third of its life to the last
 MAX_GROWTH_RATIO, MAX_GROWTH_BYTES = 1.10, 16 << 20
 
 
 class MixedLoad:
-    """Trainer, server, broker, and everybody who asks."""
+    """Trainer, server, broker and clients."""
 
-    def __init__(self, folder: Path, seed: int, nursery: ProcessPool, *, workers: int) -> None:
-        self._folder, self._seed, self._nursery, self._num_workers = folder, seed, nursery, workers
+    def __init__(self, folder: Path, seed: int, process_pool: ProcessPool, *, workers: int) -> None:
+        self._folder, self._seed, self._process_pool, self._num_workers = folder, seed, process_pool, workers
         (folder / "disk").mkdir()
         self.log, self._port, self._broker = folder / "disk" / "log", free_port(), FaultyBroker()
         path = write_config(
@@ -58,18 +60,18 @@ class MixedLoad:
             admin.ensure_topic(TOPIC)
         self._producer, self._num_produced = Producer(kafka), 0
         self.num_kills, self.num_restarts = 0, 0
-        self._is_away = False
+        self._is_restarting = False
         self.memory: dict[int, list[int]] = {}
         self._trainer, self._server = self._start("train"), self._start("serve")
         self._produce()
-        self.judge = ResponseVerifier(self.log)
+        self.verifier = ResponseVerifier(self.log)
         wait_until(self._is_ready, "the server's readiness")
-        self.askers = Clients(self._port, self.log, self.judge, lambda: self._is_away, seed)
+        self.clients = Clients(self._port, self.log, self.verifier, lambda: self._is_restarting, seed)
 
     def run(self, seconds: float) -> None:
-        """Load for so long; on the way the trainer is killed twice and the server restarts.
+        """Run the load for `seconds`, kill the trainer twice, and restart the server.
 
-        Where there are several workers they restart one by one before, at which nobody may be left without an answer.
+        Several workers are also restarted one by one, during which every request must be answered.
         """
         events: list[tuple[float, Callable[[], None]]] = [
             (0.20, self._kill_trainer),
@@ -78,23 +80,23 @@ class MixedLoad:
             (0.75, self._restart_server),
         ]
         began = time.monotonic()
-        while not self.askers.has_failed:
+        while not self.clients.has_failed:
             passed = time.monotonic() - began
             if (
                 passed >= seconds
                 and not events
-                and (self.judge.num_compared.keys() >= REQUEST_KINDS or passed > seconds + 60)
+                and (self.verifier.num_compared.keys() >= REQUEST_KINDS or passed > seconds + GRACE_SECONDS)
             ):
                 break
             self._produce()
             if events and passed >= events[0][0] * seconds:
                 events.pop(0)[1]()
             self._watch_memory()
-            time.sleep(TICK_SECONDS)  # the pace of the stream
-        self.askers.close()
+            time.sleep(TICK_SECONDS)  # sets the rate of the stream
+        self.clients.close()
 
     def check_memory(self) -> None:
-        """Of every process that lived long enough to tell."""
+        """Check the growth of every process that ran long enough."""
         for pid, sizes in self.memory.items():
             third = len(sizes) // 3
             if third * TICK_SECONDS >= 20:
@@ -104,23 +106,23 @@ class MixedLoad:
                 )
 
     def close(self) -> None:
-        self._is_away = True
+        self._is_restarting = True
         for pid in (self._trainer, self._server):
             if is_running(pid):
                 os.kill(pid, signal.SIGTERM)
-                self._nursery.wait(pid, 20.0)
-        self.judge.close()
+                self._process_pool.wait(pid, 120.0)
+        self.verifier.close()
         self._producer.close()
         self._broker.close()
 
     def process_output(self) -> str:
-        """What the processes said last."""
+        """Return the end of each process's output."""
         return "\n".join(path.read_text()[-2_000:] for path in sorted(self._folder.glob("*.out")))
 
     def _start(self, command: str) -> int:
-        environment = {"PYTHONPATH": os.pathsep.join(PATHS)}
+        environment = {"PYTHONPATH": os.pathsep.join(IMPORT_PATHS)}
         out = self._folder / f"{command}.out"
-        return self._nursery.start([command], cwd=self._folder, out=out, environment=environment)
+        return self._process_pool.start([command], cwd=self._folder, out=out, environment=environment)
 
     def _produce(self) -> None:
         for offset in range(self._num_produced, self._num_produced + RECORDS_PER_TICK):
@@ -131,7 +133,7 @@ class MixedLoad:
     def _is_ready(self) -> bool:
         client = Client(self._port, lambda: True, Counter())
         try:
-            return client.ask("GET", "/readyz") is not None
+            return client.request("GET", "/readyz") is not None
         finally:
             client.close()
 
@@ -148,12 +150,12 @@ class MixedLoad:
         self.num_restarts += 1
 
     def _restart_server(self) -> None:
-        self._is_away = True
+        self._is_restarting = True
         os.kill(self._server, signal.SIGTERM)
         wait_until(lambda: not is_running(self._server), "the server's end")
         self._server = self._start("serve")
         wait_until(self._is_ready, "the server's readiness")
-        self._is_away = False
+        self._is_restarting = False
         self.num_restarts += 1
 
     def _workers(self) -> set[int]:
@@ -172,13 +174,13 @@ class MixedLoad:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="mixed_load", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--seed", type=int, default=None, help="of records and questions; default: the time")
+    parser.add_argument("--seed", type=int, default=None, help="seed of records and requests; default: the time")
     options = parser.parse_args()
     seed = int(time.time()) if options.seed is None else options.seed
     print(f"mixed load: seed {seed}, {options.seconds:g} s", flush=True)
-    nursery = ProcessPool()
+    process_pool = ProcessPool()
     with tempfile.TemporaryDirectory(prefix="mixed-load-") as folder:
-        load = MixedLoad(Path(folder), seed, nursery, workers=2)
+        load = MixedLoad(Path(folder), seed, process_pool, workers=2)
         try:
             load.run(options.seconds)
             load.check_memory()
@@ -187,11 +189,11 @@ def main() -> None:
             raise
         finally:
             load.close()
-            nursery.close()
+            process_pool.close()
     for pid, sizes in load.memory.items():
         print(f"process {pid}: {sizes[0] >> 20} to {sizes[-1] >> 20} MiB, at most {max(sizes) >> 20}")
-    print(f"answers: {dict(load.askers.answers)}; compared: {load.judge.num_compared}")
-    print(f"mixed load: {load.judge.num_versions} versions, {load.num_kills} kills, no wrong answer", flush=True)
+    print(f"responses: {dict(load.clients.responses)}; compared: {load.verifier.num_compared}")
+    print(f"mixed load: {load.verifier.num_versions} versions, {load.num_kills} kills, no wrong response", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A log by the real writer in which every version stamps its rows and its dense net."""
+"""A log by the real writer in which every version sets all its rows and its dense net to the same number."""
 
 from pathlib import Path
 
@@ -19,12 +19,12 @@ KEYS = np.zeros(NUM_KEYS, np.uint16), np.arange(NUM_KEYS)
 
 
 def stamp_of(step: int) -> np.float32:
-    """Of the dense net: its only logit, from which a probability follows."""
+    """Return the dense net's number of a step: its only logit, so predictions are its sigmoid."""
     return np.float32(step % 10_000 / 10_000 * 8 - 4)
 
 
 def version(step: int) -> Arrays:
-    """Rows of its stamp for all keys, and the dense net's."""
+    """Return the arrays of a step's version."""
     return {
         "rows.feature": KEYS[0],
         "rows.id": KEYS[1],
@@ -38,13 +38,13 @@ def version(step: int) -> Arrays:
 
 
 class StampedLog:
-    """Steps count from 1."""
+    """Appends one version per step; steps count from 1."""
 
     def __init__(self, path: Path, *, segment_bytes: int = 1 << 18) -> None:
         config = LogConfig(path=path, segment_bytes=segment_bytes, durable_seconds=0.02)
         self.writer, self.step = LogWriter.open(config, schema=TOY_SCHEMA), 0
         self.path, self.directory = path, self.writer.directory
-        image = BaseImage(
+        contents = BaseImage(
             tip=self.writer.first_base_tip,
             schema=TOY_SCHEMA,
             table=TableSpec(dim=DIM, state_width=1, seed=1, init_scale=0.01),
@@ -53,11 +53,11 @@ class StampedLog:
             dense={"dense.linear.bias": np.zeros(2, np.float32)},
             program=toy_archive(),
         )
-        write_base(path, image)
+        write_base(path, contents)
         self.writer.start_after(self.writer.first_base_tip)
 
     def append(self, number: int = 1) -> Tip:
-        """So many versions."""
+        """Append `number` versions; return the last one's tip."""
         for _ in range(number):
             self.step += 1
             meta = VersionMeta(step=self.step, fingerprint=TOY_SCHEMA.fingerprint())
@@ -65,7 +65,7 @@ class StampedLog:
         return tip
 
     def compact(self, keep_bases: int = 2) -> None:
-        """A base of all up to now, for the next version says that it is durable; what it covers is retired."""
+        """Write a base of all versions so far, and delete the segments that it covers."""
         self.writer.sync()
         self.append()
         self.writer.sync()

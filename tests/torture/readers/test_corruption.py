@@ -1,4 +1,4 @@
-"""A follower refuses damaged files, says so, serves on, and comes back as soon as it can."""
+"""A follower refuses corrupt files, reports it, keeps its view, and recovers as soon as it can."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,19 +13,19 @@ from tests.support.waiting import wait_until
 from tests.torture.readers.stamped_log import KEYS, StampedLog
 
 
-def flip(path: Path) -> None:
+def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size * 2 // 3)
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {
-    "a flipped bit": flip,
-    "a cut segment": cut,
+CORRUPTIONS: dict[str, Callable[[Path], None]] = {
+    "a flipped bit": flip_a_bit,
+    "a truncated segment": truncate,
     "a missing file": Path.unlink,
 }
 
@@ -38,19 +38,19 @@ def log(tmp_path: Path) -> Iterator[StampedLog]:
 
 
 @pytest.fixture
-def sleeper(log: StampedLog) -> Iterator[Follower]:
-    """One that has seen the first versions, and not been awake since."""
+def idle_follower(log: StampedLog) -> Iterator[Follower]:
+    """A follower that has polled the first versions, and not since."""
     follower = Follower(LogDirectory(log.path))
     log.append(3)
     log.writer.sync()
     follower.poll()
-    assert shown(follower) == 3
+    assert step_of(follower) == 3
     yield follower
     follower.close()
 
 
-def shown(follower: Follower) -> float:
-    """The step that its rows tell, all the same."""
+def step_of(follower: Follower) -> float:
+    """Return the step of the follower's view, after checking that all its rows belong to it."""
     view = follower.view
     assert view is not None
     rows, status = view.lookup(*KEYS)
@@ -60,63 +60,67 @@ def shown(follower: Follower) -> float:
     return float(rows[0, 0])
 
 
-def settles(follower: Follower, step: int) -> None:
-    wait_until(lambda: (follower.poll(), shown(follower) == step)[1], f"step {step}, {follower.error}")
+def assert_reaches(follower: Follower, step: int) -> None:
+    wait_until(lambda: (follower.poll(), step_of(follower) == step)[1], f"step {step}, {follower.error}")
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_refused_and_said_until_it_is_mended(
-    log: StampedLog, sleeper: Follower, damage: str
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_a_corrupt_segment_is_refused_and_reported_until_it_is_repaired(
+    log: StampedLog, idle_follower: Follower, corruption: str
 ) -> None:
     log.append(60)
     log.writer.sync()
     victim = log.segments()[1]
     whole = victim.read_bytes()
-    DAMAGES[damage](victim)
+    CORRUPTIONS[corruption](victim)
     for _ in range(20):
-        sleeper.poll()
-        assert 3 <= shown(sleeper) < 63
-    assert sleeper.error is not None
-    assert str(sleeper.error)
+        idle_follower.poll()
+        assert 3 <= step_of(idle_follower) < 63
+    assert idle_follower.error is not None
+    assert str(idle_follower.error)
     victim.write_bytes(whole)
-    settles(sleeper, 63)
-    assert sleeper.error is None
+    assert_reaches(idle_follower, 63)
+    assert idle_follower.error is None
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_base_behind_the_damage_is_a_way_around_it(log: StampedLog, sleeper: Follower, damage: str) -> None:
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_a_follower_recovers_from_a_base_after_the_corruption(
+    log: StampedLog, idle_follower: Follower, corruption: str
+) -> None:
     log.append(60)
     log.compact(keep_bases=9)
-    DAMAGES[damage](log.segments()[1])
+    CORRUPTIONS[corruption](log.segments()[1])
     log.append(2)
     log.writer.sync()
-    settles(sleeper, 66)
-    assert sleeper.num_restarts == 1
+    assert_reaches(idle_follower, 66)
+    assert idle_follower.num_restarts == 1
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_base_is_refused_for_an_older_one(log: StampedLog, damage: str) -> None:
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_a_corrupt_base_is_replaced_by_an_older_one(log: StampedLog, corruption: str) -> None:
     log.append(10)
     log.compact(keep_bases=9)
     log.append(10)
     log.compact(keep_bases=9)
     newest = log.directory.newest_base()
     assert newest is not None
-    DAMAGES[damage](newest / ("manifest.json" if damage == "a flipped bit" else "rows.safetensors"))
+    CORRUPTIONS[corruption](newest / ("manifest.json" if corruption == "a flipped bit" else "rows.safetensors"))
     log.append(5)
     log.writer.sync()
     follower = Follower(LogDirectory(log.path))
     wait_until(lambda: follower.poll() or follower.view is not None, f"a view, {follower.error}")
-    settles(follower, 27)
+    assert_reaches(follower, 27)
     follower.close()
 
 
-def test_who_sleeps_through_retirement_begins_again_from_the_base(log: StampedLog, sleeper: Follower) -> None:
+def test_a_follower_that_missed_deleted_segments_restarts_from_the_base(
+    log: StampedLog, idle_follower: Follower
+) -> None:
     for _ in range(3):
         log.append(20)
         log.compact(keep_bases=1)
     log.append(2)
     log.writer.sync()
-    assert log.directory.scan().bases[0] > sleeper.view.version
-    settles(sleeper, 68)
-    assert sleeper.num_restarts == 1
+    assert log.directory.scan().bases[0] > idle_follower.view.version
+    assert_reaches(idle_follower, 68)
+    assert idle_follower.num_restarts == 1

@@ -1,6 +1,5 @@
-"""Readers that check on every read that dense weights and rows carry the stamp of one version."""
+"""Readers check on every read that dense weights and rows belong to one version."""
 
-import os
 import threading
 from pathlib import Path
 
@@ -10,17 +9,18 @@ from springtide_client.features import Features
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 
+from tests.support.scale import IS_LONG
 from tests.support.toy_model import TOY_SCHEMA
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.readers.stamped_log import KEYS, StampedLog, stamp_of
 
-NUM_VERSIONS = 10_000 if "TORTURE_EXAMPLES" in os.environ else 500
-MERGES, IN_STEP = 10, 5
+NUM_VERSIONS = 10_000 if IS_LONG else 500
+NUM_COMPACTIONS, BATCH = 10, 5
 INSTANCES = [{"user_id": 1, "item_id": 2, "genres": [1], "last_items": [2], "age": 30.0}]
 
 
 class Reader(threading.Thread):
-    """Reads until told to stop; `wrong` holds what was mixed."""
+    """Reads until `is_over`; `wrong` holds the reads that mixed versions."""
 
     def __init__(self, follower: Follower, features: Features) -> None:
         super().__init__()
@@ -36,9 +36,9 @@ class Reader(threading.Thread):
                 continue
             step, expected = view.meta.step, 1 / (1 + np.exp(-stamp_of(view.meta.step)))
             rows, status = view.lookup(*KEYS)
-            chance = view.predict(self.features)[0, 0]
-            if status.any() or (rows != step).any() or abs(chance - expected) > 2e-6:
-                self.wrong.append((step, chance, expected, rows[:, 0]))
+            probability = view.predict(self.features)[0, 0]
+            if status.any() or (rows != step).any() or abs(probability - expected) > 2e-6:
+                self.wrong.append((step, probability, expected, rows[:, 0]))
             self.seen.add(step)
 
 
@@ -47,17 +47,17 @@ def test_no_read_ever_mixes_two_versions(tmp_path: Path) -> None:
     follower = Follower(LogDirectory(log.path))
     readers = [Reader(follower, encode_instances(TOY_SCHEMA, INSTANCES)) for _ in range(2)]
     follower.start()
-    assert follower.wait_for_view(20.0) is not None
+    assert follower.wait_for_view(DEADLINE_SECONDS) is not None
     for reader in readers:
         reader.start()
-    next_merge = 0
+    next_compaction = 0
     try:
         while log.step < NUM_VERSIONS:
-            tip = log.append(IN_STEP)
-            # the follower keeps step, else most versions would pass unread
+            tip = log.append(BATCH)
+            # wait for the follower, else it would skip most versions
             wait_until(lambda tip=tip: follower.view.version >= tip.number, f"{tip}")
-            if log.step >= next_merge:
-                next_merge += NUM_VERSIONS // MERGES
+            if log.step >= next_compaction:
+                next_compaction += NUM_VERSIONS // NUM_COMPACTIONS
                 log.compact()
         wait_until(lambda: all(log.step in reader.seen for reader in readers), "reads of the last version")
     finally:

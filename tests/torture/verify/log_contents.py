@@ -1,4 +1,4 @@
-"""Everything that a log says at its end: by key, and beside the keys; bit by bit."""
+"""Everything that a log holds at its end, for bitwise comparison."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from app.version_log.read.replay_state import ReplayState
 from tests.torture.clicks import NUM_ITEMS
 
 Key = tuple[int, int]
-# what depends on when versions were cut and who cut them
+# fields that depend on when versions were written and by which trainer
 TIMING_DEPENDENT_FIELDS = (
     "created_ms",
     "complete_until_ms",
@@ -31,7 +31,7 @@ TIMING_DEPENDENT_FIELDS = (
 
 @dataclass(frozen=True)
 class LogContents:
-    """`rows`: the bytes of value and optimizer state, the count, last seen."""
+    """`rows`: the bytes of value and optimizer state, the count, the last-seen time, by (feature, id)."""
 
     tip: Tip
     meta: VersionMeta
@@ -42,11 +42,11 @@ class LogContents:
 
     @property
     def offset(self) -> int:
-        """The next record to read of the one partition."""
+        """Return the offset of the next record to read from the one partition."""
         return sum(position["offset"] for position in self.meta.positions.values())
 
     def differences(self, other: "LogContents") -> list[str]:
-        """What is not bitwise the same; [] where all is."""
+        """Return a line for each difference; [] if all is bitwise the same."""
         found = []
         for key in sorted(self.rows.keys() | other.rows.keys()):
             mine, theirs = self.rows.get(key), other.rows.get(key)
@@ -59,14 +59,16 @@ class LogContents:
                 found.append(f"{name} differs")
         if self.sketch.strip(b"\0") != other.sketch.strip(b"\0"):
             found.append("the sketch differs")
-        told = facts(self.meta, other.meta)
-        if self.offset != other.offset:  # malformed records right behind the last sample, read by one of them alone
-            told = [fact for fact in told if fact[0] != "dead_letters"]
-        return found + [f"{n}: {a} and {b}" for n, a, b in told if a != b]
+        fields = comparable_fields(self.meta, other.meta)
+        if (
+            self.offset != other.offset
+        ):  # malformed records right after the last sample may have been read by one of the two only
+            fields = [fact for fact in fields if fact[0] != "dead_letters"]
+        return found + [f"{n}: {a} and {b}" for n, a, b in fields if a != b]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two arrays are there and equal bit by bit."""
+    """Return True if both arrays exist and are bitwise equal."""
     return (
         one is not None
         and other is not None
@@ -76,8 +78,8 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
-def facts(one: VersionMeta, other: VersionMeta) -> list[tuple[str, Any, Any]]:
-    """Name and value in both, of what must not depend on kills."""
+def comparable_fields(one: VersionMeta, other: VersionMeta) -> list[tuple[str, Any, Any]]:
+    """Return name and both values of each field that must not depend on kills."""
     names = [name for name in VersionMeta.__struct_fields__ if name not in (*TIMING_DEPENDENT_FIELDS, "trainer")]
     pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]
     trainer = ("loss", "skipped_steps", "watermarks")
@@ -85,19 +87,19 @@ def facts(one: VersionMeta, other: VersionMeta) -> list[tuple[str, Any, Any]]:
 
 
 def read_log_contents(log: Path, *, window_samples: int) -> LogContents:
-    """As far as the log can be read: a dead trainer's half record at its end is no part of it."""
+    """Return what a reader sees; a dead trainer's incomplete last record does not count."""
     directory = LogDirectory(log)
     base = directory.open_base()
     assert base is not None, "the log has no base"
     base.verify()
-    overlay = ReplayState(base, window_samples=window_samples)
+    state = ReplayState(base, window_samples=window_samples)
     try:
         for record in directory.records(base.tip):
-            overlay.apply(record)
+            state.apply(record)
     except CorruptRecordError:
         pass
-    layer = merge_layers(base.layer, overlay.changed_rows())
-    layer = layer.take(np.flatnonzero(layer.live_mask(overlay.meta.expiry_cutoffs)))
+    layer = merge_layers(base.layer, state.changed_rows())
+    layer = layer.take(np.flatnonzero(layer.live_mask(state.meta.expiry_cutoffs)))
     assert layer.state is not None
     rows = {
         (int(layer.feature[i]), int(layer.id[i])): (
@@ -108,14 +110,14 @@ def read_log_contents(log: Path, *, window_samples: int) -> LogContents:
         )
         for i in range(len(layer))
     }
-    sketch = b"" if overlay.sketch is None else overlay.sketch.tobytes()
+    sketch = b"" if state.sketch is None else state.sketch.tobytes()
     return LogContents(
-        overlay.tip, overlay.meta, rows, overlay.arrays, sketch, texts_of([*overlay.id_strings, base.id_strings])
+        state.tip, state.meta, rows, state.arrays, sketch, string_keys([*state.id_strings, base.id_strings])
     )
 
 
-def texts_of(parts: list[Mapping[str, Any] | None]) -> frozenset[Key]:
-    """The keys of which the log tells the text."""
+def string_keys(parts: list[Mapping[str, Any] | None]) -> frozenset[Key]:
+    """Return the keys whose strings are in the log."""
     return frozenset(
         (int(feature), int(row_id))
         for part in parts
@@ -125,5 +127,5 @@ def texts_of(parts: list[Mapping[str, Any] | None]) -> frozenset[Key]:
 
 
 def item_ids() -> dict[str, int]:
-    """The ids behind the texts."""
+    """Return the id of each item's string."""
     return {f"item-{number}": encode_id(f"item-{number}")[0] for number in range(NUM_ITEMS)}

@@ -1,4 +1,4 @@
-"""Who follows the log arrives where it ends, and has what it says."""
+"""Check that readers of the log reach its end and hold what it says."""
 
 import json
 import random
@@ -11,38 +11,41 @@ from tests.torture.cluster.cluster import Cluster
 from tests.torture.verify.log_contents import LogContents
 from tests.torture.verify.verifier import LogVerifier
 
-NUM_ASKED = 30
+NUM_CHECKED = 30
 
 
-def check_follower(stage: Cluster, judge: LogVerifier, image: LogContents) -> None:
-    """It has what the log has, or a version that a power loss took away and that nothing has passed yet."""
-    wait_until(lambda: stage.newest_version() >= image.tip.number, f"the follower's arrival at {image.tip}")
-    view = stage.follower.view
+def check_follower(cluster: Cluster, verifier: LogVerifier, contents: LogContents) -> None:
+    """Check the rows of the follower in this process.
+
+    It may hold a version that a power loss removed, until a higher one is published.
+    """
+    wait_until(lambda: cluster.newest_version() >= contents.tip.number, f"the follower's arrival at {contents.tip}")
+    view = cluster.follower.view
     assert view is not None
-    if view.tip == image.tip:
-        for user in judge.users():
+    if view.tip == contents.tip:
+        for user in verifier.users():
             info = view.row_info(0, user)
-            assert (info["count"], info["last_seen_ms"]) == judge.expected_user(image, user), user
+            assert (info["count"], info["last_seen_ms"]) == verifier.expected_user(contents, user), user
 
 
-def check_server(stage: Cluster, judge: LogVerifier, image: LogContents) -> None:
-    """Over HTTP, for some users."""
+def check_server(cluster: Cluster, verifier: LogVerifier, contents: LogContents) -> None:
+    """Check the counts of some users over HTTP."""
 
     def served() -> int:
-        latest = ask(stage, "/v1/versions/latest")
+        latest = get(cluster, "/v1/versions/latest")
         return -1 if latest is None else int(latest["version"])
 
-    wait_until(lambda: served() >= image.tip.number, "the server's arrival")
-    for user in random.Random(judge.seed).sample(judge.users(), NUM_ASKED):
-        found = ask(stage, f"/v1/embeddings/user_id/{user}")
-        assert (found and found["count"]) == judge.expected_user(image, user)[0], user
+    wait_until(lambda: served() >= contents.tip.number, "the server's arrival")
+    for user in random.Random(verifier.seed).sample(verifier.users(), NUM_CHECKED):
+        found = get(cluster, f"/v1/embeddings/user_id/{user}")
+        assert (found and found["count"]) == verifier.expected_user(contents, user)[0], user
 
 
-def ask(stage: Cluster, path: str) -> dict[str, Any] | None:
-    """A route's JSON; None where it has none, or nobody answers."""
+def get(cluster: Cluster, path: str) -> dict[str, Any] | None:
+    """Return a route's JSON, or None while it does not answer 200."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{stage.port}{path}", timeout=5) as answer:
-            document: dict[str, Any] = json.loads(answer.read())
+        with urllib.request.urlopen(f"http://127.0.0.1:{cluster.port}{path}", timeout=60) as response:
+            document: dict[str, Any] = json.loads(response.read())
             return document
     except OSError:
         return None

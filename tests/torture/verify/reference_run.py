@@ -1,4 +1,4 @@
-"""The run that nobody disturbs: the same records in one go, the orders where the other log says they were executed."""
+"""A run without faults over the same records, with each command executed where the other log says."""
 
 from pathlib import Path
 
@@ -20,13 +20,13 @@ from tests.torture.clicks import message
 from tests.torture.cluster.config import TOPIC, WINDOW_SAMPLES, write_config
 from tests.torture.verify.log_contents import LogContents, read_log_contents
 
-BATCHES_A_VERSION = 20
-RECORDS = 1_000  # decoded at a time
+BATCHES_PER_VERSION = 20
+RECORDS = 1_000  # per call of the decoder
 NOW_MS = 1_800_000_000_000
 
 
 class ReferenceRun:
-    """Moves forward only."""
+    """A trainer without faults, in this process; it only moves forward."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         folder.mkdir()
@@ -38,58 +38,58 @@ class ReferenceRun:
         self.desk = CommandExecutor(config.log.path, self.log.epoch, self.state)
         self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)
         self.decoder = Decoder(config.schema)
-        self._random = torch.get_rng_state()  # others in this process draw too
-        self.executed: dict[str, int] = {}  # order -> at how many samples
+        self._random = torch.get_rng_state()  # others in this process use the generator too
+        self.executed: dict[str, int] = {}  # command -> at how many samples
 
     @property
     def num_samples(self) -> int:
         return self.state.samples_trained
 
-    def advance(self, num_samples: int, orders: list[CommandEntry]) -> LogContents:
-        """Learn up to here, and say what the log holds then."""
-        waiting = [order for order in orders if order.id not in self.executed]
+    def advance(self, num_samples: int, commands: list[CommandEntry]) -> LogContents:
+        """Learn up to `num_samples`, with these commands executed where they say; return what the log holds then."""
+        pending = [command for command in commands if command.id not in self.executed]
         num_batches = 0
         torch.set_rng_state(self._random)
         while True:
-            while waiting and waiting[0].samples_trained == self.num_samples:
-                self._execute(waiting.pop(0))
+            while pending and pending[0].samples_trained == self.num_samples:
+                self._execute(pending.pop(0))
             if self.num_samples >= num_samples:
                 break
             batch = self._next_batch(num_samples - self.num_samples)
-            if num_batches % BATCHES_A_VERSION == 0 or self.state.learner.needs_checkpoint(batch):
-                self._cut()
+            if num_batches % BATCHES_PER_VERSION == 0 or self.state.learner.needs_checkpoint(batch):
+                self._append_version()
             self.state.learn(batch, limit_ms=NOW_MS)
             num_batches += 1
-        assert not waiting
-        self._cut()
+        assert not pending
+        self._append_version()
         self._random = torch.get_rng_state()
         self.log.sync()
         return read_log_contents(self.log.config.path, window_samples=WINDOW_SAMPLES)
 
-    def _next_batch(self, most: int) -> Batch:
+    def _next_batch(self, max_rows: int) -> Batch:
         while self.batcher.num_rows < self.batcher.batch_size:
             offsets = range(self.offset, self.offset + RECORDS)
             values = [message(self.seed, offset) for offset in offsets]
             raw = RawRecords.from_messages(Partition(TOPIC, 0), values, offsets=list(offsets))
             self.batcher.add(self.decoder.decode(raw, NOW_MS))
             self.offset += RECORDS
-        if most < self.batcher.batch_size:
-            self.batcher.batch_size = most  # the last batch of the other run was short
+        if max_rows < self.batcher.batch_size:
+            self.batcher.batch_size = max_rows  # the other run's last batch was short
         batch = self.batcher.take()
         assert batch is not None
         return batch
 
     def _execute(self, entry: CommandEntry) -> None:
-        """Through the trainer's own handlers."""
-        self._cut()
+        """Execute a command by the trainer's own handlers."""
+        self._append_version()
         self.executed[entry.id] = entry.samples_trained
         is_forget = entry.kind == "forget"
         body = {"keys": msgspec.to_builtins(entry.keys)} if is_forget else {"limits": entry.result.get("limits")}
         if not entry.is_refused:
-            order = Command(entry.id, entry.kind, body)
-            self.desk._handler(order)(order.body)
+            command = Command(entry.id, entry.kind, body)
+            self.desk._handler(command)(command.body)
 
-    def _cut(self) -> None:
+    def _append_version(self) -> None:
         self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1))
 
     def close(self) -> None:

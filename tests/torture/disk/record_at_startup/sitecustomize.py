@@ -1,4 +1,4 @@
-"""Python imports this at the start of every process that has this folder in its path: it records fsyncs."""
+"""Python imports this module at the start of a process that has this folder in its path: record its fsyncs."""
 
 import os
 
@@ -6,10 +6,10 @@ if "SPRINGTIDE_RECORD" in os.environ:
     import importlib.util
     from pathlib import Path
 
-    spec = importlib.util.spec_from_file_location("disk_record", Path(__file__).parents[1] / "disk_record.py")
+    spec = importlib.util.spec_from_file_location("fsync_recorder", Path(__file__).parents[1] / "fsync_recorder.py")
     assert spec is not None
     assert spec.loader is not None
-    disk_record = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(disk_record)
+    fsync_recorder = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fsync_recorder)
     root, folder = os.environ["SPRINGTIDE_RECORD"].split(os.pathsep)
-    disk_record.FsyncRecorder(Path(root), Path(folder)).install()
+    fsync_recorder.FsyncRecorder(Path(root), Path(folder)).install()
