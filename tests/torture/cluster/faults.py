@@ -69,7 +69,7 @@ class Faults:
     def kill_at_fault_point(self, draw: random.Random) -> str:
         point = draw.choice(POINTS)
         hit = self._run_until_hit(draw, point, "KILL")
-        return f"killed {point}" if hit else f"no process reached {point}"
+        return f"killed {point}" if hit else f"no process reached the point: {point}"
 
     def kill_at_random_time(self, draw: random.Random) -> str:
         self.train_until_published()
