@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from springtide_client.errors import CorruptRecordError, GapError
-from springtide_client.format.records import Tip, VersionMeta, encode_record
+from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
 from springtide_client.log.directory import segment_name
@@ -20,6 +20,7 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention, complete_bases
 from app.version_log.write.segments import SegmentWriter
 from app.version_log.write.writer import LogWriter
+from tests.support.records import encode_record
 from tests.support.waiting import wait_until
 from tests.support.writer_log import WriterLog, row_tensors, rows_of
 

@@ -5,15 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from springtide_client.errors import CorruptRecordError
-from springtide_client.format.records import (
-    HEADER,
-    CommandEntry,
-    Tip,
-    VersionMeta,
-    decode_record,
-    encode_record,
-    version_name,
-)
+from springtide_client.format.records import HEADER, CommandEntry, Tip, VersionMeta, version_name
+
+from tests.support.records import decode_record, encode_record
 
 META = VersionMeta(
     created_ms=5,

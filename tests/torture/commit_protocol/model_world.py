@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from springtide_client.errors import CorruptRecordError, GapError
-from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta, encode_record
+from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
 from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
@@ -20,6 +20,7 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
+from tests.support.records import encode_record
 from tests.support.waiting import wait_until
 from tests.support.writer_log import WriterLog, row_tensors, rows_of
 from tests.torture.disk.fsync_recorder import FsyncRecorder

@@ -1,1 +1,1 @@
-"""format."""
+"""The bytes of the log: records, tensor files, checksummed JSON."""

@@ -1,4 +1,4 @@
-"""A version as bytes: a CRC-framed record that names its parent. What is sent over HTTP is this frame, unchanged.
+"""A version as bytes: a CRC-framed record that names its parent. HTTP carries the same frame, unchanged.
 
 Little endian: magic (8), payload length u64, epoch u64, number u64, parent checksum u64, crc32(payload) u32,
 crc32(the 44 header bytes before) u32, payload. A record's checksum is crc32(payload) << 32 | crc32(header).
@@ -22,7 +22,7 @@ EPOCH_SHIFT = 32  # number = epoch * 2**32 + count: never used twice, whatever t
 
 
 class StreamPosition(TypedDict):
-    """The next offset to read of a partition; another topic id means another topic."""
+    """The next offset to read of a partition. A topic that is deleted and re-created gets another topic id."""
 
     topic_id: str
     offset: int
@@ -53,32 +53,42 @@ class CommandEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class VersionMeta(msgspec.Struct, kw_only=True):
-    """What a version says of the world beside its tensors."""
+    """What a version records beside its tensors. Times are in ms since 1970."""
 
     created_ms: int = 0
+    # the version reflects every record that was readable at this wall time
     complete_until_ms: int = 0
     samples_trained: int = 0
     step: int = 0
+    # partition, as "topic/number", -> the next offset to train on
     positions: dict[str, StreamPosition] = {}
     event_clock_ms: int = 0
-    expiry_cutoffs: dict[str, int] = {}  # feature number -> ms: of this feature, rows last seen before are dead
-    admission: dict[str, int] = {}  # feature number -> occurrences before an id gets a row of its own, where above 1
-    sketch_blocks: int = 0  # of the sketch that counts ids without a row; another number than before: it began anew
-    sketch_age: int = 0  # how often the sketch's counts have been halved
+    # feature number -> event time: rows of this feature last seen earlier are expired
+    expiry_cutoffs: dict[str, int] = {}
+    # feature number -> occurrences before an id is admitted, i.e. gets a row of its own; features above 1 only
+    admission: dict[str, int] = {}
+    # the size of the sketch that counts ids without a row; a change means that it was emptied
+    sketch_blocks: int = 0
+    # how often the counts of the sketch have been halved
+    sketch_age: int = 0
+    # of the schema
     fingerprint: str = ""
     scores: dict[str, Any] = {}
     dead_letters: dict[str, int] = {}
+    # the Kafka timestamps of some of the records that this version added
     record_ms: list[int] = []
-    executed_commands: list[CommandEntry] = []  # by this version; in a base: by all versions, the newest 10,000
+    # by this version; in a base: by all versions, the newest 10,000
+    executed_commands: list[CommandEntry] = []
     trainer: dict[str, Any] = {}
-    # a rollback: `dense.*` and `state.*` are whole, as that version's; nothing of them counts that an earlier one told
+    # the version that a rollback restored, 0 otherwise. Its `dense.*` and `state.*` are complete: a reader drops those
+    # of earlier records
     restores: int = 0
-    # the newest number that its writer knew to be durable when this was written, having looked for a higher epoch
+    # the newest version known to be durable when this one was written; the writer had then looked for a higher epoch
     durable: int = 0
 
 
 class Tip(msgspec.Struct, frozen=True, order=True):
-    """A place in the log: everything up to this version, this very one."""
+    """A position in the log: a version's number, and the checksum that tells it from another of that number."""
 
     number: int
     checksum: int
@@ -88,7 +98,7 @@ class Tip(msgspec.Struct, frozen=True, order=True):
 
 
 def version_name(number: int) -> str:
-    """How people see a number: "epoch.count"."""
+    """Return a version number as users see it: "epoch.count"."""
     return f"{number >> EPOCH_SHIFT}.{number & ((1 << EPOCH_SHIFT) - 1)}"
 
 
@@ -112,7 +122,7 @@ class RecordHeader(NamedTuple):
 
 
 def parse_header(header: bytes | memoryview) -> RecordHeader:
-    """The header of a record; CorruptRecordError where its own checksum does not fit."""
+    """Parse the header of a record; CorruptRecordError when it does not match its own checksum."""
     magic, length, epoch, number, parent, payload_crc, header_crc = HEADER.unpack(header)
     if magic != MAGIC or zlib.crc32(header[:-4]) != header_crc:
         raise CorruptRecordError("a record's header does not match its checksum")
@@ -121,7 +131,7 @@ def parse_header(header: bytes | memoryview) -> RecordHeader:
 
 @dataclass(frozen=True)
 class Record:
-    """One version as it stands in the log. `payload` is verified."""
+    """One version as the log holds it. Its payload matches its checksum."""
 
     epoch: int
     number: int
@@ -131,7 +141,7 @@ class Record:
 
     @staticmethod
     def verify_payload(header: RecordHeader, payload: bytes) -> "Record":
-        """Verifies the payload; CorruptRecordError where it does not match."""
+        """Return the record of a header and its payload; CorruptRecordError when the checksum does not match."""
         if zlib.crc32(payload) != header.payload_crc:
             raise CorruptRecordError(f"version {version_name(header.number)} does not match its checksum")
         return Record(header.epoch, header.number, header.parent, header.checksum, payload)
@@ -151,19 +161,19 @@ class Record:
         return _pack_header(len(self.payload), self.epoch, self.number, self.parent, self.checksum >> 32)[0]
 
     def frame(self) -> bytes:
-        """The record as it was written."""
+        """Return the record as it was written."""
         return self.header + self.payload
 
     @cached_property
     def meta(self) -> VersionMeta:
-        """What the version says of the world."""
+        """What the version records beside its tensors; LogError when it cannot be read."""
         try:
             return msgspec.json.decode(self._decoded[1]["version"], type=VersionMeta)
         except (KeyError, msgspec.MsgspecError) as error:
             raise LogError(f"version {self.tip} has no readable meta: {error!r}") from None
 
     def tensors(self) -> Arrays:
-        """Read-only arrays over the payload, nothing copied."""
+        """Return the tensors as read-only arrays over the payload, without copying."""
         return self._decoded[0]
 
     @cached_property
@@ -171,40 +181,16 @@ class Record:
         return decode_tensors(self.payload)
 
 
-def encode_record(
-    epoch: int, number: int, parent: int, meta: VersionMeta, tensors: Mapping[str, Array]
-) -> tuple[bytes, int]:
-    """The frame and its checksum; the arrays are copied."""
-    pieces, checksum = encode_pieces(epoch, number, parent, meta, tensors)
-    return b"".join(pieces), checksum
-
-
 def encode_pieces(
     epoch: int, number: int, parent: int, meta: VersionMeta, tensors: Mapping[str, Array]
 ) -> tuple[list[bytes | memoryview], int]:
-    """The pieces whose concatenation is the frame, and its checksum; the arrays are among them, not copied."""
+    """Return the pieces whose concatenation is the frame, and its checksum. Contiguous arrays are not copied."""
     pieces = encode_tensors(tensors, {"version": msgspec.json.encode(meta).decode()})
     crc, length = 0, 0
     for piece in pieces:
         crc, length = zlib.crc32(piece, crc), length + len(piece)
     header, checksum = _pack_header(length, epoch, number, parent, crc)
     return [header, *pieces], checksum
-
-
-def decode_record(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tuple[Record, int] | None:
-    """The record at `offset` and where it ends; None while bytes are missing; CorruptRecordError.
-
-    The payload is copied out, so that its arrays are aligned and the buffer may go.
-    """
-    view = memoryview(buffer)
-    start = offset + HEADER.size
-    if start > len(view):
-        return None
-    header = parse_header(bytes(view[offset:start]))
-    end = start + header.length
-    if end > len(view):
-        return None
-    return Record.verify_payload(header, bytes(view[start:end])), end
 
 
 def _pack_header(length: int, epoch: int, number: int, parent: int, payload_crc: int) -> tuple[bytes, int]:

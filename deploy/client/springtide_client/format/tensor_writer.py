@@ -1,4 +1,4 @@
-"""Tensor files written piece by piece; the layout is that of tensors.py."""
+"""Write tensor files piece by piece, in the layout of tensors.py."""
 
 import ctypes
 import os
@@ -14,16 +14,16 @@ from springtide_client.format.checksums import combine_crc32
 from springtide_client.format.tensors import Array, TensorShape, array_bytes, tensor_layout
 
 SYNC_FILE_RANGE_WRITE = 2
-SPLIT_BYTES = 1 << 20  # fewer are not worth a second thread
-MIN_WRITEBACK_BYTES = 1 << 18  # nor smaller pieces a request to the disk of their own
+MIN_PARALLEL_BYTES = 1 << 20  # smaller blocks are not worth a second thread
+MIN_WRITEBACK_BYTES = 1 << 18  # smaller pieces are not worth a writeback request
 
-Piece = tuple[str, int, memoryview]  # of a tensor, at an offset of the file
+Piece = tuple[str, int, memoryview]  # tensor name, offset in the file, bytes
 
 
 class TensorWriter:
-    """Writes a tensor file piece by piece, in any order, so that no tensor need ever be whole in memory.
+    """Writes a tensor file piece by piece, in any order, so that no tensor has to fit in memory.
 
-    Where every tensor's pieces came in the order of its rows, `crc32` is that of the file: it need not be read again.
+    When the pieces of each tensor arrive in row order, `crc32` is known without reading the file again.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class TensorWriter:
         self._tensors = dict(tensors)
         self._layout = tensor_layout(tensors, metadata)
         self._crcs = dict.fromkeys(self._layout.begin, 0)
-        self._ends = dict(self._layout.begin)  # up to where each tensor is written without a gap
+        self._ends = dict(self._layout.begin)  # offset up to which each tensor is written without a gap
         self._in_order = True
         self._file = path.open("wb", buffering=0)
         self._pool: ThreadPoolExecutor | None = None
@@ -45,12 +45,12 @@ class TensorWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole file."""
+        """The size of the whole file."""
         return self._layout.num_bytes
 
     @property
     def crc32(self) -> int | None:
-        """Of the whole file; None where pieces are missing or came out of order."""
+        """The checksum of the whole file; None while pieces are missing, or after pieces out of order."""
         sizes = {name: tensor.num_bytes for name, tensor in self._tensors.items()}
         begin = self._layout.begin
         if not self._in_order or any(self._ends[name] != begin[name] + sizes[name] for name in begin):
@@ -59,13 +59,13 @@ class TensorWriter:
         return combine_crc32([head, *((self._crcs[name], sizes[name]) for name in begin)])
 
     def write(self, name: str, first_row: int, rows: Array) -> None:
-        """Put rows at `first_row` of the tensor; ValueError where they do not fit its shape."""
+        """Write rows from row `first_row` of the tensor on; ValueError when they do not fit its shape."""
         self.write_block(first_row, {name: rows})
 
     def write_block(self, first_row: int, tensors: Mapping[str, Array]) -> None:
-        """`write` for several tensors: while they are written, and the disk begins, a thread checksums all of them."""
+        """Write rows of several tensors. A second thread computes their checksums meanwhile."""
         pieces = [self._piece(name, first_row, rows) for name, rows in tensors.items()]
-        if sum(len(data) for _, _, data in pieces) < SPLIT_BYTES:
+        if sum(len(data) for _, _, data in pieces) < MIN_PARALLEL_BYTES:
             self._add_checksums(pieces)
             self._write_pieces(pieces)
             return
@@ -101,7 +101,7 @@ class TensorWriter:
                 start_writeback(self._file.fileno(), offset, len(data))
 
     def close(self) -> None:
-        """Everything is on the disk when this returns; the file is closed in any case."""
+        """fsync and close the file; it is closed even when the fsync fails."""
         if self._pool is not None:
             self._pool.shutdown()
         try:
@@ -117,9 +117,9 @@ class TensorWriter:
 
 
 def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
-    """The disk may begin with these bytes, so that a later fsync has less to wait for."""
+    """Have the kernel start writing these bytes to the disk, so that a later fsync waits for less. Linux only."""
     if _sync_file_range is not None:
         _sync_file_range(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), SYNC_FILE_RANGE_WRITE)
 
 
-_sync_file_range: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux's; elsewhere there is none
+_sync_file_range: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)

@@ -1,7 +1,7 @@
-"""The safetensors layout in numpy: a length, a JSON header, raw bytes. Knows no meaning of any tensor, never pickles.
+"""The safetensors file layout in numpy: a length, a JSON header, raw bytes. Never pickles.
 
-Format: https://github.com/huggingface/safetensors. The header is padded with spaces and tensors stand widest dtype
-first, so that every array is aligned where the file is mapped.
+Format: https://github.com/huggingface/safetensors. The header is padded with spaces and the tensors with the widest
+dtype come first, so that every array is aligned when the file is memory-mapped.
 """
 
 import mmap
@@ -33,12 +33,12 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("bool"),
 }
-READ_AHEAD_SHARE = 8  # of the machine's memory: a file up to an eighth of it is read ahead
+READAHEAD_FRACTION = 8  # a file of at most 1/8 of the machine's memory is read ahead
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class TensorShape(NamedTuple):
-    """What the header says of one tensor."""
+    """The dtype and the shape of one tensor."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -49,10 +49,10 @@ class TensorShape(NamedTuple):
 
 
 class TensorLayout(NamedTuple):
-    """Where the tensors of one file or payload stand."""
+    """The header of one file, and the offset of each tensor."""
 
     head: bytes  # the length and the JSON header
-    begin: dict[str, int]  # from the start of the file, in the order of the bytes
+    begin: dict[str, int]  # tensor name -> offset from the start of the file, in the order of the offsets
     num_bytes: int
 
 
@@ -63,7 +63,7 @@ class _Entry(msgspec.Struct):
 
 
 def tensor_layout(tensors: Mapping[str, TensorShape], metadata: Mapping[str, str] | None = None) -> TensorLayout:
-    """Where each tensor will stand; ValueError for a dtype that the format has no name for."""
+    """Lay the tensors out in one file; ValueError for a dtype that the format cannot hold."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offsets, end = {}, 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
@@ -78,19 +78,19 @@ def tensor_layout(tensors: Mapping[str, TensorShape], metadata: Mapping[str, str
 
 
 def shape_of(array: Array) -> TensorShape:
-    """What a header would say of the array."""
+    """Return the dtype and the shape of an array."""
     return TensorShape(array.dtype, array.shape)
 
 
 def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
-    """The pieces whose concatenation is the file; the arrays among them are not copied unless they are strided."""
+    """Return the pieces whose concatenation is the file. Contiguous arrays are not copied."""
     plain: Arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     layout = tensor_layout({name: shape_of(array) for name, array in plain.items()}, metadata)
     return [memoryview(layout.head), *(array_bytes(plain[name]) for name in layout.begin)]
 
 
 def decode_tensors(buffer: bytes | memoryview | mmap.mmap) -> tuple[Arrays, dict[str, str]]:
-    """Read-only arrays over the buffer, and the metadata; LogError where the layout is broken."""
+    """Return read-only arrays over the buffer, and the metadata; LogError when the layout is invalid."""
     try:
         start = 8 + int.from_bytes(buffer[:8], "little")
         if start < 8 or start > len(buffer):
@@ -104,7 +104,7 @@ def decode_tensors(buffer: bytes | memoryview | mmap.mmap) -> tuple[Arrays, dict
             tensor = TensorShape(DTYPES[entry.dtype], entry.shape)
             begin, end = entry.data_offsets
             if begin < 0 or end - begin != tensor.num_bytes or start + end > len(buffer):
-                raise LogError(f"tensor {name!r} stands outside its file")
+                raise LogError(f"tensor {name!r} lies outside its file")
             array: Array = np.ndarray(tensor.shape, tensor.dtype, buffer, start + begin)
             array.flags.writeable = False
             arrays[name] = array
@@ -114,26 +114,26 @@ def decode_tensors(buffer: bytes | memoryview | mmap.mmap) -> tuple[Arrays, dict
 
 
 def map_tensors(path: Path) -> Arrays:
-    """The arrays of a file, memory-mapped: nothing is read until it is touched. The file may be unlinked meanwhile."""
+    """Return the arrays of a memory-mapped file. Pages are read on first access; the file may be unlinked meanwhile."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size < 8:
-            raise LogError(f"{path} is cut short")
+            raise LogError(f"{path} is truncated")
         return decode_tensors(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[0]
 
 
 def advise_random_access(array: Array) -> None:
-    """Of a mapped file: the kernel reads the pages that are touched, not the megabytes around them.
+    """Turn off the kernel's readahead for a mapped array, so that a row costs its own pages, not the megabytes around.
 
-    What is in no memory yet is read ahead once, where it is small beside the machine's memory.
+    A file that is small beside the machine's memory is instead read ahead once, as a whole. Other arrays are ignored.
     """
-    pages: Any = array.base  # whoever owns the memory, not only arrays
+    pages: Any = array.base
     if not isinstance(pages, mmap.mmap) or not hasattr(pages, "madvise"):
         return
     pages.madvise(mmap.MADV_RANDOM)
-    if len(pages) <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // READ_AHEAD_SHARE:
+    if len(pages) <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // READAHEAD_FRACTION:
         pages.madvise(mmap.MADV_WILLNEED)
 
 
 def array_bytes(array: Array) -> memoryview:
-    """The bytes of a contiguous array, not copied."""
+    """Return the bytes of a contiguous array without copying them."""
     return array.reshape(-1).view(np.uint8).data

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from springtide_client.format.checksummed_json import encode_checksummed_json
-from springtide_client.format.records import VersionMeta, encode_record
+from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import map_tensors
 from springtide_client.keys import hash_string
 from springtide_client.log.base import MANIFEST, ROWS, read_base_manifest
@@ -25,6 +25,7 @@ from app.version_log.trainer_status import write_status
 from app.version_log.verify.report import Finding, VerifyReport
 from app.version_log.verify.verify import verify
 from tests.support.random_versions import RandomVersions
+from tests.support.records import encode_record
 from tests.support.writer_log import SCHEMA, WriterLog, put, row_tensors
 
 PRINT = SCHEMA.fingerprint()
