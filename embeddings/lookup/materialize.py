@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from springtide_client.keys import UInt64Array
+from springtide_client.array_types import UInt64Array
 
 from embeddings.config import TableConfig
 from embeddings.counters import TableCounters

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.keys import UInt64Array, mix_keys
+from springtide_client.array_types import UInt64Array
+from springtide_client.keys import mix_keys
 
 from embeddings.errors import SpillError
 from embeddings.policy.ttl import ExpiryCutoffs

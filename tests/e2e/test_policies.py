@@ -126,5 +126,5 @@ def test_policies_hold_through_kills_as_without_kills(workspace: Workspace) -> N
     gone, other_gone = (np.where(codes == FORGOTTEN, UNKNOWN, codes) for codes in (status, other_status))
     np.testing.assert_array_equal(gone, other_gone)
     np.testing.assert_array_equal(
-        killed.rows_for_model(features_K, ids_K), undisturbed.rows_for_model(features_K, ids_K)
+        killed.rows_for_model(features_K, ids_K)[0], undisturbed.rows_for_model(features_K, ids_K)[0]
     )

@@ -9,7 +9,7 @@ from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.layers import RowLayer
+from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
 from app.version_log.compact.base_writer import BaseImage, write_base
@@ -47,7 +47,7 @@ def rows_of(layer: RowLayer) -> dict[Key, Row]:
     """Return the live rows of a layer, after checking that all columns of each belong together."""
     out: dict[Key, Row] = {}
     for i in range(len(layer)):
-        if layer.forgotten is not None and layer.forgotten[i]:
+        if layer.tombstone is not None and layer.tombstone[i]:
             continue
         value = float(layer.value[i, 0])
         assert layer.value[i, 1] == -value

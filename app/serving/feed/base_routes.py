@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import msgspec
 from fastapi import APIRouter, Request
 from springtide_client.keys import INT64_MAX
-from springtide_client.log.directory import LogDirectory, base_name
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import base_name
 from starlette.responses import Response
 
 from app.serving.bounded_pool import BoundedPool

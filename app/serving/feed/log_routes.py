@@ -9,7 +9,8 @@ from fastapi import APIRouter, Query, Request
 from springtide_client.errors import LogError
 from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import read_base_manifest
-from springtide_client.log.directory import LogDirectory, base_name
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import base_name
 from starlette.responses import Response
 
 from app.serving.feed.log_reader import LogReader

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.rows.layers import RowLayer
+from springtide_client.rows.row_layer import RowLayer
 
 from app.serving.model.view import IdArray, ModelView, RowArray
 from kernels.cpu.serving.nearest_neighbors import COSINE, DOT, EUCLIDEAN, measure_nearness
@@ -49,8 +49,8 @@ def measure_similarity(rows: RowLayer, number: int, excluded_id: int, query_D: R
 
 def _are_live(rows: RowLayer, newer: Sequence[RowLayer], cutoff_ms: int, indices_M: Indices) -> LiveMask:
     live_M: LiveMask = rows.last_seen[indices_M] >= cutoff_ms
-    if rows.forgotten is not None:
-        live_M &= ~rows.forgotten[indices_M]
+    if rows.tombstone is not None:
+        live_M &= ~rows.tombstone[indices_M]
     for layer in newer:  # its row or tombstone of the same key hides this row
         live_M &= layer.find_mixed(rows.mixed[indices_M], rows.feature[indices_M]) < 0
     return live_M

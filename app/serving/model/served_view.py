@@ -9,7 +9,7 @@ import numpy.typing as npt
 from springtide_client.features import Features
 from springtide_client.keys import INT64_MIN
 from springtide_client.model.view import View
-from springtide_client.rows.layers import RowLayer
+from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
 from app.serving.model.id_dictionary import LiveIdDictionary

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features
 from springtide_client.model.view import View
-from springtide_client.rows.layers import RowLayer
+from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
 IdArray = npt.NDArray[np.int64]

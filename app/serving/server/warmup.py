@@ -2,7 +2,7 @@
 
 import numpy as np
 from springtide_client.rows.admission_counts import AdmissionCounts
-from springtide_client.rows.layers import sorted_layer
+from springtide_client.rows.row_layer import sorted_layer
 from springtide_client.rows.search import LayerStack
 
 from app.serving.lookup.codecs import JSON, MAX_NUMBERS_HOLDING_GIL, MSGPACK, MediaType, decode_request, encode_response

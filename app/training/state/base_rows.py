@@ -5,8 +5,8 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
-from springtide_client.log.readahead import Readahead
 
+from app.training.state.readahead import Readahead
 from embeddings.tiers.interface import FoundRows
 from kernels.cpu.rows import base_file_rows
 

@@ -9,9 +9,9 @@ from typing import Protocol
 from springtide_client.errors import LogError
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import base_number
 
 from app.training.state.base_rows import BaseRows
-from app.version_log.compact.retention import base_number
 from app.version_log.failpoints import failpoint
 from embeddings.tiers.interface import RowSource
 

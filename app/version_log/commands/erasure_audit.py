@@ -17,7 +17,8 @@ from springtide_client.errors import LogError
 from springtide_client.format.tensors import Arrays, decode_tensors, map_tensors
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import ID_STRINGS, ROWS, read_base_manifest
-from springtide_client.log.directory import Listing, LogDirectory, base_name
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import Listing, base_name
 
 from app.version_log.config import LogConfig
 from app.version_log.read.id_dictionary import find_id_strings

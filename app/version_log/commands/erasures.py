@@ -10,7 +10,7 @@ import numpy as np
 from springtide_client.errors import EncodeError
 from springtide_client.format.records import CommandEntry, StreamPosition, VersionMeta
 from springtide_client.keys import encode_id
-from springtide_client.rows.layers import RowLayer, sorted_layer
+from springtide_client.rows.row_layer import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
 from app.version_log.trainer_meta import ErasureMeta, TrainerMeta

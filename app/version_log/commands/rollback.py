@@ -15,7 +15,8 @@ from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.layers import RowLayer, flatten_layers
+from springtide_client.rows.layers import flatten_layers
+from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
 from app.version_log.commands.erasures import (

@@ -9,7 +9,8 @@ from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import CommandEntry, version_name
 from springtide_client.keys import encode_id
 from springtide_client.log.base import read_base_manifest
-from springtide_client.log.directory import LogDirectory, base_name
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import base_name
 from springtide_client.schema import Schema
 
 from app.errors import UserError

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import encode_checksummed_json
+from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import Array, Arrays, TensorShape, shape_of
@@ -28,11 +29,10 @@ from springtide_client.log.base import (
     FileChecksum,
     ModelIdentity,
     TableSpec,
-    crc32_of_file,
     read_base_manifest,
 )
-from springtide_client.log.directory import base_name
-from springtide_client.rows.layers import RowLayer
+from springtide_client.log.listing import base_name
+from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import fsync_folder
@@ -131,7 +131,7 @@ def _write_blocks(image: BaseImage, rows: TensorWriter, states: TensorWriter) ->
     for block in image.blocks:
         if not len(block):
             continue
-        if block.state is None or (block.forgotten is not None and block.forgotten.any()):
+        if block.state is None or (block.tombstone is not None and block.tombstone.any()):
             raise ValueError("a base holds only live rows, with their optimizer states")
         if int(block.mixed[0]) < highest or not bool((block.mixed[1:] >= block.mixed[:-1]).all()):
             raise ValueError("the rows of a base must be sorted by mixed key")

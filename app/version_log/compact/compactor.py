@@ -8,12 +8,13 @@ from pathlib import Path
 from springtide_client.errors import LogError
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import base_number
 from springtide_client.system.file_lock import file_lock
 
 from app.models.export_onnx import is_possible
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.onnx import OnnxBuilder
-from app.version_log.compact.retention import apply_retention, base_number, complete_bases, remove_drafts
+from app.version_log.compact.retention import apply_retention, complete_bases, remove_drafts
 from app.version_log.config import LogConfig
 from app.version_log.disk_usage import folder_bytes
 from app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of

@@ -14,11 +14,13 @@ from springtide_client.errors import CorruptRecordError, GapError, LogError
 from springtide_client.format.records import Record
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.layers import RowLayer, empty_layer, merge_layers, sorted_layer
+from springtide_client.log.listing import base_number
+from springtide_client.rows.layers import merge_layers
+from springtide_client.rows.row_layer import RowLayer, empty_layer, sorted_layer
 
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.onnx import OnnxBuilder
-from app.version_log.compact.retention import base_number, delete_base
+from app.version_log.compact.retention import delete_base
 from app.version_log.read.corruption import report_corruption
 from app.version_log.read.id_dictionary import merge_id_strings
 from app.version_log.read.replay_state import ReplayState

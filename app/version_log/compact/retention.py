@@ -6,7 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
-from springtide_client.log.directory import Listing, LogDirectory, LogManifest
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import Listing, LogManifest, base_number
 
 from app.version_log.compact.base_writer import is_complete
 from app.version_log.failpoints import failpoint
@@ -73,11 +74,6 @@ def covered_segments(directory: LogDirectory, listing: Listing, manifest: LogMan
     # segments of older epochs that no manifest lists were written by a replaced trainer
     older = [name for epoch, names in listing.segments.items() if epoch < manifest.epoch for name in names]
     return covered + [name for name in older if name not in readable]
-
-
-def base_number(path: Path) -> int:
-    """Return the version that a base's folder holds."""
-    return int(path.name.removeprefix("base-"))
 
 
 def remove_drafts(directory: LogDirectory) -> None:

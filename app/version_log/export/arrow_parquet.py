@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 from springtide_client.format.records import version_name
-from springtide_client.rows.layers import RowLayer
+from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.read.id_dictionary import IdDictionary, feature_name
 from app.version_log.read.row_image import RowImage

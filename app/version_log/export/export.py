@@ -114,16 +114,18 @@ def _reason(error: OSError) -> str:
 
 
 def _write_snapshot(index: LogIndex, config: ExportConfig, draft: Path) -> int:
+    from springtide_client.follow.memory_limit import MemoryLimit
     from springtide_client.model.view import View
-    from springtide_client.rows.disk_layer import DiskLayers
 
     from app.version_log.export.snapshot_file import SnapshotFile
     from app.version_log.read.version_range import RANGE_BYTES, VersionRange
 
     base = index.base_before(config.version)
-    view, layers = View.open(base.path), DiskLayers(draft.parent)
+    view = View.open(base.path)
     for record in VersionRange(index, base.tip.number, config.version).records():
-        view = layers.limit_memory(view.apply(record).merged(), view.parameters.num_bytes * 2 + RANGE_BYTES)
+        memory_bytes = view.parameters.num_bytes * 2 + RANGE_BYTES
+        limit = MemoryLimit(memory_bytes=memory_bytes, folder=draft.parent)
+        view = limit.apply(view.apply(record).merged())
     snapshot = SnapshotFile.of(view, index.directory, with_rows=config.with_rows)
     snapshot.write(draft)
     return snapshot.num_rows

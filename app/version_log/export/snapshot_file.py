@@ -19,7 +19,7 @@ from springtide_client.format.tensors import TensorShape, tensor_layout
 from springtide_client.log.base import MODEL
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-from springtide_client.rows.layers import empty_layer, sorted_layer
+from springtide_client.rows.row_layer import empty_layer, sorted_layer
 from springtide_client.rows.search import KNOWN
 
 from app.version_log.read.id_dictionary import id_strings_of, merge_id_strings

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.rows.layers import RowLayer
+from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.export.arrow_parquet import description
 from app.version_log.read.id_dictionary import IdDictionary

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Array
 from springtide_client.log.base import Base
-from springtide_client.rows.layers import BoolArray, Float32Array, Int64Array, RowLayer, UInt16Array, expiry_cutoffs_of
+from springtide_client.rows.row_layer import RowLayer, expiry_cutoffs_of
 from springtide_client.schema import Schema
 
 from app.version_log.read.id_dictionary import IdDictionary, display_id, feature_name
@@ -156,7 +157,7 @@ class _RowDiff:
         for layer in (before, self._base.rows):
             rows = layer.find_mixed(written.mixed[missing], written.feature[missing])
             at, hits = missing[rows >= 0], rows[rows >= 0]
-            old.alive[at] = True if layer.forgotten is None else ~layer.forgotten[hits]
+            old.alive[at] = True if layer.tombstone is None else ~layer.tombstone[hits]
             old.value[at], old.count[at], old.last_seen[at] = (
                 layer.value[hits],
                 layer.count[hits],
@@ -169,7 +170,7 @@ class _RowDiff:
 
     def _compare(self, written: RowLayer, old: _OlderRows, tombstones: RowLayer) -> None:
         alive = written.live_mask(self._cutoffs[1])
-        by_key = np.zeros(len(written), np.bool_) if written.forgotten is None else written.forgotten
+        by_key = np.zeros(len(written), np.bool_) if written.tombstone is None else written.tombstone
         differs = (written.value != old.value).any(axis=1) | (written.count != old.count)
         changed = alive & old.alive & (differs | (written.last_seen != old.last_seen))
         self._count("added", written.feature[alive & ~old.alive])

@@ -4,12 +4,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
+from springtide_client.array_types import Float32Array
 from springtide_client.errors import LogError
 from springtide_client.format.records import Record, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
-from springtide_client.log.directory import base_name
-from springtide_client.rows.layers import Float32Array
+from springtide_client.log.listing import base_name
 
 from app.version_log.read.id_dictionary import IdDictionary
 from app.version_log.read.index import LogIndex

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import MISSING_ID, SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
-from springtide_client.rows.layers import RowLayer, empty_layer
+from springtide_client.rows.row_layer import RowLayer, empty_layer
 from springtide_client.schema import Schema
 
 from app.version_log.read.version_range import VersionRange

@@ -8,7 +8,8 @@ import msgspec
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.records import EPOCH_SHIFT, HEADER, Record, RecordHeader, Tip, VersionMeta, version_name
 from springtide_client.log.base import Base, BaseManifest, read_base_manifest
-from springtide_client.log.directory import LogDirectory, base_name
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import base_name
 
 from app.errors import UserError
 from app.version_log.read.segments import HEADERS_ONLY, scan_segment

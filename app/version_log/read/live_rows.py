@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.model.view import View
-from springtide_client.rows.disk_layer import aligned_chunks, merge_newest_first
-from springtide_client.rows.layers import RowLayer
+from springtide_client.rows.layers import aligned_chunks, merge_layers
+from springtide_client.rows.row_layer import RowLayer
 
 
 def live_rows(view: View, *, with_values: bool = True) -> Iterator[RowLayer]:
@@ -17,7 +17,7 @@ def live_rows(view: View, *, with_values: bool = True) -> Iterator[RowLayer]:
     if not with_values:
         stack = [layer.keys_only() for layer in stack]
     for part in aligned_chunks(stack):
-        rows = merge_newest_first(part)
+        rows = merge_layers(*reversed(part))
         # rows shared by ids that are not admitted belong to no id
         alive = rows.live_mask(view.meta.expiry_cutoffs) & (rows.feature < SHARED_ROW_OFFSET)
         yield rows if alive.all() else rows.take(np.flatnonzero(alive))

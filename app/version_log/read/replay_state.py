@@ -7,7 +7,8 @@ import numpy as np
 from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
-from springtide_client.rows.layers import RowLayer, flatten_layers, push_layer, record_layer
+from springtide_client.rows.layers import flatten_layers, push_layer, record_layer
+from springtide_client.rows.row_layer import RowLayer
 
 from app.scores.progressive import ProgressiveScores
 from app.version_log.read.id_dictionary import id_strings_of

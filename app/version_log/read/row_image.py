@@ -7,8 +7,8 @@ import numpy as np
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
-from springtide_client.rows.disk_layer import aligned_chunks
-from springtide_client.rows.layers import RowLayer, merge_layers
+from springtide_client.rows.layers import aligned_chunks, merge_layers
+from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import RANGE_BYTES, VersionRange, split_keys

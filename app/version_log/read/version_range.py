@@ -12,7 +12,8 @@ import numpy as np
 from springtide_client.errors import LogError
 from springtide_client.format.records import Record, version_name
 from springtide_client.format.tensors import Arrays
-from springtide_client.rows.layers import RowLayer, flatten_layers, push_layer, record_layer
+from springtide_client.rows.layers import flatten_layers, push_layer, record_layer
+from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.read.index import IndexEntry, LogIndex
 

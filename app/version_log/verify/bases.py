@@ -5,21 +5,13 @@
 import numpy as np
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import has_checksum
+from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import SHARED_ROW_OFFSET, hash_string, mix_keys
-from springtide_client.log.base import (
-    ID_STRINGS,
-    MANIFEST,
-    OPTIMIZER,
-    ROWS,
-    Base,
-    BaseManifest,
-    crc32_of_file,
-    read_base_manifest,
-)
-from springtide_client.log.directory import base_name
-from springtide_client.rows.layers import expiry_cutoffs_of
+from springtide_client.log.base import ID_STRINGS, MANIFEST, OPTIMIZER, ROWS, Base, BaseManifest, read_base_manifest
+from springtide_client.log.listing import base_name
+from springtide_client.rows.row_layer import expiry_cutoffs_of
 
 from app.version_log.verify.inventory import REMOVE, LogInventory
 from app.version_log.verify.report import VerifyReport, plural

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import decode_checksummed_json, has_checksum
-from springtide_client.log.directory import Listing, LogDirectory, LogManifest, claim_name, manifest_name
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import Listing, LogManifest, claim_name, manifest_name
 
 from app.version_log.verify.report import VerifyReport, plural
 

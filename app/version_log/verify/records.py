@@ -8,7 +8,7 @@ from typing import BinaryIO
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header, version_name
 from springtide_client.log.base import BaseManifest
-from springtide_client.log.directory import LogManifest, segment_name
+from springtide_client.log.listing import LogManifest, segment_name
 
 from app.version_log.verify.inventory import LogInventory
 from app.version_log.verify.report import VerifyReport, plural

@@ -11,8 +11,8 @@ import numpy as np
 from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import DENSE, ID_STRINGS, OPTIMIZER, ROWS, SKETCH, Base
-from springtide_client.rows.disk_layer import aligned_chunks
-from springtide_client.rows.layers import RowLayer, merge_layers
+from springtide_client.rows.layers import aligned_chunks, merge_layers
+from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.read.id_dictionary import feature_name, find_id_strings
 from app.version_log.read.index import LogIndex

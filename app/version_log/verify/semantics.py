@@ -5,7 +5,7 @@ from springtide_client.format.records import Record, VersionMeta, version_name
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 from springtide_client.log.base import TableSpec
-from springtide_client.log.directory import LogManifest
+from springtide_client.log.listing import LogManifest
 
 from app.version_log.verify.report import VerifyReport
 

@@ -12,13 +12,8 @@ import msgspec
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import Tip
-from springtide_client.log.directory import (
-    LogDirectory,
-    LogManifest,
-    SealedSegment,
-    claim_name,
-    manifest_name,
-)
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import LogManifest, SealedSegment, claim_name, manifest_name
 from springtide_client.schema import Schema
 from springtide_client.system.files import fsync_folder, make_durable_folder, write_atomically
 

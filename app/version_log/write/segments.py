@@ -9,7 +9,7 @@ from pathlib import Path
 
 from springtide_client.errors import LogError
 from springtide_client.format.tensor_writer import start_writeback
-from springtide_client.log.directory import segment_name
+from springtide_client.log.listing import segment_name
 from springtide_client.system.files import NO_SPACE_ERRNOS, fsync_folder
 
 PAGE_CACHE_BYTES = 64 << 20  # of the newest records, kept for followers; older pages are reused for new records

@@ -8,7 +8,8 @@ import msgspec
 from springtide_client.errors import LogError
 from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta
 from springtide_client.format.tensors import Array
-from springtide_client.log.directory import LogDirectory, LogManifest
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import LogManifest
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from springtide_client.array_types import Float32Array, Int64Array
 from springtide_client.encode import encode_instances
 from springtide_client.errors import LogError, NoModelError, StaleModelError
 from springtide_client.follow.follower import Follower
 from springtide_client.http.http_log import HttpLog
-from springtide_client.keys import Int64Array, encode_id
+from springtide_client.keys import encode_id
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.directory_watcher import DirectoryWatcher
-from springtide_client.model.inputs import FloatArray
 from springtide_client.model.view import View
 from springtide_client.system.sizes import parse_size
 
@@ -92,7 +92,7 @@ class HotModel:
         rows = view.predict(encode_instances(view.schema, instances)).tolist()
         return [dict(zip(labels, row, strict=True)) for row in rows]
 
-    def lookup(self, feature: str, ids: npt.ArrayLike) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
+    def lookup(self, feature: str, ids: npt.ArrayLike) -> tuple[Float32Array, npt.NDArray[np.uint8]]:
         """Rows float32 (*ids.shape, dim), NaN where there is none, and status uint8 ids.shape.
 
         Status: 0 known, 1 unknown, 2 not admitted, 3 forgotten. Ids are integers or texts; KeyError for a name that is

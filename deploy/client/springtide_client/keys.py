@@ -89,11 +89,11 @@ def encode_id(value: Any) -> tuple[int, str | None]:
 
 def mix_keys(features_K: npt.NDArray[np.uint16], ids_K: Int64Array) -> UInt64Array:
     """The mixed keys, uint64: rows are placed in buckets by their high bits and bases are sorted by them."""
-    return _mix64_array(ids_K.astype(np.uint64) ^ (features_K.astype(np.uint64) * GOLDEN_64))
+    return mix64_array(ids_K.astype(np.uint64) ^ (features_K.astype(np.uint64) * GOLDEN_64))
 
 
-def _mix64_array(x_K: UInt64Array) -> UInt64Array:
-    """In place: few keys pay for every array that is made."""
+def mix64_array(x_K: UInt64Array) -> UInt64Array:
+    """Apply `mix64` in place and return the array: with few keys, allocations would cost more than the mixing."""
     t_K = x_K >> S30
     x_K ^= t_K
     x_K *= MIX_1_64

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.keys import Int64Array
-from springtide_client.rows.layers import Float32Array, RowLayer, UInt16Array
-from springtide_client.rows.search import LayerStack, UInt8Array
+from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.search import LayerStack
 
 from kernels.cpu.serving.view_search import (
     NUM_COLUMNS,
@@ -90,7 +90,7 @@ class LayerAddresses:
         columns = (rows.mixed, rows.feature, rows.value, rows.last_seen)
         if not all(array.flags.c_contiguous for array in columns):
             raise ValueError("the arrays of a layer must be contiguous")
-        marks = 0 if rows.forgotten is None else address(rows.forgotten)
+        marks = 0 if rows.tombstone is None else address(rows.tombstone)
         filter_line = (0, 0) if filter is None else (address(filter), 64 * len(filter) - 1)
         return LayerAddresses(rows, filter, (len(rows), *(address(array) for array in columns), marks, *filter_line))
 

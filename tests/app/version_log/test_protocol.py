@@ -12,8 +12,9 @@ from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
-from springtide_client.log.directory import segment_name
-from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
+from springtide_client.log.listing import segment_name
+from springtide_client.rows.layers import merge_layers, record_layer
+from springtide_client.rows.row_layer import RowLayer
 
 import app.version_log.write.epoch
 from app.version_log.compact.merge import compact_log

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-from springtide_client.rows.layers import RowLayer, sorted_layer
+from springtide_client.rows.row_layer import RowLayer, sorted_layer
 
 from app.serving.lookup.neighbors import find_neighbors
 from app.serving.model.id_dictionary import LiveIdDictionary

@@ -12,7 +12,7 @@ import torch
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.layers import RowLayer, sorted_layer
+from springtide_client.rows.row_layer import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
 from app.training.state.base_rows import BaseRows

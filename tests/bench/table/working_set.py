@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import ModelIdentity, TableSpec
-from springtide_client.rows.layers import RowLayer
+from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
 from app.version_log.compact.base_writer import BaseImage, write_base

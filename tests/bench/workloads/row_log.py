@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import ModelIdentity, TableSpec
-from springtide_client.rows.layers import RowLayer, sorted_layer
+from springtide_client.rows.row_layer import RowLayer, sorted_layer
 
 from app.config.load import Config, load_config
 from app.models.export import export_model

@@ -250,7 +250,7 @@ def test_at_the_limits_of_memory_and_disk_the_version_waits_for_a_newer_base(fol
         follower.poll()
     stopped_at = follower.view.version
     assert stopped_at < log.number
-    assert "give more cache_disk_bytes, or let the merger make bases more often" in str(follower.error)
+    assert "raise cache_disk_bytes, or let the compactor write bases more often" in str(follower.error)
     follower.poll()
     assert (follower.view.version, follower.view.num_bytes < 64 << 10) == (stopped_at, True)
     log.write_base()

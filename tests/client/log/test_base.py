@@ -1,6 +1,7 @@
 """A base: mapped, found by key with its state, and known by its checksums."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from springtide_client.errors import LogError
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import MANIFEST, Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.layers import RowLayer, sorted_layer
+from springtide_client.rows.row_layer import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
 from app.version_log.compact.base_writer import BaseImage, write_base
@@ -104,7 +105,7 @@ def test_blocks_make_the_same_base_as_one(tmp_path) -> None:
         (lambda layer: [layer.take(slice(500, 1000)), layer.take(slice(0, 500))], 1000),
         (lambda layer: [layer], 999),
         (lambda layer: [layer], 1001),
-        (lambda layer: [layer.without_state()], 1000),
+        (lambda layer: [replace(layer, state=None)], 1000),
     ],
 )
 def test_rows_that_are_not_a_base_leave_nothing_behind(tmp_path, blocks, num_rows: int) -> None:
@@ -119,7 +120,7 @@ def test_damage_is_seen_by_size_at_once_and_by_checksum_when_asked(tmp_path) -> 
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
-    with pytest.raises(LogError, match=r"rows\.safetensors is damaged"):
+    with pytest.raises(LogError, match=r"rows\.safetensors is corrupt"):
         Base.open(base.path).verify()
     path.write_bytes(data[:-1])
     with pytest.raises(LogError, match=r"rows\.safetensors"):

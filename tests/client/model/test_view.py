@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from springtide_client.encode import encode_instances
 from springtide_client.errors import GapError, LogError
+from springtide_client.follow.memory_limit import MemoryLimit
 from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, View
-from springtide_client.rows.disk_layer import DiskLayers
 from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.sketch import estimates
 
@@ -79,13 +79,13 @@ def newest(log, view: View | None = None) -> View:
 def test_a_view_answers_like_a_dictionary(make_log, drawn, data) -> None:
     log = make_log()
     plain = moved = open_newest(log)
-    private = DiskLayers(log.path / "cache")
     for changed, forgotten in drawn:
         log.append({key: row(log, seed) for key, seed in changed.items()}, forgotten)
         (record,) = LogDirectory(log.path).records(plain.tip)
         plain, moved = plain.apply(record), moved.apply(record).merged()
         if data.draw(st.booleans()):
-            moved = private.limit_memory(moved, moved.parameters.num_bytes)
+            limit = MemoryLimit(memory_bytes=moved.parameters.num_bytes, folder=log.path / "cache")
+            moved = limit.apply(moved)
         assert plain.version == moved.version == log.number
         for view in (plain, moved):
             assert_equals_dictionary(view, log)
@@ -125,7 +125,7 @@ def test_an_unknown_id_predicts_with_its_first_value(make_log) -> None:
     log.append({(0, 5): row(log, 1)}, [(0, 9)])
     view = newest(log)
     features_K, ids_K = np.array([0, 0, 1], np.uint16), np.array([5, 9, 5])
-    rows = view.rows_for_model(features_K, ids_K)
+    rows = view.rows_for_model(features_K, ids_K)[0]
     first = initial_values(features_K, ids_K, dim=log.dim, seed=log.seed, scale=log.init_scale)
     np.testing.assert_array_equal(rows[0], log.rows[0, 5][0])
     np.testing.assert_array_equal(rows[1:], first[1:])
@@ -186,7 +186,7 @@ def test_ids_that_are_not_admitted_predict_with_the_row_that_they_share(make_log
     log.append({(SHARED_ROW_OFFSET, 0): row(log, 5)}, seen={(0, 2): 1, (0, 4): 1, (1, 2): 1})
     view = newest(log)
     features_K, ids_K = np.array([0, 0, 0, 1], np.uint16), np.array([2, 3, 4, 2])
-    rows = view.rows_for_model(features_K, ids_K)
+    rows = view.rows_for_model(features_K, ids_K)[0]
     shared = log.rows[SHARED_ROW_OFFSET, 0][0]
     shape = {"dim": log.dim, "seed": log.seed, "scale": log.init_scale}
     np.testing.assert_array_equal(rows[[0, 2]], [shared, shared])
@@ -222,7 +222,7 @@ def test_first_values_of_a_bfloat16_table_are_its_nearest_numbers(make_log) -> N
     log.dtype = "bfloat16"
     log.number += 1
     log.write_base()
-    rows = torch.from_numpy(open_newest(log).rows_for_model(features_K, ids_K))
+    rows = torch.from_numpy(open_newest(log).rows_for_model(features_K, ids_K)[0])
     full = torch.from_numpy(initial_values(features_K, ids_K, dim=log.dim, seed=log.seed, scale=log.init_scale))
     assert torch.equal(rows, full.to(torch.bfloat16).float())
     assert not torch.equal(rows, full)
@@ -261,4 +261,4 @@ def test_layers_stay_few(make_log) -> None:
 def test_parameters_larger_than_the_cache_are_refused(make_log, tmp_path: Path) -> None:
     log = make_log()
     with pytest.raises(LogError, match="cache_bytes"):
-        DiskLayers(tmp_path).limit_memory(newest(log), 10)
+        MemoryLimit(memory_bytes=10, folder=tmp_path).apply(newest(log))

@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from springtide_client.keys import GOLDEN, MASK
-from springtide_client.rows.layers import (
-    RowLayer,
-    empty_layer,
-    expiry_cutoffs_of,
-    flatten_layers,
-    merge_layers,
-    push_layer,
-    record_layer,
-    sorted_layer,
-)
+from springtide_client.rows.layers import flatten_layers, merge_layers, push_layer, record_layer
+from springtide_client.rows.row_layer import RowLayer, empty_layer, expiry_cutoffs_of, sorted_layer
 
 # id 0 of feature 0 and TWIN of feature 1 have one mixed key
 TWIN = int(np.uint64(GOLDEN).astype(np.int64))
@@ -49,7 +41,7 @@ def answers(layer: RowLayer) -> Rows:
     for key, row in zip(KEYS, layer.find(features, ids), strict=True):
         if row >= 0:
             assert (layer.feature[row], layer.id[row]) == key
-            gone = layer.forgotten is not None and layer.forgotten[row]
+            gone = layer.tombstone is not None and layer.tombstone[row]
             out[key] = None if gone else float(layer.value[row, 0])
     return out
 

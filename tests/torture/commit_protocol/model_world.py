@@ -13,7 +13,8 @@ from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
-from springtide_client.rows.layers import RowLayer, merge_layers, record_layer
+from springtide_client.rows.layers import merge_layers, record_layer
+from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.commands.queue import CommandQueue, submit_command
 from app.version_log.compact.merge import compact_log

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from springtide_client.errors import CorruptRecordError, GapError, LogError, SpringtideError
 from springtide_client.follow.log_source import LogSource as LogSource
 from springtide_client.follow.log_source import RecordCursor as RecordCursor
-from springtide_client.follow.log_source import base_number
+from springtide_client.follow.memory_limit import MemoryLimit
 from springtide_client.format.records import Record, Tip, VersionMeta
+from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
-from springtide_client.rows.disk_layer import DiskLayers
 from springtide_client.rows.search import NumpySearch, SearchFactory
 from springtide_client.system.clock import wall_ms
 
@@ -76,8 +76,7 @@ class Follower:
             if limit < 1:
                 raise ValueError(f"{name} = {limit}: must be at least 1")
         self._source = source
-        self._layer_bytes = cache_bytes // 2
-        self._private = DiskLayers(cache_dir, max_bytes=disk_bytes)
+        self._limit = MemoryLimit(memory_bytes=cache_bytes // 2, disk_bytes=disk_bytes, folder=cache_dir)
         self._stopping = threading.Event()
         self._is_abandoned = False
         self._wait = wait if wait is not None else self._stopping.wait
@@ -197,13 +196,15 @@ class Follower:
             raise trouble
 
     def _follow_live(self, view: View) -> None:
-        if view.num_bytes > self._layer_bytes:  # a disk was full, or the limit on it: no further before it is within
-            self._view = view = self._private.limit_memory(view, self._layer_bytes)
+        if (
+            view.num_bytes > self._limit.memory_bytes
+        ):  # a disk was full, or the limit on it: no further before it is within
+            self._view = view = self._limit.apply(view)
         for record in self._records(view.tip):
             view = view.apply(record)
             self._serve(view, [applied_of(record)])
             # the same version in fewer layers, made after it is served
-            view = self._private.limit_memory(view.merged(), self._layer_bytes)
+            view = self._limit.apply(view.merged())
             view.prepare()
             self._view = view
             if self._stopping.is_set():
@@ -247,14 +248,14 @@ class Follower:
             base_path = self._source.newest_base()
             return None if base_path is None else self._open_at_or_before(base_path, served)
         num_changed = sum(map(len, served.layers)) + (0 if served.disk_layer is None else len(served.disk_layer))
-        is_heavy = num_changed >= REBASE_ROWS or 2 * served.num_bytes > self._layer_bytes
+        is_heavy = num_changed >= REBASE_ROWS or 2 * served.num_bytes > self._limit.memory_bytes
         if not is_heavy or time.monotonic() < self._rebase_at:
             return None
         self._rebase_at = time.monotonic() + REBASE_SECONDS
         base_path = self._source.local_base()
         if base_path is None or base_number(base_path) <= served.base.manifest.number:
             return None
-        is_stuck = served.num_bytes > self._layer_bytes
+        is_stuck = served.num_bytes > self._limit.memory_bytes
         if base_number(base_path) > served.version and not is_stuck:
             return None  # what leads to it comes as records, each of which is told of
         return View.open(base_path, served, self._search_factory)
@@ -278,7 +279,7 @@ class Follower:
         deadline = time.monotonic() + REBUILD_SECONDS
         try:
             for record in self._records(view.tip):
-                view = self._private.limit_memory(view.apply(record).merged(), self._layer_bytes)
+                view = self._limit.apply(view.apply(record).merged())
                 self._next = view
                 if served is None or view.version > served.version:
                     self._passed.append(applied_of(record))

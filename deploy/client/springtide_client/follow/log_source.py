@@ -30,8 +30,3 @@ class LogSource(Protocol):
 
     def follow(self, after: Tip | None) -> RecordCursor:
         """A cursor behind a version."""
-
-
-def base_number(base_path: Path) -> int:
-    """The version that a base's folder equals, from its name."""
-    return int(base_path.name.removeprefix("base-"))

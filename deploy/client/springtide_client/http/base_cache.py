@@ -15,7 +15,7 @@ from springtide_client.errors import GapError, LogError
 from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.http.http_client import HttpClient, NotReadyError
 from springtide_client.log.base import MANIFEST, SERVING_FILES, BaseManifest, FileChecksum
-from springtide_client.log.directory import base_name
+from springtide_client.log.listing import base_name
 from springtide_client.system.file_lock import file_lock
 from springtide_client.system.files import write_atomically
 

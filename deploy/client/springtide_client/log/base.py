@@ -1,7 +1,6 @@
-"""A base: the full image at one version, as a directory that is mapped, not loaded."""
+"""A base: all rows and parameters at one version, as a folder of files that are mapped, not loaded."""
 
-# K keys asked for, D dimension, S width of the optimizer state
-import zlib
+# K keys of a lookup, D dimension, S width of the optimizer state
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
@@ -9,45 +8,44 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt8Array, UInt16Array
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import decode_checksummed_json
+from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import Tip, VersionMeta, version_name
 from springtide_client.format.tensors import Array, Arrays, advise_random_access, map_tensors
-from springtide_client.rows.layers import BoolArray, Float32Array, Int64Array, RowLayer, UInt16Array
+from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
-
-UInt8Array = npt.NDArray[np.uint8]
 
 MANIFEST, ROWS, OPTIMIZER = "manifest.json", "rows.safetensors", "optimizer.safetensors"
 DENSE, ID_STRINGS, MODEL = "dense.safetensors", "texts.safetensors", "model.pt2"
 SKETCH, ONNX = "sketch.safetensors", "model.onnx"
-# what answers are made of; the rest is for trainers, for people, and for inference without Python
+# the files that serving needs; the others are for trainers, for id strings, and for inference without Python
 SERVING_FILES = frozenset({ROWS, DENSE, SKETCH, MODEL})
 
 
 class TableSpec(msgspec.Struct, kw_only=True):
-    """What a follower must know of the table to read rows and to make first values."""
+    """What a follower must know about the table to read rows and to compute initial values."""
 
     dim: int
     state_width: int
     seed: int
     init_scale: float
     optimizer: dict[str, Any] = {}
-    dtype: str = "float32"  # of the rows' values: bfloat16 ones are written as the float32 that equals them
-    sketch_blocks: int = 0  # of sketch.safetensors, which is absent where nothing was ever counted
+    dtype: str = "float32"  # of the rows in the table; files always hold float32
+    sketch_blocks: int = 0  # the size of the sketch in sketch.safetensors, which is absent while nothing was counted
 
 
 class ModelIdentity(msgspec.Struct, kw_only=True):
-    """Which dense model it is."""
+    """The name and the options of the dense model."""
 
     name: str
     options: dict[str, Any] = {}
 
 
 class FileChecksum(msgspec.Struct):
-    """What a file must measure."""
+    """The size and the checksum of a file."""
 
     bytes: int
     crc32: int
@@ -57,7 +55,7 @@ class BaseManifest(msgspec.Struct, kw_only=True):
     """A base's manifest.json."""
 
     number: int
-    checksum: int  # of the record that the base equals; of a log's first base, its number
+    checksum: int  # of the record that the base equals; in a log's first base, which equals no record, its number
     epoch: int
     created_ms: int
     schema: dict[str, Any]
@@ -71,12 +69,12 @@ class BaseManifest(msgspec.Struct, kw_only=True):
         return Tip(self.number, self.checksum)
 
     def decode_schema(self) -> Schema:
-        """The schema it was written with."""
+        """Return the schema that the base was written with."""
         return Schema.from_json(msgspec.json.encode(self.schema))
 
 
 class FoundBaseRows(NamedTuple):
-    """Rows of some keys with what only a trainer needs; where `found` is False the rest is zero."""
+    """Rows of some keys, with the columns that only trainers need. Where `found` is False, the rest is zero."""
 
     found: BoolArray
     values: Float32Array
@@ -86,7 +84,7 @@ class FoundBaseRows(NamedTuple):
 
 
 class Base:
-    """An opened base. Its maps outlive the directory: a retired base that is still in use stays readable."""
+    """An open base. Its mapped files stay readable after retention has deleted the folder."""
 
     def __init__(self, path: Path, manifest: BaseManifest) -> None:
         self.path = path
@@ -101,16 +99,16 @@ class Base:
 
     @staticmethod
     def open(path: Path, only: Collection[str] | None = None) -> "Base":
-        """Maps the files after a look at their sizes; LogError where one is missing or cut.
+        """Map the files after checking their sizes; LogError when one is missing or truncated.
 
-        Without those that are not among `only`: they are neither looked at nor mapped, and may be missing.
+        With `only`, other files are ignored, and may be missing.
         """
         path = Path(path)
         try:
             manifest = read_base_manifest(path)
             for name, expected in manifest.files.items():
                 if (only is None or name in only) and (path / name).stat().st_size != expected.bytes:
-                    raise LogError(f"{path / name} has not the {expected.bytes} bytes of its manifest")
+                    raise LogError(f"{path / name} does not have the {expected.bytes} bytes that its manifest names")
             base = Base(path, manifest)
             if only is None or OPTIMIZER in only:
                 _ = base.states
@@ -120,14 +118,14 @@ class Base:
 
     @cached_property
     def states(self) -> Float32Array:
-        """The rows' optimizer states [n, S]; who only serves has no need of the file."""
+        """The optimizer states of the rows [n, S]. Mapped on first use: serving does not need the file."""
         try:
             return map_tensors(self.path / OPTIMIZER)["state"]
         except KeyError as missing:
             raise LogError(f"{self.path} lacks the tensor {missing}") from None
 
     def advise_random_access(self, *, with_states: bool = True) -> None:
-        """Single rows will be read, not all in order: at a memory limit the kernel's read-ahead would only thrash."""
+        """Turn off the kernel's readahead: lookups read single rows, and in little memory readahead would thrash."""
         advise_random_access(self.rows.value)
         if with_states:
             advise_random_access(self.states)
@@ -141,27 +139,27 @@ class Base:
 
     @property
     def dense(self) -> Arrays:
-        """The dense model's parameters and buffers, `dense.*`, by their full names."""
+        """The parameters and buffers of the dense model, by their full names `dense.*`."""
         return {name: array for name, array in self._arrays.items() if name.startswith("dense.")}
 
     @property
     def trainer_state(self) -> Arrays:
-        """What only the trainer reads back, `state.*`, by full names."""
+        """The trainer's own state, by full names `state.*`."""
         return {name: array for name, array in self._arrays.items() if name.startswith("state.")}
 
     @cached_property
     def id_strings(self) -> Arrays | None:
-        """`feature`, `id`, `offsets`, `bytes`, sorted by (feature, id); None where the base has none."""
+        """The strings of hashed ids: `feature`, `id`, `offsets`, `bytes`, sorted by (feature, id); None without any."""
         return map_tensors(self.path / ID_STRINGS) if ID_STRINGS in self.manifest.files else None
 
     @cached_property
     def sketch(self) -> UInt8Array | None:
-        """The counts of ids without a row, uint8 (B, 64); None where the base has none."""
+        """The blocks of the admission sketch, uint8 (B, 64); None if nothing was counted."""
         return map_tensors(self.path / SKETCH)["sketch.bytes"] if SKETCH in self.manifest.files else None
 
     @property
     def model_path(self) -> Path | None:
-        """The exported program; None in a base without one."""
+        """The path of the exported program; None in a base without one."""
         return self.path / MODEL if MODEL in self.manifest.files else None
 
     @cached_property
@@ -172,7 +170,7 @@ class Base:
         return RowLayer(*fields, None, self.states)
 
     def find_rows(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundBaseRows:
-        """The rows of some keys with their optimizer states. Whether a rule forgot one since, the caller looks."""
+        """Find the rows of some keys, with their optimizer states. Expiry is not applied."""
         rows_K = self.rows.find(features_K, ids_K)
         found_K = rows_K >= 0
         hits = rows_K[found_K]
@@ -188,10 +186,10 @@ class Base:
         )
 
     def verify(self) -> None:
-        """Reads everything; LogError at the first file that does not match its checksum."""
+        """Read every file; LogError at the first that does not match its checksum."""
         for name, expected in self.manifest.files.items():
             if crc32_of_file(self.path / name) != expected.crc32:
-                raise LogError(f"{self.path / name} is damaged: it does not match its checksum")
+                raise LogError(f"{self.path / name} is corrupt: it does not match its checksum")
         mixed = self.rows.mixed
         if len(mixed) and not bool((mixed[1:] >= mixed[:-1]).all()):
             raise LogError(f"{self.path} is not sorted by mixed key")
@@ -201,14 +199,5 @@ class Base:
 
 
 def read_base_manifest(path: Path) -> BaseManifest:
-    """The manifest of a base's directory; LogError, or FileNotFoundError once the base is retired."""
+    """Read the manifest of a base; LogError when it is corrupt, FileNotFoundError once the base is deleted."""
     return decode_checksummed_json((path / MANIFEST).read_bytes(), BaseManifest, str(path / MANIFEST))
-
-
-def crc32_of_file(path: Path) -> int:
-    """The crc32 of a file, read in pieces."""
-    crc = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            crc = zlib.crc32(piece, crc)
-    return crc

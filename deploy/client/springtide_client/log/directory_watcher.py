@@ -1,6 +1,7 @@
-"""Waits until something in a folder has changed, or the time is over: inotify where there is one, else the clock alone.
+"""Wait until something in a folder changes: inotify on Linux, elsewhere a plain sleep.
 
-Who waits looks for himself: another host's writes to a shared folder, and a folder that is not there yet, tell nothing.
+A wait may end early or miss a change (writes by other hosts on a shared file system, a folder that is not there yet),
+so callers look for themselves.
 """
 
 import ctypes
@@ -10,23 +11,23 @@ import time
 import weakref
 from pathlib import Path
 
-# of inotify(7): flags of the descriptor are those of open
+# of inotify(7), whose descriptor takes the flags of open(2)
 MODIFY, MOVED_TO, CREATE = 0x2, 0x80, 0x100
 EVENT_BYTES = 1 << 16
 
 
 class DirectoryWatcher:
-    """News of one folder, for one thread; what the kernel gives for it is asked for by the first wait."""
+    """Watches one folder, for one thread. Kernel resources are allocated by the first wait."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = os.fsencode(path)
         self._descriptor: int | None = None
-        self._is_watching = self._has_asked = False
+        self._is_watching = self._is_started = False
 
     def wait(self, seconds: float) -> None:
-        """Return once a file in the folder was made, moved there or written to, at the latest after the time."""
-        if not self._has_asked:
-            self._ask()
+        """Return once a file in the folder is created, moved there or written to, at the latest after `seconds`."""
+        if not self._is_started:
+            self._start()
         descriptor = self._descriptor
         if descriptor is None or not (self._is_watching or self._watch(descriptor)):
             time.sleep(seconds)
@@ -36,8 +37,8 @@ class DirectoryWatcher:
         if poll.poll(seconds * 1000):
             os.read(descriptor, EVENT_BYTES)
 
-    def _ask(self) -> None:
-        self._has_asked, self._descriptor = True, _inotify()
+    def _start(self) -> None:
+        self._is_started, self._descriptor = True, _inotify()
         if self._descriptor is not None:
             weakref.finalize(self, os.close, self._descriptor)
 
@@ -48,6 +49,7 @@ class DirectoryWatcher:
 
 
 def _inotify() -> int | None:
+    """Return a new inotify descriptor; None where the system has no inotify, or the user has too many."""
     init = getattr(ctypes.CDLL(None), "inotify_init1", None)
     descriptor = -1 if init is None else int(init(os.O_NONBLOCK | os.O_CLOEXEC))
-    return descriptor if descriptor >= 0 else None  # none there, or as many as one user may have
+    return descriptor if descriptor >= 0 else None

@@ -1,8 +1,8 @@
-"""Which torch.export archives are data and nothing else: they arrive from elsewhere, and loading must not run them.
+"""Accept only torch.export archives that are pure data: they come from another host, and loading must not run code.
 
 `torch.export.load` unpickles sample inputs, legacy weights and custom objects, opens compiled libraries, evaluates
-symbolic shapes as Python and resolves any name in `torch`; so all but plain tensors and plain operators is refused.
-Knows the file layout of torch 2.9 and later (torch/export/pt2_archive).
+symbolic shapes as Python and resolves any name in `torch`. So everything but plain tensors and plain operators is
+refused. Knows the file layout of torch 2.9 and later (torch/export/pt2_archive).
 """
 
 import io
@@ -20,7 +20,7 @@ _PLAIN_FILES = re.compile(
     r"|data/weights/weight_\d+|data/constants/tensor_\d+"
 )
 _SAMPLE_INPUTS = re.compile(r"data/sample_inputs/.*")
-# the operators of a graph; all of `torch.*` would reach `torch.load`, all of `_operator.*` attributes
+# operators of a graph; a pattern for all of `torch.*` would allow `torch.load`, all of `_operator.*` attribute access
 _TARGET = re.compile(
     r"torch\.ops\.(aten|prims|higher_order)\.\w+(\.\w+)?|torch\.sym_\w+|torch\._sym_\w+|math\.\w+"
     r"|_operator\.(add|sub|mul|truediv|floordiv|mod|pow|neg|pos|abs|eq|ne|lt|le|gt|ge|and_|or_|xor|not_|getitem)"
@@ -36,7 +36,7 @@ _WORD = re.compile(
 
 
 def check_archive(archive: bytes) -> None:
-    """LogError where the archive holds anything but one program of plain operators and plain tensors."""
+    """Raise LogError unless the archive holds one program of plain operators, plain tensors, and nothing else."""
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as files:
             _check_files(files)
@@ -52,9 +52,9 @@ def _check_files(files: zipfile.ZipFile) -> None:
     for name, path in zip(names, inner, strict=True):
         if _SAMPLE_INPUTS.fullmatch(path):
             if files.getinfo(name).file_size:
-                raise LogError("the model's archive holds sample inputs (pickled): save it with example_inputs = None")
+                raise LogError("the model's archive holds pickled sample inputs: save it with example_inputs = None")
         elif not _PLAIN_FILES.fullmatch(path):
-            raise LogError(f"the model's archive holds {path!r}: only plain weights and one program are loaded")
+            raise LogError(f"the model's archive holds {path!r}: only plain weights and one program are accepted")
         elif path.endswith("_config.json"):
             _check_payloads(msgspec.json.decode(files.read(name)))
         elif path == "models/model.json":
@@ -64,15 +64,15 @@ def _check_files(files: zipfile.ZipFile) -> None:
 def _check_payloads(config: Any) -> None:
     for name, payload in config["config"].items():
         if payload["use_pickle"] is not False:
-            raise LogError(f"the model's archive holds {name!r} pickled: only plain tensors are loaded")
+            raise LogError(f"the model's archive holds {name!r} pickled: only plain tensors are accepted")
 
 
 def _check_program(node: Any) -> None:
-    """Every operator and every expression anywhere in the program; other texts are only names."""
+    """Check every operator and every size expression of the program; all other strings are only names."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key == "target" and isinstance(value, str) and "inputs" in node and not _TARGET.fullmatch(value):
-                raise LogError(f"the model's program calls {value!r}: only torch's own operators are loaded")
+                raise LogError(f"the model's program calls {value!r}: only torch's own operators are accepted")
             if key == "expr_str":
                 _check_expression(value)
             elif key == "range_constraints":
@@ -84,7 +84,9 @@ def _check_program(node: Any) -> None:
             _check_program(value)
 
 
-def _check_expression(text: Any) -> None:
-    plain = _SYMBOL.sub("s0", str(text))
+def _check_expression(expression: Any) -> None:
+    plain = _SYMBOL.sub("s0", str(expression))
     if not _EXPRESSION.fullmatch(plain) or not all(_WORD.fullmatch(word) for word in re.findall(r"\w+", plain)):
-        raise LogError(f"the model's program holds the size {str(text)[:80]!r}: only plain arithmetic is loaded")
+        raise LogError(
+            f"the model's program holds the size {str(expression)[:80]!r}: only plain arithmetic is accepted"
+        )

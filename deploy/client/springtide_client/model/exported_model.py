@@ -1,4 +1,4 @@
-"""The dense model: an exported program loaded once, called with the parameters of whichever view asks.
+"""The dense model: an exported program that is loaded once and called with the parameters of any version.
 
 Imports torch, so it is imported when the first model is loaded, not with the package.
 """
@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from springtide_client.array_types import Float32Array
 from springtide_client.errors import LogError
 from springtide_client.model.archive_check import check_archive
-from springtide_client.model.inputs import FloatArray, ModelInputs
+from springtide_client.model.inputs import ModelInputs
 
 
 @dataclass(frozen=True)
 class ModelParameters:
-    """The parameters and buffers of one view: the program's leading arguments, in its own order."""
+    """The parameters and buffers of one version: the leading arguments of the program, in its order."""
 
     tensors: tuple[torch.Tensor, ...]
 
@@ -32,19 +33,19 @@ class ModelParameters:
 
 
 class ExportedModel:
-    """A program without state of its own: calls with different parameters may run at once, in any thread."""
+    """A program without state of its own: threads may call it with different parameters at the same time."""
 
     def __init__(self, archive: bytes) -> None:
-        """Load the archive; LogError where it holds anything but plain tensors and plain operators."""
+        """Load a torch.export archive; LogError unless it holds only plain tensors and plain operators."""
         check_archive(archive)
         try:
             program = torch.export.load(io.BytesIO(archive))
-        except Exception as error:  # torch raises whatever its parser met
+        except Exception as error:  # torch documents no exceptions
             raise LogError(f"the model's archive cannot be loaded by torch {torch.__version__}: {error}") from error
         signature = program.graph_signature
         if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
             raise LogError("the model's program writes its buffers: export it in eval mode")
-        # the graph takes its parameters as arguments, so that nothing is swapped in place under another thread's call
+        # the graph takes parameters as arguments; functional_call would swap them in place under another thread's call
         self._call: Callable[..., Any] = program.graph_module.forward
         self._constants = {**program.constants}
         self._leading = [spec.target for spec in signature.input_specs if spec.target is not None]
@@ -57,26 +58,26 @@ class ExportedModel:
 
     @staticmethod
     def load(path: Path) -> "ExportedModel":
-        """The model of a base's `model.pt2`."""
+        """Load the model of a base's `model.pt2`."""
         return ExportedModel(path.read_bytes())
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        """What a version's `dense.<name>` may replace."""
+        """The names of parameters and buffers, which a version's `dense.<name>` replaces."""
         return tuple(self._initial)
 
     def parameters(
         self, dense: Mapping[str, npt.NDArray[Any]], before: ModelParameters | None = None
     ) -> ModelParameters:
-        """The parameters `before` (at first: the archive's own) with those of `dense` in place of theirs, copied.
+        """Return the parameters `before`, or the archive's own, with copies of those in `dense` in their places.
 
-        Names that the program does not use are skipped (the trainer keeps what only training needs); LogError where a
-        shape or a type differs.
+        Names that the program does not use are ignored: they serve training alone. LogError when a shape or a dtype
+        differs.
         """
         tensors = []
         for index, name in enumerate(self._leading):
             if name in dense:
-                tensors.append(_same_shape(name, dense[name], self._initial.get(name, self._constants.get(name))))
+                tensors.append(_checked_tensor(name, dense[name], self._initial.get(name, self._constants.get(name))))
             elif before is not None:
                 tensors.append(before.tensors[index])
             else:
@@ -88,16 +89,16 @@ class ExportedModel:
         named = zip(self._leading, parameters.tensors, strict=True)
         return {name: tensor.numpy() for name, tensor in named if name in self._initial}
 
-    def predict(self, parameters: ModelParameters, inputs: ModelInputs) -> FloatArray:
-        """The probabilities [N, L] float32: the sigmoid, in float32, of the program's logits."""
+    def predict(self, parameters: ModelParameters, inputs: ModelInputs) -> Float32Array:
+        """Return probabilities float32 (N, L): the sigmoid, computed in float32, of the program's logits."""
         with torch.inference_mode():
             arguments = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
             (logits_NL,) = self._call(*parameters.tensors, *arguments)
-            probabilities: FloatArray = torch.sigmoid(logits_NL.float()).numpy()
+            probabilities: Float32Array = torch.sigmoid(logits_NL.float()).numpy()
         return probabilities
 
 
-def _same_shape(name: str, array: npt.NDArray[Any], old: torch.Tensor | None) -> torch.Tensor:
+def _checked_tensor(name: str, array: npt.NDArray[Any], old: torch.Tensor | None) -> torch.Tensor:
     tensor = torch.from_numpy(np.array(array))
     if old is None or tensor.shape != old.shape or tensor.dtype != old.dtype:
         was = "nothing" if old is None else f"{tuple(old.shape)} {old.dtype}"

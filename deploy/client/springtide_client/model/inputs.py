@@ -1,36 +1,33 @@
-"""From encoded features to what a model sees: which rows to ask for, and how they become dense inputs.
+"""Turn encoded features into a model's inputs: which rows to look up, and how they become dense arrays.
 
-Plain numpy and the reference: the trainer's differentiable twin is tested to equal it.
+The reference, in plain numpy. The trainer's differentiable version is tested to equal it.
 """
 
 # N samples, C categorical features, P multi_value features, S sequence features, L lists (P + S), T longest sequence,
-# F dense features, D dimension, K keys (every id once per place it stands in), M elements of all lists
+# F dense features, D dimension, K keys (every id once per occurrence), M elements of all lists
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
 from springtide_client.features import Features
-from springtide_client.keys import Int64Array
 from springtide_client.schema import Schema
-
-FloatArray = npt.NDArray[np.float32]
 
 
 class ModelInputs(NamedTuple):
-    """The arguments of a model's forward, in order; arrays or tensors. Absent kinds have an axis of size 0."""
+    """The arguments of a model's forward, in order; arrays or tensors. A kind that is absent has an axis of size 0."""
 
     categorical: Any  # [N, C, D]
-    pooled: Any  # [N, P, D], the mean, sum or max of a multi_value list, zeros where it is empty
+    pooled: Any  # [N, P, D], the mean, sum or max of each multi_value list, zeros for an empty one
     sequence: Any  # [N, S, T, D], padded with zeros on the right, T at least 1
     sequence_length: Any  # [N, S] int64
     dense: Any  # [N, F], raw; NaN where missing
 
 
-def lookup_keys(schema: Schema, features: Features) -> tuple[npt.NDArray[np.uint16], Int64Array]:
-    """The keys whose rows the samples need, (features_K, ids_K).
+def lookup_keys(schema: Schema, features: Features) -> tuple[UInt16Array, Int64Array]:
+    """Return the keys whose rows the samples need: features_K, ids_K.
 
-    The categorical ones sample by sample (N * C), then every list of `schema.lists` flat, in that order.
+    The categorical ids come first, sample by sample (N * C), then the elements of each list of `schema.lists`.
     """
     num_samples = len(features)
     numbers = [schema.number(name) for name in schema.features]
@@ -46,8 +43,8 @@ def lookup_keys(schema: Schema, features: Features) -> tuple[npt.NDArray[np.uint
     return features_K, np.concatenate(parts).astype(np.int64, copy=False)
 
 
-def assemble(schema: Schema, features: Features, rows_KD: FloatArray) -> ModelInputs:
-    """A model's inputs from the rows of `lookup_keys`, which must hold no NaN (unknown ids have their first value)."""
+def assemble(schema: Schema, features: Features, rows_KD: Float32Array) -> ModelInputs:
+    """Build a model's inputs from the rows of `lookup_keys`, which must hold no NaN (see View.rows_for_model)."""
     num_samples, num_categorical = features.categorical_NC.shape
     dim = rows_KD.shape[1]
     start = num_samples * num_categorical
@@ -67,19 +64,19 @@ def assemble(schema: Schema, features: Features, rows_KD: FloatArray) -> ModelIn
     for s, ragged in enumerate(sequences):
         end = start + len(ragged.ids_M)
         samples_M = np.repeat(np.arange(num_samples), lengths_NS[:, s])
-        places_M = np.arange(len(ragged.ids_M)) - ragged.offsets[samples_M]
-        sequence_NSTD[samples_M, s, places_M] = rows_KD[start:end]
+        positions_M = np.arange(len(ragged.ids_M)) - ragged.offsets[samples_M]
+        sequence_NSTD[samples_M, s, positions_M] = rows_KD[start:end]
         start = end
     return ModelInputs(categorical_NCD, pooled_NPD, sequence_NSTD, lengths_NS, features.dense_NF)
 
 
-def _pool(rows_MD: FloatArray, offsets: Int64Array, pooling: str) -> FloatArray:
-    """The mean, sum or max of each list's rows, float32 (N, D); zeros for an empty one."""
+def _pool(rows_MD: Float32Array, offsets: Int64Array, pooling: str) -> Float32Array:
+    """Return the mean, sum or max of each list's rows, float32 (N, D); zeros for an empty list."""
     lengths_N = np.diff(offsets)
     pooled_ND = np.zeros((len(lengths_N), rows_MD.shape[1]), np.float32)
     filled_N = np.flatnonzero(lengths_N)
     if len(filled_N):
-        # empty lists add no elements, so the starts of the others cut the rows exactly
+        # empty lists have no elements, so the starts of the other lists split the rows exactly
         reduce = np.maximum if pooling == "max" else np.add
         pooled_ND[filled_N] = reduce.reduceat(rows_MD, offsets[:-1][filled_N], axis=0)
         if pooling == "mean":

@@ -1,7 +1,4 @@
-"""How often ids without a row were seen: the admission sketch at one version, in layers over that of its base.
-
-Immutable like the rows. What the counts mean stands in sketch.py.
-"""
+"""The admission sketch at one version: changed blocks in layers over the base's blocks. Immutable, like the rows."""
 
 # B blocks of the sketch, n blocks of a layer, N keys
 from collections.abc import Mapping
@@ -11,18 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from springtide_client.keys import UInt64Array
+from springtide_client.array_types import Int64Array, UInt8Array, UInt64Array
 from springtide_client.rows.sketch import BLOCK_BYTES, blocks_of, estimates_in
 
-Int64Array = npt.NDArray[np.int64]
-UInt8Array = npt.NDArray[np.uint8]
-
-# a layer is at least so many times as long as the one above it: few layers to search, few blocks moved
+# a layer is at least this many times as long as the one above it: few layers to search, few blocks copied
 LAYER_RATIO = 4
 
 
 class SketchLayer(NamedTuple):
-    """Some blocks, in the order of their numbers, each once."""
+    """Blocks in the order of their numbers, each once."""
 
     block: Int64Array
     bytes: UInt8Array  # [n, 64]
@@ -30,7 +24,7 @@ class SketchLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class AdmissionCounts:
-    """The counts of one version. `base` is None where nothing is counted below the layers."""
+    """The counts of one version. `base` is None where only the layers hold counts."""
 
     num_blocks: int = 0
     base: UInt8Array | None = None  # [B, 64]
@@ -42,16 +36,16 @@ class AdmissionCounts:
         return sum(layer.block.nbytes + layer.bytes.nbytes for layer in self.layers)
 
     def apply(self, tensors: Mapping[str, npt.NDArray[Any]], num_blocks: int) -> "AdmissionCounts":
-        """The counts of the next version, whose sketch has so many blocks; another number begins anew."""
-        seen = self if num_blocks == self.num_blocks else AdmissionCounts(num_blocks)
+        """Return the counts of the next version, whose sketch has `num_blocks`; a new size starts from zero."""
+        counts = self if num_blocks == self.num_blocks else AdmissionCounts(num_blocks)
         if not len(tensors.get("sketch.block", ())):
-            return seen
+            return counts
         order = np.argsort(tensors["sketch.block"], kind="stable")
         layer = SketchLayer(tensors["sketch.block"][order], tensors["sketch.bytes"][order])
-        return replace(seen, layers=(layer, *seen.layers))
+        return replace(counts, layers=(layer, *counts.layers))
 
     def merged(self) -> "AdmissionCounts":
-        """The same counts in few layers."""
+        """Return the same counts in few layers."""
         layers = list(reversed(self.layers))  # oldest first: a stack
         start = len(layers)
         while start > 1 and len(layers[start - 2].block) < LAYER_RATIO * sum(
@@ -63,7 +57,7 @@ class AdmissionCounts:
         return replace(self, layers=(_merge(layers[start - 1 :]), *reversed(layers[: start - 1])))
 
     def estimates(self, mixed_N: UInt64Array, age: int) -> Int64Array:
-        """How often each key was seen, in halves of each age since: never too low, sometimes too high."""
+        """Estimate how often each key was counted, halved with each age: never below the truth, sometimes above it."""
         if self.num_blocks == 0:
             return np.zeros(len(mixed_N), np.int64)
         blocks_N = blocks_of(mixed_N, self.num_blocks)
@@ -80,8 +74,8 @@ class AdmissionCounts:
 
 
 def _merge(layers: list[SketchLayer]) -> SketchLayer:
-    """One layer that answers like all of them, oldest first."""
-    # np.unique keeps the first of equal numbers: the newest layer's stand in front
+    """Return one layer that answers like all of them, given oldest first."""
+    # np.unique keeps the first of equal numbers: the newest layer comes first
     newest_first = layers[::-1]
     block, first = np.unique(np.concatenate([layer.block for layer in newest_first]), return_index=True)
     return SketchLayer(block, np.concatenate([layer.bytes for layer in newest_first])[first])

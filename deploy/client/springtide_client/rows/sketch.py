@@ -1,22 +1,21 @@
-"""Reads the sketch that says which keys were asked for without having a row: the layout is part of the log's format.
+"""Read the count-min sketch that counts ids without a row. Its layout is part of the log's format.
 
-A sketch is blocks of 64 bytes: the age, uint32, then 60 counters, uint8. A key has four counters in one block; its
-estimate is the least of them. An age is a number of halvings: a block of an older age than asked for counts less.
+A sketch is blocks of 64 bytes: an age, uint32, then 60 counters, uint8. Each key has four counters in one block; its
+estimate is the smallest. The age is a number of halvings: the counters of a block whose age is behind the sketch's
+have still to be halved that many times.
 """
 
 # B blocks, N keys
 import numpy as np
-import numpy.typing as npt
 
-from springtide_client.keys import Int64Array, UInt64Array
+from springtide_client.array_types import Int64Array, UInt8Array, UInt64Array
 
 BLOCK_BYTES = 64
 COUNTERS_AT, NUM_COUNTERS = 4, 60
-UInt8Array = npt.NDArray[np.uint8]
 
 
 def estimates(blocks_B64: UInt8Array, mixed_N: UInt64Array, age: int) -> Int64Array:
-    """How often each key was asked for, at least nearly: never less than the truth as ages halve it, 0..255.
+    """Estimate how often each key was counted, 0..255: never below the truth, sometimes above it.
 
     ValueError unless the blocks are uint8 (B, 64).
     """
@@ -26,13 +25,13 @@ def estimates(blocks_B64: UInt8Array, mixed_N: UInt64Array, age: int) -> Int64Ar
 
 
 def blocks_of(mixed_N: UInt64Array, num_blocks: int) -> Int64Array:
-    """The block that each key's counters stand in."""
+    """Return the number of the block that holds each key's counters."""
     block_N: Int64Array = ((mixed_N >> np.uint64(32)) * np.uint64(num_blocks) >> np.uint64(32)).astype(np.int64)
     return block_N
 
 
 def estimates_in(blocks_N64: UInt8Array, mixed_N: UInt64Array, age: int) -> Int64Array:
-    """`estimates` where each key's own block is at hand."""
+    """Estimate from the block of each key: `blocks_N64[n]` holds the counters of key n."""
     positions_N = np.arange(len(mixed_N))
     counters_N4 = np.empty((len(mixed_N), 4), np.int64)
     for i in range(4):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from springtide_client.keys import INT64_MIN
-from springtide_client.rows.layers import RowLayer, sorted_layer
+from springtide_client.rows.row_layer import RowLayer, sorted_layer
 
 from app.serving.lookup import neighbors
 from app.serving.lookup.neighbors import find_neighbors
@@ -26,7 +26,7 @@ class Layered:
         for layer in self.layers:
             for place in np.flatnonzero(layer.feature == FEATURE):
                 dead = layer.last_seen[place] < self._horizon_ms
-                dead |= layer.forgotten is not None and bool(layer.forgotten[place])
+                dead |= layer.tombstone is not None and bool(layer.tombstone[place])
                 found.setdefault(int(layer.id[place]), (layer.value[place], bool(dead)))
         return {row_id: row for row_id, (row, dead) in found.items() if not dead}
 
@@ -44,7 +44,7 @@ def layer(ids, rows, *, feature=FEATURE, seen=100, forgotten=()) -> RowLayer:
     ids = np.array(ids, np.int64)
     ones = np.ones(len(ids), np.int64)
     made = sorted_layer(np.full(len(ids), feature, np.uint16), ids, np.array(rows, np.float32), ones, ones * seen)
-    return replace(made, forgotten=np.isin(made.id, forgotten)) if len(forgotten) else made
+    return replace(made, tombstone=np.isin(made.id, forgotten)) if len(forgotten) else made
 
 
 def joined(*layers: RowLayer) -> RowLayer:

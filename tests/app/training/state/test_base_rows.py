@@ -7,7 +7,7 @@ import pytest
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
-from springtide_client.rows.layers import RowLayer
+from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
 from app.training.state.base_rows import CHUNK_KEYS, BaseRows

@@ -3,7 +3,7 @@
 import numpy as np
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
-from springtide_client.log.directory import base_name
+from springtide_client.log.listing import base_name
 
 from app.version_log.commands.erasure_audit import files_containing, oldest_file_containing
 from app.version_log.compact.merge import compact_log

@@ -13,7 +13,7 @@ import pytest
 from springtide_client.format.records import CommandEntry, Tip, VersionMeta
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
-from springtide_client.rows.layers import RowLayer
+from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.compact.compactor import Compactor
 from app.version_log.compact.merge import compact_log

@@ -8,7 +8,7 @@ import pytest
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
-from springtide_client.log.directory import base_name
+from springtide_client.log.listing import base_name
 
 from app.errors import UserError
 from app.version_log.inspection.diff import RowCounts, diff_versions

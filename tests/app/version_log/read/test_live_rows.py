@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from springtide_client.keys import SHARED_ROW_OFFSET
-from springtide_client.rows.layers import sorted_layer
+from springtide_client.rows.row_layer import sorted_layer
 
 from app.version_log.read.live_rows import count_live_rows, live_rows
 

@@ -11,14 +11,15 @@ import msgspec
 import numpy as np
 import pytest
 from springtide_client.format.checksummed_json import encode_checksummed_json
+from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import map_tensors
 from springtide_client.keys import hash_string
 from springtide_client.log.base import MANIFEST, ROWS, read_base_manifest
-from springtide_client.log.directory import LogDirectory, base_name, claim_name, manifest_name, segment_name
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import base_name, claim_name, manifest_name, segment_name
 
 from app.errors import UserError
-from app.version_log.compact.base_writer import crc32_of_file
 from app.version_log.compact.retention import apply_retention
 from app.version_log.read.index import LogIndex
 from app.version_log.trainer_status import write_status

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.keys import UInt64Array, mix_keys
+from springtide_client.array_types import UInt64Array
+from springtide_client.keys import mix_keys
 
 from embeddings.errors import SpillError
 from embeddings.rows import Rows

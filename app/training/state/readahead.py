@@ -1,6 +1,6 @@
-"""Pages of mapped files asked for before they are touched: the disk has many reads at once, not one after another.
+"""Read ahead pages of mapped files, so that the disk serves many reads at once instead of one page fault at a time.
 
-A hint, and no more: where the kernel knows no process_madvise, pages are read as they are touched.
+Only a hint: where the kernel has no process_madvise, pages are read on first access.
 """
 
 # N rows, P pages
@@ -13,38 +13,36 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-
-Array = npt.NDArray[Any]
-Int64Array = npt.NDArray[np.int64]
+from springtide_client.array_types import Int64Array
+from springtide_client.format.tensors import Array
 
 SYS_PROCESS_MADVISE = 440  # the same on every architecture
-RANGES_A_CALL = 1024  # the kernel takes no more
+RANGES_PER_CALL = 1024  # the kernel's limit
 SECTOR_BYTES = 512
-COLD_SHARE = 1 / 8  # pages read from the disk for each row, from which on it is worth asking
+COLD_PAGES_PER_ROW = 1 / 8  # pages read from the disk for each row above which readahead pays
 
 
 class Readahead:
-    """Asks while the disk is being read, and is silent while the page cache answers: a page asked in vain costs too."""
+    """Requests pages while reads come from the disk, and none while the page cache serves them: a request costs too."""
 
     def __init__(self) -> None:
         self._call = _process_madvise(os.getpid())
-        self._cold = threading.local()  # a recall ahead and one at once are threads of their own
+        self._cold = threading.local()  # prefetches and immediate recalls run in different threads
 
     @property
     def is_worthwhile(self) -> bool:
-        """Whether this thread's last reads came from the disk."""
+        """True when this thread's last reads came from the disk."""
         return self._call is not None and getattr(self._cold, "last", False)
 
     def num_pages_read(self) -> int:
-        """Pages that this thread has read from disks so far."""
+        """Return the pages that this thread has read from disks so far."""
         if not hasattr(resource, "RUSAGE_THREAD"):
             return 0
         return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock * SECTOR_BYTES // mmap.PAGESIZE
 
     def observe(self, num_pages: int, num_rows: int) -> None:
-        """So many pages were read from the disk for so many rows."""
-        self._cold.last = num_pages > COLD_SHARE * num_rows
+        """Record that reading `num_rows` rows took `num_pages` pages from the disk."""
+        self._cold.last = num_pages > COLD_PAGES_PER_ROW * num_rows
 
     def request(self, column: Array, rows_N: Int64Array) -> None:
         """Read ahead the pages of these rows of a mapped column where that pays. Does not wait, releases the GIL."""
@@ -59,16 +57,16 @@ class Readahead:
         ranges = np.empty((len(starts), 2), np.uint64)  # iovec: address, length
         ranges[:, 0] = pages_P[starts] * mmap.PAGESIZE
         ranges[:, 1] = np.diff(np.append(starts, len(pages_P))) * mmap.PAGESIZE
-        for at in range(0, len(ranges), RANGES_A_CALL):
-            part = ranges[at : at + RANGES_A_CALL]
+        for start in range(0, len(ranges), RANGES_PER_CALL):
+            part = ranges[start : start + RANGES_PER_CALL]
             if self._call is None or self._call(part.ctypes.data, len(part)) < 0:
-                self._call = None  # a kernel that refuses once always does
+                self._call = None  # a kernel that refuses once always refuses
                 return
 
 
 @lru_cache(maxsize=1)
 def _process_madvise(pid: int) -> Any:
-    """`call(address of iovecs, how many)` for this process, or None; one descriptor for all who ask."""
+    """Return `call(address of iovecs, their number)` for this process, or None where the kernel has no such call."""
     try:
         syscall = ctypes.CDLL(None, use_errno=True).syscall
         pid_fd = os.pidfd_open(pid)

@@ -1,4 +1,4 @@
-"""Asking for pages changes no byte, and nothing fails where the kernel will not be asked."""
+"""Readahead changes no byte, and nothing fails where the kernel does not support it."""
 
 import ctypes
 from collections.abc import Callable
@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from springtide_client.format.tensors import Array, advise_random_access, encode_tensors, map_tensors
-from springtide_client.log import readahead
-from springtide_client.log.readahead import Readahead
+
+from app.training.state import readahead
+from app.training.state.readahead import Readahead
 
 ROWS_N = np.array([0, 511, 512, 70_000, 99_999, 99_999])
 
@@ -21,7 +22,7 @@ def column(tmp_path: Path) -> Array:
     return map_tensors(path)["column"]
 
 
-def test_pages_that_were_asked_for_hold_what_the_file_holds(column: Array) -> None:
+def test_pages_read_ahead_hold_the_bytes_of_the_file(column: Array) -> None:
     advise_random_access(column)
     requests = Readahead()
     requests.observe(1, 1)
@@ -30,7 +31,7 @@ def test_pages_that_were_asked_for_hold_what_the_file_holds(column: Array) -> No
     assert requests.is_worthwhile == (requests._call is not None)
 
 
-def test_ranges_cover_the_rows_and_no_page_twice(column: Array) -> None:
+def test_requested_ranges_cover_the_rows_and_no_page_twice(column: Array) -> None:
     requests, asked = Readahead(), []
 
     def call(address: int, num: int) -> int:
@@ -52,7 +53,7 @@ def test_ranges_cover_the_rows_and_no_page_twice(column: Array) -> None:
     assert length <= 4 * 4096
 
 
-def test_who_reads_from_memory_asks_for_nothing(column: Array) -> None:
+def test_reads_from_memory_request_nothing(column: Array) -> None:
     requests = Readahead()
     requests._call = refuse
     assert not requests.is_worthwhile
@@ -63,7 +64,7 @@ def test_who_reads_from_memory_asks_for_nothing(column: Array) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda pid: None, lambda pid: refuse])
-def test_a_kernel_that_cannot_be_asked_is_asked_no_more(
+def test_a_kernel_without_the_call_is_not_called_again(
     column: Array, monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
 ) -> None:
     monkeypatch.setattr(readahead, "_process_madvise", make)
@@ -74,5 +75,5 @@ def test_a_kernel_that_cannot_be_asked_is_asked_no_more(
 
 
 def refuse(address: int, num: int) -> int:
-    """What `call` answers where the kernel has no such call."""
+    """Return what the system call returns where the kernel does not have it."""
     return -1

@@ -1,0 +1,116 @@
+"""The names of the files in a log's folder, and what an epoch's manifest says about the segments before it."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from springtide_client.format.records import Tip
+from springtide_client.schema import Schema
+
+_CLAIM = re.compile(r"epoch-(\d{10})\.claim")
+_MANIFEST = re.compile(r"manifest-(\d{10})\.json")
+_BASE = re.compile(r"base-(\d{20})")
+_SEGMENT = re.compile(r"seg-(\d{10})-(\d{6})\.log")
+
+
+def claim_name(epoch: int) -> str:
+    return f"epoch-{epoch:010d}.claim"
+
+
+def manifest_name(epoch: int) -> str:
+    return f"manifest-{epoch:010d}.json"
+
+
+def segment_name(epoch: int, count: int) -> str:
+    return f"seg-{epoch:010d}-{count:06d}.log"
+
+
+def base_name(number: int) -> str:
+    return f"base-{number:020d}"
+
+
+def base_number(base_path: Path) -> int:
+    """Return the version that a base equals, from the name of its folder."""
+    return int(base_path.name.removeprefix("base-"))
+
+
+class SealedSegment(msgspec.Struct, frozen=True):
+    """A segment of an older epoch, and how many of its bytes are valid."""
+
+    file: str
+    bytes: int
+
+
+class LogManifest(msgspec.Struct, kw_only=True):
+    """What an epoch's trainer found when it started. Written once, never changed."""
+
+    epoch: int
+    sealed: list[SealedSegment]  # in order; one that is missing from the folder was deleted by retention
+    base: Tip | None  # the newest base at the start; None in a new log
+    tip: Tip | None  # the last version of the older epochs
+    schema: dict[str, Any]
+    fingerprint: str  # of the schema
+
+    def decode_schema(self) -> Schema:
+        """Return the schema that the epoch writes with."""
+        return Schema.from_json(msgspec.json.encode(self.schema))
+
+
+class CurrentManifest(NamedTuple):
+    """The newest manifest, and when it was written."""
+
+    manifest: LogManifest
+    written_ns: int
+
+    def is_replaced_by(self, later: "CurrentManifest") -> bool:
+        """Return True if `later`, which was read later, belongs to another log: this one was deleted and re-created."""
+        is_same_epoch = later.manifest.epoch == self.manifest.epoch
+        return later.manifest.epoch < self.manifest.epoch or (is_same_epoch and later.written_ns != self.written_ns)
+
+
+class Listing(NamedTuple):
+    """The names in a log's folder at one instant."""
+
+    claimed_epoch: int  # the highest epoch that was claimed; 0: none
+    manifest_epoch: int  # the highest epoch that has a manifest; 0: none
+    bases: list[int]  # their version numbers, ascending
+    segments: dict[int, list[str]]  # by epoch, in order
+
+    @staticmethod
+    def of(names: Sequence[str]) -> "Listing":
+        """Sort the names of a folder; names of other files are ignored."""
+        claims, manifests, bases = [0], [0], []
+        segments: dict[int, list[str]] = {}
+        for name in sorted(names):
+            if match := _SEGMENT.fullmatch(name):
+                segments.setdefault(int(match[1]), []).append(name)
+            elif match := _BASE.fullmatch(name):
+                bases.append(int(match[1]))
+            elif match := _CLAIM.fullmatch(name):
+                claims.append(int(match[1]))
+            elif match := _MANIFEST.fullmatch(name):
+                manifests.append(int(match[1]))
+        # a manifest implies a claim: an epoch whose claim file was deleted must not be claimed a second time
+        return Listing(max(*claims, *manifests), max(manifests), bases, segments)
+
+    @property
+    def is_settled(self) -> bool:
+        """True when the newest epoch has its manifest, so that no trainer is just starting."""
+        return 0 < self.claimed_epoch == self.manifest_epoch
+
+
+class SegmentDirectory(Protocol):
+    """What a cursor needs of a log's folder; LogDirectory says what each method returns."""
+
+    path: Path
+
+    def scan(self) -> Listing: ...
+
+    def current_manifest(self, listing: Listing) -> CurrentManifest | None: ...
+
+    def readable_segments(self, listing: Listing, manifest: LogManifest) -> list[tuple[str, int | None]]: ...
+
+    def is_fenced(self, epoch: int) -> bool: ...

@@ -1,0 +1,160 @@
+"""Rows sorted by mixed key: one layer of a view, or a whole base. Immutable; a newer layer hides older ones."""
+
+# K keys of a lookup, n rows of the layer, D dimension, S width of the optimizer state
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from springtide_client.array_types import BoolArray, Float32Array, Indices, Int64Array, UInt16Array, UInt64Array
+from springtide_client.keys import mix_keys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowLayer:
+    """Rows in the order of (mixed key, feature), each key once. A tombstone hides the key's row in older layers."""
+
+    mixed: UInt64Array
+    feature: UInt16Array
+    id: Int64Array
+    value: Float32Array  # [n, D]
+    count: Int64Array
+    last_seen: Int64Array  # event time in ms
+    tombstone: BoolArray | None = None  # None: no row is a tombstone
+    state: Float32Array | None = None  # [n, S]; None where only trainers would need it
+
+    def __len__(self) -> int:
+        return len(self.mixed)
+
+    @property
+    def dim(self) -> int:
+        return int(self.value.shape[1])
+
+    @property
+    def num_bytes(self) -> int:
+        arrays = (self.mixed, self.feature, self.id, self.value, self.count, self.last_seen, self.tombstone, self.state)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def find(self, features_K: UInt16Array, ids_K: Int64Array) -> Indices:
+        """Return the row number of each key, -1 where the layer has none."""
+        return self.find_mixed(mix_keys(features_K, ids_K), features_K)
+
+    def find_mixed(self, mixed_K: UInt64Array, features_K: UInt16Array) -> Indices:
+        """Return the row number of each key, given its mixed key.
+
+        The id need not be compared: keys with equal feature and equal mixed key have equal ids.
+        """
+        if len(self.mixed) == 0:
+            return np.full(len(mixed_K), -1, np.intp)
+        rows_K = self.mixed.searchsorted(mixed_K)
+        near_K = self.mixed.take(rows_K, mode="clip") == mixed_K
+        num_near = np.count_nonzero(near_K)
+        if num_near == 0:  # the usual case: most layers hold few of the keys
+            rows_K.fill(-1)
+            return rows_K
+        found_K = near_K & (self.feature.take(rows_K, mode="clip") == features_K)
+        if np.count_nonzero(found_K) != num_near:
+            self._find_collisions(mixed_K, features_K, rows_K, found_K, np.flatnonzero(near_K & ~found_K))
+        if num_near != len(rows_K) or not found_K.all():
+            rows_K[~found_K] = -1
+        return rows_K
+
+    def _find_collisions(
+        self,
+        mixed_K: UInt64Array,
+        features_K: UInt16Array,
+        rows_K: Indices,
+        found_K: BoolArray,
+        positions: Indices,
+    ) -> None:
+        """Find the keys at `positions` among rows of other features with the same mixed key, which are adjacent."""
+        for k in positions:
+            row = rows_K[k]
+            while row < len(self.mixed) and self.mixed[row] == mixed_K[k]:
+                if self.feature[row] == features_K[k]:
+                    rows_K[k], found_K[k] = row, True
+                    break
+                row += 1
+
+    def take(self, rows: Indices | slice) -> "RowLayer":
+        """Return some of the rows; `rows` must be ascending."""
+        return RowLayer(
+            self.mixed[rows],
+            self.feature[rows],
+            self.id[rows],
+            self.value[rows],
+            self.count[rows],
+            self.last_seen[rows],
+            None if self.tombstone is None else self.tombstone[rows],
+            None if self.state is None else self.state[rows],
+        )
+
+    def copied(self) -> "RowLayer":
+        """Return the same rows in memory of their own."""
+        return self.take(np.arange(len(self)))
+
+    def keys_only(self) -> "RowLayer":
+        """Return the keys, counts, times and tombstones: what counting rows takes. Nothing is copied."""
+        return replace(self, value=self.value[:, :0], state=None)
+
+    def without_tombstones(self) -> "RowLayer":
+        """Return the same rows with no tombstone column, which must mark no row."""
+        return replace(self, tombstone=None)
+
+    def live_mask(self, expiry_cutoffs: Mapping[str, int]) -> BoolArray:
+        """Return which rows are neither tombstones nor expired (`expiry_cutoffs`: feature number -> ms)."""
+        live_n = np.ones(len(self), np.bool_) if self.tombstone is None else ~self.tombstone
+        if expiry_cutoffs:
+            live_n &= self.last_seen >= expiry_cutoffs_of(self.feature, expiry_cutoffs)
+        return live_n
+
+
+def expiry_cutoffs_of(features_K: UInt16Array, expiry_cutoffs: Mapping[str, int]) -> Int64Array:
+    """Return for each key the event time before which a row of its feature is expired, int64 (K)."""
+    cutoffs = {int(number): cutoff_ms for number, cutoff_ms in expiry_cutoffs.items()}
+    table = np.full(max(cutoffs, default=0) + 2, np.iinfo(np.int64).min)
+    for number, cutoff_ms in cutoffs.items():
+        table[number] = cutoff_ms
+    return table.take(features_K, mode="clip")  # features beyond the table never expire, like its last entry
+
+
+def empty_layer(dim: int, state_width: int | None = None) -> RowLayer:
+    """Return a layer without rows."""
+    return RowLayer(
+        np.empty(0, np.uint64),
+        np.empty(0, np.uint16),
+        np.empty(0, np.int64),
+        np.empty((0, dim), np.float32),
+        np.empty(0, np.int64),
+        np.empty(0, np.int64),
+        None,
+        None if state_width is None else np.empty((0, state_width), np.float32),
+    )
+
+
+def sorted_layer(
+    feature: UInt16Array,
+    id: Int64Array,
+    value: Float32Array,
+    count: Int64Array,
+    last_seen: Int64Array,
+    state: Float32Array | None = None,
+) -> RowLayer:
+    """Return a layer of rows given in any order, each key once. Rows in order are not copied."""
+    layer = RowLayer(mix_keys(feature, id), feature, id, value, count, last_seen, None, state)
+    if (layer.mixed[1:] > layer.mixed[:-1]).all():  # trainers write rows in order, unless some had been evicted
+        return layer
+    return layer.take(key_order(layer.mixed, layer.feature))
+
+
+def key_order(mixed: UInt64Array, feature: UInt16Array, *, once: bool = False) -> Indices:
+    """Return the order by (mixed key, feature); with `once` only the first of equal keys."""
+    order = np.argsort(mixed, kind="stable")  # a stable sort merges sorted runs in linear time
+    equal = mixed[order[1:]] == mixed[order[:-1]]
+    if not equal.any():
+        return order
+    same = equal & (feature[order[1:]] == feature[order[:-1]])
+    if not np.array_equal(same, equal):
+        order = np.lexsort((feature, mixed))
+        same = (mixed[order[1:]] == mixed[order[:-1]]) & (feature[order[1:]] == feature[order[:-1]])
+    return order[np.concatenate([[True], ~same])] if once else order
