@@ -2,9 +2,9 @@ import socket
 
 import numpy as np
 from springtide_client.follow.follower import Follower
-from springtide_client.format.records import decode_record
 from springtide_client.http.http_log import HttpLog
 
+from tests.support.records import decode_record
 from tests.support.waiting import wait_until
 
 USER, ITEM = 0, 1
