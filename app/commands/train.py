@@ -51,5 +51,5 @@ def run(arguments: argparse.Namespace) -> int:
     with nullcontext() if arguments.no_compact else CompactorSupervisor(config.path):
         status = trainer.run()
     if arguments.until_end:
-        print(json.dumps(status), flush=True)
+        print(json.dumps(status.to_json()), flush=True)
     return 0

@@ -85,7 +85,7 @@ class Service:
         self.history = StatusHistory()
         self.scraper = MetricsScraper(
             self.metrics,
-            status=self.status,
+            trainer=self.trainer,
             replica=self.replica,
             limits=self.limits,
             micro_batcher=self.micro_batcher,

@@ -1,13 +1,11 @@
 """Keeps the embedded broker's topic bounded in bytes for a producer that never ends. A real broker has its own ways."""
 
-import json
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from springtide_client.errors import SpringtideError
-
+from app.version_log.trainer_status import read_status
 from stream.broker.discovery import find_broker
 from stream.broker.topic_cap import TopicCap
 from stream.config import SourceConfig
@@ -58,13 +56,7 @@ class TopicQuota:
 
     def _learned_positions(self) -> Mapping[Partition, Position] | None:
         """The positions that survive a power loss, as the trainer's status tells them."""
-        try:
-            newest = max(self._log_path.glob("status-*.json"))
-            told = json.loads(newest.read_bytes())["positions"]
-            parts = {name: name.rpartition("/") for name in told}
-            return {
-                Partition(topic, int(number)): Position("", int(told[name]["committed"] or 0))
-                for name, (topic, _, number) in parts.items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, SpringtideError):
+        status = read_status(self._log_path)
+        if status is None or not status.positions:
             return None
+        return {Partition.parse(name): Position("", at.committed) for name, at in status.positions.items()}

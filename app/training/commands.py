@@ -1,4 +1,4 @@
-"""Orders to a running trainer, executed between batches; order and result are part of the next version."""
+"""Executes admin commands on a running trainer, between batches; the next version records each with its result."""
 
 import logging
 from collections import deque
@@ -20,121 +20,115 @@ from app.version_log.failpoints import failpoint
 from embeddings.errors import SpillError
 from stream.positions import positions_to_meta
 
-RollBack = Callable[[Command], dict[str, Any] | None]
+Result = dict[str, Any]
 
 logger = logging.getLogger(__name__)
 
 
 class PostponedError(Exception):
-    """The order cannot be executed now, and may be in a moment."""
+    """The command cannot be executed now, but perhaps in a moment."""
 
 
 class CommandExecutor:
-    """Takes orders in, one after the other in the order of their ids, each exactly once."""
+    """Executes pending commands in the order of their ids, each exactly once."""
 
     kinds = ("forget", "limits", "rollback")
 
-    def __init__(self, log_path: Path, epoch: int, state: TrainingState, *, roll_back: RollBack | None = None) -> None:
-        """`roll_back` executes such an order: it tells of it in a version of its own, and everything is loaded anew.
+    def __init__(
+        self,
+        log_path: Path,
+        epoch: int,
+        state: TrainingState,
+        *,
+        roll_back: Callable[[Command], None] | None = None,
+    ) -> None:
+        """`roll_back` executes a rollback: it publishes a version of its own and replaces the state and this executor.
 
-        Where it gives a result instead, nothing has happened; PostponedError leaves the order for later.
+        It raises ValueError if it refuses the command and PostponedError to leave it for later.
         """
-        self._orders = CommandQueue(log_path, epoch, state.executed_commands)
+        self._queue = CommandQueue(log_path, epoch, state.executed_commands)
         self._state = state
         self._roll_back = roll_back
-        self._waiting: deque[Command] = deque()  # claimed, not executed
-        self._told: list[str] = []  # the ids of what the next version tells
+        self._claimed: deque[Command] = deque()  # not executed yet
+        self._unpublished: list[str] = []  # ids of executed commands that the next version records
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is an order to execute."""
-        return bool(self._waiting) or self._orders.has_pending()
+        """True if there is a command to execute."""
+        return bool(self._claimed) or self._queue.has_pending()
 
     def execute(self) -> None:
-        """Every order that waits. Call it right after a cut: what an order moves must fit beside nothing.
+        """Execute every pending command. Call it right after a checkpoint: the rows that it evicts need room.
 
-        SpillError where the spill takes no rows: what is not executed waits for the next call.
+        SpillError if the spill accepts no rows: the remaining commands wait for the next call.
         """
-        self._waiting += self._orders.claim()
-        while self._waiting:
-            order = self._waiting[0]
+        self._claimed += self._queue.claim()
+        while self._claimed:
+            command = self._claimed[0]
             try:
-                result = self._result(order)
+                if command.kind == "rollback" and self._roll_back is not None:
+                    self._roll_back(command)
+                    return  # another executor continues, with the state that was loaded
+                result = self._handler(command)(command.body)
             except PostponedError:
                 return
-            if result is None:
-                return  # the state that this desk worked for is no more: another one takes in the rest
-            logger.info("order executed", extra={"order": order.id, "kind": order.kind, **result})
-            self._note(order, result)
-            self._waiting.popleft()
+            except (ValueError, EncodeError) as error:
+                result = {"refused": str(error)}
+            logger.info("command executed", extra={"command": command.id, "kind": command.kind, **result})
+            self._record(command, result)
+            self._claimed.popleft()
             failpoint("after a command is executed")
 
-    def _result(self, order: Command) -> dict[str, Any] | None:
-        try:
-            if order.kind == "rollback" and self._roll_back is not None:
-                return self._roll_back(order)
-            return self._handler(order)(order.body)
-        except (ValueError, EncodeError) as error:
-            return {"refused": str(error)}
-
     def reexecute_lost(self, entries: Iterable[CommandEntry]) -> None:
-        """Executes again what versions said that are lost, and no file does any more; the next version tells it.
+        """Execute again commands whose versions were lost to corruption, and whose files are gone.
 
-        What was forgotten is hidden up to where that was.
+        Erased ids are filtered up to the positions at which they were first erased.
         """
         for entry in entries:
-            order_id, kind = entry.id, entry.kind
-            if entry.is_refused or kind not in ("forget", "limits"):
-                logger.warning("an order is lost with its version", extra={"order": order_id, "kind": kind})
+            if entry.is_refused or entry.kind not in ("forget", "limits"):
+                logger.warning("a command is lost with its version", extra={"command": entry.id, "kind": entry.kind})
                 continue
-            order = Command(
-                order_id, kind, {"keys": msgspec.to_builtins(entry.keys), "limits": entry.result.get("limits")}
-            )
+            body = {"keys": msgspec.to_builtins(entry.keys), "limits": entry.result.get("limits")}
+            command = Command(entry.id, entry.kind, body)
             try:
-                self._note(order, self._handler(order)(order.body), entry.positions)
+                self._record(command, self._handler(command)(body), entry.positions)
             except SpillError as error:
-                raise LogError(f"an order of a lost version cannot be executed again: {error}") from error
+                raise LogError(f"a command of a lost version cannot be executed again: {error}") from error
             except (ValueError, EncodeError) as error:
-                logger.warning("an order is lost with its version", extra={"order": order_id, "reason": str(error)})
+                logger.warning("a command is lost with its version", extra={"command": entry.id, "reason": str(error)})
 
     def on_published(self, version: int) -> None:
-        """This version carries what was executed since the one before."""
-        for order_id in self._told:
-            self._orders.mark_executed(order_id, version)
-        self._told.clear()
+        """Note that this version records everything executed so far."""
+        for command_id in self._unpublished:
+            self._queue.mark_executed(command_id, version)
+        self._unpublished.clear()
 
     def acknowledge(self, durable: int) -> None:
-        """Orders that durable versions carry are done with."""
-        self._orders.acknowledge(durable)
+        """Unlink the files of commands that versions up to this one record."""
+        self._queue.acknowledge(durable)
 
-    def _note(
-        self, order: Command, result: dict[str, Any], positions: Mapping[str, StreamPosition] | None = None
-    ) -> None:
-        at = self._state
-        entry = command_entry(
-            order,
-            result,
-            samples_trained=at.samples_trained,
-            positions=positions or positions_to_meta(at.max_positions),
-        )
-        at.add_executed_command(entry)
-        at.add_erasures(erasures_of([entry], at.schema))
-        self._told.append(order.id)
+    def _record(self, command: Command, result: Result, positions: Mapping[str, StreamPosition] | None = None) -> None:
+        state = self._state
+        positions = positions or positions_to_meta(state.max_positions)
+        entry = command_entry(command, result, samples_trained=state.samples_trained, positions=positions)
+        state.add_executed_command(entry)
+        state.add_erasures(erasures_of([entry], state.schema))
+        self._unpublished.append(command.id)
 
-    def _handler(self, order: Command) -> Callable[[dict[str, Any]], dict[str, Any]]:
-        if order.kind == "forget":
+    def _handler(self, command: Command) -> Callable[[dict[str, Any]], Result]:
+        if command.kind == "forget":
             return self._forget
-        if order.kind == "limits":
-            return self._limits
-        raise ValueError(f"this trainer does not execute {order.kind or 'unreadable'} orders")
+        if command.kind == "limits":
+            return self._change_limits
+        raise ValueError(f"this trainer does not execute {command.kind or 'unreadable'} commands")
 
-    def _forget(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _forget(self, body: dict[str, Any]) -> Result:
         keys = read_keys(body, self._state.schema)
         features_N = np.array([feature for feature, _ in keys], np.uint16)
         self._state.learner.table.forget(features_N, np.array([row_id for _, row_id in keys], np.int64))
         return {"keys": len(keys)}
 
-    def _limits(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _change_limits(self, body: dict[str, Any]) -> Result:
         limits = parse_limits(body.get("limits"), self._state.schema)
         self._state.change_limits(limits)
         return {"limits": limits_document(limits)}

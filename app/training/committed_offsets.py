@@ -1,4 +1,4 @@
-"""How far the stream is learned for good: the positions of the newest version that is known to be durable."""
+"""Which offsets to commit to Kafka: those of the newest version that is durable."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -7,22 +7,22 @@ from stream.positions import Partition, Position
 
 
 class CommittedOffsets:
-    """Remembers each version's positions until a durable one is at or behind it."""
+    """Remembers the positions of each version until that version, or a later one, is durable."""
 
     def __init__(self, positions: Mapping[Partition, Position]) -> None:
-        """`positions`: those of the log's end when learning began."""
+        """`positions`: those of the end of the log when learning began."""
         self.offsets = _offsets(positions)
-        self._awaited: deque[tuple[int, dict[Partition, int]]] = deque()
+        self._pending: deque[tuple[int, dict[Partition, int]]] = deque()
 
     def on_published(self, version: int, positions: Mapping[Partition, Position]) -> None:
-        """The version stands there in the stream."""
-        self._awaited.append((version, _offsets(positions)))
+        """Note the positions that a version holds."""
+        self._pending.append((version, _offsets(positions)))
 
     def advance(self, durable: int) -> bool:
-        """Versions up to this one are durable; whether `newest` is another by that."""
+        """Versions up to this one are durable. Returns True if `offsets` may have changed."""
         has_moved = False
-        while self._awaited and self._awaited[0][0] <= durable:
-            self.offsets, has_moved = self._awaited.popleft()[1], True
+        while self._pending and self._pending[0][0] <= durable:
+            self.offsets, has_moved = self._pending.popleft()[1], True
         return has_moved
 
 

@@ -1,11 +1,14 @@
-"""The trainer's status file: replaced every second, read by servers, and by the next trainer before it starts."""
+"""The trainer's status: a typed document in `<log>/status-<epoch>.json`, replaced every second.
+
+Servers, the demo and the verifier read it, and the next trainer before it starts. Its JSON is the core of /v1/status.
+"""
 
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from springtide_client.system.clock import wall_ms
@@ -13,45 +16,178 @@ from springtide_client.system.files import NO_SPACE_ERRNOS, write_atomically
 
 _NAME = re.compile(r"status-(\d{10})\.json")
 
+Condition = Literal["running", "catching_up", "waiting", "stopped", "failed"]
 
-def write_status(log_path: Path, epoch: int, status: Mapping[str, Any]) -> None:
-    """Replace the epoch's status; the writer's epoch, pid, machine and the time are added where they are missing."""
-    signed = {
-        "epoch": epoch,
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "machine": boot_id(),
-        "updated_ms": wall_ms(),
-        **status,
-    }
-    path, text = Path(log_path) / f"status-{epoch:010d}.json", msgspec.json.encode(signed)
+
+class PartitionStatus(msgspec.Struct, frozen=True):
+    """Offsets of one partition: learned, durable in the log, the topic's end, and `lag` = end - learned."""
+
+    learned: int = 0
+    committed: int = 0
+    end: int | None = None
+    lag: int | None = None
+
+
+class ScoreStatus(msgspec.Struct, frozen=True):
+    """Progressive scores of one label; None where they are undefined."""
+
+    auc: float | None = None
+    logloss: float | None = None
+    calibration: float | None = None
+
+
+class TaskStatus(msgspec.Struct, frozen=True):
+    """Scores over all samples learned and over the newest ones."""
+
+    whole: ScoreStatus = ScoreStatus()
+    window: ScoreStatus = ScoreStatus()
+
+
+class ScoresStatus(TaskStatus, frozen=True):
+    """Scores of the first label; `tasks` has those of every label if there are several."""
+
+    tasks: dict[str, TaskStatus] | msgspec.UnsetType = msgspec.UNSET
+
+
+class GateStatus(msgspec.Struct, frozen=True):
+    """The health gate: `reason` and `detail` are of the newest verdict, also after it was resolved."""
+
+    state: Literal["open", "holding"] = "open"
+    action: str = ""
+    reason: str | None = None
+    detail: str | None = None
+    trips: int = 0  # since the trainer's start
+    rollbacks: int = 0  # automatic ones, since the log began
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Milliseconds."""
+
+    p50: float | None = None
+    p99: float | None = None
+
+
+class TableStatus(msgspec.Struct, frozen=True):
+    """The embedding table: rows and bytes by tier; `counters` are written beside the other keys, without nesting."""
+
+    rows: dict[str, int] = {}
+    bytes: dict[str, int] = {}
+    counters: dict[str, int] = {}
+    skipped_steps: int = 0  # of the dense net, because gradients were not finite
+    expiry_cutoffs_ms: dict[str, int] = {}  # feature -> rows last seen before are deleted
+    limits: dict[str, Any] = {}  # changed at run time: [the limit, the configured value that it overrides]
+
+
+class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer reports. Partitions are written "topic/0"; times are milliseconds since 1970."""
+
+    name: str = ""
+    epoch: int = 0
+    pid: int = 0
+    host: str = ""
+    boot_id: str = ""
+    updated_ms: int = 0
+    version: int | None = None
+    durable_version: int | None = None
+    trainer: Condition = "stopped"
+    reason: str = ""
+    clean_shutdown: bool = False
+    samples_trained: int = 0
+    samples_per_second: float = 0.0
+    positions: dict[str, PartitionStatus] = {}
+    scores: ScoresStatus = ScoresStatus()
+    loss: float | None = None
+    dead_letters: dict[str, int] = {}  # by reason
+    topic_resets: int = 0
+    commands: list[str] = []  # kinds that this trainer executes
+    event_clock_ms: int = 0
+    idle_partitions: list[str] = []
+    gate: GateStatus = GateStatus()
+    freshness_ms: Percentiles | None = Percentiles()  # measured by servers
+    staleness_ms: int | None = None
+    table: TableStatus = TableStatus()
+
+    @property
+    def lag(self) -> int | None:
+        """Records of all partitions that are not learned yet; None while no end is known."""
+        lags = [position.lag for position in self.positions.values() if position.lag is not None]
+        return sum(lags) if lags else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object that the status file holds."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        table = document["table"]
+        document["table"] = {**table.pop("counters"), **table}
+        return document
+
+    @staticmethod
+    def decode(text: bytes) -> "TrainerStatus":
+        """Parse a status file; missing keys have their defaults. Raises msgspec.DecodeError."""
+        document = msgspec.json.decode(text, type=dict[str, Any])
+        table = document.get("table")
+        if isinstance(table, dict):
+            counters = {name: count for name, count in table.items() if name not in TableStatus.__struct_fields__}
+            document["table"] = {**table, "counters": counters}
+        return msgspec.convert(document, TrainerStatus)
+
+
+def write_status(log_path: Path, epoch: int, status: TrainerStatus) -> TrainerStatus:
+    """Replace the epoch's status file. Returns the status as written, signed with pid, host, boot id and time.
+
+    Values that are given are kept. Raises OSError.
+    """
+    signed = msgspec.structs.replace(
+        status,
+        epoch=epoch,
+        pid=status.pid or os.getpid(),
+        host=status.host or socket.gethostname(),
+        boot_id=status.boot_id or boot_id(),
+        updated_ms=status.updated_ms or wall_ms(),
+    )
+    path, text = Path(log_path) / f"status-{epoch:010d}.json", msgspec.json.encode(signed.to_json())
     try:
-        # losing a status in a power loss loses nothing: it is not worth an fsync a second
+        # a status lost in a power loss loses nothing: it is not worth an fsync every second
         write_atomically(path, text, durable=False)
     except OSError as error:
         if error.errno not in NO_SPACE_ERRNOS:
             raise
         _overwrite(path, text)
+    return signed
 
 
 def _overwrite(path: Path, text: bytes) -> None:
-    """On a full disk the blocks of the present status are all there is: its writer lives, and says so in them."""
+    """Reuse the blocks of the existing file: on a full disk there are no others, and the heartbeat must go on."""
     with path.open("r+b") as file:
         file.write(text.ljust(os.fstat(file.fileno()).st_size))
 
 
-def read_status(log_path: Path) -> dict[str, Any] | None:
-    """The status of the highest epoch that has one, as it was written; None where there is none that can be read."""
+def newest_status_path(log_path: Path) -> Path | None:
+    """Return the status file of the highest epoch; None if there is none. Raises OSError."""
+    names = [name for name in os.listdir(log_path) if _NAME.fullmatch(name)]
+    return Path(log_path) / max(names) if names else None
+
+
+def read_status(log_path: Path) -> TrainerStatus | None:
+    """Return the status of the highest epoch, as it was written; None if it is missing or unreadable."""
     try:
-        names = [name for name in os.listdir(log_path) if _NAME.fullmatch(name)]
-        status = msgspec.json.decode((Path(log_path) / max(names)).read_bytes()) if names else None
+        path = newest_status_path(log_path)
+        return None if path is None else TrainerStatus.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
-    return status if isinstance(status, dict) else None
+
+
+def all_statuses(log_path: Path) -> Iterator[TrainerStatus]:
+    """Yield the readable statuses of every epoch."""
+    for name in os.listdir(log_path):
+        if _NAME.fullmatch(name):
+            try:
+                yield TrainerStatus.decode((Path(log_path) / name).read_bytes())
+            except (OSError, msgspec.DecodeError):  # replaced every second; nothing depends on one of them
+                continue
 
 
 def boot_id() -> str:
-    """Equal in processes of one running kernel: between them, and only there, a file lock tells who lives."""
+    """Return an id of the running kernel: processes with the same one see each other's file locks."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

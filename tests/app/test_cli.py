@@ -120,7 +120,7 @@ def test_a_process_ends_with_the_code_and_the_line_of_its_command(tmp_path: Path
 def test_forget_puts_an_order_down_that_waits_for_a_trainer(tmp_path: Path) -> None:
     log = tmp_path / "var" / "tiny" / "log"
     log.mkdir(parents=True)
-    (log / "status-0000000001.json").write_text('{"clean_end": true, "updated_ms": 1}')
+    (log / "status-0000000001.json").write_text('{"clean_shutdown": true, "updated_ms": 1}')
     done = springtide(tmp_path, "forget", "--key", "user_id=3", "--key", "user_id=a=b")
     assert done.returncode == 0
     assert "no version yet" in done.stdout

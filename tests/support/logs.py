@@ -116,7 +116,7 @@ class HandWrittenLog:
 
     def write_status(self, **changes: object) -> None:
         """Publish the trainer's status file."""
-        document = {"trainer": "running", "reason": "", "updated_ms": wall_ms(), "clean_end": False} | changes
+        document = {"trainer": "running", "reason": "", "updated_ms": wall_ms(), "clean_shutdown": False} | changes
         draft = self.path / ".tmp-status"
         draft.write_text(json.dumps(document))
         draft.rename(self.path / f"status-{max(1, self.epoch):010d}.json")

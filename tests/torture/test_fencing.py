@@ -5,9 +5,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from springtide_client.log.directory import LogDirectory
 
-from app.version_log.trainer_status import read_status
+from app.version_log.trainer_status import TrainerStatus, read_status
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.torture.cluster.cluster import Cluster
 from tests.torture.cluster.faults import Faults
@@ -20,12 +21,12 @@ def read_everything(log: Path) -> dict[str, Any]:
     directory = LogDirectory(log)
     base = directory.open_base()
     assert base is not None
-    status = read_status(log) or {}
+    status = read_status(log) or TrainerStatus()
     return {
         "records": [record.frame() for record in directory.records(base.tip)],
         "manifest": directory.manifest(),
         "bases": {str(path): path.read_bytes() for path in sorted(log.glob("base-*/*"))},
-        "status": {name: value for name, value in status.items() if name != "updated_ms"},
+        "status": msgspec.structs.replace(status, updated_ms=0),
     }
 
 

@@ -1,6 +1,5 @@
 """The bodies of admin requests: checked here, and turned into the body of a command for the trainer."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from springtide_client.errors import EncodeError
@@ -9,12 +8,12 @@ from springtide_client.schema import Schema
 
 from app.serving.http.errors import ApiError, bad_request, invalid
 from app.version_log.commands.limits import EXAMPLE, limits_document, parse_limits
+from app.version_log.trainer_status import TrainerStatus
 
 
-def check_supported(kind: str, status: Mapping[str, Any]) -> None:
+def check_supported(kind: str, status: TrainerStatus) -> None:
     """Raise ApiError 501 unless the trainer's status names the kind under `commands`."""
-    supported = status.get("commands")
-    if not isinstance(supported, list) or kind not in supported:
+    if kind not in status.commands:
         raise ApiError(
             501,
             "not_supported_yet",

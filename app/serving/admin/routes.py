@@ -1,6 +1,5 @@
 """Commands to the trainer over HTTP; the authorizer has checked the admin token before these routes run."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +15,7 @@ from app.serving.model.trainer_status import TrainerStatusReader
 from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status, erased_keys_report
 from app.version_log.config import LogConfig
+from app.version_log.trainer_status import TrainerStatus
 
 router = APIRouter(tags=["Commands (admin token)"])
 
@@ -89,14 +89,13 @@ async def status(request: Request, command_id: str) -> JsonResponse:
     return JsonResponse(await parts.audits.run(find))
 
 
-def _note(state: str, trainer: Mapping[str, Any]) -> str:
+def _note(state: str, trainer: TrainerStatus) -> str:
     """What a command that is not executed yet waits for."""
     if state not in ("waiting", "claimed"):
         return ""
-    condition = trainer.get("trainer")
-    if condition in ("stopped", "failed"):
+    if trainer.trainer in ("stopped", "failed"):
         return "no trainer is running: the command stays until the next trainer executes it"
-    return f"the trainer is {condition} and executes the command with its next version"
+    return f"the trainer is {trainer.trainer} and executes the command with its next version"
 
 
 async def _json_body(request: Request) -> Any:

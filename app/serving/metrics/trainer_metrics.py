@@ -1,9 +1,7 @@
 """The trainer's numbers as metrics of this server, taken from its status; table counters restart with each trainer."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from app.serving.metrics.registry import MetricsRegistry
+from app.version_log.trainer_status import GateStatus, TableStatus, TrainerStatus
 
 # metric -> help, label, and the trainer's counter for each value of the label
 LABELED_COUNTERS: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -80,54 +78,37 @@ def declare_trainer_metrics(metrics: MetricsRegistry) -> None:
     )
 
 
-def update_trainer_metrics(metrics: MetricsRegistry, status: Mapping[str, Any], now_ms: int) -> None:
-    """Set the metrics from the trainer's status; what the status does not have is removed."""
-    metrics.replace_all("springtide_trainer_state", "state", {str(status.get("trainer")): 1.0})
-    metrics.set("springtide_samples_trained_total", _number(status.get("samples_trained")))
-    metrics.set("springtide_samples_per_second", _number(status.get("samples_per_second")))
-    positions = {name: place for name, place in _object(status.get("positions")).items() if isinstance(place, dict)}
-    lags = _numbers({name: place.get("lag") for name, place in positions.items()})
+def update_trainer_metrics(metrics: MetricsRegistry, status: TrainerStatus, now_ms: int) -> None:
+    """Set the metrics from the trainer's status; labels that the status does not have are removed."""
+    metrics.replace_all("springtide_trainer_state", "state", {status.trainer: 1.0})
+    metrics.set("springtide_samples_trained_total", status.samples_trained)
+    metrics.set("springtide_samples_per_second", status.samples_per_second)
+    lags = {name: float(offsets.lag) for name, offsets in status.positions.items() if offsets.lag is not None}
     metrics.replace_all("springtide_consumer_lag_records", "partition", lags)
-    metrics.replace_all("springtide_dead_letters_total", "reason", _numbers(status.get("dead_letters")))
-    for part in ("whole", "window"):
-        score = _object(_object(status.get("scores")).get(part))
-        metrics.set("springtide_auc", _number(score.get("auc")), part=part)
-    _update_gate_metrics(metrics, _object(status.get("gate")))
-    _update_table_metrics(metrics, _object(status.get("table")), now_ms)
-    event_ms = _number(status.get("event_clock_ms")) or 0
+    metrics.replace_all("springtide_dead_letters_total", "reason", status.dead_letters)
+    metrics.set("springtide_auc", status.scores.whole.auc, part="whole")
+    metrics.set("springtide_auc", status.scores.window.auc, part="window")
+    _update_gate_metrics(metrics, status.gate)
+    _update_table_metrics(metrics, status.table, now_ms)
+    event_ms = status.event_clock_ms
     metrics.set("springtide_event_clock_lag_seconds", (now_ms - event_ms) / 1000 if event_ms > 0 else None)
 
 
-def _update_gate_metrics(metrics: MetricsRegistry, gate: Mapping[str, Any]) -> None:
-    holding = {str(gate.get("reason")): 1.0} if gate.get("state") == "holding" else {}
+def _update_gate_metrics(metrics: MetricsRegistry, gate: GateStatus) -> None:
+    holding = {str(gate.reason): 1.0} if gate.state == "holding" else {}
     metrics.replace_all("springtide_gate_holding", "reason", holding)
-    metrics.set("springtide_gate_trips_total", _number(gate.get("trips")))
-    metrics.set("springtide_gate_rollbacks_total", _number(gate.get("rollbacks")))
+    metrics.set("springtide_gate_trips_total", gate.trips)
+    metrics.set("springtide_gate_rollbacks_total", gate.rollbacks)
 
 
-def _update_table_metrics(metrics: MetricsRegistry, table: Mapping[str, Any], now_ms: int) -> None:
-    counts = _numbers(table)
+def _update_table_metrics(metrics: MetricsRegistry, table: TableStatus, now_ms: int) -> None:
+    counts = table.counters
     for name, (_, label, counters) in LABELED_COUNTERS.items():
         known = {value: counts[counter] for value, counter in counters.items() if counter in counts}
         metrics.replace_all(f"springtide_table_{name}_total", label, known)
     for name in PLAIN_COUNTERS:
         metrics.set(f"springtide_table_{name}_total", counts.get(name))
-    metrics.replace_all("springtide_table_rows", "tier", _numbers(table.get("rows")))
-    metrics.replace_all("springtide_table_bytes", "tier", _numbers(table.get("bytes")))
-    cutoffs_ms = _numbers(table.get("expiry_cutoffs_ms"))
-    ages = {feature: (now_ms - cutoff_ms) / 1000 for feature, cutoff_ms in cutoffs_ms.items()}
+    metrics.replace_all("springtide_table_rows", "tier", table.rows)
+    metrics.replace_all("springtide_table_bytes", "tier", table.bytes)
+    ages = {feature: (now_ms - cutoff_ms) / 1000 for feature, cutoff_ms in table.expiry_cutoffs_ms.items()}
     metrics.replace_all("springtide_table_expiry_cutoff_age_seconds", "feature", ages)
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _numbers(values: Any) -> dict[str, float]:
-    """The numbers among the values of a JSON object."""
-    found = {str(name): _number(value) for name, value in _object(values).items()}
-    return {name: value for name, value in found.items() if value is not None}

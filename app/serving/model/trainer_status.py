@@ -1,14 +1,12 @@
 """The trainer's status file as this server reads it: its state is corrected if the trainer stopped writing."""
 
-import os
-import re
 import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-STATUS_NAME = re.compile(r"status-(\d{10})\.json")
+from app.version_log.trainer_status import GateStatus, TrainerStatus, newest_status_path
+
 HEARTBEAT_TIMEOUT_MS = 5_000
 
 
@@ -19,46 +17,38 @@ class TrainerStatusReader:
         self._log_path = log_path
         self._lock = threading.Lock()
         self._seen: tuple[str, int, int] | None = None
-        self._status: dict[str, Any] = {}
+        self._status: TrainerStatus | None = None
 
-    def read(self, *, now_ms: int) -> dict[str, Any]:
+    def read(self, *, now_ms: int) -> TrainerStatus:
         """The status as the trainer wrote it; a trainer without a recent heartbeat is `failed`, or `stopped`."""
         with self._lock:
             self._refresh()
-            status = dict(self._status)
-        if not status:
-            return {"trainer": "stopped", "reason": "no trainer has written a status to this log yet"}
-        age_ms = now_ms - int(status.get("updated_ms") or 0)
-        if status.get("clean_end"):
-            status["trainer"] = "stopped"
-            status["reason"] = status.get("reason") or "the trainer shut down cleanly"
-            status["samples_per_second"] = 0.0
-        elif age_ms > HEARTBEAT_TIMEOUT_MS:
-            last_reason = status.get("reason")
-            status["trainer"] = "failed"
-            status["reason"] = f"no heartbeat for {age_ms / 1000:.0f} s" + (
-                f"; its last reported reason: {last_reason}" if last_reason else ""
-            )
-            status["samples_per_second"] = 0.0
+            status = self._status
+        if status is None:
+            return TrainerStatus(reason="no trainer has written a status to this log yet")
+        age_ms = now_ms - status.updated_ms
+        if status.clean_shutdown:
+            reason = status.reason or "the trainer shut down cleanly"
+            return msgspec.structs.replace(status, trainer="stopped", reason=reason, samples_per_second=0.0)
+        if age_ms > HEARTBEAT_TIMEOUT_MS:
+            reason = f"no heartbeat for {age_ms / 1000:.0f} s"
+            reason += f"; its last reported reason: {status.reason}" if status.reason else ""
+            return msgspec.structs.replace(status, trainer="failed", reason=reason, samples_per_second=0.0)
         return status
 
-    def gate(self, *, now_ms: int) -> dict[str, Any]:
-        """What the trainer reports of its health gate; {} if it has none."""
-        gate = self.read(now_ms=now_ms).get("gate")
-        return gate if isinstance(gate, dict) else {}
+    def gate(self, *, now_ms: int) -> GateStatus:
+        """What the trainer reports of its health gate."""
+        return self.read(now_ms=now_ms).gate
 
     def _refresh(self) -> None:
         try:
-            names = [name for name in os.listdir(self._log_path) if STATUS_NAME.fullmatch(name)]
-            if not names:
+            path = newest_status_path(self._log_path)
+            if path is None:
                 return
-            path = self._log_path / max(names)
             stat = path.stat()
             seen = (path.name, stat.st_mtime_ns, stat.st_ino)
-            if seen == self._seen:
-                return
-            status = msgspec.json.decode(path.read_bytes())
+            if seen != self._seen:
+                self._status = TrainerStatus.decode(path.read_bytes())
+                self._seen = seen
         except (OSError, msgspec.DecodeError):
             return  # it was just being replaced or removed: the last good one counts until the next read
-        if isinstance(status, dict):
-            self._seen, self._status = seen, status

@@ -17,6 +17,7 @@ from app.serving.model.trainer_status import TrainerStatusReader
 from app.serving.ops.scrape import MetricsScraper
 from app.serving.ops.status import StatusReporter
 from app.serving.ops.status_history import StatusHistory
+from app.version_log.trainer_status import GateStatus
 
 router = APIRouter(tags=["Operation"])
 
@@ -103,9 +104,9 @@ async def _events(parts: OpsParts) -> AsyncIterator[bytes]:
         await replica.wait_for_change(STATUS_POLL_SECONDS)
 
 
-def _gate(parts: OpsParts) -> dict[str, Any]:
+def _gate(parts: OpsParts) -> GateStatus:
     return parts.trainer.gate(now_ms=wall_ms())
 
 
-def _event(name: str, version: int, document: dict[str, Any]) -> bytes:
+def _event(name: str, version: int, document: object) -> bytes:
     return f"event: {name}\nid: {version}\ndata: ".encode() + msgspec.json.encode(document) + b"\n\n"

@@ -9,7 +9,7 @@ from app.serving.metrics.registry import MetricsRegistry
 from app.serving.metrics.shared_metrics import MetricValues, WorkerSlot
 from app.serving.metrics.trainer_metrics import update_trainer_metrics
 from app.serving.model.replica import Replica
-from app.serving.ops.status import StatusReporter
+from app.serving.model.trainer_status import TrainerStatusReader
 from app.serving.predict.micro_batcher import MicroBatcher
 
 
@@ -20,7 +20,7 @@ class MetricsScraper:
         self,
         metrics: MetricsRegistry,
         *,
-        status: StatusReporter,
+        trainer: TrainerStatusReader,
         replica: Replica,
         limits: RequestLimits,
         micro_batcher: MicroBatcher,
@@ -28,7 +28,7 @@ class MetricsScraper:
     ) -> None:
         """`slot` is None if this process is the whole server."""
         self._metrics = metrics
-        self._status = status
+        self._trainer = trainer
         self._replica = replica
         self._limits = limits
         self._micro_batcher = micro_batcher
@@ -46,14 +46,14 @@ class MetricsScraper:
 
     def text(self) -> str:
         """The Prometheus text of all workers; values of other workers may be a second old."""
-        status, metrics = self._status.document(), self._metrics
+        now_ms, metrics = wall_ms(), self._metrics
         values = self.publish()
         if self._slot is not None:
             values = metrics.aggregate(self._slot.shared.read())
         complete_until = values.gauges.get("springtide_complete_until_timestamp_seconds")
-        staleness = max(0.0, status["now_ms"] / 1000 - complete_until[0][1]) if complete_until else None
+        staleness = max(0.0, now_ms / 1000 - complete_until[0][1]) if complete_until else None
         metrics.set("springtide_staleness_seconds", staleness)
-        update_trainer_metrics(metrics, status, now_ms=status["now_ms"])
+        update_trainer_metrics(metrics, self._trainer.read(now_ms=now_ms), now_ms=now_ms)
         return metrics.text(values)
 
     def _update_gauges(self) -> None:

@@ -26,9 +26,9 @@ class StatusReporter:
         """The whole document."""
         now_ms = wall_ms()
         replica = self._replica
-        status = self._trainer.read(now_ms=now_ms)
+        status = self._trainer.read(now_ms=now_ms).to_json()
         view = replica.view
-        status["published_version"] = status.get("version")
+        status["published_version"] = status["version"]
         if view is not None:
             status["version"] = view.version
         status["freshness_ms"] = replica.freshness.percentiles(now_ms=now_ms)

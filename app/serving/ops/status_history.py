@@ -25,21 +25,17 @@ class StatusHistory:
 
 def summarize(status: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a status document that the dashboard draws over time."""
-    scores = status.get("scores") or {}
-    window, whole = scores.get("window") or {}, scores.get("whole") or {}
-    freshness = status.get("freshness_ms") or {}
-    table = status.get("table") or {}
-    positions = status.get("positions") or {}
-    lags = [position.get("lag") for position in positions.values() if isinstance(position, dict)]
+    freshness = status["freshness_ms"] or {"p50": None, "p99": None}
+    lags = [position["lag"] for position in status["positions"].values() if position["lag"] is not None]
     return {
         "at_ms": wall_ms(),
-        "auc_window": window.get("auc"),
-        "auc_whole": whole.get("auc"),
-        "samples_per_second": status.get("samples_per_second"),
-        "lag": sum(lag for lag in lags if lag is not None) if lags else None,
-        "freshness_p50": freshness.get("p50"),
-        "freshness_p99": freshness.get("p99"),
-        "staleness_ms": status.get("staleness_ms"),
-        "rows": table.get("rows"),
-        "version": status.get("version"),
+        "auc_window": status["scores"]["window"]["auc"],
+        "auc_whole": status["scores"]["whole"]["auc"],
+        "samples_per_second": status["samples_per_second"],
+        "lag": sum(lags) if lags else None,
+        "freshness_p50": freshness["p50"],
+        "freshness_p99": freshness["p99"],
+        "staleness_ms": status["staleness_ms"],
+        "rows": status["table"]["rows"],
+        "version": status["version"],
     }

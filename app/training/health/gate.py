@@ -18,6 +18,7 @@ import torch
 from app.scores.progressive import ProgressiveScores
 from app.training.config import GateConfig
 from app.training.step.learner import Learner
+from app.version_log.trainer_status import GateStatus
 
 logger = logging.getLogger(__name__)
 
@@ -90,16 +91,16 @@ class Gate:
             while len(self._good) > 1 and self._good[1].samples <= num_samples - self._num_new:
                 self._good.popleft()
 
-    def document(self) -> dict[str, Any]:
-        """What /v1/status says."""
-        said = self.held or self.last
-        return {
-            "state": "open" if self.held is None else "holding",
-            "action": self.config.action,
-            "reason": None if said is None else said.reason,
-            "detail": None if said is None else said.detail,
-            "trips": self.trips,
-        }
+    def status(self) -> GateStatus:
+        """Return the gate's part of the trainer's status; it does not know the number of rollbacks."""
+        verdict = self.held or self.last
+        return GateStatus(
+            state="open" if self.held is None else "holding",
+            action=self.config.action,
+            reason=None if verdict is None else verdict.reason,
+            detail=None if verdict is None else verdict.detail,
+            trips=self.trips,
+        )
 
     def _judge(self, learner: Learner, scores: ProgressiveScores, num_samples: int) -> Verdict | None:
         newest, oldest = self._good[-1], self._good[0]

@@ -1,34 +1,30 @@
-"""A log that got damaged ahead of its newest base, mended under a new epoch while the trainer runs on.
+"""Repairs a log that is corrupt ahead of its newest base, while the trainer runs.
 
-Nobody could follow any more, and no base be made: what is lost is learned again, as a restart would.
+Nobody can follow past the corruption, and no base can be built of what lies behind it. The trainer continues under a
+new epoch from the last readable version, and learns again what is lost, as a restart would.
 """
 
 import logging
-from typing import TYPE_CHECKING
 
+from springtide_client.schema import Schema
+
+from app.version_log.config import LogConfig
 from app.version_log.read.corruption import find_corruption
 from app.version_log.write.writer import LogWriter
-
-if TYPE_CHECKING:
-    from app.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
 
-def mend(trainer: "Trainer") -> None:
-    """1. Look, for others may be wrong. 2. Take the next epoch, which seals what can be read. 3. Begin anew from there.
+def reopen(log: LogWriter, config: LogConfig, schema: Schema, report: str) -> LogWriter | None:
+    """Verify a corruption report; if it is right, close the log and open the next epoch, which seals what is readable.
 
-    Between batches only.
+    Everything appended must be durable. Returns None, and leaves the log open, if the report is wrong.
     """
-    said, trainer.corruption = trainer.corruption, ""
-    if not trainer.wait_until_durable():
-        return
-    assert trainer.log.last_encoded is not None
-    if not (reason := find_corruption(trainer.log.directory, trainer.log.last_encoded)):
-        logger.warning("the log is said to be damaged, and is not", extra={"reason": said})
-        return
-    logger.error("the log is damaged, beginning again before that", extra={"reason": reason})
-    trainer.log.close()
-    trainer.log = LogWriter.open(trainer.config.log, schema=trainer.config.schema)
-    trainer.status.set_epoch(trainer.log.epoch)
-    trainer.reload()
+    assert log.last_encoded is not None
+    reason = find_corruption(log.directory, log.last_encoded)
+    if not reason:
+        logger.warning("log corruption reported, but verification found none", extra={"reason": report})
+        return None
+    logger.error("the log is corrupt: continuing under a new epoch from before it", extra={"reason": reason})
+    log.close()
+    return LogWriter.open(config, schema=schema)

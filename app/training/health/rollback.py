@@ -1,30 +1,35 @@
-"""Back to an older version while a trainer runs: by order, or by the health gate's own hand.
+"""Rolls a running trainer back to an older version: on command, or by itself when the health gate trips.
 
-With `skip` what was learned since is not read again: it goes to the dead letters, is counted and passed over.
+With `skip` the samples learned since are not read again: they are counted and sent to the dead letters.
 """
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from springtide_client.errors import LogError, SpringtideError
-from springtide_client.format.records import EPOCH_SHIFT, version_name
+from springtide_client.format.records import EPOCH_SHIFT, VersionMeta, version_name
 
 from app.errors import UserError
+from app.processes.signals import StopSignals
 from app.training.commands import PostponedError
-from app.training.health.gate import Verdict
+from app.training.health.gate import Gate, Verdict
 from app.training.health.known_good import oldest_restorable
+from app.training.health.owner import RollbackOwner
 from app.training.input.batches import POLL_SECONDS
 from app.training.input.skip import REASON, Progress, send_to_dead_letters
+from app.training.publisher import Publisher
+from app.training.status.writer import StatusWriter
 from app.version_log.commands.queue import Command, command_entry
 from app.version_log.commands.rollback import RollbackVersion, build_rollback
 from app.version_log.failpoints import failpoint
 from app.version_log.trainer_meta import GateMeta, TrainerMeta
 from stream.errors import StreamError
+from stream.flow.dead_letter_producer import DeadLetterProducer
 from stream.positions import positions_from_meta, positions_to_meta
 
 if TYPE_CHECKING:
-    from app.training.trainer import Trainer
+    from app.config.load import Config
 
 RETRY_SECONDS = 1.0
 
@@ -32,125 +37,167 @@ logger = logging.getLogger(__name__)
 
 
 class ModelHeldError(SpringtideError):
-    """The health gate holds the model back, and nobody will come to decide."""
+    """The health gate holds the model back, and this run accepts no commands that could resolve it."""
 
 
-def resolve_hold(trainer: "Trainer") -> None:
-    """What the gate holds back: thrown away and passed over, or kept until an order comes.
+class RollbackController:
+    """Decides what becomes of a model that the gate holds back, and appends the versions that restore older ones."""
 
-    An order finds the newest version that passed. Unless it changes what went wrong, the gate closes once more.
-    """
-    held = trainer.gate.held
-    assert held is not None
-    if trainer.config.gate.action == "rollback" and not trainer.gate.needs_operator:
-        trainer.gate.needs_operator = not roll_back_from_gate(trainer, held)
-    elif trainer.commands.has_pending:
-        trainer.stand = Progress.of(trainer.state)
-        trainer.reload()
-        if trainer.commit():
-            trainer.retry_while_spill_full(lambda: trainer.commands.execute())
-        trainer.stand = None
-    elif trainer.until_end:
-        raise ModelHeldError(f"the health gate holds the model back: {held.detail}")
-    else:
-        trainer.signals.wait(POLL_SECONDS)
+    def __init__(
+        self,
+        config: "Config",
+        gate: Gate,
+        dead_letters: DeadLetterProducer,
+        publisher: Publisher,
+        status: StatusWriter,
+        signals: StopSignals,
+        *,
+        owner: RollbackOwner,
+        until_end: bool,
+    ) -> None:
+        self._config, self._gate, self._dead_letters = config, gate, dead_letters
+        self._publisher, self._status, self._signals = publisher, status, signals
+        self._owner, self._until_end = owner, until_end
+        self._held_progress: Progress | None = None  # of the model that the gate held, while commands may skip it
 
+    def resolve_hold(self) -> None:
+        """Roll back and skip, if `[gate] action` says so; otherwise wait for a command.
 
-def roll_back_by_order(trainer: "Trainer", order: Command) -> dict[str, Any] | None:
-    """Executes it: everything executed before is published first. None: done; else why not; PostponedError."""
-    number, skip = order.body.get("version"), bool(order.body.get("skip"))
-    if type(number) is not int or number < 1 << EPOCH_SHIFT:
-        raise ValueError(f"{number!r} is no version")
-    if trainer.state.changed and not trainer.commit():
-        raise PostponedError
-    stand = (trainer.stand or Progress.of(trainer.state)) if skip else None
-    try:
-        rollback = prepare(trainer, number)
-        told = skip_samples(trainer, rollback, stand, f"rolled back by order {order.id}") if stand else {}
-    except StreamError as error:
-        logger.warning("a rollback is put off", extra={"order": order.id, "reason": str(error)})
-        trainer.postpone(RETRY_SECONDS)
-        raise PostponedError from error
-    except (UserError, SpringtideError) as error:
-        return {"refused": str(error)}
-    result = {"version": number, **rollback.counts, **told}
-    entry = command_entry(order, result, samples_trained=trainer.state.samples_trained, positions={})
-    append(trainer, rollback, stand, msgspec.structs.replace(rollback.meta, executed_commands=[entry]))
-    return None
+        A command is executed on the newest version that passed the gate. Unless it removes the cause, the gate trips
+        again.
+        """
+        held = self._gate.held
+        assert held is not None
+        owner = self._owner
+        if self._config.gate.action == "rollback" and not self._gate.needs_operator:
+            self._roll_back_automatically(held)
+        elif owner.session.commands.has_pending:
+            self._held_progress = Progress.of(owner.session.state)
+            owner.reload()
+            if owner.publish():
+                owner.execute_commands()
+            self._held_progress = None
+        elif self._until_end:
+            raise ModelHeldError(f"the health gate holds the model back: {held.detail}")
+        else:
+            self._signals.wait(POLL_SECONDS)
 
+    def execute(self, command: Command) -> None:
+        """Execute a rollback command: afterwards the owner's session is another one, and a version carries the result.
 
-def roll_back_from_gate(trainer: "Trainer", verdict: Verdict) -> bool:
-    """Throws away what the gate holds back; True also where it is worth another try. False: an order must decide."""
-    state, stand = trainer.state, Progress.of(trainer.state)
-    good = oldest_restorable(trainer.log.directory, verdict.good)
-    since = state.gate.since
-    is_again = since is not None and stand.samples - since < trainer.config.gate.logloss_samples
-    try:
-        rollback = prepare(trainer, good)
-        in_a_row = stand.samples - rollback.meta.samples_trained + (state.gate.skipped_in_a_row if is_again else 0)
-        if in_a_row > trainer.config.gate.max_skipped:
-            logger.error("the gate passes nothing over any more", extra={"samples": in_a_row})
-            return False
-        told = skip_samples(trainer, rollback, stand, verdict.detail)
-    except PostponedError:
-        return True
-    except (UserError, SpringtideError) as error:
-        if oldest_restorable(trainer.log.directory, good) != good:
-            return True  # its base was retired this moment
-        logger.warning("the gate cannot roll back", extra={"reason": str(error), "version": good})
-        return isinstance(error, StreamError) and not trainer.signals.wait(RETRY_SECONDS)
-    gate = GateMeta(
-        rollbacks=state.gate.rollbacks + 1,
-        skipped_in_a_row=in_a_row,
-        since=rollback.meta.samples_trained,
-        version=good,
-        reason=verdict.reason,
-        detail=verdict.detail,
-        **told,
-    )
-    meta = msgspec.structs.replace(TrainerMeta.of(rollback.meta), gate=gate)
-    append(trainer, rollback, stand, msgspec.structs.replace(rollback.meta, trainer=meta.to_json()))
-    return True
+        Raises ValueError if the command is refused and PostponedError if it should be tried again; both leave
+        everything as it was. Earlier commands are published first.
+        """
+        number, skip = command.body.get("version"), bool(command.body.get("skip"))
+        if type(number) is not int or number < 1 << EPOCH_SHIFT:
+            raise ValueError(f"{number!r} is not a valid version")
+        state = self._owner.session.state
+        if state.changed and not self._owner.publish():
+            raise PostponedError
+        progress = (self._held_progress or Progress.of(state)) if skip else None
+        try:
+            rollback = self._build(number)
+            num_skipped = self._skip(rollback, progress, f"rolled back by command {command.id}") if progress else None
+        except StreamError as error:
+            logger.warning("rollback postponed", extra={"command": command.id, "reason": str(error)})
+            self._publisher.postpone(RETRY_SECONDS)
+            raise PostponedError from error
+        except (UserError, SpringtideError) as error:
+            raise ValueError(str(error)) from error
+        result = {"version": number, **rollback.counts}
+        if num_skipped is not None:
+            result["skipped"] = num_skipped
+        entry = command_entry(command, result, samples_trained=state.samples_trained, positions={})
+        self._append(rollback, progress, msgspec.structs.replace(rollback.meta, executed_commands=[entry]))
 
+    def _roll_back_automatically(self, verdict: Verdict) -> None:
+        """Skip everything learned since the last good version. If it fails, it is tried again or left to a command."""
+        session, progress = self._owner.session, Progress.of(self._owner.session.state)
+        directory, gate, config = session.log.directory, session.state.gate, self._config.gate
+        good = oldest_restorable(directory, verdict.good)
+        try:
+            rollback = self._build(good)
+            num_in_a_row = max(0, progress.samples - rollback.meta.samples_trained)
+            if gate.since is not None and progress.samples - gate.since < config.logloss_samples:
+                num_in_a_row += gate.skipped_in_a_row
+            if num_in_a_row > config.max_skipped:
+                logger.error(
+                    "automatic rollback disabled: [gate] max_skipped samples skipped in a row",
+                    extra={"samples": num_in_a_row},
+                )
+                self._gate.needs_operator = True
+                return
+            num_skipped = self._skip(rollback, progress, verdict.detail)
+        except PostponedError:
+            return  # a stop was requested
+        except (UserError, SpringtideError) as error:
+            if oldest_restorable(directory, good) != good:
+                return  # retention has just deleted its base: try again with the next version
+            logger.warning("the gate cannot roll back", extra={"reason": str(error), "version": good})
+            if isinstance(error, StreamError):
+                self._signals.wait(RETRY_SECONDS)
+            else:
+                self._gate.needs_operator = True
+            return
+        newest = GateMeta(
+            rollbacks=gate.rollbacks + 1,
+            skipped_in_a_row=num_in_a_row,
+            since=rollback.meta.samples_trained,
+            version=good,
+            reason=verdict.reason,
+            detail=verdict.detail,
+            skipped=num_skipped,
+        )
+        trainer = msgspec.structs.replace(TrainerMeta.of(rollback.meta), gate=newest)
+        self._append(rollback, progress, msgspec.structs.replace(rollback.meta, trainer=trainer.to_json()))
 
-def prepare(trainer: "Trainer", number: int) -> RollbackVersion:
-    """The version that restores another, from all that is in the log. PostponedError where somebody asked to stop."""
-    if not trainer.wait_until_durable():
-        raise PostponedError
-    trainer.status.update({**trainer.status.document, "reason": f"going back to version {version_name(number)}"})
-    return build_rollback(trainer.log.directory, number, window_samples=trainer.config.train.window_samples)
+    def _build(self, number: int) -> RollbackVersion:
+        """Build the version that restores another, from everything in the log. PostponedError if a stop is requested.
 
+        UserError if the version cannot be restored.
+        """
+        if not self._owner.wait_until_durable():
+            raise PostponedError
+        self._status.announce(f"rolling back to version {version_name(number)}")
+        directory = self._owner.session.log.directory
+        return build_rollback(directory, number, window_samples=self._config.train.window_samples)
 
-def skip_samples(trainer: "Trainer", rollback: RollbackVersion, stand: Progress, detail: str) -> dict[str, int]:
-    """Sends what is passed over to the dead letters; what the version says of it."""
-    begin = positions_from_meta(rollback.meta.positions)
-    num_sent = send_to_dead_letters(trainer.config, trainer.dead_letters, begin, stand, detail)
-    num_skipped = max(0, stand.samples - rollback.meta.samples_trained)
-    if num_sent != num_skipped:
-        # a broker that keeps no more of it, or a clock by which a record is too far in the future no more
-        logger.warning("dead letters are not all that is skipped", extra={"sent": num_sent, "skipped": num_skipped})
-    return {"skipped": num_skipped}
+    def _skip(self, rollback: RollbackVersion, progress: Progress, detail: str) -> int:
+        """Send what was learned since the restored version to the dead letters; returns the number. StreamError."""
+        begin = positions_from_meta(rollback.meta.positions)
+        num_sent = send_to_dead_letters(
+            self._config.source, self._config.schema, self._dead_letters, begin, progress, detail
+        )
+        num_skipped = max(0, progress.samples - rollback.meta.samples_trained)
+        if num_sent != num_skipped:
+            # the broker has deleted some, or a record that was too far in the future is not any more
+            logger.warning(
+                "the dead letters are not all samples that are skipped",
+                extra={"sent": num_sent, "skipped": num_skipped},
+            )
+        return num_skipped
 
+    def _append(self, rollback: RollbackVersion, progress: Progress | None, meta: VersionMeta) -> None:
+        """1. Append the version. 2. Make it durable. 3. Continue from the end of the log.
 
-def append(trainer: "Trainer", rollback: RollbackVersion, stand: Progress | None, meta: Any) -> None:
-    """1. Append the version. 2. Make it durable. 3. Begin anew from the log."""
-    if stand is not None:
-        letters = stand.skipped_since(rollback.meta.samples_trained)
-        meta = msgspec.structs.replace(meta, positions=positions_to_meta(stand.positions), dead_letters=letters)
-    failpoint("before a rollback is appended")
-    version = trainer.log.append(meta, rollback.arrays)
-    if not trainer.wait_until_durable():
-        # nothing of this state may come after it; whoever goes on finds it in the log, or the order where it was
-        raise LogError(f"asked to stop while going back to {version_name(meta.restores)} waits for the disk")
-    failpoint("after a rollback is appended")
-    skipped = 0 if stand is None else meta.dead_letters.get(REASON, 0)
-    logger.warning(
-        "rolled back",
-        extra={
-            "to": version_name(meta.restores),
-            "version": version_name(version.number),
-            **rollback.counts,
-            "dead_by_gate": skipped,
-        },
-    )
-    trainer.reload()
+        `progress`: where the stream continues if samples are skipped; otherwise it is read again.
+        """
+        if progress is not None:
+            letters = progress.dead_letters_after_skip(rollback.meta.samples_trained)
+            meta = msgspec.structs.replace(meta, positions=positions_to_meta(progress.positions), dead_letters=letters)
+        failpoint("before a rollback is appended")
+        version = self._owner.session.log.append(meta, rollback.arrays)
+        if not self._owner.wait_until_durable():
+            # no later version of this state may follow it; the next start finds it in the log, or the command pending
+            raise LogError(f"stopped while the rollback to {version_name(meta.restores)} was waiting for the disk")
+        failpoint("after a rollback is appended")
+        logger.warning(
+            "rolled back",
+            extra={
+                "to": version_name(meta.restores),
+                "version": version_name(version.number),
+                **rollback.counts,
+                "skipped_in_total": 0 if progress is None else meta.dead_letters.get(REASON, 0),
+            },
+        )
+        self._owner.reload()

@@ -76,10 +76,10 @@ class TrainingState:
         self._texts: list[IdStrings] = []
         self._orders: list[CommandEntry] = []  # executed since the last cut, with their results
 
-    def learn(self, batch: Batch, *, upcoming: Batch | None = None, limit_ms: int | None = None) -> None:
+    def learn(self, batch: Batch, *, next_batch: Batch | None = None, limit_ms: int | None = None) -> None:
         """1. Time passes in the table. 2. Score and learn. 3. Count. 4. Move positions and clocks.
 
-        A batch may hold no sample. `upcoming`: the next batch, where it is known. SpillError while the spill takes no
+        A batch may hold no sample. `next_batch`: the next batch, where it is known. SpillError while the spill takes no
         rows: nothing is learned, and the same batch may come again. A version cut meanwhile has forgotten by rule what
         the batch's time forgets; whoever goes on from it passes that time once, as here.
         """
@@ -88,7 +88,7 @@ class TrainingState:
             self._before = self.learner.table.clock_state()
             self.learner.table.advance(self.clock.now_ms, self.samples_trained)
             self._begun = batch
-        report = self.learner.start_step(batch, upcoming)
+        report = self.learner.start_step(batch, next_batch)
         self._begun = None
         self.finish_step()  # the report of the step before has come while this one was prepared
         self._late = report

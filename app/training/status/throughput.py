@@ -8,22 +8,22 @@ SPAN_SECONDS = 5.0
 
 
 class ThroughputMeter:
-    """How fast a count grows, over the last five seconds."""
+    """Measures how fast a count grows, over the last five seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._marks: deque[tuple[float, int]] = deque()
+        self._records: deque[tuple[float, int]] = deque()
 
     def record(self, count: int) -> None:
-        """The count is this now."""
+        """Note the count as of now."""
         now = self._clock()
-        self._marks.append((now, count))
-        while len(self._marks) > 2 and self._marks[1][0] <= now - SPAN_SECONDS:
-            self._marks.popleft()
+        self._records.append((now, count))
+        while len(self._records) > 2 and self._records[1][0] <= now - SPAN_SECONDS:
+            self._records.popleft()
 
     def per_second(self) -> float:
-        """0 before the second mark."""
-        if len(self._marks) < 2:
+        """Return the rate; 0 before the second record."""
+        if len(self._records) < 2:
             return 0.0
-        (first, before), (last, after) = self._marks[0], self._marks[-1]
+        (first, before), (last, after) = self._records[0], self._records[-1]
         return (after - before) / (last - first) if last > first else 0.0

@@ -1,92 +1,83 @@
-"""The status document: what a trainer says of itself, every second, in the JSON of /v1/status."""
+"""Writes the status file every second from a thread of its own, so that a long step does not look like a dead trainer.
+
+`update` does not write to the disk, except for the first status, so a slow disk cannot stall a step.
+"""
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from springtide_client.system.clock import wall_ms
+import msgspec
 
-from app.version_log.trainer_status import write_status
-from stream.positions import Partition, Position
+from app.version_log.trainer_status import TrainerStatus, write_status
 
 INTERVAL_SECONDS = 1.0
-# a wall time further back than this is no longer "at the end of the stream"
-CATCHING_UP_MS = 3000
 
 logger = logging.getLogger(__name__)
 
 
-def position_status(
-    learned: Mapping[Partition, Position], committed: Mapping[Partition, int], ends: Mapping[Partition, int]
-) -> dict[str, dict[str, int | None]]:
-    """By partition: learned, committed (durable), end, and the lag between the first and the last."""
-    lines = {}
-    for partition in sorted({*learned, *ends}):
-        offset = learned[partition].offset if partition in learned else 0
-        end = ends.get(partition)
-        lines[str(partition)] = {
-            "learned": offset,
-            "committed": committed.get(partition, 0),
-            "end": end,
-            "lag": None if end is None else max(0, end - offset),
-        }
-    return lines
-
-
 class StatusWriter:
-    """Writes the newest document every second from a thread of its own: a long step is no silence.
+    """Keeps one epoch's status file up to date; the file's age is the trainer's heartbeat."""
 
-    Nor is a slow disk a long step: whoever speaks writes nothing but the first word and the last.
-    """
-
-    def __init__(self, log_path: Path, epoch: int, hitch: Callable[[], Mapping[str, Any]] = dict) -> None:
-        """`hitch`: what holds the newest document's speaker up by now; it goes over the document, from that thread."""
-        self._log_path, self._epoch, self._hitch = log_path, epoch, hitch
-        self.document: dict[str, Any] = {}
+    def __init__(self, log_path: Path, epoch: int) -> None:
+        self.stall_reason: Callable[[], str] = str  # called from the thread while the trainer is silent; "": no stall
+        self.status = TrainerStatus()
+        self._log_path, self._epoch = log_path, epoch
         self._lock = threading.Lock()
-        self._told = threading.Event()
+        self._updated = threading.Event()
         self._stopping = False
-        self._thread = threading.Thread(target=self._keep, name="status", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="status", daemon=True)
 
-    def update(self, document: dict[str, Any]) -> None:
-        """It is written now, and again until the next one."""
-        self.document = document
+    def update(self, status: TrainerStatus) -> None:
+        """Write this status now, and again every second until the next one."""
+        self.status = status
         if self._thread.is_alive():
-            self._told.set()
+            self._updated.set()
         else:
-            self._write()
+            self._write(status)
             if not self._stopping:
                 self._thread.start()
 
+    def announce(self, reason: str) -> None:
+        """Update the reason alone: what the trainer is about to do takes a while."""
+        self.update(msgspec.structs.replace(self.status, reason=reason))
+
     def set_epoch(self, epoch: int) -> None:
-        """The same trainer goes on under another epoch."""
+        """Continue in the file of another epoch."""
         with self._lock:
             self._epoch = epoch
 
-    def close(self, document: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The last word; returns it."""
+    def close(self, status: TrainerStatus) -> TrainerStatus:
+        """Stop the thread, write the last status, and return it as written."""
         self._stopping = True
-        self._told.set()
+        self._updated.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.document = document() | {"updated_ms": wall_ms()}
-        self._write()
-        return self.document
+        self.status = self._write(status)
+        return self.status
 
-    def _keep(self) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Write the last status of a trainer that cannot continue."""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        self.close(msgspec.structs.replace(self.status, trainer="failed", reason=reason, samples_per_second=0.0))
+
+    def _run(self) -> None:
         while True:
-            is_news = self._told.wait(INTERVAL_SECONDS)
+            is_updated = self._updated.wait(INTERVAL_SECONDS)
             if self._stopping:
                 return
-            self._told.clear()
-            self._write({} if is_news else self._hitch())
+            self._updated.clear()
+            status = self.status
+            if not is_updated and (reason := self.stall_reason()):
+                status = msgspec.structs.replace(status, trainer="waiting", reason=reason)
+            self._write(status)
 
-    def _write(self, over: Mapping[str, Any] | None = None) -> None:
+    def _write(self, status: TrainerStatus) -> TrainerStatus:
         with self._lock:
             try:
-                write_status(self._log_path, self._epoch, {**self.document, "updated_ms": wall_ms(), **(over or {})})
+                return write_status(self._log_path, self._epoch, status)
             except OSError as error:
                 # a full disk must not end the learning: the log itself waits for room
                 logger.warning("the status cannot be written", extra={"reason": str(error)})
+                return status

@@ -113,14 +113,14 @@ class Learner:
         num_keys = batch.features.categorical_NC.size + sum(len(ragged.ids_M) for ragged in batch.features.lists)
         return self.table.needs_checkpoint(int(num_keys))
 
-    def step(self, batch: Batch, upcoming: Batch | None = None) -> StepReport:
+    def step(self, batch: Batch, next_batch: Batch | None = None) -> StepReport:
         """`begin`, and its report."""
-        return self.start_step(batch, upcoming)()
+        return self.start_step(batch, next_batch)()
 
-    def start_step(self, batch: Batch, upcoming: Batch | None = None) -> Callable[[], StepReport]:
+    def start_step(self, batch: Batch, next_batch: Batch | None = None) -> Callable[[], StepReport]:
         """1. Look up. 2. Score. 3. Gradients; they move the rows. 4. Statistics. 5. Move the dense net.
 
-        `upcoming`: the batch of the next step, if it is known: its rows come up from below, and its columns travel,
+        `next_batch`: the batch of the next step, if it is known: its rows come up from below, and its columns travel,
         while this one computes. A SpillError comes from the look-up, before anything has moved: the same batch may be
         tried again. The call that is given waits for the report, where reports are late; it is to be made once.
         """
@@ -132,8 +132,8 @@ class Learner:
             if keys is not None:
                 keys.drop()
             keys = self._keys_of(batch)
-        if upcoming is not None and len(upcoming):
-            self._upcoming = self._keys_of(upcoming)
+        if next_batch is not None and len(next_batch):
+            self._upcoming = self._keys_of(next_batch)
         try:
             keys = self._at_table(keys)
             lookup = self.table.lookup(

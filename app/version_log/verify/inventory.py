@@ -5,12 +5,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import decode_checksummed_json, has_checksum
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import Listing, LogManifest, claim_name, manifest_name
 
+from app.version_log.trainer_status import all_statuses
 from app.version_log.verify.report import VerifyReport, plural
 
 _NUMBERED = re.compile(r"(epoch|manifest|seg|status)-(\d{10})(?:-\d{6})?\.(?:claim|json|log)")
@@ -55,14 +55,8 @@ class LogInventory:
 
 
 def reported_durable(log_path: Path) -> int:
-    """Return the newest version that any trainer's status calls durable; 0 if none does."""
-    durable = 0
-    for path in log_path.glob("status-*.json"):
-        try:
-            durable = max(durable, int(msgspec.json.decode(path.read_bytes())["durable_version"]))
-        except (OSError, KeyError, TypeError, ValueError):  # being replaced, or malformed: it is only a hint
-            continue
-    return durable
+    """Return the newest version that any trainer's status calls durable; 0 if there is none."""
+    return max((status.durable_version or 0 for status in all_statuses(log_path)), default=0)
 
 
 def check_inventory(inventory: LogInventory, report: VerifyReport) -> LogManifest | None:

@@ -93,12 +93,12 @@ def _wait_for_age(log_path: Path, wait_seconds: float) -> None:
     """Wait until the newest status is too old for a trainer on another machine to be alive."""
     deadline = time.monotonic() + wait_seconds
     while (status := read_status(log_path)) is not None:
-        age_seconds = time.time() - float(status.get("updated_ms") or 0) / 1000
+        age_seconds = time.time() - status.updated_ms / 1000
         # here the lock was free: a status written on this machine is a dead trainer's
-        here = status.get("machine", boot_id()) == boot_id()
-        if here or status.get("clean_end") or age_seconds >= FRESH_SECONDS:
+        here = status.boot_id in ("", boot_id())
+        if here or status.clean_shutdown or age_seconds >= FRESH_SECONDS:
             return
         if time.monotonic() >= deadline:
-            host = status.get("host", "another machine")
+            host = status.host or "another machine"
             raise LogBusyError(f"a trainer on {host} wrote its status {age_seconds:.1f} s ago: {HINT}")
         time.sleep(POLL_SECONDS)

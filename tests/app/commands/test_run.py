@@ -70,7 +70,7 @@ def test_a_killed_trainer_is_restarted_and_all_end_within_5_seconds_of_ctrl_c(tm
     assert "train ended and will be started again" in said
     assert "Traceback" not in said
     assert not (log / "broker.json").exists()
-    assert status(log, 2)["clean_end"] is True
+    assert status(log, 2)["clean_shutdown"] is True
 
     for arguments in (["list", "--config", "springtide.toml"], ["show"], ["verify"], ["export", "model.pt"]):
         looked = springtide(tmp_path, "versions", *arguments, err=tmp_path / "versions.txt")

@@ -132,7 +132,7 @@ def test_live_limits_survive_a_restart_until_the_config_says_something_new(make_
 @pytest.mark.parametrize(
     ("kind", "body", "says"),
     [
-        ("rollback", {"version": 3}, "does not execute rollback orders"),
+        ("rollback", {"version": 3}, "does not execute rollback commands"),
         ("", {}, "unreadable"),
         ("forget", {"keys": 5}, "names no keys"),
         ("forget", {"keys": [{"feature": "itme", "id": 3}]}, "not a valid key of this log"),

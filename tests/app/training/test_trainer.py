@@ -4,12 +4,13 @@ import threading
 from collections import Counter
 from itertools import pairwise
 
+import msgspec
 import pytest
 from springtide_client.log.directory import LogDirectory
 
 from app.training.state.training_state import TrainingState
 from app.training.trainer import Trainer
-from app.version_log.trainer_status import read_status
+from app.version_log.trainer_status import PartitionStatus
 from stream.errors import RetriableError
 from tests.app.training.trainer_env import WAIT_SECONDS, run_in_thread, wait_until
 
@@ -17,37 +18,37 @@ from tests.app.training.trainer_env import WAIT_SECONDS, run_in_thread, wait_unt
 def test_until_end_learns_every_click_once_and_goes_on_where_it_ended(env):
     env.produce(1000, bad=3)
     first = Trainer(env.config, until_end=True).run()
-    assert first["samples_trained"] == 1000
-    assert first["dead_letters"] == {"bad_json": 3}
-    assert first["positions"] == {"clicks/0": {"learned": 1003, "committed": 1003, "end": 1003, "lag": 0}}
-    assert (first["trainer"], first["clean_end"]) == ("stopped", True)
-    assert read_status(env.config.log.path)["samples_trained"] == 1000
+    assert first.samples_trained == 1000
+    assert first.dead_letters == {"bad_json": 3}
+    assert first.positions == {"clicks/0": PartitionStatus(1003, 1003, 1003, 0)}
+    assert (first.trainer, first.clean_shutdown) == ("stopped", True)
+    assert env.status().samples_trained == 1000
 
     env.produce(500)
     second = Trainer(env.config, until_end=True).run()
-    assert second["samples_trained"] == 1500
-    assert second["epoch"] == first["epoch"] + 1
-    assert second["version"] > first["version"]
-    assert second["dead_letters"] == {"bad_json": 3}
+    assert second.samples_trained == 1500
+    assert second.epoch == first.epoch + 1
+    assert second.version > first.version
+    assert second.dead_letters == {"bad_json": 3}
     assert env.counts() == dict(Counter(number % 37 for number in range(1500)))
-    assert env.view().meta.scores == second["scores"]
+    assert env.view().meta.scores == msgspec.to_builtins(second.scores)
 
 
 def test_while_it_catches_up_the_next_batch_is_known_and_comes_up_from_below(env, monkeypatch):
     pairs = []
     learn = TrainingState.learn
 
-    def noted(state, batch, *, upcoming=None, limit_ms=None) -> None:
-        pairs.append((batch, upcoming))
-        learn(state, batch, upcoming=upcoming, limit_ms=limit_ms)
+    def noted(state, batch, *, next_batch=None, limit_ms=None) -> None:
+        pairs.append((batch, next_batch))
+        learn(state, batch, next_batch=next_batch, limit_ms=limit_ms)
 
     monkeypatch.setattr(TrainingState, "learn", noted)
     env.produce(1000)
     status = Trainer(env.config, until_end=True).run()
-    assert status["samples_trained"] == 1000
-    announced = [(upcoming, after) for (_, upcoming), (after, _) in pairwise(pairs) if upcoming is not None]
+    assert status.samples_trained == 1000
+    announced = [(next_batch, after) for (_, next_batch), (after, _) in pairwise(pairs) if next_batch is not None]
     assert len(announced) > 5
-    assert all(upcoming is after and len(upcoming) == 64 for upcoming, after in announced)
+    assert all(next_batch is after and len(next_batch) == 64 for next_batch, after in announced)
 
 
 def test_while_caught_up_heartbeats_keep_versions_fresh(env):
@@ -60,7 +61,7 @@ def test_while_caught_up_heartbeats_keep_versions_fresh(env):
     trainer.stop()
     thread.join(WAIT_SECONDS)
     (status,) = ended
-    assert status["staleness_ms"] < 5000
+    assert status.staleness_ms < 5000
     records = list(LogDirectory(env.config.log.path).records(trainer.log.start_tip))
     beats = [record for record in records if record.meta.samples_trained == 100]
     assert len(beats) > 2
@@ -70,22 +71,22 @@ def test_while_caught_up_heartbeats_keep_versions_fresh(env):
 def test_a_trainer_without_a_topic_waits_visibly_and_learns_when_it_comes(env):
     trainer = Trainer(env.config)
     thread, ended = run_in_thread(trainer)
-    wait_until(lambda: "clicks" in (read_status(env.config.log.path) or {}).get("reason", ""), "the reason")
-    assert read_status(env.config.log.path)["trainer"] == "waiting"
+    wait_until(lambda: "clicks" in env.status().reason, "the reason")
+    assert env.status().trainer == "waiting"
     env.produce(10)
     wait_until(lambda: trainer.state.samples_trained == 10, "learning")
     trainer.stop()
     thread.join(WAIT_SECONDS)
-    assert ended[0]["samples_trained"] == 10
+    assert ended[0].samples_trained == 10
 
 
 def test_the_end_of_an_absent_topic_is_not_waited_for_for_ever(env, monkeypatch):
     monkeypatch.setattr("app.training.input.batches.MAX_UNAVAILABLE_SECONDS", 3.0)
     with pytest.raises(RetriableError, match="clicks"):
         Trainer(env.config, until_end=True).run()
-    status = read_status(env.config.log.path)
-    assert status["trainer"] == "failed"
-    assert "clicks" in status["reason"]
+    status = env.status()
+    assert status.trainer == "failed"
+    assert "clicks" in status.reason
 
 
 def test_sigterm_commits_and_ends(env):
@@ -100,15 +101,15 @@ def test_sigterm_commits_and_ends(env):
     asking.start()
     status = trainer.run()
     asking.join()
-    assert status["samples_trained"] == 200
-    assert status["positions"]["clicks/0"]["committed"] == 200
+    assert status.samples_trained == 200
+    assert status.positions["clicks/0"].committed == 200
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_version_waits_for_the_broker_to_have_its_dead_letters(env, monkeypatch):
     env.produce(64, bad=1)
     trainer = Trainer(env.config)
-    monkeypatch.setattr("app.training.trainer.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("app.training.publisher.FLUSH_SECONDS", 0.0)
     refuse = trainer.dead_letters._try_flush
 
     def no_broker(seconds: float) -> None:
@@ -116,10 +117,10 @@ def test_a_version_waits_for_the_broker_to_have_its_dead_letters(env, monkeypatc
 
     trainer.dead_letters._try_flush = no_broker
     thread, ended = run_in_thread(trainer)
-    wait_until(lambda: "dead letters" in (read_status(env.config.log.path) or {}).get("reason", ""), "the reason")
+    wait_until(lambda: "dead letters" in env.status().reason, "the reason")
     assert trainer.log.last_encoded == trainer.log.start_tip
     trainer.dead_letters._try_flush = refuse
     wait_until(lambda: trainer.log.last_encoded != trainer.log.start_tip, "a version")
     trainer.stop()
     thread.join(WAIT_SECONDS)
-    assert ended[0]["dead_letters"] == {"bad_json": 1}
+    assert ended[0].dead_letters == {"bad_json": 1}

@@ -13,6 +13,7 @@ from springtide_client.model.view import View
 
 from app.config.load import load_config
 from app.training.trainer import Trainer
+from app.version_log.trainer_status import TrainerStatus, read_status
 from stream.broker.embedded import EmbeddedBroker
 from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
@@ -98,6 +99,10 @@ class TrainerEnv:
         consumer.close(autocommit=False)
         return [{name: text.decode() for name, text in record.headers} | {"value": record.value} for record in found]
 
+    def status(self) -> TrainerStatus:
+        """The newest trainer's status; the default one while there is none."""
+        return read_status(self.config.log.path) or TrainerStatus()
+
     def view(self) -> View:
         directory = LogDirectory(self.config.log.path)
         view = View.open(directory.newest_base())
@@ -116,8 +121,8 @@ def env(tmp_path: Path) -> Iterator[TrainerEnv]:
         yield TrainerEnv(tmp_path, broker)
 
 
-def run_in_thread(trainer: Trainer) -> tuple[threading.Thread, list[dict]]:
-    ended: list[dict] = []
+def run_in_thread(trainer: Trainer) -> tuple[threading.Thread, list[TrainerStatus]]:
+    ended: list[TrainerStatus] = []
     thread = threading.Thread(target=lambda: ended.append(trainer.run()), daemon=True)
     thread.start()
     return thread, ended

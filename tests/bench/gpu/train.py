@@ -203,8 +203,8 @@ class Bench:
 def learn(learner: Learner, batches: Sequence[Batch], *, ahead: bool) -> float:
     """Each batch's report is asked for when the next step is on its way; the mean logloss."""
     losses, late = [], None
-    for batch, upcoming in zip(batches, [*batches[1:], None], strict=True):
-        before, late = late, learner.start_step(batch, upcoming if ahead else None)
+    for batch, next_batch in zip(batches, [*batches[1:], None], strict=True):
+        before, late = late, learner.start_step(batch, next_batch if ahead else None)
         if before is not None:
             losses.append(before().loss)
     if late is not None:

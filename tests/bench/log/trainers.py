@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from app.config.load import Config
-from app.training.input.batches import BatchStream
 from app.training.trainer import Trainer
 from stream.positions import Position
 from tests.bench.harness.report import fail
@@ -61,7 +60,7 @@ class LoggedTrainer:
 
     def __init__(self, config: Config) -> None:
         self.trainer = Trainer(config)
-        self.trainer.open()
+        self.trainer.start()
         self.log_path = Path(config.log.path)
         self.step_seconds: list[float] = []
 
@@ -87,7 +86,7 @@ class LoggedTrainer:
         """Passes of the trainer's loop until a batch is learned; what happens between batches is in its time."""
         start, learned = time.perf_counter(), self.trainer.state.samples_trained
         while self.trainer.state.samples_trained == learned:
-            self.trainer.advance()
+            self.trainer.run_once()
             self.trainer.report_status()
             if self.trainer.gate.held is not None:
                 fail(f"the health gate: {self.trainer.gate.held.detail}")
@@ -96,14 +95,14 @@ class LoggedTrainer:
     def _rewind(self) -> None:
         """Back to the topic's start, as `--from-offset earliest` does it."""
         trainer = self.trainer
-        trainer.batches.close()
-        trainer.state.seek({p: Position(at.topic_id, 0) for p, at in trainer.state.positions.items()})
-        trainer.batches = BatchStream(trainer.config, trainer.state.positions, until_end=False)
-        trainer.batches.start()
+        session = trainer.session
+        session.batches.close()
+        session.seek({p: Position(at.topic_id, 0) for p, at in trainer.state.positions.items()})
+        session.start()
 
     def settle(self) -> None:
         """All that was learned is in the log, and durable."""
-        self.trainer.commit(final=True)
+        self.trainer.publish_last()
         self.trainer.log.sync()
 
     @property
@@ -126,7 +125,7 @@ class UnloggedTrainer(LoggedTrainer):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.trainer.postpone(float("inf"))
+        self.trainer.publisher.postpone(float("inf"))
         self.trainer.state.learner.table.tracked = False
 
     def settle(self) -> None:

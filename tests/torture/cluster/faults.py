@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from app.version_log.trainer_status import read_status
+from app.version_log.trainer_status import TrainerStatus, read_status
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.clicks import NUM_ITEMS, NUM_USERS
 from tests.torture.cluster.cluster import Cluster, is_running
@@ -85,13 +85,13 @@ class Faults:
             time.sleep(draw.uniform(0, 1))
         else:
             self._run_until_hit(draw, point, "STOP")
-        status = read_status(self.cluster.log) or {}
+        status = read_status(self.cluster.log) or TrainerStatus()
         self.cluster.kill_all()
         profile = draw.choice(LOSS_PROFILES)
         crashed_disk = CrashedDisk(self.cluster.fsync_recorder, self.cluster.folder / "record", profile, draw)
         self.num_bytes_lost += crashed_disk.num_bytes_lost("seg-*")
         crashed_disk.make()
-        self.verifier.durable_version = max(self.verifier.durable_version, status.get("durable_version") or 0)
+        self.verifier.durable_version = max(self.verifier.durable_version, status.durable_version or 0)
         return f"power lost {point or 'at any moment'}, {profile}"
 
     def kill_compactor(self, draw: random.Random) -> str:
@@ -185,8 +185,8 @@ class Faults:
         def published() -> bool:
             assert is_running(pid), f"the trainer ended: {self.cluster.trainer_output()}"
             newest = self.cluster.newest_version()
-            status = read_status(self.cluster.log) or {}
-            mine = status.get("pid") == pid and newest >> 32 == status.get("epoch")
+            status = read_status(self.cluster.log) or TrainerStatus()
+            mine = status.pid == pid and newest >> 32 == status.epoch
             return mine and newest & 0xFFFFFFFF > 0 and (newest > before or not more)
 
         wait_until(published, "a version")

@@ -15,7 +15,7 @@ import pytest
 from app.config.load import load_config
 from app.training.trainer import Trainer
 from app.version_log import trainer_status as status_file
-from app.version_log.trainer_status import read_status
+from app.version_log.trainer_status import TrainerStatus, read_status
 from stream.broker.embedded import EmbeddedBroker
 from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
@@ -67,8 +67,8 @@ class RunningTrainer:
 
     def reports(self, state: str, reason: str) -> bool:
         """Return True if the status has this state and a reason that contains this text."""
-        status = read_status(self.config.log.path) or {}
-        return status.get("trainer") == state and reason in status.get("reason", "")
+        status = read_status(self.config.log.path) or TrainerStatus()
+        return status.trainer == state and reason in status.reason
 
     def learn_all(self) -> None:
         """Wait until all whole batches are learned."""
@@ -158,7 +158,7 @@ def test_a_full_spill_pauses_learning_within_the_batch(running: RunningTrainer) 
     running.produce(3_000)
     wait_until(lambda: running.reports("waiting", "raise the limit"), "the reason")
     stuck = running.num_samples
-    wait_until(lambda: read_status(running.config.log.path)["samples_trained"] == stuck, "the status")
+    wait_until(lambda: read_status(running.config.log.path).samples_trained == stuck, "the status")
     assert running.num_samples == stuck
     limit(resource.RLIM_INFINITY)
     running.learn_all()

@@ -3,16 +3,17 @@ from springtide_client.schema import Schema
 
 from app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits
 from app.serving.http.errors import ApiError
+from app.version_log.trainer_status import TrainerStatus
 
 SCHEMA = Schema(labels=("click",), categorical=("user", "item"), sequence=("last",), share={"last": "item"})
 
 
 def test_a_kind_that_the_trainer_does_not_support_is_501():
-    for status in ({}, {"commands": []}, {"commands": "forget"}):
+    for status in (TrainerStatus(), TrainerStatus(commands=["limits"])):
         with pytest.raises(ApiError) as caught:
             check_supported("forget", status)
         assert (caught.value.status, caught.value.code) == (501, "not_supported_yet")
-    check_supported("forget", {"commands": ["forget"]})
+    check_supported("forget", TrainerStatus(commands=["forget"]))
 
 
 @pytest.mark.parametrize(

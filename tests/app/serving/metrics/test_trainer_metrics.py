@@ -1,32 +1,44 @@
+import msgspec
+
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.metrics.trainer_metrics import declare_trainer_metrics, update_trainer_metrics
+from app.version_log.trainer_status import (
+    GateStatus,
+    PartitionStatus,
+    ScoresStatus,
+    ScoreStatus,
+    TableStatus,
+    TrainerStatus,
+)
 
-GATE = {"state": "holding", "action": "alert", "reason": "norm", "detail": "...", "trips": 2, "rollbacks": 1}
-STATUS = {
-    "trainer": "running",
-    "samples_trained": 12,
-    "samples_per_second": 3.5,
-    "positions": {"clicks/0": {"lag": 3}, "clicks/1": {"lag": None}},
-    "dead_letters": {"bad_json": 4},
-    "scores": {"whole": {"auc": 0.75}, "window": None},
-    "gate": GATE,
-    "event_clock_ms": 1_000_000,
-    "table": {
-        "rows": {"device": 7, "disk": 3},
-        "bytes": {"device": 700},
-        "keys": 50,
-        "hits_device": 40,
-        "recalled_from_spill": 4,
-        "evicted_capacity": 5,
-        "evicted_quota": 1,
-        "premature_evictions": 2,
-        "not_admitted": 6,
-        "expiry_cutoffs_ms": {"item_id": 940_000},
-    },
-}
+GATE = GateStatus(state="holding", action="alert", reason="norm", detail="...", trips=2, rollbacks=1)
+STATUS = TrainerStatus(
+    trainer="running",
+    samples_trained=12,
+    samples_per_second=3.5,
+    positions={"clicks/0": PartitionStatus(lag=3), "clicks/1": PartitionStatus()},
+    dead_letters={"bad_json": 4},
+    scores=ScoresStatus(whole=ScoreStatus(auc=0.75)),
+    gate=GATE,
+    event_clock_ms=1_000_000,
+    table=TableStatus(
+        rows={"device": 7, "disk": 3},
+        bytes={"device": 700},
+        counters={
+            "keys": 50,
+            "hits_device": 40,
+            "recalled_from_spill": 4,
+            "evicted_capacity": 5,
+            "evicted_quota": 1,
+            "premature_evictions": 2,
+            "not_admitted": 6,
+        },
+        expiry_cutoffs_ms={"item_id": 940_000},
+    ),
+)
 
 
-def values_after(*statuses: dict) -> list[str]:
+def values_after(*statuses: TrainerStatus) -> list[str]:
     """The lines with values after these statuses were exported one after the other."""
     metrics = MetricsRegistry()
     declare_trainer_metrics(metrics)
@@ -61,12 +73,13 @@ def test_the_trainers_status_is_exported_by_name_and_label():
     }
 
 
-def test_values_that_the_status_no_longer_has_are_removed():
-    assert values_after(STATUS, {"trainer": "stopped"}) == ['springtide_trainer_state{state="stopped"} 1']
-    assert not [line for line in values_after(STATUS, {"gate": GATE | {"state": "open"}}) if "gate_holding" in line]
-
-
-def test_a_status_of_any_shape_is_exported():
-    assert values_after({"trainer": 5, "table": [], "gate": 3, "positions": {"x": 1}, "scores": "no"}) == [
-        'springtide_trainer_state{state="5"} 1'
+def test_labels_that_the_status_no_longer_has_are_removed():
+    assert values_after(STATUS, TrainerStatus()) == [
+        'springtide_trainer_state{state="stopped"} 1',
+        "springtide_samples_trained_total 0",
+        "springtide_samples_per_second 0",
+        "springtide_gate_trips_total 0",
+        "springtide_gate_rollbacks_total 0",
     ]
+    open_gate = TrainerStatus(gate=msgspec.structs.replace(GATE, state="open"))
+    assert not [line for line in values_after(STATUS, open_gate) if "gate_holding" in line]

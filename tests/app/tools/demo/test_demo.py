@@ -78,7 +78,7 @@ def test_it_goes_on_from_there_and_ctrl_c_stops_it_within_5_seconds_with_a_durab
     assert demo.returncode == 0, err
     status = newest_status(log)
     assert status["epoch"] == first["epoch"] + 1
-    assert status["clean_end"] is True
+    assert status["clean_shutdown"] is True
     assert status["durable_version"] == status["version"]
     assert not (log / "broker.json").exists()
     assert {path.name for path in (folder / "var").iterdir()} == {"demo"}

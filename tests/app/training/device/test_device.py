@@ -50,8 +50,8 @@ def learner_on(place: TrainDevice | None, *, name: str = "dlrm", optimizer: str 
 def learned(learner: Learner, batches: list) -> list[StepReport]:
     """Each batch with a look at the next, its report asked for one step later."""
     reports, late = [], None
-    for batch, upcoming in zip(batches, [*batches[1:], None], strict=True):
-        before, late = late, learner.start_step(batch, upcoming)
+    for batch, next_batch in zip(batches, [*batches[1:], None], strict=True):
+        before, late = late, learner.start_step(batch, next_batch)
         if before is not None:
             reports.append(before())
     return [*reports, late()]
@@ -143,7 +143,7 @@ def test_a_log_begun_on_the_host_is_gone_on_with_on_a_device_and_back(tmp_path, 
             log = LogWriter.open(config.log, schema=SCHEMA)
             state = load_state(config, log)
             for number in range(3 * turn, 3 * turn + 3):
-                state.learn(make_batch(number), upcoming=make_batch(number + 1))
+                state.learn(make_batch(number), next_batch=make_batch(number + 1))
             log.append(*state.checkpoint(created_ms=turn, complete_until_ms=turn))
             features = np.repeat(np.arange(3, dtype=np.uint16), 2000)
             rows, status = state.learner.table.find(features, np.tile(np.arange(2000), 3))

@@ -49,11 +49,11 @@ def test_a_batch_is_read_while_the_next_one_travels(run_inline: bool) -> None:
     staging = PinnedBuffers(stream)
     current = staging.stage(columns_of(0))
     for number in range(1, 9):
-        upcoming = staging.stage(columns_of(number))
+        next_batch = staging.stage(columns_of(number))
         for name, tensor in current.tensors().items():
             np.testing.assert_array_equal(tensor.numpy(), columns_of(number - 1)[name])
         current.release()
-        current = upcoming
+        current = next_batch
     assert stream.num_copies == 9
     assert stream.num_allocated == 4  # two blocks, an end each
 
@@ -88,11 +88,11 @@ def test_on_a_gpu_columns_travel_beside_the_work() -> None:
     staging = PinnedBuffers(stream)
     current, seen = staging.stage(columns_of(0, 5000)), []
     for number in range(1, 9):
-        upcoming = staging.stage(columns_of(number, 5000))
+        next_batch = staging.stage(columns_of(number, 5000))
         torch.cuda._sleep(10_000_000)
         seen.append({name: tensor.clone() for name, tensor in current.tensors().items()})
         current.release()
-        current = upcoming
+        current = next_batch
     for number, tensors in enumerate(seen):
         for name, tensor in tensors.items():
             np.testing.assert_array_equal(tensor.cpu().numpy(), columns_of(number, 5000)[name])

@@ -9,6 +9,7 @@ import torch
 from app.scores.progressive import ProgressiveScores
 from app.training.config import GateConfig
 from app.training.health.gate import Gate, mean_and_error
+from app.version_log.trainer_status import GateStatus
 
 
 class Model:
@@ -44,13 +45,7 @@ def test_a_healthy_model_passes():
     for _ in range(40):
         model.learn(100, wrong=0.1)
         assert model.judge() is None
-    assert model.gate.document() == {
-        "state": "open",
-        "action": "alert",
-        "reason": None,
-        "detail": None,
-        "trips": 0,
-    }
+    assert model.gate.status() == GateStatus(state="open", action="alert")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -65,9 +60,9 @@ def test_one_number_that_is_not_finite_is_enough(value):
     assert (verdict.reason, verdict.good) == ("not_finite", 11)
     assert "bias" in verdict.detail
     assert model.judge() is verdict
-    assert model.gate.document()["state"] == "holding"
+    assert model.gate.status().state == "holding"
     model.gate.reset(20, model.learner, 10)
-    assert (model.gate.document()["state"], model.gate.document()["reason"]) == ("open", "not_finite")
+    assert (model.gate.status().state, model.gate.status().reason) == ("open", "not_finite")
 
 
 def test_a_norm_explodes_also_in_small_steps_within_the_window():

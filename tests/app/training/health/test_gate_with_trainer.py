@@ -14,7 +14,7 @@ from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
-from app.version_log.trainer_status import read_status
+from app.version_log.trainer_status import PartitionStatus
 from tests.app.training.trainer_env import expected_counts, published, records, run_in_thread, wait_until
 
 
@@ -45,12 +45,12 @@ def test_a_sick_model_is_held_back_and_told_until_somebody_decides(env, reason):
     break_at(trainer, 300, HARMS[reason])
     thread, ended = run_in_thread(trainer)
     path = env.config.log.path
-    wait_until(lambda: (read_status(path) or {}).get("gate", {}).get("state") == "holding", "the gate")
-    status = read_status(path)
-    assert status["trainer"] == "waiting"
-    assert "health gate" in status["reason"]
-    assert "--skip" in status["reason"]
-    assert (status["gate"]["reason"], status["gate"]["trips"]) == (reason, 1)
+    wait_until(lambda: env.status().gate.state == "holding", "the gate")
+    status = env.status()
+    assert status.trainer == "waiting"
+    assert "health gate" in status.reason
+    assert "--skip" in status.reason
+    assert (status.gate.reason, status.gate.trips) == (reason, 1)
     learned, version = trainer.state.samples_trained, trainer.log.last_encoded.number
     assert records(env)[-1].meta.samples_trained <= 300 < learned
     # an order finds the newest good version; what was held is learned again, and this time nothing harms it
@@ -60,8 +60,8 @@ def test_a_sick_model_is_held_back_and_told_until_somebody_decides(env, reason):
     trainer.stop()
     thread.join(30)
     (status,) = ended
-    assert (status["gate"]["state"], status["gate"]["reason"]) == ("open", reason)
-    assert status["samples_trained"] == 600
+    assert (status.gate.state, status.gate.reason) == ("open", reason)
+    assert status.samples_trained == 600
 
 
 def test_a_stop_while_the_gate_holds_publishes_nothing_of_it(env):
@@ -73,9 +73,9 @@ def test_a_stop_while_the_gate_holds_publishes_nothing_of_it(env):
     trainer.stop()
     thread.join(30)
     (status,) = ended
-    assert "gate" in status["reason"]
+    assert "gate" in status.reason
     assert records(env)[-1].meta.samples_trained <= 300
-    assert Trainer(env.config, until_end=True).run()["samples_trained"] == 600
+    assert Trainer(env.config, until_end=True).run().samples_trained == 600
     assert env.counts() == expected_counts(600)
 
 
@@ -85,7 +85,7 @@ def test_until_end_does_not_wait_at_the_gate(env):
     break_at(trainer, 300, HARMS["not_finite"])
     with pytest.raises(ModelHeldError, match="not finite"):
         trainer.run()
-    assert read_status(env.config.log.path)["trainer"] == "failed"
+    assert env.status().trainer == "failed"
 
 
 @pytest.mark.parametrize("reason", HARMS)
@@ -95,11 +95,11 @@ def test_the_gate_goes_back_by_itself_and_passes_the_samples_over(env, reason):
     trainer = Trainer(env.config, until_end=True)
     break_at(trainer, 300, HARMS[reason])
     status = trainer.run()
-    skipped = status["dead_letters"]["gate"]
+    skipped = status.dead_letters["gate"]
     assert 0 < skipped < 640
-    assert status["samples_trained"] == 640 - skipped
-    assert status["positions"]["clicks/0"] == {"learned": 640, "committed": 640, "end": 640, "lag": 0}
-    assert (status["gate"]["trips"], status["gate"]["rollbacks"]) == (1, 1)
+    assert status.samples_trained == 640 - skipped
+    assert status.positions["clicks/0"] == PartitionStatus(640, 640, 640, 0)
+    assert (status.gate.trips, status.gate.rollbacks) == (1, 1)
     letters = env.letters()
     assert {letter["reason"] for letter in letters} == {"gate"}
     assert len(letters) == skipped
@@ -110,7 +110,7 @@ def test_the_gate_goes_back_by_itself_and_passes_the_samples_over(env, reason):
     assert (told["reason"], told["skipped"]) == (reason, skipped)
     # a restart goes on behind it
     env.produce(60)
-    assert Trainer(env.config, until_end=True).run()["samples_trained"] == 700 - skipped
+    assert Trainer(env.config, until_end=True).run().samples_trained == 700 - skipped
 
 
 def test_a_collapse_of_logloss_goes_back_to_before_it_began(env):
@@ -120,11 +120,11 @@ def test_a_collapse_of_logloss_goes_back_to_before_it_began(env):
     env.produce(600, label=lambda number: 1 - int(number % 37 % 3 == 0))  # the world upside down
     env.produce(1000)
     status = Trainer(env.config, until_end=True).run()
-    assert status["gate"]["rollbacks"] >= 1
-    assert status["gate"]["reason"] == "logloss"
-    skipped = status["dead_letters"]["gate"]
-    assert status["samples_trained"] == 5600 - skipped
-    assert good["scores"]["window"]["logloss"] < 0.5
+    assert status.gate.rollbacks >= 1
+    assert status.gate.reason == "logloss"
+    skipped = status.dead_letters["gate"]
+    assert status.samples_trained == 5600 - skipped
+    assert good.scores.window.logloss < 0.5
     offsets = [int(letter["offset"]) for letter in env.letters()]
     assert min(offsets) <= 4000  # back to a version from before the collapse
     assert any(4000 <= offset < 4600 for offset in offsets)
@@ -136,10 +136,10 @@ def test_after_a_restart_a_collapse_still_goes_back_to_before_it_began(env):
     env.produce(1500)
     Trainer(env.config, until_end=True).run()
     env.produce(8, label=lambda number: 1 - int(number % 37 % 3 == 0))
-    assert Trainer(env.config, until_end=True).run()["gate"]["trips"] == 0
+    assert Trainer(env.config, until_end=True).run().gate.trips == 0
     env.produce(300, label=lambda number: 1 - int(number % 37 % 3 == 0))
     status = Trainer(env.config, until_end=True).run()
-    assert status["gate"]["rollbacks"] >= 1
+    assert status.gate.rollbacks >= 1
     back = next(record for record in records(env) if record.meta.restores)
     assert back.meta.samples_trained <= 1500
 
@@ -163,7 +163,7 @@ def test_where_the_good_versions_base_is_retired_the_gate_goes_back_as_far_as_th
 
     trainer.gate.judge = judge_late
     status = trainer.run()
-    assert status["gate"]["rollbacks"] == 1
+    assert status.gate.rollbacks == 1
     (back,) = [record for record in records(env) if record.meta.restores]
     assert [back.meta.restores] == LogDirectory(env.config.log.path).scan().bases
 

@@ -60,14 +60,14 @@ def test_damage_ahead_of_the_newest_base_is_mended_while_the_trainer_runs(env):
     trainer.stop()
     thread.join(30)
     (status,) = ended
-    assert status["table"]["limits"]["lr"][0] == 0.01
+    assert status.table.limits["lr"][0] == 0.01
     assert find_corruption(LogDirectory(path), trainer.log.last_encoded) == ""
     expected = Counter(number % 37 for number in range(337))
     assert env.counts() == expected | {5: sum(number % 37 == 5 for number in range(200, 337))}
     merger.compact()
     assert not (path / REPORT_NAME).exists()
     again = Trainer(env.config, until_end=True)
-    assert again.commands.has_pending is False
+    assert again.session.commands.has_pending is False
     assert not again.state.changed
     again.run()
     follower.close()

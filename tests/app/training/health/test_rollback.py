@@ -11,7 +11,6 @@ from app.training.trainer import Trainer
 from app.version_log.commands.offline import execute_pending
 from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status
-from app.version_log.trainer_status import read_status
 from app.version_log.write.segments import SegmentWriter
 from tests.app.training.trainer_env import expected_counts, published, records, wait_until
 
@@ -33,7 +32,7 @@ def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(env, t
     assert entry.result["version"] == goal
     published(env, 1500)
     running.stop()
-    wait_until(lambda: (read_status(env.config.log.path) or {}).get("clean_end"), "the end")
+    wait_until(lambda: env.status().clean_shutdown, "the end")
     assert env.counts() == expected_counts(1500)
     assert env.view().meta.samples_trained == 1500
     assert command_status(env.config.log.path, order).state == "durable"
@@ -86,10 +85,10 @@ def test_a_forgotten_id_does_not_come_back_from_records_that_are_read_again(env,
     published(env, 259)
     assert env.counts() == expected_counts(259) | {5: 1}
     running.stop()
-    wait_until(lambda: (read_status(path) or {}).get("clean_end"), "the end")
+    wait_until(lambda: env.status().clean_shutdown, "the end")
     # somebody reads it all once more: what is forgotten stays hidden up to where it was
     again = Trainer(env.config, until_end=True, start=StartPosition.parse(["earliest"], None))
-    assert again.run()["samples_trained"] == 259 + 259
+    assert again.run().samples_trained == 259 + 259
     assert env.counts()[5] == 2
     assert b"item 3" in texts_after(env, gone)
 
@@ -110,15 +109,15 @@ def test_who_is_forgotten_while_old_records_are_read_again_does_not_come_back_fr
     wait_until(lambda: not running.state.changed, "a version")
     assert not {"erasures", "high_water_marks"} & records(env)[-1].meta.trainer.keys()
     running.stop()
-    wait_until(lambda: (read_status(path) or {}).get("clean_end"), "the end")
+    wait_until(lambda: env.status().clean_shutdown, "the end")
     # the same where no trainer runs
     submit_command(path, "rollback", {"version": goal})
     submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 7}]})
     assert execute_pending(env.config.log, env.config.schema, window_samples=100) == 2
-    assert Trainer(env.config, until_end=True).run()["samples_trained"] == 444
+    assert Trainer(env.config, until_end=True).run().samples_trained == 444
     assert env.counts() == expected_counts(444) | {6: None, 7: None}
     env.produce(37)
-    assert Trainer(env.config, until_end=True).run()["samples_trained"] == 481
+    assert Trainer(env.config, until_end=True).run().samples_trained == 481
     assert env.counts() == expected_counts(481) | {6: 1, 7: 1}
 
 
@@ -161,8 +160,8 @@ def test_a_full_disk_amid_going_back_is_waited_for_and_told(env, trainer, monkey
     order = submit_command(path, "rollback", {"version": goal})
 
     def told() -> bool:
-        status = read_status(path) or {}
-        return status["trainer"] == "waiting" and "No space left" in status["reason"]
+        status = env.status()
+        return status.trainer == "waiting" and "No space left" in status.reason
 
     wait_until(told, "the reason")
     full.clear()
@@ -173,7 +172,7 @@ def test_a_full_disk_amid_going_back_is_waited_for_and_told(env, trainer, monkey
 
 @pytest.mark.parametrize(
     ("version", "says"),
-    [((1 << 32) + 9_999_999, "is not in the log"), ((9 << 32), "is not in the log"), (7, "no version")],
+    [((1 << 32) + 9_999_999, "is not in the log"), ((9 << 32), "is not in the log"), (7, "not a valid version")],
 )
 def test_a_version_that_is_not_there_is_refused_and_learning_goes_on(env, trainer, version, says):
     env.produce(100)

@@ -8,7 +8,6 @@ import pytest
 from app.errors import UserError
 from app.training.input.start_position import StartPosition
 from app.training.trainer import Trainer
-from app.version_log.trainer_status import read_status
 from stream.positions import Partition
 from tests.app.training.trainer_env import expected_counts, records, wait_until
 
@@ -33,8 +32,8 @@ CLICKS = Partition("clicks", 0)
 def test_a_first_start_may_begin_elsewhere(env, wish, learned):
     env.produce(500)
     status = Trainer(env.config, until_end=True, start=StartPosition.parse(wish, None)).run()
-    assert status["samples_trained"] == learned
-    assert status["positions"]["clicks/0"]["learned"] == 500
+    assert status.samples_trained == learned
+    assert status.positions["clicks/0"].learned == 500
 
 
 def test_a_start_elsewhere_is_part_of_the_next_version_and_of_no_other(env):
@@ -45,7 +44,7 @@ def test_a_start_elsewhere_is_part_of_the_next_version_and_of_no_other(env):
     assert seeks == [{"clicks/0": {"from_offset": 300, "to_offset": 100}}]
     assert Counter(env.counts()) == Counter(expected_counts(300)) + Counter(n % 37 for n in range(100, 300))
     env.produce(50)
-    assert Trainer(env.config, until_end=True).run()["samples_trained"] == 550
+    assert Trainer(env.config, until_end=True).run().samples_trained == 550
 
 
 def test_a_start_at_a_time_begins_with_the_first_record_that_is_not_older(env):
@@ -74,7 +73,7 @@ def test_an_offset_that_is_not_there_is_refused_in_one_line_and_nothing_is_moved
     env.produce(100)
     with pytest.raises(UserError, match=says):
         Trainer(env.config, until_end=True, start=StartPosition.parse([wish], None))
-    assert Trainer(env.config, until_end=True).run()["samples_trained"] == 100
+    assert Trainer(env.config, until_end=True).run().samples_trained == 100
 
 
 def test_a_silent_partition_stops_holding_the_event_clock_and_a_restart_remembers(env, trainer):
@@ -98,10 +97,9 @@ def test_a_silent_partition_stops_holding_the_event_clock_and_a_restart_remember
     now_ms = running.state.clock.now_ms
     assert now_ms > running.state.clock.watermarks[quiet]
     running.stop()
-    wait_until(lambda: (read_status(env.config.log.path) or {}).get("clean_end"), "the end")
+    wait_until(lambda: env.status().clean_shutdown, "the end")
     assert records(env)[-1].meta.trainer["idle"] == ["clicks/1"] or quiet in running.state.clock.idle
     again = Trainer(env.config)
     assert quiet in again.state.clock.idle
     assert again.state.clock.now_ms >= now_ms
-    again._release()
-    again.status.close(lambda: {"clean_end": True})
+    again.close()

@@ -34,11 +34,11 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
 
 
 def learn(state: TrainingState, log: LogWriter, numbers: range, *, every: int = 3, ahead: bool = False) -> None:
-    upcoming = None
+    next_batch = None
     for number in numbers:
-        batch = upcoming or make_batch(number)
-        upcoming = make_batch(number + 1) if ahead and number + 1 in numbers else None
-        state.learn(batch, upcoming=upcoming)
+        batch = next_batch or make_batch(number)
+        next_batch = make_batch(number + 1) if ahead and number + 1 in numbers else None
+        state.learn(batch, next_batch=next_batch)
         if number % every == every - 1:
             log.append(*state.checkpoint(created_ms=number, complete_until_ms=number))
 

@@ -22,7 +22,7 @@ from springtide_client.log.listing import base_name, claim_name, manifest_name, 
 from app.errors import UserError
 from app.version_log.compact.retention import apply_retention
 from app.version_log.read.index import LogIndex
-from app.version_log.trainer_status import write_status
+from app.version_log.trainer_status import TrainerStatus, write_status
 from app.version_log.verify.report import Finding, VerifyReport
 from app.version_log.verify.verify import verify
 from tests.support.random_versions import RandomVersions
@@ -150,7 +150,7 @@ def test_an_incomplete_last_record_is_an_error_only_if_it_was_durable(path: Path
     report = report_of(path)
     assert report.errors == []
     assert any("incomplete record" in finding.what for finding in report.all)
-    write_status(path, 2, {"durable_version": entries(path)[-1].number + 1})
+    write_status(path, 2, TrainerStatus(durable_version=entries(path)[-1].number + 1))
     (wrong,) = report_of(path).errors
     assert wrong.file == last.name
     assert "was durable" in wrong.what
@@ -161,7 +161,7 @@ def test_a_missing_segment_is_found(path: Path, number: int) -> None:
     file = segments(path)[number]
     last = entries(path)[-1].number
     file.unlink()
-    write_status(path, 2, {"durable_version": last})
+    write_status(path, 2, TrainerStatus(durable_version=last))
     wrong = report_of(path).errors
     assert wrong
     if number == 0:

@@ -16,7 +16,7 @@ from springtide_client.schema import Schema
 
 from app.version_log.errors import FencedError, LogBusyError
 from app.version_log.read.segments import scan_segment
-from app.version_log.trainer_status import write_status
+from app.version_log.trainer_status import TrainerStatus, write_status
 from app.version_log.write.writer import LogWriter
 from tests.support.waiting import wait_until
 from tests.support.writer_log import SCHEMA, WriterLog, config, put
@@ -285,20 +285,20 @@ def test_what_a_zombie_writes_is_never_read_and_never_durable(log) -> None:
 def test_a_fresh_status_from_another_machine_refuses_a_start_until_it_ages(log, monkeypatch) -> None:
     with log.writer() as writer:
         epoch = writer.epoch
-    write_status(log.path, epoch, {"machine": "elsewhere", "host": "far"})
+    write_status(log.path, epoch, TrainerStatus(boot_id="elsewhere", host="far"))
     with pytest.raises(LogBusyError, match=r"far.*--take-over"):
         log.open(wait_seconds=0.1)
     monkeypatch.setattr("app.version_log.write.trainer_lock.FRESH_SECONDS", 0.1)
     with log.writer(wait_seconds=5.0) as writer:
         epoch = writer.epoch
     monkeypatch.undo()
-    write_status(log.path, epoch, {"machine": "elsewhere", "clean_end": True})
+    write_status(log.path, epoch, TrainerStatus(boot_id="elsewhere", clean_shutdown=True))
     with log.writer() as writer:
         epoch = writer.epoch
-    write_status(log.path, epoch, {})  # this machine: the lock was free, so it is dead
+    write_status(log.path, epoch, TrainerStatus())  # this machine: the lock was free, so it is dead
     with log.writer() as writer:
         epoch = writer.epoch
-    write_status(log.path, epoch, {"machine": "elsewhere"})
+    write_status(log.path, epoch, TrainerStatus(boot_id="elsewhere"))
     with log.writer(take_over=True):
         pass
 

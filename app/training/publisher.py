@@ -1,0 +1,108 @@
+"""Writes versions: when one is due, whether the gate and the broker let it pass, and which offsets are durable."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from springtide_client.system.backoff import Backoff
+from springtide_client.system.clock import wall_ms
+
+from app.training.health.gate import Gate
+from app.training.session import TrainingSession
+from app.version_log.failpoints import failpoint
+from stream.errors import StreamError
+from stream.flow.dead_letter_producer import DeadLetterProducer
+
+FLUSH_SECONDS = 2.0  # for dead letters, before publishing is postponed
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Publishes the state of a session every `publish_seconds`, unless nothing has changed."""
+
+    def __init__(
+        self,
+        publish_seconds: float,
+        gate: Gate,
+        dead_letters: DeadLetterProducer,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failure: StreamError | None = None  # why the dead letters cannot be delivered
+        self._publish_seconds, self._gate, self._dead_letters, self._clock = publish_seconds, gate, dead_letters, clock
+        self._last_attempt = self._postponed_until = float("-inf")
+        self._backoff = Backoff(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, clock=clock)
+
+    @property
+    def reason(self) -> str:
+        """Why publishing is postponed; "" if it is not."""
+        return "" if self.failure is None else f"dead letters cannot be delivered: {self.failure}"
+
+    @property
+    def seconds_until_due(self) -> float:
+        """Until the next version may be published; not positive once it may."""
+        return max(self._last_attempt + self._publish_seconds, self._postponed_until) - self._clock()
+
+    @property
+    def is_postponed(self) -> bool:
+        """True while neither versions are published nor commands executed, which need a version each."""
+        return self._clock() < self._postponed_until
+
+    def postpone(self, seconds: float) -> None:
+        """Publish no version and execute no command for this long."""
+        self._postponed_until = self._clock() + seconds
+
+    def is_due(self, session: TrainingSession) -> bool:
+        """Return True if it is time for a version and there is something to say: samples, or a newer heartbeat."""
+        if session.log.is_stalled or self.seconds_until_due > 0:
+            return False
+        return session.state.changed or session.complete_until_ms() > session.state.complete_until_ms
+
+    def publish(self, session: TrainingSession) -> bool:
+        """1. Ask the gate. 2. Deliver dead letters. 3. Take a checkpoint. 4. Append it. 5. Report durable offsets.
+
+        Returns False, and publishes nothing, if the gate holds the model back or the letters cannot be delivered.
+        """
+        state = session.state
+        self._last_attempt = self._clock()
+        if self._gate.judge(state.learner, state.scores, state.samples_trained) is not None:
+            return False
+        if not self._deliver_dead_letters():
+            return False
+        idle = session.batches.idle_partitions(state.positions, state.clock)
+        state.clock.mark_idle(idle, limit_ms=session.max_event_ms())
+        failpoint("before a checkpoint")
+        meta, arrays = state.checkpoint(created_ms=wall_ms(), complete_until_ms=session.complete_until_ms())
+        failpoint("after a checkpoint")
+        version = session.log.append_owned(meta, arrays)
+        self._gate.on_published(version, state.learner, state.samples_trained)
+        session.spill_gc.on_checkpoint(version)
+        session.commands.on_published(version)
+        session.committed.on_published(version, state.positions)
+        self.report_durable(session)
+        return True
+
+    def report_durable(self, session: TrainingSession) -> None:
+        """Report to Kafka, and acknowledge commands, up to the newest durable version."""
+        durable = session.log.durable
+        if durable is None:
+            return
+        session.commands.acknowledge(durable.number)
+        if session.committed.advance(durable.number):
+            session.source.report_offsets(session.committed.offsets)
+
+    def _deliver_dead_letters(self) -> bool:
+        """Wait a little for the broker: a version must not pass letters that the broker does not have."""
+        try:
+            self._dead_letters.flush(FLUSH_SECONDS)
+        except StreamError as error:
+            self.failure = error
+            seconds = self._backoff.fail()
+            logger.warning("version postponed", extra={"reason": str(error), "seconds": seconds})
+            self.postpone(seconds)
+            return False
+        self.failure = None
+        self._backoff.succeed()
+        return True

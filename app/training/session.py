@@ -1,0 +1,92 @@
+"""Everything that learning continues with from the end of the log; a rollback or a repair replaces it as a whole."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from springtide_client.system.clock import wall_ms
+
+from app.training.bootstrap import load_state
+from app.training.commands import CommandExecutor
+from app.training.committed_offsets import CommittedOffsets
+from app.training.input.batches import BatchStream
+from app.training.state.spill_gc import SpillGC
+from app.training.state.training_state import TrainingState
+from app.version_log.commands.queue import Command
+from app.version_log.read.corruption import lost_commands
+from app.version_log.write.writer import LogWriter
+from stream.positions import Partition, Position
+from stream.source import Source
+
+if TYPE_CHECKING:
+    from app.config.load import Config
+
+
+class TrainingSession:
+    """The state, the stream that it is fed from, and what follows its versions: commands, spill, committed offsets."""
+
+    def __init__(
+        self, config: "Config", log: LogWriter, state: TrainingState, commands: CommandExecutor, *, until_end: bool
+    ) -> None:
+        self.log, self.state, self.commands = log, state, commands
+        self.spill_gc = SpillGC(state.learner.table, log.directory, state.base_number)
+        self.committed = CommittedOffsets(state.positions)
+        self._config, self._until_end = config, until_end
+        self.batches = self._open_batches()
+
+    @staticmethod
+    def load(
+        config: "Config", log: LogWriter, *, until_end: bool, roll_back: Callable[[Command], None]
+    ) -> "TrainingSession":
+        """Read the log back. UserError if the configuration does not fit it, LogError or SpillError if it fails."""
+        torch.manual_seed(config.train.seed)
+        state = load_state(config, log, num_threads=config.train.num_threads)
+        try:
+            commands = CommandExecutor(config.log.path, log.epoch, state, roll_back=roll_back)
+            commands.reexecute_lost(lost_commands(log.directory, state.executed_commands))
+            return TrainingSession(config, log, state, commands, until_end=until_end)
+        except BaseException:
+            state.learner.table.close()
+            raise
+
+    @property
+    def source(self) -> Source:
+        """The stream."""
+        return self.batches.source
+
+    def start(self, after: "TrainingSession | None" = None) -> None:
+        """Begin to read the stream; the end offsets that the earlier session stops at are kept."""
+        self.batches.start(after=None if after is None else after.batches)
+
+    def seek(self, positions: Mapping[Partition, Position]) -> None:
+        """Continue from other positions. Call it before `start`."""
+        self.state.seek(positions)
+        self.batches = self._open_batches()
+
+    def restart_source(self) -> None:
+        """Read again from the learned positions on: what was read ahead was decoded without the newest erasures."""
+        before = self.batches
+        before.close()
+        self.batches = self._open_batches()
+        self.batches.start(after=before)
+
+    def complete_until_ms(self) -> int:
+        """Return the wall time at which every record then readable is learned by now; 0 if there is none."""
+        return self.source.complete_until_ms(self.state.positions) or 0
+
+    def max_event_ms(self) -> int:
+        """Return the limit of the event clock: now, plus `[source] max_future_seconds`."""
+        return wall_ms() + int(self._config.source.max_future_seconds * 1000)
+
+    def stall_reason(self) -> str:
+        """Return what the current step waits for in the spill, or "". Safe to call from any thread."""
+        return self.state.learner.table.stall_reason()
+
+    def close(self) -> None:
+        """Stop reading and drop all rows in memory and in the spill."""
+        self.batches.close()
+        self.state.learner.table.close()
+
+    def _open_batches(self) -> BatchStream:
+        state = self.state
+        return BatchStream(self._config, state.positions, until_end=self._until_end, erasures=state.erasures)
