@@ -1,13 +1,14 @@
 """Preconditions of a request: the served version is at most so many ms stale, and not before version V."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from app.serving.http.errors import bad_request
+from app.serving.http.errors import ApiError, bad_request
 
 MAX_STALENESS = "x-springtide-max-staleness-ms"
 MIN_VERSION = "x-springtide-min-version"
+VERSION_NOT_REACHED, TOO_STALE = "version_not_reached", "too_stale"
 # float() and int() would accept more: inf, 1_000, digits of other scripts
 MILLISECONDS = re.compile(r"[0-9]{1,300}(?:\.[0-9]{0,300})?(?:[eE][+-]?[0-9]{1,3})?")
 NUMBER = re.compile(r"-?[0-9]{1,19}")
@@ -28,6 +29,35 @@ class Preconditions:
             max_staleness_ms = min(self.max_staleness_ms, max_staleness_ms)
         return Preconditions(max_staleness_ms, self.min_version)
 
+    def violation(self, version: int, staleness_ms: Callable[[], int | None]) -> ApiError | None:
+        """The error 503 of a served version that does not meet the conditions, else None.
+
+        `staleness_ms()` is None if the staleness of the version is not known.
+        """
+        if self.min_version is not None and version < self.min_version:
+            return ApiError(
+                503,
+                VERSION_NOT_REACHED,
+                f"version {self.min_version} is not served yet, the newest is {version}",
+                "retry, or wait with /v1/versions/latest?after=",
+                headers={"Retry-After": "1"},
+            )
+        if self.max_staleness_ms is not None:
+            found_ms = staleness_ms()
+            if found_ms is None or found_ms > self.max_staleness_ms:
+                age = "of unknown age" if found_ms is None else f"{found_ms} ms old"
+                return ApiError(
+                    503,
+                    TOO_STALE,
+                    f"the newest model is {age}, at most {self.max_staleness_ms:g} ms are allowed",
+                    "retry, allow more, or look at the trainer's state in /v1/status",
+                    headers={"Retry-After": "1"},
+                )
+        return None
+
+
+NO_PRECONDITIONS = Preconditions()
+
 
 def check_max_staleness(max_staleness_ms: float | None) -> float | None:
     """Return the limit of a body; ApiError 400 if it is negative or NaN, which no version could ever satisfy."""
@@ -42,7 +72,7 @@ def parse_preconditions(headers: Mapping[str, str]) -> Preconditions:
     """Parse the headers, whose names are in lower case; ApiError 400 if a value is not a number."""
     staleness, version = headers.get(MAX_STALENESS), headers.get(MIN_VERSION)
     if staleness is None and version is None:
-        return Preconditions()
+        return NO_PRECONDITIONS
     # the parser keeps whitespace after a value, which is not part of it (RFC 9110, 5.5)
     staleness, version = staleness and staleness.rstrip(" \t"), version and version.rstrip(" \t")
     if staleness is not None and not MILLISECONDS.fullmatch(staleness):

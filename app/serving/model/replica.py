@@ -13,8 +13,8 @@ from typing import Protocol
 from springtide_client.system.clock import wall_ms
 
 from app.processes.priority import take_short_slices
-from app.serving.http.errors import ApiError, not_ready
-from app.serving.http.preconditions import Preconditions
+from app.serving.http.errors import not_ready
+from app.serving.http.preconditions import NO_PRECONDITIONS, VERSION_NOT_REACHED, Preconditions
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.freshness import Freshness
 from app.serving.model.version_index import VersionEntry, VersionIndex
@@ -145,39 +145,21 @@ class Replica:
     def view_satisfying(self, preconditions: Preconditions) -> ModelView:
         """The newest view if it satisfies the preconditions; ApiError 503 with Retry-After, counted, if not."""
         view = self.require_view()
-        failed = self._failed_precondition(view, preconditions)
-        if failed is not None:
-            reason = "min_version" if failed.code == "version_not_reached" else "max_staleness"
+        violation = preconditions.violation(view.version, lambda: self.staleness_ms(view))
+        if violation is not None:
+            reason = "min_version" if violation.code == VERSION_NOT_REACHED else "max_staleness"
             self._metrics.increment("springtide_requests_rejected_total", reason=reason)
-            raise failed
+            violation.headers |= self.version_headers(view)
+            raise violation
         return view
 
     def view_if_satisfying(self, preconditions: Preconditions) -> ModelView | None:
         """The newest view if there is one and it satisfies the preconditions, else None; nothing is counted."""
         view = self.view
-        return None if view is None or self._failed_precondition(view, preconditions) is not None else view
-
-    def _failed_precondition(self, view: ModelView, preconditions: Preconditions) -> ApiError | None:
-        if preconditions.min_version is not None and view.version < preconditions.min_version:
-            return ApiError(
-                503,
-                "version_not_reached",
-                f"version {preconditions.min_version} is not served yet, the newest is {view.version}",
-                "retry, or wait with /v1/versions/latest?after=",
-                headers={"Retry-After": "1"},
-            )
-        if preconditions.max_staleness_ms is not None:
-            staleness_ms = self.staleness_ms(view)
-            if staleness_ms is None or staleness_ms > preconditions.max_staleness_ms:
-                age = "of unknown age" if staleness_ms is None else f"{staleness_ms} ms old"
-                return ApiError(
-                    503,
-                    "too_stale",
-                    f"the newest model is {age}, at most {preconditions.max_staleness_ms:g} ms are allowed",
-                    "retry, allow more, or look at the trainer's state in /v1/status",
-                    headers={"Retry-After": "1", **self.version_headers(view)},
-                )
-        return None
+        if view is None or preconditions is NO_PRECONDITIONS:
+            return view
+        violation = preconditions.violation(view.version, lambda: self.staleness_ms(view))
+        return view if violation is None else None
 
     def version_headers(self, view: ModelView) -> dict[str, str]:
         """The response headers with the version and its staleness."""
