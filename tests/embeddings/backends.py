@@ -1,4 +1,4 @@
-"""The devices that a table's tests run on: the CPU, the CUDA backend as host C++, and a GPU where there is one."""
+"""The backends that a table's tests run on: the CPU's, CUDA's as host C++, and CUDA's on a GPU if there is one."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ BACKENDS = ["cpu", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
 def ops_of(name: str, seed: int = 0) -> Ops:
-    """The ops of this name; skips aloud where they cannot run."""
+    """The ops of this name; skips the test if they cannot run."""
     if name == "cpu":
         return backend("cpu")
     return CudaOps(device_of("gpu" if name == "gpu" else "host", seed), late=True)
 
 
 def is_emulated(ops: Ops) -> bool:
-    """Whether these are the slow ones, a fiber for each thread: for them a test is smaller."""
+    """Return True for the emulated backend, which is slow: tests are smaller on it."""
     return isinstance(getattr(ops, "_device", None), SimtDevice)
 
 

@@ -1,4 +1,4 @@
-"""A table as a dictionary: no tiers, no capacity, nothing ever leaves. What every schedule is compared with."""
+"""A reference table: a dictionary without tiers, capacity and eviction."""
 
 # K keys of a batch, D dimension
 from collections.abc import Mapping
@@ -19,23 +19,23 @@ def arrays(keys: list[Key]) -> tuple[Any, Any]:
 
 
 class DictTable:
-    """Rows by key; which were touched or forgotten since the last cut; horizons, and counts of keys without a row."""
+    """Rows by key, keys dirty or forgotten since the last delta, expiry cutoffs, counts of keys without a row."""
 
     def __init__(
         self, step: OptimizerStep, dtype: str = "float32", min_counts: Mapping[int, int] | None = None
     ) -> None:
         self.step, self.dtype = step, dtype
         self.rows: dict[Key, Row] = {}
-        self.touched: set[Key] = set()
+        self.dirty: set[Key] = set()
         self.forgotten: set[Key] = set()
-        self.horizons: dict[int, int] = {}
+        self.cutoffs: dict[int, int] = {}
         self.min_counts = dict(min_counts or {})
         self.sketch, self.age = Sketch(SKETCH_BLOCKS), 0
 
-    def look_up(self, keys: list[Key], times: list[int]) -> list[Key]:
-        """The keys whose rows the batch takes: its own, or their features' shared ones."""
+    def lookup(self, keys: list[Key], times: list[int]) -> list[Key]:
+        """The keys whose rows the batch uses: its own, or the shared ones of their features."""
         names, inverse, occurrences, _ = unique(keys, times)
-        rowless = [u for u, key in enumerate(names) if not self.alive(key)]
+        rowless = [u for u, key in enumerate(names) if not self.is_alive(key)]
         taken = list(names)
         for u in rowless:
             feature = names[u][0]
@@ -46,20 +46,20 @@ class DictTable:
             if self.min_counts.get(names[u][0], 1) > 1:
                 self.sketch.add(mixed(names[u]), occurrences[u], self.age)
         for key in taken:
-            if not self.alive(key):
+            if not self.is_alive(key):
                 self.rows[key] = self.new_row(key)
-                self.touched.discard(key)
+                self.dirty.discard(key)
         return [taken[u] for u in inverse]
 
     def new_row(self, key: Key) -> Row:
         width = state_width_of(self.step.name, DIM)
         return Row(key, dim=DIM, seed=SEED, scale=SCALE, dtype=self.dtype, width=width)
 
-    def alive(self, key: Key) -> bool:
-        return key in self.rows and self.rows[key].last_seen >= self.horizons.get(key[0], 0)
+    def is_alive(self, key: Key) -> bool:
+        return key in self.rows and self.rows[key].last_seen >= self.cutoffs.get(key[0], 0)
 
-    def waits(self, key: Key) -> bool:
-        """Whether a key without a row was seen, too seldom."""
+    def was_seen(self, key: Key) -> bool:
+        """Return True if a key without a row was seen, but not often enough."""
         return self.min_counts.get(key[0], 1) > 1 and self.sketch.estimate(mixed(key), self.age) > 0
 
     def update(self, keys: list[Key], times: list[int], grads_KD: Any) -> None:
@@ -67,20 +67,20 @@ class DictTable:
         for u, key in enumerate(names):
             if key in self.rows:  # else it was forgotten after its lookup
                 grads = [grads_KD[k] for k, v in enumerate(inverse) if v == u]
-                self.rows[key].update(grads, max(newest[u], self.horizons.get(key[0], 0)), self.step)
-                self.touched.add(key)
+                self.rows[key].update(grads, max(newest[u], self.cutoffs.get(key[0], 0)), self.step)
+                self.dirty.add(key)
                 self.forgotten.discard(key)
 
     def forget(self, keys: list[Key]) -> None:
         for key in keys:
             self.rows.pop(key, None)
-            self.touched.discard(key)
+            self.dirty.discard(key)
             self.forgotten.add(key)
 
-    def raise_horizon(self, feature: int, ms: int) -> None:
-        self.horizons[feature] = max(self.horizons.get(feature, 0), ms)
+    def raise_cutoff(self, feature: int, ms: int) -> None:
+        self.cutoffs[feature] = max(self.cutoffs.get(feature, 0), ms)
 
     def write(self, key: Key, row: Row) -> None:
         self.rows[key] = row
-        self.touched.add(key)
+        self.dirty.add(key)
         self.forgotten.discard(key)

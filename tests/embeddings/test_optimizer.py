@@ -1,4 +1,4 @@
-"""An optimizer's settings: what is taken, and what is refused by the name of its key."""
+"""An optimizer's settings: what is accepted, and what is refused by the name of its key."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def test_every_optimizer_of_the_kernels_has_settings(name: str) -> None:
     assert optimizer.state_width(8) == widths[name]
 
 
-def test_all_settings_reach_the_step() -> None:
+def test_all_settings_are_passed_to_the_step() -> None:
     values: dict[str, Any] = {"name": "ftrl", "lr": 0.1, "eps": 1e-3, "beta1": 0.1, "beta2": 0.2, "l1": 0.3, "l2": 0.4}
     values |= {"beta": 0.5, "weight_decay": 0.6, "clip_norm": 0.7}
     assert RowOptimizer.of(values).step(0.1, 3)._asdict() == values | {"seed": 3}
@@ -42,12 +42,12 @@ def test_all_settings_reach_the_step() -> None:
         ({"momentum": 0.9}, "unknown key 'momentum': known here: beta, beta1"),
     ],
 )
-def test_a_wrong_setting_is_named(options: dict[str, Any], words: str) -> None:
+def test_an_invalid_setting_is_reported_by_name(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         RowOptimizer.of(options)
 
 
-def test_a_learning_rate_changes_under_the_same_rules() -> None:
+def test_a_changed_learning_rate_is_checked_too() -> None:
     optimizer = RowOptimizer.of({"name": "ftrl", "lr": 0.1, "l1": 0.5})
     assert optimizer.with_lr(0.2) == RowOptimizer.of({"name": "ftrl", "lr": 0.2, "l1": 0.5})
     with pytest.raises(ValueError, match="ftrl"):

@@ -1,4 +1,4 @@
-"""What the random schedules of the table machine do not reach."""
+"""Cases that the random schedules of test_table_state_machine.py do not reach."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from embeddings.torch_api.autograd import embed
 from kernels.ops import Ops
 from tests.embeddings.backends import host
 
-BUCKET = Capacity.of_rows(1)  # rounded up to one
+BUCKET = Capacity.of_rows(1)  # rounded up to one bucket
 
 
 def make(ops: Ops) -> EmbeddingTable:
@@ -29,7 +29,7 @@ def look_up(table: EmbeddingTable, ids: Any, feature: int = 0) -> Lookup:
     return table.lookup(np.full(len(ids_K), feature, np.uint16), ids_K, np.zeros(len(ids_K), np.int64))
 
 
-def test_the_number_of_threads_changes_no_bit() -> None:
+def test_the_number_of_threads_does_not_change_results() -> None:
     rng = np.random.default_rng(0)
     tables = [EmbeddingTable(TableConfig(num_threads=n, device_bytes="8MiB"), seed=0) for n in (1, 2, 3)]
     for _ in range(3):
@@ -38,28 +38,28 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         grads = rng.standard_normal((40_000, 16)).astype(np.float32)
         for table in tables:
             table.update(table.lookup(features, ids, ids), grads)
-    cuts = [table.take_delta() for table in tables]
-    for cut in cuts[1:]:
+    deltas = [table.take_delta() for table in tables]
+    for delta in deltas[1:]:
         for name in ("features", "ids", "values", "states", "counts", "last_seen"):
-            np.testing.assert_array_equal(getattr(cut, name), getattr(cuts[0], name))
-    assert len(cuts[0]) > 5000
+            np.testing.assert_array_equal(getattr(delta, name), getattr(deltas[0], name))
+    assert len(deltas[0]) > 5000
     for table in tables:
         table.check_integrity()
         table.close()
 
 
-def test_a_cut_stands_in_the_order_in_which_followers_search(ops: Ops) -> None:
+def test_a_delta_is_in_the_order_of_mixed_keys(ops: Ops) -> None:
     table = EmbeddingTable(TableConfig(device_bytes="1MiB"), seed=0, device=ops)
     ids = np.random.default_rng(0).integers(0, 2**62, 300)
     table.update(look_up(table, ids), np.ones((len(ids), 16), np.float32))
-    cut = table.take_delta()
-    mixed = mix_keys(cut.features, cut.ids)
-    assert len(cut) == 300
+    delta = table.take_delta()
+    mixed = mix_keys(delta.features, delta.ids)
+    assert len(delta) == 300
     assert (mixed[1:] > mixed[:-1]).all()
-    np.testing.assert_array_equal(cut.values, ops.fetch(table.find(cut.features, cut.ids)[0])[0])
+    np.testing.assert_array_equal(delta.values, ops.fetch(table.find(delta.features, delta.ids)[0])[0])
 
 
-def test_a_lookup_takes_one_update(ops: Ops) -> None:
+def test_a_lookup_allows_one_update(ops: Ops) -> None:
     table = make(ops)
     lookup = look_up(table, [1, 2])
     table.update(lookup, np.ones((2, 16), np.float32))
@@ -77,18 +77,18 @@ def test_a_batch_of_the_wrong_shape_is_refused(ops: Ops) -> None:
         table.update(look_up(table, [1]), np.ones((2, 16), np.float32))
 
 
-def test_without_a_spill_an_evicted_row_is_told_as_forgotten(ops: Ops) -> None:
+def test_without_a_spill_the_delta_forgets_evicted_rows(ops: Ops) -> None:
     table = make(ops)
     width = ops.width
     for start in (0, width):
         table.update(look_up(table, np.arange(start, start + width)), np.ones((width, 16), np.float32))
-    touched = table.take_delta()
-    assert sorted(touched.ids.tolist()) == list(range(width, 2 * width))
-    assert sorted(touched.forgotten_ids.tolist()) == list(range(width))
+    delta = table.take_delta()
+    assert sorted(delta.ids.tolist()) == list(range(width, 2 * width))
+    assert sorted(delta.forgotten_ids.tolist()) == list(range(width))
     assert (table.find(np.zeros(width, np.uint16), np.arange(width))[1] == FORGOTTEN).all()
 
 
-def test_an_empty_batch_is_a_batch(ops: Ops) -> None:
+def test_an_empty_batch_works(ops: Ops) -> None:
     table = make(ops)
     lookup = look_up(table, [])
     assert table.gather(lookup).shape == (0, 16)
@@ -99,7 +99,7 @@ def test_an_empty_batch_is_a_batch(ops: Ops) -> None:
     assert len(table.take_delta()) == 0
 
 
-def test_a_batch_larger_than_the_table_is_learned_whole(ops: Ops) -> None:
+def test_a_batch_larger_than_the_table_is_learned_completely(ops: Ops) -> None:
     table = make(ops)
     lookup = look_up(table, np.arange(500))
     assert np.isfinite(host(table.gather(lookup))).all()
@@ -108,7 +108,7 @@ def test_a_batch_larger_than_the_table_is_learned_whole(ops: Ops) -> None:
     table.check_integrity()
 
 
-def test_a_bfloat16_gradient_is_taken(ops: Ops) -> None:
+def test_a_bfloat16_gradient_is_accepted(ops: Ops) -> None:
     table = make(ops)
     rows = embed(table, look_up(table, [1, 2]))
     rows.to(torch.bfloat16).sum().backward()
@@ -117,11 +117,11 @@ def test_a_bfloat16_gradient_is_taken(ops: Ops) -> None:
 
 @pytest.mark.parametrize("size", ["256KiB", "4MiB", 50_000_000])
 @pytest.mark.parametrize("dim", [1, 16, 100])
-def test_the_budget_holds_with_everything_counted(size: int | str, dim: int) -> None:
+def test_device_bytes_is_never_exceeded(size: int | str, dim: int) -> None:
     table = EmbeddingTable(TableConfig(dim=dim, device_bytes=size), seed=0)
-    touched_list = 8 * table.parts.memory.store.num_slots
-    side = table.parts.evicted_dirty.capacity * (2 + 8 + 4 * dim + 4 + 16)
-    total = table.bytes_by_tier()["device"] + touched_list + side
+    dirty_list = 8 * table.parts.memory.store.num_slots
+    evicted_dirty = table.parts.evicted_dirty.capacity * (2 + 8 + 4 * dim + 4 + 16)
+    total = table.bytes_by_tier()["device"] + dirty_list + evicted_dirty
     assert parse_size(size) * 0.9 < total <= parse_size(size)
 
 
@@ -140,6 +140,6 @@ def test_the_budget_holds_with_everything_counted(size: int | str, dim: int) -> 
         ({"init_scale": -1}, "-1"),
     ],
 )
-def test_a_wrong_setting_is_named(settings: dict[str, Any], named: str) -> None:
+def test_an_invalid_setting_is_reported_by_name(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         EmbeddingTable(TableConfig(**settings), seed=0)

@@ -1,4 +1,4 @@
-"""Random schedules of a tiny table with all its policies and tiers against a dictionary."""
+"""Random schedules of a tiny table with all policies and tiers, compared with a dictionary."""
 
 import copy
 import shutil
@@ -34,11 +34,11 @@ from tests.kernels.oracle import Key, Row, nearest
 from tests.support.gpu_emulation.emulated_ops import gpu_or_why_not
 from tests.support.gpu_emulation.simt import COMPILER
 
-FEATURES = 3  # the second has a time to live, the third asks for admission and has a quota
+FEATURES = 3  # the second has a TTL, the third has admission and a quota
 KEYS = st.tuples(st.integers(0, FEATURES - 1), st.integers(0, 40))
 BATCH = st.lists(KEYS, max_size=30)
 TTL_MS, MIN_COUNT, QUOTA_ROWS = 60, 3, 4
-HALVE_SAMPLES = 50
+DECAY_SAMPLES = 50
 KINDS: list[tuple[dict[str, Any], str]] = [
     ({"name": "rowwise-adagrad", "lr": 0.5}, "float32"),
     ({"name": "adam", "lr": 0.1, "weight_decay": 0.1}, "float32"),
@@ -47,7 +47,7 @@ KINDS: list[tuple[dict[str, Any], str]] = [
 
 
 class DictBase:
-    """A base: the rows of a dictionary at one instant."""
+    """A base with the rows of a dictionary at one time."""
 
     def __init__(self, rows: dict[Key, Row], width: int) -> None:
         self.rows, self.width = copy.deepcopy(rows), width
@@ -64,9 +64,9 @@ class DictBase:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """1 to 3 buckets, a side buffer, perhaps a bucket of a host tier, RocksDB below, a base below that."""
+    """1 to 3 buckets of memory, perhaps a host tier of one bucket, RocksDB, and a base."""
 
-    twin = "cpu"
+    backend = "cpu"
 
     @initialize(
         eviction=st.sampled_from(["lru", "lfu", "custom"]),
@@ -76,18 +76,18 @@ class TableMachine(RuleBasedStateMachine):
     )
     def begin(self, eviction: str, kind: tuple[dict[str, Any], str], host: bool, admits: bool) -> None:
         optimizer, dtype = kind
-        self.ops = ops_of(self.twin, seed=1)
-        self.scale = self.ops.width // backend("cpu").width  # keys of the device for one that is drawn
+        self.ops = ops_of(self.backend, seed=1)
+        self.scale = self.ops.width // backend("cpu").width  # keys for each drawn one: buckets fill as on a CPU
         self.host = host
         self.folder = Path(tempfile.mkdtemp(prefix="springtide-machine-"))
         self.epoch, self.samples, self.clock = 0, 0, 0
         step = RowOptimizer.of(optimizer).step(optimizer["lr"], SEED)
         self.width = state_width_of(step.name, DIM)
         self.truth = DictTable(step, dtype, {2: MIN_COUNT} if admits else {})
-        self.log: list[tuple[TableDelta, Any]] = []  # what was cut since the mapped base
+        self.log: list[tuple[TableDelta, Any]] = []  # deltas since the mapped base
         self.base, self.base_sketch = DictBase({}, self.width), (np.empty(0, np.int64), np.empty((0, 64), np.uint8))
         self.next_base: tuple[DictBase, int, int] | None = None  # with its generation and place in the log
-        self.held: list[tuple[Lookup, list[Key], list[int]]] = []
+        self.open: list[tuple[Lookup, list[Key], list[int]]] = []
         self.ahead: tuple[list[Key], list[int], Any, Prefetch] | None = None
         self.config = TableConfig(
             dim=DIM,
@@ -95,7 +95,7 @@ class TableMachine(RuleBasedStateMachine):
             optimizer=optimizer,
             dtype=dtype,
             eviction=eviction,
-            admission={"sketch_bytes": 64 * SKETCH_BLOCKS, "decay_every_samples": HALVE_SAMPLES},
+            admission={"sketch_bytes": 64 * SKETCH_BLOCKS, "decay_every_samples": DECAY_SAMPLES},
             features={
                 1: FeaturePolicy(ttl_seconds=TTL_MS / 1000),
                 2: FeaturePolicy(min_count=MIN_COUNT if admits else None, quota_bytes=self.scale * QUOTA_ROWS * 200),
@@ -118,13 +118,13 @@ class TableMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "table"):
-            self.held.clear()
+            self.open.clear()
             self.table.close()
             assert list(self.folder.iterdir()) == []
             shutil.rmtree(self.folder)
 
-    def several(self, keys: list[Key]) -> list[Key]:
-        """As many for each key as fill a bucket of this device."""
+    def scaled(self, keys: list[Key]) -> list[Key]:
+        """`scale` keys for each of these."""
         return [(feature, self.scale * id_ + n) for feature, id_ in keys for n in range(self.scale)]
 
     def times(self, num: int) -> list[int]:
@@ -132,16 +132,16 @@ class TableMachine(RuleBasedStateMachine):
         return [self.clock * 10 + k % 3 for k in range(num)]
 
     @rule(keys=BATCH, seed=st.integers(0, 3))
-    def look_up(self, keys: list[Key], seed: int) -> None:
-        keys = self.several(keys)
+    def lookup(self, keys: list[Key], seed: int) -> None:
+        keys = self.scaled(keys)
         if self.table.needs_checkpoint(len(keys)):
-            self.cut()
+            self.take_delta()
         times = self.times(len(keys))
         self.take(keys, times, (*arrays(keys), np.array(times, np.int64)), None, seed)
 
     @rule(keys=BATCH)
     def prefetch(self, keys: list[Key]) -> None:
-        keys = self.several(keys)
+        keys = self.scaled(keys)
         times = self.times(len(keys))
         given = (*arrays(keys), np.array(times, np.int64))
         counters = self.table.counters()
@@ -154,28 +154,28 @@ class TableMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.ahead is not None)
     @rule(seed=st.integers(0, 3))
-    def look_up_what_was_prefetched(self, seed: int) -> None:
+    def lookup_prefetched(self, seed: int) -> None:
         assert self.ahead is not None
         keys, times, given, prefetched = self.ahead
         self.ahead = None
         if self.table.needs_checkpoint(len(keys)):
-            self.cut()
+            self.take_delta()
         self.take(keys, times, given, prefetched, seed)
 
     @rule(batches=st.lists(BATCH, min_size=2, max_size=4), seed=st.integers(0, 1000))
-    def learn_with_lookahead(self, batches: list[list[Key]], seed: int) -> None:
-        """As a learner does: the next batch is prefetched while this one's rows are held."""
+    def train_with_prefetching(self, batches: list[list[Key]], seed: int) -> None:
+        """As the trainer does it: the next batch is prefetched while this one's rows are pinned."""
         self.ahead = None
         for batch, following in zip(batches, [*batches[1:], None], strict=True):
-            num_held = len(self.held)
+            num_open = len(self.open)
             if self.ahead is None:
-                self.look_up(batch, seed % 4)
+                self.lookup(batch, seed % 4)
             else:
-                self.look_up_what_was_prefetched(seed % 4)
+                self.lookup_prefetched(seed % 4)
             if following is not None:
                 self.prefetch(following)
-            if len(self.held) > num_held:
-                self.update(num_held, seed)
+            if len(self.open) > num_open:
+                self.update(num_open, seed)
 
     def take(self, keys: list[Key], times: list[int], given: Any, prefetched: Any, seed: int) -> None:
         scores = None
@@ -188,80 +188,80 @@ class TableMachine(RuleBasedStateMachine):
             assert self.spill.broken
             assert self.table.parts.memory.num_rows <= num_rows
             return
-        taken = self.truth.look_up(keys, times)
+        taken = self.truth.lookup(keys, times)
         shared = [feature >= SHARED_ROW_OFFSET for feature, _ in taken]
         np.testing.assert_array_equal(uses_shared_row(lookup), shared)
         for key, row in zip(taken, host(self.table.gather(lookup)), strict=True):
             np.testing.assert_array_equal(row, self.truth.rows[key].value)
-        self.held.append((lookup, taken, times))
+        self.open.append((lookup, taken, times))
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 5), seed=st.integers(0, 1000))
     def update(self, which: int, seed: int) -> None:
-        lookup, keys, times = self.held.pop(which % len(self.held))
+        lookup, keys, times = self.open.pop(which % len(self.open))
         grads = np.random.default_rng(seed).standard_normal((len(keys), DIM)).astype(np.float32)
         if keys and seed % 5 == 0:
             grads[seed % len(keys), 0] = np.nan
         try:
             self.table.update(lookup, grads)
-        except SpillError:  # rows of the overflow area could not be spilled: they wait
+        except SpillError:  # rows of the overflow area could not be spilled and stay in memory
             assert self.spill.broken
         self.truth.update(keys, times, grads)
         self.samples += len(keys)
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 5))
     def drop(self, which: int) -> None:
-        self.held.pop(which % len(self.held))
-        self.settle()
+        self.open.pop(which % len(self.open))
+        self.apply_releases()
 
-    def settle(self) -> None:
+    def apply_releases(self) -> None:
         try:
             self.table.parts.memory.apply_releases()
         except SpillError:
             assert self.spill.broken
 
     @rule()
-    def break_or_mend_the_spill(self) -> None:
+    def break_or_repair_the_spill(self) -> None:
         self.spill.broken = not self.spill.broken
 
     @rule(late_ms=st.integers(0, 100))
     def advance(self, late_ms: int) -> None:
         event_ms = max(self.table.parts.ttl.event_ms, self.clock * 10 - late_ms)
         self.table.advance(event_ms, self.samples)
-        self.truth.raise_horizon(1, event_ms - TTL_MS)
-        self.truth.age = self.samples // HALVE_SAMPLES
+        self.truth.raise_cutoff(1, event_ms - TTL_MS)
+        self.truth.age = self.samples // DECAY_SAMPLES
 
     @rule(feature=st.integers(0, FEATURES - 1), late_ms=st.integers(0, 100))
-    def forget_by_rule(self, feature: int, late_ms: int) -> None:
+    def raise_cutoffs(self, feature: int, late_ms: int) -> None:
         self.table.raise_expiry_cutoffs({feature: self.clock * 10 - late_ms})
-        self.truth.raise_horizon(feature, self.clock * 10 - late_ms)
+        self.truth.raise_cutoff(feature, self.clock * 10 - late_ms)
 
     @rule(keys=st.lists(KEYS, max_size=60))
     def find(self, keys: list[Key]) -> None:
-        keys = self.several(keys)
+        keys = self.scaled(keys)
         try:
             rows, status = map(host, self.table.find(*arrays(keys)))
         except SpillError:
             assert self.spill.broken
             return
         for key, row, kind in zip(keys, rows, status, strict=True):
-            if self.truth.alive(key):
-                # a row that was never learned may be gone or not, with its first value
+            if self.truth.is_alive(key):
+                # a row that was never updated may be dropped, or be there with its initial values
                 assert kind == KNOWN or self.truth.rows[key].count == 0
             else:
-                assert kind == FORGOTTEN or kind == (NOT_ADMITTED if self.truth.waits(key) else UNKNOWN)
+                assert kind == FORGOTTEN or kind == (NOT_ADMITTED if self.truth.was_seen(key) else UNKNOWN)
             if kind == KNOWN:
                 np.testing.assert_array_equal(row, self.truth.rows[key].value)
             else:
                 assert np.isnan(row).all()
 
-    # a lookup held through a forgetting is the next rule's
+    # the next rule forgets keys of an open lookup
     @precondition(lambda self: not self.spill.broken)
     @rule(keys=st.lists(KEYS, max_size=5, unique=True))
     def forget(self, keys: list[Key]) -> None:
-        keys = self.several(keys)
-        self.held.clear()
+        keys = self.scaled(keys)
+        self.open.clear()
         self.table.parts.memory.apply_releases()
         self.table.forget(*arrays(keys))
         self.truth.forget(keys)
@@ -269,12 +269,12 @@ class TableMachine(RuleBasedStateMachine):
         assert np.isnan(rows).all()
         assert (status == FORGOTTEN).all()
 
-    @precondition(lambda self: self.held and not self.spill.broken)
+    @precondition(lambda self: self.open and not self.spill.broken)
     @rule(seed=st.integers(0, 1000))
-    def forget_what_is_held(self, seed: int) -> None:
-        for _ in range(len(self.held) - 1):
+    def forget_keys_of_an_open_lookup(self, seed: int) -> None:
+        for _ in range(len(self.open) - 1):
             self.drop(0)
-        keys = sorted(set(self.held[0][1][::2]))
+        keys = sorted(set(self.open[0][1][::2]))
         self.table.forget(*arrays(keys))
         self.truth.forget(keys)
         self.update(0, seed)
@@ -282,11 +282,11 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.spill.broken)
     @rule(keys=st.lists(KEYS, max_size=30, unique=True), seed=st.integers(0, 1000))
     def write(self, keys: list[Key], seed: int) -> None:
-        """Rows from elsewhere."""
-        keys = self.several(keys)
-        self.held.clear()
+        """Rows that do not come from training."""
+        keys = self.scaled(keys)
+        self.open.clear()
         if self.table.needs_checkpoint(len(keys)):
-            self.cut()
+            self.take_delta()
         rng = np.random.default_rng(seed)
         values = rng.standard_normal((len(keys), DIM)).astype(np.float32)
         if self.config.dtype == "bfloat16":
@@ -304,12 +304,12 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.spill.broken)
     @rule(num_buckets=st.integers(1, 3))
     def resize(self, num_buckets: int) -> None:
-        self.held.clear()
+        self.open.clear()
         if self.table.needs_checkpoint(48 * self.scale):
-            self.cut()
-        touched = self.table.parts.dirty_rows.keys()
+            self.take_delta()
+        delta = self.table.parts.dirty_rows.keys()
         self.table.parts.memory.resize(self.ops.width * num_buckets, self.ops.width)
-        self.table.parts.dirty_rows.renumber(*touched)
+        self.table.parts.dirty_rows.renumber(*delta)
         assert self.table.parts.memory.store.num_slots == self.ops.width * num_buckets
 
     @precondition(lambda self: not self.spill.broken)
@@ -320,33 +320,32 @@ class TableMachine(RuleBasedStateMachine):
         assert len(set(keys)) == len(keys)
         for n, key in enumerate(keys):
             np.testing.assert_array_equal(rows.values[n], self.truth.rows[key].value)
-            assert rows.counts[n] == self.truth.rows[key].count
-        below = set(self.base.rows)
-        assert {key for key, row in self.truth.rows.items() if row.count and self.truth.alive(key)} <= {*keys, *below}
+        learned = {key for key, row in self.truth.rows.items() if row.count and self.truth.is_alive(key)}
+        assert learned <= {*keys, *self.base.rows}
 
     @rule()
-    def cut(self) -> None:
-        touched = self.table.take_delta()
-        told = list(zip(touched.features.tolist(), touched.ids.tolist(), strict=True))
-        assert len(set(told)) == len(told)
-        assert set(told) == {key for key in self.truth.touched if self.truth.alive(key)}
-        for n, key in enumerate(told):
+    def take_delta(self) -> None:
+        delta = self.table.take_delta()
+        dirty = list(zip(delta.features.tolist(), delta.ids.tolist(), strict=True))
+        assert len(set(dirty)) == len(dirty)
+        assert set(dirty) == {key for key in self.truth.dirty if self.truth.is_alive(key)}
+        for n, key in enumerate(dirty):
             row = self.truth.rows[key]
-            np.testing.assert_array_equal(touched.values[n], row.value)
-            np.testing.assert_array_equal(touched.states[n], row.states)
-            assert touched.counts[n] == row.count
-            assert touched.last_seen[n] == row.last_seen
-        gone = set(zip(touched.forgotten_features.tolist(), touched.forgotten_ids.tolist(), strict=True))
-        assert not gone & set(told)
-        assert gone == self.truth.forgotten
-        self.truth.touched, self.truth.forgotten = set(), set()
-        self.log.append((touched, self.table.take_sketch_delta()))
+            np.testing.assert_array_equal(delta.values[n], row.value)
+            np.testing.assert_array_equal(delta.states[n], row.states)
+            assert delta.counts[n] == row.count
+            assert delta.last_seen[n] == row.last_seen
+        forgotten = set(zip(delta.forgotten_features.tolist(), delta.forgotten_ids.tolist(), strict=True))
+        assert not forgotten & set(dirty)
+        assert forgotten == self.truth.forgotten
+        self.truth.dirty, self.truth.forgotten = set(), set()
+        self.log.append((delta, self.table.take_sketch_delta()))
 
     @precondition(lambda self: self.next_base is None)
     @rule()
     def begin_base(self) -> None:
-        self.cut()
-        learned = {key: row for key, row in self.truth.rows.items() if row.count and self.truth.alive(key)}
+        self.take_delta()
+        learned = {key: row for key, row in self.truth.rows.items() if row.count and self.truth.is_alive(key)}
         self.next_base = DictBase(learned, self.width), self.table.open_generation(), len(self.log)
 
     @precondition(lambda self: self.next_base is not None)
@@ -359,30 +358,30 @@ class TableMachine(RuleBasedStateMachine):
         self.next_base = None
 
     @rule()
-    def start_again(self) -> None:
-        """A new process: the base and the log are all it has."""
-        self.held.clear()
+    def restart(self) -> None:
+        """A new process, which has only the base and the log."""
+        self.open.clear()
         self.ahead = None
-        self.cut()
-        state, horizons = self.table.clock_state(), self.table.expiry_cutoffs
+        self.take_delta()
+        state, cutoffs = self.table.clock_state(), self.table.expiry_cutoffs
         self.spill.broken = False
         self.table.close()
         self.next_base = None
-        self.truth.rows = {key: row for key, row in self.truth.rows.items() if row.count and self.truth.alive(key)}
+        self.truth.rows = {key: row for key, row in self.truth.rows.items() if row.count and self.truth.is_alive(key)}
         self.start()
-        for touched, sketch in self.log:
-            self.table.restore(touched)
+        for delta, sketch in self.log:
+            self.table.restore(delta)
             self.table.restore_sketch(*sketch)
         self.table.restore_clock_state(state)
-        self.table.raise_expiry_cutoffs(horizons)
+        self.table.raise_expiry_cutoffs(cutoffs)
         assert len(self.table.take_delta()) == 0
 
     @invariant()
-    def the_parts_agree(self) -> None:
+    def check_integrity(self) -> None:
         if not hasattr(self, "table"):
             return
         self.table.check_integrity()
-        # what is not held fits into the slots
+        # rows that are not pinned fit into the slots
         if self.table.parts.memory.num_pinned == 0:
             assert self.table.rows_by_tier()["device"] <= self.table.parts.memory.store.num_slots
             rows_F = self.table.parts.quotas.rows_F
@@ -397,13 +396,13 @@ TestTableMachine.settings = settings(max_examples=40, stateful_step_count=30, de
 
 
 class EmulatedMachine(TableMachine):
-    """The same on the CUDA twin as host C++, which is slow: few and short."""
+    """The same on the CUDA backend as host C++, which is slow: few and short schedules."""
 
-    twin = "emulated"
+    backend = "emulated"
 
 
 class GpuMachine(TableMachine):
-    twin = "gpu"
+    backend = "gpu"
 
 
 TestEmulatedMachine = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")(EmulatedMachine.TestCase)

@@ -1,4 +1,4 @@
-"""How often a table on a GPU waits for it: counted where the GPU is emulated."""
+"""How often a table waits for its GPU, counted on the emulated one."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ DIM = 4
 
 
 def made(folder: Path, num_rows: int = 1, *, host_rows: int = 0, seed: int = 0) -> EmbeddingTable:
-    """`host_rows`: of a tier between the device and the disk. An odd seed: copies beside the work come late."""
+    """`host_rows`: of a host tier between device and disk. With an odd seed asynchronous copies arrive late."""
     spill: Spill = RocksSpill(folder, dim=DIM, state_width=1)
     if host_rows:
         spill = HostTier(spill, num_rows=host_rows, layout=RowLayout(DIM, 1), ops=backend("cpu"))
@@ -36,7 +36,7 @@ def keys_of(ids: Any) -> tuple[Any, Any, Any]:
 
 
 def step(table: EmbeddingTable, keys: tuple[Any, Any, Any], **named: Any) -> list[int]:
-    """Waits of a look-up, of a gather, of an update."""
+    """The number of waits of a lookup, of a gather and of an update."""
     counted = [waits[0]]
     lookup = table.lookup(*keys, **named)
     counted.append(waits[0])
@@ -46,7 +46,7 @@ def step(table: EmbeddingTable, keys: tuple[Any, Any, Any], **named: Any) -> lis
     return np.diff([*counted, waits[0]]).tolist()
 
 
-def test_a_batch_of_known_keys_is_asked_two_numbers_and_none_where_it_was_prefetched(tmp_path: Path) -> None:
+def test_known_keys_cost_two_waits_and_none_if_prefetched(tmp_path: Path) -> None:
     table, keys = made(tmp_path / "spill"), keys_of(range(10))
     step(table, keys)
     assert step(table, keys) == [2, 0, 0]
@@ -54,7 +54,7 @@ def test_a_batch_of_known_keys_is_asked_two_numbers_and_none_where_it_was_prefet
     table.close()
 
 
-def test_new_keys_and_the_rows_that_leave_for_them_cross_in_one_copy(tmp_path: Path) -> None:
+def test_new_keys_and_evicted_rows_are_fetched_in_one_copy(tmp_path: Path) -> None:
     table = made(tmp_path / "spill")
     width = table.ops.width
     for start in range(0, 3 * width, width):
@@ -66,21 +66,19 @@ def test_new_keys_and_the_rows_that_leave_for_them_cross_in_one_copy(tmp_path: P
 
 
 @pytest.mark.parametrize(("host_rows", "seed"), [(0, 0), (160, 1)])
-def test_with_lookahead_no_step_waits_and_every_row_is_what_it_would_be_without(
-    tmp_path: Path, host_rows: int, seed: int
-) -> None:
-    """As a learner asks: the next batch is prefetched while this one's rows are held."""
+def test_with_prefetching_no_step_waits_and_rows_are_the_same(tmp_path: Path, host_rows: int, seed: int) -> None:
+    """As the trainer does it: the next batch is prefetched while this one's rows are pinned."""
     ahead = made(tmp_path / "ahead", 256, host_rows=host_rows, seed=seed)
     plain = EmbeddingTable(TableConfig(dim=DIM), seed=0)
     rng = np.random.default_rng(1)
     batches = [keys_of(rng.integers(0, 600, 60)) for _ in range(20)]
-    foreseen = None
+    prefetched = None
     for keys, following in zip(batches, [*batches[1:], None], strict=True):
         grads = rng.standard_normal((len(keys[1]), DIM)).astype(np.float32)
         before = waits[0]
-        lookup = ahead.lookup(*keys, prefetched=foreseen)
-        assert waits[0] == before or foreseen is None
-        foreseen = None if following is None else ahead.prefetch(*following)
+        lookup = ahead.lookup(*keys, prefetched=prefetched)
+        assert waits[0] == before or prefetched is None
+        prefetched = None if following is None else ahead.prefetch(*following)
         before, rows = waits[0], ahead.gather(lookup)
         ahead.update(lookup, grads)
         assert waits[0] == before
@@ -99,8 +97,8 @@ def test_with_lookahead_no_step_waits_and_every_row_is_what_it_would_be_without(
     ahead.close()
 
 
-def test_a_time_to_live_costs_no_wait_where_nothing_died(tmp_path: Path) -> None:
-    """And rows that died are begun anew without one; that they left is found out with the next sweep."""
+def test_a_ttl_costs_no_wait_if_nothing_expired(tmp_path: Path) -> None:
+    """Expired rows are created again without a wait; the next sweep deletes the others."""
     table, keys = made(tmp_path / "spill", 256), keys_of(range(20))
     table.raise_expiry_cutoffs({0: 0})
     step(table, keys)
@@ -112,14 +110,14 @@ def test_a_time_to_live_costs_no_wait_where_nothing_died(tmp_path: Path) -> None
         prefetched = table.prefetch(*keys)
         assert step(table, keys, prefetched=prefetched) == [0, 0, 0]
         assert table.counters()["expired"] == (20 if at_ms else 0)
-    told = table.take_delta()
-    assert (told.counts.tolist(), told.last_seen.tolist()) == ([1] * 20, [50] * 20)
+    delta = table.take_delta()
+    assert (delta.counts.tolist(), delta.last_seen.tolist()) == ([1] * 20, [50] * 20)
     table.check_integrity()
     table.close()
 
 
-def test_rows_on_their_way_up_that_die_meanwhile_are_not_installed(tmp_path: Path) -> None:
-    """Recalled and carried to the device while the batch before is learned; then a rule forgets half of them."""
+def test_rows_that_expire_during_their_upload_are_not_installed(tmp_path: Path) -> None:
+    """Rows are uploaded while the batch before is trained; then half of them expire."""
     table, num = made(tmp_path / "spill", seed=1), 20
     zeros = np.zeros(num, np.uint16)
     ids = np.arange(num)
@@ -133,23 +131,23 @@ def test_rows_on_their_way_up_that_die_meanwhile_are_not_installed(tmp_path: Pat
     table.raise_expiry_cutoffs({0: 5_000})
     lookup = table.lookup(*keys, prefetched=prefetched)
     table.update(lookup, np.zeros((num, DIM), np.float32))
-    told = table.take_delta()
-    counts = dict(zip(told.ids.tolist(), told.counts.tolist(), strict=True))
+    delta = table.take_delta()
+    counts = dict(zip(delta.ids.tolist(), delta.counts.tolist(), strict=True))
     assert counts == {id_: 1 if id_ < 10 else 2 for id_ in range(num)}
     table.check_integrity()
     table.close()
 
 
-def test_a_bucket_overfull_of_foreseen_keys_is_emptied_with_the_next_batch(tmp_path: Path) -> None:
+def test_an_overfull_bucket_of_predicted_keys_is_evicted_with_the_next_batch(tmp_path: Path) -> None:
     table = made(tmp_path / "spill")
     width = table.ops.width
-    held = table.lookup(*keys_of(range(width)))  # every slot is taken and must stay
+    pinned = table.lookup(*keys_of(range(width)))  # every slot is taken and must stay
     keys = keys_of(range(1000, 1050))
     lookup = table.lookup(*keys, prefetched=table.prefetch(*keys))
     expected = host(table.gather(lookup))
     table.update(lookup, np.zeros((50, DIM), np.float32))
     assert table.counters()["overflowed"] == 50
-    held.release()
+    pinned.release()
     assert table.rows_by_tier()["device"] <= width + 50
     assert table.parts.memory.num_pinned == 0
     table.check_integrity()

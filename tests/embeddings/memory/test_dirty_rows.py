@@ -1,4 +1,4 @@
-"""What a cut tells, and in which order."""
+"""What a delta contains, and in which order."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ def learn(table: EmbeddingTable, ids_K: Any) -> None:
     table.update(table.lookup(features_K, ids_K, times_K), gradients_KD)
 
 
-def columns_of(touched: TableDelta) -> list[Any]:
-    return [getattr(touched, name) for name in TableDelta.__dataclass_fields__]
+def columns_of(delta: TableDelta) -> list[Any]:
+    return [getattr(delta, name) for name in TableDelta.__dataclass_fields__]
 
 
-def test_a_cut_that_threads_share_tells_what_one_thread_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delta_taken_by_several_threads_equals_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intra_op_pool, "MIN_SPLIT_KEYS", 8)
     capacity = Capacity(num_slots=64, num_overflow=256, num_evicted_dirty=100_000)
     tables = [
@@ -34,34 +34,34 @@ def test_a_cut_that_threads_share_tells_what_one_thread_tells(monkeypatch: pytes
     for number in range(12):
         with_overflow = number % 3 == 2
         batches = [random.integers(0, 300, random.integers(1, 90)) for _ in range(4)]
-        cuts = []
+        deltas = []
         for table in tables:
-            if with_overflow:  # while a look-up is held, what found no slot stays beside them
-                held = table.lookup(np.zeros(1, np.uint16), np.zeros(1, np.int64), np.full(1, 2000))
+            if with_overflow:  # while a lookup is open, rows without a slot stay in the overflow area
+                pinned = table.lookup(np.zeros(1, np.uint16), np.zeros(1, np.int64), np.full(1, 2000))
             for ids_K in batches:
                 learn(table, ids_K)
             in_overflow = max(table.parts.dirty_rows.slots()) >= table.parts.memory.store.num_slots
-            cuts.append(table.take_delta())
+            deltas.append(table.take_delta())
             if with_overflow:
                 assert in_overflow
-                held.release()
+                pinned.release()
             table.check_integrity()
-        for one, shared in zip(*map(columns_of, cuts), strict=True):
+        for one, shared in zip(*map(columns_of, deltas), strict=True):
             np.testing.assert_array_equal(one, shared)
-        keys = set(zip(cuts[1].features.tolist(), cuts[1].ids.tolist(), strict=True))
-        assert len(keys) == len(cuts[1]) > 0
+        keys = set(zip(deltas[1].features.tolist(), deltas[1].ids.tolist(), strict=True))
+        assert len(keys) == len(deltas[1]) > 0
     for table in tables:
         table.close()
 
 
-def test_rows_that_stayed_in_memory_are_told_by_mixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resident_rows_are_in_the_order_of_mixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intra_op_pool, "MIN_SPLIT_KEYS", 8)
     table = EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=2), seed=0)
     for _ in range(2):
         learn(table, np.arange(1000))
-    touched = table.take_delta()
-    mixed_N = mix_keys(touched.features, touched.ids)
-    assert len(touched) == 1000
+    delta = table.take_delta()
+    mixed_N = mix_keys(delta.features, delta.ids)
+    assert len(delta) == 1000
     assert (mixed_N[1:] > mixed_N[:-1]).all()
     assert len(table.take_delta()) == 0
     table.close()

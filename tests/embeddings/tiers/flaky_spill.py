@@ -1,4 +1,4 @@
-"""A spill that fails when it is told to, as a full or vanished disk does."""
+"""A spill that can be made to fail, like a full or vanished disk."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from embeddings.tiers.interface import Spill
 
 
 class FlakySpill:
-    """Passes everything on to `spill`; while `broken`, what touches rows raises SpillError and changes nothing."""
+    """Forwards calls to `spill`; while `broken`, those that concern rows raise SpillError and change nothing."""
 
     keeps_rows = True
 

@@ -1,4 +1,4 @@
-"""Rows for the tests of spills, and what they have to be again."""
+"""Rows for tests of spills, checks of what is found, and a spill of dictionaries."""
 
 # N rows
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def find(spill: Spill, rows: Rows) -> SpilledRows:
 
 
 def assert_found(spill: Spill, rows: Rows) -> None:
-    """All of them, as they are here."""
+    """Assert that the spill has all these rows, unchanged."""
     found = find(spill, rows)
     assert (found.kinds == ROW).all(), np.bincount(found.kinds)
     for ours, theirs in zip(found.rows.columns(), rows.columns(), strict=True):
@@ -44,14 +44,14 @@ def assert_found(spill: Spill, rows: Rows) -> None:
 
 @contextmanager
 def impatient(spill: RocksSpill) -> Iterator[None]:
-    """Half a second must do; the process should have started."""
+    """Set the patience to half a second; the process should have started before."""
     patience, spill._worker.patience_seconds = spill._worker.patience_seconds, 0.5
     yield
     spill._worker.patience_seconds = patience
 
 
 def await_start(spill: RocksSpill) -> None:
-    """Waits until there is a process that answers."""
+    """Wait until a process is running that responds."""
     deadline = spill._worker.deadline()
     while True:
         with suppress(ProcessLostError), spill._worker.process(deadline).find_channel(deadline) as channel:
@@ -60,7 +60,7 @@ def await_start(spill: RocksSpill) -> None:
 
 
 def kill(spill: RocksSpill) -> None:
-    """The process, and waits for its end."""
+    """Kill the process and wait until it has ended."""
     process = spill._worker._process
     assert process is not None
     process.popen.kill()
@@ -68,7 +68,7 @@ def kill(spill: RocksSpill) -> None:
 
 
 class DictSpill:
-    """A spill of dictionaries, one a generation; refuses writes while it fails."""
+    """A spill of dictionaries, one a generation. While `fails` is true, writes raise SpillError."""
 
     keeps_rows = True
 
@@ -114,10 +114,10 @@ class DictSpill:
     def destroy_generations(self, upto: int) -> None:
         self.generations = {number: rows for number, rows in self.generations.items() if number > upto}
 
-    def purge(self, horizons: dict[int, int]) -> None:
+    def purge(self, cutoffs: dict[int, int]) -> None:
         for generation in self.generations.values():
             for key, row in list(generation.items()):
-                if row is not None and row[-1] < horizons.get(key[0], -1):
+                if row is not None and row[-1] < cutoffs.get(key[0], -1):
                     del generation[key]
 
     def stall_reason(self) -> str:
@@ -149,7 +149,7 @@ class DictSpill:
 
     def _check(self) -> None:
         if self.fails:
-            raise SpillError("it fails, as it was told")
+            raise SpillError("writes fail")
 
 
 def _keys(features_N: UInt16Array, ids_N: Int64Array) -> list[tuple[int, int]]:

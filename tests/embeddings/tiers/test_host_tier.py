@@ -1,4 +1,4 @@
-"""The host tier between a device and the spill: nothing is lost, and nothing older comes back."""
+"""The host tier loses no row and never returns an older one."""
 
 import threading
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HostTier]:
     made.close()
 
 
-def test_rows_stay_here_while_there_is_room_and_then_go_on_down(tier: HostTier) -> None:
+def test_rows_are_kept_while_there_is_room_and_then_spilled(tier: HostTier) -> None:
     rows = numbered_rows(np.arange(1000), DIM, WIDTH)
     for start in range(0, 1000, 10):
         tier.write(rows.take(np.arange(start, start + 10)), 10)
@@ -54,7 +54,7 @@ def test_rows_stay_here_while_there_is_room_and_then_go_on_down(tier: HostTier) 
     assert (find(tier, numbered_rows(np.arange(5000, 5010), DIM, WIDTH)).kinds == ABSENT).all()
 
 
-def test_more_rows_at_once_than_there_is_room_for(tier: HostTier) -> None:
+def test_a_write_larger_than_the_tier(tier: HostTier) -> None:
     rows = numbered_rows(np.arange(5000), DIM, WIDTH)
     tier.write(rows, 5000)
     assert_found(tier, rows)
@@ -64,7 +64,7 @@ def test_more_rows_at_once_than_there_is_room_for(tier: HostTier) -> None:
     assert len(tier.read_all()) == 5000
 
 
-def test_what_was_lent_leaves_first_and_what_came_back_does_not() -> None:
+def test_host_tier_evicts_rows_cached_on_device_first() -> None:
     tier = HostTier(DictSpill(DIM, WIDTH), num_rows=16, layout=LAYOUT, ops=backend("cpu"))
     rows = numbered_rows(np.arange(16), DIM, WIDTH)
     tier.write(rows, 16)
@@ -78,7 +78,7 @@ def test_what_was_lent_leaves_first_and_what_came_back_does_not() -> None:
     assert sorted(tier.spill.read_all().ids.tolist()) == list(range(4, 12))
 
 
-def test_a_mark_hides_every_copy(tier: HostTier) -> None:
+def test_a_tombstone_hides_every_copy(tier: HostTier) -> None:
     rows = numbered_rows(np.arange(300), DIM, WIDTH)
     tier.write(rows, 300)
     tier.add_tombstones(rows.features[::2], rows.ids[::2])
@@ -90,7 +90,7 @@ def test_a_mark_hides_every_copy(tier: HostTier) -> None:
     assert_found(tier, again)
 
 
-def test_rows_of_covered_generations_stay_and_are_dropped_when_they_leave(tier: HostTier) -> None:
+def test_rows_of_covered_generations_are_dropped_when_evicted(tier: HostTier) -> None:
     old = numbered_rows(np.arange(30), DIM, WIDTH)
     tier.write(old, 30)
     tier.destroy_generations(tier.open_generation())
@@ -107,10 +107,10 @@ def test_rows_of_covered_generations_stay_and_are_dropped_when_they_leave(tier: 
     assert set(kinds.tolist()) <= {ABSENT, ROW}
 
 
-def test_dead_rows_do_not_go_down(tier: HostTier) -> None:
+def test_expired_rows_are_not_spilled(tier: HostTier) -> None:
     rows = numbered_rows(np.arange(60), DIM, WIDTH)
     tier.write(rows, 60)
-    below = find(tier.spill, rows).kinds == ROW  # those of crowded buckets
+    below = find(tier.spill, rows).kinds == ROW  # those of overfull buckets
     tier.purge({0: 1000})
     tier.write(numbered_rows(np.arange(1000, 1200), DIM, WIDTH), 200)
     assert_found(tier, numbered_rows(np.arange(1000, 1200), DIM, WIDTH))
@@ -118,14 +118,14 @@ def test_dead_rows_do_not_go_down(tier: HostTier) -> None:
     assert (find(tier.spill, rows).kinds[~below] == ABSENT).all()
 
 
-def test_rows_of_bfloat16_values_come_back_as_they_were(tmp_path: Path) -> None:
+def test_bfloat16_rows_come_back_unchanged(tmp_path: Path) -> None:
     tier = HostTier(DictSpill(DIM, 0), num_rows=64, layout=RowLayout(DIM, 0, "bfloat16"), ops=backend("cpu"))
     rows = numbered_rows(np.arange(8), DIM, 0)
     tier.write(rows, 8)
     assert_found(tier, rows)
 
 
-def test_a_failing_spill_is_told_before_rows_are_taken_and_nothing_is_lost() -> None:
+def test_a_failing_spill_raises_before_rows_are_inserted_and_loses_nothing() -> None:
     below = DictSpill(DIM, WIDTH)
     tier = HostTier(below, num_rows=32, layout=LAYOUT, ops=backend("cpu"))
     below.fails = True
@@ -142,7 +142,7 @@ def test_a_failing_spill_is_told_before_rows_are_taken_and_nothing_is_lost() -> 
     assert_found(tier, rows.take(np.arange(100, 500)))
 
 
-def test_finds_from_other_threads_see_every_row_all_the_time(tier: HostTier) -> None:
+def test_finds_in_other_threads_always_see_every_row(tier: HostTier) -> None:
     rows = numbered_rows(np.arange(2000), DIM, WIDTH)
     tier.write(rows, 2000)
     over, errors = threading.Event(), []
@@ -168,7 +168,7 @@ def test_finds_from_other_threads_see_every_row_all_the_time(tier: HostTier) -> 
     assert not errors, errors[0]
 
 
-def test_what_a_budget_holds_fits_into_it() -> None:
+def test_rows_of_bytes_fit_into_these_bytes() -> None:
     ops = backend("cpu")
     for num_bytes in (100_000, 1_000_000, 10_000_000):
         num_rows = HostTier.rows_of_bytes(num_bytes, LAYOUT, ops)
@@ -197,10 +197,10 @@ class HostMachine(RuleBasedStateMachine):
         self.device: dict[int, tuple[int, bool]] = {}  # id -> version, changed
         self.base: dict[int, int] = {}
         self.next_base: tuple[dict[int, int], int] | None = None
-        self.clock, self.horizon = 0, 0
+        self.clock, self.cutoff = 0, 0
 
     def read(self, ids: list[int]) -> dict[int, int]:
-        """What the tiers below the device say."""
+        """What the tiers below the device return."""
         rows = self._rows(ids, [0] * len(ids))
         found = self.tier.find(rows.features, rows.ids)
         answers = {}
@@ -212,7 +212,7 @@ class HostMachine(RuleBasedStateMachine):
                     np.testing.assert_array_equal(column[u], expected[0])
             elif found.kinds[u] == ABSENT:
                 version = self.base.get(id_)
-            if version is not None and version >= self.horizon:
+            if version is not None and version >= self.cutoff:
                 answers[id_] = version
         return answers
 
@@ -259,19 +259,19 @@ class HostMachine(RuleBasedStateMachine):
             self.device.pop(id_, None)
 
     @rule()
-    def raise_horizon(self) -> None:
-        self.horizon = max(self.horizon, self.clock - 6)
-        self.tier.purge({0: self.horizon})
-        self.truth = {id_: version for id_, version in self.truth.items() if version >= self.horizon}
-        self.device = {id_: row for id_, row in self.device.items() if row[0] >= self.horizon}
+    def raise_cutoff(self) -> None:
+        self.cutoff = max(self.cutoff, self.clock - 6)
+        self.tier.purge({0: self.cutoff})
+        self.truth = {id_: version for id_, version in self.truth.items() if version >= self.cutoff}
+        self.device = {id_: row for id_, row in self.device.items() if row[0] >= self.cutoff}
 
     @rule(fails=st.booleans())
-    def let_fail(self, fails: bool) -> None:
+    def set_failing(self, fails: bool) -> None:
         self.below.fails = fails
 
     @precondition(lambda self: self.next_base is None)
     @rule()
-    def begin_base(self) -> None:
+    def start_base(self) -> None:
         self.next_base = dict(self.truth), self.tier.open_generation()
 
     @precondition(lambda self: self.next_base is not None)

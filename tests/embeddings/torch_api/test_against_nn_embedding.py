@@ -1,4 +1,4 @@
-"""A small training script with nn.Embedding and one with DynamicEmbedding: line by line the same."""
+"""The same small training script with nn.Embedding and with DynamicEmbedding."""
 
 import torch
 from torch import nn

@@ -42,7 +42,7 @@ def test_all_rows_are_exported_by_ascending_id(spilled: bool, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("spilled", [False, True])
-def test_some_rows_are_exported_in_the_order_asked_for(spilled: bool, tmp_path: Path) -> None:
+def test_chosen_rows_are_exported_in_the_given_order(spilled: bool, tmp_path: Path) -> None:
     emb = trained(**({"capacity": 16, "spill": tmp_path / "spill"} if spilled else {}))
     emb.forget(torch.tensor([7]))
     rows = emb.export(torch.tensor([[99, 7], [3, 99], [-1, 60]], dtype=torch.int32))
@@ -53,7 +53,7 @@ def test_some_rows_are_exported_in_the_order_asked_for(spilled: bool, tmp_path: 
     emb.close()
 
 
-def test_what_was_exported_comes_back(tmp_path: Path) -> None:
+def test_exported_rows_can_be_imported(tmp_path: Path) -> None:
     emb = trained()
     small = DynamicEmbedding(4, 16, spill=tmp_path / "spill")
     assert small.import_arrow(emb.export()) == 0
@@ -63,14 +63,14 @@ def test_what_was_exported_comes_back(tmp_path: Path) -> None:
     small.close()
 
 
-def test_the_shared_row_is_nobodys() -> None:
+def test_the_shared_row_is_not_exported() -> None:
     emb = DynamicEmbedding(4, 64, admission={"min_count": 5})
     emb(torch.tensor([0, 1, 2])).sum().backward()
     assert emb.export().num_rows == 0
     assert len(emb.get_extra_state()["ids"]) == 1
 
 
-def test_imported_rows_replace_those_that_are_there() -> None:
+def test_imported_rows_replace_existing_ones() -> None:
     emb = trained(optimizer={"name": "adam", "lr": 0.1})
     emb.import_arrow(table([1, -6], count=pa.array([5, 0], pa.uint8()), last_seen_ms=[7, 8]))
     rows = emb.export(torch.tensor([-6, 1]))
@@ -96,7 +96,7 @@ def test_imported_rows_replace_those_that_are_there() -> None:
         pa.array(np.arange(1, 9, dtype=np.float16).reshape(2, 4).tolist(), pa.list_(pa.float16(), 4)),
     ],
 )
-def test_vectors_of_any_floating_type_and_list_are_taken(vectors: pa.Array) -> None:
+def test_vectors_of_any_floating_and_list_type_are_accepted(vectors: pa.Array) -> None:
     emb = DynamicEmbedding(4, 64)
     emb.import_arrow(table(vectors=vectors))
     assert emb.lookup(torch.tensor([5, -6]))[0].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
@@ -136,7 +136,7 @@ BIG = pa.array([1, 2**63], pa.uint64())
         (None, "NoneType"),
     ],
 )
-def test_a_table_with_anything_wrong_changes_nothing(wrong: Any, named: str) -> None:
+def test_an_invalid_table_changes_nothing(wrong: Any, named: str) -> None:
     emb = trained()
     before = emb.get_extra_state()
     with pytest.raises(ValueError, match=named):
@@ -145,7 +145,7 @@ def test_a_table_with_anything_wrong_changes_nothing(wrong: Any, named: str) -> 
     assert all(torch.equal(before[name], after[name]) for name in ("ids", "values", "states", "counts"))
 
 
-def test_rows_that_find_no_room_are_told() -> None:
+def test_import_returns_the_number_of_lost_rows() -> None:
     emb = trained(num_ids=10, capacity=16)
     many = table(list(range(100, 300)), pa.array([[1.0] * 4] * 200))
     lost = emb.import_arrow(many)
@@ -162,14 +162,14 @@ def test_without_pyarrow_the_rest_works(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("num_ids", [1, 20, 5000])
-def test_every_row_of_a_pretrained_matrix_is_there(num_ids: int) -> None:
+def test_every_row_of_a_pretrained_matrix_is_known(num_ids: int) -> None:
     matrix = torch.randn(num_ids, 4, generator=torch.Generator().manual_seed(0))
     emb = DynamicEmbedding.from_pretrained(matrix)
     assert torch.equal(emb.eval()(torch.arange(num_ids)), matrix)
     assert emb.capacity.num_slots < 5 * num_ids + 64
 
 
-def test_a_pretrained_matrix_may_have_ids_of_its_own(tmp_path: Path) -> None:
+def test_a_pretrained_matrix_can_have_given_ids(tmp_path: Path) -> None:
     matrix, ids = np.arange(12, dtype=np.float64).reshape(3, 4), [-7, 2**62, 0]
     settings: dict[str, Any] = {"capacity": 16, "optimizer": {"name": "sgd", "lr": 1.0}, "dtype": torch.bfloat16}
     emb = DynamicEmbedding.from_pretrained(matrix, ids, spill=tmp_path / "spill", **settings)
@@ -188,6 +188,6 @@ def test_a_pretrained_matrix_may_have_ids_of_its_own(tmp_path: Path) -> None:
         (torch.zeros(3, 4), torch.tensor([1.0, 2.0, 3.0]), "float32"),
     ],
 )
-def test_a_wrong_matrix_is_named(matrix: torch.Tensor, ids: Any, named: str) -> None:
+def test_an_invalid_matrix_is_reported(matrix: torch.Tensor, ids: Any, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         DynamicEmbedding.from_pretrained(matrix, ids)

@@ -1,4 +1,4 @@
-"""DynamicEmbedding under autograd: which graphs move which rows, and when they let go of them."""
+"""DynamicEmbedding under autograd: which graphs update which rows, and when they release them."""
 
 import gc
 import threading
@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_rows_move_as_torch_would_move_them(name: str) -> None:
+def test_updates_equal_those_of_torch_optimizers(name: str) -> None:
     torch.manual_seed(0)
     matrix = torch.randn(20, 4)
     emb = DynamicEmbedding.from_pretrained(matrix, optimizer={"name": name, "lr": 0.1, "eps": 1e-8})
@@ -59,7 +59,7 @@ def test_the_rows_move_as_torch_would_move_them(name: str) -> None:
     torch.testing.assert_close(emb.lookup(torch.arange(20))[0], static.weight.detach(), rtol=0, atol=1e-5)
 
 
-def test_ftrl_takes_a_row_to_zero_where_nothing_speaks_for_it() -> None:
+def test_ftrl_sets_rows_without_signal_to_zero() -> None:
     emb = DynamicEmbedding(4, 64, optimizer={"name": "ftrl", "lr": 0.1, "l1": 5.0}, init_scale=0)
     (emb(torch.tensor([1, 2])) * torch.tensor([[0.1], [100.0]])).sum().backward()
     assert torch.equal(row(emb, 1), torch.zeros(4))
@@ -76,7 +76,7 @@ def test_two_forwards_before_one_backward_are_two_steps() -> None:
     emb.table.check_integrity()
 
 
-def test_gradients_are_not_accumulated_but_learned_from_at_once() -> None:
+def test_gradients_are_applied_at_once_and_not_accumulated() -> None:
     emb = sgd()
     start = emb(torch.tensor([1])).detach()[0]
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_second_backward_through_one_graph_is_refused() -> None:
     assert counts(emb) == {1: 1, 2: 1}
 
 
-def test_a_stranger_in_a_reused_slot_receives_no_gradient() -> None:
+def test_another_key_in_a_reused_slot_receives_no_gradient() -> None:
     emb = DynamicEmbedding(4, 16)
     kept = emb(torch.arange(16))
     others = emb(torch.arange(100, 400))  # far more than there is room for
@@ -108,7 +108,7 @@ def test_a_stranger_in_a_reused_slot_receives_no_gradient() -> None:
     emb.table.check_integrity()
 
 
-def test_a_forward_without_backward_lets_go_with_its_graph() -> None:
+def test_a_dropped_graph_releases_its_rows() -> None:
     emb = DynamicEmbedding(4, 16)
     rows = emb(torch.arange(16))
     assert emb.table.parts.memory.num_pinned == 1
@@ -124,7 +124,7 @@ def test_a_forward_without_backward_lets_go_with_its_graph() -> None:
     emb.table.check_integrity()
 
 
-def test_a_graph_that_the_collector_takes_in_another_thread_lets_go() -> None:
+def test_a_graph_collected_in_another_thread_releases_its_rows() -> None:
     emb = DynamicEmbedding(4, 16)
 
     class Cycle:
@@ -152,7 +152,7 @@ def test_an_id_forgotten_between_forward_and_backward_stays_forgotten() -> None:
     assert emb.lookup(torch.tensor([1, 2]))[1].tolist() == [3, 0]
 
 
-def test_the_object_may_be_dropped_before_its_graph() -> None:
+def test_the_object_can_be_dropped_before_its_graph() -> None:
     emb, head = sgd(), nn.Linear(4, 1)
     loss = head(emb(torch.arange(3))).sum()
     del emb
@@ -161,7 +161,7 @@ def test_the_object_may_be_dropped_before_its_graph() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_leaves_its_row_alone(bad: float) -> None:
+def test_a_gradient_that_is_not_finite_leaves_its_row_unchanged(bad: float) -> None:
     emb = DynamicEmbedding(4, 64)
     before = emb(torch.tensor([1, 2]))
     (before * torch.tensor([[1.0, bad, 1.0, 1.0], [1.0] * 4])).sum().backward()
@@ -171,7 +171,7 @@ def test_a_gradient_that_is_not_finite_leaves_its_row_alone(bad: float) -> None:
     assert counts(emb) == {1: 1, 2: 1}
 
 
-def test_a_scaled_loss_is_unscaled_by_a_hook_and_overflow_moves_no_row() -> None:
+def test_a_scaled_loss_is_unscaled_by_a_hook_and_overflow_changes_no_row() -> None:
     emb, plain, scale = sgd(), sgd(), 2.0**16
     ids = torch.tensor([1, 2])
     for loss_scale, factor in ((scale, 1.0), (scale, 3e38)):
@@ -184,7 +184,7 @@ def test_a_scaled_loss_is_unscaled_by_a_hook_and_overflow_moves_no_row() -> None
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpointed_part_learns_once(reentrant: bool) -> None:
+def test_activation_checkpointing_updates_once(reentrant: bool) -> None:
     emb, plain = sgd(0.1), sgd(0.1)
     torch.manual_seed(0)
     head, ids, dense = nn.Linear(4, 1), torch.tensor([1, 2, 1]), torch.randn(3, 4, requires_grad=True)
@@ -201,7 +201,7 @@ def test_a_checkpointed_part_learns_once(reentrant: bool) -> None:
     assert emb.table.parts.memory.num_pinned == 0
 
 
-def test_a_bfloat16_model_sends_its_gradients_back() -> None:
+def test_a_bfloat16_model_updates_float32_rows() -> None:
     emb = sgd()
     head = nn.Linear(4, 1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -211,7 +211,7 @@ def test_a_bfloat16_model_sends_its_gradients_back() -> None:
     assert head.weight.grad is not None
 
 
-def test_a_part_of_a_graph_moves_only_what_it_reaches() -> None:
+def test_a_partial_backward_updates_only_what_it_reaches() -> None:
     emb, head = sgd(), nn.Linear(4, 1)
     loss = head(emb(torch.tensor([1]))).sum()
     torch.autograd.grad(loss, head.weight, retain_graph=True)
@@ -220,7 +220,7 @@ def test_a_part_of_a_graph_moves_only_what_it_reaches() -> None:
     assert counts(emb) == {1: 1}
 
 
-def test_a_gradient_penalty_may_look_at_the_rows() -> None:
+def test_a_gradient_penalty_can_use_the_rows() -> None:
     emb, head = sgd(), nn.Linear(4, 4)
     rows = emb(torch.tensor([1, 2]))
     (slope,) = torch.autograd.grad(head(rows).tanh().sum(), rows, create_graph=True)
@@ -229,8 +229,8 @@ def test_a_gradient_penalty_may_look_at_the_rows() -> None:
     assert head.weight.grad is not None
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's compiler hides its own, but not where they are errors
-def test_a_compiled_model_learns_the_same() -> None:
+@pytest.mark.filterwarnings("ignore")  # torch's compiler ignores its own warnings, but not when warnings are errors
+def test_a_compiled_model_gives_the_same_updates() -> None:
     torch.manual_seed(0)
     head = nn.Linear(8, 1)
 

@@ -1,4 +1,4 @@
-"""DynamicEmbedding gives and learns the same on every device: rows, bags, status, what is exported and saved."""
+"""DynamicEmbedding gives the same on every device: rows, bags, status, exports and saved states."""
 
 import math
 from pathlib import Path
@@ -15,14 +15,14 @@ DIM, NUM_IDS = 6, 40
 
 
 def place_of(ops: Ops) -> torch.device:
-    """Where torch finds the arrays of this device."""
+    """The name by which torch knows this device."""
     with ops.on_current_stream():
         there: torch.Tensor = ops.tensor_of(ops.xp.zeros(1, np.float32))
     return there.device
 
 
 def pair(ops: Ops, **settings: Any) -> tuple[DynamicEmbedding, DynamicEmbedding]:
-    """On the device and on the CPU, of as many rows: nothing is evicted, for what is differs with the bucket."""
+    """An object on the device and one on the CPU, large enough that nothing is evicted: buckets differ in size."""
     settings = {"optimizer": {"name": "rowwise-adagrad", "lr": 0.5}, "clock": lambda: 1000.0} | settings
     return DynamicEmbedding(DIM, 256, device=ops, **settings), DynamicEmbedding(DIM, 256, **settings)
 
@@ -32,7 +32,7 @@ def same(on_device: torch.Tensor, on_host: torch.Tensor) -> None:
 
 
 def learn(pair: tuple[DynamicEmbedding, DynamicEmbedding], ops: Ops, num_batches: int = 3) -> None:
-    """Both from the same batches, some ids in several places; each row is compared where it is given."""
+    """Train both with the same batches, in which ids repeat, and compare every row that they return."""
     generator = torch.Generator().manual_seed(4)
     for _ in range(num_batches):
         ids = torch.randint(0, NUM_IDS, (4, 5), generator=generator)
@@ -45,7 +45,7 @@ def learn(pair: tuple[DynamicEmbedding, DynamicEmbedding], ops: Ops, num_batches
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_and_steps_are_those_of_the_cpu(ops: Ops, name: str, dtype: torch.dtype) -> None:
+def test_rows_and_updates_equal_the_cpus(ops: Ops, name: str, dtype: torch.dtype) -> None:
     both = pair(ops, optimizer={"name": name, "lr": 0.1}, dtype=dtype)
     learn(both, ops)
     both[0].table.check_integrity()
@@ -54,7 +54,7 @@ def test_rows_and_steps_are_those_of_the_cpu(ops: Ops, name: str, dtype: torch.d
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_and_their_gradients_are_those_of_the_cpu(ops: Ops, mode: str) -> None:
+def test_bags_and_their_gradients_equal_the_cpus(ops: Ops, mode: str) -> None:
     both, where = pair(ops), place_of(ops)
     ids, offsets = torch.tensor([3, 1, 3, 7, 2, 2]), torch.tensor([0, 2, 2, 5])
     for _ in range(2):
@@ -68,7 +68,7 @@ def test_bags_and_their_gradients_are_those_of_the_cpu(ops: Ops, mode: str) -> N
     same(both[0].pool(ids.to(where), offsets.to(where), mode), both[1].pool(ids, offsets, mode))
 
 
-def test_reading_creates_nothing_and_says_what_is_known(ops: Ops) -> None:
+def test_lookup_creates_nothing_and_returns_the_status(ops: Ops) -> None:
     both, where = pair(ops, admission={"min_count": 3, "sketch_bytes": "64KiB"}), place_of(ops)
     learn(both, ops)
     for emb in both:
@@ -80,7 +80,7 @@ def test_reading_creates_nothing_and_says_what_is_known(ops: Ops) -> None:
     same(found[0][0], found[1][0])
     assert found[0][1].cpu().tolist() == found[1][1].tolist()
     same(both[0](ids.to(where)), both[1](ids))
-    same(both[0](ids), both[1](ids))  # ids of the host: rows go there
+    same(both[0](ids), both[1](ids))  # ids on the host: so are the rows
     assert both[0].counters() == both[1].counters()
     assert len(both[0]) == len(both[1])
 
@@ -102,7 +102,7 @@ def test_a_spilled_row_comes_back_with_its_optimizer_state(ops: Ops, tmp_path: P
     small.close()
 
 
-def test_a_state_moves_between_devices(ops: Ops) -> None:
+def test_a_state_can_be_loaded_on_another_device(ops: Ops) -> None:
     both = pair(ops)
     learn(both, ops)
     both[1].load_state_dict(both[0].state_dict())
@@ -111,7 +111,7 @@ def test_a_state_moves_between_devices(ops: Ops) -> None:
     learn(both, ops, 1)
 
 
-def test_scores_decide_who_leaves(ops: Ops) -> None:
+def test_the_lowest_score_is_evicted(ops: Ops) -> None:
     emb, where = DynamicEmbedding(DIM, 1, device=ops, eviction="custom"), place_of(ops)
     ids = torch.arange(ops.width, device=where)
     emb(ids, scores=(ids - 5).abs().float()).sum().backward()
@@ -120,7 +120,7 @@ def test_scores_decide_who_leaves(ops: Ops) -> None:
     assert len(emb) == ops.width
 
 
-def test_a_gradient_of_another_kind_and_layout_is_taken(ops: Ops) -> None:
+def test_gradients_of_other_dtypes_and_layouts_are_accepted(ops: Ops) -> None:
     both, where = pair(ops), place_of(ops)
     for emb, ids in ((both[0], torch.arange(4, device=where)), (both[1], torch.arange(4))):
         rows = emb(ids).to(torch.bfloat16)

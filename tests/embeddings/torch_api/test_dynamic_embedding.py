@@ -1,4 +1,4 @@
-"""DynamicEmbedding as anyone may use it in plain torch: ids in, rows out."""
+"""DynamicEmbedding in plain torch: ids in, rows out."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def test_ids_need_not_be_contiguous() -> None:
         torch.testing.assert_close(emb.pool(ids, mode="sum").detach(), emb(ids).detach().sum(1))
 
 
-def test_extreme_ids_are_ids_like_any_other() -> None:
+def test_extreme_ids_work() -> None:
     emb = DynamicEmbedding(8, 1024, optimizer={"name": "sgd", "lr": 1.0})
     edges = [0, -1, 1, 2**63 - 1, -(2**63), -(2**63) + 1, 2**32, 2**31, -(2**31), 32768, 2**40, -(2**40)]
     ids = torch.tensor(edges)
@@ -76,7 +76,7 @@ def test_one_id_a_million_times_is_one_row() -> None:
 
 
 @pytest.mark.parametrize("mode", ["eval", "no_grad", "inference_mode"])
-def test_outside_of_training_nothing_is_created_and_first_values_are_given(mode: str) -> None:
+def test_inference_creates_nothing_and_returns_initial_values(mode: str) -> None:
     emb = DynamicEmbedding(8, 64, seed=3)
     ids = torch.tensor([[5, -7], [2**62, 5]])
     if mode == "eval":
@@ -93,7 +93,7 @@ def test_outside_of_training_nothing_is_created_and_first_values_are_given(mode:
     assert emb.counters()["keys"] == 0
 
 
-def test_a_row_has_the_value_that_was_predicted_for_its_id() -> None:
+def test_inference_returns_the_values_a_row_is_created_with() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         emb = DynamicEmbedding(16, 64, dtype=dtype)
         ids = torch.arange(-20, 20)
@@ -102,7 +102,7 @@ def test_a_row_has_the_value_that_was_predicted_for_its_id() -> None:
         assert torch.equal(predicted, values(ids, 16).to(dtype).to(torch.float32))
 
 
-def test_a_forgotten_id_is_predicted_as_a_new_one() -> None:
+def test_a_forgotten_id_is_new_in_inference() -> None:
     emb = DynamicEmbedding(8, 64)
     learn(emb, [1, 2])
     emb.forget(torch.tensor([[1], [1]]))
@@ -115,11 +115,11 @@ def test_a_forgotten_id_is_predicted_as_a_new_one() -> None:
     assert emb.export(torch.tensor([1]))["count"].to_pylist() == [1]
 
 
-def test_an_id_seen_too_seldom_trains_and_shows_the_shared_row() -> None:
+def test_an_id_not_admitted_yet_uses_the_shared_row() -> None:
     emb = DynamicEmbedding(8, 64, admission={"min_count": 3}, optimizer={"name": "sgd", "lr": 0.5})
     shared = values(torch.tensor(0), feature=SHARED_ROW_OFFSET)
     predicted = emb.eval()(torch.tensor(1))
-    assert torch.equal(predicted, values(torch.tensor(1)))  # nothing has been seen of it
+    assert torch.equal(predicted, values(torch.tensor(1)))  # this id was never seen
     learn(emb.train(), [1, 2])
     rows, status = emb.lookup(torch.tensor([1, 2, 3]))
     assert status.tolist() == [2, 2, 1]
@@ -131,11 +131,11 @@ def test_an_id_seen_too_seldom_trains_and_shows_the_shared_row() -> None:
     learn(emb.train(), [1, 1])
     assert emb.lookup(torch.tensor([1, 2]))[1].tolist() == [0, 2]
     assert emb.counters()["admitted"] == 1
-    assert emb.table.parts.admission._dirty_blocks == []  # nobody cuts this table
+    assert emb.table.parts.admission._dirty_blocks == []  # deltas of this table are never taken
     assert emb.export()["ids"].to_pylist() == [1]
 
 
-def test_custom_eviction_keeps_what_is_worth_most() -> None:
+def test_custom_eviction_keeps_the_highest_scores() -> None:
     emb = DynamicEmbedding(4, 16, eviction="custom")
     learn(emb, torch.arange(16), scores=torch.arange(16, 0, -1))
     learn(emb, [100], scores=torch.tensor([3.5]))
@@ -152,12 +152,12 @@ def test_custom_eviction_keeps_what_is_worth_most() -> None:
     emb.table.check_integrity()
 
 
-def test_lfu_keeps_what_was_learned_from_most() -> None:
+def test_lfu_keeps_the_most_updated() -> None:
     emb = DynamicEmbedding(4, 16, eviction="lfu")
     for _ in range(2):
         learn(emb, torch.arange(15))
     learn(emb, [50])
-    learn(emb, [51])  # the newest, and the rarest but for itself
+    learn(emb, [51])  # the newest, and rarer than all others
     assert emb.lookup(torch.tensor([*range(15), 50, 51]))[1].tolist() == [0] * 15 + [3, 0]
 
 
@@ -183,7 +183,7 @@ def test_lfu_keeps_what_was_learned_from_most() -> None:
         ({"init_scale": -1}, "-1"),
     ],
 )
-def test_a_wrong_setting_is_named(settings: dict[str, Any], named: str) -> None:
+def test_an_invalid_setting_is_reported_by_name(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         DynamicEmbedding(**{"dim": 4, "capacity": 16, **settings})
 
@@ -202,7 +202,7 @@ def test_a_wrong_setting_is_named(settings: dict[str, Any], named: str) -> None:
         (torch.eye(3, dtype=torch.int64).to_sparse(), "sparse"),
     ],
 )
-def test_what_is_no_id_is_named(ids: Any, named: str, mode: str) -> None:
+def test_invalid_ids_are_reported(ids: Any, named: str, mode: str) -> None:
     emb = DynamicEmbedding(4, 16).train(mode == "train")
     for call in (emb, emb.lookup, emb.forget, emb.export, emb.pool):
         with pytest.raises(ValueError, match=named):
@@ -210,14 +210,14 @@ def test_what_is_no_id_is_named(ids: Any, named: str, mode: str) -> None:
     assert len(emb) == 0
 
 
-def test_a_size_in_bytes_is_kept() -> None:
+def test_a_capacity_in_bytes_is_kept() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         emb = DynamicEmbedding(16, "1MiB", dtype=dtype)
         assert emb.table.bytes_by_tier()["device"] <= 2**20
         assert emb.capacity.num_slots > 6000
 
 
-def test_an_empty_table_is_a_module() -> None:
+def test_a_module_without_rows_is_true() -> None:
     emb = DynamicEmbedding(4, 16)
     assert len(emb) == 0
     assert emb
@@ -225,7 +225,7 @@ def test_an_empty_table_is_a_module() -> None:
     assert "dim=4" in repr(nn.Sequential(emb, nn.Linear(4, 1)))
 
 
-def test_the_learning_rate_changes_while_it_learns() -> None:
+def test_the_learning_rate_can_change_during_training() -> None:
     emb = DynamicEmbedding(4, 16, optimizer={"name": "sgd", "lr": 1.0})
     learn(emb, [1])
     emb.set_lr(0.25)
@@ -235,7 +235,7 @@ def test_the_learning_rate_changes_while_it_learns() -> None:
         emb.set_lr(float("nan"))
 
 
-def test_it_learns_beside_a_torch_optimizer() -> None:
+def test_it_trains_beside_a_torch_optimizer() -> None:
     torch.manual_seed(0)
     emb, head = DynamicEmbedding(8, 1024, optimizer={"name": "rowwise-adagrad", "lr": 0.3}), nn.Linear(8, 1)
     adam = torch.optim.Adam(head.parameters(), lr=0.05)

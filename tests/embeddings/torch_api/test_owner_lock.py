@@ -14,8 +14,8 @@ from embeddings import DynamicEmbedding
 from embeddings.errors import OwnershipError
 
 
-def test_readers_beside_a_trainer_see_whole_rows(tmp_path: Path) -> None:
-    # every row moves by the same number in all its elements, so a torn one has two different numbers
+def test_readers_beside_a_trainer_never_see_half_written_rows(tmp_path: Path) -> None:
+    # an update adds the same number to all elements of a row, so a half-written row has two different numbers
     emb = DynamicEmbedding(64, 64, init_scale=0, optimizer={"name": "sgd", "lr": 1.0}, spill=tmp_path / "spill")
     ids, done = torch.arange(300), threading.Event()
     torn: list[Any] = []
@@ -51,7 +51,7 @@ def _without_gradient(emb: DynamicEmbedding, ids: torch.Tensor) -> torch.Tensor:
         return emb(ids)
 
 
-def test_threads_may_train_side_by_side() -> None:
+def test_several_threads_can_train() -> None:
     emb = DynamicEmbedding(4, 256, init_scale=0, optimizer={"name": "sgd", "lr": 1.0})
 
     def train() -> None:
@@ -68,7 +68,7 @@ def test_threads_may_train_side_by_side() -> None:
 
 
 class Looked(Dataset[torch.Tensor]):
-    """What nobody should write: a dataset that looks rows up in its workers."""
+    """A dataset that looks up rows in its workers, which is refused."""
 
     def __init__(self, emb: DynamicEmbedding) -> None:
         self.emb = emb
@@ -81,12 +81,12 @@ class Looked(Dataset[torch.Tensor]):
 
 
 def settle(emb: DynamicEmbedding) -> None:
-    """Until what was evicted is on the disk, and the spill's process therefore up: forks meet it there."""
+    """Wait until evicted rows are on disk, so that forks find the spill's process running."""
     emb.table.parts.spill._worker.drain()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("spilled", [False, True])
-def test_a_forked_worker_is_told_where_the_rows_are(spilled: bool, tmp_path: Path) -> None:
+def test_a_forked_worker_gets_an_error_that_names_the_owner(spilled: bool, tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill" if spilled else None)
     emb(torch.arange(100)).sum().backward()
     if spilled:
@@ -99,7 +99,7 @@ def test_a_forked_worker_is_told_where_the_rows_are(spilled: bool, tmp_path: Pat
     emb.close()
 
 
-def test_a_fork_closes_nothing_of_its_parents(tmp_path: Path) -> None:
+def test_a_fork_does_not_close_its_parents_spill(tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill")
     emb(torch.arange(100)).sum().backward()
     settle(emb)
@@ -128,7 +128,7 @@ def test_a_fork_closes_nothing_of_its_parents(tmp_path: Path) -> None:
     assert not (tmp_path / "spill").exists()
 
 
-def test_a_fork_that_ends_by_itself_leaves_the_spill_to_its_parent(tmp_path: Path) -> None:
+def test_a_fork_that_exits_leaves_the_spill_to_its_parent(tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill")
     emb(torch.arange(100)).sum().backward()
     settle(emb)
@@ -136,7 +136,7 @@ def test_a_fork_that_ends_by_itself_leaves_the_spill_to_its_parent(tmp_path: Pat
     process = os.fork()
     if process == 0:
         try:
-            emb.table._release()  # as the collector and the end of the interpreter do
+            emb.table._release()  # as the garbage collector and the end of the interpreter do
         finally:
             os._exit(0)
     os.waitpid(process, 0)

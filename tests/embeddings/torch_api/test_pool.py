@@ -1,4 +1,4 @@
-"""DynamicEmbedding.pool beside torch's EmbeddingBag."""
+"""DynamicEmbedding.pool, compared with torch's EmbeddingBag."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def pair(num_ids: int = 50) -> tuple[DynamicEmbedding, nn.EmbeddingBag]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("offsets", "num_ids"), RAGGED)
-def test_ragged_bags_are_those_of_torch(offsets: list[int], num_ids: int, training: bool, mode: str) -> None:
+def test_ragged_bags_equal_torchs(offsets: list[int], num_ids: int, training: bool, mode: str) -> None:
     emb, bag = pair()
     bag.mode = mode
     ids = torch.randint(0, 50, (num_ids,), generator=torch.Generator().manual_seed(2))
@@ -82,14 +82,14 @@ def test_gradients_reach_the_rows_through_the_bags(mode: str) -> None:
     ],
 )
 @pytest.mark.parametrize("training", [True, False])
-def test_bags_that_are_none_are_refused(arguments: Any, named: str, training: bool) -> None:
+def test_invalid_bags_are_refused(arguments: Any, named: str, training: bool) -> None:
     emb = DynamicEmbedding(4, 16).train(training)
     with pytest.raises(ValueError, match=named):
         emb.pool(*arguments)
     assert len(emb) == 0
 
 
-def test_scores_come_with_bags_too() -> None:
+def test_pool_takes_scores() -> None:
     emb = DynamicEmbedding(4, 16, eviction="custom")
     emb.pool(torch.arange(16).reshape(4, 4), scores=torch.arange(16).reshape(4, 4)).sum().backward()
     emb.pool(torch.tensor([[50]]), scores=torch.tensor([[60]])).sum().backward()

@@ -1,4 +1,4 @@
-"""DynamicEmbedding's spill: a folder of its own, whatever is done to it."""
+"""The spill folder of a DynamicEmbedding: locked, deleted in the end, and never another's."""
 
 import gc
 import shutil
@@ -19,7 +19,7 @@ def train(emb: DynamicEmbedding, ids: torch.Tensor) -> None:
     emb(ids).sum().backward()
 
 
-def test_without_a_spill_an_evicted_row_is_forgotten() -> None:
+def test_without_a_spill_an_evicted_row_is_lost() -> None:
     emb = DynamicEmbedding(4, 16)
     for start in range(0, 64, 16):
         train(emb, torch.arange(start, start + 16))
@@ -30,7 +30,7 @@ def test_without_a_spill_an_evicted_row_is_forgotten() -> None:
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "custom"])
 @pytest.mark.parametrize("name", ["rowwise-adagrad", "adam", "sgd"])
-def test_with_a_spill_a_small_capacity_changes_nothing(name: str, eviction: str, tmp_path: Path) -> None:
+def test_with_a_spill_a_small_capacity_does_not_change_results(name: str, eviction: str, tmp_path: Path) -> None:
     settings = {"optimizer": {"name": name, "lr": 0.1}, "eviction": eviction, "admission": {"min_count": 2}}
     large = DynamicEmbedding(8, 4096, **settings)
     small = DynamicEmbedding(8, 32, spill=tmp_path / "spill", **settings)
@@ -50,7 +50,7 @@ def test_with_a_spill_a_small_capacity_changes_nothing(name: str, eviction: str,
     assert not (tmp_path / "spill").exists()
 
 
-def test_a_closed_object_says_so(tmp_path: Path) -> None:
+def test_a_closed_object_raises(tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill")
     rows = emb(torch.arange(3))
     emb.close()
@@ -60,14 +60,14 @@ def test_a_closed_object_says_so(tmp_path: Path) -> None:
             call()
 
 
-def test_a_folder_that_is_no_spill_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("chapter 1")
     with pytest.raises(SpillError, match=r"thesis\.txt"):
         DynamicEmbedding(8, 32, spill=tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_is_refused_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("chapter 1")
     for path in (tmp_path / "file", tmp_path / "file" / "spill"):
         with pytest.raises(SpillError, match="file"):
@@ -75,12 +75,12 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "chapter 1"
 
 
-def test_a_folder_that_cannot_be_written_is_an_error() -> None:
+def test_a_read_only_folder_is_refused() -> None:
     with pytest.raises(SpillError, match="/proc/springtide"):
         DynamicEmbedding(8, 32, spill="/proc/springtide")
 
 
-def test_a_folder_in_use_is_refused_and_then_free(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused_until_it_is_closed(tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill")
     train(emb, torch.arange(100))
     with pytest.raises(SpillError, match="in use"):
@@ -93,7 +93,7 @@ def test_a_folder_in_use_is_refused_and_then_free(tmp_path: Path) -> None:
     again.close()
 
 
-def test_an_object_that_is_dropped_takes_its_folder_along(tmp_path: Path) -> None:
+def test_a_dropped_object_deletes_its_folder(tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill")
     train(emb, torch.arange(100))
     assert (tmp_path / "spill").exists()
@@ -102,7 +102,7 @@ def test_an_object_that_is_dropped_takes_its_folder_along(tmp_path: Path) -> Non
     assert not (tmp_path / "spill").exists()
 
 
-def test_a_process_that_ends_takes_its_folder_along_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
+def test_a_process_deletes_its_folder_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         "import os, sys, torch\n"
         "from embeddings import DynamicEmbedding\n"
@@ -118,22 +118,22 @@ def test_a_process_that_ends_takes_its_folder_along_and_a_killed_one_leaves_no_l
         assert (done.returncode, done.stderr) == (exit_code, "")
         assert (tmp_path / "spill").exists() == (end == "kill")
     emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill")
-    assert len(list((tmp_path / "spill").iterdir())) == 2  # its lock and its rows, nothing of the killed one
+    assert len(list((tmp_path / "spill").iterdir())) == 2  # its lock and its rows, none of the killed process
     assert emb.lookup(torch.arange(10))[1].tolist() == [1] * 10
     emb.close()
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_folder_that_vanishes_in_use_gives_no_wrong_row(killed: bool, tmp_path: Path) -> None:
+def test_a_folder_deleted_in_use_gives_no_wrong_row(killed: bool, tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, init_scale=0, optimizer={"name": "sgd", "lr": 1.0}, spill=tmp_path / "spill")
     train(emb, torch.arange(1000))
     resident = emb.table.parts.memory.ops.keys_of(emb.table.parts.memory.store, emb.table.parts.memory.occupied())[1]
     worker = emb.table.parts.spill._worker  # type: ignore[attr-defined]
     worker.drain()
     shutil.rmtree(tmp_path / "spill")
-    if killed:  # RocksDB's process, which has the files open and needs no names for them
+    if killed:  # the process, which can still read the files that it has open
         worker._process.kill()
-        worker.patience_seconds = 0.3  # for what will not succeed
+        worker.patience_seconds = 0.3  # for calls that will fail
     refused = 0
     for start in range(0, 1000, 500):
         try:

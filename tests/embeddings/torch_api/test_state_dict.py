@@ -1,4 +1,4 @@
-"""DynamicEmbedding in state_dicts, files and copies: nothing that matters is lost on the way."""
+"""A DynamicEmbedding in state_dicts, files and copies is the same."""
 
 import copy
 import io
@@ -32,7 +32,7 @@ def train(emb: DynamicEmbedding, seed: int = 0, num_batches: int = 8) -> None:
 
 
 def same(one: DynamicEmbedding, other: DynamicEmbedding) -> None:
-    """The same in everything that one can ask, except for the order of rows and which ids were forgotten."""
+    """Assert that both are equal, except for the order of rows and which ids were forgotten."""
     states = [emb.get_extra_state() for emb in (one, other)]
     for state in states:
         order = torch.argsort(state["ids"] + 1000 * state["features"], stable=True)
@@ -64,7 +64,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_loaded_object_goes_on_as_the_saved_one_would(name: str, tmp_path: Path) -> None:
+def test_training_continues_identically_after_a_load(name: str, tmp_path: Path) -> None:
     ticks = [iter(range(1000, 2000)) for _ in range(2)]
     settings = SETTINGS[name]
     saved = DynamicEmbedding(8, 4096, seed=5, init_scale=0.1, clock=lambda: next(ticks[0]), **settings)
@@ -85,7 +85,7 @@ def test_a_loaded_object_goes_on_as_the_saved_one_would(name: str, tmp_path: Pat
     same(saved, loaded)
 
 
-def test_the_state_of_a_whole_model_comes_back() -> None:
+def test_the_state_of_a_whole_model_is_restored() -> None:
     models = [Model(admission=ADMISSION), Model(admission=ADMISSION)]
     generator = torch.Generator().manual_seed(0)
     for _ in range(5):
@@ -100,7 +100,7 @@ def test_the_state_of_a_whole_model_comes_back() -> None:
         models[1].load_state_dict({name: value for name, value in state.items() if name != "users._extra_state"})
 
 
-def test_it_may_stand_first_in_a_sequential() -> None:
+def test_it_works_in_a_sequential() -> None:
     model = nn.Sequential(DynamicEmbedding(4, 64), nn.Flatten(), nn.Linear(8, 1))
     model(torch.tensor([[1, 2], [3, 4]])).sum().backward()
     other = nn.Sequential(DynamicEmbedding(4, 16), nn.Flatten(), nn.Linear(8, 1))
@@ -109,7 +109,7 @@ def test_it_may_stand_first_in_a_sequential() -> None:
     assert [name for name, _ in model.named_parameters()] == ["2.weight", "2.bias"]
 
 
-def test_a_state_moves_between_memory_and_spill(tmp_path: Path) -> None:
+def test_a_state_can_be_loaded_with_and_without_a_spill(tmp_path: Path) -> None:
     large, small = DynamicEmbedding(8, 4096), DynamicEmbedding(8, 16, spill=tmp_path / "a")
     train(large)
     small.load_state_dict(large.state_dict())
@@ -124,7 +124,7 @@ def test_a_state_moves_between_memory_and_spill(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_room_for_all_the_rows_seen_last_stay() -> None:
+def test_without_room_for_all_the_most_recently_seen_rows_are_kept() -> None:
     seconds = iter(range(1000))
     large = DynamicEmbedding(8, 4096, clock=lambda: next(seconds))
     for i in range(200):
@@ -166,7 +166,7 @@ def test_a_state_that_does_not_fit_changes_nothing(settings: dict[str, Any], cha
     assert emb.export().equals(before)
 
 
-def test_a_state_is_a_copy() -> None:
+def test_a_state_is_not_changed_by_training() -> None:
     emb = DynamicEmbedding(8, 64)
     train(emb)
     saved = emb.state_dict()
@@ -176,7 +176,7 @@ def test_a_state_is_a_copy() -> None:
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
-def test_a_copy_is_an_object_of_its_own(way: str) -> None:
+def test_a_copy_is_independent(way: str) -> None:
     model = Model(admission=ADMISSION)
     train(model.users)
     if way == "deepcopy":
@@ -193,7 +193,7 @@ def test_a_copy_is_an_object_of_its_own(way: str) -> None:
     assert not torch.equal(model.users.lookup(IDS)[0].nan_to_num(9), other.users.lookup(IDS)[0].nan_to_num(9))
 
 
-def test_an_object_with_a_spill_is_not_copied(tmp_path: Path) -> None:
+def test_an_object_with_a_spill_cannot_be_copied(tmp_path: Path) -> None:
     emb = DynamicEmbedding(8, 64, spill=tmp_path / "spill")
     for way in (copy.deepcopy, pickle.dumps):
         with pytest.raises(OwnershipError, match="state_dict"):
@@ -201,7 +201,7 @@ def test_an_object_with_a_spill_is_not_copied(tmp_path: Path) -> None:
     emb.close()
 
 
-def test_a_graph_from_before_a_load_is_refused() -> None:
+def test_a_graph_from_before_a_load_raises() -> None:
     emb = DynamicEmbedding(8, 64)
     rows = emb(torch.tensor([1]))
     emb.load_state_dict(emb.state_dict())
@@ -209,7 +209,7 @@ def test_a_graph_from_before_a_load_is_refused() -> None:
         rows.sum().backward()
 
 
-def test_a_cast_module_gives_rows_of_that_type_and_keeps_its_own() -> None:
+def test_a_cast_module_returns_that_dtype_and_stores_its_own() -> None:
     model = nn.Sequential(DynamicEmbedding(8, 64), nn.Linear(8, 1))
     emb = model[0]
     ids = torch.arange(5)
@@ -226,16 +226,16 @@ def test_a_cast_module_gives_rows_of_that_type_and_keeps_its_own() -> None:
     assert not torch.equal(emb(ids), exact)
 
 
-def test_where_a_module_is_moved_its_rows_stay() -> None:
+def test_rows_stay_on_their_device_if_the_module_is_moved() -> None:
     model = nn.Sequential(DynamicEmbedding(8, 64), nn.Linear(8, 1)).to("cpu", torch.float64).to("meta")
     assert model[0](torch.tensor([1])).device.type == "cpu"
     assert model[0].output_dtype == torch.float64
     if not torch.cuda.is_available():
-        with pytest.raises((AssertionError, RuntimeError)):  # torch's own words
+        with pytest.raises((AssertionError, RuntimeError)):  # torch's own error
             DynamicEmbedding(8, 64).to("cuda")
 
 
-def test_rows_cannot_lie_in_shared_memory() -> None:
+def test_rows_cannot_be_in_shared_memory() -> None:
     emb = DynamicEmbedding(8, 64)
     for module in (emb, nn.Sequential(emb, nn.Linear(8, 1))):
         with pytest.raises(OwnershipError, match="state_dict"):

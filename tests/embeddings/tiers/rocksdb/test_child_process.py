@@ -1,4 +1,4 @@
-"""The spill's process may be killed at any time, and dies when its owner does."""
+"""The spill's process can be killed at any time, and dies with its owner."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_a_killed_process_loses_nothing(spill: RocksSpill) -> None:
     assert spill.counters()["spill_starts"] == 4
 
 
-def test_kills_amid_writes_and_finds_show_nothing_but_the_newest_rows(spill: RocksSpill) -> None:
+def test_kills_during_writes_and_finds_never_show_older_rows(spill: RocksSpill) -> None:
     over = threading.Event()
 
     def killer() -> None:
@@ -76,7 +76,7 @@ def test_kills_amid_writes_and_finds_show_nothing_but_the_newest_rows(spill: Roc
     assert len(spill.read_all()) == 11 * 500 + 6000
 
 
-def test_absent_keys_ask_nobody(spill: RocksSpill) -> None:
+def test_absent_keys_cost_no_request(spill: RocksSpill) -> None:
     spill.write(numbered_rows(np.arange(1000), DIM, WIDTH), 1000)
     spill.drain()
     kill(spill)
@@ -91,7 +91,7 @@ def mixed(rows: Rows) -> UInt64Array:
     return mix_keys(rows.features, rows.ids)
 
 
-def test_a_process_that_says_nothing_is_killed_after_a_while(spill: RocksSpill) -> None:
+def test_a_process_that_does_not_respond_is_killed(spill: RocksSpill) -> None:
     rows = numbered_rows(np.arange(100), DIM, WIDTH)
     spill.write(rows, 100)
     spill.drain()
@@ -104,7 +104,7 @@ def test_a_process_that_says_nothing_is_killed_after_a_while(spill: RocksSpill) 
     assert spill.counters()["spill_starts"] == 2
 
 
-def test_several_finds_at_once_beside_a_writer(spill: RocksSpill) -> None:
+def test_concurrent_finds_beside_a_writer(spill: RocksSpill) -> None:
     rows = numbered_rows(np.arange(20_000), DIM, WIDTH)
     spill.write(rows, 20_000)
     spill.drain()
@@ -128,7 +128,7 @@ def test_several_finds_at_once_beside_a_writer(spill: RocksSpill) -> None:
     assert not errors
 
 
-def test_a_generation_lives_until_no_find_needs_it(spill: RocksSpill) -> None:
+def test_a_generation_is_kept_until_no_find_reads_it(spill: RocksSpill) -> None:
     rows = numbered_rows(np.arange(3000), DIM, WIDTH)
     spill.write(rows, 3000)
     spill.drain()

@@ -1,4 +1,4 @@
-"""Whatever the disk does, a caller gets the right rows or a SpillError that says what to do, and does not wait long."""
+"""Whatever the disk does, a call soon returns the right rows or raises a SpillError that says what to do."""
 
 import importlib.util
 import resource
@@ -29,20 +29,20 @@ def spill(tmp_path: Path) -> Iterator[RocksSpill]:
 
 
 def limit_files(spill: RocksSpill, num_bytes: int) -> None:
-    """No file of the process may become larger: what a full disk does, as far as a process can be told."""
+    """Limit the size of the process's files, which looks to it like a full disk."""
     process = spill._worker._process
     assert process is not None
     resource.prlimit(process.popen.pid, resource.RLIMIT_FSIZE, (num_bytes, FOREVER))
 
 
 def fill(spill: RocksSpill, written: list[int]) -> None:
-    """Thousands of rows, numbered on from those written, until it takes no more."""
+    """Write batches of 1,000 new rows until the spill takes no more."""
     while True:
         spill.write(numbered_rows(np.arange(1000 * len(written), 1000 * len(written) + 1000), DIM, WIDTH), 1000)
         written.append(len(written))
 
 
-def test_a_full_disk_stops_writes_keeps_rows_and_goes_on_when_there_is_room(spill: RocksSpill) -> None:
+def test_a_full_disk_stops_writes_until_there_is_room(spill: RocksSpill) -> None:
     spill.write(numbered_rows(np.arange(1000), DIM, WIDTH), 1000)
     spill.drain()
     limit_files(spill, 200_000)
@@ -60,7 +60,7 @@ def test_a_full_disk_stops_writes_keeps_rows_and_goes_on_when_there_is_room(spil
     assert spill.counters()["spill_starts"] == 1
 
 
-def test_who_waits_for_a_full_disk_is_told_of_long_before_patience_ends(spill: RocksSpill) -> None:
+def test_a_stall_on_a_full_disk_is_reported_long_before_patience_ends(spill: RocksSpill) -> None:
     spill.write(numbered_rows(np.arange(1000), DIM, WIDTH), 1000)
     spill.drain()
     limit_files(spill, 200_000)
@@ -83,7 +83,7 @@ def test_who_waits_for_a_full_disk_is_told_of_long_before_patience_ends(spill: R
     assert spill.stall_reason() == ""
 
 
-def test_a_process_killed_on_a_full_disk_loses_nothing_either(spill: RocksSpill) -> None:
+def test_a_process_killed_on_a_full_disk_loses_nothing(spill: RocksSpill) -> None:
     spill.write(numbered_rows(np.arange(1000), DIM, WIDTH), 1000)
     spill.drain()
     limit_files(spill, 200_000)
@@ -96,7 +96,7 @@ def test_a_process_killed_on_a_full_disk_loses_nothing_either(spill: RocksSpill)
     assert len(spill.read_all()) == 1000 * len(written)
 
 
-def test_a_folder_that_vanished_is_told_and_never_begun_anew(spill: RocksSpill) -> None:
+def test_a_vanished_folder_is_reported_and_not_recreated(spill: RocksSpill) -> None:
     rows = numbered_rows(np.arange(1000), DIM, WIDTH)
     spill.write(rows, 1000)
     spill.drain()
@@ -114,7 +114,7 @@ def test_a_folder_that_vanished_is_told_and_never_begun_anew(spill: RocksSpill) 
     assert not spill.folder.exists()
 
 
-def test_a_database_that_another_holds_is_told_and_taken_when_free(spill: RocksSpill) -> None:
+def test_a_database_locked_by_another_process_is_reported_and_used_once_free(spill: RocksSpill) -> None:
     import rocksdbpy
 
     options = rocksdbpy.Option()
@@ -133,14 +133,14 @@ def test_a_database_that_another_holds_is_told_and_taken_when_free(spill: RocksS
 
 
 @pytest.mark.parametrize("place", ["/proc/spill", "a file/spill"])
-def test_where_no_folder_can_be_made_the_start_says_so(tmp_path: Path, place: str) -> None:
+def test_a_folder_that_cannot_be_created_is_reported_at_the_start(tmp_path: Path, place: str) -> None:
     (tmp_path / "a file").touch()
     with pytest.raises(SpillError, match="cannot create"):
         RocksSpill(tmp_path / place, dim=DIM, state_width=WIDTH)
 
 
 def inject(spill: RocksSpill, key: bytes, value: bytes) -> None:
-    """Into the first database, past the spill; its process is gone afterwards."""
+    """Write to the first database directly, after killing the spill's process."""
     import rocksdbpy
 
     spill.drain()
@@ -150,7 +150,7 @@ def inject(spill: RocksSpill, key: bytes, value: bytes) -> None:
     database.close()
 
 
-def test_a_record_of_wrong_size_is_never_taken_for_a_row(spill: RocksSpill) -> None:
+def test_a_record_of_wrong_size_is_reported(spill: RocksSpill) -> None:
     rows = numbered_rows(np.arange(1000), DIM, WIDTH)
     spill.write(rows, 1000)
     spill.drain()
@@ -168,7 +168,7 @@ def test_a_record_of_wrong_size_is_never_taken_for_a_row(spill: RocksSpill) -> N
         spill.read_all()
 
 
-def test_a_damaged_record_stops_a_purge_and_nothing_else(spill: RocksSpill) -> None:
+def test_a_corrupt_record_stops_only_the_purge(spill: RocksSpill) -> None:
     rows = numbered_rows(np.arange(1000), DIM, WIDTH)
     spill.write(rows, 1000)
     spill.drain()
@@ -178,12 +178,12 @@ def test_a_damaged_record_stops_a_purge_and_nothing_else(spill: RocksSpill) -> N
     assert_found(spill, rows)
 
 
-def test_a_corrupt_file_is_told(spill: RocksSpill) -> None:
+def test_a_corrupt_file_is_reported(spill: RocksSpill) -> None:
     rows = numbered_rows(np.arange(20_000), DIM, WIDTH)
     for start in range(0, 20_000, 5000):
         spill.write(rows.take(np.arange(start, start + 5000)), 5000)
     spill.drain()
-    for _ in range(2):  # opening it again writes the log's rows into a table file
+    for _ in range(2):  # when it is reopened, RocksDB writes the rows of its log into a table file
         kill(spill)
         assert_found(spill, rows.take(np.arange(10)))
     kill(spill)
@@ -198,7 +198,7 @@ def test_a_corrupt_file_is_told(spill: RocksSpill) -> None:
         find(spill, rows)
 
 
-def test_without_rocksdb_the_start_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_rocksdb_is_reported_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
 
     def without(name: str, *rest: Any) -> Any:
@@ -209,7 +209,7 @@ def test_without_rocksdb_the_start_says_what_to_install(tmp_path: Path, monkeypa
         RocksSpill(tmp_path / "spill", dim=DIM, state_width=WIDTH)
 
 
-def test_a_rocksdb_that_cannot_be_loaded_is_told_at_the_next_call(
+def test_a_rocksdb_that_cannot_be_loaded_is_reported_at_the_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rocksdbpy.py").write_text("raise ImportError('its library is missing')")

@@ -1,4 +1,4 @@
-"""A process that forks while the spill's process starts: neither waits for the other's end."""
+"""A process that forks while the spill's process starts: neither waits until the other ends."""
 
 import multiprocessing
 import subprocess
@@ -15,7 +15,7 @@ from embeddings.tiers.record_kinds import ROW
 from embeddings.tiers.rocksdb.spill import RocksSpill
 
 
-def test_a_fork_waits_until_the_spills_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_waits_for_the_start_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = multiprocessing.get_context("fork")
     over = context.Event()
     worker = context.Process(target=over.wait)
@@ -24,7 +24,7 @@ def test_a_fork_waits_until_the_spills_process_is_started(tmp_path: Path, monkey
 
     def start(*arguments: Any, **options: Any) -> Any:
         forker.start()
-        forker.join(0.3)  # a fork that does not wait is done by then
+        forker.join(0.3)  # a fork that does not wait has finished by then
         forked_amid.append(not forker.is_alive())
         return popen(*arguments, **options)
 
@@ -41,7 +41,7 @@ def test_a_fork_waits_until_the_spills_process_is_started(tmp_path: Path, monkey
     assert forked_amid == [False]
 
 
-def test_a_forks_copy_of_a_spill_touches_nothing(tmp_path: Path) -> None:
+def test_a_forked_copy_of_a_spill_does_nothing(tmp_path: Path) -> None:
     spill = RocksSpill(tmp_path / "spill", dim=2, state_width=0)
     spill.write(Rows.empty(1, 2, 0), 1)
     spill.drain()

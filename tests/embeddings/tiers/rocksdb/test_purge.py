@@ -1,4 +1,4 @@
-"""Rows below a horizon leave the disk, and nothing else does."""
+"""A purge deletes expired rows from disk, and nothing else."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def spill(tmp_path: Path) -> Iterator[RocksSpill]:
     made.close()
 
 
-def test_the_folder_shrinks_and_the_living_stay(spill: RocksSpill) -> None:
+def test_the_folder_shrinks_and_live_rows_stay(spill: RocksSpill) -> None:
     rows = numbered_rows(np.arange(60_000), DIM, WIDTH)
     spill.write(rows, 60_000)
     spill.drain()
@@ -37,7 +37,7 @@ def test_the_folder_shrinks_and_the_living_stay(spill: RocksSpill) -> None:
     assert spill.counters()["spill_purged"] == 54_000
 
 
-def test_a_wholly_dead_database_goes_without_being_read(spill: RocksSpill) -> None:
+def test_a_database_of_expired_rows_is_deleted_without_being_read(spill: RocksSpill) -> None:
     spill.write(numbered_rows(np.arange(5000), DIM, WIDTH), 5000)
     spill.drain()
     spill.purge({0: 10_000})
@@ -48,7 +48,7 @@ def test_a_wholly_dead_database_goes_without_being_read(spill: RocksSpill) -> No
     assert_found(spill, numbered_rows(np.arange(10_000, 10_100), DIM, WIDTH))
 
 
-def test_other_features_and_marks_stay(spill: RocksSpill) -> None:
+def test_rows_of_other_features_and_tombstones_stay(spill: RocksSpill) -> None:
     mine, other = numbered_rows(np.arange(2000), DIM, WIDTH), numbered_rows(np.arange(2000), DIM, WIDTH, feature=7)
     marked = numbered_rows(np.arange(5000, 5100), DIM, WIDTH)
     spill.write(mine, 2000)
@@ -61,7 +61,7 @@ def test_other_features_and_marks_stay(spill: RocksSpill) -> None:
     assert (find(spill, marked).kinds == TOMBSTONE).all()
 
 
-def test_horizons_of_many_features(spill: RocksSpill) -> None:
+def test_cutoffs_of_many_features(spill: RocksSpill) -> None:
     num = 5000
     rows = numbered_rows(np.arange(num), DIM, WIDTH)
     rows.features[:] = np.arange(num, dtype=np.uint16)
@@ -74,7 +74,7 @@ def test_horizons_of_many_features(spill: RocksSpill) -> None:
     assert_found(spill, rows.take(np.arange(0, num, 2)))
 
 
-def test_a_few_dead_rows_are_not_worth_rewriting(spill: RocksSpill) -> None:
+def test_few_expired_rows_do_not_cause_a_rewrite(spill: RocksSpill) -> None:
     rows = numbered_rows(np.arange(10_000), DIM, WIDTH)
     spill.write(rows, 10_000)
     spill.drain()
@@ -84,7 +84,7 @@ def test_a_few_dead_rows_are_not_worth_rewriting(spill: RocksSpill) -> None:
     assert spill.counters()["spill_purged"] == 0
 
 
-def test_what_is_written_meanwhile_is_newer_than_what_moves(spill: RocksSpill) -> None:
+def test_rows_written_during_a_rewrite_win(spill: RocksSpill) -> None:
     old = numbered_rows(np.arange(30_000), DIM, WIDTH)
     spill.write(old, 30_000)
     spill.drain()
@@ -102,7 +102,7 @@ def test_what_is_written_meanwhile_is_newer_than_what_moves(spill: RocksSpill) -
     assert len(spill.read_all()) == 24_000 <= spill.num_rows() <= 30_000
 
 
-def test_a_process_killed_while_it_purges_begins_that_part_again(spill: RocksSpill) -> None:
+def test_a_killed_process_resumes_the_rewrite(spill: RocksSpill) -> None:
     rows = numbered_rows(np.arange(40_000), DIM, WIDTH)
     spill.write(rows, 40_000)
     spill.drain()
@@ -115,7 +115,7 @@ def test_a_process_killed_while_it_purges_begins_that_part_again(spill: RocksSpi
     assert_found(spill, rows.take(np.arange(20_000, 40_000)))
 
 
-def test_a_generation_destroyed_while_it_is_purged_leaves_nothing(spill: RocksSpill) -> None:
+def test_a_generation_destroyed_during_its_rewrite_leaves_nothing(spill: RocksSpill) -> None:
     spill.write(numbered_rows(np.arange(40_000), DIM, WIDTH), 40_000)
     spill.drain()
     spill.purge({0: 20_000})
@@ -126,7 +126,7 @@ def test_a_generation_destroyed_while_it_is_purged_leaves_nothing(spill: RocksSp
     assert spill.num_rows() == 0
 
 
-def test_the_coldest_rows_are_known_by_their_last_seen(spill: RocksSpill) -> None:
+def test_the_last_seen_quantile_counts_all_databases(spill: RocksSpill) -> None:
     assert spill.last_seen_quantile(0.5) is None
     spill.write(numbered_rows(np.arange(10_000), DIM, WIDTH), 10_000)
     spill.open_generation()
@@ -140,7 +140,7 @@ def test_the_coldest_rows_are_known_by_their_last_seen(spill: RocksSpill) -> Non
     assert 14_500 < spill.num_rows() < 15_500
 
 
-def test_without_a_spill_nothing_is_purged_or_cold() -> None:
+def test_without_a_spill_there_is_nothing_to_purge() -> None:
     none = NoSpill(DIM, WIDTH)
     none.purge({0: 5})
     assert none.last_seen_quantile(0.5) is None

@@ -1,4 +1,4 @@
-"""The spill keeps what was written last, whether it waits or lies on the disk."""
+"""The spill returns what was written last, from its queue or from disk."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ KEYS = [(0, 1), (1, 1), (65535, -1), (0, -(2**63)), (0, 2**63 - 1), (0, 256)]
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_a_row_comes_back_whole(spill: RocksSpill, written: bool) -> None:
+def test_a_row_comes_back_with_all_columns(spill: RocksSpill, written: bool) -> None:
     spill.write(rows(KEYS, 0.5), len(KEYS))
     if written:
         wait_until_written(spill)
@@ -60,7 +60,7 @@ def test_a_row_comes_back_whole(spill: RocksSpill, written: bool) -> None:
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_the_newest_write_counts_and_a_mark_hides_what_is_older(spill: RocksSpill, written: bool) -> None:
+def test_the_newest_write_wins_and_a_tombstone_hides_older_rows(spill: RocksSpill, written: bool) -> None:
     spill.write(rows(KEYS, 1), len(KEYS))
     spill.open_generation()
     if written:
@@ -76,7 +76,7 @@ def test_the_newest_write_counts_and_a_mark_hides_what_is_older(spill: RocksSpil
     assert sorted(spill.read_all().ids.tolist()) == sorted([1, -(2**63), 2**63 - 1, 256])
 
 
-def test_a_generation_goes_whole(spill: RocksSpill) -> None:
+def test_a_generation_is_destroyed_as_a_whole(spill: RocksSpill) -> None:
     spill.write(rows(KEYS[:2], 1), 2)
     closed = spill.open_generation()
     spill.write(rows(KEYS[1:3], 2), 2)
@@ -99,7 +99,7 @@ def test_many_rows_come_back_from_the_disk(spill: RocksSpill) -> None:
     assert spill.num_bytes() > 0
 
 
-def test_a_full_queue_makes_the_writer_wait_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_queue_blocks_the_writer_and_loses_nothing(tmp_path: Path) -> None:
     spill = RocksSpill(tmp_path / "narrow", dim=DIM, state_width=1, queue_bytes=1000)
     for start in range(0, 2000, 100):
         spill.write(rows([(0, start + i) for i in range(100)], start), 100)
@@ -109,7 +109,7 @@ def test_a_full_queue_makes_the_writer_wait_and_loses_nothing(tmp_path: Path) ->
     spill.close()
 
 
-def test_a_start_removes_older_epochs_and_touches_nothing_else(tmp_path: Path) -> None:
+def test_a_start_deletes_older_epochs_only(tmp_path: Path) -> None:
     for name in ("1", "2", "4", "notes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
@@ -119,12 +119,12 @@ def test_a_start_removes_older_epochs_and_touches_nothing_else(tmp_path: Path) -
     assert sorted(os.listdir(tmp_path)) == ["4", "notes"]
 
 
-def test_two_owners_of_one_epoch_are_refused(spill: RocksSpill, tmp_path: Path) -> None:
+def test_a_second_spill_of_one_epoch_is_refused(spill: RocksSpill, tmp_path: Path) -> None:
     with pytest.raises(SpillError, match="cannot create"):
         RocksSpill.of_epoch(tmp_path, 3, dim=DIM, state_width=1)
 
 
-def test_a_failing_disk_is_told_after_a_while_and_what_waits_is_kept(tmp_path: Path) -> None:
+def test_a_failing_disk_raises_after_patience_and_keeps_the_queue(tmp_path: Path) -> None:
     spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1, queue_bytes=1)
     blocker = tmp_path / "spill" / "000000"
     blocker.write_text("no folder for a database")
@@ -142,7 +142,7 @@ def test_a_failing_disk_is_told_after_a_while_and_what_waits_is_kept(tmp_path: P
     spill.close()
 
 
-def test_after_close_nothing_is_answered_in_silence(spill: RocksSpill) -> None:
+def test_calls_after_close_raise(spill: RocksSpill) -> None:
     spill.write(rows(KEYS, 1), len(KEYS))
     spill.close()
     spill.close()
@@ -153,7 +153,7 @@ def test_after_close_nothing_is_answered_in_silence(spill: RocksSpill) -> None:
     assert not spill._worker._thread.is_alive()
 
 
-def test_bytes_are_counted_while_folders_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_num_bytes_works_while_folders_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spill = RocksSpill(tmp_path / "spill", dim=4, state_width=1)
     (spill.folder / "000007").mkdir()
     (spill.folder / "000007" / "file").write_bytes(b"1234")

@@ -1,4 +1,4 @@
-"""Random schedules of the spill in RocksDB against dictionaries: writes, marks, generations, purges, kills."""
+"""Random writes, tombstones, generations, purges and kills of the RocksDB spill, compared with dictionaries."""
 
 import shutil
 import tempfile
@@ -26,7 +26,7 @@ class SpillMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="springtide-machine-"))
         self.spill = RocksSpill(self.folder / "spill", dim=DIM, state_width=WIDTH, queue_bytes=4000)
         self.truth = DictSpill(DIM, WIDTH)
-        self.horizons = {0: 0, 1: 0, 2: 0}
+        self.cutoffs = {0: 0, 1: 0, 2: 0}
         self.clock = 0
         self.closed: int | None = None
 
@@ -45,7 +45,7 @@ class SpillMachine(RuleBasedStateMachine):
             to.write(rows, 0)
 
     @rule(keys=KEYS)
-    def mark(self, keys: list[tuple[int, int]]) -> None:
+    def add_tombstones(self, keys: list[tuple[int, int]]) -> None:
         rows = self.rows(keys)
         for to in (self.spill, self.truth):
             to.add_tombstones(rows.features, rows.ids)
@@ -54,27 +54,27 @@ class SpillMachine(RuleBasedStateMachine):
     def look(self, keys: list[tuple[int, int]]) -> None:
         wanted = self.rows(keys)
         real, true = (spill.find(wanted.features, wanted.ids) for spill in (self.spill, self.truth))
-        dead = (true.kinds == ROW) & (true.rows.last_seen < [self.horizons[feature] for feature, _ in keys])
-        np.testing.assert_array_equal(real.kinds[~dead], true.kinds[~dead])
-        alive = np.flatnonzero((true.kinds == ROW) & ~dead)
-        for ours, theirs in zip(real.rows.take(alive).columns(), true.rows.take(alive).columns(), strict=True):
+        expired = (true.kinds == ROW) & (true.rows.last_seen < [self.cutoffs[feature] for feature, _ in keys])
+        np.testing.assert_array_equal(real.kinds[~expired], true.kinds[~expired])
+        live = np.flatnonzero((true.kinds == ROW) & ~expired)
+        for ours, theirs in zip(real.rows.take(live).columns(), true.rows.take(live).columns(), strict=True):
             np.testing.assert_array_equal(ours, theirs)
-        # what may have been purged is either gone, with what lay below it in sight, or as dead as it was
-        assert set(real.kinds[dead].tolist()) <= {ABSENT, ROW, TOMBSTONE}
-        for u in np.flatnonzero(dead & (real.kinds == ROW)):
-            assert real.rows.last_seen[u] < self.horizons[keys[u][0]]
+        # a row that may have been purged is missing, so that an older generation shows, or is found and has expired
+        assert set(real.kinds[expired].tolist()) <= {ABSENT, ROW, TOMBSTONE}
+        for u in np.flatnonzero(expired & (real.kinds == ROW)):
+            assert real.rows.last_seen[u] < self.cutoffs[keys[u][0]]
 
     @rule()
     def read_all(self) -> None:
         real, true = self.spill.read_all(), self.truth.read_all()
-        keys = [self._alive(rows) for rows in (real, true)]
+        keys = [self._live_keys(rows) for rows in (real, true)]
         assert sorted(keys[0]) == sorted(keys[1])
         assert len(set(keys[0])) == len(keys[0])
 
     @rule(feature=st.integers(0, 2), back=st.integers(0, 4))
     def purge(self, feature: int, back: int) -> None:
-        self.horizons[feature] = max(self.horizons[feature], self.clock - back)
-        self.spill.purge({feature: self.horizons[feature]})
+        self.cutoffs[feature] = max(self.cutoffs[feature], self.clock - back)
+        self.spill.purge({feature: self.cutoffs[feature]})
 
     @rule()
     def drain(self) -> None:
@@ -105,9 +105,9 @@ class SpillMachine(RuleBasedStateMachine):
         features = np.array([feature for feature, _ in keys], np.uint16)
         return Rows(features, made.ids, made.values, made.states, made.counts, np.full(len(keys), self.clock))
 
-    def _alive(self, rows: Rows) -> list[tuple[int, int, int]]:
+    def _live_keys(self, rows: Rows) -> list[tuple[int, int, int]]:
         keys = zip(rows.features.tolist(), rows.ids.tolist(), rows.last_seen.tolist(), strict=True)
-        return [key for key in keys if key[2] >= self.horizons[key[0]]]
+        return [key for key in keys if key[2] >= self.cutoffs[key[0]]]
 
 
 TestSpillMachine = SpillMachine.TestCase
