@@ -8,12 +8,18 @@ def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
     """Declare every metric that /metrics exports; returns the registry."""
     metrics.histogram("springtide_http_request_duration_seconds", "Time until a response was sent, by route.")
     metrics.counter("springtide_http_requests_total", "Requests answered, by route and status.")
-    metrics.counter("springtide_requests_rejected_total", "Requests that were not served, by reason.")
+    metrics.counter(
+        "springtide_requests_rejected_total",
+        "Requests that were not served, by reason: busy, not_ready, in_flight, timeout, size, token, host, "
+        "max_staleness, min_version.",
+    )
     metrics.gauge(
         "springtide_http_requests_in_flight", "Requests being answered, without streams and probes.", aggregation="sum"
     )
     metrics.gauge("springtide_open_streams", "Open streams and long polls.", aggregation="sum")
-    metrics.counter("springtide_lookup_rows_total", "Rows looked up, by status.")
+    metrics.counter(
+        "springtide_lookup_rows_total", "Rows looked up, by status: known, unknown, not_admitted, forgotten."
+    )
     metrics.counter("springtide_predictions_total", "Instances scored.")
     metrics.counter("springtide_predict_batches_total", "Calls of the model, each for the instances of many requests.")
     metrics.counter(
@@ -39,6 +45,8 @@ def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
     )
     metrics.gauge("springtide_staleness_seconds", "Now minus springtide_complete_until_timestamp_seconds.")
     metrics.gauge("springtide_workers", "Processes that answer requests.", aggregation="sum")
-    metrics.counter("springtide_worker_exits_total", "Workers that have exited: replaced by a restart, or died.")
+    metrics.counter(
+        "springtide_worker_exits_total", "Workers that have exited, by how: replaced (by a restart) or died."
+    )
     declare_trainer_metrics(metrics)
     return metrics

@@ -5,14 +5,18 @@ from app.version_log.trainer_status import GateStatus, TableStatus, TrainerStatu
 
 # metric -> help, label, and the trainer's counter for each value of the label
 LABELED_COUNTERS: dict[str, tuple[str, str, dict[str, str]]] = {
-    "hits": ("Ids of a batch found in memory, by tier.", "tier", {"device": "hits_device", "host": "hits_host"}),
+    "hits": (
+        "Ids of a batch found in memory, by tier: device, host.",
+        "tier",
+        {"device": "hits_device", "host": "hits_host"},
+    ),
     "recalled": (
-        "Rows read back into memory, by tier.",
+        "Rows read back into memory, by tier: disk, base.",
         "tier",
         {"disk": "recalled_from_spill", "base": "recalled_from_base"},
     ),
     "evicted": (
-        "Rows evicted from memory, by reason.",
+        "Rows evicted from memory, by reason: capacity, quota, resize.",
         "reason",
         {"capacity": "evicted_capacity", "quota": "evicted_quota", "resize": "evicted_resize"},
     ),
@@ -49,14 +53,16 @@ PLAIN_COUNTERS = {
 
 def declare_trainer_metrics(metrics: MetricsRegistry) -> None:
     """Declare the metrics that `update_trainer_metrics` sets."""
-    metrics.gauge("springtide_trainer_state", "1 for the trainer's present state.")
+    metrics.gauge("springtide_trainer_state", "1 for the trainer's present state, by state.")
     metrics.counter("springtide_samples_trained_total", "Samples learned since the log began.", aggregation="local")
     metrics.gauge("springtide_samples_per_second", "Samples learned per second.")
-    metrics.gauge("springtide_consumer_lag_records", "End of the partition minus the learned position.")
+    metrics.gauge("springtide_consumer_lag_records", "End of the partition minus the learned position, by partition.")
     metrics.counter(
         "springtide_dead_letters_total", "Records that could not be learned, by reason.", aggregation="local"
     )
-    metrics.gauge("springtide_auc", "Progressive AUC: each sample is scored before it is learned.")
+    metrics.gauge(
+        "springtide_auc", "Progressive AUC, each sample scored before it is learned, by part: whole or window."
+    )
     metrics.gauge("springtide_event_clock_lag_seconds", "Now minus the event time by which rows expire.")
     metrics.gauge("springtide_gate_holding", "1 while the health gate holds versions back, by reason.")
     metrics.counter(
@@ -71,11 +77,9 @@ def declare_trainer_metrics(metrics: MetricsRegistry) -> None:
         metrics.counter(f"springtide_table_{name}_total", help, aggregation="local")
     for name, help in PLAIN_COUNTERS.items():
         metrics.counter(f"springtide_table_{name}_total", help, aggregation="local")
-    metrics.gauge("springtide_table_rows", "Rows by tier.")
-    metrics.gauge("springtide_table_bytes", "Bytes by tier.")
-    metrics.gauge(
-        "springtide_table_expiry_cutoff_age_seconds", "Rows of the feature that were not seen for so long have expired."
-    )
+    metrics.gauge("springtide_table_rows", "Rows, by tier: device, host, disk.")
+    metrics.gauge("springtide_table_bytes", "Bytes of rows, by tier: device, host, disk.")
+    metrics.gauge("springtide_table_expiry_cutoff_age_seconds", "Rows not seen for so long have expired, by feature.")
 
 
 def update_trainer_metrics(metrics: MetricsRegistry, status: TrainerStatus, now_ms: int) -> None:

@@ -12,6 +12,8 @@ from springtide_client.keys import hash_string
 from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, Connection, request
 
 USER, ITEM = 0, 1
+
+
 ADMIN = "Authorization: Bearer admin-secret"
 ROWS = {1: [1, 2, 3, 4], 2: [0.5, 0, -0.25, 8]}
 

@@ -1,4 +1,4 @@
-DIM, USER, ITEM = 4, 0, 1
+USER = 0
 
 
 def test_the_server_starts_without_a_log_and_serves_it_once_it_exists(world):

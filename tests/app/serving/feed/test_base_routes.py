@@ -1,4 +1,4 @@
-USER, ITEM = 0, 1
+USER = 0
 
 
 def test_a_base_is_sent_file_by_file(world):

@@ -7,7 +7,7 @@ from springtide_client.http.http_log import HttpLog
 from tests.support.records import decode_record
 from tests.support.waiting import wait_until
 
-USER, ITEM = 0, 1
+USER = 0
 
 
 def test_the_log_stream_has_the_bytes_of_the_segments(world):

@@ -8,7 +8,7 @@ from app.serving.feed.snapshot_cache import SnapshotCache
 from app.serving.http.errors import ApiError
 from app.version_log.export.snapshot_file import view_at_version
 
-USER, ITEM = 0, 1
+USER = 0
 
 
 def test_a_snapshot_is_made_from_a_newer_base_if_its_own_was_retired(world, tmp_path):

@@ -2,8 +2,6 @@ import threading
 
 from tests.support.waiting import wait_until
 
-USER, ITEM = 0, 1
-
 
 def test_versions_are_listed_and_waited_for(world):
     world.log.start_epoch()

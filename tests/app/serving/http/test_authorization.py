@@ -7,8 +7,6 @@ from app.serving.http.authorization import Authorizer, is_local_name, scope_of
 from app.serving.http.errors import ApiError
 from app.serving.http.tokens import Tokens, load_tokens
 
-DIM, USER, ITEM = 4, 0, 1
-
 
 @pytest.mark.parametrize(
     ("path", "scope"),

@@ -1,6 +1,3 @@
-DIM, USER, ITEM = 4, 0, 1
-
-
 def test_every_error_response_has_the_same_form(world):
     client = world.serve(max_body_bytes=100)
     for answer, status in (

@@ -12,7 +12,7 @@ from app.serving.lookup import fast_path
 from app.serving.server import connection
 from tests.app.serving.raw_connection import JSON, MSGPACK, RAW, Connection, request
 
-USER, ITEM = 0, 1
+USER = 0
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 from springtide_client.keys import hash_string
 
-DIM, USER, ITEM = 4, 0, 1
+USER, ITEM = 0, 1
 
 
 def test_a_row_is_given_with_its_status_and_count(world):

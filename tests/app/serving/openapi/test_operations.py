@@ -22,6 +22,8 @@ from tests.app.serving.conftest import World, new_log
 NUM_EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "6"))
 STREAMS = ("/v1/log", "/v1/events")
 USER, ITEM = 0, 1
+
+
 ADMIN = {"Authorization": "Bearer admin-secret"}
 # what the document allows may not exist in this model, or no longer in this log
 SENSIBLE = ["2xx", "304", "400", "404", "410", "415", "416", "422", "503"]

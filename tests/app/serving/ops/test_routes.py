@@ -1,7 +1,6 @@
-import msgspec
-
-USER, ITEM = 0, 1
 """Operation routes over a real server."""
+
+import msgspec
 
 HOLDING = {"state": "holding", "action": "alert", "reason": "norm", "detail": "...", "trips": 2, "rollbacks": 1}
 

@@ -1,7 +1,5 @@
 from tests.support.waiting import wait_until
 
-DIM, USER, ITEM = 4, 0, 1
-
 
 def test_the_status_joins_the_trainers_report_with_measurements(world):
     client = world.serve()

@@ -1,6 +1,3 @@
-DIM, USER, ITEM = 4, 0, 1
-
-
 def test_pages_load_nothing_from_other_servers(world):
     client = world.serve()
     for path in ("/", "/docs"):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-DIM, USER, ITEM = 4, 0, 1
+USER = 0
 
 
 def test_predictions_of_instances_and_candidates_agree(world):

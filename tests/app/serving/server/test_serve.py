@@ -4,8 +4,6 @@ from app.errors import UserError
 from app.serving.config import ServeConfig
 from app.serving.server.serve import ServeError, serve
 
-DIM, USER, ITEM = 4, 0, 1
-
 
 def test_a_port_in_use_and_an_unprotected_bind_are_errors(world, tmp_path):
     client = world.serve()

@@ -11,8 +11,6 @@ from app.serving.config import ServeConfig
 from app.serving.server.serve import serve
 from tests.support.waiting import wait_until
 
-DIM, USER, ITEM = 4, 0, 1
-
 
 def in_a_process(world, on_listening):
     """A server in a child that has all imported by now; returns its process id."""
