@@ -1,1 +1,1 @@
-"""The log as it is written: epochs, records, bases, orders, and what a trainer resumes from."""
+"""The trainer's log: written, read, compacted, inspected, exported and verified."""

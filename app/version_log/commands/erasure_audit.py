@@ -25,7 +25,7 @@ from app.version_log.read.id_dictionary import find_id_strings
 from app.version_log.read.segments import HEADERS_ONLY, scan_segment
 
 CHUNK_ROWS = 1 << 20
-_DRAFT = re.compile(r"\.tmp-(?:retired-)?base-(\d{20})-.*")
+_DRAFT = re.compile(r"\.tmp-(?:deleted-)?base-(\d{20})-.*")
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
         _write_program(draft / ONNX, image.onnx)
         _write_manifest(draft, image, sums)
         if path.exists() and not is_complete(path):
-            path.rename(draft.with_name(f".tmp-retired-{path.name}-{time.time_ns()}"))
+            path.rename(draft.with_name(f".tmp-deleted-{path.name}-{time.time_ns()}"))
         failpoint("before a base is renamed")
         try:
             draft.rename(path)

@@ -42,7 +42,7 @@ def apply_retention(directory: LogDirectory, keep_bases: int) -> list[str]:
 
 def delete_base(base_path: Path) -> None:
     """Delete a base. It is renamed first, so that readers see all of it or none."""
-    renamed = base_path.with_name(f".tmp-retired-{base_path.name}-{os.getpid()}")
+    renamed = base_path.with_name(f".tmp-deleted-{base_path.name}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         base_path.rename(renamed)
         shutil.rmtree(renamed, ignore_errors=True)
@@ -79,6 +79,6 @@ def covered_segments(directory: LogDirectory, listing: Listing, manifest: LogMan
 def remove_drafts(directory: LogDirectory) -> None:
     """Delete what a killed compactor left. Call it with the compactor lock held; a log without a base is left alone."""
     if directory.bases():
-        for pattern in (".tmp-base-*", ".tmp-retired-*"):
+        for pattern in (".tmp-base-*", ".tmp-deleted-*"):
             for path in directory.path.glob(pattern):
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""export."""
+"""A version as one file."""

@@ -1,1 +1,1 @@
-"""inspection."""
+"""Versions compared, and the history of a row."""

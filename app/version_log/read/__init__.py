@@ -1,1 +1,1 @@
-"""read."""
+"""Reading a log: indexes, ranges of versions, rows, strings, and corruption."""

@@ -1,1 +1,1 @@
-"""verify."""
+"""Checking a whole log."""

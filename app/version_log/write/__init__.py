@@ -1,1 +1,1 @@
-"""write."""
+"""Writing a log: starting an epoch and appending versions."""

@@ -1,4 +1,4 @@
-"""Threads that give way."""
+"""Threads that yield to the learning thread."""
 
 import os
 import threading
@@ -7,13 +7,13 @@ from app.processes.priority import SHORT_SLICE_NS, THREAD_NICENESS, yield_to_lea
 
 
 def slice_of(native_id: int) -> int:
-    """In ns, as Linux tells it from 6.12 on; that of others where it tells of none."""
+    """Return a thread's slice in ns; Linux reports it since 6.12, otherwise return the default."""
     with open(f"/proc/{native_id}/sched") as file:
         lines = [line for line in file if line.startswith("se.slice")]
     return int(lines[0].split(":")[1]) if lines else SHORT_SLICE_NS
 
 
-def test_a_thread_that_yields_is_nicer_and_soon_interrupted_and_the_others_are_as_they_were() -> None:
+def test_yielding_changes_niceness_and_slice_of_one_thread_only() -> None:
     mine, found = threading.get_native_id(), []
     before = os.getpriority(os.PRIO_PROCESS, mine), slice_of(mine)
 

@@ -8,7 +8,7 @@ from springtide_client.format.records import HEADER, MAGIC, VersionMeta
 from springtide_client.format.tensors import DTYPES
 from springtide_client.log import base
 from springtide_client.log.base import BaseManifest
-from springtide_client.log.directory import LogManifest, base_name, claim_name, manifest_name, segment_name
+from springtide_client.log.listing import LogManifest, base_name, claim_name, manifest_name, segment_name
 
 from app.version_log.compact.compactor import LOCK_NAME
 from app.version_log.read.corruption import REPORT_NAME

@@ -1,6 +1,6 @@
-"""Random schedules of trainers, zombies, mergers, followers, kills and power losses, beside a dictionary.
+"""Random schedules of trainers, fenced trainers, compactors, followers, kills and power losses, beside a dictionary.
 
-The protocol's rules were found with an executable model of it; this plays the same game with the real files.
+The rules of the protocol were found with an executable model; this runs the same schedules on real files.
 """
 
 import os
@@ -29,29 +29,29 @@ Rows = dict[tuple[int, int], tuple[float, int]]
 
 
 class Follower:
-    """Reads as the specification says, and starts again where it must."""
+    """Reads by the rules for readers, and starts again from a base when they say so."""
 
-    def __init__(self, world: "World") -> None:
-        self.world = world
+    def __init__(self, simulation: "Simulation") -> None:
+        self.simulation = simulation
         self.layer: RowLayer | None = None
         self.cursor: LogCursor | None = None
 
     def restart(self) -> None:
         self.close()
-        base = self.world.log.directory.open_base()
+        base = self.simulation.log.directory.open_base()
         if base is not None:
-            self.layer, self.cursor = base.layer, self.world.log.directory.follow(base.tip)
+            self.layer, self.cursor = base.layer, self.simulation.log.directory.follow(base.tip)
 
     def read(self) -> None:
         if self.cursor is None or self.layer is None:
             return self.restart()
         try:
-            for record in self.cursor.read(self.world.random.choice([1, 1 << 20])):
+            for record in self.cursor.read(self.simulation.random.choice([1, 1 << 20])):
                 self.layer = merge_layers(self.layer, record_layer(record.tensors(), 2, 1))
         except (GapError, CorruptRecordError):
             self.restart()
         if self.cursor is not None and self.layer is not None and self.cursor.tip is not None:
-            assert rows_of(self.layer) == self.world.truths[self.cursor.tip], "a follower reads what never was"
+            assert rows_of(self.layer) == self.simulation.expected[self.cursor.tip], "a follower has rows of no version"
         return None
 
     def close(self) -> None:
@@ -59,18 +59,18 @@ class Follower:
             self.cursor.close()
 
 
-class World:
-    """The disk, the processes, the oracle."""
+class Simulation:
+    """The disk, the processes, and what every version must hold."""
 
     def __init__(self, path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)
         self.log = WriterLog(path)
         self.synced: dict[str, int] = {}
-        self.truths: dict[Tip, Rows] = {}
+        self.expected: dict[Tip, Rows] = {}
         self.rows: Rows = {}
-        self.promised = 0
+        self.durable = 0
         self.writer: LogWriter | None = None
-        self.zombies: list[LogWriter] = []
+        self.fenced: list[LogWriter] = []
         self.followers = [Follower(self), Follower(self)]
         self._watch_fsync(monkeypatch)
 
@@ -93,19 +93,17 @@ class World:
         monkeypatch.setattr(SegmentWriter, "sync", own)
         monkeypatch.setattr(app.version_log.write.epoch, "sync_file", sealed)
 
-    # what happens
-
     def start(self) -> None:
         if self.writer is not None:
             if self.random.random() < 0.8:
                 return
-            self.zombies.append(self.writer)
+            self.fenced.append(self.writer)
         self.writer = self.log.open(take_over=self.writer is not None, segment_bytes=1 << 16)
         assert self.writer.start_tip is not None
-        assert self.writer.start_tip.number >= self.promised, "something durable is lost"
-        self.promised = self.writer.start_tip.number
-        self.truths.setdefault(self.writer.first_base_tip, {})
-        self.rows = dict(self.truths[self.writer.start_tip])
+        assert self.writer.start_tip.number >= self.durable, "a durable version is lost"
+        self.durable = self.writer.start_tip.number
+        self.expected.setdefault(self.writer.first_base_tip, {})
+        self.rows = dict(self.expected[self.writer.start_tip])
 
     def append(self) -> None:
         if self.writer is None:
@@ -117,30 +115,30 @@ class World:
         self.rows |= rows
         padding = {"padding": "x" * self.random.choice([0, 0, 30_000])}
         tip = self.writer.append(VersionMeta(trainer=padding), row_tensors(rows, keys[2:]))
-        self.truths[tip] = dict(self.rows)
+        self.expected[tip] = dict(self.rows)
         wait_until(lambda: self.writer is not None and self.writer.published == tip)
 
     def sync(self) -> None:
         if self.writer is not None:
             self.writer.sync()
             assert self.writer.durable is not None
-            self.promised = self.writer.durable.number
+            self.durable = self.writer.durable.number
 
-    def haunt(self) -> None:
-        """A replaced trainer that had looked just before writes on."""
-        if self.zombies:
-            zombie = self.random.choice(self.zombies)
-            assert zombie.last_encoded is not None
-            number = zombie.last_encoded.number + self.random.randrange(1, 3)
-            ghost = row_tensors({(0, 1): (-5.0, 1)})
+    def write_fenced(self) -> None:
+        """Write with a fenced trainer that checked for a higher epoch just before."""
+        if self.fenced:
+            writer = self.random.choice(self.fenced)
+            assert writer.last_encoded is not None
+            number = writer.last_encoded.number + self.random.randrange(1, 3)
+            rows = row_tensors({(0, 1): (-5.0, 1)})
             frame, _ = encode_record(
-                zombie.epoch, number, zombie.last_encoded.checksum, VersionMeta(durable=number), ghost
+                writer.epoch, number, writer.last_encoded.checksum, VersionMeta(durable=number), rows
             )
-            zombie._queue.segments._torn = self.random.random() < 0.2
-            zombie._queue.segments.write(frame)
+            writer._queue.segments._torn = self.random.random() < 0.2
+            writer._queue.segments.write(frame)
 
     def tear(self) -> None:
-        """Half an append, as by a kill."""
+        """Leave half a record, as a kill does."""
         if self.writer is not None:
             self.kill()
             segments = sorted(self.log.path.glob(f"seg-{self.log.directory.scan().claimed_epoch:010d}-*"))
@@ -156,24 +154,24 @@ class World:
 
     def lose_power(self) -> None:
         self.kill()
-        while self.zombies:
-            self.log.kill(self.zombies.pop())
+        while self.fenced:
+            self.log.kill(self.fenced.pop())
         for path in self.log.path.glob("seg-*"):
             size = path.stat().st_size
             os.truncate(path, self.random.randint(min(size, self.synced.get(path.name, 0)), size))
 
-    def merge(self) -> None:
+    def compact(self) -> None:
         path = compact_log(self.log.directory, window_samples=5, max_replayed_bytes=self.random.choice([1, 1 << 20]))
         if path is not None:
             base = Base.open(path)
-            assert rows_of(base.layer) == self.truths[base.tip], "a base is not the truth"
-            assert base.tip.number <= self.promised, "a base is made of a version that is not durable"
+            assert rows_of(base.layer) == self.expected[base.tip], "a base differs from its version"
+            assert base.tip.number <= self.durable, "a base has a version that is not durable"
 
-    def retire(self) -> None:
+    def apply_retention(self) -> None:
         apply_retention(self.log.directory, self.random.choice([1, 2, 2, 2]))
 
     def damage(self) -> None:
-        """The newest of several bases is given up."""
+        """Damage the newest of several bases."""
         bases = complete_bases(self.log.directory)
         if len(bases) > 1:
             (bases[-1] / "manifest.json").write_bytes(b"{")
@@ -182,7 +180,7 @@ class World:
         self.random.choice(self.followers).read()
 
     def check(self) -> None:
-        """Who starts to read now gets the truth, at least up to what was promised."""
+        """Check that a reader that starts now gets the right rows, at least up to what was durable."""
         if not self.log.directory.scan().is_settled:
             return
         base = self.log.directory.open_base()
@@ -191,13 +189,13 @@ class World:
         layer, tip = base.layer, base.tip
         for record in self.log.directory.records(base.tip):
             layer, tip = merge_layers(layer, record_layer(record.tensors(), 2, 1)), record.tip
-        assert rows_of(layer) == self.truths[tip]
-        assert tip.number >= self.promised
+        assert rows_of(layer) == self.expected[tip]
+        assert tip.number >= self.durable
         if self.writer is not None:
             assert tip == self.writer.published
 
     def end(self) -> None:
-        for writer in (self.writer, *self.zombies):
+        for writer in (self.writer, *self.fenced):
             if writer is not None:
                 self.log.kill(writer)
         for follower in self.followers:
@@ -208,30 +206,32 @@ STEPS = {
     "start": 8,
     "append": 20,
     "sync": 10,
-    "haunt": 4,
+    "write_fenced": 4,
     "tear": 1,
     "kill": 2,
     "lose_power": 1,
-    "merge": 8,
-    "retire": 5,
+    "compact": 8,
+    "apply_retention": 5,
     "damage": 1,
     "follow": 15,
 }
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_happens_readers_see_the_truth(tmp_path, monkeypatch, seed: int) -> None:
-    world = World(tmp_path / "log", seed, monkeypatch)
+def test_readers_see_only_real_versions_after_any_schedule(tmp_path, monkeypatch, seed: int) -> None:
+    simulation = Simulation(tmp_path / "log", seed, monkeypatch)
     try:
-        world.start()
-        for name in world.random.choices(list(STEPS), list(STEPS.values()), k=80):
-            getattr(world, name)()
-            world.check()
-        world.start()
-        world.append()
-        world.sync()
-        for follower in world.followers:
-            wait_until(lambda follower=follower: (follower.read(), follower.cursor.tip == world.writer.last_encoded)[1])
-        world.check()
+        simulation.start()
+        for name in simulation.random.choices(list(STEPS), list(STEPS.values()), k=80):
+            getattr(simulation, name)()
+            simulation.check()
+        simulation.start()
+        simulation.append()
+        simulation.sync()
+        for follower in simulation.followers:
+            wait_until(
+                lambda follower=follower: (follower.read(), follower.cursor.tip == simulation.writer.last_encoded)[1]
+            )
+        simulation.check()
     finally:
-        world.end()
+        simulation.end()

@@ -1,4 +1,4 @@
-"""Bases made from the log: each is the world at a durable version, and what they cover may go."""
+"""Bases written from the log: each equals the log at a durable version; what they cover is deleted."""
 
 import os
 import random
@@ -28,13 +28,13 @@ ROOT = Path(__file__).parents[4]
 WINDOW = 100
 
 
-def merge(log: WriterLog, **changes: int) -> Base | None:
+def compact(log: WriterLog, **changes: int) -> Base | None:
     path = compact_log(log.directory, window_samples=WINDOW, **changes)
     return None if path is None else Base.open(path)
 
 
-def settle(writer: LogWriter) -> None:
-    """Make all versions durable, and let a last one say so."""
+def sync_twice(writer: LogWriter) -> None:
+    """Make all versions durable, and append one that records it."""
     writer.sync()
     writer.append(VersionMeta(), {})
     writer.sync()
@@ -44,21 +44,21 @@ def as_states(base: Base) -> RowLayer:
     return base.layer
 
 
-def test_a_base_is_made_of_durable_versions_only(log) -> None:
+def test_only_durable_versions_are_compacted(log) -> None:
     with log.writer() as writer:
         first = put(writer, 1)
         writer.sync()
-        assert merge(log) is None  # no version says yet that it is durable
+        assert compact(log) is None  # no version records yet that it is durable
         put(writer, 2)
         writer.sync()
-        base = merge(log)
+        base = compact(log)
         assert base is not None
         assert base.tip == first
         assert rows_of(base.layer) == {(0, 1): (1.0, 100)}
-        assert merge(log) is None
+        assert compact(log) is None
 
 
-def test_a_base_holds_what_a_dictionary_holds_after_the_same_versions(log) -> None:
+def test_a_base_equals_a_dictionary_after_the_same_versions(log) -> None:
     rng = random.Random(5)
     expected: dict[tuple[int, int], tuple[float, int]] = {}
     with log.writer() as writer:
@@ -79,45 +79,45 @@ def test_a_base_holds_what_a_dictionary_holds_after_the_same_versions(log) -> No
             writer.sync()
             writer.append(VersionMeta(expiry_cutoffs={"1": horizon}), {})
             writer.sync()
-            base = merge(log)
+            base = compact(log)
             assert base is not None
             assert rows_of(base.layer) == alive
             base.verify()
             expected = alive
 
 
-def test_merging_in_steps_gives_the_same_base(tmp_path) -> None:
+def test_compaction_in_steps_writes_the_same_base(tmp_path) -> None:
     logs = [WriterLog(tmp_path / name) for name in ("once", "steps")]
     for log in logs:
         with log.writer() as writer:
             for step in range(30):
                 put(writer, step % 7 + 1)
-            settle(writer)
-    once = merge(logs[0])
-    while (step := merge(logs[1], max_replayed_bytes=1)) is not None:
+            sync_twice(writer)
+    once = compact(logs[0])
+    while (step := compact(logs[1], max_replayed_bytes=1)) is not None:
         steps = step
     assert once is not None
     assert once.manifest.files == steps.manifest.files
 
 
-def test_rows_are_merged_over_several_chunks(log, monkeypatch) -> None:
+def test_rows_are_merged_in_several_blocks(log, monkeypatch) -> None:
     monkeypatch.setattr("app.version_log.compact.merge.CHUNK_ROWS", 7)
     expected = {(0, i): (float(i + 1), 5) for i in range(100)}
     with log.writer() as writer:
         writer.append(VersionMeta(), row_tensors(expected))
-        settle(writer)
-        assert merge(log)
+        sync_twice(writer)
+        assert compact(log)
         changed = {(0, i): (float(i + 50), 6) for i in range(90, 130)}
         writer.append(VersionMeta(), row_tensors(changed, [(0, 3), (0, 500)]))
-        settle(writer)
-        base = merge(log)
+        sync_twice(writer)
+        base = compact(log)
     assert base is not None
     expected = {key: row for key, row in (expected | changed).items() if key != (0, 3)}
     assert rows_of(base.layer) == expected
     base.verify()
 
 
-def test_dense_state_scores_orders_and_meta_travel_in_bases(log) -> None:
+def test_a_base_has_dense_state_scores_commands_and_meta(log) -> None:
     def scores(*clicks: float) -> dict[str, np.ndarray]:
         labels = np.array(clicks, np.float32)[:, None]
         return {
@@ -138,7 +138,7 @@ def test_dense_state_scores_orders_and_meta_travel_in_bases(log) -> None:
         writer.sync()
         writer.append(VersionMeta(step=5), {})
         writer.sync()
-        base = merge(log)
+        base = compact(log)
     assert base is not None
     assert base.tip == last
     np.testing.assert_array_equal(base.dense["dense.w"], [2, 2, 2])
@@ -170,23 +170,23 @@ def texts_of(base: Base) -> dict[tuple[int, int], str]:
     return {key: content[offsets[i] : offsets[i + 1]].decode() for i, key in enumerate(keys)}
 
 
-def test_texts_travel_in_bases_and_end_with_their_ids(log) -> None:
+def test_a_base_has_the_strings_of_its_live_ids(log) -> None:
     with log.writer() as writer:
         rows = {(0, 1): (1.0, 9), (0, 2): (2.0, 9), (1, 1): (3.0, 9)}
         writer.append(VersionMeta(), row_tensors(rows) | text_tensors({(0, 2): "zwei", (0, 1): "eins", (1, 1): ""}))
         writer.append(VersionMeta(), text_tensors({(1, -4): "ürsprung", (0, 1): "eins"}))
-        settle(writer)
-        base = merge(log)
+        sync_twice(writer)
+        base = compact(log)
         assert base is not None
         assert texts_of(base) == {(0, 1): "eins", (0, 2): "zwei", (1, -4): "ürsprung", (1, 1): ""}
         writer.append(VersionMeta(), row_tensors({}, [(0, 1)]) | text_tensors({(1, 7): "sieben"}))
-        settle(writer)
-        base = merge(log)
+        sync_twice(writer)
+        base = compact(log)
     assert base is not None
     assert texts_of(base) == {(0, 2): "zwei", (1, -4): "ürsprung", (1, 1): "", (1, 7): "sieben"}
 
 
-def test_what_the_oldest_kept_base_covers_is_retired_and_the_rest_is_read(log) -> None:
+def test_retention_deletes_what_the_oldest_retained_base_covers(log) -> None:
     with log.writer(segment_bytes=1 << 16) as writer:
         tips: list[Tip] = []
         for _ in range(4):
@@ -194,7 +194,7 @@ def test_what_the_oldest_kept_base_covers_is_retired_and_the_rest_is_read(log) -
             writer.sync()
             tips.append(writer.append(VersionMeta(), {}))
             writer.sync()
-            merge(log)
+            compact(log)
             apply_retention(log.directory, 2)
             bases = log.directory.bases()
             assert len(bases) <= 2
@@ -210,10 +210,10 @@ def test_what_the_oldest_kept_base_covers_is_retired_and_the_rest_is_read(log) -
         assert [record.tip for record in log.directory.records(Base.open(log.directory.bases()[-1]).tip)] == tips[-1:]
 
 
-def test_a_replaced_trainers_bytes_are_removed(log) -> None:
+def test_retention_deletes_segments_of_a_replaced_trainer(log) -> None:
     with log.writer() as writer:
         put(writer, 1)
-        settle(writer)
+        sync_twice(writer)
     ghost = log.path / "seg-0000000001-000009.log"
     with log.writer():
         ghost.write_bytes(b"ghost")
@@ -221,66 +221,66 @@ def test_a_replaced_trainers_bytes_are_removed(log) -> None:
         assert not ghost.exists()
 
 
-def test_nothing_is_retired_while_an_epoch_starts(log) -> None:
+def test_nothing_is_deleted_while_an_epoch_starts(log) -> None:
     with log.writer() as writer:
         put(writer, 1)
-        settle(writer)
-        merge(log)
+        sync_twice(writer)
+        compact(log)
         (log.path / "epoch-0000000002.claim").touch()
         assert apply_retention(log.directory, 1) == []
 
 
-def test_a_damaged_newest_base_does_not_count_as_kept(log) -> None:
+def test_a_damaged_newest_base_is_not_counted_as_retained(log) -> None:
     with log.writer() as writer:
         put(writer, 1)
-        settle(writer)
-        base = merge(log)
+        sync_twice(writer)
+        base = compact(log)
         assert base is not None
         os.truncate(base.path / "rows.safetensors", 10)
         assert apply_retention(log.directory, 1) == []
         assert len(log.tips()) == 2  # from the base before it
-        mended = merge(log)
+        mended = compact(log)
         assert mended is not None
         assert mended.path == base.path
         mended.verify()
         Compactor(config(log.path), window_samples=WINDOW).compact()
 
 
-def test_the_merger_works_when_time_is_over_or_bytes_are_many(log, monkeypatch) -> None:
+def test_compaction_is_due_after_time_or_many_bytes(log, monkeypatch) -> None:
     with log.writer(durable_seconds=0.01) as writer:
         now = 1.0e9
 
-        def merger(**changes: object) -> Compactor:
+        def compactor(**changes: object) -> Compactor:
             return Compactor(config(log.path, **changes), window_samples=WINDOW)
 
         put(writer, 1)
-        settle(writer)
+        sync_twice(writer)
         created = Base.open(log.directory.bases()[0]).manifest.created_ms / 1000
         monkeypatch.setattr("app.version_log.compact.compactor.time.time", lambda: now)
         now = created + 599
-        assert not merger().is_due()
+        assert not compactor().is_due()
         now = created + 601
-        patient = merger()
+        patient = compactor()
         assert patient.is_due()
         assert patient.compact() is not None
         now = created + 200
         assert not patient.is_due()
         monkeypatch.setattr("app.version_log.compact.compactor.SEGMENT_BYTES", 10)
-        assert not merger().is_due()  # not more than one base
+        assert not compactor().is_due()  # not more than one base
         writer.append(VersionMeta(trainer={"padding": "x" * 10_000}), {})
-        settle(writer)
-        assert merger().is_due()
+        sync_twice(writer)
+        assert compactor().is_due()
         monkeypatch.undo()
-        assert merger(log_bytes=1 << 16).is_due() is False
+        assert compactor(log_bytes=1 << 16).is_due() is False
         writer.append(VersionMeta(trainer={"padding": "x" * 40_000}), {})
-        settle(writer)
-        assert merger(log_bytes=1 << 16).is_due()
+        sync_twice(writer)
+        assert compactor(log_bytes=1 << 16).is_due()
 
 
-def test_a_merger_beside_a_trainer_keeps_the_log_small(log) -> None:
+def test_a_compactor_beside_a_trainer_keeps_the_log_small(log) -> None:
     stopping = threading.Event()
-    merger = Compactor(config(log.path, base_minutes=0.0001), window_samples=WINDOW)
-    thread = threading.Thread(target=merger.run, args=(stopping,))
+    compactor = Compactor(config(log.path, base_minutes=0.0001), window_samples=WINDOW)
+    thread = threading.Thread(target=compactor.run, args=(stopping,))
     with log.writer(segment_bytes=1 << 16, durable_seconds=0.01) as writer:
         thread.start()
         expected = {}
@@ -296,8 +296,8 @@ def test_a_merger_beside_a_trainer_keeps_the_log_small(log) -> None:
         wait_until(lambda: learn_until_bases(4))
         stopping.set()
         thread.join()
-        settle(writer)
-        base = merge(log)
+        sync_twice(writer)
+        base = compact(log)
         assert base is not None
         assert rows_of(base.layer) == expected
         assert len(log.directory.bases()) <= 3
@@ -307,7 +307,7 @@ def test_a_killed_compactor_leaves_only_drafts_that_the_next_one_removes(log, tm
     with log.writer() as writer:
         for step in range(50):
             writer.append(VersionMeta(), row_tensors({(0, i): (float(step + 1), 1) for i in range(2000)}))
-        settle(writer)
+        sync_twice(writer)
         path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
         settings = write_config(
             tmp_path / "compact.toml", CLICKS, {"log": {"path": str(log.path), "base_minutes": 1e-4}}
@@ -321,7 +321,7 @@ def test_a_killed_compactor_leaves_only_drafts_that_the_next_one_removes(log, tm
         before = log.tips()
         assert before[-1] == writer.durable
         left = log.directory.newest_base()
-        settle(writer)  # something new to compact, also if the first compactor had finished
+        sync_twice(writer)  # something new to compact, also if the first compactor had finished
         working = subprocess.Popen(command, env=environment)
         wait_until(lambda: log.directory.newest_base() != left)
         wait_until(lambda: not list(log.path.glob(".tmp-*")))
@@ -341,23 +341,23 @@ def test_the_first_bases_of_two_dimensions_are_as_wide(log) -> None:
 
 
 @pytest.mark.parametrize("flip", [100, 400])
-def test_damage_behind_the_base_is_not_merged(log, flip: int) -> None:
+def test_corrupt_versions_are_not_compacted(log, flip: int) -> None:
     with log.writer() as writer:
         put(writer, 1)
-        settle(writer)
+        sync_twice(writer)
         segment = next(log.path.glob("seg-*"))
         data = bytearray(segment.read_bytes())
         data[flip] ^= 1
         segment.write_bytes(data)
-        assert merge(log) is None
+        assert compact(log) is None
 
 
-def test_a_bit_that_flipped_in_a_base_is_not_carried_into_the_next(log) -> None:
+def test_a_flipped_bit_in_a_base_is_not_copied_into_the_next(log) -> None:
     with log.writer() as writer:
         for value in (1, 2):
             put(writer, value)
-            settle(writer)
-            merge(log)
+            sync_twice(writer)
+            compact(log)
         damaged = log.directory.newest_base()
         assert damaged is not None
         rows = damaged / "rows.safetensors"
@@ -365,75 +365,75 @@ def test_a_bit_that_flipped_in_a_base_is_not_carried_into_the_next(log) -> None:
         data[-1] ^= 1
         rows.write_bytes(data)
         put(writer, 3)
-        settle(writer)
-        base = merge(log)
+        sync_twice(writer)
+        base = compact(log)
     assert base is not None
     base.verify()
     assert rows_of(base.layer) == {(0, value): (float(value), 100) for value in (1, 2, 3)}
-    assert damaged not in log.directory.bases()  # nobody begins at it any more
+    assert damaged not in log.directory.bases()  # readers no longer start at it
     assert len(log.directory.bases()) == 3
 
 
-def test_where_no_base_is_sound_the_log_does_not_grow_for_ever(log) -> None:
+def test_compaction_goes_on_if_all_bases_are_damaged(log) -> None:
     with log.writer() as writer:
         put(writer, 1)
-        settle(writer)
+        sync_twice(writer)
         for path in log.directory.bases():
             (path / "model.pt2").write_bytes(b"PROGRAM")
-        assert merge(log) is not None
+        assert compact(log) is not None
 
 
-def test_a_full_log_gets_room_from_a_single_merge_also_with_large_segments(log) -> None:
+def test_one_compaction_makes_room_in_a_full_log(log) -> None:
     cap = 64 << 10
     with log.writer(log_bytes=cap) as writer:
         for value in range(8):
             writer.append(VersionMeta(trainer={"padding": "x" * (10 << 10)}), row_tensors({(0, value): (1.0, 1)}))
-        settle(writer)
+        sync_twice(writer)
         assert folder_bytes(log.path) > cap
         Compactor(config(log.path, log_bytes=cap), window_samples=WINDOW).compact()
         assert folder_bytes(log.path) < cap
 
 
 def blocks(**counts: int) -> dict[str, np.ndarray]:
-    """Blocks of a sketch, each full of one number."""
+    """Return sketch blocks, each filled with one number."""
     numbers = np.array([int(name[1:]) for name in counts], np.int64)
     content = np.array([[count] * 64 for count in counts.values()], np.uint8)
     return {"sketch.block": numbers, "sketch.bytes": content}
 
 
-def test_the_admission_sketch_and_the_shared_rows_travel_in_bases(log) -> None:
+def test_a_base_has_the_admission_sketch_and_shared_rows(log) -> None:
     shared = {(SHARED_ROW_OFFSET, 0): (3.0, 50), (0, 1): (4.0, 60)}
     counting = VersionMeta(sketch_blocks=4, sketch_age=2, admission={"0": 3})
     with log.writer() as writer:
         put(writer, 1)
-        settle(writer)
-        first = merge(log)
+        sync_twice(writer)
+        first = compact(log)
         assert first is not None
         assert (first.sketch, first.manifest.table.sketch_blocks) == (None, 0)
         writer.append(counting, row_tensors(shared) | blocks(b3=7, b1=5))
-        settle_as(writer, counting)
-        second = merge(log)
+        sync_twice_as(writer, counting)
+        second = compact(log)
         assert second is not None
         assert second.sketch[:, 9].tolist() == [0, 5, 0, 7]
         assert (second.manifest.table.sketch_blocks, second.manifest.meta.sketch_age) == (4, 2)
         assert rows_of(second.layer) == shared
         writer.append(counting, blocks(b1=6))
-        settle_as(writer, counting)
-        third = merge(log)
+        sync_twice_as(writer, counting)
+        third = compact(log)
         assert third is not None
         third.verify()
         assert third.sketch[:, 9].tolist() == [0, 6, 0, 7]
         assert second.sketch[1, 9] == 5
-        anew = VersionMeta(sketch_blocks=2, admission={"0": 3})
-        writer.append(anew, blocks(b0=1))
-        settle_as(writer, anew)
-        fourth = merge(log)
+        restarted = VersionMeta(sketch_blocks=2, admission={"0": 3})
+        writer.append(restarted, blocks(b0=1))
+        sync_twice_as(writer, restarted)
+        fourth = compact(log)
     assert fourth is not None
     assert fourth.sketch[:, 9].tolist() == [1, 0]
 
 
-def settle_as(writer: LogWriter, meta: VersionMeta) -> None:
-    """As `settle`, the versions saying the same of the world."""
+def sync_twice_as(writer: LogWriter, meta: VersionMeta) -> None:
+    """Like `sync_twice`, with the meta repeated in both versions."""
     writer.sync()
     writer.append(meta, {})
     writer.sync()

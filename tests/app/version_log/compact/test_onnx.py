@@ -1,4 +1,4 @@
-"""Bases hold the dense part for inference outside Python, always with their own weights."""
+"""A base's model.onnx has the dense net with the base's own weights."""
 
 import warnings
 
@@ -40,7 +40,7 @@ def inputs(num_samples: int, longest: int) -> ModelInputs:
 
 
 def append(writer: LogWriter, model: torch.nn.Module, seed: int) -> None:
-    """A durable version with other weights."""
+    """Append a durable version with other weights."""
     random = np.random.default_rng(seed)
     arrays = {
         f"dense.{name}": (value.numpy() + random.uniform(0.01, 0.3, value.shape)).astype(value.numpy().dtype)
@@ -59,7 +59,7 @@ def model() -> torch.nn.Module:
 
 @pytest.fixture
 def writer(log: WriterLog, model):
-    """Of a log whose first base holds the model."""
+    """Open a log whose first base has the model."""
     writer = LogWriter.open(config(log.path), schema=SCHEMA)
     image = BaseImage(
         tip=writer.first_base_tip,
@@ -91,23 +91,24 @@ def test_a_compacted_base_predicts_in_onnxruntime_as_in_torch(log: WriterLog, wr
             (logits_NL,) = session.run(["logits"], given._asdict())
             expected_NL = served.predict(served.parameters(dense_of(base.dense)), given)
             np.testing.assert_allclose(1 / (1 + np.exp(-logits_NL)), expected_NL, rtol=2e-6, atol=1e-7)
-        monkeypatch.delattr(OnnxBuilder, "_export", raising=False)  # the next base's is the same graph, not made again
+        # the next base has the same graph, which is not exported again
+        monkeypatch.delattr(OnnxBuilder, "_export", raising=False)
 
 
-def test_what_cannot_be_had_in_onnx_is_said_once_and_holds_up_no_base(log: WriterLog, caplog) -> None:
+def test_a_failed_export_is_logged_once_and_bases_are_written_without_it(log: WriterLog, caplog) -> None:
     maker = OnnxBuilder()
-    with log.writer() as writer:  # its program is no archive
+    with log.writer() as writer:  # its program is not a valid archive
         for _ in range(2):
             writer.append(VersionMeta(), {})
             writer.sync()
             writer.append(VersionMeta(), {})
             writer.sync()
             assert ONNX not in Base.open(compact_log(log.directory, window_samples=10, onnx=maker)).manifest.files
-    (said,) = [record for record in caplog.records if record.name == "app.version_log.compact.onnx"]
-    assert "the model's archive cannot be read" in said.reason
+    (warning,) = [record for record in caplog.records if record.name == "app.version_log.compact.onnx"]
+    assert "the model's archive cannot be read" in warning.reason
 
 
-def test_bytes_that_are_no_onnx_file_are_refused() -> None:
+def test_bytes_that_are_not_an_onnx_file_are_rejected() -> None:
     for content in (b"\x3a\x7f", b"\x3a\x05\x2a\x03\x42\x01", b"\x07"):
         with pytest.raises(LogError, match="does not match"):
             replace_weights(content, {"x": np.zeros(1, np.float32)})

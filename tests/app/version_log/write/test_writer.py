@@ -1,4 +1,4 @@
-"""The writer: what it appends is read, survives what it says it survives, and a replaced one changes nothing."""
+"""The log writer: appended versions are read, durable ones survive, and a replaced writer changes nothing."""
 
 import errno
 import os
@@ -43,14 +43,14 @@ def read_durable(process: subprocess.Popen[str]) -> Tip:
     return Tip(int(number), int(checksum))
 
 
-def end(process: subprocess.Popen[str]) -> list[Tip]:
-    """Kill it; everything it has said to be durable."""
+def kill(process: subprocess.Popen[str]) -> list[Tip]:
+    """Kill the process; return everything it reported as durable."""
     process.send_signal(signal.SIGKILL)
     said, _ = process.communicate()
     return [Tip(*map(int, line.split())) for line in said.splitlines() if len(line.split()) == 2 and line[-1:] != ""]
 
 
-def test_appended_versions_are_read_in_order_with_what_they_hold(log) -> None:
+def test_appended_versions_are_read_in_order_with_their_contents(log) -> None:
     with log.writer() as writer:
         tips = [put(writer, step + 1, step=step) for step in range(5)]
         writer.sync()
@@ -61,7 +61,7 @@ def test_appended_versions_are_read_in_order_with_what_they_hold(log) -> None:
     assert all(record.meta.created_ms > 0 for record in records)
 
 
-def test_the_next_writer_goes_on_from_the_tip(log) -> None:
+def test_the_next_writer_continues_from_the_tip(log) -> None:
     with log.writer() as writer:
         tips = [put(writer, 1), put(writer, 2)]
     with log.writer() as writer:
@@ -72,14 +72,14 @@ def test_the_next_writer_goes_on_from_the_tip(log) -> None:
     assert log.tips() == tips
 
 
-def test_a_new_log_takes_nothing_before_its_first_base(log) -> None:
+def test_a_new_log_refuses_versions_before_its_first_base(log) -> None:
     with LogWriter.open(config(log.path), schema=SCHEMA) as writer:
         assert writer.start_tip is None
         with pytest.raises(LogError, match="base"):
             put(writer, 1)
 
 
-def test_a_version_is_durable_after_sync_and_says_what_was_durable_before(log) -> None:
+def test_a_version_is_durable_after_sync_and_records_what_was_durable_before(log) -> None:
     with log.writer() as writer:
         first = put(writer, 1)
         assert writer.durable == writer.first_base_tip
@@ -91,26 +91,26 @@ def test_a_version_is_durable_after_sync_and_says_what_was_durable_before(log) -
         assert durable == [writer.first_base_tip.number, first.number]
 
 
-def test_versions_become_durable_by_themselves(log) -> None:
+def test_versions_become_durable_without_sync(log) -> None:
     with log.writer(durable_seconds=0.01) as writer:
         tip = put(writer, 1)
         wait_until(lambda: writer.durable == tip)
 
 
-def test_segments_are_rolled_and_read_as_one(log) -> None:
+def test_segments_roll_over_and_are_read_in_sequence(log) -> None:
     with log.writer(segment_bytes=1 << 16) as writer:
         tips = [put(writer, 1, trainer={"padding": "x" * 20_000}) for _ in range(20)]
     assert len(list(log.path.glob("seg-*"))) == 7
     assert log.tips() == tips
 
 
-def test_a_version_larger_than_queue_and_segment_passes(log) -> None:
+def test_a_version_larger_than_queue_and_segment_is_written(log) -> None:
     with log.writer(segment_bytes=1 << 16, queue_bytes=1 << 16) as writer:
         tips = [put(writer, 1, trainer={"padding": "x" * 200_000}) for _ in range(3)]
     assert log.tips() == tips
 
 
-def test_versions_handed_over_and_appended_are_one_chain(log) -> None:
+def test_copied_and_owned_versions_form_one_chain(log) -> None:
     big = np.arange(50_000.0)
     with log.writer() as writer:
         first = put(writer, 1)
@@ -126,7 +126,7 @@ def test_versions_handed_over_and_appended_are_one_chain(log) -> None:
     assert steps == [2.0, 3.0]
 
 
-def test_a_version_that_cannot_be_encoded_is_an_error_of_the_next(log) -> None:
+def test_an_encoding_error_is_raised_by_the_next_call(log) -> None:
     with log.writer() as writer:
         writer.append_owned(VersionMeta(), {"dense.w": np.zeros(3, np.complex128)})
         with pytest.raises(LogError, match="cannot be encoded"):
@@ -134,7 +134,7 @@ def test_a_version_that_cannot_be_encoded_is_an_error_of_the_next(log) -> None:
 
 
 @pytest.mark.parametrize("thread", ["write", "sync"])
-def test_a_thread_of_the_log_that_ends_is_an_error_of_the_next_append(log, monkeypatch, thread: str) -> None:
+def test_the_error_that_ends_a_thread_is_raised_by_the_next_append(log, monkeypatch, thread: str) -> None:
     with log.writer(durable_seconds=0.001) as writer:
 
         def fail(*_: object) -> int:
@@ -148,14 +148,14 @@ def test_a_thread_of_the_log_that_ends_is_an_error_of_the_next_append(log, monke
 
 
 @pytest.mark.parametrize("written", [0, 1, 47, 48, 300])
-def test_after_a_failed_append_the_version_stands_in_a_new_file(log, monkeypatch, written: int) -> None:
+def test_a_failed_append_is_retried_in_a_new_file(log, monkeypatch, written: int) -> None:
     with log.writer() as writer:
         tips = [put(writer, 1)]
         writer.sync()
         write, failures = os.write, []
 
         def fail_once(descriptor: int, data: bytes) -> int:
-            if len(data) < 300:  # not ours
+            if len(data) < 300:  # not a record
                 return write(descriptor, data)
             if not failures:
                 failures.append(write(descriptor, data[:written]))
@@ -177,7 +177,7 @@ def test_after_a_failed_append_the_version_stands_in_a_new_file(log, monkeypatch
         assert writer.start_tip == tips[-1]
 
 
-def test_a_disk_that_fails_for_good_is_an_error_of_the_next_append(log, monkeypatch) -> None:
+def test_a_permanent_disk_error_is_raised_by_the_next_append(log, monkeypatch) -> None:
     with log.writer() as writer:
         monkeypatch.setattr("app.version_log.write.append_queue.RETRY_DELAY_SECONDS", 0.0)
 
@@ -192,7 +192,7 @@ def test_a_disk_that_fails_for_good_is_an_error_of_the_next_append(log, monkeypa
             put(writer, 2)
 
 
-def test_a_full_disk_is_waited_for(log, monkeypatch) -> None:
+def test_the_writer_waits_for_a_full_disk(log, monkeypatch) -> None:
     with log.writer() as writer:
         monkeypatch.setattr("app.version_log.write.append_queue.RETRY_DELAY_SECONDS", 0.001)
         write, tries = writer._queue.segments.write, []
@@ -211,7 +211,7 @@ def test_a_full_disk_is_waited_for(log, monkeypatch) -> None:
         assert writer.stall_reason == ""
 
 
-def test_a_failed_fsync_is_never_called_durable(log, monkeypatch) -> None:
+def test_nothing_is_durable_after_a_failed_fsync(log, monkeypatch) -> None:
     with log.writer() as writer:
         tip = put(writer, 1)
         wait_until(lambda: writer.published == tip)
@@ -224,18 +224,18 @@ def test_a_failed_fsync_is_never_called_durable(log, monkeypatch) -> None:
             writer.sync()
         monkeypatch.undo()
         with pytest.raises(LogError, match="fsync"):
-            writer.sync()  # an fsync that succeeds now would prove nothing
+            writer.sync()  # a later successful fsync would prove nothing
         assert writer.durable == writer.first_base_tip
 
 
-def test_two_trainers_cannot_start(log) -> None:
+def test_a_second_trainer_cannot_start(log) -> None:
     with log.writer(), pytest.raises(LogBusyError, match=f"pid {os.getpid()}.*--take-over"):
         log.open()
     with log.writer() as writer:
         assert writer.epoch == 2
 
 
-def test_who_takes_over_fences_the_other(log) -> None:
+def test_taking_over_fences_the_other_trainer(log) -> None:
     with log.writer() as old:
         tips = [put(old, 1)]
         old.sync()
@@ -248,21 +248,21 @@ def test_who_takes_over_fences_the_other(log) -> None:
                 old.sync()
             assert old.durable == tips[0]
             assert log.tips() == tips
-            with pytest.raises(LogBusyError):  # the lock is the new one's
+            with pytest.raises(LogBusyError):  # the new trainer holds the lock
                 log.open()
         with pytest.raises(FencedError):
             put(old, 98)
     assert log.tips() == tips
 
 
-def test_what_a_zombie_writes_is_never_read_and_never_durable(log) -> None:
+def test_what_a_fenced_trainer_writes_is_never_read_and_never_durable(log) -> None:
     old = log.open()
     tips = [put(old, 1)]
     old.sync()
     follower = log.directory.follow(old.first_base_tip)
     assert [record.tip for record in follower.read()] == tips
     new = log.open(take_over=True)
-    # the zombie does not look: it writes behind the seal, into the file that is sealed, and into a new one
+    # it does not check for a higher epoch: it writes beyond the seal of its file, and into a new file
     old.directory.is_fenced = lambda epoch: False
     put(old, 66)
     old.sync()
@@ -282,7 +282,7 @@ def test_what_a_zombie_writes_is_never_read_and_never_durable(log) -> None:
     follower.close()
 
 
-def test_a_fresh_status_from_another_machine_refuses_a_start_until_it_ages(log, monkeypatch) -> None:
+def test_a_recent_status_from_another_machine_prevents_a_start(log, monkeypatch) -> None:
     with log.writer() as writer:
         epoch = writer.epoch
     write_status(log.path, epoch, TrainerStatus(boot_id="elsewhere", host="far"))
@@ -295,7 +295,7 @@ def test_a_fresh_status_from_another_machine_refuses_a_start_until_it_ages(log, 
     write_status(log.path, epoch, TrainerStatus(boot_id="elsewhere", clean_shutdown=True))
     with log.writer() as writer:
         epoch = writer.epoch
-    write_status(log.path, epoch, TrainerStatus())  # this machine: the lock was free, so it is dead
+    write_status(log.path, epoch, TrainerStatus())  # of this machine, whose lock was free: that trainer is dead
     with log.writer() as writer:
         epoch = writer.epoch
     write_status(log.path, epoch, TrainerStatus(boot_id="elsewhere"))
@@ -310,7 +310,7 @@ def test_another_schema_is_refused(log) -> None:
         LogWriter.open(config(log.path), schema=Schema(labels=("order",), dense=("age",)))
 
 
-def test_an_epoch_whose_claim_somebody_removed_is_not_taken_again(log) -> None:
+def test_an_epoch_with_a_manifest_but_no_claim_is_not_reused(log) -> None:
     with log.writer() as writer:
         tip = put(writer, 1)
     (log.path / "epoch-0000000001.claim").unlink()
@@ -332,7 +332,7 @@ def test_a_log_without_its_bases_is_refused(log) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 20, 47, 48, 100])
-def test_a_torn_tail_does_not_count(log, cut: int) -> None:
+def test_a_torn_tail_is_ignored(log, cut: int) -> None:
     with log.writer() as writer:
         tips = [put(writer, 1), put(writer, 2)]
     segment = next(log.path.glob("seg-*"))
@@ -344,7 +344,7 @@ def test_a_torn_tail_does_not_count(log, cut: int) -> None:
     assert tip.number > tips[1].number
 
 
-def test_a_flipped_bit_ends_what_counts_and_the_log_goes_on(log) -> None:
+def test_a_flipped_bit_ends_the_valid_log_and_the_next_epoch_continues_there(log) -> None:
     with log.writer(segment_bytes=1 << 16) as writer:
         tips = [put(writer, 1, trainer={"padding": "x" * 20_000}) for _ in range(9)]
     first = min(log.path.glob("seg-*"))
@@ -359,7 +359,7 @@ def test_a_flipped_bit_ends_what_counts_and_the_log_goes_on(log) -> None:
         assert writer.start_tip == tip
 
 
-def test_a_damaged_base_is_passed_over(log) -> None:
+def test_a_damaged_base_is_skipped(log) -> None:
     with log.writer() as writer:
         tips = [put(writer, 1), put(writer, 2)]
         writer.sync()
@@ -370,12 +370,12 @@ def test_a_damaged_base_is_passed_over(log) -> None:
         assert writer.start_tip == tips[-1]
 
 
-def test_killed_at_any_moment_nothing_durable_is_lost_and_all_that_is_read_links_up(log) -> None:
+def test_a_kill_loses_nothing_durable_and_the_chain_stays_intact(log) -> None:
     said: list[Tip] = []
     for _ in range(4):
         process = start_appender(log)
         said += [read_durable(process) for _ in range(3)]
-        said += end(process)
+        said += kill(process)
     with log.writer() as writer:
         assert writer.epoch == 5
         tip = put(writer, 5)
@@ -385,15 +385,15 @@ def test_killed_at_any_moment_nothing_durable_is_lost_and_all_that_is_read_links
     assert [t.number for t in tips] == sorted({t.number for t in tips})
 
 
-def test_a_power_loss_takes_only_what_was_not_durable(log) -> None:
+def test_a_power_loss_loses_only_what_was_not_durable(log) -> None:
     process = start_appender(log)
     durable = [read_durable(process) for _ in range(3)][-1]
-    end(process)
+    kill(process)
     sizes = {path: path.stat().st_size for path in log.path.glob("seg-*")}
     ends: dict[Path, int] = {}
     for path in sorted(sizes):
         ends[path] = max([end for header, end in scan_segment(path) if header.number <= durable.number], default=0)
-    # what was not fsynced keeps any prefix: here the shortest that the disk may leave, and a bit of the next record
+    # the disk may keep any prefix of what was not fsynced: here the durable part and a bit of the next record
     for path, size in sizes.items():
         os.truncate(path, min(size, ends[path] + 13))
     with log.writer() as writer:
@@ -402,7 +402,7 @@ def test_a_power_loss_takes_only_what_was_not_durable(log) -> None:
     assert log.tips()[-2:] == [durable, tip]
 
 
-def test_a_paused_trainer_that_wakes_up_changes_nothing(log) -> None:
+def test_a_fenced_trainer_that_resumes_after_a_pause_changes_nothing(log) -> None:
     process = start_appender(log)
     said = [read_durable(process)]
     process.send_signal(signal.SIGSTOP)
@@ -412,7 +412,7 @@ def test_a_paused_trainer_that_wakes_up_changes_nothing(log) -> None:
         tips = [put(writer, 1)]
         writer.sync()
         process.send_signal(signal.SIGCONT)
-        process.wait(timeout=30)  # it notices, and ends with an error
+        process.wait(timeout=30)  # it notices, and exits with an error
         assert process.returncode == 1
         tips.append(put(writer, 2))
     process.communicate()
@@ -421,14 +421,14 @@ def test_a_paused_trainer_that_wakes_up_changes_nothing(log) -> None:
     assert said[0].number <= past.number
 
 
-def test_the_log_is_full_when_it_takes_more_than_its_bytes(log) -> None:
+def test_is_full_when_the_folder_exceeds_log_bytes(log) -> None:
     with log.writer(durable_seconds=0.01, log_bytes=1 << 16) as writer:
         assert not writer.is_full
         put(writer, 1, trainer={"padding": "x" * 100_000})
         wait_until(lambda: writer.is_full)
 
 
-def test_meta_of_the_caller_is_left_alone(log) -> None:
+def test_append_does_not_change_the_meta_it_is_given(log) -> None:
     meta = VersionMeta()
     with log.writer() as writer:
         writer.append(meta, {})
