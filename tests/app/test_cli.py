@@ -27,7 +27,7 @@ def springtide(folder: Path, *arguments: str, config: str | None = CONFIG) -> su
         env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}", "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -81,7 +81,7 @@ class Service:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
         request.add_header("Content-Type", "application/json")
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return answer.status, json.loads(answer.read()), answer.headers["X-Model-Version"]
         except urllib.error.HTTPError as refusal:
             with refusal:
@@ -98,7 +98,7 @@ class Service:
     def end(self) -> dict[str, object]:
         """What it told last."""
         self.process.send_signal(signal.SIGINT)
-        said, complaint = self.process.communicate(timeout=20)
+        said, complaint = self.process.communicate(timeout=300)
         assert self.process.returncode == 0, complaint
         return json.loads(said)
 

@@ -1,13 +1,16 @@
-"""The follower's routes over a toy log, with faults on demand: connections cut in mid-answer, bytes flipped."""
+"""The routes that followers read, over a hand-written log, with faults on demand: cut connections, flipped bits."""
 
 import json
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from springtide_client.errors import LogError
-from springtide_client.format.records import Tip
+from springtide_client.format.records import Record, Tip
+from springtide_client.log.cursor import LogCursor
 from springtide_client.log.directory import LogDirectory
 
 from tests.support.logs import HandWrittenLog
@@ -26,10 +29,21 @@ class ToyServer:
         self.held = ""  # requests whose path holds this text wait for `released`
         self.released = threading.Event()
         self.is_closed = False
+        self.num_connections = self.num_streams = 0  # open now; streams of records
+        self._lock = threading.Lock()
         toy = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def handle(self) -> None:
+                with toy._lock:
+                    toy.num_connections += 1
+                try:
+                    super().handle()
+                finally:
+                    with toy._lock:
+                        toy.num_connections -= 1
 
             def do_GET(self) -> None:
                 toy.answer(self)
@@ -120,6 +134,21 @@ class ToyServer:
         tip = Tip(new[-1].number, new[-1].checksum) if new else Tip(self.log.number, self.log.checksum)
         cursor = self.directory.follow(tip)
         assert base is not None
+        with self.counted_stream():
+            self.write_frames(request, cursor, new)
+
+    @contextmanager
+    def counted_stream(self) -> Iterator[None]:
+        with self._lock:
+            self.num_streams += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.num_streams -= 1
+
+    def write_frames(self, request: BaseHTTPRequestHandler, cursor: LogCursor, new: list[Record]) -> None:
+        """Write frames until the server closes; a client that has left is noticed at the second frame."""
         while not self.is_closed:
             for record in new:
                 frame = bytearray(record.frame())

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -72,7 +71,7 @@ def test_a_child_that_the_user_configured_wrongly_ends_everything(
         supervisor.restart_dead()
 
 
-def test_stopping_asks_first_and_kills_who_does_not_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_sends_sigterm_and_then_sigkill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     polite = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('up', flush=True)\nsignal.pause()"
     deaf = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\nwhile True: signal.pause()"
     heard: list[str] = []
@@ -80,9 +79,7 @@ def test_stopping_asks_first_and_kills_who_does_not_listen(tmp_path: Path, monke
     supervisor = Supervisor(specs, on_line=lambda name, line: heard.append(line))
     supervisor.start()
     wait_until(lambda: heard == ["up", "up"])
-    began = time.monotonic()
     assert supervisor.stop(seconds=1.0) is False
-    assert time.monotonic() - began < 4.0
     assert not any(each.alive for each in supervisor.children)
 
 

@@ -42,7 +42,7 @@ class World:
         thread.start()
         self._servers.append((thread, until))
         wait_until(lambda: urls)
-        client = httpx.Client(base_url=urls[0], timeout=20)
+        client = httpx.Client(base_url=urls[0], timeout=300)
         self._clients.append(client)
         return client
 
@@ -55,7 +55,7 @@ class World:
             client.close()
         for thread, until in self._servers:
             until.set()
-            thread.join(timeout=20)
+            thread.join(timeout=300)
             assert not thread.is_alive()
 
 

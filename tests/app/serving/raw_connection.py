@@ -14,7 +14,7 @@ class Connection:
     """One connection. Responses are split by Content-Length, and not checked further."""
 
     def __init__(self, client) -> None:
-        self.socket = socket.create_connection((client.base_url.host, client.base_url.port), timeout=20)
+        self.socket = socket.create_connection((client.base_url.host, client.base_url.port), timeout=300)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = b""
 

@@ -11,7 +11,7 @@ def test_a_call_beyond_max_waiting_is_busy():
     async def scenario():
         work = BoundedPool("test", num_threads=1, max_waiting=1)
         go = threading.Event()
-        first, second = (asyncio.ensure_future(work.run(lambda: go.wait(10))) for _ in range(2))
+        first, second = (asyncio.ensure_future(work.run(lambda: go.wait(300))) for _ in range(2))
         await asyncio.sleep(0)
         with pytest.raises(ApiError) as caught:
             await work.run(lambda: 5)

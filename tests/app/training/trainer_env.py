@@ -164,4 +164,4 @@ def trainer(env):
     yield start
     for trainer, thread, _ in running:
         trainer.stop()
-        thread.join(30)
+        thread.join(300)

@@ -13,6 +13,8 @@ from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
+
 INSTANCES = [{"user_id": 1, "item_id": 2, "genres": [1, 2], "last_items": [2]}]
 
 
@@ -20,7 +22,7 @@ def row(log, seed: int):
     return np.full(log.dim, seed, np.float32), seed, 1000 + seed
 
 
-def settle(follower: Follower, number: int, *, seconds: float = 20.0) -> None:
+def settle(follower: Follower, number: int, *, seconds: float = DEADLINE_SECONDS) -> None:
     """Poll until a version is served."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -31,10 +33,7 @@ def settle(follower: Follower, number: int, *, seconds: float = 20.0) -> None:
 
 
 def poll_until(follower: Follower, check: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not check():
-        assert time.monotonic() < deadline, follower.error
-        follower.poll()
+    wait_until(lambda: check() or (follower.poll() and check()), lambda: str(follower.error))
 
 
 def first_value(follower: Follower, key: tuple[int, int]) -> float:
@@ -139,8 +138,8 @@ def test_a_flipped_bit_stops_at_the_version_before_it_until_a_newer_base(follow,
     log.segment.write_bytes(damaged)
 
     follower = follow(log)
-    with pytest.raises(AssertionError, match="is not served"):
-        settle(follower, log.number, seconds=0.5)
+    for _ in range(20):
+        follower.poll()
     assert follower.view.version == good
     assert isinstance(follower.error, CorruptRecordError)
     assert first_value(follower, (0, 1)) == 1.0
@@ -215,10 +214,8 @@ def test_old_layers_are_let_go_for_a_newer_base(follow, make_log, monkeypatch) -
     follower.on_swap(lambda view: swaps.append(view.version))
     base = log.write_base()
     number = log.append({(0, 1): row(log, 99)})
-    deadline = time.monotonic() + 20
     follower._rebase_at = 0.0
-    while follower.view.base.path != base and time.monotonic() < deadline:
-        follower.poll()
+    poll_until(follower, lambda: follower.view.base.path == base)
     assert follower.view.version == number
     assert swaps == [number]  # the same version in other layers is no swap
     assert sum(map(len, follower.view.layers)) == 1
@@ -303,14 +300,12 @@ def test_calls_in_flight_see_one_version_while_100_pass(follow, make_log) -> Non
     for step in range(1, 101):
         dense = {"linear.bias": np.full(2, step / 100.0, np.float32)}
         number = log.append({(0, 1): row(log, step), (0, step + 1): row(log, step)}, dense=dense, step=step)
-        deadline = time.monotonic() + 20
-        while follower.view.version != number and time.monotonic() < deadline:
-            pass
+        wait_until(lambda number=number: number in seen)
     is_over.set()
     for thread in threads:
         thread.join()
     assert wrong == []
     assert follower.view.version == number
-    assert len(set(seen)) > 50
+    assert len(set(seen)) >= 100
     shutil.rmtree(log.path)  # a mapped base and a view outlive their log
     assert follower.view.predict(features).shape == (1, 2)

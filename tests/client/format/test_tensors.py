@@ -14,6 +14,8 @@ from springtide_client.errors import LogError
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import DTYPES, decode_tensors, encode_tensors, map_tensors, shape_of
 
+from tests.support.descriptors import open_files
+
 
 def joined(tensors: dict[str, np.ndarray]) -> bytes:
     return b"".join(encode_tensors(tensors))
@@ -66,12 +68,11 @@ def test_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(*_: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, fails, refuse)
     with pytest.raises(OSError, match="full") as caught:
         TensorWriter(tmp_path / "t", {"a": shape_of(np.ones(3))}).close()
     monkeypatch.undo()
-    assert len(os.listdir("/proc/self/fd")) == before, caught
+    assert open_files(tmp_path) == [], caught  # `caught` keeps the frames of the failed writer alive
 
 
 def test_a_dtype_without_a_name_is_refused() -> None:

@@ -1,6 +1,6 @@
 """A base: mapped, found by key with its state, and known by its checksums."""
 
-import time
+import mmap
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,14 +82,12 @@ def test_a_base_without_rows_opens(tmp_path) -> None:
     base.verify()
 
 
-def test_a_million_rows_open_in_milliseconds(tmp_path) -> None:
-    path = write(tmp_path, rows(1_000_000, dim=16)).path
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        Base.open(path)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.02
+def test_rows_are_memory_mapped(tmp_path) -> None:
+    base = Base.open(write(tmp_path, rows(1000)).path)
+    owner: object = base.rows.value
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    assert isinstance(owner, mmap.mmap)
 
 
 def test_blocks_make_the_same_base_as_one(tmp_path) -> None:

@@ -40,7 +40,7 @@ def test_put_blocks_while_the_queue_is_full():
     assert len(queue) == 1
     assert queue.take(1, 0) == [A]
     assert queue.take(1, 10) == [B]  # larger than the queue: taken because it is empty
-    putting.join(10)
+    putting.join(300)
     assert not putting.is_alive()
 
 
@@ -57,7 +57,7 @@ def test_the_end_releases_blocked_puts_and_takes():
     full.end()
     empty.end()
     for thread in waiting:
-        thread.join(10)
+        thread.join(300)
         assert not thread.is_alive()
     assert taken == [[]]
 

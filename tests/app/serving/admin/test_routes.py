@@ -45,14 +45,14 @@ def test_commands_are_accepted_while_a_neighbor_search_runs(client, monkeypatch)
 
     def endless_search(*_, **__):
         searching.set()
-        assert finish.wait(60)
+        assert finish.wait(300)
         return []
 
     monkeypatch.setattr(routes, "find_neighbors", endless_search)
     search = threading.Thread(target=client.get, args=("/v1/embeddings/user_id/1/neighbors",))
     search.start()
     try:
-        assert searching.wait(60)
+        assert searching.wait(300)
         accepted = client.post("/v1/forget", json=FORGET, headers=ADMIN)
         assert accepted.status_code == 202
         assert client.get(accepted.headers["location"], headers=ADMIN).status_code == 200

@@ -79,5 +79,5 @@ def test_open_streams_are_limited_and_end_with_the_server(world):
         thread, until = world._servers[0]
         until.set()
         assert list(answer.iter_raw()) == []
-        thread.join(timeout=20)
+        thread.join(timeout=300)
         assert not thread.is_alive()

@@ -26,7 +26,7 @@ def dump(url, profile):
         "--dump-dom",
         url,
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 @pytest.mark.browser

@@ -27,7 +27,7 @@ class View:
 
     def predict(self, features):
         self.began.set()
-        assert self.go.wait(20)
+        assert self.go.wait(300)
         self.calls.append(len(features))
         ids_K = np.concatenate([features.categorical_NC.reshape(-1), features.lists[0].ids_M])
         return features.dense_NF.copy(), (ids_K % 2).astype(np.uint8)

@@ -36,7 +36,7 @@ class Running:
 
     def ask(self, path: str) -> httpx.Response:
         """On a connection of its own."""
-        return httpx.get(self.url + path, timeout=20)
+        return httpx.get(self.url + path, timeout=300)
 
     def metric(self, name: str, labels: str = "") -> float:
         """The sum over labels that begin like that."""
@@ -79,7 +79,7 @@ class Clients:
         connection = None
         while not self._stopping.is_set():
             try:
-                connection = connection or socket.create_connection(self._address, timeout=20)
+                connection = connection or socket.create_connection(self._address, timeout=300)
                 connection.sendall(request)
                 answer = connection.recv(65_536)
                 while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
@@ -103,7 +103,7 @@ class Clients:
     def stop(self) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(20)
+            thread.join(300)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_no_request_fails_during_a_rolling_restart_and_a_killed_worker_is_replac
     host, port = running.url.removeprefix("http://").split(":")
     body = b'{"instances":[{"user_id":1}]}'
     head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with socket.create_connection((host, int(port)), timeout=20) as slow:
+    with socket.create_connection((host, int(port)), timeout=300) as slow:
         slow.sendall(head + body[:-1])
         wait_until(lambda: running.metric("springtide_http_requests_in_flight") == 1)
         with httpx.stream("GET", f"{running.url}/v1/log?after={version}") as answer:

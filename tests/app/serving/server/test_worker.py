@@ -29,7 +29,7 @@ def test_a_signal_ends_the_process_with_exit_code_0_despite_open_streams(world, 
     world.log.start_epoch()
     hears, tells = os.pipe()
     pid = in_a_process(world, lambda url: os.write(tells, url.encode()))
-    with httpx.Client(base_url=os.read(hears, 100).decode(), timeout=20) as client:
+    with httpx.Client(base_url=os.read(hears, 100).decode(), timeout=300) as client:
         world.served(client, world.log.number)
         with client.stream("GET", f"/v1/log?after={world.log.number}") as answer:
             assert answer.status_code == 200

@@ -17,6 +17,7 @@ from stream.config import SourceConfig
 from stream.kafka.admin import Admin
 from stream.kafka.consumer import PartitionConsumer
 from stream.positions import Partition
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def read(source: SourceConfig, num: int, num_partitions: int = 1) -> dict[int, l
     partitions = [Partition(source.topic, number) for number in range(num_partitions)]
     reader = PartitionConsumer(source.kafka_config(), dict.fromkeys(partitions, 0))
     found: dict[int, list[tuple[int, int]]] = {number: [] for number in range(num_partitions)}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while sum(map(len, found.values())) < num:
         assert time.monotonic() < deadline
         for raw in reader.poll(0.1):

@@ -58,7 +58,7 @@ def test_a_sick_model_is_held_back_and_told_until_somebody_decides(env, reason):
     published(env, 600)
     assert command_status(path, order).version > version
     trainer.stop()
-    thread.join(30)
+    thread.join(300)
     (status,) = ended
     assert (status.gate.state, status.gate.reason) == ("open", reason)
     assert status.samples_trained == 600
@@ -71,7 +71,7 @@ def test_a_stop_while_the_gate_holds_publishes_nothing_of_it(env):
     thread, ended = run_in_thread(trainer)
     wait_until(lambda: trainer.gate.held, "the gate")
     trainer.stop()
-    thread.join(30)
+    thread.join(300)
     (status,) = ended
     assert "gate" in status.reason
     assert records(env)[-1].meta.samples_trained <= 300

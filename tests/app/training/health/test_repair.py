@@ -58,7 +58,7 @@ def test_damage_ahead_of_the_newest_base_is_mended_while_the_trainer_runs(env):
     env.produce(37)
     learned(env, trainer, 337)
     trainer.stop()
-    thread.join(30)
+    thread.join(300)
     (status,) = ended
     assert status.table.limits["lr"][0] == 0.01
     assert find_corruption(LogDirectory(path), trainer.log.last_encoded) == ""
@@ -84,7 +84,7 @@ def test_a_note_of_damage_that_is_none_changes_nothing(env):
     learned(env, trainer, 200)
     assert trainer.log.epoch == 1
     trainer.stop()
-    thread.join(30)
+    thread.join(300)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"5"])

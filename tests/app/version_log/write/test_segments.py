@@ -8,6 +8,7 @@ import pytest
 
 from app.version_log.write import segments
 from app.version_log.write.segments import SegmentWriter
+from tests.support.descriptors import open_files
 
 
 def test_synced_pages_are_dropped_except_the_newest(tmp_path: Path, monkeypatch) -> None:
@@ -67,11 +68,10 @@ def test_writeback_starts_before_the_fsync(tmp_path: Path, monkeypatch) -> None:
 
 def test_close_closes_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "PAGE_CACHE_BYTES", 1000)
-    before = len(os.listdir("/proc/self/fd"))
     files = SegmentWriter(tmp_path, 1, segment_bytes=100)
     for _ in range(40):
         files.write(b"x" * 90)
         files.sync()
-        assert len(os.listdir("/proc/self/fd")) - before <= 13
+        assert len(open_files(tmp_path)) <= 13
     files.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files(tmp_path) == []

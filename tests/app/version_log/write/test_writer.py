@@ -286,10 +286,11 @@ def test_a_recent_status_from_another_machine_prevents_a_start(log, monkeypatch)
     with log.writer() as writer:
         epoch = writer.epoch
     write_status(log.path, epoch, TrainerStatus(boot_id="elsewhere", host="far"))
+    monkeypatch.setattr("app.version_log.write.trainer_lock.FRESH_SECONDS", 600.0)
     with pytest.raises(LogBusyError, match=r"far.*--take-over"):
         log.open(wait_seconds=0.1)
     monkeypatch.setattr("app.version_log.write.trainer_lock.FRESH_SECONDS", 0.1)
-    with log.writer(wait_seconds=5.0) as writer:
+    with log.writer(wait_seconds=300.0) as writer:
         epoch = writer.epoch
     monkeypatch.undo()
     write_status(log.path, epoch, TrainerStatus(boot_id="elsewhere", clean_shutdown=True))
@@ -412,7 +413,7 @@ def test_a_fenced_trainer_that_resumes_after_a_pause_changes_nothing(log) -> Non
         tips = [put(writer, 1)]
         writer.sync()
         process.send_signal(signal.SIGCONT)
-        process.wait(timeout=30)  # it notices, and exits with an error
+        process.wait(timeout=300)  # it notices, and exits with an error
         assert process.returncode == 1
         tips.append(put(writer, 2))
     process.communicate()
