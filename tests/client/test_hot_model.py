@@ -136,12 +136,10 @@ def test_a_dropped_model_leaves_no_thread_and_no_folder(open_model, make_log, tm
     log = make_log()
     model = open_model(log)
     dropped = HotModel(model._where, token=TOKEN)
-    threads = [dropped._follower._thread]
-    if dropped._http is not None:
-        threads.append(dropped._http._stream._thread)
+    thread = dropped._follower._thread
     folders = set((tmp_path / "temporary").iterdir())
     del dropped
-    wait_until(lambda: not any(thread.is_alive() for thread in threads))
+    wait_until(lambda: not thread.is_alive())
     assert len(set((tmp_path / "temporary").iterdir())) == len(folders) // 2  # over HTTP a folder each
 
 
