@@ -178,7 +178,7 @@ class HostTier:
             assert len(slots_N) == self._num_rows, f"{len(slots_N)} slots are occupied, {self._num_rows} are counted"
             assert not len(slots_N) or slots_N[-1] < self._store.num_slots, "a row was left in the overflow area"
 
-    # the following five are called with the lock held
+    # the following are called with the lock held
 
     def _insert(self, rows: Rows, mixed_N: UInt64Array) -> None:
         self._clock += 1
