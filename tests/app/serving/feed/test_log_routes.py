@@ -63,8 +63,8 @@ def test_streams_of_disconnected_clients_are_closed(world):
     after = f"after={world.log.number}"
     for count in range(120):
         path = ("/v1/events", f"/v1/log?{after}", f"/v1/versions/latest?{after}&wait_seconds=60")[count % 3]
-        with socket.create_connection(address) as asker:
-            asker.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        with socket.create_connection(address) as raw:
+            raw.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     wait_until(lambda: "springtide_open_streams 0" in client.get("/metrics").text)
 
 

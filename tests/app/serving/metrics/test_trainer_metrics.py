@@ -1,7 +1,12 @@
 import msgspec
 
 from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.trainer_metrics import declare_trainer_metrics, update_trainer_metrics
+from app.serving.metrics.trainer_metrics import (
+    LABELED_COUNTERS,
+    PLAIN_COUNTERS,
+    declare_trainer_metrics,
+    update_trainer_metrics,
+)
 from app.version_log.trainer_status import (
     GateStatus,
     PartitionStatus,
@@ -10,6 +15,9 @@ from app.version_log.trainer_status import (
     TableStatus,
     TrainerStatus,
 )
+from embeddings.counters import COUNTERS
+from embeddings.tiers import host_tier
+from embeddings.tiers.rocksdb import spill
 
 GATE = GateStatus(state="holding", action="alert", reason="norm", detail="...", trips=2, rollbacks=1)
 STATUS = TrainerStatus(
@@ -83,3 +91,10 @@ def test_labels_that_the_status_no_longer_has_are_removed():
     ]
     open_gate = TrainerStatus(gate=msgspec.structs.replace(GATE, state="open"))
     assert not [line for line in values_after(STATUS, open_gate) if "gate_holding" in line]
+
+
+def test_every_counter_of_the_table_is_exported():
+    labeled = {counter for _, _, counters in LABELED_COUNTERS.values() for counter in counters.values()}
+    counted = {*COUNTERS, *host_tier.COUNTS, *spill.FIND_COUNTS, *spill.WORKER_COUNTS, "overflowed"}
+    # the label `reason` of springtide_table_evicted_total adds up to `evicted`
+    assert labeled | PLAIN_COUNTERS.keys() == counted - {"evicted"}
