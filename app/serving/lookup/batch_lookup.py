@@ -6,19 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from springtide_client.model.view import STATUS_NAMES
 
 from app.serving.http.errors import ApiError, no_such_feature
 from app.serving.http.preconditions import Preconditions, parse_preconditions
-from app.serving.lookup.codecs import (
-    JSON,
-    RAW,
-    STATUS_NAMES,
-    LookupRequest,
-    MediaType,
-    encode_response,
-    negotiate_media_type,
-    parse_content_type,
-)
+from app.serving.lookup.codecs import LookupRequest, encode_response
+from app.serving.lookup.content_negotiation import JSON, RAW, MediaType, negotiate_media_type, parse_content_type
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica
 from app.serving.model.view import ModelView

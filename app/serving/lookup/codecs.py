@@ -1,10 +1,7 @@
 """Codecs of batch lookups: request and response bodies in JSON, MessagePack, Arrow and raw bytes."""
 
 # N ids of a request, D dimension
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,27 +9,14 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.errors import EncodeError
 from springtide_client.keys import encode_id
-from springtide_client.model.view import STATUS_NAMES as STATUS_NAMES
+from springtide_client.model.view import STATUS_NAMES
 
 from app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, too_many_ids
 from app.serving.http.preconditions import check_max_staleness
 from app.serving.lookup.arrow_codec import encode_stream, read_id_column
+from app.serving.lookup.content_negotiation import ARROW, JSON, MSGPACK, RAW, MediaType
 from kernels.cpu.serving.float_to_json import NUMBER_BYTES, SLACK_BYTES, write_rows, write_rows_holding_gil
 from kernels.cpu.serving.parse_ids import read_json_ids, read_msgpack_ids, read_text_ids
-
-JSON = "application/json"
-MSGPACK = "application/msgpack"
-ARROW = "application/vnd.apache.arrow.stream"
-RAW = "application/octet-stream"
-MEDIA_TYPES = (JSON, MSGPACK, ARROW, RAW)
-
-
-@dataclass(frozen=True)
-class MediaType:
-    """A media type, and the width of its numbers (raw bytes only)."""
-
-    name: str
-    float16: bool = False
 
 
 class LookupRequest(NamedTuple):
@@ -62,38 +46,9 @@ INTEGER_ID_READERS: dict[str, tuple[Callable[[bytes], UnparsedLookupBody], Calla
     JSON: (msgspec.json.Decoder(UnparsedLookupBody).decode, read_json_ids),
     MSGPACK: (msgspec.msgpack.Decoder(UnparsedLookupBody).decode, read_msgpack_ids),
 }
-QUALITY = re.compile(r";\s*[qQ]=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*(?:;|$)")
 JSON_STATUS_NAMES = tuple(f'"{name}"'.encode() for name in STATUS_NAMES)
 # up to here the GIL is held: other threads would keep it for longer than the writing takes
 MAX_NUMBERS_HOLDING_GIL = 16_384
-
-
-@lru_cache(maxsize=256)
-def parse_content_type(content_type: str) -> MediaType:
-    """The media type of a Content-Type header, empty for JSON; ApiError 415 if it is not supported."""
-    name, half = _split(content_type or JSON)
-    if name not in MEDIA_TYPES:
-        raise ApiError(415, "unsupported_media_type", f"{name} is not supported", f"send {', '.join(MEDIA_TYPES)}")
-    return MediaType(name, half)
-
-
-@lru_cache(maxsize=256)
-def negotiate_media_type(accept: str, request_type: MediaType) -> MediaType:
-    """Choose the response's media type: the one that an Accept header prefers, the first among equals.
-
-    A wildcard or an empty header means the request's own type; ApiError 406 if none is supported.
-    """
-    for part in sorted(accept.split(","), key=_quality, reverse=True):
-        name, half = _split(part)
-        if not _quality(part):
-            break
-        if name in ("", "*/*", "application/*"):
-            return request_type
-        if name in MEDIA_TYPES:
-            return MediaType(name, half)
-    raise ApiError(
-        406, "not_acceptable", f"responses of type {accept[:80]} are not supported", f"accept {', '.join(MEDIA_TYPES)}"
-    )
 
 
 def decode_request(media_type: MediaType, body: bytes, max_ids: int) -> LookupRequest:
@@ -214,17 +169,6 @@ def _ids_as_sent(request: LookupRequest, media_type: str) -> Any:
     if request.encoded_ids is not None and request.encoded_ids[0] == media_type:
         return request.encoded_ids[1]
     return request.raw_ids if isinstance(request.raw_ids, list) else request.raw_ids.tolist()
-
-
-def _split(part: str) -> tuple[str, bool]:
-    name, *parameters = part.strip().lower().split(";")
-    return name.strip(), any(parameter.replace(" ", "").replace('"', "") == "dtype=float16" for parameter in parameters)
-
-
-def _quality(part: str) -> float:
-    """The `q` of a media range, by default 1."""
-    match = QUALITY.search(part)
-    return 1.0 if match is None else float(match[1])
 
 
 def _check_num_ids(number: int, max_ids: int) -> None:

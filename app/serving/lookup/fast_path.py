@@ -9,6 +9,7 @@ import time
 from typing import NamedTuple
 
 import numpy as np
+from springtide_client.model.view import STATUS_NAMES
 from starlette.types import Scope
 
 from app.serving.http.access_log import AccessLog
@@ -21,7 +22,7 @@ from app.serving.lookup.batch_lookup import (
     response_headers,
     runs_inline,
 )
-from app.serving.lookup.codecs import STATUS_NAMES, decode_request
+from app.serving.lookup.codecs import decode_request
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica
 

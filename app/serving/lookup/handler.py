@@ -15,7 +15,8 @@ from app.serving.lookup.batch_lookup import (
     response_headers,
     runs_inline,
 )
-from app.serving.lookup.codecs import RAW, decode_request
+from app.serving.lookup.codecs import decode_request
+from app.serving.lookup.content_negotiation import RAW
 from app.serving.lookup.fast_path import ROUTE, FastPath
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica

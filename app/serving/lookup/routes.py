@@ -5,13 +5,14 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from fastapi import APIRouter, Query, Request
 from springtide_client.keys import INT64_MAX, INT64_MIN, is_canonical_decimal
+from springtide_client.model.view import STATUS_NAMES
 
 from app.serving.bounded_pool import BoundedPool
 from app.serving.http.errors import ApiError, invalid, no_such_feature
 from app.serving.http.preconditions import parse_preconditions
 from app.serving.http.responses import JsonResponse
 from app.serving.lookup.batch_lookup import count_rows
-from app.serving.lookup.codecs import STATUS_NAMES, parse_ids
+from app.serving.lookup.codecs import parse_ids
 from app.serving.lookup.neighbors import SIMILARITIES, find_neighbors
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.serving.http.authorization import UNTHROTTLED_PATHS, scope_of
-from app.serving.lookup.codecs import ARROW, JSON, MSGPACK, RAW
+from app.serving.lookup.content_negotiation import ARROW, JSON, MSGPACK, RAW
 from app.serving.openapi.schemas import SCHEMAS, STRING, JsonSchema, ref
 
 ERROR_DESCRIPTIONS = {

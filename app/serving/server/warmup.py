@@ -5,7 +5,8 @@ from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.row_layer import sorted_layer
 from springtide_client.rows.search import LayerStack
 
-from app.serving.lookup.codecs import JSON, MAX_NUMBERS_HOLDING_GIL, MSGPACK, MediaType, decode_request, encode_response
+from app.serving.lookup.codecs import MAX_NUMBERS_HOLDING_GIL, decode_request, encode_response
+from app.serving.lookup.content_negotiation import JSON, MSGPACK, MediaType
 from app.serving.lookup.neighbors import measure_similarity
 from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 

@@ -7,17 +7,13 @@ import pytest
 from springtide_client.keys import hash_string
 
 from app.serving.http.errors import ApiError
-from app.serving.lookup.codecs import (
+from app.serving.lookup.codecs import decode_request, encode_response, parse_ids
+from app.serving.lookup.content_negotiation import (
     ARROW,
     JSON,
     MSGPACK,
     RAW,
     MediaType,
-    decode_request,
-    encode_response,
-    negotiate_media_type,
-    parse_content_type,
-    parse_ids,
 )
 
 ROWS = np.array([[0.5, -1.5], [np.nan, np.nan]], dtype=np.float32)
@@ -106,30 +102,6 @@ def test_a_request_without_ids_is_valid():
         body = {JSON: b'{"ids":[]}', MSGPACK: msgspec.msgpack.encode({"ids": []}), RAW: b""}.get(form.name)
         question = decode_request(form, arrow_stream(pyarrow.table({"id": []})) if body is None else body, 10)
         encode_response(form, question, none, no_status, feature="f", version=1)
-
-
-def test_media_types_are_chosen_by_the_headers():
-    assert parse_content_type("") == MediaType(JSON)
-    assert parse_content_type("application/json; charset=utf-8") == MediaType(JSON)
-    assert parse_content_type("Application/Octet-Stream;dtype=float16") == MediaType(RAW, True)
-    assert negotiate_media_type("", MediaType(MSGPACK)) == MediaType(MSGPACK)
-    assert negotiate_media_type("*/*", MediaType(RAW)) == MediaType(RAW)
-    assert negotiate_media_type("text/html, application/octet-stream; dtype=float16", MediaType(JSON)) == MediaType(
-        RAW, True
-    )
-    assert negotiate_media_type("application/msgpack;q=0.2, application/json;q=0.9", MediaType(RAW)) == MediaType(JSON)
-    assert negotiate_media_type("application/json;q=0, application/msgpack", MediaType(JSON)) == MediaType(MSGPACK)
-    assert negotiate_media_type(
-        'application/octet-stream; q=0.5; dtype="float16", text/html', MediaType(JSON)
-    ) == MediaType(RAW, True)
-    with pytest.raises(ApiError, match="not supported"):
-        negotiate_media_type("application/json;q=0.0", MediaType(JSON))
-    with pytest.raises(ApiError) as caught:
-        parse_content_type("text/csv")
-    assert caught.value.status == 415
-    with pytest.raises(ApiError) as caught:
-        negotiate_media_type("text/html", MediaType(JSON))
-    assert caught.value.status == 406
 
 
 def arrow_stream(table):

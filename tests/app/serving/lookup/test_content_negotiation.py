@@ -8,7 +8,9 @@ import pyarrow
 import pytest
 from springtide_client.keys import encode_id
 
-from app.serving.lookup.codecs import MediaType, decode_request
+from app.serving.http.errors import ApiError
+from app.serving.lookup.codecs import decode_request
+from app.serving.lookup.content_negotiation import MediaType, negotiate_media_type, parse_content_type
 from tests.app.serving.attacked_server import ROWS, arrow_stream
 from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, get, request
 
@@ -102,3 +104,27 @@ def test_every_route_counts_looked_up_rows_by_status(attacked):
         for _ in range(2):
             connection.exchange(request(encoded(kind, MIXED), kind=kind))
     assert (counted() - before).tolist() == [2 * 11, 11, 0, 11]
+
+
+def test_media_types_are_chosen_by_the_headers():
+    assert parse_content_type("") == MediaType(JSON)
+    assert parse_content_type("application/json; charset=utf-8") == MediaType(JSON)
+    assert parse_content_type("Application/Octet-Stream;dtype=float16") == MediaType(RAW, True)
+    assert negotiate_media_type("", MediaType(MSGPACK)) == MediaType(MSGPACK)
+    assert negotiate_media_type("*/*", MediaType(RAW)) == MediaType(RAW)
+    assert negotiate_media_type("text/html, application/octet-stream; dtype=float16", MediaType(JSON)) == MediaType(
+        RAW, True
+    )
+    assert negotiate_media_type("application/msgpack;q=0.2, application/json;q=0.9", MediaType(RAW)) == MediaType(JSON)
+    assert negotiate_media_type("application/json;q=0, application/msgpack", MediaType(JSON)) == MediaType(MSGPACK)
+    assert negotiate_media_type(
+        'application/octet-stream; q=0.5; dtype="float16", text/html', MediaType(JSON)
+    ) == MediaType(RAW, True)
+    with pytest.raises(ApiError, match="not supported"):
+        negotiate_media_type("application/json;q=0.0", MediaType(JSON))
+    with pytest.raises(ApiError) as caught:
+        parse_content_type("text/csv")
+    assert caught.value.status == 415
+    with pytest.raises(ApiError) as caught:
+        negotiate_media_type("text/html", MediaType(JSON))
+    assert caught.value.status == 406
