@@ -1,1 +1,1 @@
-"""Springtide as a program: the command line, the trainer, the server, the simulator; see README.md in this folder."""
+"""Springtide as a program: command line, configuration, trainer, server, tools; see README.md in this folder."""

@@ -1,6 +1,6 @@
-"""The `springtide` command: finds the subcommand, turns errors into one line and an exit code.
+"""The `springtide` command: runs a subcommand, and turns its errors into one line and an exit code.
 
-Imports nothing heavy: a command brings its own parts in when it runs.
+Imports nothing heavy: each command imports what it needs when it runs.
 """
 
 import argparse
@@ -32,7 +32,7 @@ COMMANDS = (
 
 
 class Command(Protocol):
-    """What a module in app/commands offers."""
+    """The interface of a module in app/commands."""
 
     HELP: str
 
@@ -42,17 +42,17 @@ class Command(Protocol):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse whose errors are one line with the mend."""
+    """An argument parser whose errors are one line that says how to get help."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see: {self.prog} --help)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the process's exit code: 0 done, 1 the world's fault, 2 the user's."""
+    """Run one command and return the exit code: 0 done, 1 runtime error, 2 usage or configuration error."""
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
-    argv = [word for word in argv if word != "--debug"]  # may stand anywhere
+    argv = [word for word in argv if word != "--debug"]  # allowed anywhere
     try:
         arguments = build_parser().parse_args(check_command(argv))
         die_with_supervisor()
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # the reader of our output left; nothing may be flushed into it at exit
+        # the reader of our output is gone: Python must not flush the rest into the broken pipe at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -72,30 +72,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    parser = Parser(prog="springtide", description="Keeps a recommender alive: learns from each click within moments.")
+    """Return the parser of the whole command line."""
+    description = "Trains a recommender continuously from a Kafka click stream, and serves it while it learns."
+    parser = Parser(prog="springtide", description=description)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name in COMMANDS:
         command: Command = importlib.import_module(f"app.commands.{name}")
         child = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
-        child.add_argument("--config", metavar="FILE", help="the configuration (default: ./springtide.toml)")
-        child.add_argument("--debug", action="store_true", help="errors with their traceback")
+        child.add_argument("--config", metavar="FILE", help="configuration file (default: ./springtide.toml)")
+        child.add_argument("--debug", action="store_true", help="show the traceback of errors, and debug logs")
         command.add_arguments(child)
     return parser
 
 
 def check_command(argv: list[str]) -> list[str]:
-    """The arguments as they are; UserError names the nearest command where the given one is unknown."""
+    """Return the arguments unchanged; UserError names the nearest command if the given one is unknown."""
     first = next((word for word in argv if not word.startswith("-")), None)
     if argv and first == argv[0] and first not in COMMANDS:
         near = difflib.get_close_matches(first, COMMANDS, n=1)
-        mend = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
-        raise UserError(f"no command {first!r}: {mend}")
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
+        raise UserError(f"no command {first!r}: {hint}")
     return argv
 
 
 def set_up_logging(debug: bool) -> None:
-    """Events to stderr, one line each."""
+    """Write log events to stderr, one line each."""
     from app.processes.log_format import LogFormatter
 
     handler = logging.StreamHandler(sys.stderr)
@@ -103,12 +104,12 @@ def set_up_logging(debug: bool) -> None:
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True)
     for noisy in ("kafka", "uvicorn", "uvicorn.access", "numba", "asyncio", "httpx", "torch"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # a broker that is away is told once, by our own state; the client library would repeat it several times a second
+    # our own status reports an unreachable broker once; the client library would log it several times a second
     logging.getLogger("kafka").setLevel(logging.INFO if debug else logging.CRITICAL)
 
 
 def report_error(error: Exception) -> int:
-    """Say in one line what went wrong; returns the exit code."""
+    """Print the error in one line and return the exit code."""
     if isinstance(error, UserError):
         print(f"springtide: {one_line(error)}", file=sys.stderr)
         return 2
@@ -116,17 +117,17 @@ def report_error(error: Exception) -> int:
         print(f"springtide: {one_line(error)}", file=sys.stderr)
         return 1
     name = type(error).__name__
-    print(f"springtide: {name}: {one_line(error)} (a bug; --debug shows where)", file=sys.stderr)
+    print(f"springtide: {name}: {one_line(error)} (a bug: run again with --debug for the traceback)", file=sys.stderr)
     return 1
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether the text of the error was written for the user of the program."""
+    """Return True if the error is part of normal operation, its text written for the user; False for a bug."""
     from springtide_client.errors import SpringtideError
 
     return isinstance(error, (SpringtideError, OSError))
 
 
 def one_line(error: Exception) -> str:
-    """The error's text without line breaks."""
+    """Return the error's text without line breaks."""
     return " ".join(str(error).split())

@@ -1,5 +1,5 @@
-"""What may go wrong by the user's hand. What the world does is springtide_client.errors.SpringtideError."""
+"""Errors that the user causes. Errors of the running system are springtide_client.errors.SpringtideError."""
 
 
 class UserError(Exception):
-    """A mistake in the command or its configuration; the text is one line and says how to mend it. Exit code 2."""
+    """A mistake in the command line or the configuration: one line that says what to change. Exit code 2."""

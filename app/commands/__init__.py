@@ -1,1 +1,1 @@
-"""One file a command: HELP, add_arguments(parser), run(arguments). Heavy parts are imported inside run."""
+"""The subcommands of `springtide`, one file each: HELP, add_arguments, run. Heavy imports are inside `run`."""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HELP = "run a benchmark of this checkout: NAME such as train.e2e; without one, list them"
+HELP = "run a benchmark of this checkout: NAME such as train.e2e; without NAME, list them"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

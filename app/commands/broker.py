@@ -3,11 +3,11 @@
 import argparse
 import sys
 
-HELP = "run the embedded Kafka broker alone, until Ctrl-C"
+HELP = "run the embedded Kafka broker alone until Ctrl-C"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, help="default: the one it had before, else any free one")
+    parser.add_argument("--port", type=int, help="default: the port it had before, else any free one")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -21,12 +21,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not config.source.uses_embedded_broker:
         raise UserError(
             f"[source] bootstrap_servers = {config.source.bootstrap_servers!r} names a broker of your own: "
-            "take the key out to use the embedded one"
+            "remove the key to use the embedded one"
         )
     stopping = stop_on_signals()
     with EmbeddedBroker(config.log.path, arguments.port) as broker:
-        print(f"embedded broker at {broker.address}, memory only; Ctrl-C stops it", file=sys.stderr)
+        print(f"embedded broker at {broker.address}, in memory only; Ctrl-C stops it", file=sys.stderr)
         while not stopping.wait(0.2):
             if not broker.alive:
-                raise EmbeddedBrokerError(f"the embedded broker ended by itself: see {config.log.path / 'broker.err'}")
+                raise EmbeddedBrokerError(f"the embedded broker died: see {config.log.path / 'broker.err'}")
     return 0

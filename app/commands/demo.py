@@ -1,16 +1,18 @@
-"""`springtide demo`: everything at once, on made-up clicks."""
+"""`springtide demo`: everything at once, on simulated clicks."""
 
 import argparse
 import json
 from pathlib import Path
 
-HELP = "see it work: broker, made-up clicks, trainer, server and dashboard, in ./var/demo"
+HELP = "see it work: broker, simulated clicks, trainer, server and dashboard, in ./var/demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, metavar="N", help="end so long after readiness, with a JSON status")
-    parser.add_argument("--rate", type=float, metavar="N", help="clicks a second (default: 3000)")
-    parser.add_argument("--port", type=int, help="of the dashboard (default: 8000, or a free one if that is taken)")
+    parser.add_argument(
+        "--seconds", type=float, metavar="N", help="stop N seconds after readiness, print the status as JSON"
+    )
+    parser.add_argument("--rate", type=float, metavar="N", help="clicks per second (default: 3000)")
+    parser.add_argument("--port", type=int, help="of the dashboard (default: 8000, or a free one if 8000 is taken)")
 
 
 def run(arguments: argparse.Namespace) -> int:

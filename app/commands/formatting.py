@@ -1,23 +1,23 @@
-"""How the commands write times, numbers and JSON for people."""
+"""Times, sizes, numbers and JSON as the commands print them."""
 
 import time
 from typing import Any
 
 
 def print_json(document: Any) -> None:
-    """Indented, and ready for other programs."""
+    """Print the document as indented JSON."""
     import msgspec
 
     print(msgspec.json.format(msgspec.json.encode(document)).decode())
 
 
 def format_time(ms: int) -> str:
-    """Local time to the second; a dash where there is none."""
+    """Return a Unix time as local time to the second; a dash for 0."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000)) if ms else "-"
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Bytes in the largest unit that leaves at least one."""
+    """Return a size in its largest unit of which there is at least one: `1.5 MiB`."""
     size, unit = float(num_bytes), "B"
     for larger in ("KiB", "MiB", "GiB"):
         if size >= 1024:
@@ -26,10 +26,10 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def format_number(number: float | None, digits: int = 4) -> str:
-    """A number with some digits; a dash where there is none."""
+    """Return the number with `digits` significant digits; a dash for None."""
     return "-" if number is None else f"{number:.{digits}g}"
 
 
 def format_signed(number: int) -> str:
-    """A difference."""
+    """Return a difference with its sign and thousands separators."""
     return f"{number:+,}"

@@ -1,1 +1,1 @@
-"""config."""
+"""One TOML file becomes the settings of every part."""

@@ -1,1 +1,1 @@
-"""processes."""
+"""Child processes, signals, priorities and log lines of Springtide's own processes."""

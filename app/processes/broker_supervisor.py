@@ -1,4 +1,4 @@
-"""The embedded broker of a log, for as long as somebody needs it: started if nobody has, restarted if it dies."""
+"""Supervises the embedded broker of a log: started if no process runs it yet, restarted when it dies."""
 
 import logging
 import time
@@ -18,12 +18,12 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 
 class BrokerSupervisor(AbstractContextManager["BrokerSupervisor"]):
-    """Does nothing where the source names a broker of its own, or another process already runs the embedded one."""
+    """Runs the embedded broker, unless the source names another broker or another process runs the embedded one."""
 
     def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, clock=clock)
-        needed = config.source.uses_embedded_broker and find_broker(config.log.path) is None
-        self.broker = EmbeddedBroker(config.log.path) if needed else None
+        is_needed = config.source.uses_embedded_broker and find_broker(config.log.path) is None
+        self.broker = EmbeddedBroker(config.log.path) if is_needed else None
 
     def __enter__(self) -> "BrokerSupervisor":
         if self.broker is not None:
@@ -35,10 +35,10 @@ class BrokerSupervisor(AbstractContextManager["BrokerSupervisor"]):
             self.broker.stop()
 
     def restart_if_dead(self) -> None:
-        """Start the broker again when it died; its topics are gone then, which readers notice by themselves."""
+        """Restart the broker if it is dead and the pause is over. Its topics are lost; readers see that by the ids."""
         if self.broker is None or self.broker.alive or not self._backoff.is_over:
             return
-        logger.warning("the embedded broker ended and is started again; its topics are gone")
+        logger.warning("the embedded broker died and is restarted; its topics are lost")
         self._backoff.fail()
         try:
             self.broker.stop()

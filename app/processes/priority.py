@@ -1,4 +1,4 @@
-"""Priorities of work that must not be felt by others: of a whole process, and of threads beside the learning one."""
+"""Low scheduling priorities: for a background process, and for threads that work beside the learning thread."""
 
 import ctypes
 import os
@@ -9,19 +9,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-LOWEST_NICENESS = 19  # the nicest
-THREAD_NICENESS = 10  # of threads beside the learning one: it goes before them where cores are few
+LOWEST_NICENESS = 19  # the lowest priority there is
+THREAD_NICENESS = 10  # of threads beside the learning thread, which goes first where cores are few
 AUTOGROUP = Path("/proc/self/autogroup")
-SHORT_SLICE_NS = 100_000  # the least that Linux takes
-SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the numbers of the system call, which libc may have no name for
+SHORT_SLICE_NS = 100_000  # the shortest that Linux accepts
+SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # number of the system call, for which libc may have no function
 ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority; runtime (the slice), deadline, period
 
 
 def yield_to_others() -> None:
-    """From now on this process runs where nobody else wants the processor; it cannot take that back.
+    """Let this process run only when no other process wants the processor. Cannot be undone; call before any thread.
 
-    Where Linux schedules sessions instead of processes, niceness counts only within one: a process that leads a session
-    of its own makes that nice too. To be called before it starts threads.
+    Where Linux schedules sessions instead of processes (autogroup), niceness counts only within a session: a process
+    that leads a session lowers the session's priority too.
     """
     os.nice(LOWEST_NICENESS)
     take_short_slices()
@@ -31,9 +31,9 @@ def yield_to_others() -> None:
 
 
 def yield_to_learning() -> None:
-    """From now on this thread works in the gaps that the learning threads leave, as long as there are any.
+    """Let this thread work in the gaps that the learning threads leave.
 
-    Linux takes a thread's niceness for its own. One that is nicer already stays so: to be less nice is not for all.
+    Linux keeps niceness per thread. A thread of even lower priority keeps it: raising it needs a privilege.
     """
     thread = threading.get_native_id()
     if os.getpriority(os.PRIO_PROCESS, thread) < THREAD_NICENESS:
@@ -42,10 +42,10 @@ def yield_to_learning() -> None:
 
 
 def take_short_slices() -> None:
-    """From now on this thread, and those it starts, give way at once to who wakes up on the same core.
+    """Let this thread, and those it starts, give way at once to a thread that wakes up on the same core.
 
-    Else a thread keeps its core for a slice, some ms: of two threads of a step one would wait for it, and the other for
-    that one. Before Linux 6.12, and elsewhere, slices are what they are.
+    Otherwise a thread keeps its core for a slice of some ms: of two threads of a step, one would wait for the slice and
+    the other for that one. Without effect before Linux 6.12 and on other systems.
     """
     libc: Any = ctypes.CDLL(None)
     number = SCHED_SETATTR.get(platform.machine())

@@ -1,4 +1,4 @@
-"""Keeps child processes alive: starts them, passes on their words, restarts the dead with back-off, stops all."""
+"""Supervises child processes: starts them, forwards their output, restarts dead ones with backoff, stops all."""
 
 import logging
 import signal
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from springtide_client.errors import SpringtideError
 from springtide_client.system.backoff import Backoff
 
 from app.errors import UserError
@@ -18,15 +17,11 @@ from app.processes.parent_death import child_environment
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-STABLE_SECONDS = 60.0  # one that lived so long is restarted as if it had never failed
+STABLE_SECONDS = 60.0  # a child that lived this long is restarted after the shortest pause again
 STOP_SECONDS = 4.0
 USER_ERROR_EXIT_CODE = 2
 
-LineHandler = Callable[[str, str], None]
-
-
-class ChildError(SpringtideError):
-    """A child ended in a way that a restart cannot mend."""
+LineHandler = Callable[[str, str], None]  # gets the child's name and a line of its output
 
 
 @dataclass(frozen=True)
@@ -38,12 +33,12 @@ class ChildSpec:
     module: str = "app"
 
     def command(self) -> list[str]:
-        """What is executed."""
+        """Return the command line."""
         return [sys.executable, "-m", self.module, *self.arguments]
 
 
 class Child:
-    """One child, through all of its lives."""
+    """One child process and its restarts."""
 
     def __init__(self, spec: ChildSpec, on_line: LineHandler, clock: Callable[[], float]) -> None:
         self.spec = spec
@@ -59,14 +54,16 @@ class Child:
 
     @property
     def pid(self) -> int | None:
+        """The process id; None before the first start."""
         return self._process.pid if self._process is not None else None
 
     @property
     def alive(self) -> bool:
+        """True while the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it, in a session of its own: Ctrl-C is for the supervisor, which stops its children in order."""
+        """Start the process, in a session of its own: Ctrl-C reaches only the supervisor, which stops its children."""
         self._began, self._is_restart_scheduled = self._clock(), False
         self._process = subprocess.Popen(
             self.spec.command(),
@@ -82,7 +79,7 @@ class Child:
         self._reader.start()
 
     def restart_if_dead(self) -> None:
-        """Restart it when it is dead and the pause is over. ChildError, UserError where that would not help."""
+        """Restart the process if it is dead and the pause is over; UserError if it refused its configuration."""
         if self._process is None or self.alive:
             return
         if not self._is_restart_scheduled:
@@ -94,21 +91,21 @@ class Child:
                 self._backoff.succeed()
             pause, self._is_restart_scheduled = self._backoff.fail(), True
             logger.warning(
-                "%s ended and will be started again",
+                "%s exited and will be restarted",
                 self.spec.name,
-                extra={"exit": code, "in_seconds": pause, "last": self.last_line},
+                extra={"exit_code": code, "in_seconds": pause, "last_line": self.last_line},
             )
         if self._backoff.is_over:
             self.num_restarts += 1
             self.start()
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         if self._process is not None and self.alive:
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended within the time; one that did not is killed."""
+        """Wait for the process to exit and return True; after `seconds` kill it and return False."""
         if self._process is None:
             return True
         try:
@@ -130,13 +127,13 @@ class Child:
                     self._on_line(self.spec.name, text)
 
     def _join_reader(self) -> None:
-        # a grandchild may still hold the pipe: its words are not worth waiting for
+        # a grandchild may still hold the pipe open: its output is not worth waiting for
         if self._reader is not None:
             self._reader.join(0.5)
 
 
 class Supervisor:
-    """Children in the order in which they are started; they are stopped in the opposite one, all within seconds."""
+    """Children that are started in order and stopped in reverse order. A context manager."""
 
     def __init__(
         self, specs: Sequence[ChildSpec], *, on_line: LineHandler, clock: Callable[[], float] = time.monotonic
@@ -157,17 +154,17 @@ class Supervisor:
             child.start()
 
     def restart_dead(self) -> None:
-        """Restart who died, when its pause is over."""
+        """Restart each dead child whose pause is over; UserError if one refused its configuration."""
         for child in self.children:
             child.restart_if_dead()
 
     def stop(self, seconds: float = STOP_SECONDS) -> bool:
-        """Ask all to end, kill who has not after the time; whether all ended by themselves."""
+        """Stop every child within `seconds`, killing those that do not exit; return True if none was killed."""
         deadline = self._clock() + seconds
         for child in reversed(self.children):
             child.terminate()
-        ended = [child.wait(deadline - self._clock()) for child in reversed(self.children)]
-        for child, clean in zip(reversed(self.children), ended, strict=True):
-            if not clean:
-                logger.warning("%s did not end in time and was killed", child.spec.name)
-        return all(ended)
+        exited = [child.wait(deadline - self._clock()) for child in reversed(self.children)]
+        for child, has_exited in zip(reversed(self.children), exited, strict=True):
+            if not has_exited:
+                logger.warning("%s did not exit in time and was killed", child.spec.name)
+        return all(exited)

@@ -1,11 +1,22 @@
-"""The best AUC that anyone could reach on the recent clicks: that of the probability they were drawn from."""
+"""The best AUC that a model could reach on simulated clicks: that of the probabilities they were drawn from.
 
+The simulator writes it to `simulator.json` in the log's folder; the server's status and the demo read it.
+"""
+
+# N clicks
+from pathlib import Path
+
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from springtide_client.system.clock import wall_ms
+from springtide_client.system.files import write_atomically
+
+FILE_NAME = "simulator.json"
 
 
 class BestAucWindow:
-    """A ring of the recent clicks and their true probabilities."""
+    """The recent clicks and their true probabilities, in a ring buffer."""
 
     def __init__(self, window: int = 20_000) -> None:
         self._probability = np.zeros(window)
@@ -19,13 +30,13 @@ class BestAucWindow:
         self._num += len(click_N)
 
     def value(self) -> float | None:
-        """None while there is no click, or nothing but clicks."""
+        """Return the AUC; None while the window has only clicks or only non-clicks."""
         num = min(self._num, len(self._click))
-        return auc(self._probability[:num], self._click[:num])
+        return exact_auc(self._probability[:num], self._click[:num])
 
 
-def auc(scores_N: npt.NDArray[np.floating], labels_N: npt.NDArray[np.bool_]) -> float | None:
-    """The chance that a click scores above a non-click, ties counting half; None with one class."""
+def exact_auc(scores_N: npt.NDArray[np.floating], labels_N: npt.NDArray[np.bool_]) -> float | None:
+    """Return the probability that a click scores above a non-click, ties counting half; None with one class."""
     num_positive = int(labels_N.sum())
     num_negative = len(labels_N) - num_positive
     if not num_positive or not num_negative:
@@ -34,3 +45,19 @@ def auc(scores_N: npt.NDArray[np.floating], labels_N: npt.NDArray[np.bool_]) -> 
     ranks = np.cumsum(counts) - (counts - 1) / 2
     positive_ranks = float(ranks[inverse_N[labels_N]].sum())
     return (positive_ranks - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
+
+
+def write_best_auc(log_path: Path, best_auc: float | None) -> None:
+    """Replace the file in the log's folder; a reader sees the old or the new one, complete."""
+    log_path.mkdir(parents=True, exist_ok=True)
+    content = msgspec.json.encode({"best_auc": best_auc, "updated_ms": wall_ms()})
+    write_atomically(log_path / FILE_NAME, content, durable=False)
+
+
+def read_best_auc(log_path: Path) -> float | None:
+    """Return what the log's simulator last wrote; None if there is no simulator."""
+    try:
+        best_auc = msgspec.json.decode((log_path / FILE_NAME).read_bytes())["best_auc"]
+        return None if best_auc is None else float(best_auc)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

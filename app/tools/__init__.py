@@ -1,1 +1,1 @@
-"""tools."""
+"""Tools around a running model: replay of files, the click simulator, the demo."""

@@ -1,4 +1,4 @@
-"""Keeps the embedded broker's topic bounded in bytes for a producer that never ends. A real broker has its own ways."""
+"""Limits the size of the embedded broker's topic for a producer that never ends. Other brokers have a retention."""
 
 import threading
 import time
@@ -13,14 +13,14 @@ from stream.kafka.producer import Producer
 from stream.positions import Partition, Position
 
 MAX_BYTES = 256 << 20
-CHECK_EVERY_MESSAGES = 5_000  # messages
-ROLL_SECONDS = 5.0
-# the embedded broker looks through all the batches that it holds at each fetch, so they had better be few
+CHECK_EVERY_MESSAGES = 5_000
+RECREATE_SECONDS = 5.0
+# the embedded broker searches all the batches that it holds at each fetch, so there should be few
 LINGER_MS = 50
 
 
 class TopicQuota:
-    """Makes a full topic anew once all of it is learned; until then the producer waits."""
+    """Re-creates a full topic once all of it is learned; until then the producer waits."""
 
     def __init__(
         self,
@@ -28,11 +28,11 @@ class TopicQuota:
         log_path: Path,
         *,
         max_bytes: int = MAX_BYTES,
-        look_every: int = CHECK_EVERY_MESSAGES,
+        check_every: int = CHECK_EVERY_MESSAGES,
     ) -> None:
         self._log_path = log_path
-        self._look_every = look_every
-        self._looked_at = 0
+        self._check_every = check_every
+        self._num_checked = 0  # messages sent at the last check
         self._cap = None
         if source.uses_embedded_broker:
             broker = find_broker(log_path)
@@ -40,22 +40,22 @@ class TopicQuota:
                 source.kafka_config(),
                 source.topic,
                 max_bytes=max_bytes,
-                learned=self._learned_positions,
+                learned=self._durable_positions,
                 memory_bytes=broker.memory_bytes if broker else lambda: None,
             )
 
     def wait_for_room(self, producer: Producer, stopping: threading.Event) -> float:
-        """Wait while there is no room; returns the seconds that took. Cheap while there is."""
-        if self._cap is None or producer.num_sent - self._looked_at < self._look_every:
+        """Wait while the topic is full, and return the seconds that took. Cheap while it is not."""
+        if self._cap is None or producer.num_sent - self._num_checked < self._check_every:
             return 0.0
-        self._looked_at = producer.num_sent
+        self._num_checked = producer.num_sent
         began = time.monotonic()
         while self._cap.is_full(producer) and not stopping.is_set():
-            self._cap.recreate_topic(producer, timeout_seconds=ROLL_SECONDS, stopping=stopping.is_set)
+            self._cap.recreate_topic(producer, timeout_seconds=RECREATE_SECONDS, stopping=stopping.is_set)
         return time.monotonic() - began
 
-    def _learned_positions(self) -> Mapping[Partition, Position] | None:
-        """The positions that survive a power loss, as the trainer's status tells them."""
+    def _durable_positions(self) -> Mapping[Partition, Position] | None:
+        """The positions that survive a power loss, from the trainer's status; None while it has none."""
         status = read_status(self._log_path)
         if status is None or not status.positions:
             return None

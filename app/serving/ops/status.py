@@ -7,7 +7,7 @@ from typing import Any
 
 from springtide_client.system.clock import wall_ms
 
-from app.scores.best_auc_file import read_best_auc
+from app.scores.best_auc import read_best_auc
 from app.serving.model.replica import Replica
 from app.serving.model.trainer_status import TrainerStatusReader
 

@@ -1,1 +1,1 @@
-"""What `springtide demo` shows; see README.md in app."""
+"""`springtide demo`: everything at once; see README.md in app."""

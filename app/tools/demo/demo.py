@@ -1,4 +1,4 @@
-"""Broker, simulator, trainer and server in one go, watched until somebody stops them or the time is over."""
+"""Runs broker, simulator, trainer and server together until Ctrl-C or for some seconds."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ from app.config.load import Config, load_config
 from app.errors import UserError
 from app.processes.broker_supervisor import BrokerSupervisor
 from app.processes.supervisor import ChildSpec, Supervisor
-from app.scores.best_auc_file import read_best_auc
+from app.scores.best_auc import read_best_auc
 from app.tools.demo.output_files import OutputFiles
 from app.tools.demo.status_line import StatusLine, format_status
 
@@ -31,7 +31,7 @@ FIELDS = (
 
 
 class DemoError(SpringtideError):
-    """The demo did not come up."""
+    """The demo did not become ready."""
 
 
 class Demo:
@@ -50,22 +50,22 @@ class Demo:
 
     @property
     def url(self) -> str:
-        """Where the dashboard is, as seen from this host."""
+        """The dashboard's address, for a browser on this host."""
         host = self.config.serve.host
         return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.port}"
 
     def run(self, stopping: threading.Event, seconds: float | None) -> dict[str, Any] | None:
-        """Until the event, or so many seconds after readiness; then the last status, read while all were running."""
+        """Run until `stopping`, or `seconds` after readiness; return the last status that was read while all ran."""
         output = OutputFiles(self.config.log.path.parent / "output")
-        self.line.print(f"starting broker, simulator, trainer and server; what they say is in {output.folder}")
-        with BrokerSupervisor(self.config) as keeper, Supervisor(self._children(), on_line=output.append) as supervisor:
+        self.line.print(f"starting broker, simulator, trainer and server; their output is in {output.folder}")
+        with BrokerSupervisor(self.config) as broker, Supervisor(self._children(), on_line=output.append) as supervisor:
             began = time.monotonic()
             ready_at: float | None = None
             shown = 0.0
             status = None
             while not stopping.wait(CHECK_SECONDS):
                 now = time.monotonic()
-                keeper.restart_if_dead()
+                broker.restart_if_dead()
                 supervisor.restart_dead()
                 if ready_at is None:
                     if self._get("/readyz") is not None:
@@ -86,7 +86,7 @@ class Demo:
         return status
 
     def status(self) -> dict[str, Any] | None:
-        """The server's status with the simulator's best AUC; None while the server does not answer."""
+        """Return the server's status with the simulator's best AUC; None while the server does not answer."""
         document = self._get("/v1/status")
         if document is None:
             return None
@@ -102,30 +102,30 @@ class Demo:
 
     def _get(self, path: str) -> Mapping[str, Any] | None:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
-                document = json.loads(answer.read() or b"{}")
+            with urllib.request.urlopen(self.url + path, timeout=5) as response:
+                document = json.loads(response.read() or b"{}")
         except (OSError, ValueError):
             return None
         return document if isinstance(document, dict) else {}
 
 
 def demo_config_path() -> Path:
-    """The configuration that comes with the program."""
+    """Return the configuration that comes with the program."""
     return Path(str(files("app.tools.demo") / "demo.toml"))
 
 
 def check_fields(config: Config) -> None:
-    """UserError where the schema wants what the simulator does not make."""
+    """Raise UserError if the schema has a field that simulated clicks do not have."""
     schema = config.schema
     wanted = [*schema.features, *schema.dense]
-    strange = [name for name in wanted if name not in FIELDS]
-    if schema.labels != ("click",) or strange or schema.timestamp not in (None, "ts"):
-        said = f"it makes click, ts, {', '.join(FIELDS)}"
-        raise UserError(f"{config.path} does not fit the simulator's clicks ({said}): leave --config out")
+    unknown = [name for name in wanted if name not in FIELDS]
+    if schema.labels != ("click",) or unknown or schema.timestamp not in (None, "ts"):
+        fields = f"they have click, ts, {', '.join(FIELDS)}"
+        raise UserError(f"{config.path} does not fit the simulator's clicks ({fields}): leave out --config")
 
 
 def choose_port(host: str, wanted: int) -> int:
-    """The wanted port if it is free, else any free one."""
+    """Return the wanted port if it is free, else any free one; UserError if the host has no port to listen on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in (wanted, 0):
         try:
@@ -134,4 +134,4 @@ def choose_port(host: str, wanted: int) -> int:
                 return chosen
         except OSError:
             continue
-    raise UserError(f"[serve] host = {host!r} cannot be listened on: use 127.0.0.1")
+    raise UserError(f"[serve] host = {host!r} is not an address of this machine: use 127.0.0.1")

@@ -1,4 +1,4 @@
-"""What the demo's children say, one bounded file a child."""
+"""The output of the demo's children, in one bounded file per child."""
 
 import threading
 from pathlib import Path
@@ -7,7 +7,7 @@ MAX_BYTES = 4 << 20
 
 
 class OutputFiles:
-    """`say` appends a line to <folder>/<name>.txt; a full file is moved to <name>.old.txt."""
+    """Appends lines to <folder>/<name>.txt; a full file is renamed to <name>.old.txt."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -15,11 +15,11 @@ class OutputFiles:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, name: str) -> Path:
-        """Where a child's words are."""
+        """Return the file of a child."""
         return self.folder / f"{name}.txt"
 
     def append(self, name: str, line: str) -> None:
-        """Keep a line."""
+        """Append a line to the file of a child."""
         with self._lock:
             path = self.path(name)
             if path.exists() and path.stat().st_size > MAX_BYTES:

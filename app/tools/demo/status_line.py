@@ -1,4 +1,4 @@
-"""One line that tells how the demo is doing."""
+"""The demo's live status line."""
 
 import shutil
 import sys
@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-PLAIN_EVERY_SECONDS = 10.0  # where there is no terminal to redraw a line on
+PLAIN_INTERVAL_SECONDS = 10.0  # where there is no terminal on which to redraw the line
 
 
 def format_status(status: Mapping[str, Any], best_auc: float | None) -> str:
-    """The line for a status document."""
+    """Return the line for a status document."""
     window = (status.get("scores") or {}).get("window") or {}
     freshness = status.get("freshness_ms") or {}
     lags = [position.get("lag") for position in (status.get("positions") or {}).values()]
@@ -29,33 +29,33 @@ def format_status(status: Mapping[str, Any], best_auc: float | None) -> str:
 
 
 def format_number(value: float | None, form: str) -> str:
-    """The number, or a dash."""
+    """Return the formatted number; a dash for None."""
     return "-" if value is None else format(value, form)
 
 
 class StatusLine:
-    """Redraws one line on a terminal; elsewhere prints one now and then."""
+    """Redraws one line on a terminal; elsewhere prints a line every PLAIN_INTERVAL_SECONDS."""
 
     def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream or sys.stderr
         self._clock = clock
-        self._alive = self._stream.isatty()
-        self._printed = float("-inf")
-        self._drawn = False
+        self._is_terminal = self._stream.isatty()
+        self._printed_at = float("-inf")
+        self._is_drawn = False
 
     def show(self, text: str) -> None:
-        """The line as of now."""
-        if self._alive:
+        """Show the present line."""
+        if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
             self._stream.write(f"\r{text[:width]:<{width}}")
-            self._drawn = True
-        elif self._clock() - self._printed >= PLAIN_EVERY_SECONDS:
-            self._printed = self._clock()
+            self._is_drawn = True
+        elif self._clock() - self._printed_at >= PLAIN_INTERVAL_SECONDS:
+            self._printed_at = self._clock()
             self._stream.write(f"{text}\n")
         self._stream.flush()
 
     def print(self, text: str) -> None:
-        """A line that stays."""
-        self._stream.write(f"\n{text}\n" if self._drawn else f"{text}\n")
-        self._drawn = False
+        """Print a line that stays."""
+        self._stream.write(f"\n{text}\n" if self._is_drawn else f"{text}\n")
+        self._is_drawn = False
         self._stream.flush()

@@ -1,1 +1,1 @@
-"""A file's rows into a topic; see README.md in app."""
+"""Sends a file's rows into a topic; see README.md in app."""

@@ -1,4 +1,4 @@
-"""The rows of a file, each as one JSON message, in the file's order. Knows no Kafka."""
+"""Reads the rows of a CSV, TSV, JSONL or Parquet file as JSON messages, in the file's order. Knows no Kafka."""
 
 import csv
 import gzip
@@ -24,7 +24,7 @@ encode_json = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class FileRow:
-    """One message, its key where one was asked for, and how much of the file (0..1) lies before it."""
+    """One message, its key if a key column is named, and the fraction of the file (0..1) that has been read."""
 
     value: bytes
     key: bytes | None
@@ -35,12 +35,12 @@ class InputFile:
     """A CSV, TSV, JSONL (each also .gz) or Parquet file."""
 
     def __init__(self, path: Path, *, key: str | None = None) -> None:
-        """UserError where there is no such file, its kind is not known, or it has no column named `key`."""
+        """UserError if there is no such file or its type is not known; `rows` checks the key column."""
         self.path = path
         self.key = key
         suffixes = [suffix.lower() for suffix in path.suffixes]
-        self._zipped = suffixes[-1:] == [".gz"]
-        ending = suffixes[-2:-1] if self._zipped else suffixes[-1:]
+        self._is_gzipped = suffixes[-1:] == [".gz"]
+        ending = suffixes[-2:-1] if self._is_gzipped else suffixes[-1:]
         format_name = FORMATS.get(ending[0]) if ending else None
         if format_name is None:
             raise UserError(f"{path.name} is neither .csv, .tsv, .jsonl (or these with .gz) nor .parquet: rename it")
@@ -49,7 +49,7 @@ class InputFile:
         self.format = format_name
 
     def rows(self) -> Iterator[FileRow]:
-        """All rows, once; UserError tells the line that cannot be read."""
+        """Yield every row; UserError names the line that cannot be read, or a missing key column."""
         reader: Callable[[], Iterator[FileRow]] = {
             "csv": lambda: self._delimited(","),
             "tsv": lambda: self._delimited("\t"),
@@ -60,17 +60,17 @@ class InputFile:
 
     @contextmanager
     def _open(self) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
-        """The file's bytes, and how much of it has been read."""
+        """Open the file for reading bytes; the second value returns the fraction (0..1) read so far."""
         with self.path.open("rb") as raw:
             size = max(self.path.stat().st_size, 1)
-            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if self._zipped else raw
+            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if self._is_gzipped else raw
             yield stream, lambda: min(raw.tell() / size, 1.0)
 
     def _delimited(self, delimiter: str) -> Iterator[FileRow]:
         csv.field_size_limit(MAX_CELL_CHARACTERS)
-        # utf-8-sig: spreadsheets put a mark in front of the first column's name
-        with self._open() as (stream, part), io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
-            # tab-separated files know no quotes: a cell may begin with one
+        # utf-8-sig: spreadsheets write a byte order mark before the first column's name
+        with self._open() as (stream, fraction), io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+            # tab-separated files have no quoting: a cell may begin with a quote
             no_quotes = csv.reader(text, delimiter=delimiter, quoting=csv.QUOTE_NONE)
             lines = csv.reader(text, delimiter=delimiter) if delimiter == "," else no_quotes
             try:
@@ -88,12 +88,12 @@ class InputFile:
                         )
                     cells += [""] * (len(header) - len(cells))
                     value = encode_json(dict(zip(header, [cell or None for cell in cells], strict=True)))
-                    yield FileRow(value, (cells[at].encode() or None) if at >= 0 else None, part())
+                    yield FileRow(value, (cells[at].encode() or None) if at >= 0 else None, fraction())
             except (csv.Error, UnicodeDecodeError, OSError, EOFError) as error:
                 raise UserError(f"{self.path.name} line {lines.line_num}: {error}") from None
 
     def _lines(self) -> Iterator[FileRow]:
-        with self._open() as (stream, part):
+        with self._open() as (stream, fraction):
             lines = iter(stream)
             while True:
                 try:
@@ -103,10 +103,10 @@ class InputFile:
                 if line is None:
                     return
                 if value := line.strip():
-                    # the literals that Python and pandas write are no JSON; a line that is none at all goes out as it
-                    # is, and the trainer counts it
+                    # Python and pandas write NaN, which is not JSON; a line that is not JSON at all is sent as it is,
+                    # and the trainer counts it as a dead letter
                     value = replace_nan(value) if b"NaN" in value or b"Infinity" in value else value
-                    yield FileRow(value, self._key_of_json(value), part())
+                    yield FileRow(value, self._key_of_json(value), fraction())
 
     def _parquet(self) -> Iterator[FileRow]:
         import pyarrow.lib
@@ -115,7 +115,7 @@ class InputFile:
         try:
             file = pyarrow.parquet.ParquetFile(self.path)
         except (pyarrow.lib.ArrowException, OSError) as error:
-            raise UserError(f"{self.path.name} is no Parquet file: {error}") from None
+            raise UserError(f"{self.path.name} is not a valid Parquet file: {error}") from None
         with file:
             self._check_key(file.schema_arrow.names)
             num, total = 0, max(file.metadata.num_rows, 1)
@@ -146,7 +146,7 @@ class InputFile:
 
 
 def replace_nan(value: bytes) -> bytes:
-    """The JSON with null for NaN and Infinity; the bytes as they are where even Python's reader finds no JSON."""
+    """Return the JSON with null for NaN and Infinity; the same bytes if Python cannot parse them either."""
     import json
 
     try:
@@ -156,7 +156,7 @@ def replace_nan(value: bytes) -> bytes:
 
 
 def to_json_value(cell: Any) -> Any:
-    """A Parquet value as JSON has it: NaN and infinity null, times in milliseconds, bytes as text."""
+    """Return a Parquet value as JSON: NaN and infinity as null, times in milliseconds, bytes as a string."""
     if isinstance(cell, float):
         return cell if math.isfinite(cell) else None
     if cell is None or isinstance(cell, (bool, int, str)):

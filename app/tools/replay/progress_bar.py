@@ -1,4 +1,4 @@
-"""A progress bar on a terminal; silence elsewhere, but for the last line."""
+"""A progress bar on a terminal; elsewhere only its last line."""
 
 import sys
 import time
@@ -6,35 +6,36 @@ from collections.abc import Callable
 from typing import TextIO
 
 WIDTH = 28
-EVERY_SECONDS = 0.2
+INTERVAL_SECONDS = 0.2
 
 
 class ProgressBar:
     """`[#######-----]  52,000  12,345/s`."""
 
     def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`stream`: by default stderr."""
         self._stream = stream or sys.stderr
         self._clock = clock
         self._began = clock()
-        self._shown = self._began - EVERY_SECONDS
-        self._alive = self._stream.isatty()
+        self._shown_at = self._began - INTERVAL_SECONDS
+        self._is_terminal = self._stream.isatty()
 
-    def show(self, num: int, part: float) -> None:
-        """Redraw, not too often; part is 0..1."""
-        if not self._alive or self._clock() - self._shown < EVERY_SECONDS:
+    def show(self, num: int, fraction: float) -> None:
+        """Redraw the bar, at most every INTERVAL_SECONDS; `fraction` from 0 to 1 is done."""
+        if not self._is_terminal or self._clock() - self._shown_at < INTERVAL_SECONDS:
             return
-        self._shown = self._clock()
-        full = min(int(part * WIDTH), WIDTH)
+        self._shown_at = self._clock()
+        full = min(int(fraction * WIDTH), WIDTH)
         self._stream.write(f"\r[{'#' * full}{'-' * (WIDTH - full)}] {num:>11,}  {self.rate(num):>9,.0f}/s ")
         self._stream.flush()
 
     def end(self, num: int, topic: str) -> None:
-        """The last line."""
+        """Replace the bar by a last line."""
         seconds = self._clock() - self._began
-        lead = f"\r{' ' * (WIDTH + 30)}\r" if self._alive else ""
-        self._stream.write(f"{lead}{num:,} messages into {topic} in {seconds:.1f} s ({self.rate(num):,.0f}/s)\n")
+        erase = f"\r{' ' * (WIDTH + 30)}\r" if self._is_terminal else ""
+        self._stream.write(f"{erase}{num:,} messages into {topic} in {seconds:.1f} s ({self.rate(num):,.0f}/s)\n")
         self._stream.flush()
 
     def rate(self, num: int) -> float:
-        """Messages a second so far."""
+        """Return the messages per second so far."""
         return num / max(self._clock() - self._began, 1e-6)

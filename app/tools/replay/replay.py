@@ -1,4 +1,4 @@
-"""Sends a file's rows to a topic, in order, at a rate."""
+"""Sends a file's rows to a topic, in order and at a rate."""
 
 import threading
 from collections.abc import Iterator
@@ -14,15 +14,13 @@ from stream.config import SourceConfig
 from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer
 
-PACED_AT_ONCE_SECONDS = 0.01
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """What `springtide replay` was asked for."""
+    """The options of `springtide replay`."""
 
     path: Path
-    rate: float | None = None  # messages a second; None = as fast as it goes
+    rate: float | None = None  # messages per second; None: as fast as possible
     loop: bool = False
     limit: int | None = None
     partitions: int | None = None
@@ -51,21 +49,21 @@ class Replay:
         self.num_sent = 0
 
     def run(self, stopping: threading.Event) -> int:
-        """Send until the end, the limit or the event; returns how many the broker has acknowledged."""
+        """Send until the end, the limit or `stopping`; return how many messages the broker has acknowledged."""
         connection = self._source.kafka_config()
         num_partitions = self._make_topic()
         progress = self._progress or ProgressBar()
         with Producer(connection, linger_ms=LINGER_MS) as producer:
-            room = TopicQuota(self._source, self._log_path) if self.config.loop else None
-            pace = RateLimiter(self.config.rate)
+            quota = TopicQuota(self._source, self._log_path) if self.config.loop else None
+            limiter = RateLimiter(self.config.rate)
             for row in self._rows():
                 if self.config.rate is not None:
-                    pace.wait(self.num_sent, stopping)
+                    limiter.wait(self.num_sent, stopping)
                 if stopping.is_set():
                     break
-                if room is not None:
-                    pace.skip(room.wait_for_room(producer, stopping))
-                # with a key the partition is the key's; else rows go around, so that each partition keeps their order
+                if quota is not None:
+                    limiter.skip(quota.wait_for_room(producer, stopping))
+                # the key chooses the partition; without keys they take turns, so that each holds the file's order
                 by_key = row.key is not None
                 partition = None if by_key else self.num_sent % num_partitions
                 producer.send(self._source.topic, row.value, key=row.key, partition=partition)
@@ -76,14 +74,14 @@ class Replay:
         return self.num_sent
 
     def _make_topic(self) -> int:
-        """The topic, made if it is missing; returns its number of partitions."""
+        """Create the topic if it is missing; return its number of partitions."""
         wanted = self.config.partitions
         with Admin(self._source.kafka_config()) as admin:
             topic = admin.ensure_topic(self._source.topic, num_partitions=wanted or 1)
         if wanted is not None and topic.num_partitions != wanted:
             raise UserError(
                 f"--partitions {wanted}: topic {topic.name!r} exists with {topic.num_partitions}; "
-                "leave the option out, or name another [source] topic"
+                "leave out the option, or name another [source] topic"
             )
         return topic.num_partitions
 

@@ -1,1 +1,1 @@
-"""A made-up world of users, items and drifting tastes, and the clicks it makes; see README.md in app."""
+"""A simulated world of users, items and drifting preferences, and its clicks; see README.md in app."""

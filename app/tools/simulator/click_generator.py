@@ -1,4 +1,6 @@
-"""Clicks as JSON, drawn from the world at a steady rate of simulated time. Knows no Kafka and no clock."""
+"""Generates clicks as JSON from the simulated world, at a steady rate of simulated time. Knows no Kafka, no clock."""
+
+# N impressions, T tags
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,20 +12,22 @@ import numpy.typing as npt
 from app.tools.simulator.config import SimulatorConfig
 from app.tools.simulator.world import Impressions, World
 
+DEVICES = ("phone", "tablet", "desktop", "tv")
+
 
 @dataclass(frozen=True)
 class Clicks:
-    """Some impressions, whether each was clicked, and when."""
+    """Impressions, whether each was clicked, and when."""
 
     impressions: Impressions
     click_N: npt.NDArray[np.bool_]
-    ts_N: npt.NDArray[np.int64]  # milliseconds
+    ts_N: npt.NDArray[np.int64]  # Unix milliseconds
 
     def __len__(self) -> int:
         return len(self.click_N)
 
     def to_json(self) -> list[bytes]:
-        """One message a click, with the probability left out."""
+        """Return one message per impression, without its true probability."""
         shown = self.impressions
         columns: dict[str, list[Any]] = {
             "ts": self.ts_N.tolist(),
@@ -44,13 +48,10 @@ class Clicks:
         return [encode(dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)]
 
 
-DEVICES = ("phone", "tablet", "desktop", "tv")
-
-
 class ClickGenerator:
-    """Seeded and repeatable: equal (config, start_ms) give equal clicks, however they are taken in pieces."""
+    """Generates clicks. Repeatable: equal (config, start_ms) give equal clicks."""
 
-    CHUNK = 100  # clicks drawn at once; the pieces in which they are taken do not matter
+    CHUNK = 100  # clicks drawn at once
 
     def __init__(self, config: SimulatorConfig, *, start_ms: int) -> None:
         self._config = config
@@ -60,11 +61,11 @@ class ClickGenerator:
         self._skipped_ms = 0
 
     def skip_time(self, seconds: float) -> None:
-        """Let simulated time pass in which nobody clicks."""
+        """Let simulated time pass without clicks."""
         self._skipped_ms += max(0, int(seconds * 1_000))
 
     def take_chunk(self) -> Clicks:
-        """The next CHUNK clicks, each at its own millisecond."""
+        """Return the next CHUNK clicks."""
         first = self._chunk * self.CHUNK
         random = np.random.default_rng((self._config.seed, self._start_ms, self._chunk))
         begin_ms = self._start_ms + self._skipped_ms
@@ -72,8 +73,3 @@ class ClickGenerator:
         impressions = self._world.draw(self.CHUNK, int(ts_N[0]), random)
         self._chunk += 1
         return Clicks(impressions=impressions, click_N=random.random(self.CHUNK) < impressions.probability_N, ts_N=ts_N)
-
-    @property
-    def num_taken(self) -> int:
-        """Clicks drawn so far."""
-        return self._chunk * self.CHUNK

@@ -1,20 +1,20 @@
-"""The settings of the simulator. They are not part of a user's configuration: `springtide simulate` sets a few."""
+"""The settings of the simulator. No configuration file has them; `springtide simulate` sets some."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatorConfig:
-    """The made-up world: who clicks on what, how fast it changes, how many impressions a second."""
+    """The simulated world: its size, how fast it changes, how many impressions per second."""
 
     seed: int = 0
-    rate: float = 3_000.0  # impressions a second
+    rate: float = 3_000.0  # impressions per second
     num_users: int = 100_000
     num_items: int = 20_000
-    user_exponent: float = 0.9  # Zipf
+    user_exponent: float = 0.9  # of Zipf's law
     item_exponent: float = 0.7
-    replaced_per_minute: float = 0.01  # the part of the items that make way for new ones
-    half_life_seconds: float = 120.0  # of the correlation of preferences with themselves
+    replaced_per_minute: float = 0.01  # share of the items that are replaced by new ones
+    half_life_seconds: float = 120.0  # of the autocorrelation of preferences
     num_segments: int = 24
     num_categories: int = 40
     num_countries: int = 12

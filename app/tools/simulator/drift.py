@@ -1,17 +1,17 @@
-"""Preferences that change: a stationary Gaussian process whose state is a function of (seed, time) alone."""
+"""Drifting preferences: a stationary Gaussian process whose state is a function of (seed, time) alone."""
 
 import numpy as np
 import numpy.typing as npt
 
 STEP_MS = 1_000
-MEMORY_HALF_LIVES = 20  # what is older weighs less than 1e-6
+MEMORY_HALF_LIVES = 20  # older innovations weigh less than 1e-6
 
 
 class Drift:
-    """An array of Ornstein-Uhlenbeck processes, stepped once a second.
+    """An array of Ornstein-Uhlenbeck processes with one step per second.
 
-    The state at a time is the sum of that second's and all earlier seconds' normals, each halved every half-life: it
-    does not matter when one began to look, so a simulator that starts again finds the world where it should be.
+    The state at a time is the sum of all seconds' normal innovations, each halved every half-life. So it does not
+    depend on when the simulator started: after a restart the world is where it would have been.
     """
 
     def __init__(self, shape: tuple[int, ...], *, seed: int, half_life_seconds: float) -> None:
@@ -23,7 +23,7 @@ class Drift:
         self._state = np.zeros(shape)
 
     def at(self, now_ms: int) -> npt.NDArray[np.float64]:
-        """The state at a time, of unit variance per element; the same array while the second lasts."""
+        """Return the state at a Unix time in ms, with unit variance per element; constant within a second."""
         step = now_ms // STEP_MS
         if self._step is None or not 0 <= step - self._step <= self._memory:
             self._step = step - self._memory

@@ -1,15 +1,12 @@
-"""The simulator as a process: clicks into the topic at a steady rate, its best AUC into <log>/simulator.json."""
+"""The simulator as a process: sends clicks to the topic at a steady rate and reports its best AUC."""
 
-import json
-import logging
 import threading
 import time
 from pathlib import Path
 
 from springtide_client.system.clock import wall_ms
-from springtide_client.system.files import write_atomically
 
-from app.scores.best_auc import BestAucWindow
+from app.scores.best_auc import BestAucWindow, write_best_auc
 from app.tools.rate_limiter import RateLimiter
 from app.tools.simulator.click_generator import ClickGenerator
 from app.tools.simulator.config import SimulatorConfig
@@ -18,10 +15,8 @@ from stream.config import SourceConfig
 from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer
 
-logger = logging.getLogger(__name__)
-
-PUBLISH_SECONDS = 1.0
-LATE_SECONDS = 5.0  # what was missed for longer (a suspended laptop) is not caught up
+REPORT_SECONDS = 1.0
+LATE_SECONDS = 5.0  # a delay longer than this (a suspended laptop) is not caught up
 
 
 def simulate(
@@ -32,39 +27,32 @@ def simulate(
     *,
     limit: int | None = None,
 ) -> int:
-    """Send clicks until the limit or the event; returns how many."""
+    """Send clicks until `limit` or `stopping`; return how many were sent."""
     connection = source.kafka_config()
     with Admin(connection) as admin:
         admin.ensure_topic(source.topic, num_partitions=1)
-    best = BestAucWindow()
-    simulator = ClickGenerator(config, start_ms=wall_ms())
-    pace = RateLimiter(config.rate)
-    published = -PUBLISH_SECONDS
+    best_auc = BestAucWindow()
+    generator = ClickGenerator(config, start_ms=wall_ms())
+    limiter = RateLimiter(config.rate)
+    reported_at = -REPORT_SECONDS
     num_sent = 0
     with Producer(connection, linger_ms=LINGER_MS) as producer:
-        room = TopicQuota(source, log_path)
+        quota = TopicQuota(source, log_path)
         while not stopping.is_set() and (limit is None or num_sent < limit):
-            pace.wait(num_sent, stopping)
-            clicks = simulator.take_chunk()
+            limiter.wait(num_sent, stopping)
+            clicks = generator.take_chunk()
             for message in clicks.to_json()[: None if limit is None else limit - num_sent]:
                 producer.send(source.topic, message)
                 num_sent += 1
-            best.observe(clicks.impressions.probability_N, clicks.click_N)
-            missed = room.wait_for_room(producer, stopping)
-            if (behind := -pace.seconds_until(num_sent)) - missed > LATE_SECONDS:
-                missed = behind
-            pace.skip(missed)
-            simulator.skip_time(missed)
-            if time.monotonic() - published >= PUBLISH_SECONDS:
-                published = time.monotonic()
-                write_best_auc(log_path, best.value())
+            best_auc.observe(clicks.impressions.probability_N, clicks.click_N)
+            skipped = quota.wait_for_room(producer, stopping)
+            if (behind := -limiter.seconds_until(num_sent)) - skipped > LATE_SECONDS:
+                skipped = behind
+            limiter.skip(skipped)
+            generator.skip_time(skipped)
+            if time.monotonic() - reported_at >= REPORT_SECONDS:
+                reported_at = time.monotonic()
+                write_best_auc(log_path, best_auc.value())
         producer.flush()
-    write_best_auc(log_path, best.value())
+    write_best_auc(log_path, best_auc.value())
     return num_sent
-
-
-def write_best_auc(log_path: Path, best_auc: float | None) -> None:
-    """Replace <log>/simulator.json; a reader sees the old or the new one, whole."""
-    log_path.mkdir(parents=True, exist_ok=True)
-    document = {"best_auc": best_auc, "updated_ms": wall_ms()}
-    write_atomically(log_path / "simulator.json", json.dumps(document).encode(), durable=False)

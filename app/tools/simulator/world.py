@@ -1,4 +1,4 @@
-"""Users, items and what they like of each other: a function of the seed and the time."""
+"""The simulated world: users, items and preferences, as a function of the seed and the time."""
 
 # N impressions, U users, I item slots, S segments, G categories, R rank of a preference
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 RANK = 3
-STILL_RANK = 2
+CONSTANT_RANK = 2  # of the preferences that do not drift
 NUM_TAGS_OF_AN_ITEM = 3
 
-# standard deviations of the parts of the logit
-BASE = -0.9
-DRIFTING = 1.25  # segment x category, the part that moves
+BASE = -0.9  # the mean logit
+# standard deviations of the terms of the logit
+DRIFTING = 1.25  # segment x category, the term that drifts
 COUNTRY_TAGS = 0.35  # country x the item's tags
 DEVICE_PLACEMENT = 0.3
-PRICE = 0.45  # the segment's feeling about the price
-USER, ITEM, PLACEMENT = 0.25, 0.25, 0.35  # what a field alone tells
-AFFINITY = 0.15  # one user and one item: nobody can learn this in time
+PRICE = 0.45  # segment x price
+USER, ITEM, PLACEMENT = 0.25, 0.25, 0.35  # effects of a single field
+AFFINITY = 0.15  # user x item: unpredictable, because the same pair is hardly ever seen twice
 
 
 @dataclass(frozen=True)
 class Impressions:
-    """What was shown to whom; attributes as plain arrays."""
+    """What was shown to whom, and the true probability of a click."""
 
     user_N: Ints
     segment_N: Ints
@@ -45,7 +45,7 @@ class Impressions:
 
 
 class World:
-    """Draws impressions and knows the probability of each click."""
+    """Draws impressions, with the probability of a click on each."""
 
     def __init__(self, config: SimulatorConfig) -> None:
         self.config = config
@@ -56,10 +56,10 @@ class World:
         self._country_U = np.searchsorted(zipf_cdf(config.num_countries, 1.0), random.random(config.num_users))
         self._user_U = random.standard_normal(config.num_users)
         self._lifetime_ms = 60_000 / config.replaced_per_minute if config.replaced_per_minute else np.inf
-        self._birth_I = random.random(config.num_items)  # as a part of a lifetime
+        self._birth_I = random.random(config.num_items)  # as a fraction of a lifetime
         self._category_GR = unit_rows(random, config.num_categories, RANK)
-        self._country_CR = unit_rows(random, config.num_countries, STILL_RANK)
-        self._tag_TR = random.standard_normal((config.num_tags, STILL_RANK))
+        self._country_CR = unit_rows(random, config.num_countries, CONSTANT_RANK)
+        self._tag_TR = random.standard_normal((config.num_tags, CONSTANT_RANK))
         self._device_DP = random.standard_normal((config.num_devices, config.num_placements))
         self._placement_P = standardize(random.standard_normal(config.num_placements))
         self._price_S = standardize(random.standard_normal(config.num_segments))
@@ -68,7 +68,7 @@ class World:
         )
 
     def items_at(self, slots_N: Ints, now_ms: int) -> tuple[Ints, Floats]:
-        """The ids now living in the slots, and their ages in hours. A slot's item is replaced once a lifetime."""
+        """Return the items now in the slots, and their ages in hours. A slot gets a new item each lifetime."""
         if not np.isfinite(self._lifetime_ms):
             return slots_N, np.full(len(slots_N), now_ms / 3.6e6 % 1000)
         lives_N = now_ms / self._lifetime_ms + self._birth_I[slots_N]
@@ -77,7 +77,7 @@ class World:
         return generation_N * self.config.num_items + slots_N, age_hours_N
 
     def draw(self, num: int, now_ms: int, random: np.random.Generator) -> Impressions:
-        """So many impressions at a time, with the probability of a click on each."""
+        """Draw `num` impressions at a Unix time in ms."""
         config = self.config
         user_N = np.searchsorted(self._user_cdf, random.random(num))
         item_N, age_N = self.items_at(np.searchsorted(self._slot_cdf, random.random(num)), now_ms)
@@ -86,7 +86,7 @@ class World:
         segment_N, country_N = self._segment_U[user_N], self._country_U[user_N]
         traits = ItemTraits(item_N, config)
         like_SG = self.preferences(now_ms)
-        price_S, tag_CT = self._price_S, self._still_preferences()
+        price_S, tag_CT = self._price_S, self._constant_preferences()
         logit_N = (
             BASE
             + DRIFTING * like_SG[segment_N, traits.category_N]
@@ -114,18 +114,18 @@ class World:
         )
 
     def preferences(self, now_ms: int) -> Floats:
-        """What each segment thinks of each category now: unit variance, and no field alone tells anything."""
+        """Return the preference of each segment for each category, with unit variance and zero row and column means."""
         like_SG = self._drift.at(now_ms) @ self._category_GR.T
         like_SG = like_SG - like_SG.mean(axis=0) - like_SG.mean(axis=1)[:, None] + like_SG.mean()
         return np.asarray(like_SG / like_SG.std())
 
-    def _still_preferences(self) -> Floats:
+    def _constant_preferences(self) -> Floats:
         tag_CT = self._country_CR @ self._tag_TR.T
         return np.asarray((tag_CT - tag_CT.mean(axis=0)) / tag_CT.std())
 
 
 class ItemTraits:
-    """What an item is, by its id alone: a new id is a new item."""
+    """The attributes of items, as functions of their ids."""
 
     def __init__(self, item_N: Ints, config: SimulatorConfig) -> None:
         seed = config.seed
@@ -139,14 +139,14 @@ class ItemTraits:
 
 
 def mean_of_tags(like_CT: Floats, country_N: Ints, tags_NT: Ints) -> Floats:
-    """The country's mean liking of an item's tags, scaled to unit variance whatever their number."""
+    """Return the country's mean preference for an item's tags, scaled to unit variance for any number of tags."""
     has_NT = tags_NT >= 0
     total_N = (like_CT[country_N[:, None], np.maximum(tags_NT, 0)] * has_NT).sum(axis=1)
     return np.asarray(total_N / np.sqrt(has_NT.sum(axis=1)))
 
 
 def zipf_cdf(num: int, exponent: float) -> Floats:
-    """The cumulative weights of ranks 1..num under Zipf's law."""
+    """Return the cumulative weights of ranks 1..num under Zipf's law."""
     weights = np.arange(1, num + 1, dtype=np.float64) ** -exponent
     total: Floats = np.cumsum(weights / weights.sum())
     total[-1] = 1.0
@@ -154,18 +154,18 @@ def zipf_cdf(num: int, exponent: float) -> Floats:
 
 
 def unit_rows(random: np.random.Generator, num: int, rank: int) -> Floats:
-    """Random directions."""
+    """Return `num` random unit vectors."""
     rows = random.standard_normal((num, rank))
     return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
 def standardize(values: Floats) -> Floats:
-    """Mean 0, variance 1."""
+    """Return the values shifted and scaled to mean 0 and variance 1."""
     return np.asarray((values - values.mean()) / values.std())
 
 
 def hash_uniform(ids_N: Ints, seed: int) -> Floats:
-    """A number in [0, 1) per id (splitmix64)."""
+    """Return a number in [0, 1) for each id (splitmix64)."""
     x = ids_N.astype(np.uint64) + np.uint64((seed * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -174,6 +174,6 @@ def hash_uniform(ids_N: Ints, seed: int) -> Floats:
 
 
 def hash_normal(ids_N: Ints, seed: int) -> Floats:
-    """A standard normal per id (Box-Muller)."""
+    """Return a standard normal for each id (Box-Muller)."""
     radius = np.sqrt(-2.0 * np.log1p(-hash_uniform(ids_N, 2 * seed)))
     return np.asarray(radius * np.cos(2.0 * np.pi * hash_uniform(ids_N, 2 * seed + 1)))

@@ -63,7 +63,7 @@ def test_a_killed_trainer_is_restarted_and_all_processes_end_after_ctrl_c(tmp_pa
         run.stdout.close()
     said = (tmp_path / "run.txt").read_text()
     assert run.returncode == 0, said
-    assert "train ended and will be started again" in said
+    assert "train exited and will be restarted" in said
     assert "Traceback" not in said
     assert not (log / "broker.json").exists()
     assert status(log, 2)["clean_shutdown"] is True

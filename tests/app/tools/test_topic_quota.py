@@ -28,7 +28,7 @@ def test_a_full_topic_is_made_anew_once_all_of_it_is_durably_learned(tmp_path: P
         with Admin(source.kafka_config()) as admin:
             admin.ensure_topic("clicks")
         with Producer(source.kafka_config()) as producer:
-            room = TopicQuota(source, log, max_bytes=100_000, look_every=0)
+            room = TopicQuota(source, log, max_bytes=100_000, check_every=0)
             for _ in range(1_000):
                 producer.send("clicks", b"x" * 200)
             producer.flush()
@@ -54,7 +54,7 @@ def test_a_broker_of_ones_own_is_left_alone(tmp_path: Path) -> None:
         with Admin(source.kafka_config()) as admin:
             admin.ensure_topic("clicks")
         with Producer(source.kafka_config()) as producer:
-            room = TopicQuota(source, tmp_path, max_bytes=1, look_every=0)
+            room = TopicQuota(source, tmp_path, max_bytes=1, check_every=0)
             producer.send("clicks", b"x" * 200)
             producer.flush()
             assert room.wait_for_room(producer, threading.Event()) < 0.1

@@ -83,7 +83,7 @@ def test_a_key_is_the_text_of_its_column(tmp_path: Path) -> None:
         ("a.csv", b"a,b\n1,2,3\n", None, "line 2: 3 cells, but 2 columns"),
         ("a.csv", b"a\n\xff\n", None, "line"),
         ("a.csv", b"a\n1\n", "b", "no such column, only a"),
-        ("a.parquet", b"nothing", None, "is no Parquet file"),
+        ("a.parquet", b"nothing", None, "is not a valid Parquet file"),
         ("a.xlsx", b"", None, "rename it"),
         ("a.csv.gz", b"not zipped", None, "line"),
     ],
