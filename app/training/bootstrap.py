@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 from springtide_client.log.base import BaseManifest, ModelIdentity, TableSpec
-from springtide_client.system.sizes import parse_size
 
 from app.errors import UserError
 from app.models.export import export_model
@@ -73,7 +72,7 @@ def open_table(
     folder = Path(settings.disk_path or Path("var") / config.name / "spill")
     spill: Spill = RocksSpill.of_epoch(folder, epoch, dim=settings.dim, state_width=width)
     try:
-        if host_bytes := parse_size(settings.host_bytes):
+        if host_bytes := settings.host_bytes:
             layout, ops = RowLayout(settings.dim, width, settings.dtype), backend("cpu")
             num_rows = HostTier.rows_of_bytes(host_bytes, layout, ops)
             spill = HostTier(spill, num_rows=num_rows, layout=layout, ops=ops)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from springtide_client.system.sizes import parse_size
+from springtide_client.system.sizes import format_size
 
 from embeddings.config import Admission, TableConfig
 from embeddings.memory.eviction import MIN_GHOSTS
@@ -39,12 +39,12 @@ class Capacity:
     @staticmethod
     def of_bytes(config: TableConfig, ops: Ops, *, tracked: bool = True) -> "Capacity":
         """The most rows that fit into `device_bytes` with all they need. ValueError if not even one bucket fits."""
-        total = parse_size(config.device_bytes)
+        total = config.device_bytes
         state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
         row_bytes = 2 + 8 + 4 * (config.dim + state_width) + 16
         num_evicted_dirty = total // PART // row_bytes if tracked else 0
         sketch = Admission.of(config.admission).sketch_bytes if _needs_sketch(config) else 0
-        total -= parse_size(sketch)
+        total -= sketch
         slot_bytes = ops.slot_bytes(RowLayout(config.dim, state_width, config.dtype))
         each = (slot_bytes + DIRTY_LIST_BYTES + GHOST_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
         width = ops.width
@@ -52,8 +52,8 @@ class Capacity:
         num_slots = (total - num_evicted_dirty * row_bytes - fixed) // each // width * width
         if num_slots < width:
             raise ValueError(
-                f"device_bytes = {config.device_bytes} is too small for a bucket of {width} rows of {each} bytes"
-                + (f" and the admission sketch of {sketch}" if sketch else "")
+                f"device_bytes = {format_size(config.device_bytes)} is too small for a bucket of {width} rows "
+                f"of {each} bytes" + (f" and the admission sketch of {format_size(sketch)}" if sketch else "")
             )
         return Capacity(
             num_slots=num_slots,

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from springtide_client.keys import SHARED_ROW_OFFSET
-from springtide_client.system.sizes import parse_size
 
 from embeddings.config import Admission, FeaturePolicy
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
@@ -94,7 +93,7 @@ class AdmissionControl:
         return seen_N
 
     def sketch_info(self) -> SketchInfo:
-        return SketchInfo(parse_size(self.settings.sketch_bytes) // BLOCK_BYTES, self.sketch is not None, self.age)
+        return SketchInfo(self.settings.sketch_bytes // BLOCK_BYTES, self.sketch is not None, self.age)
 
     def read_all(self) -> UInt8Array:
         """The bytes of every block, (B, 64); no blocks while nothing is counted."""
@@ -118,7 +117,7 @@ class AdmissionControl:
         if len(blocks_B) == 0:
             return
         if self.sketch is None:
-            self.sketch = self.ops.new_sketch(parse_size(self.settings.sketch_bytes))
+            self.sketch = self.ops.new_sketch(self.settings.sketch_bytes)
         if blocks_B.max() >= self.sketch_info().num_blocks:
             raise ValueError(
                 "admission sketch_bytes is smaller than when the log was written: restore it, or start a new log"
@@ -126,11 +125,11 @@ class AdmissionControl:
         self.ops.sketch_write(self.sketch, blocks_B, bytes_B64)
 
     def num_bytes(self) -> int:
-        return 0 if self.sketch is None else parse_size(self.settings.sketch_bytes)
+        return 0 if self.sketch is None else self.settings.sketch_bytes
 
     def _start_counting(self) -> None:
         if self.sketch is None and max([self._default, *self._min_counts.values()]) > 1:
-            self.sketch = self.ops.new_sketch(parse_size(self.settings.sketch_bytes))
+            self.sketch = self.ops.new_sketch(self.settings.sketch_bytes)
 
 
 class NotAdmitted(NamedTuple):

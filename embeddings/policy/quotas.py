@@ -4,7 +4,6 @@
 from collections.abc import Mapping
 
 import numpy as np
-from springtide_client.system.sizes import parse_size
 
 from embeddings.config import FeaturePolicy
 from embeddings.rows import Int64Array, UInt16Array
@@ -18,18 +17,18 @@ class Quotas:
 
     def __init__(self, features: Mapping[int, FeaturePolicy], slot_bytes: int) -> None:
         self.slot_bytes = slot_bytes
-        self._quotas = {f: parse_size(p.quota_bytes) for f, p in features.items() if p.quota_bytes is not None}
+        self._quotas = {f: p.quota_bytes for f, p in features.items() if p.quota_bytes is not None}
         self.rows_F: Int64Array = np.zeros(0, np.int64)
 
     def __bool__(self) -> bool:
         return bool(self._quotas)
 
-    def set_limits(self, quotas: Mapping[int, int | str | None], present_N: UInt16Array) -> None:
+    def set_limits(self, quotas: Mapping[int, int | None], present_N: UInt16Array) -> None:
         """Change quotas; None removes one. `present_N` are the features of all rows in memory."""
         for feature, quota in quotas.items():
             self._quotas.pop(feature, None)
             if quota is not None:
-                self._quotas[feature] = parse_size(quota)
+                self._quotas[feature] = quota
         self.rows_F = np.bincount(present_N).astype(np.int64)
 
     def add(self, features_N: UInt16Array) -> None:

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterable
 
-from springtide_client.system.sizes import parse_size
-
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.tiers.interface import Spill
 
@@ -19,15 +17,15 @@ class DiskCap:
     """
 
     def __init__(
-        self, spill: Spill, cutoffs: ExpiryCutoffs, disk_bytes: int | str, *, other_bytes: Callable[[], int] = lambda: 0
+        self, spill: Spill, cutoffs: ExpiryCutoffs, disk_bytes: int, *, other_bytes: Callable[[], int] = lambda: 0
     ) -> None:
         """`other_bytes`: what the log takes of `disk_bytes`. At most half counts, because expiry cannot free it."""
         self.spill, self.cutoffs, self._other_bytes = spill, cutoffs, other_bytes
-        self.num_bytes = parse_size(disk_bytes)
+        self.num_bytes = disk_bytes
         self._num_calls = 0
 
-    def set_limit(self, disk_bytes: int | str) -> None:
-        self.num_bytes = parse_size(disk_bytes)
+    def set_limit(self, disk_bytes: int) -> None:
+        self.num_bytes = disk_bytes
 
     def spill_bytes(self) -> int:
         """The bytes that the spill may take now."""

@@ -27,7 +27,7 @@ def test_limits_apply_to_a_table_in_use(ops: Ops) -> None:
     assert status(table, [10]) == [KNOWN]
     with pytest.raises(ValueError, match="ttl_seconds"):
         TableLimits(ttl_seconds={0: -1})
-    with pytest.raises(ValueError, match="1024"):
+    with pytest.raises(ValueError, match="1KiB"):
         table.set_limits(TableLimits(lr=0.5, device_bytes="1KiB"))
     assert table.lr == 0.0
     with pytest.raises(ValueError, match="sketch"):

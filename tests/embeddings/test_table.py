@@ -128,7 +128,7 @@ def test_device_bytes_is_never_exceeded(size: int | str, dim: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"device_bytes": "1KiB"}, "1024"),
+        ({"device_bytes": "1KiB"}, "1KiB"),
         ({"device_bytes": "many"}, "many"),
         ({"host_bytes": "lots"}, "lots"),
         ({"eviction": "mru"}, "mru"),

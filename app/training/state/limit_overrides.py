@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from springtide_client.schema import Schema
-from springtide_client.system.sizes import parse_size
 
 from app.version_log.commands.limits import FEATURE_LIMITS, TABLE_LIMITS, LimitName, iterate_limits, limits_document
 from embeddings.config import Admission, FeaturePolicy, TableConfig
@@ -70,6 +69,5 @@ class LimitOverrides:
     def _configured(self, name: LimitName) -> Any:
         feature, limit = name
         if feature is not None:
-            value = getattr(self.config.features.get(self.schema.number(feature), FeaturePolicy()), limit)
-            return parse_size(value) if limit == "quota_bytes" and value is not None else value
-        return RowOptimizer.of(self.config.optimizer).lr if limit == "lr" else parse_size(getattr(self.config, limit))
+            return getattr(self.config.features.get(self.schema.number(feature), FeaturePolicy()), limit)
+        return RowOptimizer.of(self.config.optimizer).lr if limit == "lr" else getattr(self.config, limit)

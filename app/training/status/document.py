@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from springtide_client.format.records import version_name
 from springtide_client.system.clock import wall_ms
-from springtide_client.system.sizes import parse_size
 
 from app.training.commands import CommandExecutor
 from app.training.health.gate import Gate, Verdict
@@ -85,7 +84,7 @@ def trainer_condition(facts: TrainerFacts) -> tuple[Condition, str]:
     if (held := facts.gate.held) is not None:
         return "waiting", f"the health gate holds the model back: {held.detail}; {_remedy(facts, held)}"
     if log.is_full:
-        half = parse_size(facts.config.table.disk_bytes) // 2
+        half = facts.config.table.disk_bytes // 2
         limit = "[log] log_bytes" if facts.config.log.log_bytes < half else "half of [table] disk_bytes"
         remedy = "the compactor makes room (run `springtide compact` if none runs), or raise the limit"
         return "waiting", f"the log takes {limit}: {remedy}"

@@ -169,7 +169,7 @@ def test_lfu_keeps_the_most_updated() -> None:
         ({"capacity": 1.5}, "1.5"),
         ({"capacity": True}, "True"),
         ({"capacity": "2 gigs"}, "2 gigs"),
-        ({"capacity": "1KiB"}, "1024"),
+        ({"capacity": "1KiB"}, "1KiB"),
         ({"optimizer": {"name": "sgdd"}}, "sgdd"),
         ({"optimizer": {"rate": 1}}, "rate"),
         ({"optimizer": {"name": "adam", "lr": -1}}, "-1"),
