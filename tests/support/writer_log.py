@@ -7,18 +7,20 @@ from pathlib import Path
 import numpy as np
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
-from springtide_client.log.base import ModelIdentity, TableSpec
+from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
 from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.merge import compact_log
 from app.version_log.config import LogConfig
 from app.version_log.write.writer import LogWriter
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id", "item_id"))
 TABLE = TableSpec(dim=2, state_width=1, seed=7, init_scale=0.01)
 DIM = TABLE.dim
+WINDOW = 100  # samples of the scores' window
 
 Key = tuple[int, int]
 Row = tuple[float, int]  # value, last seen
@@ -111,3 +113,16 @@ class WriterLog:
 def put(writer: LogWriter, value: float, **meta: object) -> Tip:
     """Append a version with one row."""
     return writer.append(VersionMeta(**meta), row_tensors({(0, int(value)): (value, 100)}))
+
+
+def sync_twice(writer: LogWriter) -> None:
+    """Make all versions durable, and append one that records it: the compactor relies on nothing else."""
+    writer.sync()
+    writer.append(VersionMeta(), {})
+    writer.sync()
+
+
+def compact(log: WriterLog, **changes: int) -> Base | None:
+    """Write the next base, if there is a newer durable version, and open it."""
+    path = compact_log(log.directory, window_samples=WINDOW, **changes)
+    return None if path is None else Base.open(path)

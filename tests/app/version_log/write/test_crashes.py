@@ -1,0 +1,92 @@
+"""Kills, pauses and power losses of a writing process."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from springtide_client.format.records import Tip
+from springtide_client.log.directory import LogDirectory
+
+from app.version_log.read.segments import scan_segment
+from tests.support.writer_log import WriterLog, put
+
+ROOT = Path(__file__).parents[4]
+
+
+def start_appender(log: WriterLog, *arguments: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "tests.app.version_log.write.appender", str(log.path), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("started")
+    return process
+
+
+def read_durable(process: subprocess.Popen[str]) -> Tip:
+    assert process.stdout is not None
+    number, checksum = process.stdout.readline().split()
+    return Tip(int(number), int(checksum))
+
+
+def kill(process: subprocess.Popen[str]) -> list[Tip]:
+    """Kill the process; return everything it reported as durable."""
+    process.send_signal(signal.SIGKILL)
+    said, _ = process.communicate()
+    return [Tip(*map(int, line.split())) for line in said.splitlines() if len(line.split()) == 2 and line[-1:] != ""]
+
+
+def test_a_kill_loses_nothing_durable_and_the_chain_stays_intact(log) -> None:
+    said: list[Tip] = []
+    for _ in range(4):
+        process = start_appender(log)
+        said += [read_durable(process) for _ in range(3)]
+        said += kill(process)
+    with log.writer() as writer:
+        assert writer.epoch == 5
+        tip = put(writer, 5)
+    tips = log.tips()
+    assert tips[-1] == tip
+    assert set(said) <= {*tips, *(Tip(epoch << 32, epoch << 32) for epoch in range(6))}
+    assert [t.number for t in tips] == sorted({t.number for t in tips})
+
+
+def test_a_power_loss_loses_only_what_was_not_durable(log) -> None:
+    process = start_appender(log)
+    durable = [read_durable(process) for _ in range(3)][-1]
+    kill(process)
+    sizes = {path: path.stat().st_size for path in log.path.glob("seg-*")}
+    ends: dict[Path, int] = {}
+    for path in sorted(sizes):
+        ends[path] = max([end for header, end in scan_segment(path) if header.number <= durable.number], default=0)
+    # the disk may keep any prefix of what was not fsynced: here the durable part and a bit of the next record
+    for path, size in sizes.items():
+        os.truncate(path, min(size, ends[path] + 13))
+    with log.writer() as writer:
+        assert writer.start_tip == durable
+        tip = put(writer, 7)
+    assert log.tips()[-2:] == [durable, tip]
+
+
+def test_a_fenced_trainer_that_resumes_after_a_pause_changes_nothing(log) -> None:
+    process = start_appender(log)
+    said = [read_durable(process)]
+    process.send_signal(signal.SIGSTOP)
+    with log.writer(take_over=True) as writer:
+        past = writer.start_tip
+        assert past is not None
+        tips = [put(writer, 1)]
+        writer.sync()
+        process.send_signal(signal.SIGCONT)
+        process.wait(timeout=300)  # it notices, and exits with an error
+        assert process.returncode == 1
+        tips.append(put(writer, 2))
+    process.communicate()
+    records = list(LogDirectory(log.path).records(past))
+    assert [record.tip for record in records] == tips
+    assert said[0].number <= past.number
