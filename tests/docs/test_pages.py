@@ -70,5 +70,12 @@ def test_files_named_in_the_documentation_exist(page: Path) -> None:
     assert [name for name in FILE_NAME.findall(page.read_text()) if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.parametrize("folder", ["deploy/docs", "deploy/docs/decisions"])
+def test_every_page_of_a_folder_is_listed_in_its_readme(folder: str) -> None:
+    readme = ROOT / folder / "README.md"
+    listed = {target.resolve() for target, _ in links(readme)}
+    assert set((ROOT / folder).glob("*.md")) - listed == {readme}
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
