@@ -25,7 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
     port = [] if arguments.port is None else ["--port", str(arguments.port)]
     children = [ChildSpec("train", ["train", *options]), ChildSpec("serve", ["serve", *options, *port])]
     # the broker stops last: the trainer's last version waits until dead letters are acknowledged
-    with BrokerSupervisor(config) as broker, Supervisor(children, on_line=print_line) as supervisor:
+    with (
+        BrokerSupervisor(config.source, config.log.path) as broker,
+        Supervisor(children, on_line=print_line) as supervisor,
+    ):
         while not stopping.wait(CHECK_SECONDS):
             broker.restart_if_dead()
             supervisor.restart_dead()

@@ -12,12 +12,11 @@ from springtide_client.system.settings import Settings, format_value
 
 from app.config.features import FeatureConfig, feature_policies
 from app.config.schema import SchemaConfig
-from app.config.table import TableSettings
 from app.config.unknown_keys import check_keys, unknown_key_error
 from app.errors import UserError
 from app.models.config import ModelConfig
 from app.serving.config import ServeConfig
-from app.training.config import GateConfig, TrainConfig
+from app.training.config import GateConfig, TableSettings, TrainConfig
 from app.version_log.config import MIN_BYTES, LogConfig
 from stream.config import SourceConfig
 

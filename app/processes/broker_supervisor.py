@@ -4,12 +4,13 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from springtide_client.system.backoff import Backoff
 
-from app.config.load import Config
 from stream.broker.discovery import find_broker
 from stream.broker.embedded import EmbeddedBroker
+from stream.config import SourceConfig
 from stream.errors import EmbeddedBrokerError
 
 logger = logging.getLogger(__name__)
@@ -20,10 +21,10 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 class BrokerSupervisor(AbstractContextManager["BrokerSupervisor"]):
     """Runs the embedded broker, unless the source names another broker or another process runs the embedded one."""
 
-    def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, source: SourceConfig, log_path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, clock=clock)
-        is_needed = config.source.uses_embedded_broker and find_broker(config.log.path) is None
-        self.broker = EmbeddedBroker(config.log.path) if is_needed else None
+        is_needed = source.uses_embedded_broker and find_broker(log_path) is None
+        self.broker = EmbeddedBroker(log_path) if is_needed else None
 
     def __enter__(self) -> "BrokerSupervisor":
         if self.broker is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 from springtide_client.log.base import BaseManifest, ModelIdentity, TableSpec
@@ -13,6 +13,7 @@ from app.models.export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.scores.progressive import ProgressiveScores
+from app.training.config import TrainerConfig
 from app.training.defaults import with_defaults
 from app.training.device.device import resolve_device
 from app.training.state.base_rows import BaseRows
@@ -32,11 +33,8 @@ from kernels.backend import backend
 from kernels.ops import Ops
 from kernels.types import RowLayout
 
-if TYPE_CHECKING:
-    from app.config.load import Config
 
-
-def load_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> TrainingState:
+def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -> TrainingState:
     """The state that the log ends with: that of its newest base and of every version after it."""
     spec = ModelSpec.of(config.schema, config.table.dim)
     resume = Resume.of(log.directory, log.last_encoded)
@@ -64,7 +62,7 @@ def load_state(config: "Config", log: LogWriter, *, num_threads: int = 1) -> Tra
 
 
 def open_table(
-    config: "Config", epoch: int, base: RowSource | None, *, num_threads: int, device: str | Ops = "cpu"
+    config: TrainerConfig, epoch: int, base: RowSource | None, *, num_threads: int, device: str | Ops = "cpu"
 ) -> EmbeddingTable:
     """An empty table over its lower tiers: rows in RAM where `host_bytes` asks for them, the disk, the base."""
     settings = replace(with_defaults(config.table), num_threads=max(config.table.num_threads, num_threads))
@@ -89,7 +87,7 @@ def open_table(
         raise UserError(f"[table] {error}") from error
 
 
-def write_first_base(config: "Config", log: LogWriter, state: TrainingState, program: bytes) -> None:
+def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState, program: bytes) -> None:
     """A log begins with a base without rows, so that followers can begin before the first version."""
     optimizer = dict(state.learner.table.config.optimizer)
     image = BaseImage(
@@ -123,7 +121,7 @@ def restore(state: TrainingState, resume: Resume) -> None:
         raise UserError(f"{error}: restore the setting, or start a new log with [log] path") from error
 
 
-def check_settings(config: "Config", manifest: BaseManifest) -> None:
+def check_settings(config: TrainerConfig, manifest: BaseManifest) -> None:
     """UserError names the setting that differs from what the log was begun with."""
     ours = {
         "[schema]": (config.schema, manifest.decode_schema()),

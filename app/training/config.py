@@ -1,12 +1,19 @@
-"""The keys of `[train]` and `[gate]`. Imports no torch."""
+"""The keys of `[train]`, `[gate]` and `[table]`, and the part of the configuration that a trainer reads. No torch."""
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
+from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE, Settings
+
+from app.errors import UserError
+from app.models.config import ModelConfig
+from app.version_log.config import LogConfig
+from embeddings.config import TableConfig
+from stream.config import SourceConfig
 
 # splitting a smaller batch costs more than it saves, and waiting for a busy core costs a hundred times that
 MIN_SAMPLES_TO_SPLIT = 1024
@@ -113,3 +120,57 @@ class GateConfig(Settings, frozen=True, kw_only=True):
         int,
         Meta(ge=1, description="Samples skipped in a row by automatic rollbacks; after that the gate only alerts."),
     ] = 20_000
+
+
+class TableSettings(TableConfig, frozen=True, kw_only=True):
+    """The size and the rules of the table, and where rows go that do not fit."""
+
+    score: Annotated[
+        str | None,
+        Meta(
+            description='With `eviction = "custom"`, and only then: the `dense` field whose value in a sample scores '
+            "the sample's ids; a missing value counts as 0."
+        ),
+    ] = None
+
+    def check_score(self, schema: Schema) -> None:
+        """Raise UserError if `score` does not fit `eviction`, or is not a dense field of the schema."""
+        if self.eviction != "custom":
+            if self.score is not None:
+                raise UserError(
+                    f'[table] score goes with eviction = "custom", not with "{self.eviction}": leave one of them out'
+                )
+            return
+        choices = f"a field of [schema] dense ({', '.join(schema.dense) or 'which is empty'})"
+        if self.score is None:
+            raise UserError(f'[table] eviction = "custom" needs score = "...", {choices}')
+        if self.score not in schema.dense:
+            raise UserError(f'[table] score must be {choices}, not "{self.score}"')
+
+
+class TrainerConfig(Protocol):
+    """The parts of the configuration that a trainer reads; `app.config.load.Config` has them and more."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def source(self) -> SourceConfig: ...
+
+    @property
+    def schema(self) -> Schema: ...
+
+    @property
+    def table(self) -> TableSettings: ...
+
+    @property
+    def model(self) -> ModelConfig: ...
+
+    @property
+    def train(self) -> TrainConfig: ...
+
+    @property
+    def gate(self) -> GateConfig: ...
+
+    @property
+    def log(self) -> LogConfig: ...

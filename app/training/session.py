@@ -1,7 +1,6 @@
 """Everything that learning continues with from the end of the log; a rollback or a repair replaces it as a whole."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from springtide_client.system.clock import wall_ms
@@ -9,6 +8,7 @@ from springtide_client.system.clock import wall_ms
 from app.training.bootstrap import load_state
 from app.training.commands import CommandExecutor
 from app.training.committed_offsets import CommittedOffsets
+from app.training.config import TrainerConfig
 from app.training.input.batches import BatchStream
 from app.training.state.spill_gc import SpillGC
 from app.training.state.training_state import TrainingState
@@ -18,15 +18,12 @@ from app.version_log.write.writer import LogWriter
 from stream.positions import Partition, Position
 from stream.source import Source
 
-if TYPE_CHECKING:
-    from app.config.load import Config
-
 
 class TrainingSession:
     """The state, the stream that it is fed from, and what follows its versions: commands, spill, committed offsets."""
 
     def __init__(
-        self, config: "Config", log: LogWriter, state: TrainingState, commands: CommandExecutor, *, until_end: bool
+        self, config: TrainerConfig, log: LogWriter, state: TrainingState, commands: CommandExecutor, *, until_end: bool
     ) -> None:
         self.log, self.state, self.commands = log, state, commands
         self.spill_gc = SpillGC(state.learner.table, log.directory, state.base_number)
@@ -36,7 +33,7 @@ class TrainingSession:
 
     @staticmethod
     def load(
-        config: "Config", log: LogWriter, *, until_end: bool, roll_back: Callable[[Command], None]
+        config: TrainerConfig, log: LogWriter, *, until_end: bool, roll_back: Callable[[Command], None]
     ) -> "TrainingSession":
         """Read the log back. UserError if the configuration does not fit it, LogError or SpillError if it fails."""
         torch.manual_seed(config.train.seed)

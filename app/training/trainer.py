@@ -4,13 +4,13 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 from springtide_client.errors import LogError, SpringtideError
 
 from app.processes.signals import StopSignals
+from app.training.config import TrainerConfig
 from app.training.health.gate import Gate
 from app.training.health.known_good import last_good_before
 from app.training.health.repair import reopen
@@ -30,9 +30,6 @@ from embeddings.errors import SpillError
 from stream.columns import Batch
 from stream.flow.dead_letter_producer import DeadLetterProducer
 
-if TYPE_CHECKING:
-    from app.config.load import Config
-
 MAX_UNACKNOWLEDGED_BYTES = 64 << 20  # of dead letters; beyond it the stream waits
 
 logger = logging.getLogger(__name__)
@@ -46,7 +43,7 @@ class Trainer:
 
     def __init__(
         self,
-        config: "Config",
+        config: TrainerConfig,
         *,
         until_end: bool = False,
         take_over: bool = False,

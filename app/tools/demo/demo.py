@@ -58,7 +58,10 @@ class Demo:
         """Run until `stopping`, or `seconds` after readiness; return the last status that was read while all ran."""
         output = OutputFiles(self.config.log.path.parent / "output")
         self.line.print(f"starting broker, simulator, trainer and server; their output is in {output.folder}")
-        with BrokerSupervisor(self.config) as broker, Supervisor(self._children(), on_line=output.append) as supervisor:
+        with (
+            BrokerSupervisor(self.config.source, self.config.log.path) as broker,
+            Supervisor(self._children(), on_line=output.append) as supervisor,
+        ):
             began = time.monotonic()
             ready_at: float | None = None
             shown = 0.0

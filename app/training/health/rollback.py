@@ -4,7 +4,6 @@ With `skip` the samples learned since are not read again: they are counted and s
 """
 
 import logging
-from typing import TYPE_CHECKING
 
 import msgspec
 from springtide_client.errors import LogError, SpringtideError
@@ -13,6 +12,7 @@ from springtide_client.format.records import EPOCH_SHIFT, VersionMeta, version_n
 from app.errors import UserError
 from app.processes.signals import StopSignals
 from app.training.commands import PostponedError
+from app.training.config import TrainerConfig
 from app.training.health.gate import Gate, Verdict
 from app.training.health.known_good import oldest_restorable
 from app.training.health.owner import RollbackOwner
@@ -28,9 +28,6 @@ from stream.errors import StreamError
 from stream.flow.dead_letter_producer import DeadLetterProducer
 from stream.positions import positions_from_meta, positions_to_meta
 
-if TYPE_CHECKING:
-    from app.config.load import Config
-
 RETRY_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
@@ -45,7 +42,7 @@ class RollbackController:
 
     def __init__(
         self,
-        config: "Config",
+        config: TrainerConfig,
         gate: Gate,
         dead_letters: DeadLetterProducer,
         publisher: Publisher,

@@ -1,10 +1,10 @@
 """From the stream to the next batch: source and batcher from given positions on. Knows no table and no log."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from app.training.config import TrainerConfig
 from stream.batcher import Batcher
 from stream.columns import Batch
 from stream.decode.erasure_filter import Erasure
@@ -12,9 +12,6 @@ from stream.errors import RetriableError
 from stream.flow.watermark import WatermarkClock
 from stream.positions import Partition, Position
 from stream.source import Source
-
-if TYPE_CHECKING:
-    from app.config.load import Config
 
 MAX_UNAVAILABLE_SECONDS = 60.0  # how long --until-end waits for a broker and a topic
 POLL_SECONDS = 0.05
@@ -25,7 +22,7 @@ class BatchStream:
 
     def __init__(
         self,
-        config: "Config",
+        config: TrainerConfig,
         positions: Mapping[Partition, Position],
         *,
         until_end: bool,

@@ -1,21 +1,19 @@
 """Builds the status document from the trainer's parts."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from springtide_client.format.records import version_name
 from springtide_client.system.clock import wall_ms
 
 from app.training.commands import CommandExecutor
+from app.training.config import TrainerConfig
 from app.training.health.gate import Gate, Verdict
 from app.training.health.known_good import oldest_restorable
 from app.training.session import TrainingSession
 from app.version_log.trainer_status import Condition, PartitionStatus, ScoresStatus, TableStatus, TrainerStatus
 from stream.positions import Partition, Position
-
-if TYPE_CHECKING:
-    from app.config.load import Config
 
 # behind this, the trainer is no longer at the end of the stream
 CATCHING_UP_MS = 3000
@@ -24,7 +22,7 @@ CATCHING_UP_MS = 3000
 class TrainerFacts(NamedTuple):
     """The parts of a trainer that its status describes."""
 
-    config: "Config"
+    config: TrainerConfig
     session: TrainingSession
     gate: Gate
     samples_per_second: float
