@@ -39,7 +39,7 @@ class DrainableConnection(Protocol):
 
 
 class ConnectionDrain:
-    """Whether, and by which policy, this process drains its connections. For the event loop's thread alone."""
+    """The drain of this process: not started, or under way by a policy. For the event loop's thread alone."""
 
     def __init__(self) -> None:
         self.policy: DrainPolicy | None = None
