@@ -45,7 +45,7 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
         Meta(description="Folder of those files and snapshots. Default: a temporary folder, removed at the end."),
     ] = None
     tokens_file: Annotated[
-        str | None, Meta(description="File of bearer tokens: a line `read=SECRET` or `admin=SECRET` each.")
+        str | None, Meta(description="File of bearer tokens, one per line: `read,predict=SECRET`, `admin=SECRET`.")
     ] = None
     insecure: Annotated[bool, Meta(description="Allow a public address without tokens.")] = False
     max_body_bytes: Annotated[int, Meta(ge=1, extra=SIZE, description="Largest request body.")] = 16 << 20

@@ -1,1 +1,1 @@
-"""The service's own package: its name is nobody else's business."""
+"""The service's own package. That it is called `app`, like one of Springtide's, does no harm."""

@@ -1,6 +1,6 @@
 """A service that ranks with two hot models inside: `CLICKS=URL ORDERS=/log/folder uvicorn app.main:service`.
 
-Its image holds fastapi, uvicorn and springtide-client; of Springtide nothing else.
+Its image contains fastapi, uvicorn and springtide-client, and nothing else of Springtide.
 """
 
 import os
@@ -16,7 +16,7 @@ MAX_STALENESS_SECONDS = 60.0
 
 @asynccontextmanager
 async def lifespan(service: FastAPI) -> AsyncIterator[None]:
-    """Nobody is served before both models are here; both are let go of at the end."""
+    """Load both models before the first request is served, and close them at the end."""
     limit = float(os.environ.get("MAX_STALENESS_SECONDS", MAX_STALENESS_SECONDS))
     token = os.environ.get("SPRINGTIDE_TOKEN")
     with (
@@ -32,7 +32,7 @@ service = FastAPI(lifespan=lifespan)
 
 @service.post("/rank/{name}")
 def rank(name: str, instances: list[dict[str, Any]], response: Response) -> list[int]:
-    """The instances' numbers, best first; a plain `def`, so that a model never holds up the event loop."""
+    """Return the instances' indexes, best first. A plain `def`, so that a model never blocks the event loop."""
     model: HotModel | None = service.state.models.get(name)
     if model is None:
         raise HTTPException(404, f"there is no model {name!r}")
@@ -49,6 +49,6 @@ def rank(name: str, instances: list[dict[str, Any]], response: Response) -> list
 
 @service.get("/models")
 def models() -> dict[str, dict[str, float]]:
-    """Each model's version, and its age in seconds."""
+    """Return each model's version and its staleness in seconds."""
     found: dict[str, HotModel] = service.state.models
     return {name: {"version": m.version, "staleness_seconds": m.staleness_seconds} for name, m in found.items()}
