@@ -1,4 +1,4 @@
-"""The command line: quick to start, one clear line and an exit code for every mistake."""
+"""The command line: a quick start, and one line and an exit code for every mistake."""
 
 import json
 import logging
@@ -88,7 +88,7 @@ def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> N
         (["bench", "train.e3e"], ["no benchmark", "train.e2e"]),
     ],
 )
-def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(
+def test_a_user_error_is_one_line_and_exit_code_2(
     tmp_path: Path,
     arguments: list[str],
     words: list[str],
@@ -110,14 +110,14 @@ def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize("arguments", [["trian"], ["train", "--untilend"], ["versions", "list"]])
-def test_a_process_ends_with_the_code_and_the_line_of_its_command(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_process_exits_with_the_code_and_the_line_of_its_command(tmp_path: Path, arguments: list[str]) -> None:
     done = springtide(tmp_path, *arguments)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
 
 
-def test_forget_puts_an_order_down_that_waits_for_a_trainer(tmp_path: Path) -> None:
+def test_forget_submits_a_command_that_waits_for_a_trainer(tmp_path: Path) -> None:
     log = tmp_path / "var" / "tiny" / "log"
     log.mkdir(parents=True)
     (log / "status-0000000001.json").write_text('{"clean_shutdown": true, "updated_ms": 1}')
@@ -147,7 +147,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr
 
 
-def test_check_tells_a_broker_that_nobody_runs_and_how_to_mend_it(tmp_path: Path) -> None:
+def test_check_reports_an_unreachable_broker_and_how_to_fix_it(tmp_path: Path) -> None:
     config = '[source]\nbootstrap_servers = "127.0.0.1:1"\n'
     done = springtide(tmp_path, "check", config=CONFIG.replace("[schema]", f"{config}[schema]"))
     assert done.returncode == 1
@@ -157,7 +157,7 @@ def test_check_tells_a_broker_that_nobody_runs_and_how_to_mend_it(tmp_path: Path
     assert "start the broker" in problems[0]
 
 
-def test_check_is_content_where_all_is_well(tmp_path: Path) -> None:
+def test_check_succeeds_without_problems(tmp_path: Path) -> None:
     done = springtide(tmp_path, "check")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "springtide run" in done.stdout

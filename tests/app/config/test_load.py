@@ -1,5 +1,7 @@
-"""The configuration file: DESIGN's defaults, every section checked."""
+"""The configuration file: its defaults, and one line for every mistake."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from app.config.load import Config, load_config
 from app.errors import UserError
 from embeddings.config import FeaturePolicy
 
+ROOT = Path(__file__).parents[3]
 SMALLEST = 'name = "tiny"\n[schema]\nlabel = "click"\ncategorical = ["user_id", "item_id"]\n'
 
 
@@ -18,7 +21,7 @@ def load(tmp_path: Path, text: str) -> Config:
     return load_config(path)
 
 
-def test_name_label_and_one_feature_are_enough_and_the_rest_has_the_documented_defaults(tmp_path: Path) -> None:
+def test_name_label_and_one_feature_suffice_and_other_keys_have_their_defaults(tmp_path: Path) -> None:
     config = load(tmp_path, SMALLEST)
     source, table, train, log, serve = config.source, config.table, config.train, config.log, config.serve
     assert (source.bootstrap_servers, source.topic, source.format) == (None, "clicks", "json")
@@ -38,7 +41,7 @@ def test_name_label_and_one_feature_are_enough_and_the_rest_has_the_documented_d
     assert (serve.host, serve.port, serve.workers, serve.cache_bytes) == ("127.0.0.1", 8000, 1, 2 << 30)
 
 
-def test_every_key_of_the_design_is_known(tmp_path: Path) -> None:
+def test_every_documented_key_is_accepted(tmp_path: Path) -> None:
     config = load(
         tmp_path,
         """
@@ -105,20 +108,20 @@ cache_bytes = "2GiB"
     assert config.table.score is None
 
 
-def test_the_log_takes_half_of_the_disk_at_most(tmp_path: Path) -> None:
+def test_the_log_takes_at_most_half_of_disk_bytes(tmp_path: Path) -> None:
     assert load(tmp_path, SMALLEST + "[table]\ndisk_bytes = '1GiB'\n").log.log_bytes == 1 << 29
 
 
 LISTS = 'multi_value = ["genres"]\nsequence = ["last"]\ndense = ["age"]\nshare = { last = "item_id" }\n'
 
 
-def test_what_features_say_of_their_rows_is_the_tables_by_number(tmp_path: Path) -> None:
+def test_row_settings_of_features_become_table_policies_by_feature_number(tmp_path: Path) -> None:
     more = '[features.item_id]\nttl_seconds = 60\nquota_bytes = "1MiB"\nadmission = { min_count = 3 }\n'
     config = load(tmp_path, SMALLEST + LISTS + more + "[features.user_id]\n[features.genres]\nmax_length = 2\n")
     assert config.table.features == {1: FeaturePolicy(ttl_seconds=60.0, quota_bytes=1 << 20, min_count=3)}
 
 
-def test_pooling_is_part_of_the_schema_and_the_mean_is_what_it_was(tmp_path: Path) -> None:
+def test_pooling_is_part_of_the_schema_and_mean_is_its_default(tmp_path: Path) -> None:
     plain = load(tmp_path, SMALLEST + LISTS).schema
     mean = load(tmp_path, SMALLEST + LISTS + '[features.genres]\npooling = "mean"\n').schema
     longest = load(tmp_path, SMALLEST + LISTS + '[features.genres]\npooling = "max"\n').schema
@@ -129,7 +132,7 @@ def test_pooling_is_part_of_the_schema_and_the_mean_is_what_it_was(tmp_path: Pat
     assert Schema.from_json(longest.to_json()) == longest
 
 
-def test_custom_eviction_names_the_field_that_scores(tmp_path: Path) -> None:
+def test_custom_eviction_takes_a_score_field(tmp_path: Path) -> None:
     config = load(tmp_path, SMALLEST + LISTS + '[table]\neviction = "custom"\nscore = "age"\n')
     assert (config.table.eviction, config.table.score) == ("custom", "age")
 
@@ -161,7 +164,7 @@ def test_custom_eviction_names_the_field_that_scores(tmp_path: Path) -> None:
         ('[table]\ndtype = "float16"', ["[table] dtype", '"bfloat16", "float32"', 'did you mean "bfloat16"?']),
     ],
 )
-def test_a_mistake_about_rows_is_told_in_one_line(tmp_path: Path, more: str, words: list[str]) -> None:
+def test_a_mistake_about_rows_is_one_line(tmp_path: Path, more: str, words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         load(tmp_path, SMALLEST + LISTS + more + "\n")
     text = str(caught.value)
@@ -187,6 +190,8 @@ def test_several_labels_are_several_tasks(tmp_path: Path) -> None:
         (('["user_id", "item_id"]', '"user_id"'), ["[schema] categorical", "a list"]),
         (('["user_id", "item_id"]', "[]"), ["at least one feature"]),
         (("[schema]", "[sorce]\n[schema]"), ["sorce", "did you mean source?"]),
+        (("[schema]", "[serve]\nclient_seconds = 3\n[schema]"), ["[serve]", "did you mean request_timeout_seconds?"]),
+        (("[schema]", "[train]\ncapture = true\n[schema]"), ["[train]", "did you mean cuda_graphs?"]),
         (("[schema]", "[train]\nbatchsize = 3\n[schema]"), ["[train]", "did you mean batch_size?"]),
         (("[schema]", "[train]\nmin_batch_size = 4097\n[schema]"), ["[train] min_batch_size", "0 to 4096", "4097"]),
         (("[schema]", '[model]\nname = "dlmr"\n[schema]'), ["dlmr", "dlrm"]),
@@ -199,7 +204,7 @@ def test_several_labels_are_several_tasks(tmp_path: Path) -> None:
         (("[schema]", "[schema"), ["is not valid TOML"]),
     ],
 )
-def test_a_mistake_is_told_in_one_line(tmp_path: Path, change: tuple[str, str], words: list[str]) -> None:
+def test_a_mistake_is_one_line(tmp_path: Path, change: tuple[str, str], words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         load(tmp_path, SMALLEST.replace(*change))
     text = str(caught.value)
@@ -214,5 +219,21 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(Path("deploy/examples").glob("*.toml")), ids=lambda path: path.stem)
-def test_the_examples_are_right(path: Path) -> None:
+def test_the_examples_load(path: Path) -> None:
     assert load_config(path).path == path
+
+
+def test_overrides_replace_values_of_the_file_and_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "springtide.toml"
+    path.write_text(SMALLEST + "[serve]\nport = 1\nworkers = 3\n")
+    config = load_config(path, overrides={"serve": {"port": 2, "workers": None}})
+    assert (config.serve.port, config.serve.workers) == (2, 3)
+    with pytest.raises(UserError, match=r"^\[serve\] port must be a whole number from 0 to 65535, not 70000$"):
+        load_config(path, overrides={"serve": {"port": 70_000}})
+
+
+def test_loading_a_configuration_imports_no_heavy_library() -> None:
+    heavy = ("torch", "numba", "kafka", "fastapi", "pyarrow", "rocksdbpy")
+    code = f"import sys, app.config.load; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Children are restarted with back-off, their words passed on, and none outlives its parent."""
+"""Children are restarted with backoff, their output is forwarded, and none outlives its parent."""
 
 import os
 import signal
@@ -30,17 +30,17 @@ def child(tmp_path: Path, name: str, code: str, monkeypatch: pytest.MonkeyPatch)
     return ChildSpec(name, [], module=f"{name}_module")
 
 
-def test_what_a_child_says_is_passed_on_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[tuple[str, str]] = []
+def test_output_of_a_child_is_forwarded_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[tuple[str, str]] = []
     spec = child(tmp_path, "talker", "import sys; print('one'); print('two', file=sys.stderr)", monkeypatch)
-    supervisor = Supervisor([spec], on_line=lambda name, line: heard.append((name, line)))
+    supervisor = Supervisor([spec], on_line=lambda name, line: lines.append((name, line)))
     supervisor.start()
-    wait_until(lambda: len(heard) == 2)
+    wait_until(lambda: len(lines) == 2)
     supervisor.stop()
-    assert sorted(heard) == [("talker", "one"), ("talker", "two")]
+    assert sorted(lines) == [("talker", "one"), ("talker", "two")]
 
 
-def test_a_dead_child_is_restarted_and_the_pause_doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_child_is_restarted_with_doubling_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     spec = child(tmp_path, "dying", "raise SystemExit(1)", monkeypatch)
     supervisor = Supervisor([spec], on_line=lambda *_: None, clock=clock)
@@ -60,9 +60,7 @@ def test_a_dead_child_is_restarted_and_the_pause_doubles(tmp_path: Path, monkeyp
     supervisor.stop()
 
 
-def test_a_child_that_the_user_configured_wrongly_ends_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_exits_with_a_user_error_raises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys; print('springtide: no such key', file=sys.stderr); sys.exit(2)"
     supervisor = Supervisor([child(tmp_path, "wrong", code, monkeypatch)], on_line=lambda *_: None)
     supervisor.start()
@@ -74,17 +72,17 @@ def test_a_child_that_the_user_configured_wrongly_ends_everything(
 def test_stopping_sends_sigterm_and_then_sigkill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     polite = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('up', flush=True)\nsignal.pause()"
     deaf = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\nwhile True: signal.pause()"
-    heard: list[str] = []
+    lines: list[str] = []
     specs = [child(tmp_path, "polite", polite, monkeypatch), child(tmp_path, "deaf", deaf, monkeypatch)]
-    supervisor = Supervisor(specs, on_line=lambda name, line: heard.append(line))
+    supervisor = Supervisor(specs, on_line=lambda name, line: lines.append(line))
     supervisor.start()
-    wait_until(lambda: heard == ["up", "up"])
+    wait_until(lambda: lines == ["up", "up"])
     assert supervisor.stop(seconds=1.0) is False
     assert not any(each.alive for each in supervisor.children)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
-def test_children_end_with_a_parent_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_die_with_a_killed_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child(
         tmp_path,
         "orphan",
@@ -113,7 +111,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_parent_that_is_already_gone_is_noticed() -> None:
+def test_a_parent_that_is_already_dead_is_noticed() -> None:
     code = "from app.processes.parent_death import die_with_supervisor; die_with_supervisor(); print('still here')"
     environment = dict(os.environ) | {"SPRINGTIDE_PARENT": "999999999", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What a process sets for itself: memory that is used again, threads that do not spin."""
+"""The tuning of a process: freed memory is reused, idle threads do not spin."""
 
 import os
 import subprocess
@@ -31,12 +31,12 @@ def last_round(*arguments: str) -> int:
     return int(done.stdout)
 
 
-def test_arrays_that_come_and_go_take_pages_that_are_there() -> None:
+def test_freed_arrays_leave_their_pages_to_the_next_ones() -> None:
     assert last_round() > 1_000
     assert last_round("tuned") < 100
 
 
-def test_idle_threads_sleep_unless_somebody_said_otherwise() -> None:
+def test_idle_threads_sleep_soon_unless_the_environment_says_otherwise() -> None:
     code = (
         "import os; from app.processes.tuning import tune_process; tune_process(); print(os.getenv('GOMP_SPINCOUNT'))"
     )

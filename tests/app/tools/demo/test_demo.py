@@ -1,4 +1,4 @@
-"""The demo as a user runs it: it comes up, tells how it does, ends by itself, and goes on where it stopped."""
+"""The demo as a user runs it: it becomes ready, shows its status, ends after its seconds, and resumes."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def demo_that_ended(folder: Path) -> dict[str, Any]:
     return status
 
 
-def test_it_ends_by_itself_with_one_json_line(demo_that_ended: dict[str, Any]) -> None:
+def test_it_ends_after_its_seconds_with_one_json_line(demo_that_ended: dict[str, Any]) -> None:
     assert demo_that_ended["samples_trained"] > 0
     assert 0.7 < demo_that_ended["simulator"]["best_auc"] < 0.9
 
@@ -101,7 +101,7 @@ def test_a_taken_port_is_replaced_by_a_free_one() -> None:
     assert other not in (0, port)
 
 
-def test_the_line_tells_the_numbers_and_dashes_where_there_are_none_yet() -> None:
+def test_the_status_line_has_dashes_for_missing_numbers() -> None:
     assert format_status({}, None).startswith("0 samples  0/s  AUC - of -  logloss -  fresh -/- ms  lag 0")
     line = format_status(
         {
@@ -120,7 +120,7 @@ def test_the_line_tells_the_numbers_and_dashes_where_there_are_none_yet() -> Non
     )
 
 
-def test_what_children_say_is_kept_in_bounded_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_children_is_kept_in_bounded_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.tools.demo.output_files.MAX_BYTES", 100)
     output = OutputFiles(tmp_path / "output")
     for number in range(100):

@@ -18,7 +18,7 @@ def messages(path: Path, key: str | None = None) -> list[Any]:
     return [json.loads(row.value) for row in InputFile(path, key=key).rows()]
 
 
-def test_csv_cells_stay_text_and_empty_ones_are_null(tmp_path: Path) -> None:
+def test_csv_cells_stay_strings_and_empty_ones_become_null(tmp_path: Path) -> None:
     path = tmp_path / "clicks.csv"
     path.write_text('\ufeffuser_id,name,click\n007,"a, ""b""\nc",1\n,,0\n8\n', encoding="utf-8")
     assert messages(path) == [
@@ -28,13 +28,13 @@ def test_csv_cells_stay_text_and_empty_ones_are_null(tmp_path: Path) -> None:
     ]
 
 
-def test_tsv_knows_no_quotes(tmp_path: Path) -> None:
+def test_tsv_has_no_quoting(tmp_path: Path) -> None:
     path = tmp_path / "clicks.tsv"
     path.write_text('query\tclick\n"open\t1\n')
     assert messages(path) == [{"query": '"open', "click": "1"}]
 
 
-def test_jsonl_goes_out_as_it_is_but_for_blank_lines_and_nan(tmp_path: Path) -> None:
+def test_jsonl_is_sent_unchanged_except_blank_lines_and_nan(tmp_path: Path) -> None:
     path = tmp_path / "clicks.jsonl"
     path.write_bytes(b'{"a": 9007199254740993, "b": "NaN"}\n\n{"a": NaN, "b": [1, -Infinity]}\r\n{broken NaN\n{"a": 1}')
     values = [row.value for row in InputFile(path).rows()]
@@ -43,7 +43,7 @@ def test_jsonl_goes_out_as_it_is_but_for_blank_lines_and_nan(tmp_path: Path) -> 
     assert values[2:] == [b"{broken NaN", b'{"a": 1}']
 
 
-def test_parquet_keeps_ids_lists_and_texts_and_turns_null_nan_and_times(tmp_path: Path) -> None:
+def test_parquet_keeps_ids_lists_and_strings_and_converts_nan_and_times(tmp_path: Path) -> None:
     path = tmp_path / "clicks.parquet"
     columns = {
         "id": pa.array([2**60 + 1, None], pa.int64()),
@@ -61,14 +61,14 @@ def test_parquet_keeps_ids_lists_and_texts_and_turns_null_nan_and_times(tmp_path
 
 
 @pytest.mark.parametrize("ending", [".csv.gz", ".jsonl.gz"])
-def test_gzip_is_read_through(tmp_path: Path, ending: str) -> None:
+def test_gzipped_files_are_read(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"clicks{ending}"
     text = "a\n1\n2\n" if "csv" in ending else '{"a": "1"}\n{"a": "2"}\n'
     path.write_bytes(gzip.compress(text.encode()))
     assert messages(path) == [{"a": "1"}, {"a": "2"}]
 
 
-def test_a_key_is_the_text_of_its_column(tmp_path: Path) -> None:
+def test_a_key_is_the_string_in_its_column(tmp_path: Path) -> None:
     csv, jsonl = tmp_path / "a.csv", tmp_path / "a.jsonl"
     csv.write_text("u,v\n7,1\n,2\n")
     jsonl.write_text('{"u": 7}\n{"u": "x"}\n{"v": 1}\nbroken\n')
@@ -88,7 +88,7 @@ def test_a_key_is_the_text_of_its_column(tmp_path: Path) -> None:
         ("a.csv.gz", b"not zipped", None, "line"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(
+def test_an_unreadable_file_is_a_one_line_error(
     tmp_path: Path, name: str, content: bytes, key: str | None, words: str
 ) -> None:
     path = tmp_path / name
@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_the_part_that_was_read_grows_to_one(tmp_path: Path) -> None:
+def test_the_fraction_read_grows_to_one(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n' * 50_000)
     parts = [row.fraction for row in InputFile(path).rows()]

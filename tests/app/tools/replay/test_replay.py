@@ -56,7 +56,7 @@ def read(source: SourceConfig, num: int, num_partitions: int = 1) -> dict[int, l
     return found
 
 
-def test_the_topic_is_made_with_one_partition_and_holds_the_file_in_its_order(
+def test_the_topic_is_created_with_one_partition_and_holds_the_file_in_order(
     tmp_path: Path, source: SourceConfig
 ) -> None:
     before_ms = int(time.time() * 1000)
@@ -69,7 +69,7 @@ def test_the_topic_is_made_with_one_partition_and_holds_the_file_in_its_order(
     assert all(before_ms <= record_ms <= int(time.time() * 1000) for _, record_ms in records)
 
 
-def test_a_limit_ends_a_loop_that_would_not_end(tmp_path: Path, source: SourceConfig) -> None:
+def test_a_limit_ends_an_endless_loop(tmp_path: Path, source: SourceConfig) -> None:
     assert replay(source, path=write(tmp_path, 10), loop=True, limit=25) == 25
     assert [n for n, _ in read(source, 25)[0]] == [*range(10), *range(10), *range(5)]
 
@@ -82,7 +82,7 @@ def test_with_a_key_all_records_of_one_key_share_a_partition_in_order(tmp_path: 
     assert all([n for n, _ in records] == sorted(n for n, _ in records) for records in found.values())
 
 
-def test_another_number_of_partitions_than_the_topic_has_is_refused(tmp_path: Path, source: SourceConfig) -> None:
+def test_another_number_of_partitions_than_the_topic_has_is_rejected(tmp_path: Path, source: SourceConfig) -> None:
     replay(source, path=write(tmp_path, 3))
     with pytest.raises(UserError, match="exists with 1"):
         replay(source, path=write(tmp_path, 3), partitions=2)
@@ -94,7 +94,7 @@ def test_a_rate_is_kept(tmp_path: Path, source: SourceConfig) -> None:
     assert time.monotonic() - began >= 0.45
 
 
-def test_a_stop_sends_what_was_taken_and_no_more(tmp_path: Path, source: SourceConfig) -> None:
+def test_a_stopped_replay_sends_nothing_more(tmp_path: Path, source: SourceConfig) -> None:
     stopping = threading.Event()
     stopping.set()
     config = ReplayConfig(path=write(tmp_path, 10))

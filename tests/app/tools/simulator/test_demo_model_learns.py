@@ -1,4 +1,4 @@
-"""The simulated clicks reward a model that sees interactions, within what a minute's demo shows it."""
+"""The demo's model learns the simulated interactions within a minute's worth of clicks."""
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from stream.columns import Batch
 NUM_SAMPLES, WINDOW = 60_000, 20_000
 
 
-def test_the_demos_model_is_three_quarters_of_the_way_to_the_best_auc_after_60_000_samples() -> None:
+def test_the_demo_model_gets_three_quarters_of_the_way_to_the_best_auc_in_60_000_samples() -> None:
     config = load_config(demo_config_path())
     table = EmbeddingTable(with_defaults(config.table), seed=0)
     model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)

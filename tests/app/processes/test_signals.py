@@ -1,0 +1,71 @@
+"""Signals set an event, end a start-up, and give their handlers back."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from app.processes.signals import STOP_SIGNALS, StopSignals, handled_signals, stop_on_signals
+
+ROOT = Path(__file__).parents[3]
+PATHS = f"{ROOT}:{ROOT / 'deploy' / 'client'}"
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in STOP_SIGNALS]
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_the_first_signal_only_sets_stopping(number: signal.Signals) -> None:
+    before = handlers()
+    with StopSignals() as signals:
+        assert not signals.stopping
+        os.kill(os.getpid(), number)
+        assert signals.wait(60.0)
+        assert signals.stopping
+    assert handlers() == before
+
+
+def test_a_second_ctrl_c_is_a_keyboard_interrupt() -> None:
+    signals = StopSignals()
+    signals.stop()
+    with pytest.raises(KeyboardInterrupt), signals:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_command_stops_on_both_signals() -> None:
+    with handled_signals(dict.fromkeys(STOP_SIGNALS, lambda *_: None)):
+        stopping = stop_on_signals()
+        signal.raise_signal(signal.SIGTERM)
+        assert stopping.is_set()
+
+
+def test_another_thread_than_the_main_one_installs_no_handler() -> None:
+    before, seen = handlers(), []
+
+    def run() -> None:
+        with StopSignals() as signals:
+            seen.append((handlers() == before, signals.stopping))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [(True, False)]
+
+
+def run_code(code: str) -> int:
+    return subprocess.run([sys.executable, "-c", code], env=dict(os.environ) | {"PYTHONPATH": PATHS}).returncode
+
+
+def test_a_start_up_ends_at_once_with_exit_code_0() -> None:
+    code = "import signal; from app.processes.signals import exit_on_signals; exit_on_signals();"
+    assert run_code(f"{code} signal.raise_signal(signal.SIGTERM); raise SystemExit(3)") == 0
+
+
+def test_a_blocked_command_exits_with_1_after_its_grace() -> None:
+    code = "import signal, time; from app.processes.signals import stop_on_signals; stop_on_signals(grace_seconds=0.1);"
+    assert run_code(f"{code} signal.raise_signal(signal.SIGINT); time.sleep(600)") == 1
