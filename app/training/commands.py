@@ -12,9 +12,8 @@ from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import CommandEntry, StreamPosition
 
 from app.training.state.training_state import TrainingState
-from app.version_log.commands.erasures import erasures_of
+from app.version_log.commands.erasures import erasures_of, parse_keys
 from app.version_log.commands.limits import limits_document, parse_limits
-from app.version_log.commands.offline import read_keys
 from app.version_log.commands.queue import Command, CommandQueue, command_entry
 from app.version_log.failpoints import failpoint
 from embeddings.errors import SpillError
@@ -123,7 +122,7 @@ class CommandExecutor:
         raise ValueError(f"this trainer does not execute {command.kind or 'unreadable'} commands")
 
     def _forget(self, body: dict[str, Any]) -> Result:
-        keys = read_keys(body, self._state.schema)
+        keys = parse_keys(body, self._state.schema)
         features_N = np.array([feature for feature, _ in keys], np.uint16)
         self._state.learner.table.forget(features_N, np.array([row_id for _, row_id in keys], np.int64))
         return {"keys": len(keys)}

@@ -5,6 +5,7 @@ When the stream is read again from before an erasure, its ids must not be learne
 
 # n keys
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from springtide_client.errors import EncodeError
@@ -18,6 +19,19 @@ from stream.decode.erasure_filter import Erasure
 from stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 
 Positions = Mapping[str, StreamPosition]
+
+
+def parse_keys(body: Mapping[str, Any], schema: Schema) -> list[tuple[int, int]]:
+    """Return the keys a command names, as (feature number, id), each once; ValueError if one is malformed."""
+    keys: dict[tuple[int, int], None] = {}
+    named = body.get("keys")
+    for key in named if isinstance(named, list) else []:
+        if not isinstance(key, dict) or key.get("feature") not in schema.features or "id" not in key:
+            raise ValueError(f"{key!r} is not a valid key of this log")
+        keys[schema.number(key["feature"]), encode_id(key["id"])[0]] = None
+    if not keys:
+        raise ValueError("the command names no keys")
+    return list(keys)
 
 
 def keys_of_entry(entry: CommandEntry, schema: Schema) -> list[tuple[int, int]]:

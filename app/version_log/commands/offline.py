@@ -8,7 +8,6 @@ import numpy as np
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Arrays
-from springtide_client.keys import encode_id
 from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 
@@ -18,6 +17,7 @@ from app.version_log.commands.erasures import (
     erasures_from_meta,
     erasures_to_meta,
     high_water_marks,
+    parse_keys,
 )
 from app.version_log.commands.queue import Command, CommandQueue, command_entry
 from app.version_log.commands.rollback import build_rollback
@@ -29,19 +29,6 @@ from stream.decode.erasure_filter import Erasure
 from stream.positions import positions_from_meta, positions_to_meta
 
 logger = logging.getLogger(__name__)
-
-
-def read_keys(body: dict[str, Any], schema: Schema) -> list[tuple[int, int]]:
-    """Return the keys a command names, as (feature number, id), each once; ValueError if one is malformed."""
-    keys: dict[tuple[int, int], None] = {}
-    named = body.get("keys")
-    for key in named if isinstance(named, list) else []:
-        if not isinstance(key, dict) or key.get("feature") not in schema.features or "id" not in key:
-            raise ValueError(f"{key!r} is not a valid key of this log")
-        keys[schema.number(key["feature"]), encode_id(key["id"])[0]] = None
-    if not keys:
-        raise ValueError("the command names no keys")
-    return list(keys)
 
 
 def execute_pending(config: LogConfig, schema: Schema, *, window_samples: int) -> int:
@@ -97,7 +84,7 @@ class OfflineExecutor:
         return number
 
     def _forget(self, command: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
-        keys = read_keys(command.body, self.schema)
+        keys = parse_keys(command.body, self.schema)
         arrays: Arrays = {
             "forgotten.feature": np.array([feature for feature, _ in keys], np.uint16),
             "forgotten.id": np.array([row_id for _, row_id in keys], np.int64),

@@ -60,30 +60,30 @@ def build_rollback(
     index.resolve(str(number))
     base = index.base_before(number)
     before, since = VersionRange(index, base.tip.number, number), VersionRange(index, number, index.numbers[-1])
-    then = ModelReplayState(base, window_samples=window_samples)
+    target = ModelReplayState(base, window_samples=window_samples)
     for record in before.records():
-        then.apply(record)
-    now = then.copy()
+        target.apply(record)
+    current = target.copy()
     entries: list[CommandEntry] = []
     for record in since.records():
-        now.apply_sketch_and_meta(record)
+        current.apply_sketch_and_meta(record)
         entries += record.meta.executed_commands
-    arrays = then.arrays
-    arrays |= _sketch(then.sketch, now.sketch)
+    arrays = target.arrays
+    arrays |= _sketch(target.sketch, current.sketch)
     schema = base.manifest.decode_schema()
     erased = erased_keys(entries, schema)
-    arrays |= _rows(base, before, since, erased, now.meta.expiry_cutoffs, range_bytes)
-    return RollbackVersion(_meta(number, then.meta, now.meta, entries, schema), arrays)
+    arrays |= _rows(base, before, since, erased, current.meta.expiry_cutoffs, range_bytes)
+    return RollbackVersion(_meta(number, target.meta, current.meta, entries, schema), arrays)
 
 
 def _meta(
-    number: int, then: VersionMeta, now: VersionMeta, entries: Sequence[CommandEntry], schema: Schema
+    number: int, target: VersionMeta, current: VersionMeta, entries: Sequence[CommandEntry], schema: Schema
 ) -> VersionMeta:
     """Return the old meta with what a rollback does not undo; `entries`: the commands executed since."""
-    positions, marks = positions_from_meta(then.positions), high_water_marks(now)
-    old, new = TrainerMeta.of(then), TrainerMeta.of(now)
+    positions, marks = positions_from_meta(target.positions), high_water_marks(current)
+    old, new = TrainerMeta.of(target), TrainerMeta.of(current)
     erasures = erasures_from_meta([*old.erasures, *new.erasures])
-    erasures += erasures_of(entries, schema, otherwise=now.positions)
+    erasures += erasures_of(entries, schema, otherwise=current.positions)
     trainer = msgspec.structs.replace(
         old,
         limits=new.limits,
@@ -94,11 +94,11 @@ def _meta(
         erasures=erasures_to_meta(erasures_ahead(erasures, positions)),
     )
     return msgspec.structs.replace(
-        then,
+        target,
         created_ms=0,
-        expiry_cutoffs=now.expiry_cutoffs,
-        admission=now.admission,
-        sketch_blocks=now.sketch_blocks,
+        expiry_cutoffs=current.expiry_cutoffs,
+        admission=current.admission,
+        sketch_blocks=current.sketch_blocks,
         record_ms=[],
         executed_commands=[],
         trainer=trainer.to_json(),
@@ -106,12 +106,12 @@ def _meta(
     )
 
 
-def _sketch(then: Array | None, now: Array | None) -> Arrays:
+def _sketch(target: Array | None, current: Array | None) -> Arrays:
     """Return the changed blocks of the admission sketch as they were; zeros if the sketch was replaced since."""
-    if now is None:
+    if current is None:
         return {}
-    was = then if then is not None and then.shape == now.shape else np.zeros_like(now)
-    blocks = np.flatnonzero((was != now).any(axis=1))
+    was = target if target is not None and target.shape == current.shape else np.zeros_like(current)
+    blocks = np.flatnonzero((was != current).any(axis=1))
     return {"sketch.block": blocks.astype(np.int64), "sketch.bytes": was[blocks]} if len(blocks) else {}
 
 

@@ -18,6 +18,7 @@ from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import TensorShape, tensor_layout
 from springtide_client.log.base import MODEL
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
 from springtide_client.rows.row_layer import empty_layer, sorted_layer
 from springtide_client.rows.search import KNOWN
@@ -100,7 +101,7 @@ def view_at_version(directory: LogDirectory, version: int) -> View | None:
     """Replay the log from the newest base at or before a version; None if the log no longer reaches that version."""
     with suppress(SpringtideError, FileNotFoundError):
         for path in reversed(directory.bases()):
-            if int(path.name.removeprefix("base-")) > version:
+            if base_number(path) > version:
                 continue
             view = View.open(path)
             if view.version == version:

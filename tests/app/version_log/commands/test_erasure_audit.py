@@ -3,7 +3,7 @@
 import numpy as np
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
-from springtide_client.log.listing import base_name
+from springtide_client.log.listing import base_name, base_number
 
 from app.version_log.commands.erasure_audit import files_containing, oldest_file_containing
 from app.version_log.compact.merge import compact_log
@@ -20,7 +20,7 @@ def sync_and_compact(log: WriterLog, writer: LogWriter) -> int:
     path = compact_log(log.directory, window_samples=10)
     assert path is not None
     apply_retention(log.directory, 2)
-    return int(path.name.removeprefix("base-"))
+    return base_number(path)
 
 
 def test_an_erased_id_stays_in_older_files_until_enough_bases_are_written(log: WriterLog) -> None:
