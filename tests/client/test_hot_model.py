@@ -13,7 +13,7 @@ from springtide_client.hot_model import as_ids
 from springtide_client.keys import encode_id
 from springtide_client.model.view import View
 
-from tests.client.toy_server import TOKEN, ToyServer
+from tests.client.log_server import TOKEN, FaultyLogServer
 from tests.support.waiting import wait_until
 
 INSTANCES = [
@@ -37,7 +37,7 @@ def open_model(request, tmp_path):
 
     def start(log, **options) -> HotModel:
         if request.param == "http":
-            server = ToyServer(log)
+            server = FaultyLogServer(log)
             opened.append(server)
             where, options = server.url, {"token": TOKEN} | options
         else:

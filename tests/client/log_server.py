@@ -1,16 +1,13 @@
-"""The routes that followers read, over a hand-written log, with faults on demand: cut connections, flipped bits."""
+"""The routes that a follower uses, over a hand-written log, with faults on demand: cut connections, flipped bits."""
 
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from springtide_client.errors import LogError
-from springtide_client.format.records import Record, Tip
-from springtide_client.log.cursor import LogCursor
+from springtide_client.format.records import Tip
 from springtide_client.log.directory import LogDirectory
 
 from tests.support.logs import HandWrittenLog
@@ -18,35 +15,24 @@ from tests.support.logs import HandWrittenLog
 TOKEN = "let me in"
 
 
-class ToyServer:
+class FaultyLogServer:
     """Serves until closed; `requests` holds (path, Range header)."""
 
-    def __init__(self, log: HandWrittenLog) -> None:
+    def __init__(self, log: HandWrittenLog, port: int = 0) -> None:
         self.log, self.directory = log, LogDirectory(log.path)
         self.requests: list[tuple[str, str | None]] = []
-        self.cut_files_at: int | None = None  # the next file ends after so many bytes
+        self.cut_files_at: int | None = None  # the next file ends after this many bytes
         self.flip_next_record = False
-        self.held = ""  # requests whose path holds this text wait for `released`
+        self.held = ""  # requests whose path contains this wait for `released`
         self.released = threading.Event()
         self.is_closed = False
-        self.num_connections = self.num_streams = 0  # open now; streams of records
-        self._lock = threading.Lock()
-        toy = self
+        owner = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def handle(self) -> None:
-                with toy._lock:
-                    toy.num_connections += 1
-                try:
-                    super().handle()
-                finally:
-                    with toy._lock:
-                        toy.num_connections -= 1
-
             def do_GET(self) -> None:
-                toy.answer(self)
+                owner.respond(self)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -55,9 +41,9 @@ class ToyServer:
             daemon_threads = True
 
             def handle_error(self, *_: object) -> None:
-                pass  # a client that leaves in mid-answer
+                pass  # the client closed the connection before the end of the response
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=lambda: self._server.serve_forever(0.01))
         self._thread.start()
@@ -69,7 +55,14 @@ class ToyServer:
         self._server.server_close()
         self._thread.join()
 
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
+    @property
+    def port(self) -> int:
+        return self._server.server_address[1]
+
+    def respond(self, request: BaseHTTPRequestHandler) -> None:
+        if self.is_closed:  # a connection that was kept open ends with its server
+            request.close_connection = True
+            return
         parts = urlsplit(request.path)
         self.requests.append((request.path, request.headers.get("Range")))
         if self.held and self.held in request.path:
@@ -103,7 +96,7 @@ class ToyServer:
         _, _, _, number, _, name = path.split("/")
         file = self.log.path / f"base-{int(number):020d}" / name
         if not file.exists():
-            self.refuse(request, 410, f"{name} was retired", "start again")
+            self.refuse(request, 410, f"{name} was deleted", "start again")
             return
         body = file.read_bytes()
         start = int(request.headers.get("Range", "bytes=0-")[6:-1])
@@ -118,7 +111,7 @@ class ToyServer:
             request.wfile.write(body[start:])
 
     def stream(self, request: BaseHTTPRequestHandler, after: int) -> None:
-        """The frames as one chunked answer, as they come; 410 where `after` is in no segment and is no base."""
+        """Send frames as one chunked response, as they are written; 410 if `after` is in no segment and not a base."""
         base = self.directory.newest_base()
         numbers = {int(path.name[5:]) for path in self.directory.bases()}
         cursor = self.directory.follow(None)
@@ -126,7 +119,7 @@ class ToyServer:
         for record in self.directory.records(None):
             (old if record.number <= after else new).append(record)
         if after not in numbers and after not in {record.number for record in old}:
-            self.refuse(request, 410, f"version {after} is retired", "start again from /v1/bases/latest")
+            self.refuse(request, 410, f"version {after} was deleted", "start again from /v1/bases/latest")
             return
         request.send_response(200)
         request.send_header("Transfer-Encoding", "chunked")
@@ -134,21 +127,6 @@ class ToyServer:
         tip = Tip(new[-1].number, new[-1].checksum) if new else Tip(self.log.number, self.log.checksum)
         cursor = self.directory.follow(tip)
         assert base is not None
-        with self.counted_stream():
-            self.write_frames(request, cursor, new)
-
-    @contextmanager
-    def counted_stream(self) -> Iterator[None]:
-        with self._lock:
-            self.num_streams += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.num_streams -= 1
-
-    def write_frames(self, request: BaseHTTPRequestHandler, cursor: LogCursor, new: list[Record]) -> None:
-        """Write frames until the server closes; a client that has left is noticed at the second frame."""
         while not self.is_closed:
             for record in new:
                 frame = bytearray(record.frame())
