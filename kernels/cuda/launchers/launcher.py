@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cuda.device import Array, CupyDevice, Device
+from kernels.cuda.cupy_device import CupyDevice
+from kernels.cuda.device import Array, Device
 from kernels.cuda.grid import blocks_for, chunk_for, chunks_for
 from kernels.cuda.sources import Defines
 

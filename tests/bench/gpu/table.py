@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kernels.cuda.device import CupyDevice, Device
+from kernels.cuda.cupy_device import CupyDevice
+from kernels.cuda.device import Device
 from kernels.cuda.ops import CudaOps
 from kernels.cuda.store import KEY_BYTES, WIDTH
 from kernels.types import OptimizerStep, RowLayout, Store, state_width_of

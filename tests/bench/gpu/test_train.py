@@ -9,7 +9,7 @@ import torch
 from app.training.device.device import TrainDevice
 from app.training.device.transfer_stream import CudaTransferStream
 from app.training.step.cuda_graphs import capture_cuda_graph
-from kernels.cuda.device import CupyDevice
+from kernels.cuda.cupy_device import CupyDevice
 from kernels.cuda.ops import CudaOps
 from tests.bench.gpu import train
 from tests.bench.gpu.train import STEPS, Bench, Machine, Size

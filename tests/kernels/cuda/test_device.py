@@ -9,7 +9,7 @@ from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.host_tier import HostTier
 from kernels.backend import backend
-from kernels.cuda.device import CupyDevice
+from kernels.cuda.cupy_device import CupyDevice
 from kernels.cuda.ops import CudaOps
 from kernels.types import RowLayout
 from tests.embeddings.tiers.spill_support import DictSpill
