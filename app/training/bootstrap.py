@@ -116,7 +116,7 @@ def restore(state: TrainingState, resume: Resume) -> None:
     try:
         state.restore(resume.base, resume.records())
         state.base_number, state.executed_commands = resume.base.tip.number, dict(resume.executed_commands)
-        state.logged_erasures = erasures_of(resume.erasure_entries, state.schema)
+        state.stream.logged_erasures = erasures_of(resume.erasure_entries, state.schema)
     except ValueError as error:
         raise UserError(f"{error}: restore the setting, or start a new log with [log] path") from error
 

@@ -108,10 +108,10 @@ class CommandExecutor:
 
     def _record(self, command: Command, result: Result, positions: Mapping[str, StreamPosition] | None = None) -> None:
         state = self._state
-        positions = positions or positions_to_meta(state.max_positions)
+        positions = positions or positions_to_meta(state.stream.max_positions)
         entry = command_entry(command, result, samples_trained=state.samples_trained, positions=positions)
         state.add_executed_command(entry)
-        state.add_erasures(erasures_of([entry], state.schema))
+        state.stream.add_erasures(erasures_of([entry], state.schema))
         self._unpublished.append(command.id)
 
     def _handler(self, command: Command) -> Callable[[dict[str, Any]], Result]:

@@ -58,7 +58,7 @@ class Publisher:
         """Return True if it is time for a version and there is something to say: samples, or a newer heartbeat."""
         if session.log.is_stalled or self.seconds_until_due > 0:
             return False
-        return session.state.changed or session.complete_until_ms() > session.state.complete_until_ms
+        return session.state.changed or session.complete_until_ms() > session.state.stream.complete_until_ms
 
     def publish(self, session: TrainingSession) -> bool:
         """1. Ask the gate. 2. Deliver dead letters. 3. Take a checkpoint. 4. Append it. 5. Report durable offsets.
@@ -71,8 +71,8 @@ class Publisher:
             return False
         if not self._deliver_dead_letters():
             return False
-        idle = session.batches.idle_partitions(state.positions, state.clock)
-        state.clock.mark_idle(idle, limit_ms=session.max_event_ms())
+        idle = session.batches.idle_partitions(state.stream.positions, state.stream.clock)
+        state.stream.clock.mark_idle(idle, limit_ms=session.max_event_ms())
         failpoint("before a checkpoint")
         meta, arrays = state.checkpoint(created_ms=wall_ms(), complete_until_ms=session.complete_until_ms())
         failpoint("after a checkpoint")
@@ -80,7 +80,7 @@ class Publisher:
         self._gate.on_published(version, state.learner, state.samples_trained)
         session.spill_gc.on_checkpoint(version)
         session.commands.on_published(version)
-        session.committed.on_published(version, state.positions)
+        session.committed.on_published(version, state.stream.positions)
         self.report_durable(session)
         return True
 

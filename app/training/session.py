@@ -27,7 +27,7 @@ class TrainingSession:
     ) -> None:
         self.log, self.state, self.commands = log, state, commands
         self.spill_gc = SpillGC(state.learner.table, log.directory, state.base_number)
-        self.committed = CommittedOffsets(state.positions)
+        self.committed = CommittedOffsets(state.stream.positions)
         self._config, self._until_end = config, until_end
         self.batches = self._open_batches()
 
@@ -69,7 +69,7 @@ class TrainingSession:
 
     def complete_until_ms(self) -> int:
         """Return the wall time at which every record then readable is learned by now; 0 if there is none."""
-        return self.source.complete_until_ms(self.state.positions) or 0
+        return self.source.complete_until_ms(self.state.stream.positions) or 0
 
     def max_event_ms(self) -> int:
         """Return the limit of the event clock: now, plus `[source] max_future_seconds`."""
@@ -85,5 +85,5 @@ class TrainingSession:
         self.state.learner.table.close()
 
     def _open_batches(self) -> BatchStream:
-        state = self.state
-        return BatchStream(self._config, state.positions, until_end=self._until_end, erasures=state.erasures)
+        stream = self.state.stream
+        return BatchStream(self._config, stream.positions, until_end=self._until_end, erasures=stream.erasures)

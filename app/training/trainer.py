@@ -81,7 +81,7 @@ class Trainer:
             self.status.update(TrainerStatus(name=config.name, trainer="catching_up", reason="reading the log back"))
             self._load_session()
             if start is not None:
-                self.session.seek(start.resolve(config.source, self.state.positions))
+                self.session.seek(start.resolve(config.source, self.state.stream.positions))
         except BaseException as error:
             self._fail(error)
             raise
@@ -165,7 +165,7 @@ class Trainer:
         """Execute all that wait. Call it right after a checkpoint: the rows that they evict find room."""
         self._retry_while_spill_full(lambda: self.session.commands.execute())
         session = self.session  # a rollback has replaced it
-        if any(erasure not in session.batches.erasures for erasure in session.state.erasures):
+        if any(erasure not in session.batches.erasures for erasure in session.state.stream.erasures):
             session.restart_source()
         session.source.reset_emitted_strings()  # an erased id that comes again needs its string again
 

@@ -1,26 +1,26 @@
-"""Where rows and net are trained: on the host, or on a GPU with a lane to it and, where asked for, CUDA graphs."""
+"""Where rows and dense net are trained: on the host, or on a GPU."""
 
 from typing import NamedTuple
 
 import torch
 
 from app.training.config import TrainConfig
+from app.training.device.graph_capture import GraphCapture, capture_cuda_graph
 from app.training.device.transfer_stream import CudaTransferStream, TransferStream
-from app.training.step.cuda_graphs import GraphCapture, capture_cuda_graph
 from kernels.ops import Ops
 
 
 class TrainDevice(NamedTuple):
-    """A device; without a lane batches are learned where they are."""
+    """A device. Without a transfer stream, batches are learned in the memory where they are."""
 
     device: torch.device = torch.device("cpu")
     transfer: TransferStream | None = None
-    graph_capture: GraphCapture | None = None
+    graph_capture: GraphCapture | None = None  # None: the dense step runs without CUDA graphs
     table: str | Ops = "cpu"  # where rows are trained
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether it multiplies bfloat16 in hardware; elsewhere that is slower than float32."""
+        """True if it multiplies bfloat16 in hardware; elsewhere that is slower than float32."""
         if self.device.type == "cuda":
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
         has_avx512 = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()
@@ -28,7 +28,7 @@ class TrainDevice(NamedTuple):
 
 
 def resolve_device(config: TrainConfig) -> TrainDevice:
-    """The device that `[train] device` names; ValueError where it is not to be had."""
+    """Return the device that `[train] device` names; ValueError if this machine does not have it."""
     if config.device != "cuda":
         return TrainDevice()
     if not torch.cuda.is_available():
@@ -36,6 +36,5 @@ def resolve_device(config: TrainConfig) -> TrainDevice:
             '[train] device = "cuda" needs an NVIDIA GPU, its driver and a CUDA build of PyTorch: '
             f'torch {torch.__version__} sees none here; take device = "cpu"'
         )
-    return TrainDevice(
-        torch.device("cuda"), CudaTransferStream(), capture_cuda_graph if config.cuda_graphs else None, "cuda"
-    )
+    capture = capture_cuda_graph if config.cuda_graphs else None
+    return TrainDevice(torch.device("cuda"), CudaTransferStream(), capture, "cuda")

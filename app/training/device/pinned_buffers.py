@@ -1,6 +1,6 @@
-"""A batch's columns on their way to a device: end to end in one pinned block, so that one copy takes them all.
+"""Sends a batch's columns to a device: all in one pinned buffer, so that one copy takes them.
 
-Two blocks take turns: one is being learned from while the next batch's travels.
+Two buffers take turns: one batch is learned from while the next one's columns travel.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from app.training.device.transfer_stream import TransferStream
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
-ALIGNMENT = 256  # of a column: whatever reads it may read whole vectors
-MIN_BUFFER_BYTES = 1 << 16  # bytes of a block
+ALIGNMENT = 256  # bytes, of a column: kernels may read whole vectors
+MIN_BUFFER_BYTES = 1 << 16
 NUM_BUFFERS = 2
 
 
 class ColumnSlot(NamedTuple):
-    """Where a column lies in a block."""
+    """Where a column lies in a buffer, in bytes."""
 
     start: int
     stop: int
@@ -30,92 +30,91 @@ class ColumnSlot(NamedTuple):
 
 
 def column_layout(columns: Columns) -> tuple[dict[str, ColumnSlot], int]:
-    """Where each column goes, and the bytes of all, from one aligned place to the next."""
-    places, at = {}, 0
+    """Return the aligned slot of each column, and the bytes of all."""
+    slots, at = {}, 0
     for name, column in columns.items():
-        places[name] = ColumnSlot(at, at + column.nbytes, column.dtype, column.shape)
+        slots[name] = ColumnSlot(at, at + column.nbytes, column.dtype, column.shape)
         at += -(-column.nbytes // ALIGNMENT) * ALIGNMENT
-    return places, at
+    return slots, at
 
 
-def write_columns(columns: Columns, places: Mapping[str, ColumnSlot], block: Tensor) -> None:
-    """Copies the columns to their places."""
-    bytes_ = block.numpy()
-    for name, place in places.items():
-        there = bytes_[place.start : place.stop].view(place.dtype).reshape(place.shape)
-        there[...] = columns[name]
+def write_columns(columns: Columns, slots: Mapping[str, ColumnSlot], buffer: Tensor) -> None:
+    """Copy the columns into their slots."""
+    bytes_ = buffer.numpy()
+    for name, slot in slots.items():
+        bytes_[slot.start : slot.stop].view(slot.dtype).reshape(slot.shape)[...] = columns[name]
 
 
-def read_columns(places: Mapping[str, ColumnSlot], block: Tensor) -> dict[str, Tensor]:
-    """The columns as tensors that lie in the block."""
+def read_columns(slots: Mapping[str, ColumnSlot], buffer: Tensor) -> dict[str, Tensor]:
+    """Return the columns as tensors that lie in the buffer."""
     return {
-        name: block[place.start : place.stop].view(torch_dtype(place.dtype)).view(place.shape)
-        for name, place in places.items()
+        name: buffer[slot.start : slot.stop].view(torch_dtype(slot.dtype)).view(slot.shape)
+        for name, slot in slots.items()
     }
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """Torch's name of numpy's type."""
+    """Return torch's name of a numpy type."""
     name: torch.dtype = getattr(torch, dtype.name)
     return name
 
 
 class PinnedBuffer:
-    """Memory at both ends, and how far its use has come."""
+    """Memory of one size on the host and on the device."""
 
-    def __init__(self, lane: TransferStream, num_bytes: int) -> None:
-        self.host, self.device = lane.allocate_pinned(num_bytes), lane.allocate_on_device(num_bytes)
-        self.last_use = lane.record_event()  # the device's memory may have been somebody else's until now
+    def __init__(self, stream: TransferStream, num_bytes: int) -> None:
+        self.host, self.device = stream.allocate_pinned(num_bytes), stream.allocate_on_device(num_bytes)
+        self.last_use = stream.record_event()  # earlier work may still use the device memory
         self.copy_done: Any = None
         self.in_use = False
 
 
 class StagedColumns:
-    """Columns that are on their way, until `release`."""
+    """Columns on their way to the device, until `release`."""
 
-    def __init__(self, lane: TransferStream, block: PinnedBuffer, places: Mapping[str, ColumnSlot]) -> None:
-        self._lane, self._places = lane, places
-        self._block: PinnedBuffer | None = block
+    def __init__(self, stream: TransferStream, buffer: PinnedBuffer, slots: Mapping[str, ColumnSlot]) -> None:
+        self._stream, self._slots = stream, slots
+        self._buffer: PinnedBuffer | None = buffer
 
     def tensors(self) -> dict[str, Tensor]:
-        """The columns on the device: work asked for from now on finds them there."""
-        assert self._block is not None, "released"
-        self._lane.device_wait(self._block.copy_done)
-        return read_columns(self._places, self._block.device)
+        """Return the columns on the device; work submitted from now on waits for their copy."""
+        assert self._buffer is not None, "released"
+        self._stream.device_wait(self._buffer.copy_done)
+        return read_columns(self._slots, self._buffer.device)
 
     def release(self) -> None:
-        """What was asked of the device so far is the last that reads them; a second call does nothing."""
-        block, self._block = self._block, None
-        if block is not None:
-            block.last_use, block.in_use = self._lane.record_event(), False
+        """Give the buffer back after the work submitted so far; a second call does nothing."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            buffer.last_use, buffer.in_use = self._stream.record_event(), False
 
 
 class PinnedBuffers:
-    """The blocks; they grow with the batches."""
+    """The buffers of a learner; they grow with the batches."""
 
-    def __init__(self, lane: TransferStream) -> None:
-        self._lane = lane
-        self._blocks: list[PinnedBuffer | None] = [None] * NUM_BUFFERS
+    def __init__(self, stream: TransferStream) -> None:
+        self._stream = stream
+        self._buffers: list[PinnedBuffer | None] = [None] * NUM_BUFFERS
 
     def stage(self, columns: Columns) -> StagedColumns:
-        """Begins one copy of all columns. RuntimeError where as many batches are held as there are blocks."""
-        places, num_bytes = column_layout(columns)
-        block = self._free(num_bytes)
-        write_columns(columns, places, block.host)
-        block.copy_done = self._lane.copy_async(block.host[:num_bytes], block.device[:num_bytes], block.last_use)
-        block.in_use = True
-        return StagedColumns(self._lane, block, places)
+        """Start one copy of all columns. RuntimeError if all buffers are in use."""
+        slots, num_bytes = column_layout(columns)
+        buffer = self._acquire(num_bytes)
+        write_columns(columns, slots, buffer.host)
+        buffer.copy_done = self._stream.copy_async(buffer.host[:num_bytes], buffer.device[:num_bytes], buffer.last_use)
+        buffer.in_use = True
+        return StagedColumns(self._stream, buffer, slots)
 
-    def _free(self, num_bytes: int) -> PinnedBuffer:
-        """A block that nobody holds, whose last copy has left the host's memory."""
-        for number, block in enumerate(self._blocks):
-            if block is not None and block.in_use:
+    def _acquire(self, num_bytes: int) -> PinnedBuffer:
+        """Return a free buffer, once its last copy has left the host's memory."""
+        for number, buffer in enumerate(self._buffers):
+            if buffer is not None and buffer.in_use:
                 continue
-            if block is not None and block.copy_done is not None:
-                self._lane.host_wait(block.copy_done)
-            if block is None or len(block.host) < num_bytes:
-                block = PinnedBuffer(self._lane, max(MIN_BUFFER_BYTES, 1 << (num_bytes - 1).bit_length()))
+            if buffer is not None and buffer.copy_done is not None:
+                self._stream.host_wait(buffer.copy_done)
+            if buffer is None or len(buffer.host) < num_bytes:
+                buffer = PinnedBuffer(self._stream, max(MIN_BUFFER_BYTES, 1 << (num_bytes - 1).bit_length()))
             # the other one is first next time
-            self._blocks = [*self._blocks[:number], *self._blocks[number + 1 :], block]
-            return block
-        raise RuntimeError(f"{NUM_BUFFERS} batches are on their way already: release one")
+            self._buffers = [*self._buffers[:number], *self._buffers[number + 1 :], buffer]
+            return buffer
+        raise RuntimeError(f"all {NUM_BUFFERS} pinned buffers are in use: release one")

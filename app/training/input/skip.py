@@ -28,7 +28,7 @@ class Progress:
 
     @staticmethod
     def of(state: TrainingState) -> "Progress":
-        return Progress(dict(state.positions), state.samples_trained, dict(state.dead_letters))
+        return Progress(dict(state.stream.positions), state.samples_trained, dict(state.stream.dead_letters))
 
     def dead_letters_after_skip(self, samples: int) -> dict[str, int]:
         """Return the counts once everything learned since that many samples is a dead letter."""

@@ -20,7 +20,7 @@ class LimitOverrides:
         self.config, self.schema = config, schema
         self._changed: dict[LimitName, tuple[Any, Any]] = {}  # the limit, and the config's value that it overrides
 
-    def note(self, limits: Mapping[LimitName, Any]) -> None:
+    def add(self, limits: Mapping[LimitName, Any]) -> None:
         """These hold from now on."""
         for name, value in limits.items():
             configured = self._configured(name)

@@ -42,16 +42,16 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         reason=reason,
         samples_trained=state.samples_trained,
         samples_per_second=round(facts.samples_per_second, 1),
-        positions=position_status(state.positions, session.committed.offsets, session.batches.end_offsets()),
+        positions=position_status(state.stream.positions, session.committed.offsets, session.batches.end_offsets()),
         scores=msgspec.convert(state.published_scores, ScoresStatus),
         loss=state.loss,
-        dead_letters=dict(state.dead_letters),
+        dead_letters=dict(state.stream.dead_letters),
         topic_resets=session.source.num_resets,
         commands=list(CommandExecutor.kinds),
-        event_clock_ms=state.clock.now_ms,
-        idle_partitions=sorted(map(str, state.clock.idle)),
+        event_clock_ms=state.stream.clock.now_ms,
+        idle_partitions=sorted(map(str, state.stream.clock.idle)),
         gate=msgspec.structs.replace(facts.gate.status(), rollbacks=state.gate.rollbacks),
-        staleness_ms=max(0, wall_ms() - state.complete_until_ms) if state.complete_until_ms else None,
+        staleness_ms=max(0, wall_ms() - state.stream.complete_until_ms) if state.stream.complete_until_ms else None,
         table=TableStatus(
             rows=table.rows_by_tier(),
             bytes=table.bytes_by_tier(),
@@ -91,7 +91,7 @@ def trainer_condition(facts: TrainerFacts) -> tuple[Condition, str]:
     if facts.stall_reason:
         return "waiting", facts.stall_reason
     if wall_ms() - session.complete_until_ms() > CATCHING_UP_MS:
-        learned = {p: position.offset for p, position in session.state.positions.items()}
+        learned = {p: position.offset for p, position in session.state.stream.positions.items()}
         lag = sum(max(0, end - learned.get(p, 0)) for p, end in session.batches.end_offsets().items())
         return "catching_up", f"{lag} records behind the stream's end"
     return "running", ""

@@ -1,6 +1,6 @@
-"""From a look-up to a model's inputs, differentiable: springtide_client.model.inputs.assemble over the table.
+"""Assembles a model's inputs from looked-up rows, differentiably. Equals springtide_client.model.inputs.assemble.
 
-Lists of multi_value features are pooled where their rows lie; every other row is handed out as it is.
+The table pools lists of multi_value features where their rows lie; every other row is returned as it is.
 """
 
 # N samples, C categorical, P multi_value, S sequence features, T longest sequence, D dimension, K keys, M elements
@@ -18,26 +18,26 @@ from torch import Tensor
 from embeddings.lookup.handle import LookupSlice
 
 
-def embedding_parts(schema: Schema, features: Features) -> list[LookupSlice]:
-    """What the table makes of the keys of `lookup_keys`: rows (N * C), a vector a sample for each pooled list, rows."""
-    parts = [LookupSlice(0, features.categorical_NC.size)]
+def lookup_slices(schema: Schema, features: Features) -> list[LookupSlice]:
+    """Return the slices of `lookup_keys`: categorical rows (N * C), a pooled vector per sample and list, list rows."""
+    slices = [LookupSlice(0, features.categorical_NC.size)]
     for name, ragged in zip(schema.lists, features.lists, strict=True):
-        start = parts[-1].stop
+        start = slices[-1].stop
         stop = start + len(ragged.ids_M)
         is_pooled = name in schema.multi_value
-        parts.append(
+        slices.append(
             LookupSlice(start, stop, ragged.offsets, schema.pooling_of(name)) if is_pooled else LookupSlice(start, stop)
         )
-    return parts
+    return slices
 
 
 def input_columns(schema: Schema, features: Features) -> dict[str, npt.NDArray[Any]]:
-    """What inputs are made of beside rows: numbers, where bags begin, lengths of sequences and where their rows go."""
+    """Return the other inputs: dense values, offsets of pooled lists, lengths of sequences and places of their rows."""
     lengths_NS, longest = _sequence_lengths(schema, features)
     columns: dict[str, npt.NDArray[Any]] = {"dense": features.dense_NF, "lengths": lengths_NS}
     num_pooled = len(schema.multi_value)
-    # part 0 are the categorical ones
-    columns |= {f"offsets.{part}": ragged.offsets for part, ragged in enumerate(features.lists[:num_pooled], 1)}
+    # slice 0 has the categorical rows
+    columns |= {f"offsets.{number}": ragged.offsets for number, ragged in enumerate(features.lists[:num_pooled], 1)}
     for s, ragged in enumerate(features.lists[num_pooled:]):
         starts_N = np.arange(len(ragged.offsets) - 1) * longest - ragged.offsets[:-1]
         columns[f"places.{s}"] = np.repeat(starts_N, np.diff(ragged.offsets)) + np.arange(len(ragged.ids_M))
@@ -47,9 +47,9 @@ def input_columns(schema: Schema, features: Features) -> dict[str, npt.NDArray[A
 def assemble_tensors(
     schema: Schema, features: Features, tensors: Sequence[Tensor], columns: Mapping[str, Tensor] | None = None
 ) -> ModelInputs:
-    """The inputs of a batch from a tensor for each part; gradients flow back to every row.
+    """Return the inputs of a batch from one tensor for each slice; gradients flow back to every row.
 
-    `columns`: those of `columns_of` as tensors where the rows are, if they are not on the host.
+    `columns`: those of `input_columns` as tensors on the rows' device; None on the host.
     """
     if columns is None:
         columns = {name: torch.from_numpy(column) for name, column in input_columns(schema, features).items()}
@@ -73,14 +73,14 @@ def assemble_tensors(
 
 
 def repeat_per_key(features: Features, values_N: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """For each key of `lookup_keys` what its sample has: its event time, its score."""
+    """Return, for each key of `lookup_keys`, the value of its sample."""
     parts = [np.repeat(values_N, features.categorical_NC.shape[1])]
     parts += [np.repeat(values_N, np.diff(ragged.offsets)) for ragged in features.lists]
     return np.concatenate(parts)
 
 
 def _sequence_lengths(schema: Schema, features: Features) -> tuple[npt.NDArray[np.int64], int]:
-    """How long each sample's sequences are, and to how many places they are padded."""
+    """Return the lengths of each sample's sequences, and the length that they are padded to."""
     sequences = features.lists[len(schema.multi_value) :]
     lengths_NS = np.zeros((len(features), len(sequences)), np.int64)
     for s, ragged in enumerate(sequences):

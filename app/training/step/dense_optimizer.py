@@ -20,32 +20,32 @@ def build_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> "Optimize
 
 
 class Optimizer:
-    """Moves parameters by gradients. Not one of torch.optim: to make one imports torch's compiler, a second of CPU."""
+    """Updates parameters by gradients. An optimizer of torch.optim would import torch's compiler, a second of CPU."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self.state: dict[Tensor, dict[str, Tensor]] = {}
 
     def zero_grad(self) -> None:
-        """No gradients."""
+        """Drop all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def prepare(self) -> None:
-        """Makes the state that the first step would make."""
+        """Create the state that the first step would create."""
 
-    def step(self, refused: Tensor | None = None) -> None:
-        """Moves every parameter that has a gradient; none where `refused`, which the device alone may know, holds."""
+    def step(self, skip: Tensor | None = None) -> None:
+        """Update every parameter that has a gradient; none if `skip` is True, which only the device may know."""
         with torch.no_grad():
             by_type: dict[torch.dtype, list[Tensor]] = {}
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     by_type.setdefault(parameter.dtype, []).append(parameter)
-            for moved in by_type.values():
-                self.move(moved, [parameter.grad for parameter in moved if parameter.grad is not None], refused)
+            for updated in by_type.values():
+                self.update(updated, [parameter.grad for parameter in updated if parameter.grad is not None], skip)
 
-    def move(self, parameters: list[Tensor], gradients: list[Tensor], refused: Tensor | None) -> None:
-        """The rule, for parameters of one dtype."""
+    def update(self, parameters: list[Tensor], gradients: list[Tensor], skip: Tensor | None) -> None:
+        """Apply the rule to parameters of one dtype."""
         raise NotImplementedError
 
 
@@ -56,15 +56,15 @@ class SGD(Optimizer):
         super().__init__(parameters)
         self.lr = lr
 
-    def move(self, parameters: list[Tensor], gradients: list[Tensor], refused: Tensor | None) -> None:
+    def update(self, parameters: list[Tensor], gradients: list[Tensor], skip: Tensor | None) -> None:
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            if refused is not None:
-                gradient = torch.where(refused, 0.0, gradient)
+            if skip is not None:
+                gradient = torch.where(skip, 0.0, gradient)
             parameter.add_(gradient, alpha=-self.lr)
 
 
 class Adam(Optimizer):
-    """Bit for bit torch.optim.Adam(fused=True): the kernel is the same."""
+    """Equal bit by bit to torch.optim.Adam(fused=True): the kernel is the same."""
 
     def __init__(self, parameters: list[nn.Parameter], *, lr: float, beta1: float, beta2: float, eps: float) -> None:
         super().__init__(parameters)
@@ -74,13 +74,13 @@ class Adam(Optimizer):
         for parameter in self.parameters:
             self._state_of(parameter)
 
-    def move(self, parameters: list[Tensor], gradients: list[Tensor], refused: Tensor | None) -> None:
+    def update(self, parameters: list[Tensor], gradients: list[Tensor], skip: Tensor | None) -> None:
         states = [self._state_of(parameter) for parameter in parameters]
         means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-        found = None if refused is None else refused.to(torch.float32)
+        found_inf = None if skip is None else skip.to(torch.float32)
         torch._foreach_add_(steps, 1)
-        if found is not None:
-            torch._foreach_sub_(steps, [found] * len(steps))  # the kernel moves nothing then
+        if found_inf is not None:
+            torch._foreach_sub_(steps, [found_inf] * len(steps))  # the kernel updates nothing then
         torch._fused_adam_(
             parameters,
             gradients,
@@ -95,7 +95,7 @@ class Adam(Optimizer):
             weight_decay=0.0,
             amsgrad=False,
             maximize=False,
-            found_inf=found,
+            found_inf=found_inf,
         )
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -107,7 +107,7 @@ class Adam(Optimizer):
 
 
 def optimizer_arrays(optimizer: Optimizer, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
-    """Its state by "<parameter>.<quantity>", copied."""
+    """Return the optimizer's state by "<parameter>.<quantity>", copied."""
     arrays = {}
     for name, parameter in model.named_parameters():
         for quantity, value in optimizer.state.get(parameter, {}).items():
@@ -116,7 +116,7 @@ def optimizer_arrays(optimizer: Optimizer, model: nn.Module) -> dict[str, npt.ND
 
 
 def restore_optimizer(optimizer: Optimizer, model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Sets what optimizer_arrays gave; a parameter without arrays has no state yet."""
+    """Set what `optimizer_arrays` returned; a parameter without arrays has no state yet."""
     for name, parameter in model.named_parameters():
         prefix = f"{name}."
         state = {

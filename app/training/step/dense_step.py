@@ -1,4 +1,4 @@
-"""The dense net's part of a step: score, gradients, statistics, move. On the host, and where nothing may wait."""
+"""The dense net's part of a step: score, gradients, statistics, update; on a device without waiting for it."""
 
 # N samples, L labels, D dimension
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from app.models.interface import DenseModel
 from app.training.step.dense_optimizer import Optimizer
 
-NUM_ROW_INPUTS = 3  # of inputs that are rows: categorical, pooled, sequence
+NUM_ROW_INPUTS = 3  # of a model's inputs: categorical, pooled, sequence
 
 
 class StepOutcome(NamedTuple):
-    """What a step saw, where it was made: logits from before it learned; loss and weight are sums over the samples."""
+    """Results, on the device of the step: logits from before it learned, sums over the samples of loss and weight."""
 
     logits_NL: Tensor
     loss: Tensor
     weight: Tensor
-    skipped: Tensor  # whether the net stayed as it was, for gradients that are not finite
+    skipped: Tensor  # True if the net was not updated, because gradients were not finite
 
 
 class DenseStep(Protocol):
-    """One step of the dense net; gradients go back through the inputs to the rows."""
+    """One step of the dense net; gradients flow back through the inputs to the rows."""
 
     def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome: ...
 
 
 class HostStep:
-    """On the host, where to ask a tensor something costs nothing."""
+    """On the host, where reading a tensor's value costs nothing."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
@@ -41,19 +41,19 @@ class HostStep:
         loss, weight = weighted_loss_sum(logits_NL, labels_NL, weights_N)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        refused = ~torch.isfinite(gradient_norm(self.model))
-        # one overflow would stay in the net for ever; the table refuses such gradients row by row
-        if not refused:
+        skipped = ~torch.isfinite(gradient_norm(self.model))
+        # one overflow would stay in the net for ever; the table rejects such gradients row by row
+        if not skipped:
             if isinstance(self.model, DenseModel):
                 self.model.observe_labels(logits_NL.detach(), labels_NL, weights_N)
             self.optimizer.step()
-        return StepOutcome(logits_NL.detach(), loss.detach(), weight, refused)
+        return StepOutcome(logits_NL.detach(), loss.detach(), weight, skipped)
 
 
 class DeviceStep:
-    """Asks the device for everything and for no answer, so that it may run behind, or be captured in a graph.
+    """Submits everything and reads nothing back, so that the device may lag behind, or a CUDA graph capture it.
 
-    `net`: what is called in the model's place, such as its compiled form.
+    `net` is called in the model's place, for example its compiled form.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, net: nn.Module | None = None) -> None:
@@ -66,24 +66,24 @@ class DeviceStep:
         return outcome
 
     def learn(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome:
-        """Moves the net, and leaves gradients with the inputs, which are leaves."""
+        """Update the net, and leave gradients in the row inputs, which are leaves."""
         logits_NL = score(self.model, self.net, inputs, bfloat16=bfloat16)
         loss, weight = weighted_loss_sum(logits_NL, labels_NL, weights_N)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        refused = ~torch.isfinite(gradient_norm(self.model)).to(loss.device)
+        skipped = ~torch.isfinite(gradient_norm(self.model)).to(loss.device)
         if isinstance(self.model, DenseModel):
             statistics = list(self.model.buffers())
             before = [buffer.clone() for buffer in statistics]
             self.model.observe_labels(logits_NL.detach(), labels_NL, weights_N)
             for buffer, old in zip(statistics, before, strict=True):
-                buffer.copy_(torch.where(refused, old, buffer))
-        self.optimizer.step(refused)
-        return StepOutcome(logits_NL.detach(), loss.detach(), weight, refused)
+                buffer.copy_(torch.where(skipped, old, buffer))
+        self.optimizer.step(skipped)
+        return StepOutcome(logits_NL.detach(), loss.detach(), weight, skipped)
 
 
 def score(model: nn.Module, net: nn.Module, inputs: ModelInputs, *, bfloat16: bool) -> Tensor:
-    """The logits, float32, after the inputs were counted in."""
+    """Return float32 logits, after the model's input statistics have counted the inputs."""
     if isinstance(model, DenseModel):
         model.observe_inputs(inputs.dense)
     with torch.autocast(inputs.dense.device.type, torch.bfloat16, enabled=bfloat16):
@@ -92,25 +92,25 @@ def score(model: nn.Module, net: nn.Module, inputs: ModelInputs, *, bfloat16: bo
 
 
 def gradient_norm(model: nn.Module) -> Tensor:
-    """The norm of all gradients of the dense net."""
+    """Return the norm of all gradients of the dense net."""
     return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
 
 def row_inputs_by_name(leaves: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The kinds of rows by their names."""
+    """Return the row inputs by their names in ModelInputs."""
     return dict(zip(ModelInputs._fields, leaves, strict=False))
 
 
 def backward_into_rows(inputs: ModelInputs, grads: Sequence[Tensor | None]) -> None:
-    """Gradients of the kinds of rows go on to wherever the rows came from."""
+    """Continue the backward pass from the row inputs to the table's rows."""
     pairs = [(rows, g) for rows, g in zip(inputs, grads, strict=False) if rows.requires_grad and g is not None]
     torch.autograd.backward([rows for rows, _ in pairs], [g for _, g in pairs])
 
 
 def weighted_loss_sum(logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the samples' losses times their weights, and the sum of the weights; masked labels (NaN) count not.
+    """Return the sum of the samples' losses times weights, and the sum of weights; masked labels (NaN) do not count.
 
-    A sum, not a mean: how far a row moves must not depend on how many strangers share its batch.
+    A sum, not a mean: how far a row moves must not depend on the number of other samples in its batch.
     """
     masked_NL = torch.isnan(labels_NL)
     weights_NL = torch.where(masked_NL, 0.0, weights_N[:, None])

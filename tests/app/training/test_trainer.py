@@ -55,9 +55,9 @@ def test_while_caught_up_heartbeats_keep_versions_fresh(env):
     env.produce(100)
     trainer = Trainer(env.config)
     thread, ended = run_in_thread(trainer)
-    wait_until(lambda: trainer.state.samples_trained == 100 and trainer.state.complete_until_ms, "catching up")
-    first = trainer.state.complete_until_ms
-    wait_until(lambda: trainer.state.complete_until_ms > first + 300, "a heartbeat")
+    wait_until(lambda: trainer.state.samples_trained == 100 and trainer.state.stream.complete_until_ms, "catching up")
+    first = trainer.state.stream.complete_until_ms
+    wait_until(lambda: trainer.state.stream.complete_until_ms > first + 300, "a heartbeat")
     trainer.stop()
     thread.join(WAIT_SECONDS)
     (status,) = ended

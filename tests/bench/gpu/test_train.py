@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from app.training.device.device import TrainDevice
+from app.training.device.graph_capture import capture_cuda_graph
 from app.training.device.transfer_stream import CudaTransferStream
-from app.training.step.cuda_graphs import capture_cuda_graph
 from kernels.cuda.cupy_device import CupyDevice
 from kernels.cuda.ops import CudaOps
 from tests.bench.gpu import train

@@ -25,7 +25,8 @@ from app.models.registry import build_model
 from app.training.config import TrainConfig
 from app.training.defaults import with_defaults
 from app.training.device.device import TrainDevice, resolve_device
-from app.training.step.cuda_graphs import CudaGraphStep, capture_cuda_graph
+from app.training.device.graph_capture import capture_cuda_graph
+from app.training.step.cuda_graphs import CudaGraphStep
 from app.training.step.dense_step import DeviceStep
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
@@ -216,7 +217,7 @@ def learn(learner: Learner, batches: Sequence[Batch], *, ahead: bool) -> float:
 def watched(learner: Learner, wait: Callable[[], None], seconds: dict[str, list[float]]) -> Iterator[None]:
     """Times the stages of a learner's steps: wraps what they call."""
     dense_step = learner.dense_step
-    stages = {"keys and copy": (learner, "_keys_of"), "look-up": (learner.table, "lookup")}
+    stages = {"keys and copy": (learner.keys, "prepare"), "look-up": (learner.table, "lookup")}
     stages |= {"rows": (learner.table, "gather_slice"), "row updates": (learner.table, "update")}
 
     def watch(stage: str, do: Callable[..., Any]) -> Callable[..., Any]:

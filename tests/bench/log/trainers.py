@@ -97,7 +97,7 @@ class LoggedTrainer:
         trainer = self.trainer
         session = trainer.session
         session.batches.close()
-        session.seek({p: Position(at.topic_id, 0) for p, at in trainer.state.positions.items()})
+        session.seek({p: Position(at.topic_id, 0) for p, at in trainer.state.stream.positions.items()})
         session.start()
 
     def settle(self) -> None:

@@ -20,7 +20,8 @@ from app.training.defaults import with_defaults
 from app.training.device.device import TrainDevice, resolve_device
 from app.training.state.training_state import TrainingState
 from app.training.step.cuda_graphs import MAX_GRAPHS, CudaGraphStep, padded_length
-from app.training.step.learner import Learner, StepReport
+from app.training.step.learner import Learner
+from app.training.step.report import StepReport
 from app.version_log.write.writer import LogWriter
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.table import EmbeddingTable

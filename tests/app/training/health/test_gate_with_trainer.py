@@ -183,4 +183,4 @@ def test_too_much_passed_over_in_a_row_ends_in_an_alert(env):
     with pytest.raises(ModelHeldError):
         trainer.run()
     assert trainer.state.gate.rollbacks > 1
-    assert 150 < trainer.state.gate.skipped_in_a_row == trainer.state.dead_letters["gate"] <= 300
+    assert 150 < trainer.state.gate.skipped_in_a_row == trainer.state.stream.dead_letters["gate"] <= 300

@@ -195,7 +195,7 @@ def test_what_is_skipped_goes_to_the_dead_letters_and_is_not_learned_again(env, 
     wait_until(lambda: order in running.state.executed_commands, "the rollback")
     env.produce(30)
     published(env, 330)
-    assert running.state.dead_letters == {"bad_json": 2, "gate": 50}
+    assert running.state.stream.dead_letters == {"bad_json": 2, "gate": 50}
     letters = env.letters()
     assert Counter(letter["reason"] for letter in letters) == {"bad_json": 2, "gate": 50}
     assert sorted(int(letter["offset"]) for letter in letters if letter["reason"] == "gate") == list(range(300, 350))

@@ -82,7 +82,7 @@ def test_a_silent_partition_stops_holding_the_event_clock_and_a_restart_remember
     env.produce(64, partition=1)
     running = trainer()
     wait_until(lambda: running.state.samples_trained == 128, "learning")
-    both = running.state.clock.now_ms
+    both = running.state.stream.clock.now_ms
 
     quiet = Partition("clicks", 1)
     feeding = threading.Event()
@@ -90,16 +90,16 @@ def test_a_silent_partition_stops_holding_the_event_clock_and_a_restart_remember
     def speak() -> bool:
         env.produce(64, partition=0)
         feeding.wait(0.2)
-        return quiet in running.state.clock.idle and running.state.clock.now_ms > both + 64
+        return quiet in running.state.stream.clock.idle and running.state.stream.clock.now_ms > both + 64
 
     wait_until(speak, "the clock")
     wait_until(lambda: not running.state.changed, "a version")
-    now_ms = running.state.clock.now_ms
-    assert now_ms > running.state.clock.watermarks[quiet]
+    now_ms = running.state.stream.clock.now_ms
+    assert now_ms > running.state.stream.clock.watermarks[quiet]
     running.stop()
     wait_until(lambda: env.status().clean_shutdown, "the end")
-    assert records(env)[-1].meta.trainer["idle"] == ["clicks/1"] or quiet in running.state.clock.idle
+    assert records(env)[-1].meta.trainer["idle"] == ["clicks/1"] or quiet in running.state.stream.clock.idle
     again = Trainer(env.config)
-    assert quiet in again.state.clock.idle
-    assert again.state.clock.now_ms >= now_ms
+    assert quiet in again.state.stream.clock.idle
+    assert again.state.stream.clock.now_ms >= now_ms
     again.close()

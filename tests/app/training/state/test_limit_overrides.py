@@ -15,7 +15,7 @@ def config(**changes) -> TableConfig:
 
 def changed(body, **changes) -> LimitOverrides:
     limits = LimitOverrides(config(**changes), SCHEMA)
-    limits.note(parse_limits(body, SCHEMA))
+    limits.add(parse_limits(body, SCHEMA))
     return limits
 
 
@@ -49,17 +49,17 @@ def test_a_config_that_says_something_new_wins():
 
 def test_a_change_back_to_the_config_is_none():
     limits = changed(BODY)
-    limits.note(parse_limits({"lr": 0.05}, SCHEMA))
+    limits.add(parse_limits({"lr": 0.05}, SCHEMA))
     assert "lr" not in limits.document()
 
 
 def test_the_least_counts_that_hold_are_those_above_one():
     limits = LimitOverrides(config(), SCHEMA)
     assert limits.min_counts() == {1: 3}
-    limits.note(parse_limits({"features": {"item": {"min_count": 1}, "user": {"min_count": 2}}}, SCHEMA))
+    limits.add(parse_limits({"features": {"item": {"min_count": 1}, "user": {"min_count": 2}}}, SCHEMA))
     assert limits.min_counts() == {0: 2}
     everywhere = LimitOverrides(config(admission={"min_count": 4}), SCHEMA)
-    everywhere.note(parse_limits({"features": {"item": {"min_count": None}}}, SCHEMA))
+    everywhere.add(parse_limits({"features": {"item": {"min_count": None}}}, SCHEMA))
     assert everywhere.min_counts() == {0: 4, 1: 4}
 
 

@@ -10,7 +10,8 @@ from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
 from app.errors import UserError
 from app.training.bootstrap import load_state
 from app.training.state.spill_gc import SpillGC
-from app.training.state.training_state import TrainingState, sample_times
+from app.training.state.training_state import TrainingState
+from app.training.state.unpublished import sample_times
 from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
@@ -219,7 +220,7 @@ def test_followers_predict_what_the_trainer_predicts(tmp_path):
     batch = make_batch(40)
     served = view.predict(batch.features)
     before = {name: value.clone() for name, value in state.learner.model.state_dict().items()}
-    learned = state.learner.step(batch).predictions_NL
+    learned = torch.sigmoid(torch.from_numpy(state.learner.step(batch).logits_NL)).numpy()
     # the trainer has counted the batch's numbers before it scored; a server has not seen them
     moved = state.learner.model.numbers.mean_F - before["numbers.mean_F"]
     np.testing.assert_allclose(served, learned, atol=0.02 + float(moved.abs().max()))

@@ -13,7 +13,7 @@ from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.training.config import TrainConfig
 from app.training.defaults import ROW_EPS, with_defaults
-from app.training.step.assembly import assemble_tensors, embedding_parts, repeat_per_key
+from app.training.step.assembly import assemble_tensors, lookup_slices, repeat_per_key
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
@@ -39,7 +39,7 @@ def embedded(schema: Schema, features: Features) -> tuple[ModelInputs, np.ndarra
     table = EmbeddingTable(TABLE, seed=0, tracked=False)
     features_K, ids_K = lookup_keys(schema, features)
     lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
-    inputs = assemble_tensors(schema, features, embed_slices(table, lookup, embedding_parts(schema, features)))
+    inputs = assemble_tensors(schema, features, embed_slices(table, lookup, lookup_slices(schema, features)))
     return inputs, table.find(features_K, ids_K)[0]
 
 
@@ -63,7 +63,7 @@ def test_pooled_rows_move_by_their_share_of_the_gradient(pooling):
     features_K, ids_K = lookup_keys(schema, features)
     lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
     before = table.find(features_K, ids_K)[0][:2]
-    pooled = assemble_tensors(schema, features, embed_slices(table, lookup, embedding_parts(schema, features))).pooled
+    pooled = assemble_tensors(schema, features, embed_slices(table, lookup, lookup_slices(schema, features))).pooled
     assert not pooled[1].any()
     pooled.sum().backward()
     moved = before - table.find(features_K, ids_K)[0][:2]
@@ -94,7 +94,7 @@ def test_each_model_learns(model):
     learner = make_learner(model)
     reports = [learner.step(make_batch(number)) for number in range(300)]
     labels = np.concatenate([report.labels_NL for report in reports[150:]]).ravel()
-    predictions = np.concatenate([report.predictions_NL for report in reports[150:]]).ravel()
+    predictions = 1 / (1 + np.exp(-np.concatenate([report.logits_NL for report in reports[150:]]).ravel()))
     assert auc(labels, predictions) > 0.78  # the best possible is about 0.83
 
 
@@ -103,7 +103,7 @@ def test_a_sample_is_scored_before_it_is_learned():
     batch = make_batch(1)
     features_K, ids_K = lookup_keys(SCHEMA, batch.features)
     lookup = learner.table.lookup(features_K, ids_K, repeat_per_key(batch.features, batch.event_ms_N))
-    tensors = embed_slices(learner.table, lookup, embedding_parts(SCHEMA, batch.features))
+    tensors = embed_slices(learner.table, lookup, lookup_slices(SCHEMA, batch.features))
     inputs = assemble_tensors(SCHEMA, batch.features, tensors)
     learner.model.observe_inputs(inputs.dense)
     expected = learner.model(*inputs).detach().numpy()

@@ -1,0 +1,57 @@
+"""Replays a log into a learner: its newest base, then every version after it."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from springtide_client.format.records import Record, VersionMeta
+from springtide_client.log.base import Base
+
+from app.scores.progressive import ProgressiveScores
+from app.training.state.version_tensors import Arrays, arrays_to_delta, without_prefix
+from app.training.step.learner import Learner
+from embeddings.table import EmbeddingTable
+
+
+def replay_log(learner: Learner, scores: ProgressiveScores, base: Base, records: Iterable[Record]) -> VersionMeta:
+    """Restore rows, sketch, dense net, optimizer, random state and scores; returns the metadata of the last version.
+
+    The table reads the rows of the base itself. ValueError if the log holds another net.
+    """
+    arrays: Arrays = {**base.dense, **base.trainer_state}
+    scores.restore(without_prefix("state.scores.", arrays))
+    meta, table = base.manifest.meta, learner.table
+    newest = _dense_arrays(arrays)
+    if base.sketch is not None:
+        _restore_sketch(table, meta, np.arange(len(base.sketch)), base.sketch)
+    for record in records:
+        meta, tensors = record.meta, record.tensors()
+        table.restore(arrays_to_delta(tensors, dim=table.dim, state_width=table.layout.state_width))
+        if "sketch.block" in tensors:
+            _restore_sketch(table, meta, tensors["sketch.block"], tensors["sketch.bytes"])
+        if meta.restores:
+            scores.restore(without_prefix("state.scores.", tensors))
+            newest = {}
+        else:
+            scores.apply(without_prefix("state.scores.", tensors))
+        newest |= _dense_arrays(tensors)
+    learner.restore(without_prefix("dense.", newest), without_prefix("state.optimizer.", newest))
+    if "state.random" in newest:
+        torch.set_rng_state(torch.from_numpy(np.array(newest["state.random"])))
+    return meta
+
+
+def _restore_sketch(
+    table: EmbeddingTable, meta: VersionMeta, blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.uint8]
+) -> None:
+    """Take the counts of a version, unless `sketch_bytes` has changed since: then counting starts again."""
+    if meta.sketch_blocks == table.sketch().num_blocks:
+        table.restore_sketch(blocks_B, np.ascontiguousarray(bytes_B64))
+
+
+def _dense_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    """Return those arrays of which only the newest version's count, copied out of the record."""
+    prefixes = ("dense.", "state.optimizer.", "state.random")
+    return {name: np.array(array) for name, array in arrays.items() if name.startswith(prefixes)}

@@ -1,0 +1,73 @@
+"""How far the stream was learned: positions, event clock, counts, and the erased ids to filter out of what follows."""
+
+from collections.abc import Iterable, Mapping
+
+from springtide_client.format.records import VersionMeta
+
+from app.version_log.commands.erasures import (
+    erasures_ahead,
+    erasures_from_meta,
+    high_water_marks,
+    max_positions,
+)
+from app.version_log.trainer_meta import TrainerMeta
+from stream.columns import Batch
+from stream.decode.erasure_filter import Erasure
+from stream.flow.watermark import WatermarkClock
+from stream.positions import Partition, Position, positions_from_meta
+
+
+class StreamState:
+    """Advances with each learned batch. Knows no Kafka and no model."""
+
+    def __init__(self) -> None:
+        self.positions: dict[Partition, Position] = {}  # the next offsets to learn
+        self.clock = WatermarkClock()
+        self.samples_trained = 0
+        self.dead_letters: dict[str, int] = {}  # by reason
+        self.complete_until_ms = 0  # every record that was readable then is learned
+        self.erasures: list[Erasure] = []  # those whose ids the stream from `positions` on still contains
+        self.logged_erasures: list[Erasure] = []  # all that the log had when learning began
+        self.high_water_marks: dict[Partition, Position] = {}  # how far it was ever learned, where further than now
+
+    def advance(self, batch: Batch, *, limit_ms: int | None) -> None:
+        """Move past a batch; the event clock goes no further than `limit_ms`."""
+        self.samples_trained += len(batch)
+        for letter in batch.dead_letters:
+            self.dead_letters[letter.reason] = self.dead_letters.get(letter.reason, 0) + 1
+        for partition, offset in batch.positions.items():
+            self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
+        self.clock.observe(batch.watermarks, limit_ms=limit_ms)
+
+    @property
+    def max_positions(self) -> dict[Partition, Position]:
+        """How far the stream was ever learned: an erasure affects all records before this."""
+        return max_positions(self.positions, self.high_water_marks)
+
+    def add_erasures(self, erasures: Iterable[Erasure]) -> None:
+        """From now on, filter these ids out of records from before their erasure."""
+        self.erasures = erasures_ahead([*self.erasures, *erasures], self.positions)
+
+    def seek(self, positions: Mapping[Partition, Position]) -> None:
+        """Continue from other positions; erased ids stay erased, also in records that are read again."""
+        furthest = self.max_positions
+        self.positions.update(positions)
+        self.high_water_marks = max_positions(self.positions, furthest)
+        self.add_erasures(self.logged_erasures)
+
+    def drop_passed(self) -> None:
+        """Forget erasures and high-water marks that the stream has passed."""
+        self.erasures = erasures_ahead(self.erasures, self.positions)
+        if self.high_water_marks and self.max_positions == self.positions:
+            self.high_water_marks = {}
+
+    def restore(self, meta: VersionMeta, trainer: TrainerMeta) -> None:
+        """Become what a version says; `logged_erasures` are not in a single version."""
+        self.positions = positions_from_meta(meta.positions)
+        self.samples_trained = meta.samples_trained
+        self.dead_letters = dict(meta.dead_letters)
+        self.complete_until_ms = meta.complete_until_ms
+        watermarks = {Partition.parse(name): ms for name, ms in trainer.watermarks.items()}
+        self.clock = WatermarkClock(meta.event_clock_ms, watermarks, map(Partition.parse, trainer.idle))
+        self.high_water_marks = high_water_marks(meta)
+        self.erasures = erasures_ahead(erasures_from_meta(trainer.erasures), self.positions)

@@ -1,0 +1,54 @@
+"""What the next version records beside the state itself: what happened since the previous one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.features import IdStrings
+from springtide_client.format.records import CommandEntry
+
+from app.version_log.trainer_meta import SeekMeta
+from stream.columns import Batch
+
+MAX_RECORD_TIMES = 64  # of a version
+
+
+class Unpublished:
+    """Gathers what happens between two versions; replaced by an empty one at each checkpoint."""
+
+    def __init__(self) -> None:
+        self.has_changes = False
+        self.id_strings: list[IdStrings] = []
+        self.commands: list[CommandEntry] = []
+        self.seeks: dict[str, SeekMeta] = {}
+        self._record_ms: list[npt.NDArray[np.int64]] = []
+
+    def add_batch(self, batch: Batch) -> None:
+        """Note a learned batch, which may have no samples."""
+        self.has_changes = True
+        self.id_strings += batch.id_strings
+        if len(batch):
+            self._record_ms.append(batch.record_ms_N)
+
+    def add_command(self, entry: CommandEntry) -> None:
+        """Note an executed command and its result."""
+        self.has_changes = True
+        self.commands.append(entry)
+
+    def add_seek(self, partition: str, seek: SeekMeta) -> None:
+        """Note a change of position that was requested on the command line."""
+        self.has_changes = True
+        self.seeks[partition] = seek
+
+    def record_times(self) -> list[int]:
+        """Return record times of the samples, from which followers measure freshness."""
+        return sample_times(self._record_ms)
+
+
+def sample_times(parts: Sequence[npt.NDArray[np.int64]]) -> list[int]:
+    """Return at most 64 of the times, picked evenly from the oldest to the newest."""
+    if not parts:
+        return []
+    times = np.sort(np.concatenate(parts))
+    picked = np.linspace(0, len(times) - 1, min(len(times), MAX_RECORD_TIMES)).round().astype(np.int64)
+    return [int(time) for time in times[picked]]

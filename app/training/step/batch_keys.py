@@ -1,0 +1,88 @@
+"""Prepares batches for the table: their keys, and for a device all their columns, sent there in one copy."""
+
+# N samples, K keys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from springtide_client.model.inputs import lookup_keys
+from springtide_client.schema import Schema
+from torch import Tensor
+
+from app.training.device.pinned_buffers import PinnedBuffers, StagedColumns
+from app.training.device.transfer_stream import TransferStream
+from app.training.step.assembly import input_columns, lookup_slices, repeat_per_key
+from embeddings.lookup.handle import LookupSlice
+from embeddings.lookup.prefetch import Prefetch
+from kernels.ops import Ops
+from kernels.types import Array
+from stream.columns import Batch
+
+KEY_COLUMNS = ("features_K", "ids_K", "event_ms_K", "scores_K")
+
+
+@dataclass(frozen=True)
+class BatchKeys:
+    """A batch's keys: arrays where the table is. Prefetch and lookup must get the very same arrays."""
+
+    batch: Batch
+    features_K: Array
+    ids_K: Array
+    event_ms_K: Array
+    scores_K: Array | None
+    prefetch: Prefetch | None = None
+    staged: StagedColumns | None = None  # all columns of the batch, on their way to the device
+
+    def release(self) -> None:
+        """Release the staged columns; call it once nothing reads them any more."""
+        if self.staged is not None:
+            self.staged.release()
+
+
+class KeyPreparer:
+    """Builds the keys of a batch, and starts the copy of its columns if training runs on a device."""
+
+    def __init__(self, schema: Schema, ops: Ops, transfer: TransferStream | None, score_field: str | None) -> None:
+        """`ops` are the table's; `score_field` is the dense field with a sample's score for custom eviction."""
+        self._schema, self._ops = schema, ops
+        self._buffers = None if transfer is None else PinnedBuffers(transfer)
+        self._keys_on_device = transfer is not None and ops.device != "cpu"
+        self._score_column = None if score_field is None else schema.dense.index(score_field)
+
+    def prepare(self, batch: Batch) -> BatchKeys:
+        """Return the keys on the host, with the columns on their way."""
+        features_K, ids_K = lookup_keys(self._schema, batch.features)
+        event_ms_K = repeat_per_key(batch.features, batch.event_ms_N)
+        scores_K = None
+        if self._score_column is not None:
+            # a missing score counts as 0
+            scores_N = np.nan_to_num(batch.features.dense_NF[:, self._score_column], nan=0)
+            scores_K = repeat_per_key(batch.features, scores_N)
+        staged = None
+        if self._buffers is not None:
+            columns = input_columns(self._schema, batch.features)
+            columns |= {"labels": batch.labels_NL, "weights": batch.weights_N}
+            if self._keys_on_device:
+                keys = zip(KEY_COLUMNS, (features_K, ids_K, event_ms_K, scores_K), strict=True)
+                columns |= {name: column for name, column in keys if column is not None}
+            staged = self._buffers.stage(columns)
+        return BatchKeys(batch, features_K, ids_K, event_ms_K, scores_K, staged=staged)
+
+    def at_table(self, keys: BatchKeys) -> BatchKeys:
+        """Return the keys as arrays where the table is, without a copy: the staged ones, if it is on the device."""
+        if not self._keys_on_device or keys.staged is None or not isinstance(keys.ids_K, np.ndarray):
+            return keys
+        columns, array_of = keys.staged.tensors(), self._ops.array_of
+        return replace(keys, **{name: array_of(columns[name]) for name in KEY_COLUMNS if name in columns})
+
+    def lookup_slices(self, batch: Batch, columns: Mapping[str, Tensor] | None) -> list[LookupSlice]:
+        """Return which keys become which input of the model; offsets of bags are where the table is."""
+        slices = lookup_slices(self._schema, batch.features)
+        if columns is None or not self._keys_on_device:
+            return slices
+        return [
+            slice_
+            if slice_.offsets_B1 is None
+            else slice_._replace(offsets_B1=self._ops.array_of(columns[f"offsets.{number}"]))
+            for number, slice_ in enumerate(slices)
+        ]

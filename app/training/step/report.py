@@ -1,0 +1,54 @@
+"""What a step reports: the scores from before it learned, and its loss. On a device they arrive after the step."""
+
+# N samples, L labels
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from app.training.device.transfer_stream import TransferStream
+from app.training.step.dense_step import StepOutcome
+from stream.columns import Batch
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Logits from before the step learned, and the batch's labels, NaN where masked."""
+
+    logits_NL: npt.NDArray[np.float32]
+    labels_NL: npt.NDArray[np.float32]
+    weights_N: npt.NDArray[np.float32]
+    loss: float = float("nan")  # the mean over weights; NaN if nothing has weight
+    skipped: bool = False  # the dense net was not updated, because gradients were not finite
+
+
+class OutcomeValues(NamedTuple):
+    """A StepOutcome on the host."""
+
+    logits_NL: npt.NDArray[np.float32]
+    loss: float
+    weight: float
+    skipped: float
+
+
+def fetch_outcome(outcome: StepOutcome, transfer: TransferStream | None) -> Callable[[], OutcomeValues]:
+    """Start to copy an outcome to the host; the returned call waits for the copy."""
+    if transfer is None:
+        values = OutcomeValues(outcome.logits_NL.numpy(), *map(float, outcome[1:]))
+        return lambda: values
+    fetch, shape = transfer.fetch_async(torch.cat([part.reshape(-1).float() for part in outcome])), outcome[0].shape
+
+    def wait() -> OutcomeValues:
+        numbers, num_logits = fetch(), shape.numel()
+        return OutcomeValues(numbers[:num_logits].reshape(tuple(shape)), *map(float, numbers[num_logits:]))
+
+    return wait
+
+
+def report_of(batch: Batch, values: OutcomeValues) -> StepReport:
+    """Return the report of a batch's step."""
+    loss = values.loss / values.weight if values.weight > 0 else float("nan")
+    return StepReport(values.logits_NL, batch.labels_NL, batch.weights_N, loss, bool(values.skipped))
