@@ -52,6 +52,7 @@ class Config:
     log: LogConfig
     serve: ServeConfig
 
+
 def load_config(path: Path | str | None = None, overrides: Mapping[str, Mapping[str, object]] | None = None) -> Config:
     """Return the settings in a file; UserError names the first mistake, the value and what is allowed.
 

@@ -1,1 +1,1 @@
-"""The dense nets: plain torch modules behind one small interface; see README.md in this folder."""
+"""The dense nets: plain torch modules behind one small interface."""

@@ -1,1 +1,1 @@
-"""scores."""
+"""How well samples were predicted before they were learned."""

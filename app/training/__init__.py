@@ -1,1 +1,1 @@
-"""The learner and the loop around it; see README.md in this folder."""
+"""The trainer: learns from the stream and publishes versions."""

@@ -1,4 +1,4 @@
-"""Opens a log for learning: a new one gets its first base, an old one is read back. Settings must fit what it holds."""
+"""Opens a log for learning: a new one gets its first base, an existing one is read back."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,8 +13,7 @@ from app.models.export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.scores.progressive import ProgressiveScores
-from app.training.config import TrainerConfig
-from app.training.defaults import with_defaults
+from app.training.config import TrainerConfig, with_adagrad_eps
 from app.training.device.device import resolve_device
 from app.training.state.base_rows import BaseRows
 from app.training.state.training_state import TrainingState
@@ -35,7 +34,10 @@ from kernels.types import RowLayout
 
 
 def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -> TrainingState:
-    """The state that the log ends with: that of its newest base and of every version after it."""
+    """Return the state at the end of the log; a new log gets its first base.
+
+    UserError if the configuration does not fit the log or cannot be used, LogError if the log cannot be read.
+    """
     spec = ModelSpec.of(config.schema, config.table.dim)
     resume = Resume.of(log.directory, log.last_encoded)
     base = None if resume is None else resume.base
@@ -57,15 +59,15 @@ def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -
     if resume is None:
         write_first_base(config, log, state, program)
     else:
-        restore(state, resume)
+        restore_state(state, resume)
     return state
 
 
 def open_table(
     config: TrainerConfig, epoch: int, base: RowSource | None, *, num_threads: int, device: str | Ops = "cpu"
 ) -> EmbeddingTable:
-    """An empty table over its lower tiers: rows in RAM where `host_bytes` asks for them, the disk, the base."""
-    settings = replace(with_defaults(config.table), num_threads=max(config.table.num_threads, num_threads))
+    """Return an empty table over its lower tiers: host memory if `host_bytes` is set, the disk, the base."""
+    settings = replace(with_adagrad_eps(config.table), num_threads=max(config.table.num_threads, num_threads))
     width = RowOptimizer.of(settings.optimizer).state_width(settings.dim)
     folder = Path(settings.disk_path or Path("var") / config.name / "spill")
     spill: Spill = RocksSpill.of_epoch(folder, epoch, dim=settings.dim, state_width=width)
@@ -88,7 +90,7 @@ def open_table(
 
 
 def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState, program: bytes) -> None:
-    """A log begins with a base without rows, so that followers can begin before the first version."""
+    """Start a new log with a base without rows, so that followers can start before the first version."""
     optimizer = dict(state.learner.table.config.optimizer)
     image = BaseImage(
         tip=log.first_base_tip,
@@ -111,8 +113,8 @@ def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState
     state.base_number = log.first_base_tip.number
 
 
-def restore(state: TrainingState, resume: Resume) -> None:
-    """Read the past back, up to where the writer has sealed its end; LogError where that cannot be reached."""
+def restore_state(state: TrainingState, resume: Resume) -> None:
+    """Read the log back up to its sealed end; LogError if that cannot be reached."""
     try:
         state.restore(resume.base, resume.records())
         state.base_number, state.executed_commands = resume.base.tip.number, dict(resume.executed_commands)
@@ -122,8 +124,8 @@ def restore(state: TrainingState, resume: Resume) -> None:
 
 
 def check_settings(config: TrainerConfig, manifest: BaseManifest) -> None:
-    """UserError names the setting that differs from what the log was begun with."""
-    ours = {
+    """Raise UserError if a setting differs from those that the log was started with, and name it."""
+    settings = {
         "[schema]": (config.schema, manifest.decode_schema()),
         "[table] dim": (config.table.dim, manifest.table.dim),
         "[table] dtype": (config.table.dtype, manifest.table.dtype),
@@ -133,14 +135,14 @@ def check_settings(config: TrainerConfig, manifest: BaseManifest) -> None:
         "[model] name": (config.model.name, manifest.model.name),
         "[model] options": (dict(config.model.options), dict(manifest.model.options)),
     }
-    for key, (here, there) in ours.items():
-        if here != there:
-            was = "" if key == "[schema]" else f" ({there!r}, now {here!r})"
+    for key, (now, then) in settings.items():
+        if now != then:
+            was = "" if key == "[schema]" else f" ({then!r}, now {now!r})"
             raise UserError(
-                f"{key} is not what this log was begun with{was}: restore it, or start a new log with [log] path"
+                f"{key} is not what this log was started with{was}: restore it, or start a new log with [log] path"
             )
 
 
 def optimizer_name(options: Mapping[str, Any]) -> str:
-    """Whose states the rows have."""
+    """Return the name of the row optimizer, which decides what the rows' states mean."""
     return RowOptimizer.of(options).name

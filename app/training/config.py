@@ -18,6 +18,12 @@ from stream.config import SourceConfig
 # splitting a smaller batch costs more than it saves, and waiting for a busy core costs a hundred times that
 MIN_SAMPLES_TO_SPLIT = 1024
 
+# The learner's loss is a sum over samples, so a row's gradient has the size of its samples' errors, whatever the
+# batch. An eps of that size keeps a row's first steps small where errors are small: with 0.2 % clicks and eps = 1e-8
+# the first sample without a click would move an id as far as a click.
+ADAGRAD_EPS = 0.1
+USES_EPS = ("rowwise-adagrad", "adagrad")
+
 
 class DenseOptimizerConfig(Settings, frozen=True, kw_only=True):
     """The keys of `[train] optimizer`: Adam (Kingma and Ba 2014) or plain gradient descent."""
@@ -174,3 +180,10 @@ class TrainerConfig(Protocol):
 
     @property
     def log(self) -> LogConfig: ...
+
+
+def with_adagrad_eps(config: TableConfig) -> TableConfig:
+    """Return the same table with ADAGRAD_EPS for an Adagrad without `eps`."""
+    if "eps" in config.optimizer or config.optimizer.get("name", USES_EPS[0]) not in USES_EPS:
+        return config
+    return msgspec.structs.replace(config, optimizer={**config.optimizer, "eps": ADAGRAD_EPS})

@@ -13,11 +13,11 @@ from app.processes.signals import StopSignals
 from app.training.config import TrainerConfig
 from app.training.health.gate import Gate
 from app.training.health.known_good import last_good_before
-from app.training.health.repair import reopen
-from app.training.health.rollback import RollbackController
 from app.training.input.batches import POLL_SECONDS
 from app.training.input.start_position import StartPosition
 from app.training.publisher import Publisher
+from app.training.recovery.repair import reopen
+from app.training.recovery.rollback import RollbackController
 from app.training.session import TrainingSession
 from app.training.state.training_state import TrainingState
 from app.training.status.document import TrainerFacts, trainer_status

@@ -1,1 +1,1 @@
-"""device."""
+"""Host or GPU: transfers, pinned buffers, graph capture."""

@@ -1,1 +1,1 @@
-"""health."""
+"""Judges the model before it is published."""

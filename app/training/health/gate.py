@@ -1,8 +1,7 @@
-"""The health gate: before a version is published, whether the model is one that anybody should follow.
+"""The health gate: decides before a version is published whether the model is healthy.
 
-Looks at the dense net for numbers that are not finite and for a norm that explodes, at the newest samples' logloss,
-scored before they were learned, against that of those before them, and at whether they got finite scores at all.
-Knows no log and no stream.
+It looks for parameters and scores that are not finite, for a norm of the dense net that explodes, and for a rise of the
+newest samples' logloss, scored before they were learned, over that of earlier samples. Knows no log and no stream.
 """
 
 # N samples
@@ -22,13 +21,13 @@ from app.version_log.trainer_status import GateStatus
 
 logger = logging.getLogger(__name__)
 
-SIGMAS = 6.0  # a higher logloss must also be no chance
-MAX_NON_FINITE_FRACTION = 0.5  # of the newest samples: a few may be odd themselves, and count as a coin's
-SMALL_NORM = 1.0  # from a norm below this to any below `norm_ratio` is no explosion
+SIGMAS = 6.0  # a rise of logloss must also be significant
+MAX_NON_FINITE_FRACTION = 0.5  # of the newest samples: a few may be odd themselves, and are scored as a coin flip
+SMALL_NORM = 1.0  # a smaller norm counts as this: growing from nearly 0 is no explosion
 
 
 class Verdict(NamedTuple):
-    """Why a version is held back, and the newest version from before it began."""
+    """Why a version is held back, and the newest good version from before the cause."""
 
     reason: str  # not_finite, norm, logloss
     detail: str
@@ -36,7 +35,7 @@ class Verdict(NamedTuple):
 
 
 class GoodVersion(NamedTuple):
-    """A version that passed."""
+    """A version that passed, with its samples and the norm of its dense net."""
 
     number: int
     samples: int
@@ -44,32 +43,32 @@ class GoodVersion(NamedTuple):
 
 
 class Gate:
-    """Judges what learning has made of the model since the last version that passed."""
+    """Judges the model against the versions that passed before."""
 
     def __init__(
         self, config: GateConfig, window_samples: int, *, look_back: Callable[[int], int | None] = lambda samples: None
     ) -> None:
-        """`look_back`: the newest version of at most so many samples, where none since `begin` has so few."""
+        """`look_back` returns the newest version of at most that many samples, if none since `reset` has so few."""
         self.config = config
         self._look_back = look_back
         self._num_new = max(1, min(config.logloss_samples, window_samples // 2))
         self.held: Verdict | None = None
-        self.needs_operator = False  # going back is for an order to decide
+        self.needs_operator = False  # automatic rollback is disabled until `reset`: a command must resolve the hold
         self.trips = 0  # since this trainer's start
-        self.last: Verdict | None = None  # the newest, also when it is over
+        self.last: Verdict | None = None  # the newest verdict, also after it was resolved
         self._good: deque[GoodVersion] = deque()
         self._judged_step = -1
-        self._norm = -1, 0.0  # of the net after so many steps
+        self._norm = -1, 0.0  # number of steps, and the norm of the net after them
 
     def reset(self, number: int, learner: Learner, num_samples: int) -> None:
-        """Learning goes on from this version, which counts as good; nothing is held."""
+        """Continue from this version, which counts as good; nothing is held."""
         self.held, self.needs_operator = None, False
         self._norm = learner.steps, parameter_norm(learner)
         self._good = deque([GoodVersion(number, num_samples, self._norm[1])])
         self._judged_step = learner.steps
 
     def judge(self, learner: Learner, scores: ProgressiveScores, num_samples: int) -> Verdict | None:
-        """What speaks against a version of this; remembered in `held` until `begin`."""
+        """Return what speaks against publishing this model, if anything; it stays in `held` until `reset`."""
         if self.held is None and learner.steps != self._judged_step:
             self.held = self._judge(learner, scores, num_samples)
             if self.held is not None:
@@ -79,9 +78,9 @@ class Gate:
         return self.held
 
     def on_published(self, number: int, learner: Learner, num_samples: int) -> None:
-        """What was judged is published as this version; where nothing was learned, what was good still is."""
+        """Remember that the judged model is published as this version."""
         if learner.steps == self._judged_step:
-            self._good[-1] = self._good[-1]._replace(number=number)
+            self._good[-1] = self._good[-1]._replace(number=number)  # nothing was learned: the same model
         else:
             self._judged_step = learner.steps
             step, norm = self._norm
@@ -106,37 +105,36 @@ class Gate:
         newest, oldest = self._good[-1], self._good[0]
         norm, limit = parameter_norm(learner), self.config.norm_ratio * max(oldest.norm, SMALL_NORM)
         self._norm = learner.steps, norm
-        # where the norm is finite so is every parameter
-        passed = learner.model.named_parameters(remove_duplicate=False) if math.isfinite(norm) else ()
-        suspects = learner.model.state_dict()
-        for name, _ in passed:
-            suspects.pop(name, None)
-        if bad := first_non_finite(suspects):
+        # if the norm is finite, so is every parameter, and only the statistics are left to check
+        finite = learner.model.named_parameters(remove_duplicate=False) if math.isfinite(norm) else ()
+        unchecked = learner.model.state_dict()
+        for name, _ in finite:
+            unchecked.pop(name, None)
+        if bad := first_non_finite(unchecked):
             return Verdict("not_finite", f"{bad} of the dense net has numbers that are not finite", newest.number)
         if norm > limit:
             detail = f"the dense net's norm went from {oldest.norm:.4g} to {norm:.4g}, norm_ratio is "
             return Verdict("norm", f"{detail}{self.config.norm_ratio:g}", newest.number)
-        if (share := scores.non_finite_fraction(self._num_new)) > MAX_NON_FINITE_FRACTION:
-            detail = f"the net gave {share:.0%} of the last {self._num_new:,} samples a score that is not finite"
-            return Verdict("not_finite", detail, self._before(num_samples - self._num_new))
+        if (fraction := scores.non_finite_fraction(self._num_new)) > MAX_NON_FINITE_FRACTION:
+            detail = f"the net gave {fraction:.0%} of the last {self._num_new:,} samples a score that is not finite"
+            return Verdict("not_finite", detail, self._good_before(num_samples - self._num_new))
         for number, label in enumerate(scores.labels):
-            if detail := self._collapse(*scores.window_losses(number)):
-                return Verdict("logloss", f"{label}: {detail}", self._before(num_samples - self._num_new))
+            if detail := self._logloss_rise(*scores.window_losses(number)):
+                return Verdict("logloss", f"{label}: {detail}", self._good_before(num_samples - self._num_new))
         return None
 
-    def _before(self, num_samples: int) -> int:
-        """The newest good version of at most so many samples, else the oldest that is known."""
+    def _good_before(self, num_samples: int) -> int:
+        """Return the newest good version of at most that many samples, else the oldest that is known."""
         before = [good.number for good in self._good if good.samples <= num_samples]
         return before[-1] if before else self._look_back(num_samples) or self._good[0].number
 
-    def _collapse(self, losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any, Any]") -> str:
-        """How the newest losses stand out from those before them; empty where they do not."""
+    def _logloss_rise(self, losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any, Any]") -> str:
+        """Describe a significant rise of the newest losses over earlier ones; "" if there is none."""
         num_new = self._num_new
         if len(losses_N) < 2 * num_new:
             return ""
-        (old, old_error), (new, new_error) = (
-            mean_and_error(losses_N[part], weights_N[part]) for part in (slice(-num_new), slice(-num_new, None))
-        )
+        old, old_error = mean_and_error(losses_N[:-num_new], weights_N[:-num_new])
+        new, new_error = mean_and_error(losses_N[-num_new:], weights_N[-num_new:])
         if not new > max(self.config.logloss_ratio * old, old + SIGMAS * float(np.hypot(old_error, new_error))):
             return ""
         return (
@@ -146,7 +144,7 @@ class Gate:
 
 
 def mean_and_error(losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any, Any]") -> tuple[float, float]:
-    """The weighted mean, and its standard error; NaN where nothing has weight."""
+    """Return the weighted mean and its standard error; NaN if nothing has weight."""
     weight = float(weights_N.sum())
     if not weight > 0:
         return float("nan"), float("nan")
@@ -155,15 +153,15 @@ def mean_and_error(losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any,
 
 
 def parameter_norm(learner: Learner) -> float:
-    """The norm of all parameters of the dense net."""
+    """Return the norm of all parameters of the dense net."""
     parameters = [parameter.detach() for parameter in learner.model.parameters()]
     return float(torch.nn.utils.get_total_norm(parameters)) if parameters else 0.0
 
 
 def first_non_finite(named: Mapping[str, torch.Tensor]) -> str:
-    """The first of the parameters or statistics that holds NaN or an infinity; empty where none does."""
+    """Return the name of the first tensor with NaN or infinity; "" if there is none."""
     for name, value in named.items():
-        # a sum reads all of it once, and is finite wherever all of it is, unless it overflows
+        # the sum reads the tensor once; if it is finite, so is every element, and if not, it may only have overflowed
         if value.is_floating_point() and not (torch.isfinite(value.sum()) or bool(torch.isfinite(value).all())):
             return str(name)
     return ""

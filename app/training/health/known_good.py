@@ -1,4 +1,4 @@
-"""Which versions the health gate can go back to, by what the log holds: also those from before this start."""
+"""Finds versions that a rollback can return to, also those from before this start."""
 
 import logging
 
@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 def last_good_before(directory: LogDirectory, num_samples: int) -> int | None:
-    """The newest version of at most so many samples; None where the log cannot be read.
+    """Return the newest version of at most that many samples; None if the log cannot be read.
 
-    What was learned before a rollback is no past of what came after: no version older than the newest rollback.
+    No version older than the newest rollback is returned: what was learned before it does not lead to the present.
     """
     try:
         index = LogIndex(directory)
@@ -25,11 +25,11 @@ def last_good_before(directory: LogDirectory, num_samples: int) -> int | None:
             if meta.samples_trained <= num_samples or meta.restores:
                 return number
     except (UserError, LogError) as error:
-        logger.warning("no version from before was found", extra={"samples": num_samples, "reason": str(error)})
+        logger.warning("no earlier version was found", extra={"samples": num_samples, "reason": str(error)})
         return None
     return number
 
 
 def oldest_restorable(directory: LogDirectory, number: int) -> int:
-    """The version, or the oldest that can still be built where its base is retired."""
+    """Return this version, or the oldest that can still be restored if retention has deleted its base."""
     return max(number, min(directory.scan().bases, default=0))

@@ -1,1 +1,1 @@
-"""input."""
+"""From the stream to batches."""

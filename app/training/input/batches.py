@@ -1,4 +1,4 @@
-"""From the stream to the next batch: source and batcher from given positions on. Knows no table and no log."""
+"""From the stream to batches: a source and a batcher, from given positions on. Knows no table and no log."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,7 @@ POLL_SECONDS = 0.05
 
 
 class BatchStream:
-    """Hands out batches in the order to learn them, and looks one ahead."""
+    """Returns batches in the order to learn them; the next one can be peeked at."""
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class BatchStream:
         until_end: bool,
         erasures: Sequence[Erasure] = (),
     ) -> None:
+        """`erasures`: erased ids to filter out of records from before their erasure."""
         self.until_end, self.batch_size = until_end, config.train.batch_size
         self.erasures = list(erasures)
         group = config.source.group or f"springtide-{config.name}"
@@ -35,73 +36,71 @@ class BatchStream:
         self.batcher = Batcher(
             config.train.batch_size, config.train.max_wait_seconds, min_batch_size=config.train.min_batch_size or None
         )
-        self._ends: dict[Partition, int] = {}  # as the intake before knew them
-        self.upcoming: Batch | None = None  # taken from the batcher, not learned yet
-        self._batches_time_out = False  # whether batches are due before they are full
+        self._earlier_ends: dict[Partition, int] = {}  # end offsets that an earlier stream knew
+        self._peeked: Batch | None = None  # taken from the batcher, not returned yet
+        self._is_stream_slow = False  # True if batches become due before they are full
 
     def start(self, after: "BatchStream | None" = None) -> None:
-        """Begin to read. An end that the intake before was given is kept."""
-        ends = None if after is None else after.source.stop_offsets
+        """Begin to read. A stream that continues an earlier one stops at the same end."""
+        stop_offsets = None if after is None else after.source.stop_offsets
         if after is not None:
-            self.source.status.num_resets, self._ends = after.source.num_resets, after.end_offsets()
-        if ends is not None:
-            self.source.stop_at(ends)
+            self.source.status.num_resets, self._earlier_ends = after.source.num_resets, after.end_offsets()
+        if stop_offsets is not None:
+            self.source.stop_at(stop_offsets)
         elif self.until_end:
             self.source.stop_at_end()
         self.source.start()
 
     def end_offsets(self) -> dict[Partition, int]:
-        """Where the partitions end as last told."""
-        return self.source.end_offsets() or self._ends
+        """Return the newest known end offset of each partition."""
+        return self.source.end_offsets() or self._earlier_ends
 
     def idle_partitions(self, learned: Mapping[Partition, Position], clock: WatermarkClock) -> set[Partition]:
-        """Partitions learned to their end that have been silent for a while, and those that the topic lost."""
+        """Return partitions that were learned to their end and silent for a while, and those that the topic lost."""
         ends = self.end_offsets()
         silent = {p for p in self.source.idle_partitions if p in learned and learned[p].offset >= ends.get(p, 0)}
         return silent | (clock.watermarks.keys() - ends.keys() if ends else set())
 
     @property
     def finished(self) -> bool:
-        """Whether the end that was asked for is handed out; RetriableError where it cannot be reached for too long."""
+        """True if everything up to the requested end was returned; RetriableError without a broker for too long."""
         if self.until_end and self.source.waiting_seconds > MAX_UNAVAILABLE_SECONDS:
             raise RetriableError(f"waited {MAX_UNAVAILABLE_SECONDS:.0f} s: {self.source.reason}")
-        return self.until_end and self.source.finished and self.batcher.is_empty and self.upcoming is None
+        return self.until_end and self.source.finished and self.batcher.is_empty and self._peeked is None
 
-    def poll(self, patience_seconds: float) -> None:
-        """Take what the stream has, unless a whole batch waits already; wait so long at most."""
+    def poll(self, max_seconds: float) -> None:
+        """Take what the stream has, unless a full batch waits already. Waits at most this long, or until one is due."""
         if self.batcher.num_rows < self.batch_size:
-            for columns in self.source.poll(self.patience(patience_seconds)):
+            for columns in self.source.poll(self._poll_seconds(max_seconds)):
                 self.batcher.add(columns)
 
-    def patience(self, seconds: float) -> float:
-        """How long the stream may let us wait: until a batch is due, and not longer than so long."""
-        if self.upcoming is not None:
-            return 0.0
-        until_batch = self.batcher.seconds_until_due()
-        waits = [POLL_SECONDS, seconds, *([until_batch] if until_batch is not None else [])]
-        return max(0.0, min(waits))
-
     def take(self, *, allow_partial: bool = False) -> Batch | None:
-        """A batch that is due; at the end of the stream, what is left.
+        """Return a batch that is due; at the end of the stream, what is left.
 
-        `in_haste`: a version is due, which what waits for more would miss. Where batches fill, that is worth no part of
-        one; where they are due because `max_wait_seconds` passed, it is.
+        `allow_partial`: a version is due, and would miss samples that wait for a full batch. Those are returned only if
+        the stream is slow; where batches fill by themselves, a partial one would cost more than it gains.
         """
-        batch, self.upcoming = self.upcoming, None
+        batch, self._peeked = self._peeked, None
         if batch is None:
             batch = self.batcher.take()
-        if batch is None and ((allow_partial and self._batches_time_out) or (self.until_end and self.source.finished)):
+        if batch is None and ((allow_partial and self._is_stream_slow) or (self.until_end and self.source.finished)):
             batch = self.batcher.flush()
         if batch is not None and len(batch) and self.batcher.max_wait_seconds < float("inf"):
-            self._batches_time_out = len(batch) < self.batch_size
+            self._is_stream_slow = len(batch) < self.batch_size
         return batch
 
     def peek(self) -> Batch | None:
-        """The batch that will be taken next, where it is full already."""
-        if self.upcoming is None and self.batcher.num_rows >= self.batch_size:
-            self.upcoming = self.batcher.take()
-        return self.upcoming
+        """Return the batch that `take` returns next, if it is full already."""
+        if self._peeked is None and self.batcher.num_rows >= self.batch_size:
+            self._peeked = self.batcher.take()
+        return self._peeked
 
     def close(self) -> None:
-        """Read no further; what was not taken is dropped."""
+        """Stop reading; what was not taken is dropped."""
         self.source.close()
+
+    def _poll_seconds(self, max_seconds: float) -> float:
+        if self._peeked is not None:
+            return 0.0
+        until_due = self.batcher.seconds_until_due()
+        return max(0.0, min(POLL_SECONDS, max_seconds, float("inf") if until_due is None else until_due))

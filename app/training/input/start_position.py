@@ -1,4 +1,4 @@
-"""Where in the stream to begin, when that is not where the log ends: `--from-offset`, `--from-timestamp`."""
+"""Where in the stream to begin if that is not where the log ends: `--from-offset`, `--from-timestamp`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,19 +11,19 @@ from stream.kafka.range_reader import scan_offsets_for_time
 from stream.positions import Partition, Position
 
 PLACES = ("earliest", "latest")
-MIN_MS, MAX_MS = 315_532_800_000, 7_258_118_400_000  # a number outside is seconds, or a date without its dashes
+MIN_MS, MAX_MS = 315_532_800_000, 7_258_118_400_000  # a number outside is in seconds, or a date without dashes
 
 
 @dataclass(frozen=True)
 class StartPosition:
-    """A place in every partition (earliest, latest, or a record time in ms), or offsets in some of them."""
+    """A place in every partition ("earliest", "latest", or a record time in ms), or offsets in some of them."""
 
     place: str | int | None = None
     offsets: Mapping[str, int] = field(default_factory=dict)  # by "topic/0"
 
     @staticmethod
     def parse(from_offsets: list[str], from_timestamp: str | None) -> "StartPosition | None":
-        """As the command line says it; None where it says nothing. UserError says how to write it."""
+        """Parse the command-line options; None if there are none. UserError says how to write them."""
         if from_offsets and from_timestamp is not None:
             raise UserError("--from-offset and --from-timestamp exclude each other: keep one")
         if from_timestamp is not None:
@@ -38,7 +38,7 @@ class StartPosition:
         for text in from_offsets:
             partition, equals, offset = text.partition("=")
             topic, _, number = partition.rpartition("/")
-            if not (equals and topic and is_number(number) and is_number(offset)):
+            if not (equals and topic and is_whole_number(number) and is_whole_number(offset)):
                 raise UserError(
                     f"--from-offset {text}: write earliest, latest, or TOPIC/PARTITION=OFFSET: clicks/0=123"
                 )
@@ -48,12 +48,12 @@ class StartPosition:
         return StartPosition(offsets=offsets)
 
     def resolve(self, source: SourceConfig, positions: Mapping[Partition, Position]) -> dict[Partition, Position]:
-        """The positions to begin at; UserError where the topic does not hold them, StreamError without a broker."""
+        """Return the positions; UserError if the topic does not hold them, StreamError without a broker."""
         with Admin(source.kafka_config()) as admin:
             topic = admin.require_topic(source.topic)
             begins, ends = admin.beginning_offsets(topic), admin.end_offsets(topic)
             if isinstance(self.place, int):
-                # the embedded broker answers by batches; what it holds is little enough to be read
+                # the embedded broker finds whole batches only; what it holds is little enough to scan
                 hints = begins if source.uses_embedded_broker else admin.offsets_for_time(topic, self.place, ends)
                 found = scan_offsets_for_time(source.kafka_config(), hints, ends, self.place)
             elif self.place is not None:
@@ -76,24 +76,24 @@ class StartPosition:
                 raise UserError(
                     f"--from-offset {name}={offset}: the partition holds the offsets {begin} to {end - 1}"
                     if begin < end
-                    else f"--from-offset {name}={offset}: the partition is empty, it goes on at {end}"
+                    else f"--from-offset {name}={offset}: the partition is empty, the next offset is {end}"
                 )
             found[partition] = offset
         return found
 
 
-def is_number(text: str) -> bool:
-    """Whether it is a whole number, not negative."""
+def is_whole_number(text: str) -> bool:
+    """Return True for a non-negative whole number."""
     return text.isascii() and text.isdecimal()
 
 
 def parse_timestamp_ms(text: str) -> int:
-    """Milliseconds since 1970 of a whole number of them, or of an ISO time (UTC unless it says otherwise)."""
-    if is_number(text):
+    """Parse milliseconds since 1970, or an ISO 8601 time, UTC if it has no zone. Raises UserError."""
+    if is_whole_number(text):
         if not MIN_MS <= int(text) < MAX_MS:
             raise UserError(
                 f"--from-timestamp {text}: that is not a time in milliseconds since 1970 between 1980 and 2200; "
-                "`--from-offset earliest` begins with all that is there"
+                "`--from-offset earliest` starts at the oldest record"
             )
         return int(text)
     try:

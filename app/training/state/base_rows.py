@@ -1,4 +1,4 @@
-"""The log's base as the table sees it: where rows are found that have left memory."""
+"""The log's base as the table's lowest tier: finds rows that are in no tier above it."""
 
 # U unique keys, M some of them
 import numpy as np
@@ -10,19 +10,19 @@ from app.training.state.readahead import Readahead
 from embeddings.tiers.interface import FoundRows
 from kernels.cpu.rows import base_file_rows
 
-CHUNK_KEYS = 512  # their pages, up to seven each, must all stay until they are read: 14 MiB
+CHUNK_KEYS = 512  # their pages, up to seven each, must stay cached until they are read: 14 MiB
 
 
 class BaseRows:
-    """A RowSource over a mapped base; searched and read without the GIL, for recalls run beside the learning."""
+    """A RowSource over a mapped base. Searches and reads without the GIL: recalls run beside the learning."""
 
     def __init__(self, base: Base) -> None:
         self.base = base
         base.advise_random_access()
-        self._requests = Readahead()
+        self._readahead = Readahead()
 
     def find(self, features_U: npt.NDArray[np.uint16], ids_U: npt.NDArray[np.int64]) -> FoundRows:
-        """1. The keys' places, page by page where they have to come from the disk. 2. The rows."""
+        """1. Find the keys' places; read pages ahead if they come from the disk. 2. Copy the rows."""
         found = FoundRows(
             np.zeros(len(ids_U), np.bool_),
             np.zeros((len(ids_U), self.base.rows.value.shape[1]), np.float32),
@@ -30,33 +30,33 @@ class BaseRows:
             np.zeros(len(ids_U), np.int64),
             np.zeros(len(ids_U), np.int64),
         )
-        mixed_U, before = mix_keys(features_U, ids_U), self._requests.num_pages_read()
-        if self._requests.is_worthwhile:
+        mixed_U, before = mix_keys(features_U, ids_U), self._readahead.num_pages_read()
+        if self._readahead.is_worthwhile:
             for start in range(0, len(ids_U), CHUNK_KEYS):
                 part = slice(start, start + CHUNK_KEYS)
-                self._find(mixed_U[part], features_U[part], _part(found, part))
+                self._find(mixed_U[part], features_U[part], _slice(found, part))
         else:
             self._find(mixed_U, features_U, found)
-        self._requests.observe(self._requests.num_pages_read() - before, len(ids_U))
+        self._readahead.observe(self._readahead.num_pages_read() - before, len(ids_U))
         return found
 
     def _find(self, mixed_M: npt.NDArray[np.uint64], features_M: npt.NDArray[np.uint16], found: FoundRows) -> None:
-        rows, states, ask = self.base.rows, self.base.states, self._requests.request
-        if self._requests.is_worthwhile and len(rows):
+        rows, states, request = self.base.rows, self.base.states, self._readahead.request
+        if self._readahead.is_worthwhile and len(rows):
             places_M = base_file_rows.interpolate_all(len(rows), mixed_M)
-            ask(rows.mixed, places_M)
+            request(rows.mixed, places_M)
             places_M = base_file_rows.refine_places(rows.mixed, places_M, mixed_M)
-            ask(rows.mixed, places_M)
-            ask(rows.feature, places_M)
+            request(rows.mixed, places_M)
+            request(rows.feature, places_M)
         rows_M = base_file_rows.find_rows(rows.mixed, rows.feature, mixed_M, features_M)
         found.found[:] = rows_M >= 0
         columns = rows.value, states, rows.count, rows.last_seen
         for column in columns:
-            ask(column, rows_M[found.found])
+            request(column, rows_M[found.found])
         base_file_rows.copy_rows(*columns, rows_M, found.values, found.states, found.counts, found.last_seen)
 
 
-def _part(found: FoundRows, part: slice) -> FoundRows:
-    """Some of it, not copied."""
+def _slice(found: FoundRows, part: slice) -> FoundRows:
+    """Return views of some rows."""
     columns = found.found, found.values, found.states, found.counts, found.last_seen
     return FoundRows(*(column[part] for column in columns))  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Limits of the table changed while it runs: each with the config's value that it overrides.
+"""Limits of the table that were changed at run time, each with the configured value that it overrides.
 
-They outlive a restart in the versions' meta; a config that says something new wins over them.
+Versions hold them, so they survive a restart; a configured value that has changed since wins over them.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from embeddings.optimizer import RowOptimizer
 
 
 class LimitOverrides:
-    """What holds now: the config, and over it what orders have changed."""
+    """The limits in effect: the configuration, overridden by commands."""
 
     def __init__(self, config: TableConfig, schema: Schema) -> None:
         self.config, self.schema = config, schema
-        self._changed: dict[LimitName, tuple[Any, Any]] = {}  # the limit, and the config's value that it overrides
+        self._changed: dict[LimitName, tuple[Any, Any]] = {}  # the limit, and the configured value that it overrides
 
     def add(self, limits: Mapping[LimitName, Any]) -> None:
-        """These hold from now on."""
+        """Override these limits from now on."""
         for name, value in limits.items():
             configured = self._configured(name)
             self._changed.pop(name, None)
@@ -30,15 +30,15 @@ class LimitOverrides:
 
     @property
     def changed(self) -> dict[LimitName, Any]:
-        """The limits that are not the config's."""
+        """The limits that differ from the configuration."""
         return {name: value for name, (value, _) in self._changed.items()}
 
     def document(self) -> dict[str, Any]:
-        """The changed ones for a version's meta: a pair each, the limit and what it overrides."""
+        """Return the changed limits as JSON: [the limit, the configured value that it overrides] by name."""
         return limits_document({name: list(pair) for name, pair in self._changed.items()})
 
     def restore(self, document: Mapping[str, Any]) -> None:
-        """Go on with the limits of a version, but for those whose config value is another by now."""
+        """Continue with the limits of a version, except for those whose configured value has changed since."""
         self._changed = {
             name: (value, overridden)
             for name, (value, overridden) in iterate_limits(document)
@@ -46,7 +46,7 @@ class LimitOverrides:
         }
 
     def min_counts(self) -> dict[int, int]:
-        """How often an id must be seen before it gets a row, by feature number, where that is more than once."""
+        """Return, by feature number, how often an id must be seen before it gets a row, if more than once."""
         default = Admission.of(self.config.admission).min_count
         counts = {}
         for feature in self.schema.features:
@@ -56,7 +56,7 @@ class LimitOverrides:
         return {number: count for number, count in counts.items() if count > 1}
 
     def value(self, feature: str | None, limit: str) -> Any:
-        """The limit that holds now; None where there is none."""
+        """Return the limit in effect; None if there is none."""
         name = (feature, limit)
         return self._changed[name][0] if name in self._changed else self._configured(name)
 

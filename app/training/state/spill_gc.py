@@ -1,6 +1,6 @@
-"""Lets go of spilled rows once a base of the log covers them: the spill's generations, and the base that is read.
+"""Frees the spill: rows that a base of the log covers are destroyed, a whole generation of the spill at a time.
 
-One closed generation at a time waits for its base; the next one closes at the first cut after that.
+One closed generation waits for its base; the next one is closed at the first checkpoint after that.
 """
 
 import logging
@@ -21,28 +21,32 @@ logger = logging.getLogger(__name__)
 
 
 class SpillTable(Protocol):
-    """What is asked of the table."""
+    """What the garbage collection needs of the table."""
 
-    def open_generation(self) -> int: ...
+    def open_generation(self) -> int:
+        """Start a new generation; returns the one that is closed by it."""
+        ...
 
-    def map_base(self, base: RowSource, generation: int) -> None: ...
+    def map_base(self, base: RowSource, generation: int) -> None:
+        """Read the lowest tier from this base, and destroy the generations up to this one."""
+        ...
 
 
 class SpillGC:
-    """Opens generations at cuts, and maps the merger's bases."""
+    """Opens generations at checkpoints, and maps the compactor's bases into the table."""
 
     def __init__(self, table: SpillTable, directory: LogDirectory, mapped: int) -> None:
-        """`mapped`: the number of the base that the table reads."""
+        """`mapped`: the number of the base that the table reads now."""
         self._table, self._directory, self._mapped = table, directory, mapped
-        self._closed: tuple[int, int] | None = None  # a generation, and the version of the cut that closed it
+        self._closed: tuple[int, int] | None = None  # a generation, and the version whose checkpoint closed it
 
     def on_checkpoint(self, version: int) -> None:
-        """Right after the cut of this version, before anything can leave memory again."""
+        """Call it right after the checkpoint of this version, before another row can be evicted."""
         if self._closed is None:
             self._closed = self._table.open_generation(), version
 
     def map_newest_base(self, newest: int) -> bool:
-        """Map the newest base, if there is one at or before the version `newest`, in place of an older one."""
+        """Map the newest base, if it is newer than the mapped one and holds no version after `newest`."""
         path = self._directory.newest_base()
         if path is None or not self._mapped < base_number(path) <= newest:
             return False

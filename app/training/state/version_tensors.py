@@ -1,4 +1,4 @@
-"""The names under which a version carries things: rows, forgotten keys, texts; the log specification's writing half."""
+"""The tensor names of a version: rows, erased keys, admission sketch, id strings."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,35 +13,35 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def with_prefix(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """The arrays by their full names."""
+    """Return the arrays by their full names."""
     return {f"{prefix}{name}": array for name, array in arrays.items()}
 
 
 def without_prefix(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """Those of a group, by their own names."""
+    """Return the arrays of a group, by their own names."""
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def delta_to_arrays(touched: TableDelta) -> Arrays:
-    """A cut; a group without anything in it is absent."""
+def delta_to_arrays(delta: TableDelta) -> Arrays:
+    """Return a table's delta as tensors; empty groups are absent."""
     arrays: Arrays = {}
-    if len(touched):
+    if len(delta):
         arrays |= {
-            "rows.feature": touched.features,
-            "rows.id": touched.ids,
-            "rows.value": touched.values,
-            "rows.state": touched.states,
-            "rows.count": touched.counts,
-            "rows.last_seen": touched.last_seen,
+            "rows.feature": delta.features,
+            "rows.id": delta.ids,
+            "rows.value": delta.values,
+            "rows.state": delta.states,
+            "rows.count": delta.counts,
+            "rows.last_seen": delta.last_seen,
         }
-    if len(touched.forgotten_ids):
-        arrays |= {"forgotten.feature": touched.forgotten_features, "forgotten.id": touched.forgotten_ids}
+    if len(delta.forgotten_ids):
+        arrays |= {"forgotten.feature": delta.forgotten_features, "forgotten.id": delta.forgotten_ids}
     return arrays
 
 
 def arrays_to_delta(arrays: Mapping[str, npt.NDArray[Any]], *, dim: int, state_width: int) -> TableDelta:
-    """A cut as a version tells it."""
-    none: Arrays = {
+    """Invert `delta_to_arrays`."""
+    empty: Arrays = {
         "rows.feature": np.zeros(0, np.uint16),
         "rows.id": np.zeros(0, np.int64),
         "rows.value": np.zeros((0, dim), np.float32),
@@ -51,22 +51,22 @@ def arrays_to_delta(arrays: Mapping[str, npt.NDArray[Any]], *, dim: int, state_w
         "forgotten.feature": np.zeros(0, np.uint16),
         "forgotten.id": np.zeros(0, np.int64),
     }
-    return TableDelta(*(arrays.get(name, empty) for name, empty in none.items()))
+    return TableDelta(*(arrays.get(name, none) for name, none in empty.items()))
 
 
 def sketch_to_arrays(blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.uint8]) -> Arrays:
-    """Blocks of the admission sketch that changed; nothing where none did."""
+    """Return the changed blocks of the admission sketch as tensors; {} if there are none."""
     return {"sketch.block": blocks_B, "sketch.bytes": bytes_B64} if len(blocks_B) else {}
 
 
-def id_strings_to_arrays(texts: Iterable[IdStrings]) -> Arrays:
-    """Texts end to end in one array of bytes."""
-    parts = list(texts)
-    encoded = [text.encode() for part in parts for text in part.strings]
+def id_strings_to_arrays(id_strings: Iterable[IdStrings]) -> Arrays:
+    """Return id strings as tensors, all UTF-8 bytes in one of them; {} if there are none."""
+    parts = list(id_strings)
+    encoded = [string.encode() for part in parts for string in part.strings]
     if not encoded:
         return {}
     offsets = np.zeros(len(encoded) + 1, np.int64)
-    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    np.cumsum([len(string) for string in encoded], out=offsets[1:])
     return {
         "texts.feature": np.concatenate([part.features for part in parts]),
         "texts.id": np.concatenate([part.ids for part in parts]),

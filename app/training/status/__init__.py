@@ -1,1 +1,1 @@
-"""status."""
+"""What the trainer reports about itself."""

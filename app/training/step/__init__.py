@@ -1,1 +1,1 @@
-"""step."""
+"""One step of learning."""

@@ -88,7 +88,7 @@ def test_an_order_is_unlinked_when_its_version_is_durable_and_executed_once(make
     desk.desk.acknowledge(number - 1)
     assert desk.files() == [f"{order}.{desk.log.epoch}"]
     desk.desk.execute()
-    assert desk.state._orders == []
+    assert desk.state._unpublished.commands == []
     desk.desk.acknowledge(number)
     assert desk.files() == []
 

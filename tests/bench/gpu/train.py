@@ -22,8 +22,7 @@ from app.models.config import ModelConfig
 from app.models.dot_interaction import torch_dot_interaction
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
-from app.training.config import TrainConfig
-from app.training.defaults import with_defaults
+from app.training.config import TrainConfig, with_adagrad_eps
 from app.training.device.device import TrainDevice, resolve_device
 from app.training.device.graph_capture import capture_cuda_graph
 from app.training.step.cuda_graphs import CudaGraphStep
@@ -139,7 +138,7 @@ class Bench:
     def learner(self, dim: int, batch_size: int, switches: Switches | None) -> Learner:
         """One that knows nothing; on the host without switches."""
         machine = self.machine
-        settings = with_defaults(TableConfig(dim=dim, device_bytes=self.size.table_bytes))
+        settings = with_adagrad_eps(TableConfig(dim=dim, device_bytes=self.size.table_bytes))
         where = "cpu" if switches is None else machine.table_device
         table = EmbeddingTable(settings, seed=0, tracked=False, device=where)
         model = build_model(MODEL, ModelSpec.of(SCHEMA, dim), seed=0)

@@ -22,8 +22,7 @@ from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.scores.progressive import ProgressiveScores
-from app.training.config import TrainConfig
-from app.training.defaults import with_defaults
+from app.training.config import TrainConfig, with_adagrad_eps
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
@@ -118,7 +117,7 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
 def run(real: RealLog, settings: Settings, batch: Batch) -> dict[str, Any]:
     """One pass; the scores of the whole run."""
     schema, train = real.schema, settings.train
-    table = EmbeddingTable(with_defaults(settings.table), seed=train.seed, tracked=False)
+    table = EmbeddingTable(with_adagrad_eps(settings.table), seed=train.seed, tracked=False)
     model = build_model(settings.model, ModelSpec.of(schema, settings.table.dim), seed=train.seed)
     learner, scores = Learner(model, table, train, schema), ProgressiveScores(schema.labels, train.window_samples)
     began = time.perf_counter()

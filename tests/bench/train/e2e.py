@@ -16,8 +16,7 @@ import torch
 from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
-from app.training.config import TrainConfig
-from app.training.defaults import with_defaults
+from app.training.config import TrainConfig, with_adagrad_eps
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
@@ -42,7 +41,7 @@ class Ours:
 
     def __init__(self, log: Path, batch_size: int, *, bfloat16: bool) -> None:
         self.log, self.batch_size = log, batch_size
-        table = EmbeddingTable(with_defaults(TableConfig(dim=DIM, num_threads=2)), seed=0, tracked=False)
+        table = EmbeddingTable(with_adagrad_eps(TableConfig(dim=DIM, num_threads=2)), seed=0, tracked=False)
         config = TrainConfig(batch_size=batch_size, bfloat16=bfloat16)
         self.learner = Learner(build_model(MODEL, SPEC, seed=0), table, config, SCHEMA)
 

@@ -14,7 +14,7 @@ from app.models.export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.scores.progressive import ProgressiveScores
-from app.training.defaults import with_defaults
+from app.training.config import with_adagrad_eps
 from app.training.state.training_state import TrainingState
 from app.training.step.learner import Learner
 from app.version_log.compact.base_writer import BaseImage, write_base
@@ -67,7 +67,7 @@ def write_log(folder: Path, num_rows: int, layers: str = "[512, 256]") -> Path:
 
 def _image(config: Config, log: LogWriter, num_rows: int) -> BaseImage:
     spec = ModelSpec.of(config.schema, config.table.dim)
-    table = EmbeddingTable(with_defaults(config.table), seed=config.train.seed)
+    table = EmbeddingTable(with_adagrad_eps(config.table), seed=config.train.seed)
     learner = Learner(build_model(config.model, spec, seed=config.train.seed), table, config.train, config.schema)
     state = TrainingState(learner, ProgressiveScores(config.schema.labels, config.train.window_samples), config.schema)
     width = table.optimizer.state_width(table.dim)

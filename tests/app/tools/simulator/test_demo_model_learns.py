@@ -11,7 +11,7 @@ from app.scores.best_auc import exact_auc
 from app.tools.demo.demo import demo_config_path
 from app.tools.simulator.click_generator import ClickGenerator
 from app.tools.simulator.config import SimulatorConfig
-from app.training.defaults import with_defaults
+from app.training.config import with_adagrad_eps
 from app.training.step.learner import Learner
 from embeddings.table import EmbeddingTable
 from stream.columns import Batch
@@ -21,7 +21,7 @@ NUM_SAMPLES, WINDOW = 60_000, 20_000
 
 def test_the_demo_model_gets_three_quarters_of_the_way_to_the_best_auc_in_60_000_samples() -> None:
     config = load_config(demo_config_path())
-    table = EmbeddingTable(with_defaults(config.table), seed=0)
+    table = EmbeddingTable(with_adagrad_eps(config.table), seed=0)
     model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
     learner = Learner(model, table, config.train, config.schema)
     simulator = ClickGenerator(SimulatorConfig(), start_ms=1_795_000_000_000)

@@ -15,8 +15,7 @@ from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.scores.progressive import ProgressiveScores
 from app.training.bootstrap import load_state
-from app.training.config import TrainConfig
-from app.training.defaults import with_defaults
+from app.training.config import TrainConfig, with_adagrad_eps
 from app.training.device.device import TrainDevice, resolve_device
 from app.training.state.training_state import TrainingState
 from app.training.step.cuda_graphs import MAX_GRAPHS, CudaGraphStep, padded_length
@@ -42,7 +41,7 @@ BATCH_SIZE = 32
 
 def learner_on(place: TrainDevice | None, *, name: str = "dlrm", optimizer: str = "adam") -> Learner:
     rows_on = "cpu" if place is None else place.table
-    table = EmbeddingTable(with_defaults(TABLE), seed=0, tracked=False, device=rows_on)
+    table = EmbeddingTable(with_adagrad_eps(TABLE), seed=0, tracked=False, device=rows_on)
     net = build_model(ModelConfig(name=name), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
     config = TrainConfig(batch_size=BATCH_SIZE, optimizer={"name": optimizer, "lr": 0.01})
     return Learner(net, table, config, SCHEMA, device=place)
@@ -123,7 +122,7 @@ def test_lookahead_comes_after_rows_that_left_with_the_update() -> None:
     place = TrainDevice(torch.device("cpu"), stream, None, emulated)
     # fewer rows than a batch brings: some leave with each update
     policies = {feature: FeaturePolicy(quota_bytes=4 * 200) for feature in range(3)}
-    settings = with_defaults(structs.replace(TABLE, features=policies, device_bytes="128KiB"))
+    settings = with_adagrad_eps(structs.replace(TABLE, features=policies, device_bytes="128KiB"))
     table = EmbeddingTable(settings, seed=0, tracked=False, device=emulated)
     stream.watched = lambda: table.num_removals
     net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)

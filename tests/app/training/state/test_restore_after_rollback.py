@@ -167,7 +167,7 @@ def test_nothing_forgotten_since_comes_back_by_key_or_by_rule(run):
     run.cut()
     run.roll_back(number)
     # until the stream is where it was forgotten; the test's own entries do not say, so it is where the log ended
-    (hidden,) = run.state.erasures
+    (hidden,) = run.state.stream.erasures
     assert (hidden.keys, hidden.until) == (((0, gone), (0, back)), {PARTITION: Position("topic-1", 15 * 32)})
     now = snapshot(run.state)
     dead = (KEYS[0] == 1) & (then["last_seen"] < horizon) & (then["status"] == KNOWN)

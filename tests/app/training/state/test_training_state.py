@@ -282,7 +282,7 @@ def test_a_live_limit_that_goes_no_longer_with_the_config_is_named(tmp_path):
     end(state, log)
     config = make_config(tmp_path, table='optimizer = { name = "rowwise-adagrad", lr = 0.05, weight_decay = 2.0 }')
     log = LogWriter.open(config.log, schema=SCHEMA)
-    with pytest.raises(UserError, match=r"lr was changed live .* weight_decay"):
+    with pytest.raises(UserError, match=r"lr was changed at run time .* weight_decay"):
         load_state(config, log)
     log.close()
 

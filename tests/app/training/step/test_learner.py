@@ -11,8 +11,7 @@ from springtide_client.schema import Schema
 from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
-from app.training.config import TrainConfig
-from app.training.defaults import ROW_EPS, with_defaults
+from app.training.config import ADAGRAD_EPS, TrainConfig, with_adagrad_eps
 from app.training.step.assembly import assemble_tensors, lookup_slices, repeat_per_key
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
@@ -24,7 +23,7 @@ TABLE = TableConfig(dim=4, device_bytes="8MiB")
 
 
 def make_learner(model: str = "dlrm", schema=SCHEMA, **train) -> Learner:
-    table = EmbeddingTable(with_defaults(TABLE), seed=0, tracked=False)
+    table = EmbeddingTable(with_adagrad_eps(TABLE), seed=0, tracked=False)
     net = build_model(ModelConfig(name=model), ModelSpec.of(schema, TABLE.dim), seed=0)
     return Learner(net, table, TrainConfig(**train), schema)
 
@@ -177,9 +176,9 @@ def test_bfloat16_learns_nearly_the_same_and_small_batches_stay_float32():
 
 
 def test_a_user_may_set_eps_and_else_the_learner_does():
-    assert with_defaults(TABLE).optimizer["eps"] == ROW_EPS
+    assert with_adagrad_eps(TABLE).optimizer["eps"] == ADAGRAD_EPS
     own = TableConfig(optimizer={"name": "rowwise-adagrad", "lr": 0.1, "eps": 1e-8})
-    assert with_defaults(own) is own
+    assert with_adagrad_eps(own) is own
 
 
 @pytest.mark.parametrize(

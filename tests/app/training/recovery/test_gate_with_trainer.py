@@ -8,7 +8,7 @@ import torch
 from springtide_client.format.records import version_name
 from springtide_client.log.directory import LogDirectory
 
-from app.training.health.rollback import ModelHeldError
+from app.training.recovery.rollback import ModelHeldError
 from app.training.trainer import Trainer
 from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status

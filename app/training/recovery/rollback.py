@@ -15,10 +15,10 @@ from app.training.commands import PostponedError
 from app.training.config import TrainerConfig
 from app.training.health.gate import Gate, Verdict
 from app.training.health.known_good import oldest_restorable
-from app.training.health.owner import RollbackOwner
 from app.training.input.batches import POLL_SECONDS
-from app.training.input.skip import REASON, Progress, send_to_dead_letters
 from app.training.publisher import Publisher
+from app.training.recovery.owner import RollbackOwner
+from app.training.recovery.skip import REASON, Progress, send_to_dead_letters
 from app.training.status.writer import StatusWriter
 from app.version_log.commands.queue import Command, command_entry
 from app.version_log.commands.rollback import RollbackVersion, build_rollback

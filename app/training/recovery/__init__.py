@@ -1,0 +1,1 @@
+"""Rollback to an older version, repair of a corrupt log, skipped samples."""
