@@ -31,7 +31,7 @@ COMMANDS = (
 )
 
 
-class Command(Protocol):
+class Subcommand(Protocol):
     """The interface of a module in app/commands."""
 
     HELP: str
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = build_parser().parse_args(check_command(argv))
         die_with_supervisor()
         set_up_logging(debug)
-        command: Command = importlib.import_module(f"app.commands.{arguments.command}")
+        command: Subcommand = importlib.import_module(f"app.commands.{arguments.command}")
         return command.run(arguments)
     except KeyboardInterrupt:
         return 130
@@ -77,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="springtide", description=description)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name in COMMANDS:
-        command: Command = importlib.import_module(f"app.commands.{name}")
+        command: Subcommand = importlib.import_module(f"app.commands.{name}")
         child = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
         child.add_argument("--config", metavar="FILE", help="configuration file (default: ./springtide.toml)")
         child.add_argument("--debug", action="store_true", help="show the traceback of errors, and debug logs")

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
             key=arguments.key,
         )
     except ValueError as error:
-        raise UserError(str(error)) from None
+        raise UserError(f"--{error}") from None
     stopping = stop_on_signals(grace_seconds=4.0)
     Replay(replay_config, config.source, log_path=config.log.path).run(stopping)
     return 0

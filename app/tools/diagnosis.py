@@ -1,4 +1,4 @@
-"""Diagnoses what stands between a configuration and a running model: model, broker, topic, disk, port, GPU."""
+"""Finds what keeps a model from running: its configuration, the dense net, broker, topic, disk, port, GPU."""
 
 import os
 import shutil

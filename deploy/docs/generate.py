@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import inspect
-from springtide_client.system.settings import Key, Settings, describe, format_value, keys
+from springtide_client.system.settings import Settings, SettingsKey, describe, format_value, keys
 from springtide_client.system.sizes import format_size
 
 from app.config.load import SECTIONS
@@ -106,7 +106,7 @@ def key_rows(settings_class: type[Settings], prefix: str = "") -> Iterator[tuple
             yield from key_rows(key.table, f"{prefix}{name}.")
 
 
-def allowed(key: Key) -> str:
+def allowed(key: SettingsKey) -> str:
     """Return what a value may be, in a few words."""
     words = describe(key.kind)
     if words.startswith("a size"):
@@ -117,7 +117,7 @@ def allowed(key: Key) -> str:
     return words.removeprefix("a ").removesuffix(" in quotes")
 
 
-def default(key: Key) -> str:
+def default(key: SettingsKey) -> str:
     """Return the default as the file would show it."""
     value = key.default
     if value is None or value is msgspec.NODEFAULT:

@@ -65,7 +65,7 @@ def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> N
         (["train", "--config", "nowhere.toml"], ["there is no nowhere.toml"]),
         (["replay", "nowhere.csv"], ["there is no file nowhere.csv"]),
         (["replay", "springtide.toml"], [".csv", ".parquet"]),
-        (["replay", "x.csv", "--rate", "0"], ["--rate must be above 0"]),
+        (["replay", "x.csv", "--rate", "0"], ["--rate must be a number above 0, not 0"]),
         (["forget", "--key", "user_id"], ["FEATURE=ID"]),
         (["forget", "--key", "item=3"], ["no feature 'item'"]),
         (["forget", "--key", "user_id=3"], ["no log", "nothing was learned"]),

@@ -2,8 +2,11 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+from springtide_client.system.settings import Settings
 
 from app.errors import UserError
 from app.tools.rate_limiter import RateLimiter
@@ -15,24 +18,15 @@ from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayConfig:
+class ReplayConfig(Settings, frozen=True, kw_only=True):
     """The options of `springtide replay`."""
 
     path: Path
-    rate: float | None = None  # messages per second; None: as fast as possible
+    rate: Annotated[float, Meta(gt=0)] | None = None  # messages per second; None: as fast as possible
     loop: bool = False
-    limit: int | None = None
-    partitions: int | None = None
+    limit: Annotated[int, Meta(ge=0)] | None = None
+    partitions: Annotated[int, Meta(ge=1)] | None = None
     key: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.rate is not None and not self.rate > 0:
-            raise ValueError(f"--rate must be above 0, not {self.rate:g}")
-        if self.limit is not None and self.limit < 0:
-            raise ValueError(f"--limit must not be negative, not {self.limit}")
-        if self.partitions is not None and self.partitions < 1:
-            raise ValueError(f"--partitions must be at least 1, not {self.partitions}")
 
 
 class Replay:

@@ -4,17 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from springtide_client.schema import Schema
-from springtide_client.system.settings import Key, format_value, keys
+from springtide_client.system.settings import SettingsKey, format_value, keys
 
 from embeddings.config import FeaturePolicy, TableConfig, TableLimits
 from embeddings.optimizer import RowOptimizer
 
-TABLE_LIMITS: dict[str, Key] = {
+TABLE_LIMITS: dict[str, SettingsKey] = {
     "device_bytes": keys(TableConfig)["device_bytes"],
     "disk_bytes": keys(TableConfig)["disk_bytes"],
     "lr": keys(RowOptimizer)["lr"],
 }
-FEATURE_LIMITS: dict[str, Key] = keys(FeaturePolicy)
+FEATURE_LIMITS: dict[str, SettingsKey] = keys(FeaturePolicy)
 EXAMPLE = '{"lr": 0.02, "features": {"item_id": {"ttl_seconds": 86400}}}'
 
 LimitName = tuple[str | None, str]  # a feature, None for the whole table; and the limit

@@ -81,7 +81,7 @@ def test_stopping_sends_sigterm_and_then_sigkill(tmp_path: Path, monkeypatch: py
     assert not any(each.alive for each in supervisor.children)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_children_die_with_a_killed_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child(
         tmp_path,

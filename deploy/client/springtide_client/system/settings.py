@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return cls(**table)
 
 
-class Key(msgspec.Struct, frozen=True):
+class SettingsKey(msgspec.Struct, frozen=True):
     """One field of a Settings class."""
 
     name: str
@@ -86,7 +86,7 @@ class NestedError(ValueError):
 
 
 @functools.cache
-def keys(settings_class: type[Settings]) -> dict[str, Key]:
+def keys(settings_class: type[Settings]) -> dict[str, SettingsKey]:
     """Return the fields of a Settings class by name."""
     info = inspect.type_info(settings_class)
     assert isinstance(info, inspect.StructType)
@@ -94,7 +94,7 @@ def keys(settings_class: type[Settings]) -> dict[str, Key]:
     return {field.name: _key(field, annotations[field.name]) for field in info.fields}
 
 
-def _key(field: inspect.Field, annotation: Any) -> Key:
+def _key(field: inspect.Field, annotation: Any) -> SettingsKey:
     metadata = field.type if isinstance(field.type, inspect.Metadata) else None
     extra = (metadata and metadata.extra) or {}
     kind = metadata.type if metadata and not extra.keys() & {"is_size", "is_finite"} else field.type
@@ -103,7 +103,7 @@ def _key(field: inspect.Field, annotation: Any) -> Key:
     if isinstance(kind, inspect.UnionType):
         table = table or next((each.cls for each in kind.types if isinstance(each, inspect.StructType)), None)
     description = ((metadata and metadata.extra_json_schema) or {}).get("description", "")
-    return Key(field.name, annotation, kind, default, description, bool(extra.get("is_internal")), table)
+    return SettingsKey(field.name, annotation, kind, default, description, bool(extra.get("is_internal")), table)
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
