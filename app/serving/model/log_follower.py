@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from springtide_client.follow.follower import AppliedVersion, Follower
+from springtide_client.follow.follower import Follower
+from springtide_client.follow.listeners import AppliedVersion
 from springtide_client.follow.log_source import LogSource, RecordCursor
 from springtide_client.format.records import Record, Tip
 from springtide_client.log.directory import LogDirectory

@@ -184,7 +184,7 @@ def test_a_log_that_was_made_anew_is_told_of_and_served_once_it_has_passed_what_
     os.utime(new.path / "manifest-0000000001.json", ns=(1, 1))
     new.path.rename(old.path)
     new.path = old.path
-    poll_until(follower, lambda: "the log stands at version" in str(follower.error))
+    poll_until(follower, lambda: "the log is at version" in str(follower.error))
     assert follower.view.version == served
     assert first_value(follower, (0, 1)) == 3.0
     for seed in (9, 10, 11):
@@ -205,7 +205,7 @@ def test_a_base_without_a_model_is_an_error_that_says_so(follow, make_log) -> No
 
 
 def test_old_layers_are_let_go_for_a_newer_base(follow, make_log, monkeypatch) -> None:
-    monkeypatch.setattr("springtide_client.follow.follower.REBASE_ROWS", 100)
+    monkeypatch.setattr("springtide_client.follow.base_opener.REBASE_ROWS", 100)
     log = make_log()
     follower = follow(log)
     settle(follower, log.append({(0, i): row(log, i) for i in range(150)}, [(0, 151)]))
@@ -214,7 +214,7 @@ def test_old_layers_are_let_go_for_a_newer_base(follow, make_log, monkeypatch) -
     follower.on_swap(lambda view: swaps.append(view.version))
     base = log.write_base()
     number = log.append({(0, 1): row(log, 99)})
-    follower._rebase_at = 0.0
+    follower._bases._next_rebase = 0.0
     poll_until(follower, lambda: follower.view.base.path == base)
     assert follower.view.version == number
     assert swaps == [number]  # the same version in other layers is no swap
@@ -237,7 +237,7 @@ def test_memory_stays_below_the_cap(follow, make_log, tmp_path) -> None:
 
 
 def test_at_the_limits_of_memory_and_disk_the_version_waits_for_a_newer_base(follow, make_log, monkeypatch) -> None:
-    monkeypatch.setattr("springtide_client.follow.follower.REBASE_SECONDS", 0.0)
+    monkeypatch.setattr("springtide_client.follow.base_opener.REBASE_SECONDS", 0.0)
     monkeypatch.setattr("springtide_client.follow.follower.RETRY_SECONDS_MAX", 0.0)
     log = make_log()
     follower = follow(log, cache_bytes=32 << 10, disk_bytes=8 << 10)

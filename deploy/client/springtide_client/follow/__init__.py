@@ -1,1 +1,1 @@
-"""follow."""
+"""Keep a view at the newest version of a log: states, listeners, limits on memory."""

@@ -1,4 +1,4 @@
-"""A log as followers read it, whatever carries it: `LogDirectory` and `HttpLog` are sources."""
+"""A log as followers read it, over any transport: LogDirectory and HttpLog are sources."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,25 +8,25 @@ from springtide_client.format.records import Record, Tip
 
 
 class RecordCursor(Protocol):
-    """A place in a log that moves."""
+    """A position in a log that `read` advances."""
 
     def read(self) -> Sequence[Record]:
-        """Some of the records that follow, none at the current end; GapError, CorruptRecordError."""
+        """Return some of the records that follow, none at the current end. GapError, CorruptRecordError, LogError."""
 
     def close(self) -> None: ...
 
 
 class LogSource(Protocol):
-    """Where bases and records come from."""
+    """Where bases and records come from. Methods raise LogError or OSError when the log cannot be read."""
 
     def newest_base(self) -> Path | None:
-        """The folder of the newest base, complete, or None before the first."""
+        """Return the folder of the newest base, complete and local, or None before the first."""
 
     def bases_before(self, than: Path) -> list[Path]:
-        """What there is before a base, newest first, should that one be damaged."""
+        """Return the bases older than this one, newest first: for when it is corrupt."""
 
     def local_base(self) -> Path | None:
-        """The newest base that can be had at once. Asking again may give a newer one."""
+        """Return the newest base that is local now, without waiting. A later call may return a newer one."""
 
     def follow(self, after: Tip | None) -> RecordCursor:
-        """A cursor behind a version."""
+        """Return a cursor behind a version."""
