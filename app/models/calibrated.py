@@ -1,6 +1,6 @@
-"""What the built-in models share: numbers transformed, first-order weights read from the rows, scores calibrated."""
+"""What the built-in models share: normalized dense features, first-order weights in the rows, calibrated scores."""
 
-# N samples, E fields (C + P + S), D dimension, X transformed numbers, L labels
+# N samples, E fields (C + P + S), D dimension, X normalized dense features, L labels
 import itertools
 
 import torch
@@ -12,18 +12,18 @@ from app.models.interface import DenseModel, ModelSpec, join_fields
 
 
 class CalibratedModel(DenseModel):
-    """A subclass turns fields and transformed numbers into scores."""
+    """A subclass turns fields and normalized dense features into scores."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        self.numbers = DenseFeatureNormalizer(spec.num_dense)
+        self.normalizer = DenseFeatureNormalizer(spec.num_dense)
         self.calibration = Calibration(spec.num_labels)
-        # many fields move together on the same label: each takes a smaller part, so that the sum does not overshoot
+        # all fields learn from the same label: each takes a smaller part, so that their sum does not overshoot
         self.first_order_scale = (4.0 / max(1, spec.num_fields)) ** 0.5
         self.pair_scale = (6.0 / max(1, spec.num_fields)) ** 0.5
 
-    def scores(self, fields_NED: Tensor, numbers_NX: Tensor) -> Tensor:
-        """(N, L), or (N, 1) for all labels alike; zero means the base rate."""
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        """Return scores (N, L), or (N, 1) for all labels alike; zero stands for the base rate."""
         raise NotImplementedError
 
     def forward(
@@ -35,17 +35,17 @@ class CalibratedModel(DenseModel):
         dense_NF: Tensor,
     ) -> Tensor:
         fields_NED = join_fields(categorical_NCD, pooled_NPD, sequence_NSTD, length_NS)
-        logits_NL: Tensor = self.calibration(self.scores(fields_NED, self.numbers(dense_NF)))
+        logits_NL: Tensor = self.calibration(self.scores(fields_NED, self.normalizer(dense_NF)))
         return logits_NL
 
     def observe_inputs(self, dense_NF: Tensor) -> None:
-        self.numbers.observe(dense_NF)
+        self.normalizer.observe(dense_NF)
 
     def observe_labels(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
         self.calibration.observe(logits_NL, labels_NL, weights_N)
 
     def first_order(self, fields_NED: Tensor) -> Tensor:
-        """The sum of each label's first-order weights: element l of every row, all float32."""
+        """Return the sum of each label's first-order weights: element l of every row, in float32."""
         sums_ND = fields_NED.sum(dim=1)
         num_labels, dim = self.spec.num_labels, self.spec.dim
         if num_labels > dim:
@@ -55,7 +55,7 @@ class CalibratedModel(DenseModel):
 
 
 def perceptron(sizes: list[int], *, last_is_linear: bool) -> nn.Sequential:
-    """Linear layers of these sizes with ReLU between them, and after the last one unless it is to be linear."""
+    """Return linear layers of these sizes, each but the last followed by ReLU, the last one unless `last_is_linear`."""
     layers: list[nn.Module] = []
     for num_in, num_out in itertools.pairwise(sizes):
         layers += [nn.Linear(num_in, num_out), nn.ReLU()]
@@ -63,7 +63,7 @@ def perceptron(sizes: list[int], *, last_is_linear: bool) -> nn.Sequential:
 
 
 class ZeroLinear(nn.Module):
-    """A linear map without bias that starts at zero; no inputs are allowed."""
+    """A linear map without bias that starts at zero. The number of inputs may be 0."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class ZeroLinear(nn.Module):
 
 
 def check_layer_sizes(name: str, sizes: object) -> list[int]:
-    """The sizes of hidden layers, from a config's options."""
+    """Return the sizes of hidden layers from a model's options; ValueError if they are not sizes."""
     good = isinstance(sizes, (list, tuple)) and all(type(size) is int and 1 <= size <= 65536 for size in sizes)
     if not good:
         raise ValueError(f"{name} must be a list of layer sizes such as [128, 64], not {sizes!r}")

@@ -1,6 +1,6 @@
 """DeepFM (Guo et al. 2017): first-order weights, a factorization machine and a perceptron over the same rows."""
 
-# N samples, E fields, D dimension, X transformed numbers
+# N samples, E fields, D dimension, X normalized dense features
 from collections.abc import Sequence
 
 import torch
@@ -11,20 +11,20 @@ from app.models.interface import ModelSpec
 
 
 class DeepFM(CalibratedModel):
-    """`hidden` are the perceptron's layers; its inputs are all rows and the transformed numbers."""
+    """`hidden` are the perceptron's layers; its inputs are all rows and the normalized dense features."""
 
     def __init__(self, spec: ModelSpec, *, hidden: Sequence[int] = (128,)) -> None:
         super().__init__(spec)
-        num_numbers = self.numbers.num_outputs
-        self.linear = ZeroLinear(num_numbers, spec.num_labels)
-        sizes = [spec.num_fields * spec.dim + num_numbers, *check_layer_sizes("hidden", hidden), spec.num_labels]
+        num_normalized = self.normalizer.num_outputs
+        self.linear = ZeroLinear(num_normalized, spec.num_labels)
+        sizes = [spec.num_fields * spec.dim + num_normalized, *check_layer_sizes("hidden", hidden), spec.num_labels]
         self.deep = perceptron(sizes, last_is_linear=True)
 
-    def scores(self, fields_NED: Tensor, numbers_NX: Tensor) -> Tensor:
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         sum_ND = fields_NED.sum(dim=1)
         pairs_N = 0.5 * (sum_ND.square() - fields_NED.square().sum(dim=1)).sum(dim=1)
-        deep_NL: Tensor = self.deep(torch.cat([fields_NED.flatten(1), numbers_NX], dim=1))
-        linear_NL: Tensor = self.linear(numbers_NX)
+        deep_NL: Tensor = self.deep(torch.cat([fields_NED.flatten(1), dense_NX], dim=1))
+        linear_NL: Tensor = self.linear(dense_NX)
         wide_NL = self.first_order(fields_NED) + self.pair_scale * pairs_N[:, None]
         scores_NL: Tensor = wide_NL + linear_NL.float() + deep_NL.float()
         return scores_NL

@@ -1,17 +1,17 @@
-"""The default transform of numbers: signed log1p, running standardization, a missing one is 0 with an indicator."""
+"""Normalizes dense features: signed log1p, then running standardization; a missing value is 0 with an indicator."""
 
 # N samples, F dense features
 import torch
 from torch import Tensor, nn
 
-MEMORY = 1e6  # numbers; older ones fade, and float32 stays able to count
+MEMORY = 1e6  # values; older ones fade, and float32 can still count
 MAX_DEVIATIONS = 5.0  # standard deviations
 
 
 class DenseFeatureNormalizer(nn.Module):
-    """From raw numbers (N, F), NaN where missing, to (N, 2F): the standardized numbers, then the missing indicators.
+    """From raw values (N, F), NaN where missing, to (N, 2F): the standardized values, then the missing indicators.
 
-    `observe` moves the statistics (pairwise update of Chan, Golub and LeVeque 1979); forward only reads them.
+    `observe` updates the statistics (pairwise update of Chan, Golub and LeVeque 1979); `forward` only reads them.
     """
 
     mean_F: Tensor
@@ -27,7 +27,7 @@ class DenseFeatureNormalizer(nn.Module):
 
     @torch.no_grad()
     def observe(self, dense_NF: Tensor) -> None:
-        """Count a batch in."""
+        """Count a batch."""
         if dense_NF.numel() == 0:
             return
         known_NF = ~torch.isnan(dense_NF)
@@ -36,7 +36,7 @@ class DenseFeatureNormalizer(nn.Module):
         mean_F = log_NF.sum(0) / new_F.clamp(min=1)
         variance_F = torch.where(known_NF, log_NF - mean_F, 0.0).square().sum(0) / new_F.clamp(min=1)
         total_F = (self.count_F + new_F).clamp(min=1)
-        share_F = new_F / total_F  # 0 where the batch has none: nothing moves then
+        share_F = new_F / total_F  # 0 where the batch has no value: nothing changes then
         shift_F = mean_F - self.mean_F
         spread_F = (1 - share_F) * self.variance_F * (self.count_F > 0) + share_F * (
             variance_F + shift_F.square() * (1 - share_F)
@@ -47,7 +47,7 @@ class DenseFeatureNormalizer(nn.Module):
 
     def forward(self, dense_NF: Tensor) -> Tensor:
         missing_NF = torch.isnan(dense_NF)
-        # a constant feature has no spread: the floor keeps its rounding errors from becoming a signal
+        # a constant feature has no variance: the floor keeps its rounding errors from becoming a signal
         scale_F = torch.rsqrt(self.variance_F + 1e-4)
         standard_NF = ((_signed_log(dense_NF) - self.mean_F) * scale_F).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
         return torch.cat([torch.where(missing_NF, 0.0, standard_NF), missing_NF.float()], dim=1)

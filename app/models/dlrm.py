@@ -1,11 +1,11 @@
-"""DLRM (Naumov et al. 2019): numbers become a vector of a row's size, all vectors meet in pairs, a perceptron decides.
+"""DLRM (Naumov et al. 2019): dense features become a vector of a row's size, all pairs of vectors are multiplied.
 
-Two additions make it quick where an id has been seen only a few times: the pairs and each row's first elements also
-count directly (`wide`), and the top perceptron sees the rows themselves (`rows_on_top`). Without both it is the
-paper's.
+Two additions make it learn faster from ids that were seen only a few times: the pairs and each row's first elements are
+also added to the score directly (`wide`), and the top perceptron sees the rows themselves (`rows_on_top`). Without both
+it is the net of the paper.
 """
 
-# N samples, E fields, V vectors (the fields, and the numbers' one), I pairs of them, D dimension, X transformed numbers
+# N samples, E fields, V vectors (fields, one of the dense features), I pairs, D dimension, X normalized features
 from collections.abc import Sequence
 
 import torch
@@ -31,23 +31,23 @@ class DLRM(CalibratedModel):
         rows_on_top: bool = True,
     ) -> None:
         super().__init__(spec)
-        num_numbers, dim = self.numbers.num_outputs, spec.dim
+        num_normalized, dim = self.normalizer.num_outputs, spec.dim
         bottom_sizes, top_sizes = check_layer_sizes("bottom", bottom), check_layer_sizes("top", top)
         self.wide, self.rows_on_top = wide, rows_on_top
         self.bottom: nn.Sequential | None = None
-        if num_numbers:
-            self.bottom = perceptron([num_numbers, *bottom_sizes, dim], last_is_linear=False)
+        if num_normalized:
+            self.bottom = perceptron([num_normalized, *bottom_sizes, dim], last_is_linear=False)
         num_vectors = spec.num_fields + (1 if self.bottom is not None else 0)
         left_I, right_I = torch.triu_indices(num_vectors, num_vectors, 1)
         self.register_buffer("pairs_I", left_I * num_vectors + right_I, persistent=False)
         num_top = len(left_I) + (dim if self.bottom is not None else 0) + (spec.num_fields * dim if rows_on_top else 0)
         self.top = perceptron([num_top, *top_sizes, spec.num_labels], last_is_linear=True)
 
-    def scores(self, fields_NED: Tensor, numbers_NX: Tensor) -> Tensor:
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         parts = [fields_NED.flatten(1)] if self.rows_on_top else []
         vectors_NVD = fields_NED
         if self.bottom is not None:
-            vector_ND: Tensor = self.bottom(numbers_NX)
+            vector_ND: Tensor = self.bottom(dense_NX)
             parts.append(vector_ND.to(fields_NED.dtype))
             vectors_NVD = torch.cat([parts[-1].unsqueeze(1), fields_NED], dim=1)
         pairs_NI = dot_interaction(vectors_NVD, self.pairs_I)

@@ -1,16 +1,16 @@
-"""Inputs of the right shape for trying a model out and for tracing it."""
+"""Inputs of the right shapes, to try a model and to trace it."""
 
 import torch
 from springtide_client.model.inputs import ModelInputs
 
 from app.models.interface import ModelSpec
 
-# N samples, T the longest sequence; neither 0 nor 1, which tracing would take for constants
+# samples and longest sequence; tracing would take 0 and 1 for constants
 NUM_SAMPLES, LONGEST = 2, 3
 
 
 def example_inputs(spec: ModelSpec) -> ModelInputs:
-    """Zeros in every kind; absent kinds have an axis of size 0."""
+    """Return zeros of every kind of input; absent kinds have an axis of size 0."""
     return ModelInputs(
         categorical=torch.zeros(NUM_SAMPLES, spec.num_categorical, spec.dim),
         pooled=torch.zeros(NUM_SAMPLES, spec.num_pooled, spec.dim),

@@ -1,4 +1,4 @@
-"""A model as an exported program: what followers load without its class."""
+"""Exports a model as a torch program that followers load without the model's class."""
 
 import io
 import warnings
@@ -12,10 +12,10 @@ from app.models.interface import ModelSpec
 
 
 def export_model(model: nn.Module, spec: ModelSpec) -> bytes:
-    """The archive of torch.export, for any number of samples and any longest sequence, without sample inputs.
+    """Return the archive of torch.export, for any number of samples and any longest sequence, without sample inputs.
 
-    Its forward takes the arguments of springtide_client.model.inputs.ModelInputs and gives float32 logits [N, L]; its
-    parameters and buffers keep the model's names. ValueError where the model cannot be traced.
+    Its forward takes the arguments of springtide_client.model.inputs.ModelInputs and returns float32 logits [N, L]; its
+    parameters and buffers keep the model's names. ValueError if the model cannot be traced.
     """
     samples, longest = Dim("samples"), Dim("longest")
     only_samples = {0: samples}
@@ -24,14 +24,14 @@ def export_model(model: nn.Module, spec: ModelSpec) -> bytes:
     model.eval()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own, about its internals
+            warnings.simplefilter("ignore")  # torch's own warnings, about its internals
             program = torch.export.export(model, tuple(example_inputs(spec)), dynamic_shapes=axes)
             program.example_inputs = None  # they would be pickled
             archive = io.BytesIO()
             torch.export.save(program, archive)
-    except Exception as error:  # torch raises whatever its tracer met
+    except Exception as error:  # torch raises whatever its tracer meets
         first_line = str(error).partition("\n")[0]
-        hint = "its forward must not ask for len(x) or take branches on values; x.shape[0] is fine"
+        hint = "its forward must not use len(x) or branch on values; x.shape[0] is fine"
         raise ValueError(f"{type(model).__name__} cannot be exported by torch.export: {first_line} ({hint})") from error
     finally:
         model.train(was_training)

@@ -1,6 +1,6 @@
-"""An exported program as ONNX, for inference outside Python: `python -m app.models.export_onnx model.pt2 model.onnx`.
+"""Converts an exported program to ONNX: `python -m app.models.export_onnx model.pt2 model.onnx`.
 
-Needs the extra `onnx`. Inputs and meaning are those of springtide_client.model.inputs.ModelInputs; the output is
+Needs the extra `onnx`. The inputs are those of springtide_client.model.inputs.ModelInputs; the output is
 `logits`.
 """
 
@@ -19,14 +19,14 @@ PACKAGES = ("onnx", "onnxscript")
 
 
 def is_possible() -> bool:
-    """Whether the extra is installed; it is not imported."""
+    """Return True if the extra is installed, without importing it."""
     return all(importlib.util.find_spec(name) is not None for name in PACKAGES)
 
 
 def export_onnx(archive: bytes) -> bytes:
-    """The ONNX file of a `model.pt2`: parameters and buffers are initializers of the same names, with raw bytes.
+    """Return the ONNX file of a `model.pt2`: parameters and buffers are initializers of the same names, as raw bytes.
 
-    ValueError where the program has no such form, LogError where the archive is refused.
+    ValueError if the program cannot be converted, LogError if the archive is not safe to load.
     """
     check_archive(archive)
     import torch
@@ -34,18 +34,18 @@ def export_onnx(archive: bytes) -> bytes:
     program = torch.export.load(io.BytesIO(archive))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own, about its internals
+            warnings.simplefilter("ignore")  # torch's own warnings, about its internals
             made = torch.onnx.export(
                 program,
                 input_names=list(ModelInputs._fields),
                 output_names=["logits"],
                 dynamo=True,
-                optimize=False,  # folded into others, a parameter could no longer be replaced by name
+                optimize=False,  # constant folding would hide parameters, which later versions replace by name
                 verbose=False,
             )
             assert made is not None
             model: Any = made.model_proto
-    except Exception as error:  # torch and onnxscript raise whatever their translation met
+    except Exception as error:  # torch and onnxscript raise whatever their translation meets
         raise ValueError(f"the model has no form in ONNX: {str(error).partition(chr(10))[0]}") from error
     raw = {tensor.name for tensor in model.graph.initializer if tensor.HasField("raw_data")}
     if inlined := sorted(used_state(program) - raw):
@@ -55,7 +55,7 @@ def export_onnx(archive: bytes) -> bytes:
 
 
 def used_state(program: Any) -> set[str]:
-    """The parameters and buffers that the graph reads."""
+    """Return the names of the parameters and buffers that the graph reads."""
     used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
     specs = program.graph_signature.input_specs
     return {spec.target for spec in specs if spec.target in program.state_dict and spec.arg.name in used}

@@ -1,4 +1,4 @@
-"""What a model is: a plain torch module from rows and numbers to logits. Knows no table, no stream, no optimizer."""
+"""The interface of a dense net: a torch module from rows and dense features to logits. Knows no table and no stream."""
 
 # N samples, C categorical, P multi_value, S sequence features, T longest sequence, F dense, D dimension, L labels
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class ModelSpec:
 
     @staticmethod
     def of(schema: Schema, dim: int) -> "ModelSpec":
-        """The sizes that a schema and a row's dimension give."""
+        """Return the sizes for a schema and a row dimension."""
         return ModelSpec(
             num_categorical=len(schema.categorical),
             num_pooled=len(schema.multi_value),
@@ -33,15 +33,15 @@ class ModelSpec:
 
     @property
     def num_fields(self) -> int:
-        """Vectors a sample has once its sequences are averaged."""
+        """Vectors per sample, once its sequences are averaged."""
         return self.num_categorical + self.num_pooled + self.num_sequence
 
 
 class DenseModel(nn.Module):
-    """From a sample's rows and numbers to one logit a label.
+    """From a sample's rows and dense features to one logit per label.
 
-    A subclass is built as `Subclass(spec, **options)` and defines forward. Buffers are for statistics; only the two
-    `observe_*` may write them, so that forward is a pure function which can be exported and served.
+    A subclass is built as `Subclass(spec, **options)` and defines `forward`. Buffers are for statistics; only the two
+    `observe_*` methods write them, so that `forward` is a pure function that can be exported and served.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -56,18 +56,18 @@ class DenseModel(nn.Module):
         length_NS: Tensor,
         dense_NF: Tensor,
     ) -> Tensor:
-        """The logits [N, L] float32. Sequences are padded with zeros on the right; dense is raw, NaN where missing."""
+        """Return logits [N, L], float32. Sequences are padded with zeros at the end; dense is raw, missing is NaN."""
         raise NotImplementedError
 
     def observe_inputs(self, dense_NF: Tensor) -> None:
-        """Called with a batch's numbers before it is scored."""
+        """Called with a batch's dense features before it is scored."""
 
     def observe_labels(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
-        """Called with a batch's logits and labels (NaN = masked) after it was scored, before its step."""
+        """Called with a batch's logits and labels (NaN: masked) after it was scored, before the optimizer's step."""
 
 
 def join_fields(categorical_NCD: Tensor, pooled_NPD: Tensor, sequence_NSTD: Tensor, length_NS: Tensor) -> Tensor:
-    """One vector a field, (N, C + P + S, D): a sequence counts as the mean of its rows, zeros where it is empty."""
+    """Return one vector per field, (N, C + P + S, D): of a sequence the mean of its rows, zeros if it is empty."""
     if sequence_NSTD.shape[1] == 0:
         if pooled_NPD.shape[1] == 0:
             return categorical_NCD

@@ -1,4 +1,4 @@
-"""From a config's `[model]` to a module: a built-in name, or the user's own as "package.module:Class"."""
+"""Builds the model that `[model]` names: a built-in one, or a class of the user's own as "package.module:Class"."""
 
 import importlib
 
@@ -11,10 +11,10 @@ from app.models.interface import ModelSpec
 
 
 def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module:
-    """The module, its weights a function of the seed; ValueError says what is wrong with the name or the options.
+    """Return the module, its weights a function of the seed. ValueError if the name or the options are wrong.
 
-    The user's own class is any `nn.Module` that is built as `Class(spec, **options)` and maps the inputs of
-    `interface.Model.forward` to logits [N, L]; it is tried on two samples here.
+    A class of the user's own is any `nn.Module` that is built as `Class(spec, **options)` and maps the inputs of
+    `interface.DenseModel.forward` to logits [N, L]; it is tried on two samples here.
     """
     model_class = _load_class(BUILT_IN_MODELS.get(config.name, config.name))
     with torch.random.fork_rng(devices=[]):
@@ -23,7 +23,7 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module
             model = model_class(spec, **config.options)
         except TypeError as error:
             raise ValueError(f"model {config.name!r} with options {dict(config.options)}: {error}") from error
-    _try_out(config.name, model, spec)
+    _check_logits(config.name, model, spec)
     return model
 
 
@@ -39,7 +39,7 @@ def _load_class(name: str) -> type[nn.Module]:
     return model_class
 
 
-def _try_out(name: str, model: nn.Module, spec: ModelSpec) -> None:
+def _check_logits(name: str, model: nn.Module, spec: ModelSpec) -> None:
     was_training = model.training
     model.eval()
     with torch.no_grad():

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import write_atomically
 
+from app.scores.auc import click_auc
+
 FILE_NAME = "simulator.json"
 
 
@@ -32,19 +34,7 @@ class BestAucWindow:
     def value(self) -> float | None:
         """Return the AUC; None while the window has only clicks or only non-clicks."""
         num = min(self._num, len(self._click))
-        return exact_auc(self._probability[:num], self._click[:num])
-
-
-def exact_auc(scores_N: npt.NDArray[np.floating], labels_N: npt.NDArray[np.bool_]) -> float | None:
-    """Return the probability that a click scores above a non-click, ties counting half; None with one class."""
-    num_positive = int(labels_N.sum())
-    num_negative = len(labels_N) - num_positive
-    if not num_positive or not num_negative:
-        return None
-    _, inverse_N, counts = np.unique(scores_N, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2
-    positive_ranks = float(ranks[inverse_N[labels_N]].sum())
-    return (positive_ranks - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
+        return click_auc(self._probability[:num], self._click[:num])
 
 
 def write_best_auc(log_path: Path, best_auc: float | None) -> None:

@@ -1,4 +1,4 @@
-"""How well samples were predicted before they were learned: over the whole run, and over the last ones."""
+"""Progressive scores: how well samples were predicted before they were learned, over the whole run and a window."""
 
 # N samples, L labels, W samples of the window
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ SUMS = ("weight", "loss", "predicted", "positive")
 
 
 class ProgressiveScores:
-    """Progressive AUC (within 1e-4 of exact), logloss and calibration (clicks predicted over clicks seen).
+    """AUC (within 1e-4 of exact), logloss and calibration (clicks predicted over clicks seen) of each label.
 
-    Labels between 0 and 1 count in part as positive, in part as negative; NaN = masked. What a version carries is the
-    samples since the one before (`delta`); a base carries `state`. State, then the deltas after it, is bitwise what
-    observing every sample gives.
+    Labels between 0 and 1 count in part as positive and in part as negative; NaN is masked. A version holds the samples
+    since the previous one (`delta`), a base holds `state`. A state and the deltas after it give the same bits as
+    observing every sample.
     """
 
     def __init__(self, labels: Sequence[str], window_samples: int) -> None:
@@ -27,7 +27,7 @@ class ProgressiveScores:
         self._sums_LQ = np.zeros((num_labels, len(SUMS)))
         self._histograms = [RocHistogram() for _ in self.labels]
         self._window = _empty(num_labels)
-        self._recent: list[Arrays] = []  # seen, not in the window's arrays yet
+        self._recent: list[Arrays] = []  # observed, not joined into the window yet
         self._num_recent = 0
         self._delta: list[Arrays] = []
 
@@ -37,31 +37,31 @@ class ProgressiveScores:
         labels_NL: npt.NDArray[np.float32],
         weights_N: npt.NDArray[np.float32],
     ) -> None:
-        """Count scored samples in; they belong to the next delta."""
+        """Count scored samples; they belong to the next delta."""
         samples = {"logits": logits_NL, "labels": labels_NL, "weights": weights_N}
         self._count(samples)
         self._delta.append(samples)
 
     def delta(self) -> Arrays:
-        """The samples observed since the last call; {} where there are none."""
+        """Return the samples observed since the last call; {} if there are none."""
         parts, self._delta = self._delta, []
         return _join(parts) if parts else {}
 
     def apply(self, delta: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Count in what another's delta() gave."""
+        """Count the samples of another object's `delta`."""
         if delta:
             self._count({name: np.array(delta[name]) for name in ("logits", "labels", "weights")})
 
     def state(self) -> Arrays:
-        """Everything but the samples of the coming delta's own list: what a base carries."""
-        arrays = {f"window.{name}": array for name, array in self._settle().items()}
+        """Return sums, histograms and window: everything but the list of samples for the next delta."""
+        arrays = {f"window.{name}": array for name, array in self._join_window().items()}
         arrays["sums"] = self._sums_LQ.copy()
         for number, histogram in enumerate(self._histograms):
             arrays |= {f"histogram.{number}.{name}": array for name, array in histogram.arrays().items()}
         return arrays
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Takes what state() gave in place of everything observed; {} stands for nothing observed."""
+        """Replace everything observed by what `state` returned; {}: nothing was observed."""
         num_labels = len(self.labels)
         self._sums_LQ = np.zeros((num_labels, len(SUMS)))
         self._histograms = [RocHistogram() for _ in self.labels]
@@ -75,18 +75,18 @@ class ProgressiveScores:
         self._window = {name: np.array(state[f"window.{name}"]) for name in ("logits", "labels", "weights")}
 
     def window_losses(self, number: int) -> tuple[Float64Array, Float64Array]:
-        """The losses of the window's samples by one label, oldest first, and their weights."""
-        logits_N, weights_N, labels_N = _of_label(self._settle(), number)
+        """Return the losses of the window's samples for one label, oldest first, and their weights."""
+        logits_N, weights_N, labels_N = _of_label(self._join_window(), number)
         return np.logaddexp(0.0, logits_N) - labels_N * logits_N, weights_N
 
     def non_finite_fraction(self, num: int) -> float:
-        """The share of the window's newest samples, so many at most, that the net gave no finite number for."""
-        logits_NL = self._settle()["logits"][-num:]
+        """Return the fraction of the window's newest `num` samples whose logits are not finite."""
+        logits_NL = self._join_window()["logits"][-num:]
         return float(1 - np.isfinite(logits_NL).all(axis=1).mean()) if len(logits_NL) else 0.0
 
     def document(self) -> dict[str, Any]:
-        """`{"whole": {...}, "window": {...}}`, and `tasks` by label where there are several."""
-        window = self._settle()
+        """Return `{"whole": {...}, "window": {...}}`, and `tasks` by label if there are several."""
+        window = self._join_window()
         tasks = {
             label: {"whole": self._whole(number), "window": _exact(window, number)}
             for number, label in enumerate(self.labels)
@@ -103,10 +103,10 @@ class ProgressiveScores:
         self._recent.append(samples)
         self._num_recent += len(samples["weights"])
         if self._num_recent > 2 * self.window_samples:
-            self._settle()
+            self._join_window()
 
-    def _settle(self) -> Arrays:
-        """The window's samples as one array each."""
+    def _join_window(self) -> Arrays:
+        """Return the window's samples as one array each."""
         if self._recent:
             joined = _join([self._window, *self._recent])
             self._window = {name: array[-self.window_samples :].copy() for name, array in joined.items()}
@@ -134,24 +134,24 @@ def _scores(
 
 
 def _of_label(samples: Arrays, number: int) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Logits, weights and labels of one task in double precision, without the masked ones."""
+    """Return logits, weights and labels of one label in double precision, without masked samples."""
     labels_N = samples["labels"][:, number].astype(np.float64)
     logits_N = samples["logits"][:, number].astype(np.float64)
-    # a net that has overflowed says nothing: its samples are scored as a coin's
+    # an overflowed net has no opinion: NaN is scored as a coin flip
     logits_N = np.nan_to_num(logits_N, nan=0.0, posinf=700.0, neginf=-700.0)
     known_N = ~np.isnan(labels_N)
     return logits_N[known_N], samples["weights"].astype(np.float64)[known_N], labels_N[known_N]
 
 
 def _terms(logits_N: Float64Array, weights_N: Float64Array, labels_N: Float64Array) -> tuple[Float64Array, ...]:
-    """The terms of SUMS."""
+    """Return the terms of SUMS."""
     loss_N = np.logaddexp(0.0, logits_N) - labels_N * logits_N
-    chances_N = 1.0 / (1.0 + np.exp(-logits_N))
-    return weights_N, weights_N * loss_N, weights_N * chances_N, weights_N * labels_N
+    probabilities_N = 1.0 / (1.0 + np.exp(-logits_N))
+    return weights_N, weights_N * loss_N, weights_N * probabilities_N, weights_N * labels_N
 
 
 def _add_in_order(total: float, terms_N: Float64Array) -> float:
-    """One term after another, so that the sum does not depend on how the terms are cut into calls."""
+    """Add one term after another, so that the sum does not depend on how the terms are split into calls."""
     return float(np.cumsum(np.concatenate([[total], terms_N]))[-1])
 
 

@@ -45,14 +45,15 @@ class Publisher:
         """Until the next version may be published; not positive once it may."""
         return max(self._last_attempt + self._publish_seconds, self._postponed_until) - self._clock()
 
-    @property
-    def is_postponed(self) -> bool:
-        """True while neither versions are published nor commands executed, which need a version each."""
-        return self._clock() < self._postponed_until
-
     def postpone(self, seconds: float) -> None:
         """Publish no version and execute no command for this long."""
         self._postponed_until = self._clock() + seconds
+
+    def accepts_command(self, session: TrainingSession) -> bool:
+        """Return True if a command is pending and can be published with its result."""
+        if session.log.is_stalled or self._clock() < self._postponed_until:
+            return False
+        return session.commands.has_pending
 
     def is_due(self, session: TrainingSession) -> bool:
         """Return True if it is time for a version and there is something to say: samples, or a newer heartbeat."""

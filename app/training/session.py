@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 import torch
+from springtide_client.errors import LogError
 from springtide_client.system.clock import wall_ms
 
 from app.training.bootstrap import load_state
@@ -15,6 +16,7 @@ from app.training.state.training_state import TrainingState
 from app.version_log.commands.queue import Command
 from app.version_log.read.corruption import lost_commands
 from app.version_log.write.writer import LogWriter
+from embeddings.errors import SpillError
 from stream.positions import Partition, Position
 from stream.source import Source
 
@@ -51,9 +53,20 @@ class TrainingSession:
         """The stream."""
         return self.batches.source
 
-    def start(self, after: "TrainingSession | None" = None) -> None:
-        """Begin to read the stream; the end offsets that the earlier session stops at are kept."""
-        self.batches.start(after=None if after is None else after.batches)
+    def reload(self, log: LogWriter, roll_back: Callable[[Command], None]) -> "TrainingSession":
+        """Close this session, and continue from the end of the log as a restart does: memory and spill start empty."""
+        self.close()
+        try:
+            session = TrainingSession.load(self._config, log, until_end=self._until_end, roll_back=roll_back)
+        except SpillError as error:
+            # not a SpillError: that would be retried, with nothing loaded
+            raise LogError(f"the log cannot be loaded: {error}") from error
+        session.batches.start(after=self.batches)
+        return session
+
+    def start(self) -> None:
+        """Begin to read the stream."""
+        self.batches.start()
 
     def seek(self, positions: Mapping[Partition, Position]) -> None:
         """Continue from other positions. Call it before `start`."""

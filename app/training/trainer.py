@@ -5,9 +5,8 @@ import logging
 import time
 from collections.abc import Callable
 
-import msgspec
 import torch
-from springtide_client.errors import LogError, SpringtideError
+from springtide_client.errors import SpringtideError
 
 from app.processes.signals import StopSignals
 from app.training.config import TrainerConfig
@@ -20,9 +19,8 @@ from app.training.recovery.repair import reopen
 from app.training.recovery.rollback import RollbackController
 from app.training.session import TrainingSession
 from app.training.state.training_state import TrainingState
-from app.training.status.document import TrainerFacts, trainer_status
-from app.training.status.throughput import ThroughputMeter
-from app.training.status.writer import INTERVAL_SECONDS, StatusWriter
+from app.training.status.reporter import StatusReporter
+from app.training.status.writer import StatusWriter
 from app.version_log.read.corruption import take_corruption_report
 from app.version_log.trainer_status import TrainerStatus
 from app.version_log.write.writer import LogWriter
@@ -72,14 +70,13 @@ class Trainer:
             owner=self,
             until_end=until_end,
         )
-        self.throughput = ThroughputMeter()
+        self.reporter = StatusReporter(config, self.gate, self.status)
         self.corruption = ""  # as a reader of the log has reported it
         self._spill_reason = ""  # why rows cannot leave memory, and learning waits
-        self._last_report = float("-inf")
         self._session: TrainingSession | None = None  # None only while, or because, the first one could not be loaded
         try:
             self.status.update(TrainerStatus(name=config.name, trainer="catching_up", reason="reading the log back"))
-            self._load_session()
+            self._adopt(TrainingSession.load(config, self.log, until_end=until_end, roll_back=self.rollback.execute))
             if start is not None:
                 self.session.seek(start.resolve(config.source, self.state.stream.positions))
         except BaseException as error:
@@ -141,7 +138,7 @@ class Trainer:
             batches.poll(seconds if seconds > 0 else POLL_SECONDS)
         if has_room and (batch := batches.take(allow_partial=publisher.seconds_until_due <= 0)) is not None:
             self.learn(batch)  # one without samples moves positions too
-        if self.has_pending_command and self.publish():
+        if publisher.accepts_command(self.session) and self.publish():
             self.execute_commands()
         if publisher.is_due(self.session):
             self.publish()
@@ -155,11 +152,6 @@ class Trainer:
         self.dead_letters.send(batch.dead_letters)
         next_batch, limit_ms = self.session.batches.peek(), self.session.max_event_ms()
         self._retry_while_spill_full(lambda: self.state.learn(batch, next_batch=next_batch, limit_ms=limit_ms))
-
-    @property
-    def has_pending_command(self) -> bool:
-        """True if a command can be executed now: it needs a version before it and one after it."""
-        return not (self.publisher.is_postponed or self.log.is_stalled) and self.session.commands.has_pending
 
     def execute_commands(self) -> None:
         """Execute all that wait. Call it right after a checkpoint: the rows that they evict find room."""
@@ -194,16 +186,9 @@ class Trainer:
         return True
 
     def reload(self) -> None:
-        """Continue from the end of the log, as a restart does: memory and spill empty, no recall in flight."""
-        before = self.session
-        before.close()
+        """Continue from the end of the log."""
         gc.unfreeze()
-        try:
-            self._load_session()
-        except SpillError as error:
-            # not a SpillError: that would be retried, with half of the log loaded
-            raise LogError(f"the log cannot be loaded: {error}") from error
-        self.session.start(after=before)
+        self._adopt(self.session.reload(self.log, self.rollback.execute))
         _freeze_heap()
 
     def repair(self) -> None:
@@ -219,35 +204,30 @@ class Trainer:
 
     def report_status(self) -> None:
         """Once a second: report what is durable, look for a new base and for corruption, and update the status."""
-        now = time.monotonic()
-        if now - self._last_report < INTERVAL_SECONDS:
+        if not self.reporter.take_turn():
             return
-        self._last_report = now
         session = self.session
         self.publisher.report_durable(session)
         self.corruption = self.corruption or take_corruption_report(self.config.log.path, self.log.epoch)
         if session.spill_gc.map_newest_base(self.log.last_number):
             session.source.reset_emitted_strings()  # the new base holds no strings of deleted rows
-        self.throughput.record(self.state.samples_trained)
-        self.status.update(self._status())
+        self.reporter.report(session, stall_reason=self._stall_reason)
 
     def close(self) -> TrainerStatus:
         """Make everything durable and close it; returns the final status."""
         gc.unfreeze()
         self.log.sync()
         self.publisher.report_durable(self.session)
-        held = self.gate.held
-        reason = "ended" if held is None else f"ended while the health gate held the model back: {held.detail}"
-        final = msgspec.structs.replace(
-            self._status(), trainer="stopped", reason=reason, clean_shutdown=True, samples_per_second=0.0
-        )
+        status = self.reporter.last_status(self.session, stall_reason=self._stall_reason)
         self._release()
-        return self.status.close(final)
+        return self.status.close(status)
 
-    def _load_session(self) -> None:
-        self._session = session = TrainingSession.load(
-            self.config, self.log, until_end=self.until_end, roll_back=self.rollback.execute
-        )
+    @property
+    def _stall_reason(self) -> str:
+        return self._spill_reason or self.publisher.reason or self.log.stall_reason
+
+    def _adopt(self, session: TrainingSession) -> None:
+        self._session = session
         self.gate.reset(self.log.last_number, session.state.learner, session.state.samples_trained)
         self.status.stall_reason = session.stall_reason
 
@@ -267,12 +247,6 @@ class Trainer:
             self.report_status()
             if self.signals.wait(POLL_SECONDS):
                 return
-
-    def _status(self) -> TrainerStatus:
-        reason = self._spill_reason or self.publisher.reason or self.log.stall_reason
-        return trainer_status(
-            TrainerFacts(self.config, self.session, self.gate, self.throughput.per_second(), stall_reason=reason)
-        )
 
     def _fail(self, error: BaseException) -> None:
         self.status.fail(error)

@@ -5,15 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.scores.best_auc import BestAucWindow, exact_auc, read_best_auc, write_best_auc
+from app.scores.auc import click_auc
+from app.scores.best_auc import BestAucWindow, read_best_auc, write_best_auc
 
 
 def test_the_auc_counts_ties_half_and_is_none_with_one_class() -> None:
     labels = np.array([False, True, False, True])
-    assert exact_auc(np.array([0.1, 0.9, 0.2, 0.8]), labels) == 1.0
-    assert exact_auc(np.full(4, 0.5), labels) == 0.5
-    assert exact_auc(np.array([0.1, 0.1, 0.2, 0.8]), labels) == pytest.approx(0.625)
-    assert exact_auc(np.ones(2), np.ones(2, dtype=bool)) is None
+    assert click_auc(np.array([0.1, 0.9, 0.2, 0.8]), labels) == 1.0
+    assert click_auc(np.full(4, 0.5), labels) == 0.5
+    assert click_auc(np.array([0.1, 0.1, 0.2, 0.8]), labels) == pytest.approx(0.625)
+    assert click_auc(np.ones(2), np.ones(2, dtype=bool)) is None
 
 
 def test_the_best_auc_covers_the_recent_window_only() -> None:

@@ -7,7 +7,7 @@ from springtide_client.encode import encode_instances
 from app.config.load import load_config
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
-from app.scores.best_auc import exact_auc
+from app.scores.auc import click_auc
 from app.tools.demo.demo import demo_config_path
 from app.tools.simulator.click_generator import ClickGenerator
 from app.tools.simulator.config import SimulatorConfig
@@ -43,8 +43,8 @@ def test_the_demo_model_gets_three_quarters_of_the_way_to_the_best_auc_in_60_000
         clicks.append(chunk.click_N)
         chances.append(chunk.impressions.probability_N)
     labels_N = np.concatenate(clicks)[-WINDOW:]
-    best = exact_auc(np.concatenate(chances)[-WINDOW:], labels_N)
-    learned = exact_auc(np.concatenate(logits)[-WINDOW:], labels_N)
+    best = click_auc(np.concatenate(chances)[-WINDOW:], labels_N)
+    learned = click_auc(np.concatenate(logits)[-WINDOW:], labels_N)
     assert best is not None
     assert learned is not None
     assert learned - 0.5 >= 0.75 * (best - 0.5)

@@ -54,7 +54,7 @@ def test_a_row_is_found_as_it_was_written_and_a_stranger_is_not(tmp_path: Path, 
     rows = BaseRows(made(tmp_path, num))
     ids_U = np.random.default_rng(0).permutation(2 * num + 10)[: 5 * CHUNK_KEYS]
     features_U = (ids_U // 2 % 3).astype(np.uint16)
-    rows._requests.observe(int(asks), 1)
+    rows._readahead.observe(int(asks), 1)
     found = rows.find(features_U, ids_U)
     expected_U = (ids_U % 2 == 0) & (ids_U < 2 * num)
     np.testing.assert_array_equal(found.found, expected_U)
@@ -67,5 +67,5 @@ def test_a_row_is_found_as_it_was_written_and_a_stranger_is_not(tmp_path: Path, 
 
 def test_a_find_of_nothing_is_answered(tmp_path: Path) -> None:
     rows = BaseRows(made(tmp_path, 10))
-    rows._requests.observe(1, 1)
+    rows._readahead.observe(1, 1)
     assert len(rows.find(np.empty(0, np.uint16), np.empty(0, np.int64)).found) == 0

@@ -106,7 +106,7 @@ def test_a_sample_is_scored_before_it_is_learned():
     inputs = assemble_tensors(SCHEMA, batch.features, tensors)
     learner.model.observe_inputs(inputs.dense)
     expected = learner.model(*inputs).detach().numpy()
-    learner.model.numbers.load_state_dict(make_learner().model.numbers.state_dict())
+    learner.model.normalizer.load_state_dict(make_learner().model.normalizer.state_dict())
     np.testing.assert_array_equal(learner.step(batch).logits_NL, expected)
 
 

@@ -1,0 +1,48 @@
+"""Reports the trainer's status once a second, and its last one."""
+
+import time
+
+import msgspec
+
+from app.training.config import TrainerConfig
+from app.training.health.gate import Gate
+from app.training.session import TrainingSession
+from app.training.status.document import TrainerFacts, trainer_status
+from app.training.status.throughput import ThroughputMeter
+from app.training.status.writer import INTERVAL_SECONDS, StatusWriter
+from app.version_log.trainer_status import TrainerStatus
+
+
+class StatusReporter:
+    """Builds status documents and hands them to the writer."""
+
+    def __init__(self, config: TrainerConfig, gate: Gate, writer: StatusWriter) -> None:
+        self._config, self._gate, self._writer = config, gate, writer
+        self._throughput = ThroughputMeter()
+        self._last_report = float("-inf")
+
+    def take_turn(self) -> bool:
+        """Return True once a second: it is time to report."""
+        now = time.monotonic()
+        is_due = now - self._last_report >= INTERVAL_SECONDS
+        if is_due:
+            self._last_report = now
+        return is_due
+
+    def report(self, session: TrainingSession, *, stall_reason: str) -> None:
+        """Report the status as of now. `stall_reason`: why learning or publishing waits; "" if neither does."""
+        self._throughput.record(session.state.samples_trained)
+        self._writer.update(self._status(session, stall_reason))
+
+    def last_status(self, session: TrainingSession, *, stall_reason: str) -> TrainerStatus:
+        """Return the status of a clean shutdown, to be written once everything is closed."""
+        held = self._gate.held
+        reason = "ended" if held is None else f"ended while the health gate held the model back: {held.detail}"
+        status = self._status(session, stall_reason)
+        return msgspec.structs.replace(
+            status, trainer="stopped", reason=reason, clean_shutdown=True, samples_per_second=0.0
+        )
+
+    def _status(self, session: TrainingSession, stall_reason: str) -> TrainerStatus:
+        facts = TrainerFacts(self._config, session, self._gate, self._throughput.per_second(), stall_reason)
+        return trainer_status(facts)
