@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from springtide_client.encode import EncodedInstance, InstanceEncoder, SampleTargets, parse_sample
+from springtide_client.encode import EncodedInstance, InstanceEncoder
 from springtide_client.errors import EncodeError
 from springtide_client.schema import Schema
+from springtide_client.targets import SampleTargets, parse_targets
 
 
 class ReferenceDecoder:
@@ -27,7 +28,7 @@ class ReferenceDecoder:
         if len(value) > self.max_message_bytes:
             raise EncodeError("too_large", f"{len(value)} bytes are more than max_message_bytes")
         record = load_object(value)
-        sample = parse_sample(
+        sample = parse_targets(
             self.schema, record, record_ms=record_ms, now_ms=now_ms, max_future_seconds=self.max_future_seconds
         )
         return sample, self.encoder.encode(record)

@@ -1,3 +1,5 @@
+"""Instances become ids, lists and numbers; what cannot is refused with its field and reason."""
+
 import math
 import struct
 from decimal import Decimal
@@ -6,7 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from springtide_client.encode import FLOAT32_OVERFLOW, EncodedInstance, InstanceEncoder, encode_instances, parse_number
+from springtide_client.encode import (
+    FLOAT32_OVERFLOW,
+    EncodedInstance,
+    EncodedValues,
+    InstanceEncoder,
+    encode_instances,
+    parse_number,
+)
 from springtide_client.errors import EncodeError
 from springtide_client.keys import MISSING_ID, hash_string
 from springtide_client.schema import Schema
@@ -55,12 +64,12 @@ def test_a_list_skips_nulls_and_is_cut_at_the_right_end():
     assert last.offsets.tolist() == [0, 3, 3]
 
 
-def test_numbers_may_be_booleans_and_decimal_texts():
+def test_numbers_may_be_booleans_and_decimal_strings():
     features = encode_instances(SCHEMA, [{"age": True, "price": "-1.5e1"}, {"age": ".5", "price": "+3."}])
     assert features.dense_NF.tolist() == [[1.0, -15.0], [0.5, 3.0]]
 
 
-def test_numpy_values_are_python_values():
+def test_numpy_values_encode_like_python_values():
     plain = {"user": 7, "item": 1.0, "genres": [1, 2], "age": 2.5, "price": 3}
     typed = {
         "user": np.int32(7),
@@ -97,13 +106,13 @@ def test_numpy_values_are_python_values():
         ({"price": "1e400"}, "not_finite", "price"),
     ],
 )
-def test_what_cannot_be_encoded_is_named(instance, reason, field):
+def test_an_error_names_the_field_that_cannot_be_encoded(instance, reason, field):
     error = refusal(instance)
     assert (error.reason, error.field) == (reason, field)
     assert field is None or str(error).startswith(field)
 
 
-def test_texts_are_told_for_all_hashed_ids():
+def test_strings_of_all_hashed_ids_are_returned():
     encoded = InstanceEncoder(SCHEMA).encode({"user": "u", "item": "12", "genres": ["a", "b", "c"], "last": ["x"]})
     assert isinstance(encoded, EncodedInstance)
     assert encoded.categorical == [hash_string(b"u"), 12]
@@ -117,6 +126,32 @@ def test_texts_are_told_for_all_hashed_ids():
     ]
 
 
+def test_shared_values_are_encoded_once():
+    encoder, shared = InstanceEncoder(SCHEMA), EncodedValues()
+    instance = {"user": "u", "last": ["x", 2]}
+    first, second = encoder.encode(instance, shared), encoder.encode(dict(instance), shared)
+    assert (first.categorical, first.lists) == (second.categorical, second.lists)
+    assert (len(first.id_strings), second.id_strings) == (2, [])
+
+
+def test_shared_values_that_are_dropped_are_not_mistaken_for_later_ones():
+    encoder, shared = InstanceEncoder(SCHEMA), EncodedValues()
+    for i in range(100):  # a list freed in between would often give its address to the next
+        encoded = encoder.encode({"user": f"user {i}", "genres": [i]}, shared)
+        assert encoded.lists[0] == [i]
+        assert encoded.categorical[0] == hash_string(f"user {i}".encode())
+
+
+def test_shared_values_equal_values_encoded_one_by_one():
+    genres = ["a", 7]
+    instances = [{"user": "u", "genres": genres, "item": i, "last": [str(i)]} for i in range(5)]
+    one, other = (encode_instances(SCHEMA, instances, share_values=share) for share in (False, True))
+    assert (one.categorical_NC == other.categorical_NC).all()
+    for own, shared in zip(one.lists, other.lists, strict=True):
+        assert (own.ids_M == shared.ids_M).all()
+        assert (own.offsets == shared.offsets).all()
+
+
 def test_the_first_overflowing_number_is_where_float32_becomes_infinite():
     below = math.nextafter(FLOAT32_OVERFLOW, 0)
     assert math.isfinite(np.float32(below))
@@ -128,6 +163,6 @@ def test_the_first_overflowing_number_is_where_float32_becomes_infinite():
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
-def test_every_finite_number_survives_as_text(number):
+def test_every_finite_number_survives_as_a_string(number):
     for text in (repr(number), str(Decimal(number)), f"{number:e}"):
         assert struct.pack("f", parse_number(text)) == struct.pack("f", float(text))

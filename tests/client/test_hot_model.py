@@ -1,4 +1,4 @@
-"""HotModel as its users meet it: a folder or a URL in, dictionaries and arrays out, errors that say what to do."""
+"""HotModel as users see it: a folder or a URL in, dictionaries and arrays out, errors that say what to do."""
 
 import math
 import subprocess
@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 import pytest
-from springtide_client import EncodeError, HotModel, NoModelError, StaleModel
+from springtide_client import EncodeError, HotModel, NoModelError, StaleModelError
 from springtide_client.encode import encode_instances
-from springtide_client.hot_model import as_ids
+from springtide_client.hot_model import encode_ids
 from springtide_client.keys import encode_id
 from springtide_client.model.view import View
 
@@ -93,25 +93,25 @@ def test_equal_versions_give_equal_numbers_bit_by_bit(open_model, make_log) -> N
     assert [list(answer.values()) for answer in model.predict(INSTANCES)] == expected.tolist()
 
 
-def test_a_bad_instance_is_named(open_model, make_log) -> None:
+def test_an_invalid_instance_is_named(open_model, make_log) -> None:
     model = open_model(make_log())
     with pytest.raises(EncodeError) as caught:
         model.predict([{}, {"age": "old"}])
     assert (caught.value.index, caught.value.field) == (1, "age")
     assert model.predict([]) == []
-    with pytest.raises(KeyError, match="no id feature 'age', there are user_id, item_id"):
+    with pytest.raises(KeyError, match="no id feature 'age': there are user_id, item_id"):
         model.lookup("age", [1])
 
 
-def test_a_stale_model_is_refused_where_freshness_is_demanded(open_model, make_log) -> None:
+def test_calls_raise_when_the_model_is_staler_than_allowed(open_model, make_log) -> None:
     log = make_log()
     log.now_ms = time.time_ns() // 1_000_000 - 50_000
     log.append()
     model = open_model(log, max_staleness_seconds=30.0)
     assert model.staleness_seconds > 49
-    with pytest.raises(StaleModel, match=r"s old, 30 s are allowed"):
+    with pytest.raises(StaleModelError, match=r"s old, 30 s are allowed"):
         model.predict(INSTANCES)
-    with pytest.raises(StaleModel):
+    with pytest.raises(StaleModelError):
         model.lookup("user_id", [1])
     log.now_ms += 49_900
     wait_for_version(model, log.append())
@@ -120,7 +120,7 @@ def test_a_stale_model_is_refused_where_freshness_is_demanded(open_model, make_l
     assert model.staleness_seconds == math.inf
 
 
-def test_a_closed_model_still_answers(open_model, make_log) -> None:
+def test_a_closed_model_still_predicts(open_model, make_log) -> None:
     log = make_log()
     number = log.append({(0, 1): row(log, 1)})
     model = open_model(log)
@@ -143,18 +143,18 @@ def test_a_dropped_model_leaves_no_thread_and_no_folder(open_model, make_log, tm
     assert len(set((tmp_path / "temporary").iterdir())) == len(folders) // 2  # over HTTP a folder each
 
 
-def test_a_forked_process_is_told_that_nothing_follows_there(open_model, make_log) -> None:
+def test_in_a_forked_process_the_error_says_that_nothing_follows_the_log(open_model, make_log) -> None:
     model = open_model(make_log())
     assert model.error is None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.getpid", lambda: -1)
-        assert "make a HotModel of its own here" in str(model.error)
+        assert "create a HotModel here" in str(model.error)
         model.close()  # what the parent follows with is not ended here
     assert model.error is None
     wait_for_version(model, model.version)
 
 
-def test_no_model_is_an_error_that_says_what_to_do(tmp_path) -> None:
+def test_without_a_model_the_error_says_what_to_do(tmp_path) -> None:
     with pytest.raises(NoModelError, match=r"nothing.*within 0\.05 s.*start a trainer"):
         HotModel(tmp_path / "nothing", wait_seconds=0.05)
     with pytest.raises(NoModelError, match="there is no such folder"):
@@ -168,20 +168,20 @@ def test_no_model_is_an_error_that_says_what_to_do(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"max_staleness_seconds": -1}, {"cache_bytes": "much"}, {"cache_bytes": 0}])
-def test_senseless_settings_are_refused(tmp_path, options) -> None:
+def test_invalid_settings_are_refused(tmp_path, options) -> None:
     with pytest.raises(ValueError, match=r"-1|much|0"):
         HotModel(tmp_path, **options)
 
 
-def test_ids_keep_their_shape_and_mean_what_records_mean() -> None:
-    ids, shape = as_ids(np.arange(6, dtype=np.int32).reshape(2, 3))
+def test_ids_keep_their_shape_and_are_encoded_as_in_records() -> None:
+    ids, shape = encode_ids(np.arange(6, dtype=np.int32).reshape(2, 3))
     assert (ids.tolist(), ids.dtype, shape) == ([0, 1, 2, 3, 4, 5], np.int64, (2, 3))
-    ids, shape = as_ids([1, "1", "shoe", 1.0, 2**64 - 1])
+    ids, shape = encode_ids([1, "1", "shoe", 1.0, 2**64 - 1])
     assert ids.tolist() == [1, 1, encode_id("shoe")[0], 1, encode_id(2**64 - 1)[0]]
-    assert as_ids(7)[1] == ()
-    assert as_ids(np.array(["7", "shoe"]))[0].tolist() == [7, encode_id("shoe")[0]]
-    assert as_ids(np.array([2**64 - 1], np.uint64))[0].tolist() == [encode_id(2**64 - 1)[0]]
-    assert as_ids([])[0].tolist() == []
+    assert encode_ids(7)[1] == ()
+    assert encode_ids(np.array(["7", "shoe"]))[0].tolist() == [7, encode_id("shoe")[0]]
+    assert encode_ids(np.array([2**64 - 1], np.uint64))[0].tolist() == [encode_id(2**64 - 1)[0]]
+    assert encode_ids([])[0].tolist() == []
 
 
 def test_importing_the_package_imports_no_torch() -> None:

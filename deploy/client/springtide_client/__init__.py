@@ -7,18 +7,17 @@ from springtide_client.errors import (
     LogError,
     NoModelError,
     SpringtideError,
-    StaleModel,
     StaleModelError,
 )
 
 if TYPE_CHECKING:
     from springtide_client.hot_model import HotModel
 
-__all__ = ["EncodeError", "HotModel", "LogError", "NoModelError", "SpringtideError", "StaleModel", "StaleModelError"]
+__all__ = ["EncodeError", "HotModel", "LogError", "NoModelError", "SpringtideError", "StaleModelError"]
 
 
 def __getattr__(name: str) -> Any:
-    # imported when it is first asked for: what only reads a log needs not all of it
+    # imported on first use: programs that only read a log do not need its dependencies
     if name == "HotModel":
         from springtide_client.hot_model import HotModel
 

@@ -1,7 +1,7 @@
-"""The reference encoder: one record (a mapping of raw values) to ids, lists and numbers. Plain Python, every case.
+"""The reference encoder: turn one instance, a mapping of raw values, into ids, lists of ids and numbers.
 
-The trainer's fast columnar decoder is tested to equal this; servers and HotModel encode instances with it.
-Knows no bytes: JSON is decoded before, so that every front door shares one meaning of a value.
+Servers and HotModel encode instances with it, and the trainer's columnar decoder is tested to equal it. It takes
+decoded values, not JSON text, so that every input format gives a value the same meaning.
 """
 
 # N instances, F dense features
@@ -17,21 +17,15 @@ from springtide_client.features import Features, Ragged
 from springtide_client.keys import encode_id
 from springtide_client.schema import Schema
 
-# a number from here on rounds to infinity in float32: its largest value and half a step more
+# the smallest number that rounds to infinity in float32: its largest value and half a step more
 FLOAT32_OVERFLOW = 2.0**128 - 2.0**103
-# a time before 1980 is no time in milliseconds (seconds or days, most likely); 0 is taken as "unknown, long ago"
-EARLIEST_MS = 315_532_800_000
 
-_DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_NOT_FINITE_TEXT = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
-
-
-# by field and identity of a value: its id, or the ids of its list
-EncodedValues = dict[tuple[str, int], Any]
+DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 
 
 class EncodedInstance(NamedTuple):
-    """One instance in the schema's order; `texts`: (feature number, id, text) of each hashed id."""
+    """One instance in the schema's order; `id_strings`: (feature number, id, string) of each hashed id."""
 
     categorical: list[int]
     lists: list[list[int]]
@@ -39,26 +33,44 @@ class EncodedInstance(NamedTuple):
     id_strings: list[tuple[int, int, str]]
 
 
-class SampleTargets(NamedTuple):
-    """What a record says beside its features."""
+class EncodedValues:
+    """Encodings of values that several instances share, so that each value is encoded once.
 
-    labels: list[float]  # 0..1; NaN = masked
-    weight: float
-    event_ms: int
+    Strings are found by value, lists by identity. It keeps a reference to each list, so no other list gets its
+    identity; a list must not change while it is here.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[str, str], int] = {}
+        self._lists: dict[tuple[str, int], tuple[list[Any], list[int]]] = {}
+
+    def encode_id(self, name: str, value: str, number: int, strings: list[tuple[int, int, str]]) -> int:
+        """Return the id of a feature's value; its string is added to `strings` at the first call only."""
+        if (row_id := self._ids.get((name, value))) is None:
+            row_id = self._ids[name, value] = _encode_id(value, number, strings)
+        return row_id
+
+    def encode_ids(
+        self, name: str, value: list[Any], number: int, kept: slice, strings: list[tuple[int, int, str]]
+    ) -> list[int]:
+        """Return the ids of a feature's list; their strings are added to `strings` at the first call only."""
+        if (known := self._lists.get((name, id(value)))) is None:
+            known = self._lists[name, id(value)] = value, _encode_ids(value, number, kept, strings)
+        return known[1]
 
 
 def parse_number(value: Any) -> float:
-    """A number, a boolean or a text in decimal notation as a float that float32 can hold.
+    """Return a number, a boolean or a decimal string as a float that float32 can hold.
 
     Raises EncodeError `not_finite` for NaN, infinities and what overflows float32, `wrong_type` for anything else.
     """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str):
-        if _NOT_FINITE_TEXT.fullmatch(value):
+        if _NOT_FINITE.fullmatch(value):
             raise EncodeError("not_finite", f"{value!r} is not finite")
-        if not _DECIMAL.fullmatch(value):
-            raise EncodeError("wrong_type", f"the text {value[:40]!r} is not a number")
+        if not DECIMAL.fullmatch(value):
+            raise EncodeError("wrong_type", f"the string {value[:40]!r} is not a number")
         value = float(value)
     if not isinstance(value, (int, float)):  # bool is an int
         raise EncodeError("wrong_type", f"{type(value).__name__} is not a number")
@@ -81,41 +93,37 @@ class InstanceEncoder:
         self._lists = [*first, *last]
         self._dense = schema.dense
 
-    def encode(self, instance: Mapping[str, Any], seen: "EncodedValues | None" = None) -> EncodedInstance:
-        """The instance's features; EncodeError names the field that cannot be encoded.
+    def encode(self, instance: Mapping[str, Any], shared: EncodedValues | None = None) -> EncodedInstance:
+        """Encode one instance; EncodeError names the field that cannot be encoded.
 
-        `seen`: what instances before it had, where they are alive and share values; a value's texts are told once.
+        With `shared`, values that earlier instances had are not encoded again, nor are their strings returned again.
         """
         if not isinstance(instance, Mapping):
             raise EncodeError("wrong_type", f"an instance is an object of fields, not {type(instance).__name__}")
         encoded = EncodedInstance([], [], [], [])
-        name = ""
+        name, strings = "", encoded.id_strings
         try:
             for name, number in self._categorical:
                 value = instance.get(name)
-                if seen is None or not isinstance(value, str):
-                    encoded.categorical.append(_id(value, number, encoded.id_strings))
-                    continue
-                if (place := (name, id(value))) not in seen:
-                    seen[place] = _id(value, number, encoded.id_strings)
-                encoded.categorical.append(seen[place])
+                if shared is None or not isinstance(value, str):
+                    encoded.categorical.append(_encode_id(value, number, strings))
+                else:
+                    encoded.categorical.append(shared.encode_id(name, value, number, strings))
             for name, number, kept in self._lists:
                 value = instance.get(name)
-                if seen is None or not isinstance(value, list):
-                    encoded.lists.append(_ids(value, number, kept, encoded.id_strings))
-                    continue
-                if (place := (name, id(value))) not in seen:
-                    seen[place] = _ids(value, number, kept, encoded.id_strings)
-                encoded.lists.append(seen[place])
+                if shared is None or not isinstance(value, list):
+                    encoded.lists.append(_encode_ids(value, number, kept, strings))
+                else:
+                    encoded.lists.append(shared.encode_ids(name, value, number, kept, strings))
             for name in self._dense:
                 value = instance.get(name)
                 encoded.dense.append(math.nan if value is None else parse_number(value))
         except EncodeError as error:
-            raise _in_field(error, name) from None
+            raise error.in_field(name) from None
         return encoded
 
     def pack(self, encoded_N: Sequence[EncodedInstance]) -> Features:
-        """Encoded instances as the arrays that models take."""
+        """Return encoded instances as the arrays that models take."""
         num_instances = len(encoded_N)
         lists = []
         for column in range(len(self._lists)):
@@ -132,96 +140,38 @@ class InstanceEncoder:
 
 
 def encode_instances(schema: Schema, instances: Sequence[Mapping[str, Any]], *, share_values: bool = False) -> Features:
-    """The features of some instances, labels and unknown fields ignored.
+    """Encode instances; labels and unknown fields are ignored.
 
     A categorical that is missing or null is `MISSING_ID`; a list that is missing or null is empty, its null elements
     are skipped, and it is cut to its limit (multi_value keeps the first, sequence the last elements); a number that is
-    missing or null is NaN. `share_values`: many hold the very same texts and lists, which are then encoded once.
+    missing or null is NaN. Set `share_values` when many instances hold the same strings and the same list objects.
     Raises EncodeError with reason, field and index.
     """
     encoder = InstanceEncoder(schema)
-    seen: EncodedValues | None = {} if share_values else None
+    shared = EncodedValues() if share_values else None
     encoded = []
     for index, instance in enumerate(instances):
         try:
-            encoded.append(encoder.encode(instance, seen))
+            encoded.append(encoder.encode(instance, shared))
         except EncodeError as error:
             error.index = index
             raise
     return encoder.pack(encoded)
 
 
-def parse_sample(
-    schema: Schema, record: Mapping[str, Any], *, record_ms: int, now_ms: int, max_future_seconds: float
-) -> SampleTargets:
-    """The labels, weight and event time of a record; EncodeError where it cannot be learned from."""
-    labels = [_label(name, record.get(name)) for name in schema.labels]
-    if all(math.isnan(label) for label in labels):
-        raise EncodeError("missing_label", f"no value for {' or '.join(schema.labels)}", field=schema.labels[0])
-    weight = 1.0
-    if schema.weight is not None and (value := record.get(schema.weight)) is not None:
-        try:
-            weight = parse_number(value)
-        except EncodeError as error:
-            raise _in_field(error, schema.weight) from None
-        if weight < 0:
-            raise EncodeError(
-                "wrong_type", f"{schema.weight}: a weight is at least 0, not {weight}", field=schema.weight
-            )
-    # the record's own timestamp, where it has one, makes the answer the same when the record is read again
-    latest_ms = (min(record_ms, now_ms) if record_ms > 0 else now_ms) + int(max_future_seconds * 1000)
-    if schema.timestamp is None:
-        event_ms, latest_ms = max(record_ms, 0), now_ms + int(max_future_seconds * 1000)
-    else:
-        event_ms = _event_ms(schema.timestamp, record.get(schema.timestamp))
-    if event_ms > latest_ms:
-        raise EncodeError("bad_timestamp", f"{event_ms} is in the future of {latest_ms}", field=schema.timestamp)
-    return SampleTargets(labels, weight, event_ms)
+def _encode_id(value: Any, number: int, strings: list[tuple[int, int, str]]) -> int:
+    row_id, string = encode_id(value.item() if isinstance(value, np.generic) else value)
+    if string is not None:
+        strings.append((number, row_id, string))
+    return row_id
 
 
-def _label(name: str, value: Any) -> float:
-    if value is None:
-        return math.nan
-    try:
-        label = parse_number(value)
-    except EncodeError as error:
-        raise _in_field(error, name) from None
-    if not 0 <= label <= 1:
-        raise EncodeError("label_range", f"{name}: a label is between 0 and 1, not {label}", field=name)
-    return label
-
-
-def _event_ms(name: str, value: Any) -> int:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, str) and len(value) <= 40 and _DECIMAL.fullmatch(value):
-        value = int(value) if value.lstrip("+-").isdigit() else float(value)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise EncodeError("bad_timestamp", f"{name}: {str(value)[:40]!r} is no time in milliseconds", field=name)
-    if value != 0 and value < EARLIEST_MS:
-        raise EncodeError("bad_timestamp", f"{name}: {value} is before 1980: milliseconds are wanted", field=name)
-    return value
-
-
-def _id(value: Any, number: int, texts: list[tuple[int, int, str]]) -> int:
-    key, text = encode_id(value.item() if isinstance(value, np.generic) else value)
-    if text is not None:
-        texts.append((number, key, text))
-    return key
-
-
-def _ids(value: Any, number: int, kept: slice, texts: list[tuple[int, int, str]]) -> list[int]:
+def _encode_ids(value: Any, number: int, kept: slice, strings: list[tuple[int, int, str]]) -> list[int]:
     if value is None:
         return []
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
-        raise EncodeError("wrong_type", f"a list is wanted, not {type(value).__name__}")
-    # elements beyond the limit are checked and told too, so that a record is good or bad whatever the limit
-    return [_id(element, number, texts) for element in value if element is not None][kept]
-
-
-def _in_field(error: EncodeError, name: str) -> EncodeError:
-    return EncodeError(error.reason, f"{name}: {error}", field=name)
+        raise EncodeError("wrong_type", f"expected a list, got {type(value).__name__}")
+    # elements beyond the limit are encoded too: whether a record is valid must not depend on the limit
+    return [_encode_id(element, number, strings) for element in value if element is not None][kept]

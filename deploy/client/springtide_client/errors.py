@@ -1,12 +1,15 @@
-"""The errors a follower's user may catch; every text says what to do."""
+"""The errors that users of the client may catch. Every text says what to do."""
 
 
 class SpringtideError(Exception):
-    """Anything the world did to Springtide."""
+    """Base of all errors that are not bugs."""
 
 
 class EncodeError(SpringtideError):
-    """A record or an instance that cannot be encoded; `reason` is the dead letter's reason."""
+    """A record or an instance cannot be encoded.
+
+    `reason` is a short code, as in the headers of a dead letter; `field` and `index` say where.
+    """
 
     def __init__(self, reason: str, message: str, *, field: str | None = None, index: int | None = None) -> None:
         super().__init__(message)
@@ -14,17 +17,21 @@ class EncodeError(SpringtideError):
         self.field = field
         self.index = index
 
+    def in_field(self, name: str) -> "EncodeError":
+        """Return the same error for a field."""
+        return EncodeError(self.reason, f"{name}: {self}", field=name)
+
 
 class LogError(SpringtideError):
     """The version log cannot be read or followed."""
 
 
 class CorruptRecordError(LogError):
-    """Bytes of the log that do not match their checksum."""
+    """Bytes of the log do not match their checksum."""
 
 
 class GapError(LogError):
-    """A version whose parent is not the version at hand: the follower must start again from a base."""
+    """A version is not a child of the current one: the follower must start again from a base."""
 
 
 class NoModelError(SpringtideError):
@@ -33,6 +40,3 @@ class NoModelError(SpringtideError):
 
 class StaleModelError(SpringtideError):
     """The model is older than the caller allows."""
-
-
-StaleModel = StaleModelError

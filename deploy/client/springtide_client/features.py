@@ -1,28 +1,29 @@
-"""Encoded features of some samples: what a model needs of a record once its texts are ids. Plain numpy arrays."""
+"""Encoded features of samples, as numpy arrays: ids, lists of ids, numbers."""
 
 # N samples, C categorical features, F dense features, M elements of all lists of one feature
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Lists of ids, one a sample: sample n's are ids_M[offsets[n]:offsets[n + 1]]; offsets int64 (N + 1)."""
+    """One list of ids per sample: sample n has ids_M[offsets[n]:offsets[n + 1]]; offsets is int64 (N + 1)."""
 
-    ids_M: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
+    ids_M: Int64Array
+    offsets: Int64Array
 
     def slice(self, start: int, stop: int) -> "Ragged":
-        """The lists of samples start to stop, as views."""
+        """Return the lists of samples start to stop, as views."""
         first, last = self.offsets[start], self.offsets[stop]
         return Ragged(self.ids_M[first:last], self.offsets[start : stop + 1] - first)
 
     @staticmethod
     def concatenate(parts: Sequence["Ragged"]) -> "Ragged":
-        """The lists of all parts, in order; at least one part."""
+        """Return the lists of all parts, in order; at least one part."""
         lengths_N = np.concatenate([np.diff(part.offsets) for part in parts])
         offsets = np.zeros(len(lengths_N) + 1, np.int64)
         np.cumsum(lengths_N, out=offsets[1:])
@@ -33,21 +34,21 @@ class Ragged:
 class Features:
     """The features of N samples, in the schema's order."""
 
-    categorical_NC: npt.NDArray[np.int64]  # ids; a missing one is keys.MISSING_ID
+    categorical_NC: Int64Array  # ids; a missing one is keys.MISSING_ID
     lists: tuple[Ragged, ...]  # schema.lists: multi_value, then sequence; a missing list is empty
-    dense_NF: npt.NDArray[np.float32]  # raw numbers, untransformed; NaN where missing
+    dense_NF: Float32Array  # raw numbers, untransformed; NaN where missing
 
     def __len__(self) -> int:
         return len(self.categorical_NC)
 
     def slice(self, start: int, stop: int) -> "Features":
-        """Samples start to stop, as views."""
+        """Return samples start to stop, as views."""
         lists = tuple(ragged.slice(start, stop) for ragged in self.lists)
         return Features(self.categorical_NC[start:stop], lists, self.dense_NF[start:stop])
 
     @staticmethod
     def concatenate(parts: Sequence["Features"]) -> "Features":
-        """The samples of all parts, in order; at least one part. A single part is returned as it is."""
+        """Return the samples of all parts, in order; at least one part. A single part is returned as it is."""
         if len(parts) == 1:
             return parts[0]
         return Features(
@@ -59,15 +60,15 @@ class Features:
 
 @dataclass(frozen=True)
 class IdStrings:
-    """Texts behind hashed ids: (feature number, id, text), each at least once before a row of it can be learned."""
+    """Strings of hashed ids: (feature number, id, string). Each comes at least once before its row can be learned."""
 
-    features: npt.NDArray[np.uint16]
-    ids: npt.NDArray[np.int64]
+    features: UInt16Array
+    ids: Int64Array
     strings: list[str]
 
     @staticmethod
     def concatenate(parts: Sequence["IdStrings"]) -> "IdStrings":
-        """The strings of all parts, in order; at least one part."""
+        """Return the strings of all parts, in order; at least one part."""
         return IdStrings(
             np.concatenate([part.features for part in parts]),
             np.concatenate([part.ids for part in parts]),

@@ -1,4 +1,4 @@
-"""A model that stays hot: predictions and look-ups in this process, always from the newest version of a log."""
+"""A model that reloads itself: predictions and lookups in this process, always from the newest version of a log."""
 
 # N instances, L labels, K ids
 import os
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from springtide_client.array_types import Float32Array, Int64Array
+from springtide_client.array_types import Float32Array, Int64Array, UInt8Array
 from springtide_client.encode import encode_instances
 from springtide_client.errors import LogError, NoModelError, StaleModelError
 from springtide_client.follow.follower import Follower
@@ -28,13 +28,13 @@ ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")
 
 
 class HotModel:
-    """Follows the log in the background; every call answers from one version, and a swap never delays a call.
+    """Follows a log in a background thread. Each call uses one version, and a swap never delays a call.
 
     `url_or_directory`: a server's http(s) URL, or the log's folder. `token`: sent as a bearer token. With
-    `max_staleness_seconds`, calls raise StaleModelError instead of answering from an older model. `cache_dir` keeps
-    fetched bases between processes; without it they go to a temporary folder. `cache_bytes` bounds the memory of rows
-    changed since the base, `cache_disk_bytes` the fetched bases, and the file that rows beyond `cache_bytes` move to.
-    All methods may be called from any thread.
+    `max_staleness_seconds`, calls raise StaleModelError rather than use an older model. `cache_dir` keeps downloaded
+    bases for other processes and later ones; the default is a temporary folder. `cache_bytes` limits the memory of rows
+    changed since the base; `cache_disk_bytes` limits the downloaded bases, and the file for rows beyond `cache_bytes`.
+    Sizes are bytes, or strings such as "1GiB". Thread-safe.
     """
 
     def __init__(
@@ -48,7 +48,10 @@ class HotModel:
         cache_disk_bytes: int | str = "20GiB",
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Wait for the first model, at most `wait_seconds`; NoModelError, which says why, where none came."""
+        """Wait for the first model, at most `wait_seconds`; NoModelError says why none came.
+
+        ValueError for an argument that is not valid.
+        """
         if max_staleness_seconds is not None and not max_staleness_seconds >= 0:
             raise ValueError(f"max_staleness_seconds = {max_staleness_seconds}: must be at least 0")
         self._where = str(url_or_directory)
@@ -60,7 +63,7 @@ class HotModel:
         if self._where.lower().startswith(("http://", "https://")):
             source = self._http = HttpLog(self._where, token=token, cache_dir=cache_path, disk_bytes=disk_bytes)
         elif ADDRESS.fullmatch(self._where) and not Path(url_or_directory).exists():
-            raise ValueError(f"{self._where!r} is no folder: give a server as http://{self._where}")
+            raise ValueError(f"{self._where!r} is not a folder: write a server as http://{self._where}")
         else:
             source = LogDirectory(Path(url_or_directory))
         self._follower = Follower(
@@ -71,19 +74,19 @@ class HotModel:
             wait=DirectoryWatcher(self._where).wait if self._http is None else self._http.wait,
         )
         self._pid = os.getpid()
-        # a model that is dropped without a word is followed no longer
+        # a model that is dropped without `close` stops following
         weakref.finalize(self, self._follower.stop_from_finalizer).atexit = False
         self._follower.start()
         if self._follower.wait_for_view(wait_seconds) is None:
-            reason = self._follower.error or self._what_is_missing()
+            reason = self._follower.error or self._missing()
             self.close()
-            mend = "start a trainer (springtide run, springtide train) on it, or give more wait_seconds"
-            raise NoModelError(f"no model from {self._where} within {wait_seconds:g} s: {reason}; {mend}")
+            fix = "start a trainer (springtide run, springtide train) on it, or raise wait_seconds"
+            raise NoModelError(f"no model from {self._where} within {wait_seconds:g} s: {reason}; {fix}")
 
     def predict(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-        """A probability for every label of each instance, `[{"click": 0.12}, ...]`.
+        """Return a probability for each label of each instance, `[{"click": 0.12}, ...]`.
 
-        Instances are raw features, as a record has them. EncodeError names the index and the field of a bad one.
+        Instances are raw features, as in a record. EncodeError names the index and the field of an invalid one.
         """
         view = self._fresh_view()
         if not len(instances):
@@ -92,46 +95,46 @@ class HotModel:
         rows = view.predict(encode_instances(view.schema, instances)).tolist()
         return [dict(zip(labels, row, strict=True)) for row in rows]
 
-    def lookup(self, feature: str, ids: npt.ArrayLike) -> tuple[Float32Array, npt.NDArray[np.uint8]]:
-        """Rows float32 (*ids.shape, dim), NaN where there is none, and status uint8 ids.shape.
+    def lookup(self, feature: str, ids: npt.ArrayLike) -> tuple[Float32Array, UInt8Array]:
+        """Return rows float32 (*ids.shape, dim), NaN where there is none, and status uint8 ids.shape.
 
-        Status: 0 known, 1 unknown, 2 not admitted, 3 forgotten. Ids are integers or texts; KeyError for a name that is
-        no id feature.
+        Status: 0 known, 1 unknown, 2 not admitted, 3 forgotten. Ids are integers or strings. KeyError if `feature` is
+        not an id feature.
         """
         view = self._fresh_view()
         if feature not in view.schema.features:
-            raise KeyError(f"there is no id feature {feature!r}, there are {', '.join(view.schema.features)}")
+            raise KeyError(f"no id feature {feature!r}: there are {', '.join(view.schema.features)}")
         number = view.schema.number(feature)
-        ids_K, shape = as_ids(ids)
+        ids_K, shape = encode_ids(ids)
         rows_KD, status_K = view.lookup(np.full(len(ids_K), number, np.uint16), ids_K)
         return rows_KD.reshape(*shape, view.dim), status_K.reshape(shape)
 
     @property
     def version(self) -> int:
-        """The version that the next call answers from; it only grows."""
+        """The version that the next call uses; it only grows."""
         return self._view.version
 
     @property
     def staleness_seconds(self) -> float:
-        """Now minus the wall time up to which the version holds every record; infinite while that was never so."""
+        """Now minus the wall time up to which the version reflects every record; infinite while none is known."""
         staleness_ms = self._follower.staleness_ms
         return float("inf") if staleness_ms is None else staleness_ms / 1000.0
 
     @property
     def error(self) -> Exception | None:
-        """Why no newer version arrives; None while they do."""
+        """Why no newer versions arrive; None while they do."""
         if os.getpid() != self._pid:
-            return LogError("this process was forked after the model was made: make a HotModel of its own here")
+            return LogError("this process was forked from the one that follows the log: create a HotModel here")
         return self._follower.error
 
     def on_swap(self, callback: Callable[[int], None]) -> None:
-        """Call callback(version) in the follower's thread each time a newer version became the one that answers."""
+        """Call callback(version) in the background thread after each swap to a newer version."""
         self._follower.on_swap(lambda view: callback(view.version))
 
     def close(self) -> None:
-        """Stop following. Calls still answer, from the last version."""
+        """Stop following. Calls go on using the last version."""
         if os.getpid() != self._pid:
-            return  # threads, connections and folder are those of the process that made the model
+            return  # threads, connections and folder belong to the parent process
         self._follower.stop()
         if self._http is not None:
             self._http.stop()
@@ -145,15 +148,15 @@ class HotModel:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _what_is_missing(self) -> str:
+    def _missing(self) -> str:
         path = Path(self._where)
         if self._http is not None:
-            return "the server has no version yet, or its base is on the way still"
+            return "the server has no version yet, or its base is still being downloaded"
         if not path.is_dir():
             return "there is no such folder"
         if LogDirectory(path).newest_base() is None:
             return "the folder holds no log with a version"
-        return "the model is being loaded still"
+        return "the model is still being loaded"
 
     @property
     def _view(self) -> View:
@@ -170,12 +173,12 @@ class HotModel:
         return self._view
 
 
-def as_ids(ids: npt.ArrayLike) -> tuple[Int64Array, tuple[int, ...]]:
-    """The int64 ids, flat, and the shape they came in; texts and numbers become ids as in a record."""
+def encode_ids(ids: npt.ArrayLike) -> tuple[Int64Array, tuple[int, ...]]:
+    """Return int64 ids, flat, and the shape of `ids`. Strings and numbers become ids as in a record."""
     array = np.asarray(ids)
     if array.dtype.kind == "i":
         return array.reshape(-1).astype(np.int64, copy=False), array.shape
     if not isinstance(ids, np.ndarray):
-        array = np.asarray(ids, object)  # a list of texts and numbers would all become texts
+        array = np.asarray(ids, object)  # otherwise numbers in a list with strings would become strings
     flat = [value.item() if isinstance(value, np.generic) else value for value in array.reshape(-1)]
     return np.array([encode_id(value)[0] for value in flat], np.int64), array.shape

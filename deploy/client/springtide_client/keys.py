@@ -1,18 +1,15 @@
-"""What an id is: values to int64 ids, texts to hashes, (feature, id) to the mixed key that orders and places rows.
+"""From values to keys: a value to its int64 id, a string to its hash, (feature, id) to the mixed key that orders rows.
 
-Part of the log's specification: kernels/cpu holds the same functions for Numba, equal bit by bit.
+Part of the log's specification. kernels/cpu has the same functions for Numba, bitwise equal.
 """
 
 # K keys
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from springtide_client.array_types import Int64Array, UInt16Array, UInt64Array
 from springtide_client.errors import EncodeError
-
-UInt64Array = npt.NDArray[np.uint64]
-Int64Array = npt.NDArray[np.int64]
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 GOLDEN = 0x9E37_79B9_7F4A_7C15
@@ -24,31 +21,31 @@ S27, S30, S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
-# the row that the not-admitted keys of a feature share: key (feature + SHARED_ROW_OFFSET, id 0); features stay below it
+# all ids of a feature that are not admitted share the row (feature + SHARED_ROW_OFFSET, id 0); features are below it
 SHARED_ROW_OFFSET = 32768
 
 
 def mix64(x: int) -> int:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014): a bijection of 64 bits."""
+    """Apply the finalizer of splitmix64 (Steele, Lea, Flood 2014), a bijection of 64 bits."""
     x = ((x ^ (x >> 30)) * MIX_1) & MASK
     x = ((x ^ (x >> 27)) * MIX_2) & MASK
     return x ^ (x >> 31)
 
 
-def hash_string(text: bytes) -> int:
-    """A text's id, int64: its UTF-8 bytes in little-endian words of 8 (the last padded with zeros), mixed in order."""
-    state = mix64(STRING_SEED ^ len(text))
-    for start in range(0, len(text), 8):
-        state = mix64(state ^ int.from_bytes(text[start : start + 8], "little"))
+def hash_string(utf8: bytes) -> int:
+    """Return a string's id, int64: its UTF-8 bytes, as little-endian words of 8 (zero-padded), mixed in order."""
+    state = mix64(STRING_SEED ^ len(utf8))
+    for start in range(0, len(utf8), 8):
+        state = mix64(state ^ int.from_bytes(utf8[start : start + 8], "little"))
     return state - 2**64 if state >= 2**63 else state
 
 
-# a missing or null categorical value is a value of its own; no text has these bytes, for they are not UTF-8
+# a missing or null categorical value has an id of its own; no string has these bytes, because they are not UTF-8
 MISSING_ID = hash_string(b"\xff")
 
 
 def is_canonical_decimal(text: str) -> bool:
-    """Whether the text is what `str(int)` gives: no plus sign, no leading zeros, no "-0", ASCII digits only."""
+    """Return True if `str(int)` could return the text: no plus sign, no leading zeros, no "-0", ASCII digits only."""
     digits = text[1:] if text[:1] == "-" else text
     if not digits or not digits.isascii() or not digits.isdigit():
         return False
@@ -56,19 +53,19 @@ def is_canonical_decimal(text: str) -> bool:
 
 
 def encode_id(value: Any) -> tuple[int, str | None]:
-    """The int64 id of a categorical value, and its text where the id is a hash.
+    """Return the int64 id of a categorical value, and its string if the id is a hash.
 
-    An integer, an integral float below 2**53 and a text in canonical decimal are the same id where they fit in int64;
-    an integer outside it is hashed as its decimal text, any other text is hashed; booleans are 0 and 1; None is
+    An integer, an integral float below 2**53 and a canonical decimal string are the same id if they fit in int64. An
+    integer outside int64 is hashed as its decimal string, any other string is hashed. Booleans are 0 and 1, None is
     `MISSING_ID`. Raises EncodeError `wrong_type` for anything else, `not_finite` for NaN and infinities.
     """
     if value is None:
         return MISSING_ID, None
     if isinstance(value, float):
         if not np.isfinite(value):
-            raise EncodeError("not_finite", f"{value} is not a number that can be an id")
+            raise EncodeError("not_finite", f"{value} is not a valid id: it is not finite")
         if value != int(value) or abs(value) >= 2**53:
-            raise EncodeError("wrong_type", f"{value!r} is no id: an id is an integer or a text")
+            raise EncodeError("wrong_type", f"{value!r} is not a valid id: give an integer or a string")
         return int(value), None
     if isinstance(value, int):  # bool too
         if INT64_MIN <= value <= INT64_MAX:
@@ -84,11 +81,11 @@ def encode_id(value: Any) -> tuple[int, str | None]:
             return hash_string(value.encode()), value
         except UnicodeEncodeError:
             raise EncodeError("wrong_type", f"{value!r} is not valid Unicode (a lone surrogate)") from None
-    raise EncodeError("wrong_type", f"{type(value).__name__} is no id: an id is an integer or a text")
+    raise EncodeError("wrong_type", f"{type(value).__name__} is not a valid id: give an integer or a string")
 
 
-def mix_keys(features_K: npt.NDArray[np.uint16], ids_K: Int64Array) -> UInt64Array:
-    """The mixed keys, uint64: rows are placed in buckets by their high bits and bases are sorted by them."""
+def mix_keys(features_K: UInt16Array, ids_K: Int64Array) -> UInt64Array:
+    """Return mixed keys, uint64 (K): their high bits choose a row's bucket, and bases are sorted by them."""
     return mix64_array(ids_K.astype(np.uint64) ^ (features_K.astype(np.uint64) * GOLDEN_64))
 
 

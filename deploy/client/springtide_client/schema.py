@@ -1,4 +1,4 @@
-"""The shape of a click: which field is a label, an id, a list or a number. Knows no values and no tensors."""
+"""Which fields of a record are labels, ids, lists or numbers. Knows no values and no tensors."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class Schema:
     """The fields of a record, in the order in which models see them.
 
     A feature's number (uint16) is the first half of a row's key. Features are numbered in the order categorical,
-    multi_value, sequence; one that shares its rows takes the number of the feature whose rows it shares.
+    multi_value, sequence; one that shares rows has the number of the feature that owns them.
     """
 
     labels: tuple[str, ...]
@@ -29,9 +29,9 @@ class Schema:
     sequence: tuple[str, ...] = ()
     dense: tuple[str, ...] = ()
     share: Mapping[str, str] = field(default_factory=dict)
-    # lists longer than this are cut: multi_value keeps the first, sequence the last elements
+    # longer lists are cut: multi_value keeps the first, sequence the last elements
     max_length: Mapping[str, int] = field(default_factory=dict)
-    # how a multi_value list becomes one vector, where that is not the mean
+    # how a multi_value list becomes one vector, if not by the mean
     pooling: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class Schema:
         if not (self.features or self.dense):
             raise ValueError("[schema] needs at least one feature in categorical, multi_value, sequence or dense")
         if len(self.features) > SHARED_ROW_OFFSET:
-            raise ValueError(f"[schema] has {len(self.features)} id features: at most {SHARED_ROW_OFFSET} have numbers")
+            raise ValueError(f"[schema] has {len(self.features)} id features: at most {SHARED_ROW_OFFSET} are possible")
         roles = [*self.labels, *self.features, *self.dense]
         roles += [name for name in (self.timestamp, self.weight) if name is not None]
         for name in roles:
@@ -71,35 +71,35 @@ class Schema:
         return (*self.multi_value, *self.sequence)
 
     def number(self, feature: str) -> int:
-        """The feature's number in a row's key; KeyError for a name that is no id feature."""
+        """Return the feature's number in a row's key; KeyError if there is no id feature of this name."""
         owner = self.share.get(feature, feature)
         if owner not in self.features:
             raise KeyError(feature)
         return self.features.index(owner)
 
     def length_limit(self, feature: str) -> int:
-        """The most elements of a list that are kept."""
+        """Return how many elements of a list are kept at most."""
         return self.max_length.get(feature, DEFAULT_MAX_LENGTH)
 
     def pooling_of(self, feature: str) -> str:
-        """How a multi_value feature's rows become one vector: mean, sum or max."""
+        """Return how a multi_value feature's rows become one vector: mean, sum or max."""
         return self.pooling.get(feature, "mean")
 
     def to_json(self) -> bytes:
-        """A canonical JSON text: equal schemas give equal bytes."""
+        """Return canonical JSON: equal schemas give equal bytes."""
         document = msgspec.to_builtins(self)
         if not self.pooling:
-            del document["pooling"]  # logs from before it was a choice keep their fingerprint
+            del document["pooling"]  # the default is left out, so that logs written before it was an option match
         return msgspec.json.encode(document, order="sorted")
 
     @staticmethod
-    def from_json(text: bytes) -> "Schema":
-        """The schema a log was written with; SpringtideError where the text is none."""
+    def from_json(content: bytes) -> "Schema":
+        """Decode a log's schema; SpringtideError if it is not valid."""
         try:
-            return msgspec.json.decode(text, type=Schema)
+            return msgspec.json.decode(content, type=Schema)
         except msgspec.DecodeError as error:
             raise SpringtideError(f"the log's schema cannot be read: {error}") from None
 
     def fingerprint(self) -> str:
-        """16 hex digits that change when the schema does."""
+        """Return 16 hex digits that change when the schema does."""
         return hashlib.sha256(self.to_json()).hexdigest()[:16]

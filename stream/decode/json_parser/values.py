@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.encode import EARLIEST_MS, FLOAT32_OVERFLOW
+from springtide_client.encode import FLOAT32_OVERFLOW
 from springtide_client.keys import MISSING_ID as MISSING_ID_INT
+from springtide_client.targets import EARLIEST_MS
 
 from kernels.cpu.hashing import mix_key
 from stream.decode.json_parser.byte_ops import byte_at, skip_space

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Response
-from springtide_client import EncodeError, HotModel, StaleModel
+from springtide_client import EncodeError, HotModel, StaleModelError
 
 MAX_STALENESS_SECONDS = 60.0
 
@@ -41,7 +41,7 @@ def rank(name: str, instances: list[dict[str, Any]], response: Response) -> list
         answers = model.predict(instances)
     except EncodeError as error:
         raise HTTPException(422, f"instance {error.index}: {error}") from None
-    except StaleModel as error:
+    except StaleModelError as error:
         raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
     scores = [next(iter(answer.values())) for answer in answers]
     return sorted(range(len(scores)), key=scores.__getitem__, reverse=True)

@@ -1,0 +1,81 @@
+"""What a record holds beside its features: labels, weight and event time."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from springtide_client.encode import DECIMAL, parse_number
+from springtide_client.errors import EncodeError
+from springtide_client.schema import Schema
+
+# an earlier time, 1980, is most likely in seconds or days instead of milliseconds; 0 means "unknown, long ago"
+EARLIEST_MS = 315_532_800_000
+
+
+class SampleTargets(NamedTuple):
+    """The targets of one sample."""
+
+    labels: list[float]  # 0..1; NaN = masked
+    weight: float
+    event_ms: int
+
+
+def parse_targets(
+    schema: Schema, record: Mapping[str, Any], *, record_ms: int, now_ms: int, max_future_seconds: float
+) -> SampleTargets:
+    """Return the labels, weight and event time of a record; EncodeError if it cannot be trained on.
+
+    `record_ms` is the timestamp of the Kafka record, 0 if it has none.
+    """
+    labels = [_label(name, record.get(name)) for name in schema.labels]
+    if all(math.isnan(label) for label in labels):
+        raise EncodeError("missing_label", f"no value for {' or '.join(schema.labels)}", field=schema.labels[0])
+    weight = 1.0
+    if schema.weight is not None and (value := record.get(schema.weight)) is not None:
+        try:
+            weight = parse_number(value)
+        except EncodeError as error:
+            raise error.in_field(schema.weight) from None
+        if weight < 0:
+            raise EncodeError(
+                "wrong_type", f"{schema.weight}: a weight is at least 0, not {weight}", field=schema.weight
+            )
+    # judged by the record's timestamp, if it has one, so that reading the record again later gives the same result
+    latest_ms = (min(record_ms, now_ms) if record_ms > 0 else now_ms) + int(max_future_seconds * 1000)
+    if schema.timestamp is None:
+        event_ms, latest_ms = max(record_ms, 0), now_ms + int(max_future_seconds * 1000)
+    else:
+        event_ms = _event_ms(schema.timestamp, record.get(schema.timestamp))
+    if event_ms > latest_ms:
+        raise EncodeError("bad_timestamp", f"{event_ms} is later than {latest_ms}", field=schema.timestamp)
+    return SampleTargets(labels, weight, event_ms)
+
+
+def _label(name: str, value: Any) -> float:
+    if value is None:
+        return math.nan
+    try:
+        label = parse_number(value)
+    except EncodeError as error:
+        raise error.in_field(name) from None
+    if not 0 <= label <= 1:
+        raise EncodeError("label_range", f"{name}: a label is between 0 and 1, not {label}", field=name)
+    return label
+
+
+def _event_ms(name: str, value: Any) -> int:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str) and len(value) <= 40 and DECIMAL.fullmatch(value):
+        value = int(value) if value.lstrip("+-").isdigit() else float(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise EncodeError(
+            "bad_timestamp", f"{name}: {str(value)[:40]!r} is not a valid time in milliseconds", field=name
+        )
+    if value != 0 and value < EARLIEST_MS:
+        raise EncodeError("bad_timestamp", f"{name}: {value} is before 1980: give milliseconds", field=name)
+    return value
