@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from app.models.calibrated import CalibratedModel, ZeroLinear, check_layer_sizes, perceptron
+from app.models.calibrated_model import CalibratedModel, ZeroLinear, check_layer_sizes, perceptron
 from app.models.interface import ModelSpec
 
 

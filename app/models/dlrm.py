@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from app.models.calibrated import CalibratedModel, check_layer_sizes, perceptron
+from app.models.calibrated_model import CalibratedModel, check_layer_sizes, perceptron
 from app.models.dot_interaction import dot_interaction
 from app.models.interface import ModelSpec
 

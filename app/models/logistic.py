@@ -3,7 +3,7 @@
 # N samples, E fields, D dimension, X normalized dense features
 from torch import Tensor
 
-from app.models.calibrated import CalibratedModel, ZeroLinear
+from app.models.calibrated_model import CalibratedModel, ZeroLinear
 from app.models.interface import ModelSpec
 
 

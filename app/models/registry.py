@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from app.models.config import BUILT_IN_MODELS, ModelConfig
-from app.models.example_inputs import example_inputs
+from app.models.export.example_inputs import example_inputs
 from app.models.interface import ModelSpec
 
 

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from app.serving.admin.routes import AdminParts
 from app.serving.admin.routes import router as admin_router
-from app.serving.feed.base_routes import BaseParts
-from app.serving.feed.base_routes import router as base_router
+from app.serving.feed.base_file_routes import BaseParts
+from app.serving.feed.base_file_routes import router as base_router
 from app.serving.feed.log_routes import LogParts
 from app.serving.feed.log_routes import router as log_router
 from app.serving.feed.snapshot_routes import SnapshotParts

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from springtide_client.log.base import BaseManifest, ModelIdentity, TableSpec
 
 from app.errors import UserError
-from app.models.export import export_model
+from app.models.export.torch_export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.scores.progressive import ProgressiveScores

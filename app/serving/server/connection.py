@@ -9,8 +9,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from app.serving.http.errors import ApiError, bad_request, head_too_large, request_timeout, too_many_requests
 from app.serving.http.middleware import HttpMiddleware
 from app.serving.lookup.fast_path import REQUEST_PREFIX, FastPath
-from app.serving.server.client_timeouts import ClientTimeouts
 from app.serving.server.drain import ConnectionDrain
+from app.serving.server.request_timeout import ClientTimeouts
 
 MAX_FRAMING_BYTES = 65_536
 

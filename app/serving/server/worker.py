@@ -16,9 +16,9 @@ import uvicorn
 
 from app.serving.api import build_application
 from app.serving.server.accept_balancer import AcceptBalancer
-from app.serving.server.client_timeouts import enforce_client_timeouts
 from app.serving.server.connection import ConnectionConfig, ConnectionParts, HttpConnection
 from app.serving.server.drain import GRACEFUL, IMMEDIATE, ConnectionDrain, DrainPolicy
+from app.serving.server.request_timeout import enforce_client_timeouts
 from app.serving.server.warmup import warm_up
 from app.serving.service import Service
 

@@ -17,7 +17,7 @@ from app.training.health.gate import Gate, Verdict
 from app.training.health.known_good import oldest_restorable
 from app.training.input.batches import POLL_SECONDS
 from app.training.publisher import Publisher
-from app.training.recovery.owner import RollbackOwner
+from app.training.recovery.rollback_owner import RollbackOwner
 from app.training.recovery.skip import REASON, Progress, send_to_dead_letters
 from app.training.status.writer import StatusWriter
 from app.version_log.commands.queue import Command, command_entry

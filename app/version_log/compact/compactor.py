@@ -11,7 +11,7 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
 from springtide_client.system.file_lock import file_lock
 
-from app.models.export_onnx import is_possible
+from app.models.export.onnx_export import is_possible
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.onnx import OnnxBuilder
 from app.version_log.compact.retention import apply_retention, complete_bases, remove_drafts

@@ -1,7 +1,8 @@
 """A base's `model.onnx`: exported once by a child process, then carried from base to base with newer weights.
 
 The weights are replaced by name in the file's protobuf bytes, without the onnx library and without torch. Formats:
-https://protobuf.dev/programming-guides/encoding and onnx.proto. Handles only files that app.models.export_onnx writes.
+https://protobuf.dev/programming-guides/encoding and onnx.proto. Handles only files that
+app.models.export.onnx_export writes.
 """
 
 import logging
@@ -50,7 +51,7 @@ class OnnxBuilder:
         """Export in a child process, so that the compactor never loads torch."""
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / ONNX
-            command = [sys.executable, "-m", "app.models.export_onnx", str(program), str(target)]
+            command = [sys.executable, "-m", "app.models.export.onnx_export", str(program), str(target)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_SECONDS, check=False)
             if done.returncode != 0:
                 raise LogError((done.stderr.strip().splitlines() or ["the export failed without a message"])[-1])

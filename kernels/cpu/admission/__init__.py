@@ -1,1 +1,1 @@
-"""admission."""
+"""Keys without rows: counting sketch, ghosts, Bloom filter."""

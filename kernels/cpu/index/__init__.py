@@ -1,1 +1,1 @@
-"""index."""
+"""Keys to slots: find, insert and evict, scan, resize."""

@@ -1,1 +1,1 @@
-"""intrinsics."""
+"""SIMD vectors, prefetch and raw memory access for Numba kernels."""

@@ -1,1 +1,1 @@
-"""rows."""
+"""Rows in and out of a store, and their updates."""

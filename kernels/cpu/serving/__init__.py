@@ -1,1 +1,1 @@
-"""serving."""
+"""Compiled parts of a server: searches, JSON, request parsing."""

@@ -1,1 +1,1 @@
-"""store."""
+"""The arrays of a table and their memory."""

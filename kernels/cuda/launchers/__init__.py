@@ -1,1 +1,1 @@
-"""launchers."""
+"""Argument checks and kernel launches, one module per group of ops."""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from app.models import dot_interaction as ops
 from app.models.dlrm import DLRM
-from app.models.example_inputs import example_inputs
-from app.models.export import export_model
+from app.models.export.example_inputs import example_inputs
+from app.models.export.torch_export import export_model
 from app.models.interface import ModelSpec
 from kernels.cuda.launchers.dot_interaction import DotInteraction
 from tests.support.gpu_emulation.emulated_ops import device_of

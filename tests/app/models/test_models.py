@@ -10,7 +10,7 @@ from torch import nn
 from app.models.calibration import Calibration
 from app.models.config import BUILT_IN_MODELS, ModelConfig
 from app.models.dense_features import DenseFeatureNormalizer
-from app.models.export import export_model
+from app.models.export.torch_export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 

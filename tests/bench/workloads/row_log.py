@@ -10,7 +10,7 @@ from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
 
 from app.config.load import Config, load_config
-from app.models.export import export_model
+from app.models.export.torch_export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.scores.progressive import ProgressiveScores

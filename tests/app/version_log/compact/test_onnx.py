@@ -13,8 +13,8 @@ from springtide_client.model.inputs import ModelInputs
 from springtide_client.model.view import dense_of
 
 from app.models.config import ModelConfig
-from app.models.export import export_model
-from app.models.export_onnx import is_possible
+from app.models.export.onnx_export import is_possible
+from app.models.export.torch_export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.version_log.compact.base_writer import BaseImage, write_base

@@ -17,7 +17,7 @@ from springtide_client.log.base import ModelIdentity
 
 from app.errors import UserError
 from app.models.config import ModelConfig
-from app.models.export import export_model
+from app.models.export.torch_export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.version_log.compact.base_writer import BaseImage, write_base

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from app.models.example_inputs import example_inputs
+from app.models.export.example_inputs import example_inputs
 from app.models.interface import ModelSpec
 
 

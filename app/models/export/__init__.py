@@ -1,0 +1,1 @@
+"""Models as exported programs and as ONNX."""

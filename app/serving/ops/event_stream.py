@@ -1,0 +1,50 @@
+"""The stream of server-sent events: new versions, their scores, and changes of the health gate."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from springtide_client.system.clock import wall_ms
+
+from app.serving.model.replica import Replica
+from app.serving.model.trainer_status import TrainerStatusReader
+from app.version_log.trainer_status import GateStatus
+
+PING_SECONDS = 15.0
+STATUS_POLL_SECONDS = 1.0
+
+
+async def stream_events(replica: Replica, trainer: TrainerStatusReader) -> AsyncIterator[bytes]:
+    """Events in the format of server-sent events: `version`, `scores` and `gate`, until the server stops."""
+    sent_version = -1
+    sent_at = time.monotonic()
+    gate = await asyncio.to_thread(_gate, trainer)
+    yield b"retry: 1000\n\n"
+    while not replica.stopping:
+        view = replica.view
+        if view is not None and view.version != sent_version:
+            sent_version = view.version
+            entry = replica.versions.find(sent_version)
+            document: dict[str, Any] = {"version": sent_version} if entry is None else entry.document()
+            yield _event("version", sent_version, document)
+            if document.get("scores"):
+                yield _event("scores", sent_version, {"version": sent_version, **document["scores"]})
+            sent_at = time.monotonic()
+        elif (now := await asyncio.to_thread(_gate, trainer)) != gate:
+            gate = now
+            yield _event("gate", sent_version, now)
+            sent_at = time.monotonic()
+        elif time.monotonic() - sent_at >= PING_SECONDS:
+            yield b": ping\n\n"
+            sent_at = time.monotonic()
+        await replica.wait_for_change(STATUS_POLL_SECONDS)
+
+
+def _gate(trainer: TrainerStatusReader) -> GateStatus:
+    return trainer.gate(now_ms=wall_ms())
+
+
+def _event(name: str, version: int, document: object) -> bytes:
+    return f"event: {name}\nid: {version}\ndata: ".encode() + msgspec.json.encode(document) + b"\n\n"
