@@ -1,7 +1,7 @@
-"""So many events a second into one partition, by batches built beforehand: `freshness_load.py ADDRESS TOPIC RATE`.
+"""Produce RATE events a second into one partition, from batches built beforehand: `event_producer ADDRESS TOPIC RATE`.
 
-A producer that builds every record anew would take a third of a core from those that are measured. It lingers 20 ms:
-the embedded broker looks through all that it holds at every fetch: 100 batches a second would take a core from them.
+Building each record when it is sent would take a third of a core from the processes that are measured. Batches are sent
+every 20 ms, because the embedded broker scans all its batches at every fetch: 100 a second would take a core.
 """
 
 import random
@@ -22,7 +22,7 @@ CRC, FIRST_MS, LAST_MS, COVERED = 17, 27, 35, 21
 
 
 def build_batch(values: list[bytes]) -> bytearray:
-    """A record batch of uncompressed values."""
+    """Return a record batch of uncompressed values."""
     builder = kafka.record.default_records.DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1 << 30)
     for offset, value in enumerate(values):
         builder.append(offset, 0, None, value, [])
@@ -30,14 +30,14 @@ def build_batch(values: list[bytes]) -> bytearray:
 
 
 def stamp(batch: bytearray, now_ms: int) -> None:
-    """The records are of now."""
+    """Set the timestamps of all records, and the checksum."""
     for place in (FIRST_MS, LAST_MS):
         struct.pack_into(">q", batch, place, now_ms)
     struct.pack_into(">I", batch, CRC, crc32c.crc32c(memoryview(batch)[COVERED:]))
 
 
 def request_of(topic: str, batch: bytearray, number: int) -> bytes:
-    """Produce, version 3, acks = 1."""
+    """Return a Produce request, version 3, acks = 1."""
     name = topic.encode()
     head = struct.pack(">hhih", 0, 3, number, -1) + struct.pack(">hhi", -1, 1, 30_000)
     head += struct.pack(f">ih{len(name)}siii", 1, len(name), name, 1, 0, len(batch))
@@ -45,7 +45,7 @@ def request_of(topic: str, batch: bytearray, number: int) -> bytes:
 
 
 def flipped(click: bytes) -> bytes:
-    """The same with the other label."""
+    """Return the click with the other label."""
     head, _, label = click.rpartition(b":")
     return head + (b":1}" if label == b"0}" else b":0}")
 
@@ -60,13 +60,13 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def error_of(answer: bytes, topic: str) -> int:
-    """The error code of a produce answer for one partition; 0 = none."""
+    """Return the error code of a Produce response for one partition; 0 = none."""
     (code,) = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(topic.encode()) + 4 + 4)
     return int(code)
 
 
 class BatchSender:
-    """Sends ready record batches into partition 0 and waits for each answer; no thread, no queue."""
+    """Sends finished record batches to partition 0 and waits for each response; no thread, no queue."""
 
     def __init__(self, address: str, topic: str) -> None:
         host, _, port = address.rpartition(":")
@@ -93,7 +93,9 @@ def main() -> None:
     address, topic, rate = sys.argv[1], sys.argv[2], int(sys.argv[3])
     a_tick = int(rate * TICK_SECONDS)
     clicks = make_clicks(a_tick * NUM_BATCHES, seed=1)
-    clicks += [flipped(click) for click in clicks]  # a stream that can be learned by heart would move no row
+    clicks += [
+        flipped(click) for click in clicks
+    ]  # after a stream with constant labels is learned, rows would no longer change
     random.Random(0).shuffle(clicks)
     batches = cycle([build_batch(clicks[start : start + a_tick]) for start in range(0, len(clicks), a_tick)])
     with BatchSender(address, topic) as sender:

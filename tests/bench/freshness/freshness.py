@@ -1,7 +1,7 @@
-"""freshness: an event is produced to Kafka, and the served row polled until it has changed; what each stage costs.
+"""freshness: time from an event's production to Kafka until its served row has changed, and the time of each stage.
 
-DLRM-small (bottom 512-256-16, top 512-256-1), 26 categorical and 13 dense features, dim 16, at 10,000 events/s. What
-waits is learned as soon as the learner is free (`min_batch_size = 1`): `max_wait_seconds` bounds the wait from above.
+DLRM-small (bottom 512-256-16, top 512-256-1), 26 categorical and 13 dense features, dim 16, at 10,000 events/s. Queued
+events are learned as soon as the learner is free (`min_batch_size = 1`); `max_wait_seconds` is only the upper bound.
 """
 
 import json
@@ -23,14 +23,14 @@ from stream.kafka.config import KafkaConfig
 from stream.kafka.library import kafka
 from tests.bench.freshness.stages import STAGES, Probe, rate_of, stages_of
 from tests.bench.harness.report import Case, argument_parser, fail, report
-from tests.bench.workloads.clicks import CATEGORICAL, DENSE, IDS_A_FEATURE, make_clicks
+from tests.bench.workloads.clicks import CATEGORICAL, DENSE, IDS_PER_FEATURE, make_clicks
 from tests.support.ports import free_port
 from tests.support.processes import module_command, our_environment
 
 TOPIC, FEATURE, RATE, DIM = "clicks", "c1", 10_000, 16
-NUM_PROBED = 64  # ids that no other event has
+NUM_PROBED = 64  # ids that only the probing events use
 POLL_SECONDS, PAUSE_SECONDS, LOST_SECONDS = 0.001, 0.05, 10.0
-START_SECONDS = 120.0  # kernels may have to be compiled
+START_SECONDS = 120.0  # includes the compilation of kernels
 NEEDED_MS, MINUTE_MS = 100.0, 60_000.0
 CONFIG = """
 name = "freshness"
@@ -64,7 +64,7 @@ port = {port}
 
 @dataclass
 class Rows:
-    """Polls rows of one feature on one kept connection."""
+    """Polls rows of one feature over one connection."""
 
     connection: socket.socket
     request: bytes
@@ -80,7 +80,7 @@ class Rows:
         return Rows(connection, head.encode())
 
     def get(self, row_id: int) -> tuple[bytes, int]:
-        """The row's bytes with its status, and the version that answered."""
+        """Return the row's bytes with its status, and the version of the response."""
         self.connection.sendall(self.request + row_id.to_bytes(8, "little"))
         answer = b""
         while b"\r\n\r\n" not in answer:
@@ -97,8 +97,8 @@ class Rows:
         return piece
 
 
-class World:
-    """Broker, trainer, server and the other events' producer; closed in the reverse order."""
+class Pipeline:
+    """Broker, trainer, server, and the producer of the other events; closed in reverse order."""
 
     def __init__(self, folder: Path, rate: int, stack: ExitStack) -> None:
         self.folder, self.port, self._stack = folder, free_port(), stack
@@ -145,24 +145,24 @@ class World:
             document: dict[str, Any] = json.loads(answer.read())
         return document
 
-    def tapes(self) -> tuple[list[list[Any]], list[list[Any]]]:
-        """What trainer and server marked; both end."""
+    def traces(self) -> tuple[list[list[Any]], list[list[Any]]]:
+        """Stop trainer and server; return the marks of both."""
         for process in (self.trainer, self.server):
             end(process)
         train, serve = (json.loads((self.folder / f"{name}.json").read_text()) for name in ("train", "serve"))
         return train, serve
 
 
-def probe(world: World, number: int) -> list[Probe]:
-    """So many events, one after another, at random moments, each until its row has changed."""
+def probe(pipeline: Pipeline, number: int) -> list[Probe]:
+    """Send `number` events at random times, each after the row of the one before has changed."""
     moments = random.Random(0)
     events = [json.loads(value) for value in make_clicks(NUM_PROBED, seed=2)]
-    rows, found = Rows.at(world.port), []
-    producer = kafka.KafkaProducer(bootstrap_servers=world.broker.address, acks=1, linger_ms=0)
+    rows, found = Rows.at(pipeline.port), []
+    producer = kafka.KafkaProducer(bootstrap_servers=pipeline.broker.address, acks=1, linger_ms=0)
     last: dict[int, bytes] = {}
     for count in range(number):
-        row_id = IDS_A_FEATURE + count % NUM_PROBED
-        # the other label each time: what is learned already moves no row
+        row_id = IDS_PER_FEATURE + count % NUM_PROBED
+        # labels alternate: a label that is already learned would not change the row
         event = events[count % NUM_PROBED] | {FEATURE: row_id, "click": count // NUM_PROBED % 2}
         before = last.get(row_id) or rows.get(row_id)[0]
         time.sleep(moments.uniform(0, PAUSE_SECONDS))
@@ -170,7 +170,7 @@ def probe(world: World, number: int) -> list[Probe]:
         future = producer.send(TOPIC, json.dumps(event).encode(), partition=0)
         while (answer := rows.get(row_id))[0] == before:
             if time.monotonic_ns() - begun > LOST_SECONDS * 1e9:
-                fail(f"the row of an event did not change within {LOST_SECONDS:g} s: {world.status()}")
+                fail(f"the row of an event did not change within {LOST_SECONDS:g} s: {pipeline.status()}")
             time.sleep(POLL_SECONDS)
         last[row_id] = answer[0]
         found.append(Probe(begun, time.monotonic_ns(), future.get(timeout=5).offset, answer[1]))
@@ -179,7 +179,7 @@ def probe(world: World, number: int) -> list[Probe]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest rank."""
+    """Return the nearest-rank percentile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
 
@@ -206,10 +206,10 @@ def main() -> None:
     number, warm_seconds = (100, 3.0) if options.quick else (1_000, 10.0)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        world = World(folder, options.rate, stack)
+        pipeline = Pipeline(folder, options.rate, stack)
         time.sleep(warm_seconds)
-        probes = probe(world, number)
-        train, serve = world.tapes()
+        probes = probe(pipeline, number)
+        train, serve = pipeline.traces()
     learned = rate_of(probes, train)
     if learned < 0.95 * options.rate:
         fail(f"only {learned:,.0f} of {options.rate:,} events a second were learned")
@@ -226,7 +226,7 @@ def main() -> None:
     stages = stages_of(probes, train, serve)
     for name, what in STAGES.items():
         if stages[name]:
-            print(f"  {name:8} {describe(stages[name])}  {what}")
+            print(f"  {name:10} {describe(stages[name])}  {what}")
 
 
 if __name__ == "__main__":

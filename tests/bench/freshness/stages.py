@@ -1,31 +1,31 @@
-"""From an event's offset and the version that showed it to the time each stage took."""
+"""Compute the time of each stage from an event's offset and the version that showed it."""
 
 import bisect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 STAGES = {
-    "produce": "sent until it can be fetched and is",
+    "produce": "from sending to fetching",
     "decode": "bytes to columns",
-    "batch": "waiting for its batch, and for the one before it",
+    "batch": "waiting for its batch, and for the batch before it",
     "learn": "the batch scored and learned",
     "due": "waiting for the version to be due",
-    "cut": "what changed is gathered",
-    "append": "handed over",
-    "queue": "waiting for the thread that writes",
-    "encode": "named, its checksum computed",
-    "write": "into the file",
-    "look": "waiting for the server to look",
+    "checkpoint": "dirty rows gathered",
+    "append": "passed to the writer's queue",
+    "queue": "waiting for the writer thread",
+    "encode": "numbered, checksum computed",
+    "write": "written to the file",
+    "look": "waiting for the server to notice",
     "follow": "read and checked by the server",
-    "apply": "merged into a view, its search made",
-    "swap": "the view takes the place of the other",
-    "poll": "seen by who asks",
-    "after": "the view's layers merged, once it is served (not on the way)",
+    "apply": "merged into a view, its search prepared",
+    "swap": "the new view replaces the old one",
+    "poll": "until the client's next poll",
+    "after": "the view's layers merged after it is served (not in the sum)",
 }
 
 
 class Probe(NamedTuple):
-    """One event: sent, seen (ns), its offset, and the version that showed it."""
+    """One event: when it was sent and seen (ns), its offset, and the version that showed it."""
 
     begun: int
     seen: int
@@ -36,8 +36,8 @@ class Probe(NamedTuple):
 def stages_of(
     probes: Sequence[Probe], train: Sequence[Sequence[Any]], serve: Sequence[Sequence[Any]]
 ) -> dict[str, list[float]]:
-    """The ms of each stage, event by event."""
-    decoded, learned, cut = (_by_offset(train, stage) for stage in ("decode", "learn", "cut"))
+    """Return the milliseconds of each stage, one value per event."""
+    decoded, learned, checkpointed = (_by_offset(train, stage) for stage in ("decode", "learn", "checkpoint"))
     appended, encoded, written = (_by_version(train, stage) for stage in ("append", "encode", "write"))
     applied, prepared, merged = (_by_version(serve, stage) for stage in ("apply", "prepare", "merge"))
     reads = sorted((number, times) for number, times in _by_version(serve, "read").items())
@@ -45,8 +45,8 @@ def stages_of(
     numbers = {times: number for number, times in appended.items()}
     stages: dict[str, list[float]] = {name: [] for name in STAGES}
     for probe in probes:
-        decode, learn, cutting = (_covering(marks, probe.offset) for marks in (decoded, learned, cut))
-        append = appends[bisect.bisect_left(appends, (cutting[1], 0))]
+        decode, learn, checkpoint = (_covering(marks, probe.offset) for marks in (decoded, learned, checkpointed))
+        append = appends[bisect.bisect_left(appends, (checkpoint[1], 0))]
         version = numbers[append]
         encode, write = encoded[version], written[version]
         apply, prepare = applied[version], prepared[version]
@@ -56,9 +56,9 @@ def stages_of(
             "decode": decode[1] - decode[0],
             "batch": learn[0] - decode[1],
             "learn": learn[1] - learn[0],
-            "due": cutting[0] - learn[1],
-            "cut": cutting[1] - cutting[0],
-            "append": append[1] - cutting[1],
+            "due": checkpoint[0] - learn[1],
+            "checkpoint": checkpoint[1] - checkpoint[0],
+            "append": append[1] - checkpoint[1],
             "queue": encode[0] - append[1],
             "encode": write[0] - encode[0],
             "write": write[1] - write[0],
@@ -75,7 +75,7 @@ def stages_of(
 
 
 def rate_of(probes: Sequence[Probe], train: Sequence[Sequence[Any]]) -> float:
-    """Events learned a second, from the first probe to the last."""
+    """Return the events learned per second between the first probe and the last."""
     learned = _by_offset(train, "learn")
     first, last = (bisect.bisect_right(learned.offsets, probe.offset) for probe in (probes[0], probes[-1]))
     seconds = (learned.times[last][1] - learned.times[first][1]) / 1e9
@@ -83,7 +83,7 @@ def rate_of(probes: Sequence[Probe], train: Sequence[Sequence[Any]]) -> float:
 
 
 class _ByOffset(NamedTuple):
-    offsets: list[int]  # ascending; a mark covers what lies below its own
+    offsets: list[int]  # ascending; a mark covers the offsets below its own
     times: list[tuple[int, int]]
 
 
@@ -93,12 +93,12 @@ def _by_offset(marks: Sequence[Sequence[Any]], stage: str) -> _ByOffset:
 
 
 def _covering(marks: _ByOffset, offset: int) -> tuple[int, int]:
-    """The first mark that went beyond the offset."""
+    """Return the times of the first mark beyond the offset."""
     return marks.times[bisect.bisect_right(marks.offsets, offset)]
 
 
 def _by_version(marks: Sequence[Sequence[Any]], stage: str) -> dict[int, tuple[int, int]]:
-    """The first mark of each version."""
+    """Return the times of each version's first mark."""
     found: dict[int, tuple[int, int]] = {}
     for name, number, begun, ended in marks:
         if name == stage:

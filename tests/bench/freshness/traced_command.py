@@ -1,6 +1,6 @@
-"""`springtide train --no-compact` or `serve` with a clock at each stage: `freshness_tape.py train|serve CONFIG TAPE`.
+"""Run `springtide train --no-compact` or `serve` with each stage timed: `traced_command train|serve CONFIG TRACE`.
 
-The tape is written at the end: [stage, what it was about, begun ns, ended ns], by the clock that all processes share.
+The trace is written at the end: [stage, offset or version, start ns, end ns], by the system's monotonic clock.
 """
 
 import functools
@@ -16,7 +16,7 @@ marks: list[Mark] = []
 
 
 def clock(owner: type, name: str, stage: str, about: Callable[[tuple[Any, ...], Any], int | None]) -> None:
-    """Mark each call of a method; `about(arguments, result)` is an offset or a version, None = not worth a mark."""
+    """Time each call of a method; `about(arguments, result)` returns its offset or version, or None to skip it."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
@@ -32,19 +32,19 @@ def clock(owner: type, name: str, stage: str, about: Callable[[tuple[Any, ...], 
 
 
 def only(numbers: Any) -> int | None:
-    """The one partition's."""
+    """Return the number of the only partition."""
     return next(iter(numbers), None)
 
 
 def number_of(piece: bytes) -> int:
-    """Of the version whose frame begins so."""
+    """Return the number of the version whose frame starts with `piece`."""
     from springtide_client.format.records import HEADER, parse_header
 
     return parse_header(piece[: HEADER.size]).number
 
 
 def run_command(*words: str) -> None:
-    """As `springtide` does, with what it sets for its process."""
+    """Run a command as the console script does, with its process settings."""
     from app.cli import main
 
     if code := main(words):
@@ -60,7 +60,9 @@ def train(config: str) -> None:
 
     clock(DecodePipeline, "decode", "decode", lambda _, columns: only(columns.end_offsets.values()))
     clock(TrainingState, "learn", "learn", lambda arguments, _: only(arguments[1].positions.values()))
-    clock(TrainingState, "cut", "cut", lambda _, cut: only(p["offset"] for p in cut[0].positions.values()))
+    clock(
+        TrainingState, "checkpoint", "checkpoint", lambda _, made: only(p["offset"] for p in made[0].positions.values())
+    )
     clock(LogWriter, "append_owned", "append", lambda _, number: int(number))
     clock(RecordEncoder, "encode", "encode", lambda _, tip: int(tip.number))
     clock(SegmentWriter, "write", "write", lambda arguments, _: number_of(b"".join(arguments[1][:1])))
@@ -81,6 +83,6 @@ def serve(config: str) -> None:
 
 
 if __name__ == "__main__":
-    kind, config, tape = sys.argv[1:]
+    kind, config, trace = sys.argv[1:]
     {"train": train, "serve": serve}[kind](config)
-    Path(tape).write_text(json.dumps(marks))
+    Path(trace).write_text(json.dumps(marks))

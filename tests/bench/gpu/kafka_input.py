@@ -1,4 +1,4 @@
-"""Kafka in front of a learner on a GPU: an embedded broker's topic, learned as the trainer learns it."""
+"""Kafka input of a learner on a GPU: an embedded broker's topic, learned as the trainer does."""
 
 import tempfile
 from collections.abc import Iterator
@@ -18,19 +18,19 @@ from tests.bench.workloads.clicks import SCHEMA, TOPIC, make_clicks
 
 @contextmanager
 def filled_topic(num_samples: int) -> Iterator[Path]:
-    """The log folder of a broker that runs while this lasts, with so many records in its only partition."""
+    """Run a broker with a topic of one partition and `number` records; yield its log folder."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder)):
         fill(Path(folder), make_clicks(num_samples))
         yield Path(folder)
 
 
 def full(batcher: Batcher) -> Batch | None:
-    """The next batch, if there are samples enough for it."""
+    """Return the next batch if there are enough samples for it."""
     return batcher.take() if batcher.num_rows >= batcher.batch_size else None
 
 
 def from_topic(learner: Learner, log: Path, num_samples: int) -> None:
-    """Learns so many samples from the topic's start; a batch is taken early where one is full, reports come late."""
+    """Learn samples from the topic's start; a full batch is taken at once, reports are read one step later."""
     batch_size = learner.config.batch_size
     batcher, waiting, late, num_learned = Batcher(batch_size, float("inf")), None, None, 0
     with Source(SourceConfig(topic=TOPIC, log_path=log), SCHEMA) as source:

@@ -1,8 +1,8 @@
-"""gpu.table: the CUDA twin's look-ups, inserts with eviction and training step, at the load of a full table.
+"""gpu.table: the CUDA backend's lookups, inserts with eviction and training step, at the load of a full table.
 
-Beside it torch's index_select, which needs no hash, and published figures, which are named as such and scaled by
-bandwidth: HierarchicalKV on an A100, FBGEMM's static TBE on an H100. What is timed is the replay of a CUDA graph: a
-tick is the same in all of a case. Needs an NVIDIA GPU; without one it says so.
+Compared with torch's index_select, which needs no hash, and with published figures, marked as such and scaled by
+bandwidth: HierarchicalKV on an A100, FBGEMM's static TBE on an H100. Timed are replays of a CUDA graph. Needs an NVIDIA
+GPU, and exits with a message without one.
 """
 
 # K keys of a call, C rows of the table, D dimension
@@ -24,7 +24,7 @@ from tests.bench.harness.report import Case, arguments, describe_case, fail, rep
 HKV = "HierarchicalKV on an A100, published, x 4.8/1.935"
 TBE = "FBGEMM TBE on an H100, published, x 1.43"
 SCALE = 4.8 / 1.935
-# (dim, load): billions of keys a second; at dim 64 and a full table the bar is a multiple of them
+# (dim, load): billions of keys per second; at dim 64 and a full table a multiple of them is required
 PUBLISHED = {
     "find": {
         (8, 0.5): 2.470,
@@ -42,25 +42,25 @@ PUBLISHED = {
 BARS = {"find": 1.0, "insert_and_evict": 1.2, "find_or_insert": 1.2}
 STEP_MS = {"sgd": 0.67, "adam": 0.95}
 SELECT_DIM = 64
-SECTOR = 32  # bytes that memory moves at once
-OVERFILL = 1.4  # keys offered for each slot, so that nearly every bucket is full
+SECTOR = 32  # bytes of one memory transaction
+OVERFILL = 1.4  # keys inserted per slot, so that nearly every bucket is full
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large everything is."""
+    """The sizes of a run."""
 
     dims: tuple[int, ...]
     loads: tuple[float, ...]
-    num_slots: int  # at dim 64 and above; twice as many below, as HierarchicalKV was measured
-    num_keys: int  # of a call
-    num_rows: int  # that the training step looks up from
+    num_slots: int  # at dim 64 and above; twice as many below, as in HierarchicalKV's measurements
+    num_keys: int  # per call
+    num_rows: int  # of the training step's table
     step_dim: int
     repeats: int
     copy_bytes: int
 
     def slots_of(self, dim: int) -> int:
-        """Of a table whose rows are so wide."""
+        """Return the number of slots of a table with rows of this width."""
         return self.num_slots * (2 if dim < 64 else 1)
 
 
@@ -87,20 +87,20 @@ QUICK = Size(
 
 
 class Clock(Protocol):
-    """Times work on batches."""
+    """Times calls on batches."""
 
     def seconds(self, work: Callable[[Any], object], batches: Callable[[], Any], repeats: int) -> list[float]:
-        """Of one call each, after a warm-up, every call with a batch of its own: an array, a tuple of them, or None."""
+        """Return the seconds of each call after a warm-up; each has its batch: an array, a tuple of them, or None."""
         ...
 
 
 class GraphClock:
-    """Work captured in a CUDA graph, timed by events: the kernels and the gaps between them, not Python's launches."""
+    """Times replays of a CUDA graph by events: kernels and the gaps between them, without Python's launches."""
 
     def seconds(self, work: Callable[[Any], object], batches: Callable[[], Any], repeats: int) -> list[float]:
         import torch
 
-        work(batches())  # compiles, which a capture must not
+        work(batches())  # compiles the kernels, which is not possible during a capture
         torch.cuda.synchronize()
         kept, graph = batches(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -121,14 +121,14 @@ class GraphClock:
 
 
 def arrays_of(batch: Any) -> tuple[Any, ...]:
-    """The arrays of a batch."""
+    """Return the arrays of a batch."""
     if batch is None:
         return ()
     return batch if isinstance(batch, tuple) else (batch,)
 
 
 class Bench:
-    """A table that is filled to a load, and what is timed on it."""
+    """A table filled to some load, and the operations timed on it."""
 
     def __init__(self, device: Device, clock: Clock, size: Size, *, seed: int = 1) -> None:
         self.device, self.clock, self.size = device, clock, size
@@ -136,7 +136,7 @@ class Bench:
         self.rng, self.tick = np.random.default_rng(seed), 1
 
     def fresh_keys(self, num: int) -> tuple[Any, Any, Any]:
-        """Keys that no table has, but for luck, as a batch of unique ones."""
+        """Return a batch of unique random keys, which no table holds."""
         return self.keys_of(self.rng.integers(0, 2**62, num))
 
     def keys_of(self, ids: Any) -> tuple[Any, Any, Any]:
@@ -144,7 +144,7 @@ class Bench:
         return features, ids, self.ops.mix_keys(features, ids)
 
     def filled(self, load: float, layout: RowLayout) -> Store:
-        """A store whose slots are taken to this part; at 1.0 nearly every bucket is full."""
+        """Return a store with this load factor; at 1.0 nearly every bucket is full."""
         store = self.ops.allocate(self.size.slots_of(layout.dim), 1024, layout)
         left = int(store.num_slots * (OVERFILL if load == 1 else load))
         while left > 0:
@@ -153,34 +153,34 @@ class Bench:
         return store
 
     def insert(self, store: Store, keys: tuple[Any, Any, Any]) -> Any:
-        """As a training step does it: victims may be of any earlier call."""
+        """Insert keys as a training step does; rows of any earlier call may be evicted."""
         self.tick += 1
         return self.ops.find_or_insert(store, *keys, self.tick, self.tick)
 
-    def standing(self, store: Store) -> Any:
-        """Ids that the store has, as many as a call's keys, in no order."""
+    def resident_keys(self, store: Store) -> Any:
+        """Return ids that the store holds, as many as a call has keys, in random order."""
         slots = self.exact.occupied_slots(store, 0, store.num_slots)
         some = self.rng.integers(0, len(slots), self.size.num_keys)
         _, ids = self.exact.keys_of(store, slots)
         return np.unique(np.asarray(ids.get() if hasattr(ids, "get") else ids)[some])
 
     def check(self, store: Store) -> None:
-        """What is found is what is there, and what is not there is not found."""
-        ids = self.standing(store)
+        """Check that present keys are found and absent ones are not."""
+        ids = self.resident_keys(store)
         slots = self.exact.find(store, *self.keys_of(ids))
         _, found = self.exact.keys_of(store, slots)
         if not np.array_equal(host(found), ids):
-            fail("a slot has another key than the one that was looked for")
+            fail("a found slot holds another key")
         if (host(self.exact.find(store, *self.fresh_keys(self.size.num_keys))) >= 0).any():
-            fail("a key that is not there was found")
+            fail("an absent key was found")
         newcomers = self.fresh_keys(min(self.size.num_keys, store.num_slots // 4))
         placed = self.exact.find_or_insert(store, *newcomers, self.tick + 1, self.tick + 1)
         self.tick += 1
         if not np.array_equal(host(self.exact.find(store, *newcomers)), host(placed.slots_U)):
-            fail("an inserted key is not where it was put")
+            fail("an inserted key is not in its slot")
 
     def rates(self, work: Callable[[Any], object], batches: Callable[[], Any], amount: float) -> list[float]:
-        """Amount a second of each repeat."""
+        """Return the amount per second of each repeat."""
         return [amount / seconds for seconds in self.clock.seconds(work, batches, self.size.repeats)]
 
 
@@ -189,7 +189,7 @@ def host(array: Any) -> Any:
 
 
 def copy_rate(bench: Bench) -> float:
-    """Bytes a second, read and written, of the best copy: the limit of everything here."""
+    """Return the bytes per second, read and written, of the fastest copy: the limit of every case."""
     num = bench.size.copy_bytes // 8
     source, to = bench.device.filled(num, np.int64, 0), bench.device.empty(num, np.int64)
     sizes = (np.int64(4), np.int64(0), np.uint64(0), np.int64(num), np.int64(0))
@@ -202,12 +202,12 @@ def copy_rate(bench: Bench) -> float:
 
 
 def table_cases(bench: Bench, dim: int, load: float, bandwidth: float) -> list[Case]:
-    """find with rows and without; find_or_insert, half of the keys there; insert_and_evict, none there."""
+    """Measure find with and without rows, find_or_insert with half of the keys present, insert_and_evict with none."""
     store, ops, num = bench.filled(load, RowLayout(dim, 0)), bench.ops, bench.size.num_keys
     bench.check(store)
     out = bench.device.empty((num, dim), np.float32)
     inverse = bench.device.put(np.arange(num))
-    ids = bench.standing(store)
+    ids = bench.resident_keys(store)
 
     def known() -> Any:
         return bench.keys_of(bench.rng.choice(ids, num, replace=len(ids) < num))
@@ -225,10 +225,10 @@ def table_cases(bench: Bench, dim: int, load: float, bandwidth: float) -> list[C
 
     def evict_rows(keys: Any) -> None:
         placed = bench.insert(store, keys)
-        ops.gather(store, placed.victim_slots_V, inverse, out=out)  # before their slots are written over
+        ops.gather(store, placed.victim_slots_V, inverse, out=out)  # before their slots are overwritten
         ops.create(store, placed.slots_U, *keys[:2], 0, 0.01)
 
-    lines = WIDTH + 2 * SECTOR + KEY_BYTES  # digests, an id and a feature, the key that is asked for
+    lines = WIDTH + 2 * SECTOR + KEY_BYTES  # digests, an id and a feature, the requested key
     row, score = 4 * dim, 2 * SECTOR
     works = {
         "find": (find_rows, known, lines + 2 * row),
@@ -257,7 +257,7 @@ def table_cases(bench: Bench, dim: int, load: float, bandwidth: float) -> list[C
 
 
 def step_case(bench: Bench, name: str, bandwidth: float) -> Case:
-    """One training step: unique keys, slots, rows, and the optimizer's step on given gradients."""
+    """Measure a training step: unique keys, slots, rows, and the optimizer's step on given gradients."""
     dim, num, ops = bench.size.step_dim, bench.size.num_keys, bench.ops
     width = state_width_of(name, dim)
     num_slots = -(-bench.size.num_rows // WIDTH) * WIDTH * 5 // 4 // WIDTH * WIDTH
@@ -268,7 +268,7 @@ def step_case(bench: Bench, name: str, bandwidth: float) -> Case:
     step = OptimizerStep(name, 0.01)
 
     def zipf() -> Any:
-        # the inverse of a power law's distribution function, 1.05, over all rows
+        # inverse of the distribution function of a power law with exponent 1.05 over all rows
         u = bench.rng.random(num)
         top = bench.size.num_rows ** (1 - 1.05)
         return bench.device.put(((1 - u * (1 - top)) ** (1 / (1 - 1.05))).astype(np.int64) * 0x9E3779B1)
@@ -283,7 +283,7 @@ def step_case(bench: Bench, name: str, bandwidth: float) -> Case:
 
     seen = bench.exact.unique(features, zipf(), times)
     num_unique = len(seen.ids_U)
-    # rows looked up and written out, gradients read, and each unique row read and written with its state
+    # rows read and written out, gradients read, each unique row read and written with its state
     num_bytes = num * 8 * dim + num * 4 * dim + num_unique * 8 * (dim + width)
     rates = bench.rates(train, zipf, 1)
     title = f"training step, {name}, {num:,} look-ups of {num_unique:,} keys, dim {dim}"
@@ -292,7 +292,7 @@ def step_case(bench: Bench, name: str, bandwidth: float) -> Case:
 
 
 def select_case(bench: Bench, dim: int, bandwidth: float) -> Case:
-    """torch.index_select from as many rows, which needs no hash: our gather beside it."""
+    """Compare our gather with torch.index_select from as many rows, which needs no hash."""
     import torch
 
     num, rows = bench.size.num_keys, bench.size.num_slots
@@ -311,12 +311,12 @@ def select_case(bench: Bench, dim: int, bandwidth: float) -> Case:
 
 
 def markdown(cases: list[Case]) -> str:
-    """The rows as a list, for who reads no JSON."""
+    """Return the cases as a Markdown list."""
     return "\n".join(f"- {describe_case(case)}" for case in cases) + "\n"
 
 
 def run(bench: Bench) -> list[Case]:
-    """Every case that needs no torch on the GPU."""
+    """Run every case that does not need torch on the GPU."""
     bandwidth, size = copy_rate(bench), bench.size
     cases = [case for dim in size.dims for load in size.loads for case in table_cases(bench, dim, load, bandwidth)]
     return cases + [step_case(bench, name, bandwidth) for name in STEP_MS]

@@ -1,4 +1,4 @@
-"""The GPU's benchmark runs from end to end where there is no GPU; what it measures there is nothing."""
+"""The benchmark of the GPU's table runs from end to end without a GPU; its figures then mean nothing."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ TINY = Size(
 
 
 class NoClock:
-    """Does the work, and takes a second for it."""
+    """Does the work, and reports one second for each call."""
 
     def seconds(self, work: Callable[[Any], object], batches: Callable[[], Any], repeats: int) -> list[float]:
         for _ in range(repeats + 1):
@@ -35,7 +35,7 @@ class NoClock:
         return [1.0] * repeats
 
 
-def test_every_case_of_the_gpus_benchmark_runs() -> None:
+def test_every_case_runs_on_the_emulated_backend() -> None:
     cases = run(Bench(device_of("host"), NoClock(), TINY))
     assert len(cases) == 3 + 4 + 2
     assert all(case.limit and case.limit > 0 for case in cases)
@@ -48,8 +48,8 @@ def test_a_wrong_answer_prints_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
         run(bench)
 
 
-def test_the_whole_of_it_runs_on_stand_ins_for_cupy_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Graph, events, index_select and files: the lines that a machine with a GPU would be the first to run."""
+def test_the_benchmark_runs_on_stand_ins_for_cupy_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Covers graphs, events, index_select and files, which otherwise run only on a machine with a GPU."""
     install(monkeypatch)
     monkeypatch.setattr(table, "QUICK", replace(TINY, dims=(), loads=()))
     monkeypatch.setattr(table, "SELECT_DIM", 6)

@@ -1,4 +1,4 @@
-"""The benchmark of a table larger than the GPU's memory runs from end to end where there is no GPU."""
+"""The benchmark of a table larger than the GPU's memory runs from end to end without a GPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The GPU's training benchmark runs from end to end where there is no GPU; what it measures there is nothing."""
+"""The GPU's training benchmark runs from end to end without a GPU; its figures then mean nothing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,8 +45,8 @@ def test_what_learns_otherwise_than_the_host_prints_no_rate(monkeypatch: pytest.
         bench.column_case(4, batches, STEPS[0])
 
 
-def test_the_whole_of_it_runs_on_stand_ins_for_cupy_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Streams, events and blocks of the lane, captured graphs, the device of the table. Played graphs learn nothing."""
+def test_the_benchmark_runs_on_stand_ins_for_cupy_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Covers the transfer stream, captured graphs and the table's device; replayed stand-in graphs learn nothing."""
     install(monkeypatch)
     monkeypatch.setattr(CupyDevice, "threads", 32)
     monkeypatch.setattr(torch, "compile", lambda model: model)

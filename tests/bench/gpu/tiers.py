@@ -1,8 +1,8 @@
-"""gpu.tiers: a table larger than the GPU's memory, its other rows in the host's RAM, learned with look-ahead.
+"""gpu.tiers: training of a table larger than the GPU's memory, its other rows in the host's RAM, with prefetch.
 
-Two cases: half of each batch is not on a full device (where HierarchicalKV's insert_and_evict throws), and a training
-step over ten features whose cache holds 0.8 of the rows, beside dynamicemb's published one. The limit of both is what
-the link to the host carries. Needs an NVIDIA GPU; without one it says so.
+Two cases: half of each batch is missing on a full device (where HierarchicalKV's insert_and_evict throws), and a
+training step over ten features whose cache holds 0.8 of the rows, compared with dynamicemb's published figure. The
+limit of both is the link to the host. Needs an NVIDIA GPU, and exits with a message without one.
 """
 
 # K keys of a call, D dimension
@@ -34,20 +34,20 @@ HKV = "HierarchicalKV on an A100, find_or_insert over HBM and host, published, n
 DYNAMICEMB = "dynamicemb on an H100, cache 0.8, Adam, published, not scaled"
 PUBLISHED_KEYS, PUBLISHED_STEPS = 0.095e9, 1 / 0.02433
 FEATURES, POWER = 10, 1.05
-RECORD_BYTES = 24  # count, last-seen and flags beside a row that crosses
+RECORD_BYTES = 24  # count, last-seen and flags that travel with a row
 LR = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large everything is."""
+    """The sizes of a run."""
 
     churn_dim: int
-    churn_rows: int  # that the device holds; as many again stand below
+    churn_rows: int  # on the device; as many again in the host tier
     step_dim: int
-    feature_rows: int  # of each of the ten features of the training step
-    num_keys: int  # of a call
-    num_steps: int  # of a repeat
+    feature_rows: int  # per feature of the training step, which has ten
+    num_keys: int  # per call
+    num_steps: int  # per repeat
     repeats: int
     link_bytes: int
 
@@ -77,17 +77,17 @@ Keys = tuple[Any, Any, Any]
 
 @dataclass
 class Bench:
-    """A device, the way to it, and how much is asked of both."""
+    """A device, its transfer stream, and the sizes of the run."""
 
     ops: Ops
     lane: TransferStream
-    wait: Callable[[], None]  # for all that was asked of the device
+    wait: Callable[[], None]  # waits for all work on the device
     size: Size
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
 
     @contextmanager
     def table(self, dim: int, optimizer: str, num_device: int, num_host: int) -> Iterator[EmbeddingTable]:
-        """Over a host tier for so many rows; what finds no room there goes to a disk."""
+        """Make a table over a host tier for `num_rows` rows; rows beyond that go to the disk."""
         config = TableConfig(dim=dim, optimizer={"name": optimizer, "lr": LR}, init_scale=0.0)
         width, cpu = RowOptimizer.of(config.optimizer).state_width(dim), backend("cpu")
         with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ class Bench:
                 table.close()
 
     def learn(self, table: EmbeddingTable, batches: list[Keys], grads: Any) -> None:
-        """As a learner does: the next batch's rows come up beside this one's step."""
+        """Learn as a learner does: the next batch's rows are uploaded during this batch's step."""
         foreseen = None
         for keys, following in zip(batches, [*batches[1:], None], strict=True):
             lookup = table.lookup(*keys, prefetched=foreseen)
@@ -120,7 +120,7 @@ class Bench:
         return features, ids, times
 
     def seconds(self, table: EmbeddingTable, batches: Callable[[], list[Keys]], grads: Any) -> list[float]:
-        """Of a batch, each repeat."""
+        """Return the seconds per batch of each repeat."""
         took = []
         for turn in range(self.size.repeats + 1):
             given = batches()
@@ -133,7 +133,7 @@ class Bench:
         return took
 
     def link_rate(self) -> float:
-        """Bytes a second from pinned memory to the device, the best of some copies."""
+        """Return the bytes per second of the fastest copy from pinned memory to the device."""
         here, there = (
             self.lane.allocate_pinned(self.size.link_bytes),
             self.lane.allocate_on_device(self.size.link_bytes),
@@ -148,18 +148,18 @@ class Bench:
 
 
 def misses_of(table: EmbeddingTable, work: Callable[[], list[float]]) -> tuple[list[float], float]:
-    """What the work gave, and the rows that came up meanwhile, of a look-up."""
+    """Return the result of `work`, and how many rows of a lookup were uploaded meanwhile."""
     before, ticks = table.counters(), table.parts.memory.pins.clock
     result = work()
     after = table.counters()
     if after["host_spilled"] > before["host_spilled"]:
-        print(f"  {after['host_spilled'] - before['host_spilled']:,} rows went on to the disk, for buckets were full")
+        print(f"  {after['host_spilled'] - before['host_spilled']:,} rows went to the disk: their buckets were full")
     num = after["recalled_from_spill"] - before["recalled_from_spill"]
     return result, max(1.0, num / max(1, table.parts.memory.pins.clock - ticks))
 
 
 def churn_case(bench: Bench, link: float) -> Case:
-    """Half of each batch is not on the device, which is full: as many rows come up as go down."""
+    """Measure batches of which half is missing on a full device: as many rows are uploaded as evicted."""
     size, dim = bench.size, bench.size.churn_dim
     num, universe = size.num_keys, 2 * size.churn_rows
     (grads,) = bench.ops.put(np.ones((num, dim), np.float32))
@@ -172,14 +172,14 @@ def churn_case(bench: Bench, link: float) -> Case:
     def batches() -> list[Keys]:
         return [batch(np.unique(bench.rng.integers(0, universe, num))) for _ in range(size.num_steps)]
 
-    # what was lent to the device keeps its place below: in the end nearly every row has one, and buckets want some air
+    # rows on the device keep their slots in the host tier, so in the end nearly every row has one there
     with bench.table(dim, "sgd", size.churn_rows, universe * 4 // 3) as table:
         bench.learn(table, [batch(np.arange(at, min(at + num, universe))) for at in range(0, universe, num)], grads)
         took, misses = misses_of(table, lambda: bench.seconds(table, batches, grads))
         some = bench.rng.integers(0, universe, 10_000)
         rows, status = (host(array) for array in table.find(np.zeros(len(some), np.uint16), some))
         if status.any() or not np.array_equal(rows, np.repeat(-LR * learned[some, None], dim, axis=1)):
-            fail("a row that went down and came up is not what was learned")
+            fail("a row that was evicted and recalled differs from the learned one")
     rates = [num / seconds for seconds in took]
     limit = num * link / (misses * (4 * dim + RECORD_BYTES))
     title = (
@@ -190,14 +190,14 @@ def churn_case(bench: Bench, link: float) -> Case:
 
 
 def step_case(bench: Bench, link: float) -> Case:
-    """A step of Adam over ten features, Zipf ids; the device holds 0.8 of the rows."""
+    """Measure a step of Adam over ten features with Zipf ids; the device holds 0.8 of the rows."""
     size, dim, rows = bench.size, bench.size.step_dim, bench.size.feature_rows
     num = size.num_keys // FEATURES * FEATURES
     (grads,) = bench.ops.put(bench.rng.standard_normal((num, dim), np.float32))
     features = np.repeat(np.arange(FEATURES), num // FEATURES)
 
     def zipf() -> Keys:
-        # the inverse of a power law's distribution function; the order of ids is no order of use
+        # inverse of the distribution function of a power law; frequent ids are anywhere
         u = bench.rng.random(num)
         ranks = (1 - u * (1 - rows ** (1 - POWER))) ** (1 / (1 - POWER))
         return bench.put(features, ranks.astype(np.int64) * 0x9E37_79B1 % rows)
@@ -209,7 +209,7 @@ def step_case(bench: Bench, link: float) -> Case:
             keys = bench.put(np.repeat(np.arange(FEATURES), len(ids)), np.tile(ids, FEATURES))
             bench.learn(table, [keys], grads)
         if sum(table.rows_by_tier()[tier] for tier in ("device", "host", "disk")) < total:
-            fail("rows were lost on the way down")
+            fail("rows were lost at eviction")
         work = lambda: bench.seconds(table, lambda: [zipf() for _ in range(size.num_steps)], grads)  # noqa: E731
         took, misses = misses_of(table, work)
         row_bytes = 4 * (dim + table.layout.state_width) + RECORD_BYTES
@@ -223,7 +223,7 @@ def step_case(bench: Bench, link: float) -> Case:
 
 
 def run(bench: Bench) -> list[Case]:
-    """Both cases, and the link."""
+    """Run both cases, and measure the link."""
     link = bench.link_rate()
     return [churn_case(bench, link), step_case(bench, link), Case("host to device, pinned", "bytes/s", [link], {})]
 

@@ -1,8 +1,8 @@
 """gpu.train: train.e2e on a GPU: samples/s from decoded columns and from Kafka, and the time of each stage.
 
 DLRM (bottom 512-256, top 512-256) over 26 categorical and 13 dense features, dim 16 and 128; table and net on the GPU.
-One thing after another is switched on: look-ahead, our dot interaction, CUDA graphs, torch.compile. What is learned is
-checked against the host's first. Needs an NVIDIA GPU; without one it says so.
+Switched on one after another: prefetch, our dot interaction, CUDA graphs, torch.compile. The result is first checked
+against the host's. Needs an NVIDIA GPU, and exits with a message without one.
 """
 
 import sys
@@ -37,16 +37,16 @@ from tests.bench.harness.report import Case, arguments, describe_case, fail, rep
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, zipf_ids
 
 MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
-AGREES = 0.02  # of a mean logloss, between bfloat16 in two orders
+AGREES = 0.02  # relative difference of the mean logloss between bfloat16 sums in two orders
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much is learned."""
+    """The sizes of a run."""
 
     dims: tuple[int, ...]
     batch_sizes: tuple[int, ...]
-    num_batches: int  # of a repeat
+    num_batches: int  # per repeat
     repeats: int
     kafka_samples: int
     table_bytes: str
@@ -65,10 +65,10 @@ QUICK = Size(dims=(16,), batch_sizes=(4096,), num_batches=16, repeats=2, kafka_s
 
 @dataclass(frozen=True, kw_only=True)
 class Switches:
-    """What is on."""
+    """Which optimizations are on."""
 
     name: str
-    ahead: bool = False  # the next batch is known: its columns travel, its rows come up
+    ahead: bool = False  # the next batch's columns and rows are uploaded during this step
     fused: bool = False
     capture: bool = False
     compiled: bool = False
@@ -86,21 +86,21 @@ ALL_BUT_COMPILED = STEPS[3]
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it is measured: the tests have one without a GPU."""
+    """The machine of a run; tests replace it with one without a GPU."""
 
     device: TrainDevice
     table_device: str | Ops
     capture: Any
-    wait: Callable[[], None]  # for all that was asked of the device
+    wait: Callable[[], None]  # waits for all work on the device
 
 
 def gpu() -> Machine:
-    """Torch's GPU; ValueError where there is none."""
+    """Return torch's GPU; ValueError if there is none."""
     return Machine(resolve_device(TrainConfig(device="cuda")), "cuda", capture_cuda_graph, torch.cuda.synchronize)
 
 
 def make_batches(num: int, size: int, *, seed: int = 0) -> list[Batch]:
-    """Decoded columns: Zipf ids, a label that leans on two features' ids and one number."""
+    """Return decoded columns: Zipf ids, a label that depends on the ids of two features and on one number."""
     random = np.random.default_rng(seed)
     batches = []
     for number in range(num):
@@ -119,7 +119,7 @@ def make_batches(num: int, size: int, *, seed: int = 0) -> list[Batch]:
 
 @contextmanager
 def switched(switches: Switches) -> Iterator[None]:
-    """The net's dot interaction is ours or torch's while this lasts."""
+    """Use our dot interaction or torch's within the context."""
     ours = dlrm.dot_interaction
     if not switches.fused:
         dlrm.dot_interaction = torch_dot_interaction
@@ -130,13 +130,13 @@ def switched(switches: Switches) -> Iterator[None]:
 
 
 class Bench:
-    """A machine and how much is asked of it."""
+    """A machine and the sizes of the run."""
 
     def __init__(self, machine: Machine, size: Size) -> None:
         self.machine, self.size = machine, size
 
     def learner(self, dim: int, batch_size: int, switches: Switches | None) -> Learner:
-        """One that knows nothing; on the host without switches."""
+        """Make an untrained learner; on the host if `switches` is None."""
         machine = self.machine
         settings = with_adagrad_eps(TableConfig(dim=dim, device_bytes=self.size.table_bytes))
         where = "cpu" if switches is None else machine.table_device
@@ -151,14 +151,14 @@ class Bench:
         return learner
 
     def check(self, dim: int, batches: Sequence[Batch], switches: Switches) -> None:
-        """The device learns as well as the host."""
+        """Check that the device learns as well as the host."""
         host = learn(self.learner(dim, len(batches[0]), None), batches, ahead=False)
         there = learn(self.learner(dim, len(batches[0]), switches), batches, ahead=switches.ahead)
         if not abs(there - host) <= AGREES:
             fail(f"{switches.name}: the logloss is {there:.4f}, the host's {host:.4f}")
 
     def column_case(self, dim: int, batches: Sequence[Batch], switches: Switches) -> Case:
-        """From decoded columns to weights that have moved."""
+        """Measure from decoded columns to updated weights."""
         num = sum(map(len, batches))
         with switched(switches):
             self.check(dim, batches[:8], switches)
@@ -171,7 +171,7 @@ class Bench:
         return Case(f"columns, {switches.name}, dim {dim}, B {len(batches[0])}", "samples/s", rates, {})
 
     def stage_cases(self, dim: int, batches: Sequence[Batch], switches: Switches) -> list[Case]:
-        """Steps a second if a step were nothing but one of its stages; each waits for the device, so none overlap."""
+        """Measure each stage as if it were a whole step; each waits for the device, so stages do not overlap."""
         with switched(switches):
             learner = self.learner(dim, len(batches[0]), switches)
             learn(learner, batches, ahead=False)
@@ -184,7 +184,7 @@ class Bench:
         ]
 
     def kafka_case(self, dim: int, batch_size: int) -> Case:
-        """From a topic's bytes to weights that have moved, as the trainer does it."""
+        """Measure from a topic's bytes to updated weights, as in the trainer."""
         from tests.bench.gpu.kafka_input import filled_topic, from_topic
 
         num = self.size.kafka_samples // batch_size * batch_size
@@ -196,12 +196,12 @@ class Bench:
         return Case(f"Kafka, {ALL_BUT_COMPILED.name}, dim {dim}, B {batch_size}", "samples/s", rates[1:], {})
 
     def finish(self, _: object) -> None:
-        """Everything asked for is done."""
+        """Wait for all work on the device."""
         self.machine.wait()
 
 
 def learn(learner: Learner, batches: Sequence[Batch], *, ahead: bool) -> float:
-    """Each batch's report is asked for when the next step is on its way; the mean logloss."""
+    """Learn the batches and return the mean logloss; each report is read after the next step was started."""
     losses, late = [], None
     for batch, next_batch in zip(batches, [*batches[1:], None], strict=True):
         before, late = late, learner.start_step(batch, next_batch if ahead else None)
@@ -214,7 +214,7 @@ def learn(learner: Learner, batches: Sequence[Batch], *, ahead: bool) -> float:
 
 @contextmanager
 def watched(learner: Learner, wait: Callable[[], None], seconds: dict[str, list[float]]) -> Iterator[None]:
-    """Times the stages of a learner's steps: wraps what they call."""
+    """Time the stages of a learner's steps by wrapping the functions that they call."""
     dense_step = learner.dense_step
     stages = {"keys and copy": (learner.keys, "prepare"), "look-up": (learner.table, "lookup")}
     stages |= {"rows": (learner.table, "gather_slice"), "row updates": (learner.table, "update")}
@@ -242,7 +242,7 @@ def watched(learner: Learner, wait: Callable[[], None], seconds: dict[str, list[
 
 
 def run(bench: Bench, steps: Sequence[Switches]) -> list[Case]:
-    """Every case."""
+    """Run every case."""
     cases = []
     for dim in bench.size.dims:
         for batch_size in bench.size.batch_sizes:
@@ -252,7 +252,7 @@ def run(bench: Bench, steps: Sequence[Switches]) -> list[Case]:
         try:
             cases.append(bench.kafka_case(dim, max(bench.size.batch_sizes)))
         except ImportError as error:
-            print(f"Kafka in front, dim {dim}: not measured, {error.name} is missing here")
+            print(f"with Kafka, dim {dim}: not measured, {error.name} is not installed")
     return cases
 
 

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured in the same run: bytes copied, cache lines read where they are known."""
+"""The limits of this machine, measured in the same run: bytes copied, cache lines read at known addresses."""
 
 # L lines of 64 bytes, K reads
 import time
@@ -11,12 +11,12 @@ from numba import njit
 from kernels.cpu.intrinsics.instructions import prefetch
 from tests.bench.harness.slices import ThreadSlices
 
-WORDS = 8  # of a line
+WORDS = 8  # per line
 AHEAD = 16
 
 
 def copy_rate(slices: ThreadSlices, *, num_bytes: int = 256 << 20, repeats: int = 5) -> float:
-    """Bytes per second of a memcpy, those read and those written both counted."""
+    """Return the bytes per second of a memcpy, read and written bytes both counted."""
     source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
 
     def copy(start: int, stop: int) -> None:
@@ -26,7 +26,7 @@ def copy_rate(slices: ThreadSlices, *, num_bytes: int = 256 << 20, repeats: int 
 
 
 def line_rate(slices: ThreadSlices, lines_K: npt.NDArray[np.int64], num_lines: int, *, repeats: int = 5) -> float:
-    """Reads per second of one word in each of these lines, of an array of `num_lines` lines: all misses overlap."""
+    """Return the reads per second of one word of each given line of a large array; all cache misses overlap."""
     words = np.ones(num_lines * WORDS, np.uint64)
     flat_K = lines_K.astype(np.uint64)
     _read_lines(words, flat_K, 0, 1)

@@ -1,6 +1,6 @@
-"""The contenders of a benchmark that live in venvs of their own; `tests/bench/peers/install.sh` makes them.
+"""Contenders with virtual environments of their own, made by `tests/bench/peers/install.sh`.
 
-One that is not installed is named as missing, and no claim is made about it.
+A contender that is not installed is reported as missing.
 """
 
 import os
@@ -15,7 +15,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS", "PEER_THR
 
 
 class Peers:
-    """Which are there, which are missing, which versions."""
+    """The installed contenders and their versions."""
 
     def __init__(self, venv_of: Mapping[str, str], *, venvs: Path, threads: int, log: IO[str] | None = None) -> None:
         self.threads = threads
@@ -33,13 +33,13 @@ class Peers:
         for peer in self._children.values():
             self.versions |= peer.call("versions")
 
-    def tell(self, function: str, **arguments: Any) -> None:
-        """The same to every child."""
+    def call_all(self, function: str, **arguments: Any) -> None:
+        """Call a function in every process."""
         for peer in self._children.values():
             peer.call(function, **arguments)
 
     def contenders(self, amount: float, function: str, **arguments: Any) -> dict[str, Callable[[], float]]:
-        """What `alternate` wants, by name: amount per second of the peer's call, by the peer's own clock."""
+        """Return a function per peer for `alternate`: the amount per second of its call, by the peer's own clock."""
 
         def rate(name: str) -> float:
             return float(amount / self.installed[name].call(function, peer=name, **arguments)["seconds"])

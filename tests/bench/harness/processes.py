@@ -16,14 +16,14 @@ import numpy.typing as npt
 PEER_SCRIPTS = Path(__file__).parents[1] / "peers"
 
 
-def saved(folder: Path, name: str, array: npt.NDArray[Any]) -> str:
-    """The path of an array that a child may load."""
+def save_array(folder: Path, name: str, array: npt.NDArray[Any]) -> str:
+    """Save an array for another process to load; return its path."""
     np.save(folder / f"{name}.npy", array)
     return str(folder / f"{name}.npy")
 
 
 class ContenderProcess:
-    """`call` sends a name and arguments and waits for the value."""
+    """A process that answers calls over a pipe (`peers/serving.py`) and measures by its own clock."""
 
     def __init__(self, name: str, command: list[str], environment: Mapping[str, str], log: IO[str] | None) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class ContenderProcess:
         return self._process.pid
 
     def call(self, function: str, **arguments: Any) -> Any:
-        """RuntimeError with the child's own traceback where it failed."""
+        """Call a function of the process and return its value; RuntimeError with its traceback if it fails."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"call": function, "arguments": arguments}) + "\n")
@@ -68,7 +68,7 @@ class ContenderProcess:
 
 
 class PausableProcess:
-    """`springtide COMMAND`, in a session of its own as under `springtide run`; stopped except within `running`."""
+    """`springtide COMMAND`, stopped by SIGSTOP except within `running`, so that others can be timed alone."""
 
     def __init__(self, command: Sequence[str], out: Path) -> None:
         self.command, self.out = list(command), out
@@ -86,7 +86,7 @@ class PausableProcess:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """It goes on meanwhile; RuntimeError with its last words where it has ended."""
+        """Resume it within the context; RuntimeError with the end of its output if it has exited."""
         self._send(signal.SIGCONT)
         try:
             yield
@@ -94,7 +94,7 @@ class PausableProcess:
             self._send(signal.SIGSTOP)
 
     def end(self) -> None:
-        """Killed: it keeps nothing that the log has not."""
+        """Kill it; it holds no state beyond the log."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
         self._process.wait()

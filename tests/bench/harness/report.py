@@ -1,4 +1,4 @@
-"""What every benchmark shares: the machine, alternating repeats, the verdict, the table and the JSON file."""
+"""What every benchmark shares: arguments, alternating repeats, cases, and the report as text and JSON."""
 
 import argparse
 import json
@@ -21,9 +21,9 @@ DATA = Path(os.environ.get("SPRINGTIDE_BENCH_DATA", Path(__file__).parents[4] / 
 
 @dataclass
 class Case:
-    """One row: our rates and each peer's, every repeat of them; higher is better.
+    """One comparison: our rates and each peer's, one value per repeat; higher is better.
 
-    `contest`: "ahead" asks for more than noise where the runs overlap; without it the ratio alone must be reached.
+    `contest`: where the runs overlap, "ahead" needs 10 % more than noise; otherwise the ratio alone decides.
     """
 
     case: str
@@ -31,7 +31,7 @@ class Case:
     ours: list[float]
     peers: dict[str, list[float]]
     needed: float | None = None
-    limit: float | None = None  # the physical limit, in the same unit
+    limit: float | None = None  # physical limit, in the same unit
     contest: bool = True
     ratio: float | None = field(init=False, default=None)
     ahead: bool | None = field(init=False, default=None)
@@ -46,8 +46,8 @@ class Case:
             self.ahead = self.ratio >= (self.needed if apart else max(self.needed, 1.10))
 
 
-def trainer_priority() -> None:
-    """Go on in a process as `springtide train` sets it up: OpenMP heeds its environment only when torch is imported."""
+def use_trainer_process_settings() -> None:
+    """Restart this process with the settings of `springtide train`, which OpenMP reads only when torch is imported."""
     if "GOMP_SPINCOUNT" not in os.environ:
         tune_process()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -55,21 +55,21 @@ def trainer_priority() -> None:
 
 
 def arguments(description: str) -> argparse.Namespace:
-    """`--quick` for a smoke run that claims nothing, `--out PATH` for the JSON."""
+    """Parse `--quick` (a short run whose figures mean nothing), `--out PATH` (JSON) and `--peers DIR`."""
     return argument_parser(description).parse_args()
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
-    """The same, for benchmarks that take more."""
+    """Return the parser, for benchmarks with more arguments."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="seconds instead of a minute; claims nothing")
+    parser.add_argument("--quick", action="store_true", help="seconds instead of a minute; the figures mean nothing")
     parser.add_argument("--out", type=Path, help="write the result as JSON here")
     parser.add_argument("--peers", type=Path, default=PEERS, help="where tests/bench/peers/install.sh put its venvs")
     return parser
 
 
 def alternate(contenders: dict[str, Callable[[], float]], *, repeats: int) -> dict[str, list[float]]:
-    """Each contender's rates, run in turn A/B/A/B after one warm-up each."""
+    """Run the contenders in turn, A/B/A/B, after one warm-up each; return the rates of each."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for run in contenders.values():
         run()
@@ -80,7 +80,7 @@ def alternate(contenders: dict[str, Callable[[], float]], *, repeats: int) -> di
 
 
 def timed(work: Callable[[], object], amount: float) -> float:
-    """Amount per second of one call."""
+    """Return the amount per second of one call."""
     start = time.perf_counter()
     work()
     return amount / (time.perf_counter() - start)
@@ -95,16 +95,16 @@ def report(
     quick: bool,
     peers: Mapping[str, str] | None = None,
 ) -> None:
-    """Print machine, versions and a row a case; write the same as JSON where asked.
+    """Print machine, versions and a line per case; write the same as JSON to `out`.
 
-    packages: of this interpreter; peers: versions of those that have interpreters of their own.
+    `packages`: of this interpreter; `peers`: versions of contenders with interpreters of their own.
     """
     machine = describe_machine()
     commit = describe_commit()
     versions = {"python": platform.python_version()} | {name: package_version(name) for name in packages}
     versions |= peers or {}
     cpu, cores, ram, system, gpu = (machine[key] for key in ("cpu", "cores", "ram_gib", "os", "gpu"))
-    print(f"# {benchmark}{' (quick: claims nothing)' if quick else ''}")
+    print(f"# {benchmark}{' (quick: the figures mean nothing)' if quick else ''}")
     print(f"machine: {cpu}, {cores} cores, {ram} GiB, {system}; GPU: {gpu}")
     print(f"commit: {commit}; " + ", ".join(f"{name} {number}" for name, number in versions.items()))
     for case in cases:
@@ -115,7 +115,7 @@ def report(
 
 
 def describe_case(case: Case) -> str:
-    """One line: ours, each peer (median, min, max), ratio, needed, ahead, share of the limit."""
+    """Return one line: ours and each peer (median, min, max), ratio, needed, ahead, share of the limit."""
 
     def spread(rates: list[float]) -> str:
         digits = ",.0f" if min(rates) >= 1000 else ".4g"
@@ -133,7 +133,7 @@ def describe_case(case: Case) -> str:
 
 
 def describe_machine() -> dict[str, object]:
-    """CPU model, cores, RAM, operating system, GPU."""
+    """Return CPU model, cores, RAM, operating system and GPU."""
     cpu = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -154,7 +154,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def describe_commit() -> str:
-    """The commit's short hash, with "+dirty" where the tree differs from it; in a copy without git what it is told."""
+    """Return the short commit hash, with "+dirty" for a changed tree; without git SPRINGTIDE_COMMIT."""
     try:
         git = ["git", "-C", str(Path(__file__).parent)]
         commit = subprocess.run(
@@ -167,7 +167,7 @@ def describe_commit() -> str:
 
 
 def package_version(name: str) -> str:
-    """The installed version, or "missing": no claim is made about a peer that is missing."""
+    """Return the installed version, or "missing"."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -175,5 +175,5 @@ def package_version(name: str) -> str:
 
 
 def fail(message: str) -> None:
-    """A mismatch: no rate is printed."""
+    """Exit because results differ: no rate is printed."""
     sys.exit(f"mismatch, nothing timed: {message}")

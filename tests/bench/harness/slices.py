@@ -1,4 +1,4 @@
-"""A call split over threads: each takes a slice of the keys, as the table's own threads do."""
+"""Split a call over threads: each takes a slice of the keys, as the table's own threads do."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

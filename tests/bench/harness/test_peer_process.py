@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.bench.harness.peer_process import Peers
-from tests.bench.harness.processes import PEER_SCRIPTS, ContenderProcess, saved
+from tests.bench.harness.processes import PEER_SCRIPTS, ContenderProcess, save_array
 
 SCRIPT = """
 from serving import load, serve, timed
@@ -25,7 +25,7 @@ def child(tmp_path: Path) -> Iterator[ContenderProcess]:
 
 
 def test_a_child_answers_whatever_its_libraries_print(child: ContenderProcess, tmp_path: Path) -> None:
-    assert child.call("double", path=saved(tmp_path, "numbers", np.arange(3))) == [0, 2, 4]
+    assert child.call("double", path=save_array(tmp_path, "numbers", np.arange(3))) == [0, 2, 4]
     assert child.call("run")["seconds"] >= 0
 
 

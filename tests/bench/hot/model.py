@@ -1,4 +1,4 @@
-"""hot.model: look-ups of 64 ids in a HotModel while versions of 2,000 rows take each other's place."""
+"""hot.model: lookups of 64 ids in a HotModel while versions of 2,000 rows replace each other."""
 
 import statistics
 import subprocess
@@ -20,7 +20,7 @@ NEEDED_MS = 5.0
 
 
 def measure(model: HotModel, seconds: float) -> tuple[list[float], list[float]]:
-    """The ms of calls during which the version changed, and of all others."""
+    """Return the milliseconds of calls during which the version changed, and of all others."""
     random = np.random.default_rng(1)
     swapping, others = [], []
     deadline = time.monotonic() + seconds
@@ -53,12 +53,12 @@ def main() -> None:
             time.sleep(0.05)
         swapping, others = measure(model, 5.0 if options.quick else 30.0)
     if not swapping:
-        fail("no call met a swap")
+        fail("no version changed during a call")
     worst = percentile(swapping, 0.99)
     bound = {"5 ms": [1 / NEEDED_MS]}
-    case = Case("a call that meets a swap, p99", "1/ms", [1 / worst], bound, needed=1.0, contest=False)
+    case = Case("a call during a swap, p99", "1/ms", [1 / worst], bound, needed=1.0, contest=False)
     report("hot.model", [case], packages=("torch", "numpy"), out=options.out, quick=options.quick)
-    for name, found in (("meeting a swap", swapping), ("others", others)):
+    for name, found in (("during a swap", swapping), ("others", others)):
         p50, p99 = statistics.median(found), percentile(found, 0.99)
         print(f"{len(found):7} calls {name}: p50 {p50:.3f}, p99 {p99:.3f}, worst {max(found):.2f} ms")
 

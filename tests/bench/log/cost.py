@@ -1,6 +1,6 @@
-"""log.cost: what the log costs the real trainer: alone, with merger and one server beside, and while a base is written.
+"""log.cost: what the log costs the trainer: alone, with compactor and one server, and while a base is written.
 
-DLRM-small as in train.e2e, batch 4096, dim 16, Zipf 1.05, a version every 0.5 s, one embedded broker, as many threads.
+DLRM-small as in train.e2e, batch 4096, dim 16, Zipf 1.05, a version every 0.5 s, one embedded broker, equal threads.
 """
 
 import os
@@ -15,7 +15,7 @@ from statistics import median
 from app.config.load import load_config
 from stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness.processes import PausableProcess
-from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, trainer_priority
+from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, use_trainer_process_settings
 from tests.bench.log.served_rows import check_rows, check_served
 from tests.bench.log.trainers import BATCH, LoggedTrainer, UnloggedTrainer, version_count, write_config
 from tests.bench.train.e2e import DenseOnly
@@ -24,11 +24,11 @@ from tests.bench.workloads.topics import fill
 from tests.support.ports import free_port
 
 ALONE, BESIDE, STALL = 0.95, 0.85, 1.5
-EAGER_MINUTES = 0.001  # a base as soon as there is anything to merge
+EAGER_MINUTES = 0.001  # a base as soon as there is anything to compact
 
 
 class Contest:
-    """Three trainers on one topic in this process, each with a log of its own; the third's has followers."""
+    """Three trainers of one topic in this process, each with its own log; the third's log has followers."""
 
     def __init__(self, folder: Path, address: str, stack: ExitStack) -> None:
         self.port = free_port()
@@ -52,13 +52,13 @@ class Contest:
             return self.beside.run(num_samples)
 
     def check(self) -> None:
-        """The log changes nothing that is learned, holds all of it, and is what the server answers from."""
+        """Check that the log does not change the result, and that logs and server hold the tables' rows."""
         if not self.none.loss == self.alone.loss == self.beside.loss:
-            fail(f"losses {self.none.loss}, {self.alone.loss}, {self.beside.loss} of the same batches")
+            fail(f"losses {self.none.loss}, {self.alone.loss}, {self.beside.loss} after the same batches")
         self.check_rows()
 
     def check_rows(self) -> None:
-        """The logs hold what the tables hold, and the server has it, too."""
+        """Check that the logs and the server hold the tables' rows."""
         for trainer in (self.alone, self.beside):
             trainer.settle()
             check_rows(trainer)
@@ -67,7 +67,7 @@ class Contest:
 
 
 def percentile_99(seconds: list[float]) -> float:
-    """The time that one step of a hundred takes longer than."""
+    """Return the 99th percentile of the step times."""
     return sorted(seconds)[min(len(seconds) - 1, len(seconds) * 99 // 100)]
 
 
@@ -77,7 +77,7 @@ def measure_rates(contest: Contest, num_samples: int, repeats: int) -> list[Case
         {
             "no log": partial(contest.none.run, num_samples),
             "log": partial(contest.alone.run, num_samples),
-            "log, merger, server": partial(contest.run_beside, num_samples),
+            "log, compactor, server": partial(contest.run_beside, num_samples),
             "dense only": partial(dense_rate, dense, num_samples),
         },
         repeats=repeats,
@@ -85,13 +85,13 @@ def measure_rates(contest: Contest, num_samples: int, repeats: int) -> list[Case
     limit = median(rates["dense only"])
     none = {"no log": rates["no log"]}
     segments = sum(path.stat().st_size for path in contest.alone.log_path.glob("seg-*"))
-    print(f"versions of {segments / version_count(contest.alone.trainer) / 1e6:.1f} MB in the mean")
+    print(f"versions of {segments / version_count(contest.alone.trainer) / 1e6:.1f} MB on average")
     return [
         Case("log alone", "samples/s", rates["log"], none, needed=ALONE, limit=limit, contest=False),
         Case(
-            "log, merger, one server",
+            "log, compactor, one server",
             "samples/s",
-            rates["log, merger, server"],
+            rates["log, compactor, server"],
             none,
             needed=BESIDE,
             limit=limit,
@@ -101,12 +101,12 @@ def measure_rates(contest: Contest, num_samples: int, repeats: int) -> list[Case
 
 
 def dense_rate(dense: DenseOnly, num_samples: int) -> float:
-    """The net alone, on ready tensors."""
+    """Return the samples per second of the net alone, on prepared tensors."""
     return timed(lambda: dense.run(num_samples // 4), num_samples // 4)
 
 
 def measure_steps(contest: Contest, num_samples: int, repeats: int) -> Case:
-    """Steps a second at the slowest hundredth, while bases are made one after the other, and while none is."""
+    """Measure the p99 of a step, as steps per second, while bases are written all the time and while none is."""
     contest.merger.end()
     trainer, bases = contest.beside, []
 
@@ -118,7 +118,7 @@ def measure_steps(contest: Contest, num_samples: int, repeats: int) -> Case:
             with eager.running():
                 trainer.run(num_samples)
             bases.append(newest_base(trainer) != before)
-        os.sync()  # what a base left to write must not be felt in the other's time
+        os.sync()  # unwritten pages of a base must not slow down the next window
         return 1 / percentile_99(trainer.step_seconds)
 
     with PausableProcess(contest.eager_command, contest.out) as eager:
@@ -128,7 +128,7 @@ def measure_steps(contest: Contest, num_samples: int, repeats: int) -> Case:
         )
     for name, found in rates.items():
         print(f"p99 of a step, {name}: {1000 / median(found):.1f} ms")
-    print(f"windows in which a base was finished: {sum(bases)} of {len(bases)}")
+    print(f"windows in which a base was completed: {sum(bases)} of {len(bases)}")
     return Case(
         "p99 of a step while a base is written",
         "steps/s",
@@ -145,9 +145,9 @@ def newest_base(trainer: LoggedTrainer) -> str:
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    trainer_priority()
+    use_trainer_process_settings()
     num_samples, repeats = (8 * BATCH, 1) if options.quick else (80 * BATCH, 5)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # else stopped children would stay behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the contexts end the stopped processes
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         broker = stack.enter_context(EmbeddedBroker(folder / "broker"))

@@ -1,4 +1,4 @@
-"""What a log and a server say of rows, compared with what the trainer's table holds."""
+"""Compare the rows of a log and of a server with those of the trainer's table."""
 
 import json
 import time
@@ -12,14 +12,14 @@ from springtide_client.log.directory import LogDirectory
 
 from tests.bench.harness.report import fail
 from tests.bench.log.trainers import LoggedTrainer
-from tests.bench.workloads.clicks import CATEGORICAL, IDS_A_FEATURE
+from tests.bench.workloads.clicks import CATEGORICAL, IDS_PER_FEATURE
 
-IDS = np.arange(0, IDS_A_FEATURE, 17)
+IDS = np.arange(0, IDS_PER_FEATURE, 17)
 PATIENCE_SECONDS = 60.0
 
 
 def check_rows(trainer: LoggedTrainer) -> None:
-    """A follower of the log reads the table's rows bit for bit."""
+    """Check that a follower of the log reads the table's rows bitwise."""
     follower = Follower(LogDirectory(trainer.log_path))
     try:
         follower.poll()
@@ -37,7 +37,7 @@ def check_rows(trainer: LoggedTrainer) -> None:
 
 
 def check_served(trainer: LoggedTrainer, port: int) -> None:
-    """A server answers with the table's rows bit for bit."""
+    """Check that the server returns the table's rows bitwise."""
     url, last = f"http://127.0.0.1:{port}", trainer.trainer.log.last_encoded
     assert last is not None
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -58,7 +58,7 @@ def check_served(trainer: LoggedTrainer, port: int) -> None:
 
 
 def served_version(url: str) -> int | None:
-    """The server's version; None while it is not ready."""
+    """Return the server's version; None while it is not ready."""
     try:
         with urllib.request.urlopen(f"{url}/v1/versions/latest", timeout=PATIENCE_SECONDS) as answer:
             return int(json.loads(answer.read())["version"])
@@ -67,5 +67,5 @@ def served_version(url: str) -> int | None:
 
 
 def same(mine: Any, theirs: Any) -> bool:
-    """Bit for bit."""
+    """Return True if the arrays are bitwise equal."""
     return np.array_equal(np.ascontiguousarray(mine).view(np.uint32), np.ascontiguousarray(theirs).view(np.uint32))

@@ -1,4 +1,4 @@
-"""The real trainer on DLRM-small over a topic that it reads again and again: with its log, and without any."""
+"""The trainer of DLRM-small over a topic that it reads repeatedly, with and without its log."""
 
 import time
 from pathlib import Path
@@ -47,7 +47,7 @@ cache_path = "{folder}"
 
 
 def write_config(folder: Path, address: str, *, base_minutes: float = 10.0) -> Path:
-    """The configuration's file in that folder, where log and spill will be, too."""
+    """Write the configuration into `folder`, which also holds log and spill; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"base-minutes-{base_minutes}.toml"
     texts = {"categorical": list(CATEGORICAL), "dense": list(DENSE), "batch": BATCH, "base_minutes": base_minutes}
@@ -56,7 +56,7 @@ def write_config(folder: Path, address: str, *, base_minutes: float = 10.0) -> P
 
 
 class LoggedTrainer:
-    """A trainer driven from outside, a number of samples at a time; its loop is the trainer's own."""
+    """A trainer whose loop is driven from outside, a number of samples at a time."""
 
     def __init__(self, config: Config) -> None:
         self.trainer = Trainer(config)
@@ -71,11 +71,11 @@ class LoggedTrainer:
         self.trainer.close()
 
     def run(self, num_samples: int) -> float:
-        """Samples per second over so many from the topic's start; `step_seconds` are those of each batch."""
+        """Learn `num_samples` from the topic's start; return samples per second, and set `step_seconds` per batch."""
         trainer = self.trainer
         self._rewind()
         target = trainer.state.samples_trained + num_samples
-        self._pass()  # the first batch has waited for the broker
+        self._pass()  # the first batch waits for the broker
         begun, learned = time.perf_counter(), trainer.state.samples_trained
         self.step_seconds = []
         while trainer.state.samples_trained < target:
@@ -83,7 +83,7 @@ class LoggedTrainer:
         return (trainer.state.samples_trained - learned) / (time.perf_counter() - begun)
 
     def _pass(self) -> None:
-        """Passes of the trainer's loop until a batch is learned; what happens between batches is in its time."""
+        """Run the trainer's loop until a batch is learned; the time includes the work between batches."""
         start, learned = time.perf_counter(), self.trainer.state.samples_trained
         while self.trainer.state.samples_trained == learned:
             self.trainer.run_once()
@@ -93,7 +93,7 @@ class LoggedTrainer:
         self.step_seconds.append(time.perf_counter() - start)
 
     def _rewind(self) -> None:
-        """Back to the topic's start, as `--from-offset earliest` does it."""
+        """Move to the topic's start, as `--from-offset earliest` does."""
         trainer = self.trainer
         session = trainer.session
         session.batches.close()
@@ -101,13 +101,13 @@ class LoggedTrainer:
         session.start()
 
     def settle(self) -> None:
-        """All that was learned is in the log, and durable."""
+        """Make everything that was learned durable in the log."""
         self.trainer.publish_last()
         self.trainer.log.sync()
 
     @property
     def loss(self) -> float | None:
-        """Of the newest batch."""
+        """Return the loss of the newest batch."""
         return self.trainer.state.loss
 
     @property
@@ -115,13 +115,13 @@ class LoggedTrainer:
         return self.trainer.state.learner.bfloat16
 
     def rows(self, feature: str, ids_N: Any) -> Any:
-        """As the table has them, float32 (N, dim)."""
+        """Return the table's rows, float32 (N, dim)."""
         number = self.trainer.config.schema.number(feature)
         return self.trainer.state.learner.table.find(np.full(len(ids_N), number, np.uint16), ids_N)[0]
 
 
 class UnloggedTrainer(LoggedTrainer):
-    """The same trainer, which never cuts a version, and whose table does not note what it touches."""
+    """A trainer that never publishes a version, and whose table does not track dirty rows."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -129,9 +129,9 @@ class UnloggedTrainer(LoggedTrainer):
         self.trainer.state.learner.table.tracked = False
 
     def settle(self) -> None:
-        """There is nothing to settle."""
+        """Do nothing: there is no log."""
 
 
 def version_count(trainer: Trainer) -> int:
-    """Versions of this epoch."""
+    """Return the number of versions of this epoch."""
     return 0 if trainer.log.last_encoded is None else trainer.log.last_encoded.number & 0xFFFFFFFF

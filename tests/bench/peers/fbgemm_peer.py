@@ -1,7 +1,7 @@
 """FBGEMM's table-batched embedding and TorchRec's managed collision module, on the CPU.
 
-The embedding has no hash: it is given the numbers of the rows. Bags of one id summed are its quick path on the CPU,
-several times quicker backward than its unpooled mode.
+The embedding has no hash: it gets row numbers. Summed bags of one id are its fast path on the CPU, several times faster
+backward than its unpooled mode.
 """
 
 # C rows of the table, K keys of a call, D dimension
@@ -79,7 +79,7 @@ def train():
 
 def run_rows(peer, part):
     if part == "backward":
-        forward()  # outside of what is timed
+        forward()  # not timed
     return timed({"forward": forward, "backward": backward, "train": train}[part])
 
 

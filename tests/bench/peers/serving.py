@@ -1,6 +1,6 @@
-"""The peer's side of the pipe: a line of JSON in, a line out. Knows numpy only, runs in the peer's own interpreter.
+"""The contender's side of the pipe: one line of JSON per call and per result. Needs numpy only.
 
-A call names a function and its arguments; arrays travel as .npy files in a folder that both sides know.
+A call names a function and its arguments; arrays are passed as .npy files. Runs in the contender's own interpreter.
 """
 
 import json
@@ -15,20 +15,20 @@ import numpy as np
 
 
 def load(path: str) -> np.ndarray:
-    """An array of the benchmark's, copied into this process: a peer reads no page cache while it is timed."""
+    """Load an array into this process's own memory, so that no page cache is read while it is timed."""
     return np.ascontiguousarray(np.load(path))
 
 
 def timed(work: Callable[[], object]) -> dict[str, float]:
-    """Wall and CPU seconds of one call, all threads of this process counted."""
+    """Return the wall and CPU seconds of one call, over all threads of this process."""
     cpu, start = time.process_time(), time.perf_counter()
     work()
     return {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
 
 
 def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Answers until standard input ends."""
-    # libraries print on standard output while they are imported: answers have a pipe of their own
+    """Answer calls until standard input ends."""
+    # libraries print to standard output when imported, so results have a pipe of their own
     answers = os.fdopen(int(os.environ["PEER_ANSWERS"]), "w", encoding="utf-8")
     for line in sys.stdin:
         request = json.loads(line)

@@ -119,7 +119,7 @@ def prepare_churn(capacity, policy, dim):
 
 
 def run_churn(peer, stream, start, stop, batch_size):
-    """Per batch: look-up, first values for keys without a row, the policy's book-keeping; now and then the eviction."""
+    """Per batch: lookup, first values for keys without a row, the policy's bookkeeping, and at times an eviction."""
     ids = np.array(np.load(stream, mmap_mode="r")[start:stop])
     batches = [tf.constant(ids[at : at + batch_size]) for at in range(0, len(ids), batch_size)]
     table, capacity, found = state["churn"], state["capacity"], 0

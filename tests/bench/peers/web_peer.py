@@ -1,4 +1,4 @@
-"""Look-ups in one array of rows by FastAPI under uvicorn, as most would write them; prints the port.
+"""Lookups in one array of rows by FastAPI under uvicorn, as most people would write them; prints the port.
 
 /default: a pydantic model in, lists out. /orjson: orjson in, OPT_SERIALIZE_NUMPY out. /empty: a raw ASGI answer.
 """

@@ -32,7 +32,7 @@ from tests.bench.harness.report import DATA
 
 @dataclass(frozen=True)
 class RealLog:
-    """A set's features and its floors: AUC, and the lowest of the three loglosses."""
+    """A data set's features, and the AUC and logloss that a model must beat."""
 
     file: str
     auc: float
@@ -77,7 +77,7 @@ SETS = {
 
 @dataclass
 class Settings:
-    """What a run may differ in from the defaults."""
+    """The settings of a run."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(batch_size=16))
@@ -85,7 +85,7 @@ class Settings:
 
 
 def read_batch(folder: Path, real: RealLog) -> Batch:
-    """The whole set as one batch."""
+    """Return the whole set as one batch."""
     schema = real.schema
     table = pyarrow.parquet.read_table(folder / f"{real.file}.parquet")
     names = [*schema.features, *schema.dense, "click"]
@@ -115,7 +115,7 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
 
 
 def run(real: RealLog, settings: Settings, batch: Batch) -> dict[str, Any]:
-    """One pass; the scores of the whole run."""
+    """Learn one pass; return the scores of the whole run."""
     schema, train = real.schema, settings.train
     table = EmbeddingTable(with_adagrad_eps(settings.table), seed=train.seed, tracked=False)
     model = build_model(settings.model, ModelSpec.of(schema, settings.table.dim), seed=train.seed)

@@ -1,4 +1,4 @@
-"""restart: `springtide train` to its first batch over a base of 1 million rows x 64, and the rows of that base read."""
+"""restart: `springtide train` until its first batch, over a base of 1 million rows x 64; reading that base's rows."""
 
 # N rows, K keys of a call
 import os
@@ -31,12 +31,12 @@ SECONDS, BYTES_A_SECOND = 5.0, 1e9
 READ_KEYS = 10_000
 CHECKED_ROWS = 20_000
 PATIENCE_SECONDS = 120.0
-# what no restart can do without
+# the imports that every restart needs
 IMPORTS = "import torch, numba, rocksdbpy, kafka, msgspec"
 
 
 class Restarts:
-    """Starts the real trainer again and again over one log, and kills it when its first batch is in the log."""
+    """Starts the trainer repeatedly over one log, and kills it when its first batch is in the log."""
 
     def __init__(self, folder: Path, num_rows: int) -> None:
         self.config_path = folder / "springtide.toml"
@@ -47,15 +47,15 @@ class Restarts:
         self.out = folder / "train.out"
 
     def run(self, *, cold: bool = False) -> float:
-        """Starts a second: 1 over the seconds to a readable version that has learned something."""
+        """Return starts per second: 1 / seconds until a readable version with learned samples."""
         seconds, _ = self.restart(cold=cold)
         return 1 / seconds
 
     def restart(self, *, cold: bool) -> tuple[float, Record]:
-        """The seconds, and that version."""
-        tip, samples = self.end()
+        """Return the seconds until the first version with new samples, and that version."""
+        tip, samples = self.log_end()
         if cold:
-            forget_pages(self.base().path)
+            drop_page_cache(self.base().path)
         with self.out.open("ab") as out, self.directory.follow(tip) as cursor:
             start = time.perf_counter()
             process = subprocess.Popen(
@@ -76,8 +76,8 @@ class Restarts:
                 process.wait()
         raise SystemExit(f"the trainer learned nothing:\n{self.out.read_text()[-2000:]}")
 
-    def end(self) -> tuple[Tip, int]:
-        """Where the log ends, and the samples learned until there."""
+    def log_end(self) -> tuple[Tip, int]:
+        """Return the tip of the log and its number of learned samples."""
         base = self.base()
         tip, samples = base.tip, base.manifest.meta.samples_trained
         with self.directory.follow(tip) as cursor:
@@ -91,8 +91,8 @@ class Restarts:
         return base
 
 
-def forget_pages(folder: Path) -> None:
-    """The kernel drops what it has in memory of these files; they are on the disk."""
+def drop_page_cache(folder: Path) -> None:
+    """Drop these files from the page cache."""
     for path in folder.iterdir():
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -103,7 +103,7 @@ def forget_pages(folder: Path) -> None:
 
 
 def check(restarts: Restarts, num_rows: int, batch_size: int) -> None:
-    """The base says what was put in; what a trainer learned first stands on it."""
+    """Check the base's rows, and that a trainer's first batch continues from them."""
     base = restarts.base()
     number = load_config(restarts.config_path).schema.number(FEATURE)
     ids_N = np.random.default_rng(1).integers(0, num_rows, CHECKED_ROWS)
@@ -114,11 +114,11 @@ def check(restarts: Restarts, num_rows: int, batch_size: int) -> None:
     tensors = record.tensors()
     items = tensors["rows.feature"] == number
     if record.meta.samples_trained % batch_size or int(tensors["rows.count"][items].min()) < 2:
-        fail("what the first batch made of the base's rows")  # each was seen once before
+        fail("the first batch's rows")  # each id was seen once in the base
 
 
 def read_in_order(base_path: Path) -> None:
-    """Every byte of the rows through a fresh map."""
+    """Read every byte of the rows through a new memory map."""
     base = Base.open(base_path)
     rows = base.rows
     for column in (rows.value, base.states, rows.mixed, rows.id, rows.feature, rows.count, rows.last_seen):
@@ -126,7 +126,7 @@ def read_in_order(base_path: Path) -> None:
 
 
 def read_by_key(base_path: Path, number: int, ids_N: Any) -> None:
-    """Rows of scattered keys as the trainer recalls them, through a fresh map."""
+    """Read rows by random keys as the trainer recalls them, through a new memory map."""
     rows = BaseRows(Base.open(base_path))
     for start in range(0, len(ids_N), READ_KEYS):
         ids_K = ids_N[start : start + READ_KEYS]
@@ -159,7 +159,7 @@ def measure_reads(base: Base, number: int, ids_N: Any, repeats: int) -> list[Cas
 
 
 def import_alone() -> float:
-    """Starts a second of an interpreter that imports the libraries and nothing of ours."""
+    """Return starts per second of an interpreter that imports the libraries only."""
     return timed(lambda: subprocess.run([sys.executable, "-c", IMPORTS], check=True), 1)
 
 

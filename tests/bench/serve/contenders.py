@@ -1,4 +1,4 @@
-"""Who answers look-ups over a network on this machine: started, given the same rows, and checked bit by bit."""
+"""Servers of lookups on this machine: started, filled with the same rows, and checked bitwise."""
 
 # N rows, K ids of a request
 import http.client
@@ -36,7 +36,7 @@ Ids = npt.NDArray[np.int64]
 
 
 def body_of(form: str, ids_K: Ids) -> bytes:
-    """The ids of a request."""
+    """Return the body of a request for these ids."""
     if form == "raw":
         return ids_K.astype("<i8").tobytes()
     if form == "arrow":
@@ -50,7 +50,7 @@ def body_of(form: str, ids_K: Ids) -> bytes:
 
 
 def rows_of(form: str, answer: bytes) -> npt.NDArray[np.float32]:
-    """The rows of an answer."""
+    """Return the rows of a response."""
     if form == "raw":
         return np.frombuffer(answer[: NUM_IDS * DIM * 4], "<f4").reshape(NUM_IDS, DIM)
     if form == "arrow":
@@ -62,15 +62,15 @@ def rows_of(form: str, answer: bytes) -> npt.NDArray[np.float32]:
 
 
 def core(number: int) -> list[str]:
-    """The words before a command that keep it on one core; none where there is one core only."""
+    """Return the command prefix that pins a process to one core; empty with a single core."""
     return ["taskset", "-c", str(number)] if (os.cpu_count() or 1) > 1 and shutil.which("taskset") else []
 
 
 @cache
-def first() -> list[str]:
-    """The words before a command that let it go before all else on its core; none where that is not allowed.
+def highest_priority() -> list[str]:
+    """Return the command prefix for the highest niceness; empty where that is not allowed.
 
-    Not real-time priority: Linux takes 50 ms of each second from that for whoever else waits.
+    Not real-time priority: Linux reserves 50 ms of each second for other processes.
     """
     words = ["nice", "-n", "-20"]
     if shutil.which("nice") is None or subprocess.run([*words, "true"], capture_output=True, check=False).stderr:
@@ -91,7 +91,7 @@ class Server:
         return self._process.pid
 
     def ask(self, path: str, body: bytes, media_type: str) -> bytes:
-        """The answer of one request; waits while there is nothing to answer from."""
+        """Send one request and return the response; retries 503 while the server has no version."""
         deadline = time.monotonic() + 120
         while (answer := self._answer(path, body, media_type))[0] == 503 and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -112,11 +112,11 @@ class Server:
 
 
 class Trainer:
-    """Learns and publishes on the other core; stands still until told."""
+    """A trainer on the other core; stopped except within `beside`."""
 
     def __init__(self, config: Path, num_rows: int, environment: dict[str, str]) -> None:
-        # nobody serves and asks on two cores: the asker, who is not part of the contest, goes before the trainer.
-        # At nice 19 beside an equal asker it is not enough: what runs ends its slice of 3 ms before it is preempted
+        # the load generator is not part of the comparison, so it has a higher priority than the trainer. A niceness of
+        # 19 alone is not enough: a running process finishes its 3 ms slice first
         command = ["nice", "-n", "19", *core(1), *module_command("tests.bench.serve.trainer_process")]
         command += [str(config), str(num_rows)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
@@ -127,14 +127,14 @@ class Trainer:
         self._seconds = 0.0
 
     def per_second(self) -> float:
-        """Samples learned by its versions, while it ran."""
+        """Return the samples learned per second while it ran."""
         assert self._process.stdout is not None
         lines = (self._process.stdout.read() or b"").split()
         self._learned += [int(line) for line in lines]
         return (self._learned[-1] - self._learned[0]) / self._seconds
 
     def beside(self, work: Callable[[], LoadResult]) -> LoadResult:
-        """What the work gives while training runs."""
+        """Return the result of `work`, with the trainer running meanwhile."""
         start = time.monotonic()
         self._process.send_signal(signal.SIGCONT)
         try:
@@ -149,32 +149,32 @@ class Trainer:
 
 
 def check(name: str, found: npt.NDArray[np.float32], ids_K: Ids) -> None:
-    """Bit by bit, also where numbers were digits in between."""
+    """Check rows bitwise, also those that were sent as decimal digits."""
     if not np.array_equal(found.view(np.uint32), values_of(ids_K).view(np.uint32)):
         fail(f"the rows of {name}")
 
 
 class LookupContenders:
-    """Everyone on this machine with the same rows. `runs`: by name, what is repeated."""
+    """All servers with the same rows. `runs`: the function to repeat, by name."""
 
     def __init__(self, folder: Path, num_rows: int, seconds: float, stack: ExitStack) -> None:
         self.folder, self.num_rows, self.seconds, self._stack = folder, num_rows, seconds, stack
         self.environment = our_environment()
-        self.wrk = Wrk(folder, connections=CONNECTIONS, on_core=[*core(1), *first()])
+        self.wrk = Wrk(folder, connections=CONNECTIONS, on_core=[*core(1), *highest_priority()])
         self.versions = {"wrk": self.wrk.version}
         self.runs: dict[str, Callable[[], LoadResult]] = {}
         random = np.random.default_rng(0)
         self.asked = [random.integers(0, num_rows, NUM_IDS) for _ in range(NUM_REQUESTS)]
 
     def add_ours(self) -> None:
-        """Every form."""
+        """Add our server in every format."""
         log = write_log(self.folder, self.num_rows)
         server = self._start([*module_command("tests.bench.serve.server_process"), str(log)])
         for form in FORMS:
             self._add(form, server, PATH, form)
 
     def add_web(self, python: Path) -> None:
-        """FastAPI twice, and an empty answer by the same uvicorn."""
+        """Add FastAPI twice, and an empty response by the same uvicorn."""
         if not python.exists():
             self.versions |= {"FastAPI": "missing", "FastAPI + orjson": "missing"}
             return
@@ -183,19 +183,19 @@ class LookupContenders:
         server = self._start([str(python), script, str(self.folder / "rows.npy")])
         self._add("FastAPI", server, "/default", "json")
         self._add("FastAPI + orjson", server, "/orjson", "json")
-        self._add("empty answer", server, "/empty", "raw", is_checked=False)
+        self._add("empty response", server, "/empty", "raw", is_checked=False)
         lines = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
         known = dict(line.split("==") for line in lines.split() if "==" in line)
         names = ("fastapi", "uvicorn", "orjson", "uvloop", "httptools")
         self.versions |= {f"peer {name}": known[name] for name in names}
 
     def add_redis(self, venvs: Path) -> None:
-        """A row's bytes a key."""
+        """Add Redis, with the bytes of a row per key."""
         programs = find_redis(venvs)
         if programs is None:
             self.versions["redis-server"] = "missing"
             return
-        redis = Redis(programs, on_core=[*core(0), *first()], load_core=[*core(1), *first()])
+        redis = Redis(programs, on_core=[*core(0), *highest_priority()], load_core=[*core(1), *highest_priority()])
         self._stack.callback(redis.close)
         redis.fill(values_of(np.arange(self.num_rows)))
         for ids_K in self.asked[:NUM_CHECKED]:
@@ -205,7 +205,7 @@ class LookupContenders:
         self.runs["Redis MGET"] = partial(redis.measure, **size, requests=int(self.seconds * 20_000))
 
     def add_training(self, *forms: str) -> Trainer:
-        """The same of ours while a trainer learns and publishes."""
+        """Add our server with a trainer that learns and publishes."""
         trainer = Trainer(self.folder / "springtide.toml", self.num_rows, self.environment)
         self._stack.callback(trainer.close)
         for form in forms:
@@ -213,7 +213,7 @@ class LookupContenders:
         return trainer
 
     def _start(self, command: list[str]) -> Server:
-        server = Server([*first(), *command], self.environment)
+        server = Server([*highest_priority(), *command], self.environment)
         self._stack.callback(server.close)
         return server
 

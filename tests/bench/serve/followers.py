@@ -1,7 +1,7 @@
-"""serve.followers: many HotModels of one log, by their own protocol, against the real server: bytes and CPU of each.
+"""serve.followers: many followers of one log, by HotModel's protocol, against the real server: bytes and CPU of each.
 
-Each follower asks for the newest base and version, then reads /v1/log; frames are checked as far as their chain of
-parents. What a HotModel does with them after that is its own machine's work, and is not simulated.
+Each follower requests the newest base and version, then reads /v1/log and checks the chain of parents. What a HotModel
+does with the frames happens on its own machine, and is not simulated.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class Body:
 
 
 async def ask(port: int, path: str) -> dict[str, int]:
-    """A route's document."""
+    """Return a route's JSON."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with closing(writer):
         writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())
@@ -90,7 +90,7 @@ async def ask(port: int, path: str) -> dict[str, int]:
 
 @dataclass
 class Reading:
-    """What a number of followers cost, over some seconds."""
+    """The cost of a number of followers, over some seconds."""
 
     num_followers: int
     server_cpu: float  # cores
@@ -128,7 +128,7 @@ async def measure(port: int, process: int, num: int, seconds: float, appended: d
 
 
 def cpu_seconds(process: int) -> float:
-    """User and system time of a process."""
+    """Return the user and system time of a process."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -148,7 +148,7 @@ def wait_until_ready(port: int) -> None:
 async def run(
     port: int, process: int, log: "subprocess.Popen[str]", counts: list[int], seconds: float
 ) -> list[Reading]:
-    """One reading for each number of followers."""
+    """Measure each number of followers."""
     appended: dict[int, int] = {}
 
     def note() -> None:

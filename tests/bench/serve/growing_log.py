@@ -1,6 +1,6 @@
-"""A log that grows by a version every so often, without a trainer: `followers_log.py FOLDER SECONDS NUM_ROWS`.
+"""Append a version to a log every SECONDS, without a trainer: `growing_log FOLDER SECONDS NUM_ROWS`.
 
-Prints what it appended: number, bytes, monotonic ns at which readers can see it.
+Prints each version: number, bytes, and the monotonic ns at which readers can see it.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""HTTP requests prepared as bytes, and wrk, which sends them over and over."""
+"""HTTP requests prepared as bytes, and wrk, which sends them repeatedly."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
-# wrk's script: the requests of a file, each behind its length in four bytes, in turn
+# wrk's script: send the requests of a file in turn; each is preceded by its length in four bytes
 SCRIPT = """
 local requests, number = {}, 0
 init = function(arguments)
@@ -31,7 +31,7 @@ end
 
 
 class LoadResult(NamedTuple):
-    """What a load generator saw."""
+    """The result of a load generator."""
 
     per_second: float
     p50_ms: float
@@ -39,7 +39,7 @@ class LoadResult(NamedTuple):
 
 
 def post(path: str, body: bytes, media_type: str) -> bytes:
-    """A request as wrk would write it."""
+    """Return a POST request as wrk would write it."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
@@ -47,7 +47,7 @@ def post(path: str, body: bytes, media_type: str) -> bytes:
 
 
 class Wrk:
-    """One thread of wrk; ValueError where it is not installed."""
+    """One thread of wrk; ValueError if it is not installed."""
 
     def __init__(self, folder: Path, *, connections: int, on_core: list[str]) -> None:
         if shutil.which("wrk") is None:
@@ -58,19 +58,19 @@ class Wrk:
 
     @property
     def version(self) -> str:
-        """What it says of itself."""
+        """Return the program's version."""
         text = subprocess.run(["wrk", "-v"], capture_output=True, text=True, check=False).stdout
         return text.split()[1]
 
     def save(self, name: str, requests: Sequence[bytes]) -> Path:
-        """Requests for `measure`."""
+        """Save requests for `measure`."""
         path = self._folder / f"{name}.requests"
         path.write_bytes(b"".join(len(request).to_bytes(4, "little") + request for request in requests))
         return path
 
     def measure(self, port: int, requests: Path, seconds: float) -> LoadResult:
-        """RuntimeError where an answer is missing or not 200."""
-        # wrk knows whole seconds only, and tells what it has seen when it is interrupted
+        """Run the load; RuntimeError if a response is missing or not 200."""
+        # wrk takes whole seconds only, and reports when it is interrupted
         command = [*self._on_core, "wrk", "-t1", f"-c{self._connections}", "-d60s", "--latency"]
         command += ["-s", str(self._script), f"http://127.0.0.1:{port}", "--", str(requests)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as wrk:

@@ -1,4 +1,4 @@
-"""serve.lookup: rows of 64 ids x dim 64 at 16 connections from one process, in every form, also beside a trainer."""
+"""serve.lookup: rows of 64 ids x dim 64 over 16 connections to one process, in every format, also beside a trainer."""
 
 import statistics
 import tempfile
@@ -11,11 +11,11 @@ from tests.bench.serve.contenders import LookupContenders
 from tests.bench.serve.http_load import LoadResult
 
 P99_MS = 1.5
-LEAST_LEARNED = 500.0  # clicks a second; with fewer nobody trained beside the load, and nothing is claimed of that
+LEAST_LEARNED = 500.0  # clicks per second; with fewer the trainer hardly ran, and no figure is reported
 
 
 def latency(name: str, loads: list[LoadResult]) -> str:
-    """Of the median run."""
+    """Return the latencies of the median run."""
     p50, p99 = (statistics.median(getattr(load, part) for load in loads) for part in ("p50_ms", "p99_ms"))
     return f"{name}: p50 {p50:.3g} ms, p99 {p99:.3g} ms (worst run {max(load.p99_ms for load in loads):.3g})"
 
@@ -30,7 +30,7 @@ def main() -> None:
         contenders.add_ours()
         contenders.add_web(options.peers / "web/bin/python")
         contenders.add_redis(options.peers)
-        trainer = contenders.add_training("raw", "json")  # the last, for it changes the rows
+        trainer = contenders.add_training("raw", "json")  # last, because it changes the rows
 
         def rate(name: str) -> float:
             loads.setdefault(name, []).append(contenders.runs[name]())
@@ -38,7 +38,7 @@ def main() -> None:
 
         rates = alternate({name: partial(rate, name) for name in contenders.runs}, repeats=repeats)
         learned = trainer.per_second()
-    loads = {name: found[1:] for name, found in loads.items()}  # without the warm-up
+    loads = {name: found[1:] for name, found in loads.items()}  # drop the warm-up
     report(
         "serve.lookup",
         cases_of(rates, loads, learned),
@@ -53,12 +53,12 @@ def main() -> None:
 
 
 def cases_of(rates: dict[str, list[float]], loads: dict[str, list[LoadResult]], learned: float) -> list[Case]:
-    """Who is compared with whom, and what is needed."""
+    """Return the comparisons and the required ratios."""
 
     def peers(*names: str) -> dict[str, list[float]]:
         return {name: rates[name] for name in names if name in rates}
 
-    limit = statistics.median(rates["empty answer"]) if "empty answer" in rates else None
+    limit = statistics.median(rates["empty response"]) if "empty response" in rates else None
     waits = [1 / load.p99_ms for load in loads["raw"]]
     bound = {f"{P99_MS} ms": [1 / P99_MS] * len(waits)}
     unit = "requests/s"

@@ -25,7 +25,7 @@ K, LAYERS = 10, (100, 1_000, 10_000, 50_000)
 
 
 def changes(number: int, num_rows: int, num_changed: int, seed: int) -> RowLayer:
-    """Rows learned since the base."""
+    """Return a layer of rows learned since the base."""
     random = np.random.default_rng(seed)
     ids = random.permutation(num_rows)[:num_changed]
     ones = np.ones(len(ids), np.int64)
@@ -34,7 +34,7 @@ def changes(number: int, num_rows: int, num_changed: int, seed: int) -> RowLayer
 
 
 def by_torch(rows_ND: torch.Tensor, row_id: int, metric: str) -> list[int]:
-    """The same of one matrix that lies ready, by its row numbers."""
+    """Return the nearest rows of a matrix in memory, by row number."""
     query_D = rows_ND[row_id]
     near_N = rows_ND @ query_D
     if metric == "cosine":
@@ -44,7 +44,7 @@ def by_torch(rows_ND: torch.Tensor, row_id: int, metric: str) -> list[int]:
 
 
 def check(view: ServedView, rows_ND: npt.NDArray[np.float32], number: int) -> None:
-    """The same neighbors as by float64, but for rows that are as near to seven digits."""
+    """Check the neighbors against float64; rows equally near to seven digits may be exchanged."""
     exact_ND = rows_ND.astype(np.float64)
     for row_id in (0, len(rows_ND) // 2):
         found = find_neighbors(view, number, row_id, k=K, metric="dot") or []
@@ -52,7 +52,7 @@ def check(view: ServedView, rows_ND: npt.NDArray[np.float32], number: int) -> No
         near_N[row_id] = -np.inf
         scores = [near_N[neighbor["id"]] for neighbor in found]
         if not np.allclose(scores, np.sort(near_N)[::-1][:K], rtol=1e-6):
-            fail(f"the neighbors of {row_id} are others")
+            fail(f"wrong neighbors of {row_id}")
 
 
 def main() -> None:

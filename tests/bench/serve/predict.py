@@ -1,4 +1,4 @@
-"""serve.predict: predictions at 16 connections from one process, with and without calls shared by several requests."""
+"""serve.predict: predictions at 16 connections from one process, with and without micro-batching."""
 
 # N instances of a request
 import json
@@ -23,7 +23,7 @@ from tests.support.processes import module_command, our_environment
 
 PATH = "/v1/predict"
 NUM_CANDIDATES = 100
-TOLERANCE = 1e-6  # another number of rows in a call is another order of additions
+TOLERANCE = 1e-6  # the number of rows per call changes the order of additions
 SERVERS: dict[str, dict[str, object]] = {
     "shared calls": {},
     "shared calls, 1 ms of waiting": {"predict_batch_timeout_ms": 1.0},
@@ -33,7 +33,7 @@ Question = dict[str, Any]
 
 
 def one_instance(random: np.random.Generator, num_rows: int) -> Question:
-    """A user, an item that has a row, an age."""
+    """Return one instance: a user, an item with a row, an age."""
     return {
         "instances": [
             {"user_id": int(random.integers(1_000_000)), "item_id": int(random.integers(num_rows)), "age": 30}
@@ -42,14 +42,14 @@ def one_instance(random: np.random.Generator, num_rows: int) -> Question:
 
 
 def one_context(random: np.random.Generator, num_rows: int) -> Question:
-    """A user and items to choose from."""
+    """Return one context and its candidates."""
     items = random.integers(0, num_rows, NUM_CANDIDATES).tolist()
     context = {"user_id": int(random.integers(1_000_000)), "age": 30}
     return {"context": context, "candidates": [{"item_id": item} for item in items]}
 
 
 def check(name: str, view: View, question: Question, answer: bytes) -> None:
-    """The answer is what the model says in this process."""
+    """Check a response against the model in this process."""
     instances_N = question.get("instances") or [question["context"] | own for own in question["candidates"]]
     expected_N = view.predict(encode_instances(view.schema, instances_N))[:, 0]
     found_N = [prediction["click"] for prediction in json.loads(answer)["predictions"]]
@@ -90,7 +90,7 @@ def main() -> None:
             return loads[name][-1].per_second
 
         rates = alternate({name: partial(rate, name) for name in runs}, repeats=repeats)
-    loads = {name: found[1:] for name, found in loads.items()}  # without the warm-up
+    loads = {name: found[1:] for name, found in loads.items()}  # drop the warm-up
     report(
         "serve.predict",
         [

@@ -1,4 +1,4 @@
-"""Redis with a row a key, and its own benchmark: MGET of so many keys at so many connections."""
+"""Redis with one row per key, and redis-benchmark: MGET of several keys over several connections."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ CHUNK_ROWS = 10_000
 
 
 def find_redis(venvs: Path) -> tuple[str, str] | None:
-    """redis-server and redis-benchmark, of the system or unpacked to DIR/redis; None where they are missing."""
+    """Return the paths of redis-server and redis-benchmark, of the system or in DIR/redis; None if not installed."""
     folders = [None, str(venvs / "redis/root/usr/bin")]
     for folder in folders:
         found = [shutil.which(name, path=folder) for name in ("redis-server", "redis-benchmark")]
@@ -28,7 +28,7 @@ def find_redis(venvs: Path) -> tuple[str, str] | None:
 
 
 class Redis:
-    """A server of our own on a free port, with nothing written to disk."""
+    """A server on a free port, without persistence."""
 
     def __init__(self, programs: tuple[str, str], *, on_core: list[str], load_core: list[str]) -> None:
         server, self._benchmark = programs
@@ -45,13 +45,13 @@ class Redis:
 
     @property
     def version(self) -> str:
-        """What it says of itself."""
+        """Return the program's version."""
         self._connection.sendall(command(b"INFO", b"server"))
         text = self._reply().decode()
         return next(line.partition(":")[2] for line in text.splitlines() if line.startswith("redis_version"))
 
     def fill(self, rows_ND: npt.NDArray[np.float32]) -> None:
-        """Key "key:%012d" holds the bytes of a row."""
+        """Set key "key:%012d" to the bytes of each row."""
         for start in range(0, len(rows_ND), CHUNK_ROWS):
             part = rows_ND[start : start + CHUNK_ROWS]
             commands = [command(b"SET", b"key:%012d" % (start + n), row.tobytes()) for n, row in enumerate(part)]
@@ -60,13 +60,13 @@ class Redis:
                 assert self._line() == b"+OK"
 
     def rows(self, ids_K: npt.NDArray[np.int64], dim: int) -> npt.NDArray[np.float32]:
-        """MGET."""
+        """Return rows by MGET."""
         self._connection.sendall(command(b"MGET", *(b"key:%012d" % row_id for row_id in ids_K.tolist())))
         assert self._line() == b"*%d" % len(ids_K)
         return np.frombuffer(b"".join(self._reply() for _ in ids_K), "<f4").reshape(-1, dim)
 
     def measure(self, *, num_ids: int, num_rows: int, connections: int, requests: int) -> LoadResult:
-        """redis-benchmark with keys drawn at random."""
+        """Run redis-benchmark with random keys."""
         keys = ["key:__rand_int__"] * num_ids
         options = ["-p", str(self.port), "-c", str(connections), "-n", str(requests), "-r", str(num_rows), "--csv"]
         done = subprocess.run(
@@ -95,7 +95,7 @@ class Redis:
                 continue
             self._stream = connection.makefile("rb")
             return connection
-        raise RuntimeError("redis-server does not answer")
+        raise RuntimeError("redis-server does not respond")
 
     def _line(self) -> bytes:
         return self._stream.readline().removesuffix(b"\r\n")
@@ -107,5 +107,5 @@ class Redis:
 
 
 def command(*words: bytes) -> bytes:
-    """In Redis' protocol."""
+    """Return a command in Redis's protocol."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)

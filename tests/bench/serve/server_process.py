@@ -1,4 +1,4 @@
-"""Our server over a log, as `springtide serve` runs it; prints its port. Settings as JSON may follow the log."""
+"""Our server over a log, as `springtide serve` runs it; prints its port: `server_process LOG [SETTINGS AS JSON]`."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
-"""The trainer of `lookup_log`'s log, without Kafka: learns clicks that it draws itself, publishes, until it is killed.
+"""A trainer of `row_log`'s log without Kafka: learns random clicks and publishes until it is killed.
 
-Prints a line once the first version is out.
+Prints the number of learned samples with each version: `trainer_process CONFIG NUM_ROWS`.
 """
 
 import sys
@@ -18,7 +18,7 @@ from stream.positions import Partition
 
 
 def draw(random: np.random.Generator, size: int, num_rows: int) -> Batch:
-    """Clicks on items of a long tail."""
+    """Return random clicks on items of a long tail."""
     items = (random.zipf(1.05, size) * 7919) % num_rows
     users = random.integers(0, 100_000, size)
     now_N = np.full(size, time.time_ns() // 1_000_000)

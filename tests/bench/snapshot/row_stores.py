@@ -1,4 +1,4 @@
-"""Rows with their optimizer state on disk and back: our log, and who saves arrays; every save ends with an fsync."""
+"""Save and load rows with optimizer state: our log, and libraries that save arrays; a save ends with an fsync."""
 
 # N rows, D dimension, S width of the optimizer state, K keys asked for
 import os
@@ -34,7 +34,7 @@ STATE_WIDTH = 1
 
 @dataclass(frozen=True)
 class RowSet:
-    """Rows in the order of their mixed keys, as a table's slots give them."""
+    """Rows in the order of their mixed keys."""
 
     ids_N: Any
     values_ND: Any
@@ -43,7 +43,7 @@ class RowSet:
 
     @staticmethod
     def draw(num_rows: int) -> "RowSet":
-        """The same ones every time."""
+        """Return random rows, the same at each call."""
         random = np.random.default_rng(0)
         values_ND = random.standard_normal((num_rows, DIM), np.float32)
         states_NS = random.random((num_rows, STATE_WIDTH), np.float32)
@@ -60,7 +60,7 @@ class RowSet:
         return {"ids": self.ids_N, "values": self.values_ND, "states": self.states_NS}
 
     def write_raw(self, path: Path) -> None:
-        """The bytes and nothing else: what the disk takes at most."""
+        """Write the bytes alone: the limit of the disk."""
         with path.open("wb", buffering=0) as file:
             for array in self.arrays().values():
                 view = memoryview(array).cast("B")
@@ -70,19 +70,19 @@ class RowSet:
 
 
 class RowFiles(Protocol):
-    """Files that hold all of the rows."""
+    """Files with all of the rows."""
 
     def save(self, rows: RowSet) -> None:
-        """New files, on the disk when this returns."""
+        """Write new files; they are on the disk when this returns."""
         ...
 
     def load(self, ids_K: Any, at_K: Any) -> Any:
-        """The values of some rows, float32 (K, D), from the files; who keeps no index is told where they stand."""
+        """Return the values of some rows, float32 (K, D); `at_K`: their positions, for formats without an index."""
         ...
 
 
 class SpringtideLog:
-    """A base as the merger writes it; a delta as the trainer does, out of a table that holds all the rows."""
+    """A base as the compactor writes it; a delta as the trainer does, from a table with all the rows."""
 
     def __init__(self, folder: Path, rows: RowSet) -> None:
         self.directory = LogDirectory(folder)
@@ -104,7 +104,7 @@ class SpringtideLog:
         self.table.close()
 
     def save(self, rows: RowSet) -> None:
-        """The next base; the one before goes first, as the others' files do when they are opened to be written."""
+        """Write the next base after deleting the previous one, as the other formats truncate their files."""
         for old in self.directory.bases():
             shutil.rmtree(old)
         first = self._number < self.log.first_base_tip.number
@@ -119,22 +119,22 @@ class SpringtideLog:
         return BaseRows(base).find(np.zeros(len(ids_K), np.uint16), ids_K).values
 
     def verify(self) -> None:
-        """Every file matches its checksum."""
+        """Check every file's checksum."""
         Base.open(self.directory.bases()[-1]).verify()
 
     def touch(self, num_rows: int, *, seed: int) -> None:
-        """A batch of so many rows is learned from."""
+        """Learn a batch of `num_rows` rows."""
         ids_K = np.random.default_rng(seed).choice(self.ids_N, num_rows, replace=False)
         lookup = self.table.lookup(np.zeros(num_rows, np.uint16), ids_K, np.full(num_rows, 2000))
         self.table.update(lookup, np.full((num_rows, DIM), 0.01, np.float32))
 
     def append(self) -> None:
-        """1. Cut. 2. Append. 3. fsync."""
+        """1. Take the delta. 2. Append it. 3. fsync."""
         self.log.append_owned(VersionMeta(), delta_to_arrays(self.table.take_delta()))
         self.log.sync()
 
     def check_delta(self) -> None:
-        """The rows of a version are the table's."""
+        """Check that a version holds the table's rows."""
         self.touch(1000, seed=99)
         self.append()
         assert self.log.start_tip is not None
@@ -146,7 +146,7 @@ class SpringtideLog:
 
 
 def image_of(tip: Tip, layer: RowLayer) -> BaseImage:
-    """A base of these rows, handed on piece by piece as the merger does."""
+    """Return a base of these rows, in blocks as the compactor writes it."""
     return BaseImage(
         tip=tip,
         schema=SCHEMA,
@@ -160,7 +160,7 @@ def image_of(tip: Tip, layer: RowLayer) -> BaseImage:
 
 
 class NumpyFiles:
-    """np.save, a file an array, and fsync; np.load."""
+    """np.save and np.load, one file per array, with fsync."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -180,7 +180,7 @@ class NumpyFiles:
 
 
 class TorchFile:
-    """torch.save and fsync; torch.load."""
+    """torch.save with fsync, and torch.load."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -198,7 +198,7 @@ class TorchFile:
 
 
 class SafetensorsFile:
-    """safetensors' own save_file and load_file, and fsync."""
+    """safetensors' save_file with fsync, and load_file."""
 
     def __init__(self, folder: Path) -> None:
         import safetensors.numpy

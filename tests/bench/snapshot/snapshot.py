@@ -1,6 +1,6 @@
 """snapshot: 1 million rows x 64 with optimizer state: a durable image, a delta of 1 %, loading, swapping while serving.
 
-safetensors: `pip install springtide[bench]`. Bytes are those of ids, values and states, whatever else a format adds.
+safetensors: `pip install springtide[bench]`. Rates count the bytes of ids, values and states only.
 """
 
 # N rows, D dimension, S width of the optimizer state
@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.peer_process import Peers
-from tests.bench.harness.processes import saved
+from tests.bench.harness.processes import save_array
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.snapshot.row_stores import PEERS, RowFiles, RowSet, SpringtideLog
@@ -27,7 +27,7 @@ TFRA = "TFRA save"
 
 
 def open_peers(folder: Path) -> dict[str, RowFiles]:
-    """Those that are installed."""
+    """Return the installed contenders."""
     peers: dict[str, RowFiles] = {}
     for name, make in PEERS.items():
         try:
@@ -38,7 +38,7 @@ def open_peers(folder: Path) -> dict[str, RowFiles]:
 
 
 def check(ours: SpringtideLog, peers: dict[str, RowFiles], rows: RowSet) -> None:
-    """Everyone gives back what was put in, bit for bit; a delta holds what moved."""
+    """Check that every format returns the saved rows bitwise, and a delta the changed ones."""
     at_K = np.random.default_rng(1).permutation(len(rows.ids_N))[:20_000]
     for name, store in {"ours": ours, **peers}.items():
         store.save(rows)
@@ -51,7 +51,7 @@ def check(ours: SpringtideLog, peers: dict[str, RowFiles], rows: RowSet) -> None
 def measure_images(
     ours: SpringtideLog, peers: dict[str, RowFiles], tfra: Peers, rows: RowSet, raw: Callable[[], None], repeats: int
 ) -> tuple[list[Case], list[float]]:
-    """A row for each peer; and our seconds."""
+    """Compare saving with each peer."""
     num_bytes = rows.num_bytes
     contenders = {"ours": partial(timed, partial(ours.save, rows), num_bytes)}
     contenders |= {name: partial(timed, partial(peer.save, rows), num_bytes) for name, peer in peers.items()}
@@ -75,7 +75,7 @@ def measure_images(
 
 
 def measure_delta(ours: SpringtideLog, rows: RowSet, full_seconds: list[float], share: float, repeats: int) -> Case:
-    """Versions of the dirty rows a second, from the cut of the table to the fsync; against our own full image."""
+    """Measure versions of the dirty rows per second, from the table to the fsync, against a full image of ours."""
     num_dirty = int(len(rows.ids_N) * share)
     rates: list[float] = []
     for number in range(repeats + 1):
@@ -90,7 +90,7 @@ def measure_delta(ours: SpringtideLog, rows: RowSet, full_seconds: list[float], 
 def measure_loads(
     ours: SpringtideLog, peers: dict[str, RowFiles], tfra: Peers, rows: RowSet, repeats: int
 ) -> list[Case]:
-    """From the files to the first rows of a process that has none of them in memory of its own."""
+    """Measure from the files to the first rows, in a process that has none of them in memory."""
     at_K = np.random.default_rng(2).permutation(len(rows.ids_N))[:READ_ROWS]
     ids_K = rows.ids_N[at_K]
     contenders = {"ours": partial(timed, partial(ours.load, ids_K, at_K), 1)}
@@ -106,7 +106,7 @@ def measure_loads(
 
 
 def measure_swaps(folder: Path, num_rows: int, seconds: float, repeats: int) -> Case:
-    """The longest call of an inference process's reader while versions and a base replace what it reads."""
+    """Measure the longest call of a HotModel while versions and bases are swapped in."""
     with Swaps(folder, num_rows) as swaps:
         rates = alternate(
             {"swapping": partial(swaps.run, seconds, moving=True), "still": partial(swaps.run, seconds, moving=False)},
@@ -138,8 +138,10 @@ def main() -> None:
             Peers({TFRA: "tfra"}, venvs=options.peers, threads=2) as tfra,
         ):
             check(ours, peers, rows)
-            files = {"keys": saved(folder, "keys", rows.ids_N), "rows": saved(folder, "rows", rows.values_ND)}
-            tfra.tell("prepare_files", **files, states=saved(folder, "states", rows.states_NS), folder=str(folder))
+            files = {"keys": save_array(folder, "keys", rows.ids_N), "rows": save_array(folder, "rows", rows.values_ND)}
+            tfra.call_all(
+                "prepare_files", **files, states=save_array(folder, "states", rows.states_NS), folder=str(folder)
+            )
 
             def raw() -> None:
                 rows.write_raw(folder / "raw")

@@ -1,4 +1,4 @@
-"""An inference process that looks rows up without a pause, while one beside it writes versions, and a third bases."""
+"""The longest lookup of a HotModel, while one process writes versions and another compacts."""
 
 import json
 import select
@@ -25,7 +25,7 @@ CALL_IDS = 64
 
 
 class Swaps:
-    """A HotModel over a log of `num_rows` rows; versions of a hundredth of them come while they are asked for."""
+    """A HotModel over a log of `num_rows` rows; each version changes a hundredth of them."""
 
     def __init__(self, folder: Path, num_rows: int) -> None:
         folder.mkdir()
@@ -35,7 +35,7 @@ class Swaps:
         command = [*module_command("tests.bench.snapshot.swap_latency"), "write", str(folder), str(num_rows)]
         pipe = subprocess.PIPE
         self._writer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=our_environment())
-        self._say("")  # it has begun its epoch
+        self._wait_for_writer()  # wait for the writer's epoch
         self.model = HotModel(folder / "log")
 
     def __enter__(self) -> "Swaps":
@@ -48,7 +48,7 @@ class Swaps:
         self._writer.wait()
 
     def run(self, seconds: float, *, moving: bool) -> float:
-        """One over the longest of the calls in so many seconds; fails where an answer is of no version."""
+        """Return 1 / the longest call in `seconds`; fails if a row belongs to no version."""
         assert self._writer.stdin is not None
         assert self._writer.stdout is not None
         if moving:
@@ -62,29 +62,29 @@ class Swaps:
         while (start := time.perf_counter()) < end:
             rows_KD, status_K = self.model.lookup(FEATURE, ids[number % 64])
             longest = max(longest, time.perf_counter() - start)
-            # every version adds a whole number to a row, the same to all of its numbers
+            # every version adds one whole number to all elements of a row
             added_KD = rows_KD - expected[number % 64]
             if status_K.any() or np.abs(added_KD - added_KD[:, :1]).max() > 1e-3:
-                fail("a row of no version")
+                fail("a row that belongs to no version")
             num_swaps += self.model.version != version
             version, number = self.model.version, number + 1
         if moving:
             told = json.loads(self._writer.stdout.readline())
             self.num_swaps, self.num_bases = self.num_swaps + num_swaps, self.num_bases + told["bases"]
             if not num_swaps:
-                fail("no version came while rows were looked up")
+                fail("no version arrived during the lookups")
         return 1 / longest
 
-    def _say(self, line: str) -> None:
-        """What the writer says first."""
+    def _wait_for_writer(self) -> None:
+        """Wait for the writer's first line."""
         assert self._writer.stdout is not None
         ready, _, _ = select.select([self._writer.stdout], [], [], 60.0)
         if not ready or "ready" not in self._writer.stdout.readline():
-            fail(f"the writer of versions does not start{line}")
+            fail("the writer of versions does not start")
 
 
 def write() -> None:
-    """The other process: for each number of seconds on its standard input, versions and bases meanwhile."""
+    """Run the writer process: for each number of seconds on standard input, append versions and request bases."""
     folder, num_rows = Path(sys.argv[2]), int(sys.argv[3])
     config = load_config(folder / "springtide.toml")
     random, number = np.random.default_rng(5), 0
@@ -125,7 +125,7 @@ def write() -> None:
 
 
 def compact() -> None:
-    """The compactor, as `springtide compact` is: a base for each line of its standard input, in nobody's way."""
+    """Run the compactor process at low priority: write a base for each line on standard input."""
     directory = LogDirectory(Path(sys.argv[2]) / "log")
     yield_to_others()
     for _ in sys.stdin:

@@ -1,7 +1,7 @@
-"""table.churn: 100 batches of which 5 % of the keys are new, at fixed capacity: who goes, and how quickly.
+"""table.churn: 100 batches with 5 % new keys at fixed capacity: speed and hit rate of eviction.
 
-Ours is lookup and gather of rows of dim 64; with LFU an update too, for only what was learned from counts. TFRA holds
-rows and restricts itself by its policy when a quarter too large; MCH and the OrderedDict give numbers of rows only.
+Ours is lookup and gather of rows of dim 64; with LFU also an update, because only learned ids count. TFRA holds rows
+and evicts when a quarter too large; MCH and the OrderedDict return row numbers only.
 `--data PATH` names the folder with simulated-completejourney.parquet, for the hit rates on its items.
 """
 
@@ -21,19 +21,18 @@ from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable
 from tests.bench.harness.machine_limits import line_rate
 from tests.bench.harness.peer_process import Peers
-from tests.bench.harness.processes import saved
+from tests.bench.harness.processes import save_array
 from tests.bench.harness.report import DATA, Case, alternate, argument_parser, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.hit_rates import EXPONENTS, MAX_LOSS, SHARES, compare, item_stream, zipf_stream
 from tests.bench.workloads.keys import Int64Array, churn_stream
 
 DIM, THREADS, NEW_SHARE = 64, 2, 0.05
-# MCH admits what a batch brought with every batch, as everybody else here, or with every tenth: its larger costs are
-# then shared, and new ids wait
+# MCH admits new ids with every batch, as all others here, or with every tenth, which is cheaper but delays new ids
 INTERVALS = {"TorchRec MCH": 1, "TorchRec MCH, every 10th batch": 10}
 VENV_OF = {"TFRA": "tfra", "TorchRec MCH": "fbgemm"}
 NEEDED = {"TFRA": 3.0, "TorchRec MCH": 8.0}
-BATCH_MS = 1000  # a batch is a second of event time
+BATCH_MS = 1000  # event time between two batches
 KINDS: dict[str, dict[str, Any]] = {
     "lru": {},
     "lfu": {"eviction": "lfu", "optimizer": {"name": "sgd", "lr": 0.0}},
@@ -43,17 +42,17 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Stream:
-    """A long stream of ids, taken in passes of 100 batches."""
+    """A long stream of ids, read in passes of 100 batches."""
 
     def __init__(self, folder: Path, *, capacity: int, batch_size: int, num_batches: int, num_passes: int) -> None:
         self.batch_size, self.pass_keys = batch_size, batch_size * num_batches
         self.ids = churn_stream(
             self.pass_keys * num_passes, population=4 * capacity, new_share=NEW_SHARE, seed=0, first_new=0
         )
-        self.path = saved(folder, "stream", self.ids)
+        self.path = save_array(folder, "stream", self.ids)
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """The keys of a pass; after the last comes the first."""
+        """Return the range of keys of a pass; passes repeat."""
         number %= len(self.ids) // self.pass_keys
         return number * self.pass_keys, (number + 1) * self.pass_keys
 
@@ -63,7 +62,7 @@ class Stream:
 
 
 class Ours:
-    """The table, one pass further with every call."""
+    """Our table; each call learns the next pass."""
 
     def __init__(self, kind: str, capacity: int, stream: Stream) -> None:
         config = TableConfig(dim=DIM, num_threads=THREADS, **KINDS[kind])
@@ -91,7 +90,7 @@ class Ours:
 
 
 def check(kind: str, ours: Ours, capacity: int) -> None:
-    """Every key of a batch has its own row, bit for bit, or with admission perhaps the shared one; no row too many."""
+    """Check that every key has its own row (or, with admission, the shared one), and the capacity is kept."""
     config = ours.table.config
     for ids_K in ours.stream.batches(0)[:10]:
         rows_KD = ours.step(ids_K)
@@ -101,18 +100,18 @@ def check(kind: str, ours: Ours, capacity: int) -> None:
             others = rows_KD[~is_own_K]
             is_own_K[:] = len(others) == 0 or bool((others == others[0]).all())
         if not is_own_K.all():
-            fail(f"{kind}: {np.count_nonzero(~is_own_K)} keys of a batch have a stranger's row")
+            fail(f"{kind}: {np.count_nonzero(~is_own_K)} keys of a batch have another key's row")
     if ours.table.rows_by_tier()["device"] > capacity + capacity // 16:
         fail(f"{kind}: {ours.table.rows_by_tier()['device']} rows at a capacity of {capacity}")
     ours.table.check_integrity()
 
 
 class DictLru:
-    """From id to slot with an OrderedDict, as it is often written; the same admission and expiry."""
+    """Ids to slots by an OrderedDict, as it is often written, with the same admission and expiry."""
 
     def __init__(self, kind: str, capacity: int, stream: Stream) -> None:
         self.slots: OrderedDict[int, int] = OrderedDict()
-        self.seen: dict[int, int] = {}  # event time by id, or how often it was seen
+        self.seen: dict[int, int] = {}  # last event time or count, by id
         self.kind, self.capacity, self.stream, self.passes, self.event_ms = kind, capacity, stream, 0, 0
 
     def run(self) -> float:
@@ -146,7 +145,7 @@ class DictLru:
 
 
 def measure(kind: str, capacity: int, stream: Stream, peers: Peers, repeats: int) -> list[Case]:
-    """A row for each peer, all of the same repeats."""
+    """Compare with each peer, in the same repeats."""
     check(kind, Ours(kind, capacity, stream), capacity)
     ours = Ours(kind, capacity, stream)
     contenders: dict[str, Callable[[], float]] = {"ours": ours.run}
@@ -185,7 +184,7 @@ def run_peer(peer: Any, name: str, stream: Stream, passes: list[int], **settings
 
 
 def hit_rates(items: Path | None, *, quick: bool) -> list[Case]:
-    """Beside exact LRU and LFU, in percent; within one point is enough."""
+    """Compare hit rates with exact LRU and LFU; at most one point may be lost."""
     num_keys, population = (50_000, 10_000) if quick else (400_000, 50_000)
     streams: dict[str, Any] = {
         f"Zipf {exponent}": zipf_stream(exponent, num_keys, population) for exponent in EXPONENTS

@@ -1,7 +1,7 @@
-"""Exact LRU and LFU over whole streams, key by key: what a table's hit rate is compared with.
+"""Exact LRU and LFU caches over whole streams, key by key, as the reference for a table's hit rate.
 
-LFU keeps the counts of ids that it let go of, always takes a new id in, and among equal counts lets go of the id not
-asked for longest. Numbers are 0..N-1 (`numbered`), so that everything is an array.
+LFU keeps the counts of evicted ids, always admits a new id, and among equal counts evicts the least recently used. Ids
+are numbered 0..N-1 (`numbered`), so that everything is an array.
 """
 
 # K keys of the stream, N distinct ids, R resident ids
@@ -12,23 +12,23 @@ import numpy.typing as npt
 from numba import njit
 
 Int64Array = npt.NDArray[np.int64]
-TICK_BITS = 40  # of a word that is ordered by priority, then by time
+TICK_BITS = 40  # of a word ordered by priority, then by time
 
 
 def numbered(ids_K: npt.NDArray[Any]) -> Int64Array:
-    """The same stream over 0..N-1."""
+    """Return the stream with ids renumbered 0..N-1."""
     return np.unique(ids_K, return_inverse=True)[1].astype(np.int64)
 
 
 def exact_hits(policy: str, numbers_K: Int64Array, capacity: int) -> int:
-    """How many keys of the stream an exact cache of so many ids would hold when they come."""
+    """Return how many keys of the stream an exact cache of `capacity` ids holds when they arrive."""
     num_ids = int(numbers_K.max()) + 1 if len(numbers_K) else 0
     return int(_hits(numbers_K, num_ids, capacity, policy == "lfu"))
 
 
 @njit(cache=True)
 def _hits(numbers_K: Any, num_ids: Any, capacity: Any, by_count: Any) -> Any:
-    """A heap of the resident ids, the next victim on top; a touched id sinks."""
+    """Count hits with a heap of the resident ids, the next victim on top; an accessed id sinks."""
     words_R, ids_R = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     place_N, counts_N = np.full(num_ids, -1, np.int64), np.zeros(num_ids, np.int64)
     size, hits = 0, 0

@@ -1,6 +1,6 @@
 """table.fetch: key to row, dim 64, 524 k keys a call with 1 % misses, out of a full table of 1 M rows.
 
-FBGEMM and torch have no hash: they are given the numbers of the rows, and no misses.
+FBGEMM and torch have no hash: they get row numbers, and no misses.
 """
 
 # C rows of the table, K keys of a call, D dimension
@@ -16,14 +16,14 @@ import torch
 
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.peer_process import Peers
-from tests.bench.harness.processes import saved
+from tests.bench.harness.processes import save_array
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_store import FullStore, fill_store
 from tests.bench.workloads.keys import Int64Array, positions
 
 DIM = 64
-MISSES = 100  # every so many keys have no row
+MISSES = 100  # one key in so many has no row
 NEEDED = {"FBGEMM forward": 3.0, "TFRA look-up": 5.0, "torch index_select(out=)": 0.6}
 VENV_OF = {"FBGEMM forward": "fbgemm", "TFRA look-up": "tfra"}
 Float32Array = npt.NDArray[np.float32]
@@ -31,7 +31,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class Fetch:
-    """Our fetch: hash, find, gather; NaN where there is no row."""
+    """Our fetch: hash, find, gather; NaN for missing rows."""
 
     def __init__(self, table: FullStore, ids_K: Int64Array, slices: ThreadSlices) -> None:
         self.ops, self.store, self.ids_K, self.slices = table.ops, table.store, ids_K, slices
@@ -50,7 +50,7 @@ class Fetch:
 def check(
     found_KD: Any, values_CD: Float32Array, at_K: Int64Array, missing_K: npt.NDArray[np.bool_], name: str
 ) -> None:
-    """Bit for bit the rows, and none where there is none."""
+    """Check the rows bitwise, and that missing rows are NaN."""
     if not np.array_equal(found_KD[~missing_K], values_CD[at_K[~missing_K]]) or not np.isnan(found_KD[missing_K]).all():
         fail(f"the rows of {name}")
 
@@ -64,7 +64,7 @@ def measure(
     folder: Path,
     repeats: int,
 ) -> list[Case]:
-    """A row for each peer, all of the same repeats."""
+    """Compare with each peer, in the same repeats."""
     slices = ThreadSlices(peers.threads)
     at_K = positions(distribution, num_keys, len(table.ids_C), seed=1)
     missing_K = np.arange(num_keys) % MISSES == 0
@@ -73,8 +73,8 @@ def measure(
     ours.run()
     check(ours.out_KD, values_CD, at_K, missing_K, "ours")
 
-    query = {"keys": saved(folder, "query", ids_K), "slots": saved(folder, "slots", at_K)}
-    peers.tell("query_rows", **query)
+    query = {"keys": save_array(folder, "query", ids_K), "slots": save_array(folder, "slots", at_K)}
+    peers.call_all("query_rows", **query)
     nowhere_K = np.zeros(num_keys, np.bool_)
     for name, peer in peers.installed.items():
         peer.call("answer_rows", peer=name, path=str(folder / "answer.npy"))
@@ -90,7 +90,7 @@ def measure(
     contenders["torch index_select(out=)"] = partial(timed, select, num_keys)
     rates = alternate(contenders, repeats=repeats)
     mine = rates.pop("ours")
-    limit = copy_rate(slices) / (2 * 4 * DIM)  # a row read, a row written
+    limit = copy_rate(slices) / (2 * 4 * DIM)  # one row read, one written
     what = f"{distribution}, {peers.threads} thread{'s' * (peers.threads > 1)}"
     return [
         Case(
@@ -100,7 +100,7 @@ def measure(
             {name: rates[name]},
             needed=NEEDED[name],
             limit=limit,
-            contest=NEEDED[name] > 1,  # index_select needs no hash: to come near it is enough
+            contest=NEEDED[name] > 1,  # index_select needs no hash, so a fraction of its rate is enough
         )
         for name in rates
     ]
@@ -115,11 +115,11 @@ def main() -> None:
         folder = Path(temporary)
         table = fill_store(num_rows, dim=DIM)
         values_CD = table.ops.gather(table.store, table.slots_C, np.arange(len(table.slots_C)))
-        rows = {"keys": saved(folder, "keys", table.ids_C), "rows": saved(folder, "rows", values_CD)}
+        rows = {"keys": save_array(folder, "keys", table.ids_C), "rows": save_array(folder, "rows", values_CD)}
         for threads in (1, 2):
             with Peers(VENV_OF, venvs=options.peers, threads=threads) as peers:
                 versions |= peers.versions
-                peers.tell("prepare_rows", **rows, optimizer=None)
+                peers.call_all("prepare_rows", **rows, optimizer=None)
                 for distribution in ("uniform", "zipf"):
                     cases += measure(table, values_CD, distribution, num_keys, peers, folder, repeats)
     packages = ("numpy", "numba", "torch")

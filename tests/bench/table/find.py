@@ -12,19 +12,19 @@ from kernels.cpu.index.buckets import WIDTH, WORDS
 from kernels.types import NO_SLOT
 from tests.bench.harness.machine_limits import line_rate
 from tests.bench.harness.peer_process import Peers
-from tests.bench.harness.processes import saved
+from tests.bench.harness.processes import save_array
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_store import FullStore, fill_store
 from tests.bench.workloads.keys import Int64Array, positions
 
-NEEDED = 4.0  # times the best peer, at 1 M uniform
-MISSES = 100  # every so many keys of the answers that are compared is in no table
+NEEDED = 4.0  # multiple of the best peer at 1 M uniform keys
+MISSES = 100  # one key in so many of the checked ones is absent
 VENV_OF = {"pandas": "frames", "polars": "frames", "TorchRec MCH": "fbgemm", "TFRA": "tfra"}
 
 
 class Find:
-    """Our look-up, hashing included."""
+    """Our lookup, with hashing."""
 
     def __init__(self, table: FullStore, ids_K: Int64Array, slices: ThreadSlices) -> None:
         self.ops, self.store, self.ids_K, self.slices = table.ops, table.store, ids_K, slices
@@ -43,13 +43,13 @@ class Find:
 def check(
     table: FullStore, ids_K: Int64Array, at_K: Int64Array, peers: Peers, folder: Path, slices: ThreadSlices
 ) -> None:
-    """Everyone finds the same, with keys among them that are not there."""
+    """Check that all contenders find the same, absent keys included."""
     ids_K, expected_K = ids_K.copy(), at_K.copy()
     ids_K[::MISSES], expected_K[::MISSES] = np.arange(len(ids_K[::MISSES])), NO_SLOT
     slots_K = Find(table, ids_K, slices).run()
     if not np.array_equal(slots_K, np.where(expected_K < 0, NO_SLOT, table.slots_C[expected_K])):
         fail("our slots")
-    peers.tell("query_keys", keys=saved(folder, "query", ids_K))
+    peers.call_all("query_keys", keys=save_array(folder, "query", ids_K))
     for name, peer in peers.installed.items():
         peer.call("answer_keys", peer=name, path=str(folder / "answer.npy"))
         if not np.array_equal(np.load(folder / "answer.npy"), expected_K):
@@ -69,23 +69,23 @@ def measure(
     folder: Path,
     repeats: int,
 ) -> Case:
-    """One row: the same keys for everyone, all of them there."""
+    """Compare with each peer on the same keys, all present."""
     threads = peers.threads
     slices = ThreadSlices(threads)
     at_K = positions(distribution, num_keys, len(table.ids_C), seed=1)
     ids_K = table.ids_C[at_K]
     check(table, ids_K, at_K, peers, folder, slices)
-    peers.tell("query_keys", keys=saved(folder, "query", ids_K))
+    peers.call_all("query_keys", keys=save_array(folder, "query", ids_K))
     contenders: dict[str, Callable[[], float]] = {"ours": partial(timed, Find(table, ids_K, slices).run, num_keys)}
     contenders |= peers.contenders(num_keys, "run_keys")
-    if threads == 1:  # a dict holds the GIL
+    if threads == 1:  # a dict holds the GIL, so one thread only
         keys_K = ids_K.tolist()
         if look_up_all(slot_of, keys_K) != at_K.tolist():
             fail("the answer of dict")
         contenders["dict"] = partial(timed, partial(look_up_all, slot_of, keys_K), num_keys)
     rates = alternate(contenders, repeats=repeats)
     mine = rates.pop("ours")
-    # one cache line a key, all of them known beforehand
+    # one cache line per key, all addresses known
     lines_of_bucket = WORDS // 8
     limit = line_rate(
         slices, table.slots_C[at_K] // WIDTH * lines_of_bucket, table.store.num_slots // WIDTH * lines_of_bucket
@@ -105,12 +105,12 @@ def main() -> None:
         folder = Path(temporary)
         for size in sizes:
             table = fill_store(size, dim=1)
-            keys = saved(folder, "keys", table.ids_C)
+            keys = save_array(folder, "keys", table.ids_C)
             slot_of = {key: at for at, key in enumerate(table.ids_C.tolist())}
             for threads in (1, 2):
                 with Peers(VENV_OF, venvs=options.peers, threads=threads) as peers:
                     versions |= peers.versions
-                    peers.tell("prepare_keys", keys=keys)
+                    peers.call_all("prepare_keys", keys=keys)
                     cases += [
                         measure(table, slot_of, distribution, num_keys, peers, folder, repeats)
                         for distribution in ("uniform", "zipf")

@@ -1,4 +1,4 @@
-"""An EmbeddingTable in which every slot is taken, and what is in it."""
+"""An EmbeddingTable in which every slot is occupied, and its contents."""
 
 # C rows, D dimension
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ CHUNK = 1 << 18
 
 @dataclass
 class FullTable:
-    """One feature, number 0; nobody cuts, nothing lies below."""
+    """One feature, number 0; no versions are written, there is no lower tier."""
 
     table: EmbeddingTable
     first: Rows
@@ -30,16 +30,16 @@ class FullTable:
 
     @property
     def values_CD(self) -> Float32Array:
-        """The rows as they were at first."""
+        """Return the initial rows."""
         return self.first.values
 
     def reset(self) -> None:
-        """All rows as they were at first, their optimizer's state too."""
+        """Reset all rows and their optimizer state."""
         self.table.restore(TableDelta.of(self.first))
 
 
 def fill_table(num_rows: int, *, dim: int, optimizer: Mapping[str, Any], threads: int) -> FullTable:
-    """Filled by look-ups, evicting; rows have their first values."""
+    """Fill a table by lookups with eviction; rows have their first values."""
     config = TableConfig(dim=dim, optimizer=optimizer, num_threads=threads)
     table = EmbeddingTable(config, seed=0, capacity=Capacity.of_rows(num_rows, num_evicted_dirty=1), tracked=False)
     for start in range(0, FILL * num_rows, CHUNK):

@@ -1,7 +1,7 @@
-"""How often a table holds the id that is asked for, beside exact LRU and LFU of the same capacity.
+"""The hit rate of a table, compared with exact LRU and LFU of the same capacity.
 
-A table takes a batch at a time and decides in buckets of 16 rows: both cost hits. A batch's keys are protected until it
-ends, so a batch here is at most a 64th of the capacity, as it is in tables of a useful size.
+A table takes a batch at a time and evicts within buckets of 16 rows: both cost hits. A batch's keys are protected until
+it ends, so a batch here is at most a 64th of the capacity, as in tables of a useful size.
 """
 
 # K keys of a batch, U unique keys
@@ -32,11 +32,11 @@ MAX_LOSS = 0.01  # one point
 
 @dataclass(frozen=True)
 class HitRate:
-    """Of all keys of a stream, the part that was there when asked for."""
+    """The share of a stream's keys that were resident when requested."""
 
     stream: str
     policy: str
-    share: float  # of the distinct ids that there is room for
+    share: float  # capacity / distinct ids
     capacity: int
     batch_size: int
     table: float
@@ -52,14 +52,14 @@ def zipf_stream(exponent: float, num_keys: int, population: int, *, seed: int = 
 
 
 def item_stream(parquet: Path) -> npt.NDArray[Any]:
-    """The items of a log in its order."""
+    """Return the items of a log in order."""
     import pyarrow.parquet
 
     return np.asarray(pyarrow.parquet.read_table(parquet, columns=["product_id"])["product_id"].to_numpy())
 
 
 class ArraySpill(NoSpill):
-    """Keeps the counts of rows that left, by id, and nothing else of them: only LFU asks for that."""
+    """A spill that keeps only the counts of evicted rows, by id, which LFU needs."""
 
     keeps_rows = True
 
@@ -78,7 +78,7 @@ class ArraySpill(NoSpill):
 
 
 def compare(stream: str, ids: npt.NDArray[Any], policy: str, share: float) -> HitRate:
-    """One stream, one policy, room for one share of its ids."""
+    """Compare one policy on one stream, at a capacity of `share` of its ids."""
     numbers = numbered(ids)
     num_ids = int(numbers.max()) + 1
     capacity = max(WIDTH, round(share * num_ids) // WIDTH * WIDTH)
@@ -89,7 +89,7 @@ def compare(stream: str, ids: npt.NDArray[Any], policy: str, share: float) -> Hi
 
 
 def table_hits(numbers: npt.NDArray[np.int64], policy: str, capacity: int, batch_size: int) -> int:
-    """Keys whose row was in memory, or came earlier in the same batch."""
+    """Return how many keys had their row in memory, or occurred earlier in the same batch."""
     config = TableConfig(dim=DIM, eviction=policy, optimizer={"name": "sgd", "lr": 0.0})
     rows = Capacity.of_rows(capacity, num_evicted_dirty=1)
     below = ArraySpill(int(numbers.max()) + 1)

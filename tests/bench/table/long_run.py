@@ -1,6 +1,6 @@
-"""table.long_run: 200 million ids through a full table, a fifth of them never seen before; learned from, dim 16.
+"""table.long_run: training on 200 million ids in a full table, a fifth of them new; dim 16.
 
-Memory must stay as it is after the first tenth, and the last tenth be as quick as the first.
+Memory must not grow after the first tenth, and the last tenth must be as fast as the first.
 """
 
 # K keys of a batch, D dimension
@@ -31,7 +31,7 @@ def resident_bytes() -> int:
 
 
 class Run:
-    """The table, and the stream as far as it has come."""
+    """The table, and its position in the stream."""
 
     def __init__(self, num_rows: int) -> None:
         config = TableConfig(dim=DIM)
@@ -42,7 +42,7 @@ class Run:
         self.grads_KD = np.random.default_rng(0).standard_normal((BATCH, DIM), np.float32)
 
     def learn(self, num_keys: int) -> float:
-        """Keys per second of the table's calls; the stream is made outside of them."""
+        """Learn a part of the stream; return the keys per second of the table's calls alone."""
         seconds = 0.0
         for start in range(0, num_keys, BATCH):
             num = min(BATCH, num_keys - start)
@@ -53,7 +53,7 @@ class Run:
                 seed=self.num_keys,
                 first_new=self.num_new,
             )
-            self.num_keys, self.num_new = self.num_keys + num, self.num_new + num  # no number is used twice
+            self.num_keys, self.num_new = self.num_keys + num, self.num_new + num  # every new id is used once
             began = time.perf_counter()
             lookup = self.table.lookup(self.features_K[:num], ids_K, self.times_K[:num])
             rows_KD = self.table.gather(lookup)
@@ -70,7 +70,7 @@ def main() -> None:
     run = Run(num_rows)
     rates: list[float] = []
     resident: list[int] = []
-    run.learn(BATCH)  # compiled, and every buffer there
+    run.learn(BATCH)  # compile, and allocate every buffer
     for tenth in range(1, TENTHS + 1):
         rates.append(run.learn(num_keys // TENTHS))
         resident.append(resident_bytes())

@@ -1,4 +1,4 @@
-"""A memory limit from the kernel, page cache included: a cgroup, version 1 or 2, made for a benchmark and removed."""
+"""A kernel memory limit that includes the page cache: a cgroup of version 1 or 2, made for a benchmark and removed."""
 
 import os
 import shutil
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MIB = 1 << 20
-LIMITS = ("memory.max", "memory.limit_in_bytes")  # of version 2, of version 1
+LIMITS = ("memory.max", "memory.limit_in_bytes")  # version 2, version 1
 
 
 class MemoryCgroup:
-    """A child of a memory cgroup in which this user may make one. OSError where that is not so."""
+    """A child of a memory cgroup; OSError if this user may not make one there."""
 
     def __init__(self, parent: Path) -> None:
         self.path = parent / f"springtide-bench-{os.getpid()}"
         self.path.mkdir()
-        self.peak_bytes = 0  # of anonymous memory, as long as it was watched
+        self.peak_bytes = 0  # of anonymous memory, within `watched`
         self._limit = next((self.path / name for name in LIMITS if (self.path / name).exists()), None)
         if self._limit is None:
             self.path.rmdir()
@@ -25,11 +25,11 @@ class MemoryCgroup:
         self._unlimited = self._limit.read_text()
 
     def add(self, pid: int) -> None:
-        """This process, and every one that it starts from now on."""
+        """Add a process, with all that it starts from now on."""
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def anonymous_bytes(self) -> int:
-        """Memory of its processes that no file could give back, shared or not."""
+        """Return the anonymous memory of its processes, shared memory included."""
         pairs = (line.split() for line in (self.path / "memory.stat").read_text().splitlines())
         stat = {name: int(value) for name, value in pairs}
         names = ("anon", "shmem") if "anon" in stat else ("total_rss", "total_shmem")
@@ -37,7 +37,7 @@ class MemoryCgroup:
 
     @contextmanager
     def watched(self, every_seconds: float = 0.02) -> Iterator[None]:
-        """Meanwhile `peak_bytes` grows with what it sees."""
+        """Within the context, keep `peak_bytes` up to date."""
         done = threading.Event()
 
         def watch() -> None:
@@ -53,22 +53,22 @@ class MemoryCgroup:
             watcher.join()
 
     def limit(self, num_bytes: int) -> None:
-        """At most so many from now on; what is cached beyond it goes."""
+        """Limit the memory; cached pages beyond it are dropped."""
         assert self._limit is not None
         self._limit.write_text(str(num_bytes))
 
     def lift(self) -> None:
-        """As it was before `limit`: its processes may end at leisure."""
+        """Remove the limit, so that the processes can exit quickly."""
         assert self._limit is not None
         self._limit.write_text(self._unlimited)
 
     def remove(self) -> None:
-        """Once its processes have ended."""
+        """Remove the cgroup; its processes must have ended."""
         self.path.rmdir()
 
 
 def uncached_copy(folder: Path, to: Path) -> Path:
-    """A copy whose pages nobody holds: they count for whoever reads them first."""
+    """Copy files without leaving their pages in the cache: they count for the process that reads them first."""
     shutil.copytree(folder, to)
     for path in filter(Path.is_file, to.rglob("*")):
         file = os.open(path, os.O_RDONLY)

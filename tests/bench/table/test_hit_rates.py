@@ -1,4 +1,4 @@
-"""The hit rates of the issue on short streams; `springtide bench table.churn` measures the long ones."""
+"""Hit rates on short streams; `springtide bench table.churn` measures long ones."""
 
 import pytest
 

@@ -7,7 +7,7 @@ from tests.bench.table.memory_cgroup import MemoryCgroup, uncached_copy
 
 
 def make(parent: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> MemoryCgroup:
-    """A cgroup in a plain folder: what the kernel puts there is put there by mkdir."""
+    """Make a cgroup in a plain folder, with the kernel's files made by the test."""
     mkdir = Path.mkdir
 
     def mkdir_with_files(path: Path) -> None:

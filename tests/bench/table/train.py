@@ -1,6 +1,6 @@
 """table.train: rows out, gradients in, the optimizer's step; duplicates summed. Dim 64, full table of 1 M rows.
 
-FBGEMM and torch have no hash: they are given the numbers of the rows. Ours is EmbeddingTable's lookup, gather, update;
+FBGEMM and torch have no hash: they get row numbers. Ours is EmbeddingTable's lookup, gather and update;
 "backward alone" is update against FBGEMM's backward, which groups the ids itself.
 """
 
@@ -19,20 +19,20 @@ import torch
 from embeddings.rows import Float32Array
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.peer_process import Peers
-from tests.bench.harness.processes import saved
+from tests.bench.harness.processes import save_array
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_table import FullTable, fill_table
 from tests.bench.workloads.keys import Int64Array, positions
 
 DIM, LR, EPS = 64, 0.05, 1e-8
-# arrays of a row that a step moves between memory and processor: forward 2, gradient 1, row 2, state beside it
+# rows moved between memory and processor per key: forward 2, gradient 1, update 2, and the state
 ROWS_MOVED = {"sgd": 5, "rowwise-adagrad": 5, "adagrad": 7, "adam": 9}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A peer of a kind, how many keys a call, and the ratios that are needed."""
+    """A peer, the keys per call, and the required ratios."""
 
     optimizer: str
     peer: str
@@ -44,7 +44,7 @@ class Setting:
 
 
 BAG, EMBEDDING = "torch EmbeddingBag(sparse)", "torch Embedding(sparse)"
-# those of one peer and number of threads together, and among them those of one optimizer
+# grouped by peer and number of threads, then by optimizer
 SETTINGS = (
     Setting("rowwise-adagrad", "FBGEMM", 524_288, 1, "uniform", 1.5, 1.0),
     Setting("rowwise-adagrad", "FBGEMM", 524_288, 1, "zipf", 1.5, 1.0),
@@ -76,7 +76,7 @@ class Ours:
         self.table.update(lookup, self.grads_KD)
 
     def backward(self) -> float:
-        """Seconds of the update alone; the look-up before it is not timed."""
+        """Return the seconds of the update alone, without the lookup before it."""
         lookup = self.table.lookup(*self.keys)
         return timed(partial(self.table.update, lookup, self.grads_KD), len(self.grads_KD))
 
@@ -85,7 +85,7 @@ class Ours:
 
 
 class Torch:
-    """A sparse torch module with its optimizer, given the numbers of the rows."""
+    """A sparse torch module with its optimizer; it gets row numbers."""
 
     def __init__(self, kind: str, optimizer: str, values_CD: Float32Array) -> None:
         weight = torch.from_numpy(values_CD.copy())
@@ -96,13 +96,13 @@ class Torch:
         self.optimizer = kinds[optimizer](self.module.parameters(), lr=LR, eps=EPS)
 
     def query(self, ids_K: Int64Array, at_K: Int64Array, grads_KD: Float32Array) -> None:
-        """The next calls' keys: their ids, where they are among the rows, the gradients that come back."""
+        """Set the keys of the next calls: ids, row numbers, and the gradients."""
         self.at_K, self.grads_KD = torch.from_numpy(at_K), torch.from_numpy(grads_KD)
-        # bags of one id each
+        # one id per bag
         self.more = (torch.arange(len(at_K)),) if isinstance(self.module, torch.nn.EmbeddingBag) else ()
 
     def contender(self, part: str, num_keys: int) -> Callable[[], float]:
-        """What `alternate` wants, for a part of the step that this peer has."""
+        """Return the function for `alternate` of a part of the step."""
         assert part == "train"
         return partial(timed, self.train, num_keys)
 
@@ -116,28 +116,28 @@ class Torch:
 
 
 class InstalledPeer:
-    """A peer in an interpreter of its own; what it is asked is as above."""
+    """A peer in its own interpreter, with the methods of `Torch`."""
 
     def __init__(self, peers: Peers, setting: Setting, full: FullTable, folder: Path) -> None:
         self.peers, self.name, self.folder = peers, setting.peer, folder
-        rows = {"keys": saved(folder, "keys", full.ids_C), "rows": saved(folder, "rows", full.values_CD)}
-        peers.tell("prepare_rows", **rows, optimizer=setting.optimizer, lr=LR, eps=EPS)
+        rows = {"keys": save_array(folder, "keys", full.ids_C), "rows": save_array(folder, "rows", full.values_CD)}
+        peers.call_all("prepare_rows", **rows, optimizer=setting.optimizer, lr=LR, eps=EPS)
 
     def query(self, ids_K: Int64Array, at_K: Int64Array, grads_KD: Float32Array) -> None:
-        query = {"keys": saved(self.folder, "query", ids_K), "slots": saved(self.folder, "slots", at_K)}
-        self.peers.tell("query_rows", **query, grads=saved(self.folder, "grads", grads_KD))
+        query = {"keys": save_array(self.folder, "query", ids_K), "slots": save_array(self.folder, "slots", at_K)}
+        self.peers.call_all("query_rows", **query, grads=save_array(self.folder, "grads", grads_KD))
 
     def contender(self, part: str, num_keys: int) -> Callable[[], float]:
         return self.peers.contenders(num_keys, "run_rows", part=part)[self.name]
 
     def rows(self) -> Float32Array:
-        self.peers.tell("answer_rows", peer=self.name, path=str(self.folder / "answer.npy"))
+        self.peers.call_all("answer_rows", peer=self.name, path=str(self.folder / "answer.npy"))
         rows: Float32Array = np.load(self.folder / "answer.npy")
         return rows
 
 
-def make_rival(setting: Setting, full: FullTable, peers: Peers, folder: Path) -> "Torch | InstalledPeer | None":
-    """None where it is not installed."""
+def make_peer(setting: Setting, full: FullTable, peers: Peers, folder: Path) -> "Torch | InstalledPeer | None":
+    """Return the peer, or None if it is not installed."""
     if setting.peer in VENV_OF:
         return InstalledPeer(peers, setting, full, folder) if setting.peer in peers.installed else None
     torch.set_num_threads(setting.threads)
@@ -145,12 +145,12 @@ def make_rival(setting: Setting, full: FullTable, peers: Peers, folder: Path) ->
 
 
 def measure(setting: Setting, full: FullTable, peers: Peers, folder: Path, repeats: int) -> list[Case]:
-    """A row end to end, and one for the backward pass where the peer has it apart."""
+    """Compare a whole step, and the backward pass where the peer has it separately."""
     full.reset()
     num_keys = setting.num_keys
-    rival = make_rival(setting, full, peers, folder)
+    rival = make_peer(setting, full, peers, folder)
     at_K = positions(setting.distribution, num_keys, len(full.ids_C), seed=1)
-    # eighths: a sum of them is exact in any order, and none is so small that it matters where an Adam adds its eps
+    # multiples of 1/8: their sums are exact in any order, and large beside Adam's epsilon
     grads_KD = np.random.default_rng(2).integers(-16, 17, (num_keys, DIM)).astype(np.float32) / 8
     ours = Ours(full, full.ids_C[at_K], grads_KD)
     parts = {"train": {"ours": partial(timed, ours.train, num_keys)}}
@@ -160,7 +160,7 @@ def measure(setting: Setting, full: FullTable, peers: Peers, folder: Path, repea
         rival.query(full.ids_C[at_K], at_K, grads_KD)
         for part, contenders in parts.items():
             contenders[setting.peer] = rival.contender(part, num_keys)
-        # one step each, from the same rows
+        # one step of each, from the same rows
         parts["train"][setting.peer]()
         ours.train()
         mine, theirs = ours.rows(), rival.rows()
@@ -182,7 +182,7 @@ def measure(setting: Setting, full: FullTable, peers: Peers, folder: Path, repea
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    torch.sparse.check_sparse_tensor_invariants.disable()  # its default, said aloud so that it does not warn
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, set explicitly to avoid a warning
     num_rows, repeats = (100_000, 2) if options.quick else (1_000_000, 5)
     cases: list[Case] = []
     versions: dict[str, str] = {}

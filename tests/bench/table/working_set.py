@@ -1,8 +1,8 @@
-"""table.working_set: rows that need ten times the memory they are given, the rest in spill and base.
+"""table.working_set: rows of ten times the memory budget, the rest in spill and base.
 
-DLRM-small, 26 features of Zipf 1.05, dim 16, batch 4096, one torch thread. A contender is a process of its own; a pass
-ends when everything that left memory is on the disk. `--cgroup DIR`, a memory cgroup in which this user may make
-another, runs the small ones again under a limit that leaves the page cache no room.
+DLRM-small, 26 features of Zipf 1.05, dim 16, batch 4096, one torch thread. Each contender is a process; a pass ends
+when all evicted rows are on the disk. `--cgroup DIR`, a memory cgroup in which this user may make another, also runs
+the small contenders under a limit that leaves no room for the page cache.
 """
 
 # N rows of the base, D dimension
@@ -29,14 +29,14 @@ from tests.bench.table.memory_cgroup import MIB, MemoryCgroup, uncached_copy
 from tests.bench.table.working_set_contender import CATEGORICAL, DIM, OPTIMIZER
 from tests.support.processes import module_command, our_environment
 
-TIMES, NEEDED = 10, 0.5  # working set over budget; share of the speed that must be left
+TIMES, NEEDED = 10, 0.5  # working set / budget; required share of the speed
 WARM_BATCHES = 24
 CODE_BYTES = 32 * MIB
 CONTENDERS = {"all in memory": (False, False), "with lookahead": (True, True), "without": (True, False)}
 
 
 def make_base(folder: Path, num_rows: int) -> Path:
-    """A base of every id's first value."""
+    """Write a base with every id's first value."""
     ops = backend("cpu")
     numbers = np.arange(num_rows)
     features_N, ids_N = (numbers % CATEGORICAL).astype(np.uint16), numbers // CATEGORICAL
@@ -60,18 +60,18 @@ def make_base(folder: Path, num_rows: int) -> Path:
     return write_base(folder, image)
 
 
-class Race:
-    """The contenders of one dtype; each pass of one learns the same batches as that of every other."""
+class Contest:
+    """The contenders of one dtype; each learns the same batches in a pass."""
 
     def __init__(self, folder: Path, base: Path, sizes: dict[str, int], *, bfloat16: bool, budget: int) -> None:
         self.folder, self.base, self.sizes, self.bfloat16, self.budget = folder, base, sizes, bfloat16, budget
         self.children: dict[str, ContenderProcess] = {}
         self.losses: dict[str, list[float]] = {}
-        self.warm: dict[str, dict[str, int]] = {}  # the counters when a contender was warm
+        self.warm: dict[str, dict[str, int]] = {}  # counters after the warm-up
         self.last: dict[str, dict[str, Any]] = {}
 
     def start(self, name: str, base: Path, cgroup: MemoryCgroup | None = None) -> None:
-        """Prepared and warm: the spill has what the stream left behind."""
+        """Start a contender and warm it up, so that its spill holds rows."""
         small, ahead = CONTENDERS[name.removesuffix(", cgroup")]
         child = ContenderProcess(name, module_command("tests.bench.table.working_set_process"), our_environment(), None)
         self.children[name] = child
@@ -93,14 +93,14 @@ class Race:
         self.warm[name] = self.last[name]["counters"]
 
     def run(self, name: str, num_batches: int) -> float:
-        """Samples per second of one pass."""
+        """Run one pass; return samples per second."""
         answer = self.children[name].call("run", num_batches=num_batches)
         self.losses.setdefault(name, []).extend(answer["losses"])
         self.last[name] = answer
         return float(num_batches * self.sizes["batch_size"] / answer["seconds"])
 
     def run_dense(self) -> float:
-        """The same of the net alone."""
+        """Return the samples per second of the net alone."""
         num_batches = self.sizes["batches"]
         seconds = self.children["all in memory"].call("dense_only", num_batches=num_batches)["seconds"]
         return float(num_batches * self.sizes["batch_size"] / seconds)
@@ -109,14 +109,14 @@ class Race:
         return {name: partial(self.run, name, self.sizes["batches"]) for name in self.children}
 
     def check(self) -> None:
-        """Where a row lay changes no value: all have the same losses, bit for bit."""
+        """Check that all contenders have bitwise the same losses."""
         expected = self.losses["all in memory"]
         for name, losses in self.losses.items():
             if losses != expected[: len(losses)]:
-                fail(f"{name} lost otherwise than the table that is all in memory")
+                fail(f"{name} has other losses than the table in memory")
 
     def describe(self) -> None:
-        """What each held and recalled."""
+        """Print what each contender held and recalled."""
         for name, answer in self.last.items():
             since = {key: number - self.warm[name].get(key, 0) for key, number in answer["counters"].items()}
             spill, base = (since[key] / since["keys"] for key in ("recalled_from_spill", "recalled_from_base"))
@@ -128,40 +128,40 @@ class Race:
         return "bf16" if self.bfloat16 else "fp32"
 
     def close(self) -> None:
-        with ExitStack() as closing:  # all of them, whatever becomes of one
+        with ExitStack() as closing:  # close all, even if one fails
             for child in self.children.values():
                 closing.callback(child.close)
                 closing.callback(child.call, "close")
 
 
-def run_in_cgroup(race: Race, cgroup: MemoryCgroup) -> dict[str, list[float]]:
-    """Two passes of each small contender, the first of which only drops what was cached: the disk sets the pace."""
-    base = uncached_copy(race.base, race.folder / "base of the cgroup")
+def run_in_cgroup(contest: Contest, cgroup: MemoryCgroup) -> dict[str, list[float]]:
+    """Run two passes of each small contender; the first only drops the page cache."""
+    base = uncached_copy(contest.base, contest.folder / "base of the cgroup")
     names = [f"{name}, cgroup" for name in list(CONTENDERS)[1:]]
     with cgroup.watched():
         for name in names:
-            race.start(name, base, cgroup)
-    # what is anonymous has room, and the code; the base's and the spill's pages have to go
+            contest.start(name, base, cgroup)
+    # room for anonymous memory and code, none for pages of base and spill
     limit = cgroup.peak_bytes + CODE_BYTES
     cgroup.limit(limit)
     print(f"cgroup: {limit // MIB:,} MiB for both, {CODE_BYTES // MIB} of them not for anonymous memory")
-    rates = alternate({name: partial(race.run, name, race.sizes["batches"]) for name in names}, repeats=1)
+    rates = alternate({name: partial(contest.run, name, contest.sizes["batches"]) for name in names}, repeats=1)
     cgroup.lift()
     return rates
 
 
-def measure(race: Race, repeats: int, cgroup: MemoryCgroup | None) -> list[Case]:
+def measure(contest: Contest, repeats: int, cgroup: MemoryCgroup | None) -> list[Case]:
     for name in CONTENDERS:
-        race.start(name, race.base)
-    rates = alternate(race.contenders() | {"dense only": race.run_dense}, repeats=repeats)
+        contest.start(name, contest.base)
+    rates = alternate(contest.contenders() | {"dense only": contest.run_dense}, repeats=repeats)
     limit, whole = median(rates.pop("dense only")), rates.pop("all in memory")
     if cgroup is not None:
-        rates |= run_in_cgroup(race, cgroup)
-    race.check()
-    race.describe()
+        rates |= run_in_cgroup(contest, cgroup)
+    contest.check()
+    contest.describe()
     return [
         Case(
-            f"{race.dtype}, {name}",
+            f"{contest.dtype}, {name}",
             "samples/s",
             mine,
             {"all in memory": whole},
@@ -185,18 +185,18 @@ def main() -> None:
     working_set = num_rows * backend("cpu").slot_bytes(RowLayout(DIM, 1))
     cgroup = MemoryCgroup(options.cgroup) if options.cgroup else None
     if cgroup is None:
-        print("not run: under a memory cgroup (--cgroup DIR names one in which this user may make another)")
+        print("not run: the memory limit (--cgroup DIR names a cgroup in which this user may make another)")
     print(f"{num_rows:,} rows, {working_set // MIB:,} MiB; budget {working_set // TIMES // MIB:,} MiB")
     cases: list[Case] = []
     try:
         with tempfile.TemporaryDirectory() as temporary:
             base = make_base(Path(temporary), num_rows)
             for bfloat16 in (True, False):
-                race = Race(Path(temporary), base, sizes, bfloat16=bfloat16, budget=working_set // TIMES)
+                contest = Contest(Path(temporary), base, sizes, bfloat16=bfloat16, budget=working_set // TIMES)
                 try:
-                    cases += measure(race, repeats, cgroup if bfloat16 else None)
+                    cases += measure(contest, repeats, cgroup if bfloat16 else None)
                 finally:
-                    race.close()
+                    contest.close()
     finally:
         if cgroup is not None:
             cgroup.remove()

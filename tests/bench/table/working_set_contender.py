@@ -1,4 +1,4 @@
-"""One contender of table.working_set: DLRM-small over a table of some size, above a base and a spill of its own."""
+"""A contender of table.working_set: DLRM-small over a table with a memory budget, a base and a spill."""
 
 # B batch, C categorical features, F dense, D dimension, K keys of a batch
 import os
@@ -33,7 +33,7 @@ CHUNK = 1 << 15
 
 
 def make_batch(number: int, batch_size: int, ids_a_feature: int) -> tuple[Any, ...]:
-    """Batch `number` of the stream: keys and times (K), dense (B, F), labels (B, 1)."""
+    """Return batch `number` of the stream: keys and times (K), dense (B, F), labels (B, 1)."""
     random = np.random.default_rng(number)
     ids_BC = np.stack([zipf_ranks(random, batch_size, ids_a_feature, 1.05) for _ in range(CATEGORICAL)], axis=1)
     features_K = np.tile(np.arange(CATEGORICAL, dtype=np.uint16), batch_size)
@@ -45,23 +45,23 @@ def make_batch(number: int, batch_size: int, ids_a_feature: int) -> tuple[Any, .
 
 
 def loss_of(logits_B1: torch.Tensor, labels_B1: torch.Tensor) -> torch.Tensor:
-    """A sum, as the learner takes it."""
+    """Return the summed loss, as in the learner."""
     return binary_cross_entropy_with_logits(logits_B1.float(), labels_B1, reduction="sum")
 
 
 class Contender:
-    """Net, table and stream; `run` goes on where it stopped."""
+    """Net, table and stream; each `run` continues the stream."""
 
     def __init__(
         self, *, base: str, spill: str, ids_a_feature: int, batch_size: int, num_bytes: int, ahead: bool, bfloat16: bool
     ) -> None:
-        """num_bytes: the table's budget; 0: room for every row."""
+        """`num_bytes`: the table's budget; 0 = room for every row."""
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.ids_a_feature, self.batch_size, self.ahead, self.bfloat16 = ids_a_feature, batch_size, ahead, bfloat16
         num_rows = CATEGORICAL * ids_a_feature
         config = TableConfig(dim=DIM, optimizer=OPTIMIZER, device_bytes=num_bytes or "1GiB")
-        # at twice and a half as many slots hardly a bucket is full
+        # with 2.5 slots per row hardly a bucket is full
         everything = Capacity.of_rows(5 * num_rows // 2 // WIDTH * WIDTH, num_evicted_dirty=1)
         self.spill = RocksSpill(Path(spill), dim=DIM, state_width=1)
         self.table = EmbeddingTable(
@@ -75,18 +75,18 @@ class Contender:
         self.net = build_model(MODEL, SPEC, seed=0)
         self.optimizer = build_optimizer(DenseOptimizerConfig(), self.net)
         self.number = 0
-        self._live_through(num_rows, everything=not num_bytes)
+        self._age_table(num_rows, everything=not num_bytes)
 
-    def _live_through(self, num_rows: int, *, everything: bool) -> None:
-        """As after a long time: the more frequent half was learned since the base, so it leaves for the spill.
+    def _age_table(self, num_rows: int, *, everything: bool) -> None:
+        """Bring the table into its long-term state: the more frequent half, learned since the base, is spilled.
 
-        Gradients of zero: rows and losses stay as they are. With room for everything the other half comes up too.
+        Gradients are zero, so rows and losses do not change. With room for all rows the other half is recalled too.
         """
         grads_KD = np.zeros((CHUNK, DIM), np.float32)
         for start in range(0, num_rows, CHUNK):
             numbers = np.arange(start, min(start + CHUNK, num_rows))
             features_K, ids_K = (numbers % CATEGORICAL).astype(np.uint16), numbers // CATEGORICAL
-            is_learned = start < num_rows // 2  # ids are ranks
+            is_learned = start < num_rows // 2  # ids are frequency ranks
             if is_learned or everything:
                 lookup = self.table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
                 if is_learned:
@@ -95,7 +95,7 @@ class Contender:
         self.spill.drain()
 
     def run(self, num_batches: int) -> dict[str, Any]:
-        """Seconds until all is learned and all that left is on disk; the losses before each step."""
+        """Return the seconds until all is learned and evicted rows are on disk, and the loss before each step."""
         numbers = range(self.number, self.number + num_batches)
         self.number += num_batches
         batches = [make_batch(number, self.batch_size, self.ids_a_feature) for number in numbers]
@@ -127,7 +127,7 @@ class Contender:
         return float(loss.detach()) / len(labels_B1)
 
     def dense_only(self, num_batches: int) -> dict[str, float]:
-        """The net alone on rows that are at hand: what no table can pass."""
+        """Return the seconds of the net alone on resident rows: the limit of any table."""
         _, _, _, dense_BF, labels_B1 = make_batch(0, self.batch_size, self.ids_a_feature)
         rows_BCD = torch.zeros(self.batch_size, CATEGORICAL, DIM, requires_grad=True)
         net = build_model(MODEL, SPEC, seed=0)
@@ -153,7 +153,7 @@ class Contender:
 
 
 def resident_bytes(pid: int) -> int:
-    """Anonymous memory of a process and of those that it started: what files could give back is not counted."""
+    """Return the anonymous memory of a process and its children."""
     total = 0
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""One contender of table.working_set, in a process of its own."""
+"""The process of one contender of table.working_set."""
 
 from tests.bench.peers.serving import serve
 from tests.bench.table.working_set_contender import Contender

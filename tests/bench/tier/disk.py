@@ -1,7 +1,7 @@
-"""tier.disk: rows of 256 bytes on disk: random reads of 1 k, writes of 10 k, and a training loop beside both.
+"""tier.disk: rows of 256 bytes on disk: random reads of 1 k, writes of 10 k, and both during a training loop.
 
-Page cache warm. Ours passes every row through another process; the peers work in this one and hold its lock. rocksdict
-and LMDB: `pip install springtide[bench]`.
+The page cache is warm. Our rows pass through another process; the peers run in this one and hold its GIL. rocksdict and
+LMDB: `pip install springtide[bench]`.
 """
 
 # B batch, C features, D dimension, N rows
@@ -26,15 +26,15 @@ from tests.bench.tier.disk_stores import PEERS, WIDTH, Float32Array, SpringtideS
 
 READ_KEYS, WRITE_KEYS = 1000, 10_000
 CATEGORICAL, DENSE, DIM, BATCH = 26, 13, 16, 4096
-MISSES = CATEGORICAL * BATCH // 10  # at 90 % of the keys in memory
+MISSES = CATEGORICAL * BATCH // 10  # with 90 % of the keys in memory
 MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
 SPEC = ModelSpec(num_categorical=CATEGORICAL, num_pooled=0, num_sequence=0, num_dense=DENSE, num_labels=1, dim=DIM)
 NEEDED = {"rocksdb-py as it comes": 2.0, "rocksdict tuned": 1.2, "LMDB": 1.2}
-STALL = 0.95  # of the speed alone
+STALL = 0.95  # of the speed without a store
 
 
 class Loop:
-    """Steps of DLRM-small on one thread; a store recalls the next batch's misses meanwhile, and takes as many rows."""
+    """Steps of DLRM-small on one thread, while a store reads the next batch's misses and writes as many rows."""
 
     def __init__(self, ids_N: Any, rows_NW: Float32Array) -> None:
         torch.set_num_threads(1)
@@ -70,7 +70,7 @@ class Loop:
 
 
 def open_stores(folder: Path) -> dict[str, Any]:
-    """Those that are installed, ours first."""
+    """Return the installed stores, ours first."""
     stores: dict[str, Any] = {"ours": SpringtideSpill(folder / "ours")}
     for name, make in PEERS.items():
         try:
@@ -81,7 +81,7 @@ def open_stores(folder: Path) -> dict[str, Any]:
 
 
 def check(stores: dict[str, Any], ids_N: Any, rows_NW: Float32Array) -> None:
-    """Every store gives every row bit for bit."""
+    """Check that every store returns every row bitwise."""
     at = np.random.default_rng(1).permutation(len(ids_N))[:20_000]
     for name, store in stores.items():
         store.settle()
@@ -102,7 +102,7 @@ def write_some(store: Any, ids_N: Any, rows_NW: Float32Array, num_calls: int) ->
 
 
 def against_each(case: str, rates: dict[str, list[float]], limit: float) -> list[Case]:
-    """A row for each peer, all of the same repeats."""
+    """Compare with each peer, in the same repeats."""
     mine = rates.pop("ours")
     return [
         Case(f"{case}, against {name}", "rows/s", mine, {name: theirs}, needed=NEEDED[name], limit=limit)
@@ -151,7 +151,7 @@ def main() -> None:
     random = np.random.default_rng(0)
     ids_N = random.permutation(sizes["rows"]).astype(np.int64) * 1_000_003
     rows_NW = random.standard_normal((sizes["rows"], WIDTH), np.float32)
-    limit = copy_rate(ThreadSlices(1)) / (2 * 4 * WIDTH)  # a row read, a row written
+    limit = copy_rate(ThreadSlices(1)) / (2 * 4 * WIDTH)  # one row read, one written
     with tempfile.TemporaryDirectory() as folder:
         stores = open_stores(Path(folder))
         try:

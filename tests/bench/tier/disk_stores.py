@@ -1,6 +1,6 @@
-"""Stores of rows on disk with one face: ours and the peers of tier.disk. A peer gets its keys as 8 big-endian bytes.
+"""Stores of rows on disk behind one interface: ours and the peers of tier.disk, whose keys are 8 big-endian bytes.
 
-Each is a contender of its own folder. Reads give a matrix of the rows in the order asked for, writes are not synced.
+Reads return a matrix of the rows in the requested order; writes are not fsynced.
 """
 
 # N rows, W float32 numbers of a row
@@ -18,8 +18,8 @@ from embeddings.tiers.rocksdb.spill import RocksSpill
 
 Float32Array = npt.NDArray[np.float32]
 
-WIDTH = 64  # 256 bytes a row
-STATE_WIDTH, WORDS_OF_COUNTERS = 1, 4  # ours: state, count and last-seen are of the 256 bytes
+WIDTH = 64  # 256 bytes per row
+STATE_WIDTH, WORDS_OF_COUNTERS = 1, 4  # ours: state, count and last-seen are part of the 256 bytes
 DIM = WIDTH - STATE_WIDTH - WORDS_OF_COUNTERS
 CALL_KEYS = 1000
 CACHE_MB, WRITE_BUFFER_BYTES = 64, 64 << 20
@@ -29,18 +29,18 @@ class Store(Protocol):
     def write(self, ids_N: Int64Array, rows_NW: Float32Array) -> None: ...
 
     def read(self, ids_N: Int64Array) -> Float32Array:
-        """Rows that are all there."""
+        """Return rows, all of which exist."""
         ...
 
     def settle(self) -> None:
-        """Waits until every write is done."""
+        """Wait until every write is done."""
         ...
 
     def close(self) -> None: ...
 
 
 class SpringtideSpill:
-    """The spill as a table uses it: whole rows, a process behind it, finds in the order of a batch."""
+    """The spill as a table uses it: whole rows, its own process, reads in batch order."""
 
     def __init__(self, folder: Path) -> None:
         self.spill = RocksSpill(folder, dim=DIM, state_width=STATE_WIDTH)
@@ -59,7 +59,7 @@ class SpringtideSpill:
         return np.concatenate([found.rows.values, found.rows.states, words_NC], axis=1)
 
     def read_columns(self, ids_N: Int64Array) -> None:
-        """What a table does: the columns are what it wants."""
+        """Read as a table does: as columns."""
         self.spill.find(np.zeros(len(ids_N), np.uint16), ids_N)
 
     def settle(self) -> None:
@@ -70,7 +70,7 @@ class SpringtideSpill:
 
 
 class KeyValue:
-    """What the peers share: keys and rows as bytes, calls of a thousand keys."""
+    """The common part of the peers: keys and rows as bytes, calls of a thousand keys."""
 
     folder: Path
 
@@ -87,7 +87,7 @@ class KeyValue:
         return np.frombuffer(b"".join(values), np.float32).reshape(-1, WIDTH)
 
     def _sorted(self, ids_N: Int64Array, get: Callable[[list[bytes]], Sequence[bytes]]) -> Float32Array:
-        """In sorted runs, as the fastest way to read a sorted store; back in the order asked for."""
+        """Read in sorted order, which is fastest; return the requested order."""
         order = np.argsort(ids_N)
         rows_NW = np.empty((len(ids_N), WIDTH), np.float32)
         for start in range(0, len(ids_N), CALL_KEYS):
@@ -97,7 +97,7 @@ class KeyValue:
 
 
 class NaiveRocksdb(KeyValue):
-    """rocksdb-py as it opens by default, keys in the order of the batch."""
+    """rocksdb-py with default options, keys in batch order."""
 
     def __init__(self, folder: Path) -> None:
         import rocksdbpy
@@ -122,7 +122,7 @@ class NaiveRocksdb(KeyValue):
 
 
 class TunedRocksdict(KeyValue):
-    """rocksdict in raw mode with the options that ours has, no compression, and sorted reads."""
+    """rocksdict in raw mode with our options, without compression, with sorted reads."""
 
     def __init__(self, folder: Path) -> None:
         import rocksdict
@@ -153,7 +153,7 @@ class TunedRocksdict(KeyValue):
 
 
 class Lmdb(KeyValue):
-    """LMDB without sync, a transaction a call, sorted keys."""
+    """LMDB without sync, one transaction per call, sorted keys."""
 
     def __init__(self, folder: Path) -> None:
         import lmdb

@@ -27,7 +27,7 @@ from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer
 from stream.positions import Partition
 from stream.source import Source
-from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, trainer_priority
+from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, use_trainer_process_settings
 from tests.bench.train.plain_loop import PlainLoop
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, make_clicks
 
@@ -37,7 +37,7 @@ SPEC = ModelSpec.of(SCHEMA, DIM)
 
 
 class Ours:
-    """The trainer's own parts in the trainer's order, without the log."""
+    """The trainer's parts in its order, without the log."""
 
     def __init__(self, log: Path, batch_size: int, *, bfloat16: bool) -> None:
         self.log, self.batch_size = log, batch_size
@@ -46,7 +46,7 @@ class Ours:
         self.learner = Learner(build_model(MODEL, SPEC, seed=0), table, config, SCHEMA)
 
     def run(self, num_samples: int) -> float:
-        """Learn so many samples from the topic's start; returns their mean progressive logloss."""
+        """Learn `num_samples` from the topic's start; return their mean progressive logloss."""
         config = SourceConfig(topic=TOPIC, log_path=self.log)
         batcher = Batcher(self.batch_size, float("inf"))
         losses: list[float] = []
@@ -61,7 +61,7 @@ class Ours:
 
 
 class DenseOnly:
-    """The dense net alone on ready tensors: the wall that no input can pass."""
+    """The dense net alone on prepared tensors: the limit of any input."""
 
     def __init__(self, batch_size: int, *, bfloat16: bool) -> None:
         self.batch_size, self.bfloat16 = batch_size, bfloat16
@@ -87,7 +87,7 @@ class DenseOnly:
 
 
 def fill(log: Path, values: list[bytes]) -> None:
-    """The topic, made with one partition, holding these records."""
+    """Create the topic with one partition, and produce these records."""
     connection = SourceConfig(topic=TOPIC, log_path=log).kafka_config()
     with Admin(connection) as admin:
         admin.ensure_topic(TOPIC)
@@ -98,7 +98,7 @@ def fill(log: Path, values: list[bytes]) -> None:
 
 
 def check_columns(log: Path, values: list[bytes]) -> None:
-    """What arrives as columns is what json.loads reads."""
+    """Check the columns against json.loads."""
     with Source(SourceConfig(topic=TOPIC, log_path=log), SCHEMA) as source:
         columns = source.poll(30.0)[0]
     records = [json.loads(value) for value in values[: len(columns)]]
@@ -111,7 +111,7 @@ def check_columns(log: Path, values: list[bytes]) -> None:
 
 
 def measure(log: Path, address: str, num_samples: int, dtype: str, batch_size: int, repeats: int) -> Case:
-    """One row: the same topic learned again and again by each contender in turn."""
+    """Compare with each peer; all learn the same topic repeatedly, in turn."""
     bfloat16 = dtype == "bf16"
     ours = Ours(log, batch_size, bfloat16=bfloat16)
     net = build_model(MODEL, SPEC, seed=0)
@@ -140,7 +140,7 @@ def measure(log: Path, address: str, num_samples: int, dtype: str, batch_size: i
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    trainer_priority()
+    use_trainer_process_settings()
     settings = [("bf16", 4096)] if options.quick else [("bf16", 4096), ("fp32", 4096), ("bf16", 1024)]
     repeats, batches = (2, 4) if options.quick else (5, 16)
     torch.set_num_threads(2)

@@ -1,4 +1,4 @@
-"""The first peer of train.e2e, as anyone would write it: kafka-python, json.loads, sparse nn.Embedding, Adagrad."""
+"""The peer of train.e2e, as most people would write it: kafka-python, json.loads, sparse nn.Embedding, Adagrad."""
 
 # B batch, C categorical features, D dimension
 import json
@@ -36,7 +36,7 @@ class PlainLoop:
         self.dense_optimizer = torch.optim.Adam(self.net.parameters(), lr=0.001)
 
     def run(self, address: str, topic: str, num_samples: int, batch_size: int) -> float:
-        """Learn the first samples of the topic's only partition; returns their mean progressive logloss."""
+        """Learn the first samples of the topic's only partition; return their mean progressive logloss."""
         consumer = kafka.KafkaConsumer(
             bootstrap_servers=address,
             enable_auto_commit=False,
@@ -61,11 +61,11 @@ class PlainLoop:
         return float(np.mean(losses))
 
     def step(self, records: list[dict[str, object]]) -> float:
-        """One batch: columns, forward, loss, backward, two optimizers; returns the loss before the update."""
+        """Learn one batch (columns, forward, loss, backward, two optimizers); return the loss before the update."""
         ids_BC = torch.tensor([[record[name] for name in self.categorical] for record in records], dtype=torch.int64)
         dense_BF = torch.tensor([[record[name] for name in self.dense] for record in records], dtype=torch.float32)
         labels_B = torch.tensor([record[self.label] for record in records], dtype=torch.float32)
-        self.net.observe_inputs(dense_BF)  # the numbers' statistics are part of the net
+        self.net.observe_inputs(dense_BF)  # the statistics of the dense features are part of the net
         rows_BCD = self.rows(ids_BC % ROWS_A_FEATURE + self.first_row_C)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
             logits_B = self.forward(rows_BCD, dense_BF)
@@ -78,7 +78,7 @@ class PlainLoop:
         return float(loss.detach())
 
     def forward(self, rows_BCD: Tensor, dense_BF: Tensor) -> Tensor:
-        """The same net that Springtide trains, fed with the same kinds of inputs."""
+        """Compute the net that Springtide trains, on the same inputs."""
         batch, _, dim = rows_BCD.shape
         none_pooled = rows_BCD.new_zeros(batch, 0, dim)
         none_sequence = rows_BCD.new_zeros(batch, 0, 1, dim)

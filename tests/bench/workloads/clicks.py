@@ -7,20 +7,20 @@ from springtide_client.schema import Schema
 
 CATEGORICAL = tuple(f"c{number}" for number in range(1, 27))
 DENSE = tuple(f"i{number}" for number in range(1, 14))
-IDS_A_FEATURE = 200_000
+IDS_PER_FEATURE = 200_000
 SCHEMA = Schema(labels=("click",), categorical=CATEGORICAL, dense=DENSE)
 TOPIC = "clicks"
 
 
 def zipf_ids(random: np.random.Generator, shape: tuple[int, ...], *, exponent: float = 1.05) -> np.ndarray:
-    """Ids 0..IDS_A_FEATURE - 1 whose frequency falls with rank ** -exponent."""
-    weights = np.arange(1, IDS_A_FEATURE + 1, dtype=np.float64) ** -exponent
+    """Return ids 0..IDS_PER_FEATURE - 1 with frequency proportional to (id + 1) ** -exponent."""
+    weights = np.arange(1, IDS_PER_FEATURE + 1, dtype=np.float64) ** -exponent
     bounds = np.cumsum(weights) / weights.sum()
     return np.searchsorted(bounds, random.random(shape)).astype(np.int64)
 
 
 def make_clicks(number: int, *, seed: int = 0) -> list[bytes]:
-    """So many records as JSON, about 500 bytes each; the label leans on two features' ids and one number."""
+    """Return records as JSON, about 500 bytes each; the label depends on two features' ids and one number."""
     random = np.random.default_rng(seed)
     ids_NC = zipf_ids(random, (number, len(CATEGORICAL)))
     dense_NF = np.round(random.lognormal(1.0, 1.0, (number, len(DENSE))), 3)

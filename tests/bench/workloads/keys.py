@@ -1,4 +1,4 @@
-"""Keys to measure with, from seeds: uniform, Zipf, and a stream in which new ids never stop coming."""
+"""Seeded random keys: uniform, Zipf, and a stream with a constant share of new ids."""
 
 # C distinct ids, K keys of a call
 from functools import lru_cache
@@ -11,15 +11,15 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def scattered_ids(start: int, stop: int) -> Int64Array:
-    """The ids that stand for the numbers start..stop: distinct, over all of int64."""
+    """Return the ids of the numbers start..stop: distinct, spread over int64."""
     numbers = np.arange(start, stop)
     return mix_keys(np.zeros(len(numbers), np.uint16), numbers).view(np.int64)
 
 
 def zipf_ranks(random: np.random.Generator, num: int, population: int, exponent: float) -> Int64Array:
-    """Numbers below `population` whose frequency falls with (number + 1) ** -exponent."""
+    """Return numbers below `population` with frequency proportional to (number + 1) ** -exponent."""
     bounds = _bounds(population, exponent)
-    # sorted look-ups are many times quicker, and the order is drawn anew afterwards
+    # searching sorted values is many times faster; they are shuffled afterwards
     ranks = np.searchsorted(bounds, np.sort(random.random(num)) * bounds[-1])
     random.shuffle(ranks)
     return np.minimum(ranks, population - 1)
@@ -31,7 +31,7 @@ def _bounds(population: int, exponent: float) -> npt.NDArray[np.float64]:
 
 
 def positions(distribution: str, num: int, population: int, *, seed: int) -> Int64Array:
-    """`num` positions below `population`, "uniform" or "zipf" (1.05), the frequent ones anywhere."""
+    """Return `num` positions below `population`, "uniform" or "zipf" (1.05), frequent ones anywhere."""
     random = np.random.default_rng(seed)
     if distribution == "uniform":
         return random.integers(0, population, num)
@@ -39,9 +39,9 @@ def positions(distribution: str, num: int, population: int, *, seed: int) -> Int
 
 
 def churn_stream(num: int, *, population: int, new_share: float, seed: int, first_new: int) -> Int64Array:
-    """Ids of which `new_share` were never seen before and the others are Zipf 1.05 over `population` old ones.
+    """Return ids of which `new_share` are new, and the others Zipf 1.05 over `population` old ones.
 
-    The new ones stand for the numbers from population + first_new on, each once.
+    The new ones are the numbers from population + first_new on, each once.
     """
     random = np.random.default_rng(seed)
     numbers = zipf_ranks(random, num, population, 1.05)

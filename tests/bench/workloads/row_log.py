@@ -1,4 +1,4 @@
-"""A log with a base of many rows, written by the real writers, for benchmarks of what follows and answers."""
+"""A log with a base of many rows by the real writers, for benchmarks of followers and servers."""
 
 # N rows, D dimension
 from pathlib import Path
@@ -48,14 +48,14 @@ path = "{folder}/log"
 
 
 def values_of(ids_N: npt.NDArray[np.int64], dim: int = DIM) -> npt.NDArray[np.float32]:
-    """The rows of some ids, float32 (N, dim) in [-0.3, 0.3): known without asking anyone."""
+    """Return the rows of some ids, float32 (N, dim) in [-0.3, 0.3): a function of the id."""
     odd_D = 2 * np.arange(1, dim + 1, dtype=np.uint64) + np.uint64(1)
     bits_ND = (mix_keys(np.zeros(len(ids_N), np.uint16), ids_N)[:, None] * odd_D) >> np.uint64(40)
     return (bits_ND.astype(np.float32) - np.float32(2**23)) * np.float32(0.3 * 2.0**-23)
 
 
 def write_log(folder: Path, num_rows: int, layers: str = "[512, 256]") -> Path:
-    """The log's folder; its configuration lies beside it in `springtide.toml`, its base holds ids 0 to num_rows."""
+    """Write a log whose base has ids 0 to num_rows, beside its `springtide.toml`; return the log's folder."""
     path = folder / "springtide.toml"
     path.write_text(CONFIG.format(dim=DIM, folder=folder, layers=layers))
     config = load_config(path)

@@ -28,4 +28,4 @@ def test_a_twentieth_of_a_churning_stream_was_never_seen_before() -> None:
         ids = churn_stream(5000, population=500, new_share=0.05, seed=number, first_new=5000 * number).tolist()
         num_new += len(set(ids) - seen)
         seen |= set(ids)
-    assert 0.05 <= num_new / 100_000 <= 0.056  # the old ones are new once, too
+    assert 0.05 <= num_new / 100_000 <= 0.056  # old ids are new once, too

@@ -1,4 +1,4 @@
-"""Records into a topic of the broker that a configuration names."""
+"""Fill the topic that a configuration names."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from stream.kafka.producer import Producer
 
 
 def fill(config: SourceConfig, values: Iterable[bytes]) -> None:
-    """The topic, made with one partition, holding these records."""
+    """Create the topic with one partition, and produce these records."""
     connection = config.kafka_config()
     with Admin(connection) as admin:
         admin.ensure_topic(config.topic)
