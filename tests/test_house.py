@@ -1,53 +1,88 @@
-"""The house rules that no linter knows."""
+"""The house rules that no linter checks: names, folders, READMEs, links."""
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from urllib.parse import unquote
 
-ROOT = Path(__file__).parent.parent
-OURS = ("app", "stream", "embeddings", "kernels", "springtide_client")
+import pytest
+
+from tests.support.processes import IMPORT_PATHS, ROOT
+
+PACKAGES = ("app", "stream", "embeddings", "kernels", "springtide_client")
+PACKAGE_FOLDERS = {"springtide_client": "deploy/client/springtide_client"}
 
 
-def test_nobody_else_owns_our_import_names() -> None:
+@cache
+def tracked(suffix: str = "") -> list[Path]:
+    """Return the tracked files whose name ends so, relative to the root."""
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
+    return [Path(name) for name in listed.splitlines() if name.endswith(suffix) and (ROOT / name).exists()]
+
+
+def test_our_import_names_belong_to_no_other_distribution() -> None:
     owners = importlib.metadata.packages_distributions()
-    for name in OURS:
+    for name in PACKAGES:
         assert set(owners.get(name, [])) <= {"springtide", "springtide-client"}, f"{name} belongs to {owners[name]}"
 
 
-def test_importing_our_packages_loads_no_heavy_library() -> None:
+def test_importing_a_package_loads_no_heavy_library() -> None:
     heavy = ("torch", "kafka", "fastapi", "rocksdbpy", "cupy", "numba")
     code = (
-        f"import sys, {', '.join(OURS)}\n"
+        f"import sys, {', '.join(PACKAGES)}\n"
         f"loaded = [name for name in {heavy!r} if name in sys.modules]\n"
         "sys.exit(f'imported: {loaded}' if loaded else 0)"
     )
-    path = f"{ROOT}:{ROOT / 'deploy' / 'client'}"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path, "PATH": ""}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": ":".join(IMPORT_PATHS), "PATH": ""},
     )
     assert done.returncode == 0, done.stderr
 
 
+# folders
+
+
 def test_the_root_holds_only_the_fixed_folders() -> None:
-    tracked = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    folders = {name.split("/")[0] for name in tracked if "/" in name}
+    folders = {path.parts[0] for path in tracked() if len(path.parts) > 1}
     assert folders - {".ci", ".github"} == {"app", "stream", "embeddings", "kernels", "tests", "deploy"}
 
 
+def test_tests_mirror_the_folders_of_the_packages() -> None:
+    """`tests/app/serving/http` tests `app/serving/http`; `tests/client` is the client's."""
+    missing = set()
+    for path in tracked(".py"):
+        if path.parts[0] != "tests" or len(path.parts) < 3 or path.parts[1] not in ("app", *PACKAGES, "client"):
+            continue
+        folder = Path(*path.parts[1:-1])
+        if folder.parts[0] == "client":
+            folder = Path(PACKAGE_FOLDERS["springtide_client"], *folder.parts[1:])
+        if not (ROOT / folder).is_dir():
+            missing.add(str(path.parent))
+    assert not missing
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    names = {"utils", "util", "common", "helpers", "helper", "misc"}
+    assert not [str(path) for path in tracked(".py") if path.stem in names]
+
+
 def test_benchmarks_import_each_other_by_their_full_names() -> None:
-    """So that they run as files and as modules; what `peers` holds runs in interpreters of its own."""
-    folder = ROOT / "tests" / "bench"
-    files = sorted(folder.glob("*.py"))
+    """So that `python -m` finds them; what `peers` holds runs in interpreters of its own."""
+    files = [path for path in tracked(".py") if path.parts[:2] == ("tests", "bench") and path.parts[2] != "peers"]
+    local = {path.stem for path in files} | {path.parts[2] for path in files}
     bare = [
-        f"{path.name}:{node.lineno} {name}"
+        f"{path}:{node.lineno} {name}"
         for path in files
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
         for name in imported_names(node)
-        if name.partition(".")[0] in {file.stem for file in files}
+        if name.partition(".")[0] in local - set(sys.stdlib_module_names)
     ]
     assert not bare
 
@@ -56,3 +91,46 @@ def imported_names(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         return [node.module or ""]
     return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+# READMEs
+
+
+@pytest.mark.parametrize("path", tracked(".md"), ids=str)
+def test_every_link_of_a_document_resolves(path: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code((ROOT / path).read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = unquote(target).partition("#")
+        linked = (ROOT / path).parent / file if file else ROOT / path
+        if not linked.exists() or (anchor and linked.suffix == ".md" and anchor not in anchors(linked)):
+            broken.append(target)
+    assert not broken
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a document's headings."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ +(.*?)\s*$", without_code(document.read_text(), keep_inline=True), re.MULTILINE):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
+        name = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        number = 0
+        while (unique := f"{name}-{number}" if number else name) in found:
+            number += 1
+        found.add(unique)
+    return found
+
+
+def without_code(text: str, *, keep_inline: bool = False) -> str:
+    """Return Markdown without its code blocks and, by default, inline code."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return text if keep_inline else re.sub(r"`[^`\n]*`", "", text)
+
+
+def test_the_newcomers_map_names_existing_files() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text[text.index("## Where would you change") :]
+    files = re.findall(r"^\| .* \| `([^`]+)` \|$", table, re.MULTILINE)
+    assert len(files) >= 40
+    assert not [name for name in files if not (ROOT / name).is_file()]
