@@ -73,11 +73,11 @@ def test_predictions_and_rows_follow_the_log(open_model, make_log) -> None:
     assert status.tolist() == [[0, 1]]
     np.testing.assert_array_equal(rows[0, 0], log.rows[0, 1][0])
     assert np.isnan(rows[0, 1]).all()
-    # a shared feature reads its owner's rows; texts are ids
+    # a shared feature reads its owner's rows; strings are hashed to ids
     assert model.lookup("last_items", ["shoe", "boot"])[1].tolist() == [3, 1]
 
 
-def test_equal_versions_give_equal_numbers_bit_by_bit(open_model, make_log) -> None:
+def test_equal_versions_give_bitwise_equal_predictions(open_model, make_log) -> None:
     log = make_log()
     for seed in range(5):
         log.append({(0, seed): row(log, seed), (1, seed): row(log, seed + 9)})

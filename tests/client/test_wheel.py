@@ -1,4 +1,4 @@
-"""The wheel alone is enough, in a service whose own package is called `app`: the example that we ship, as it is."""
+"""The wheel alone suffices for a service whose own package is called `app`: the shipped example, unchanged."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 
 CLIENT = Path(__file__).parents[2] / "deploy" / "client"
 SERVICE = Path(__file__).parents[2] / "deploy" / "examples" / "service"
-# runs the service as uvicorn's command does, and tells at the end what it has imported
+# runs the service as uvicorn's command does, and prints at the end what it imported
 RUN = """
 import json, sys
 import uvicorn
@@ -96,7 +96,7 @@ class Service:
             return {}
 
     def end(self) -> dict[str, object]:
-        """What it told last."""
+        """Return the last line that it printed."""
         self.process.send_signal(signal.SIGINT)
         said, complaint = self.process.communicate(timeout=300)
         assert self.process.returncode == 0, complaint
@@ -131,7 +131,7 @@ def service(installed, logs) -> Iterator[Service]:
         running.process.communicate()
 
 
-def test_two_models_live_side_by_side_in_a_service_whose_package_is_called_app(service, logs, installed) -> None:
+def test_two_models_work_in_a_service_whose_package_is_called_app(service, logs, installed) -> None:
     items = [{"user_id": 1, "item_id": 1}, {"user_id": 1, "item_id": 2}]
     wait_until(service.versions)
     assert service.ask("/rank/clicks", items) == (200, [0, 1], str(logs["clicks"].number))

@@ -1,4 +1,4 @@
-"""A follower keeps up, repairs itself, tells of every version, and never takes a served view away."""
+"""A follower keeps up, recovers by itself, reports every version, and never withdraws the served view."""
 
 import os
 import shutil
@@ -67,7 +67,7 @@ def test_there_is_no_view_before_the_log(follow, make_log, tmp_path) -> None:
     settle(follower, log.number)
 
 
-def test_every_version_is_told_of_once_in_order(follow, make_log) -> None:
+def test_listeners_hear_of_each_version_once_in_order(follow, make_log) -> None:
     log = make_log()
     numbers = [log.append({(0, 1): row(log, 1)}) for _ in range(3)]
     follower = follow(log, clock_ms=lambda: 77)
@@ -108,7 +108,7 @@ def test_staleness_is_measured_against_complete_until(follow, make_log) -> None:
     assert follower.staleness_ms == 500
 
 
-def test_a_follower_behind_retired_records_starts_again_from_a_base(follow, make_log) -> None:
+def test_a_follower_behind_deleted_records_starts_again_from_a_base(follow, make_log) -> None:
     log = make_log()
     follower = follow(log)
     settle(follower, log.append({(0, 1): row(log, 1)}))
@@ -127,15 +127,15 @@ def test_a_follower_behind_retired_records_starts_again_from_a_base(follow, make
     assert old.predict(encode_instances(log.schema, INSTANCES)).shape == (1, 2)
 
 
-def test_a_flipped_bit_stops_at_the_version_before_it_until_a_newer_base(follow, make_log) -> None:
+def test_a_corrupt_record_holds_the_version_before_it_until_a_newer_base(follow, make_log) -> None:
     log = make_log()
     good = log.append({(0, 1): row(log, 1)})
     before = log.segment.stat().st_size
     log.append({(0, 1): row(log, 2)})
     middle = (before + log.segment.stat().st_size) // 2
-    damaged = bytearray(log.segment.read_bytes())
-    damaged[middle] ^= 1
-    log.segment.write_bytes(damaged)
+    corrupt = bytearray(log.segment.read_bytes())
+    corrupt[middle] ^= 1
+    log.segment.write_bytes(corrupt)
 
     follower = follow(log)
     for _ in range(20):
@@ -151,7 +151,7 @@ def test_a_flipped_bit_stops_at_the_version_before_it_until_a_newer_base(follow,
     assert first_value(follower, (0, 1)) == 2.0
 
 
-def test_a_view_from_a_branch_that_does_not_count_is_served_until_the_log_has_passed_it(follow, make_log) -> None:
+def test_a_version_that_was_sealed_out_stays_served_until_the_log_passes_it(follow, make_log) -> None:
     """Power was lost: the follower saw a version that the next epoch's seal leaves out."""
     log = make_log()
     kept = log.append({(0, 1): row(log, 1)})
@@ -170,7 +170,7 @@ def test_a_view_from_a_branch_that_does_not_count_is_served_until_the_log_has_pa
     assert first_value(follower, (0, 1)) == 1.0
 
 
-def test_a_log_that_was_made_anew_is_told_of_and_served_once_it_has_passed_what_is(follow, make_log) -> None:
+def test_a_re_created_log_is_reported_and_served_once_it_passes_the_served_version(follow, make_log) -> None:
     old, new = make_log(), make_log()
     for seed in (1, 2, 3):
         served = old.append({(0, 1): row(old, seed)})
@@ -194,7 +194,7 @@ def test_a_log_that_was_made_anew_is_told_of_and_served_once_it_has_passed_what_
     assert follower.error is None
 
 
-def test_a_base_without_a_model_is_an_error_that_says_so(follow, make_log) -> None:
+def test_a_base_without_a_model_is_named_in_the_error(follow, make_log) -> None:
     log = make_log()
     base = LogDirectory(log.path).newest_base()
     (base / "model.pt2").unlink()
@@ -204,7 +204,7 @@ def test_a_base_without_a_model_is_an_error_that_says_so(follow, make_log) -> No
     assert "model.pt2" in str(follower.error)
 
 
-def test_old_layers_are_let_go_for_a_newer_base(follow, make_log, monkeypatch) -> None:
+def test_a_newer_base_replaces_many_changed_rows(follow, make_log, monkeypatch) -> None:
     monkeypatch.setattr("springtide_client.follow.base_opener.REBASE_ROWS", 100)
     log = make_log()
     follower = follow(log)
@@ -223,7 +223,7 @@ def test_old_layers_are_let_go_for_a_newer_base(follow, make_log, monkeypatch) -
     assert first_value(follower, (0, 149)) == 149.0
 
 
-def test_memory_stays_below_the_cap(follow, make_log, tmp_path) -> None:
+def test_memory_stays_within_cache_bytes(follow, make_log, tmp_path) -> None:
     log = make_log()
     cache = tmp_path / "cache"
     follower = follow(log, cache_bytes=64 << 10, cache_dir=cache)
@@ -236,7 +236,7 @@ def test_memory_stays_below_the_cap(follow, make_log, tmp_path) -> None:
         assert first_value(follower, (feature, row_id)) == value[0]
 
 
-def test_at_the_limits_of_memory_and_disk_the_version_waits_for_a_newer_base(follow, make_log, monkeypatch) -> None:
+def test_when_memory_and_disk_are_full_the_version_stays_until_a_newer_base(follow, make_log, monkeypatch) -> None:
     monkeypatch.setattr("springtide_client.follow.base_opener.REBASE_SECONDS", 0.0)
     monkeypatch.setattr("springtide_client.follow.follower.RETRY_SECONDS_MAX", 0.0)
     log = make_log()
@@ -255,7 +255,7 @@ def test_at_the_limits_of_memory_and_disk_the_version_waits_for_a_newer_base(fol
     assert first_value(follower, (0, 3999)) == 39.0
 
 
-def test_a_failing_callback_stops_nothing(follow, make_log) -> None:
+def test_a_failing_callback_does_not_stop_the_follower(follow, make_log) -> None:
     log = make_log()
     follower = follow(log)
 
@@ -271,7 +271,7 @@ def test_a_failing_callback_stops_nothing(follow, make_log) -> None:
 def test_calls_in_flight_see_one_version_while_100_pass(follow, make_log) -> None:
     log = make_log()
     weight = np.zeros((2, 18), np.float32)
-    # every version's rows and bias tell its number: a mixture of two versions would show
+    # every version's rows and bias equal its number: a mixture of two versions would show
     log.append({(0, 1): row(log, 0)}, dense={"linear.weight": weight, "linear.bias": np.zeros(2, np.float32)})
     follower = follow(log)
     follower.start()

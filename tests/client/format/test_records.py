@@ -1,4 +1,4 @@
-"""Records: a frame says whether it is whole, true, and whose child it is."""
+"""A frame shows whether it is complete, intact, and whose child it is."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def frame() -> bytes:
     return encode_record(2, (2 << 32) + 7, 12345, META, TENSORS)[0]
 
 
-def test_a_record_comes_back_whole() -> None:
+def test_a_record_decodes_to_what_was_encoded() -> None:
     data, checksum = encode_record(2, (2 << 32) + 7, 12345, META, TENSORS)
     record, end = decode_record(b"x" * 3 + data, 3)
     assert end == 3 + len(data)
@@ -33,7 +33,7 @@ def test_a_record_comes_back_whole() -> None:
     assert record.num_bytes == len(data)
 
 
-def test_a_record_is_sent_on_unchanged() -> None:
+def test_the_frame_of_a_decoded_record_equals_the_original() -> None:
     record, _ = decode_record(frame())
     assert record.frame() == frame()
     assert len(record.header) == HEADER.size
@@ -45,7 +45,7 @@ def test_a_cut_record_is_incomplete(cut: int) -> None:
 
 
 @given(st.integers(0, len(frame()) * 8 - 1))
-def test_any_flipped_bit_is_noticed(bit: int) -> None:
+def test_any_flipped_bit_is_detected(bit: int) -> None:
     data = bytearray(frame())
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(CorruptRecordError):
@@ -59,7 +59,7 @@ def test_the_checksum_depends_on_the_parent_and_on_the_payload() -> None:
     assert len(checksums) == 4
 
 
-def test_the_arrays_of_a_record_are_aligned_wherever_it_stood() -> None:
+def test_the_arrays_of_a_record_are_aligned_at_any_offset() -> None:
     for shift in range(8):
         record, _ = decode_record(b"x" * shift + frame(), shift)
         assert all(array.flags.aligned for array in record.tensors().values())

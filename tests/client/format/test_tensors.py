@@ -1,4 +1,4 @@
-"""The tensor layout: what goes in comes out, aligned, and damage is an error."""
+"""The tensor layout: arrays decode to what was encoded, aligned, and corruption is an error."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ def joined(tensors: dict[str, np.ndarray]) -> bytes:
         max_size=6,
     )
 )
-def test_arrays_of_every_dtype_and_shape_come_back_aligned(shapes: dict[str, tuple[str, list[int]]]) -> None:
+def test_arrays_of_every_dtype_and_shape_decode_aligned(shapes: dict[str, tuple[str, list[int]]]) -> None:
     random = np.random.default_rng(0)
     tensors = {}
     for name, (dtype, shape) in shapes.items():
@@ -45,7 +45,7 @@ def test_arrays_of_every_dtype_and_shape_come_back_aligned(shapes: dict[str, tup
         assert not read[name].flags.writeable
 
 
-def test_the_header_is_what_safetensors_asks_for() -> None:
+def test_the_header_follows_the_safetensors_format() -> None:
     data = joined({"narrow": np.ones(3, np.uint8), "wide": np.ones((2, 2), np.float64)})
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -55,7 +55,7 @@ def test_the_header_is_what_safetensors_asks_for() -> None:
     assert len(data) == 8 + length + 35
 
 
-def test_strided_and_scalar_arrays_are_written_as_they_read() -> None:
+def test_strided_and_scalar_arrays_are_written_by_value() -> None:
     columns = np.arange(12, dtype=np.float32).reshape(3, 4).T
     read, _ = decode_tensors(joined({"columns": columns, "scalar": np.array(7, np.int64)}))
     np.testing.assert_array_equal(read["columns"], columns)
@@ -81,7 +81,7 @@ def test_a_dtype_without_a_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 40])
-def test_a_cut_file_is_an_error(cut: int) -> None:
+def test_a_truncated_file_is_an_error(cut: int) -> None:
     with pytest.raises(LogError):
         decode_tensors(joined({"x": np.arange(100)})[:cut])
 

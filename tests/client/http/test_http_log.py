@@ -84,7 +84,7 @@ def test_a_cut_download_is_resumed_where_it_broke_off(serve, follow) -> None:
     server.cut_files_at = 3000
     follower = follow(server)
     wait_until(follows(follower, log.number))
-    ranges = [asked for path, asked in server.requests if path.endswith("rows.safetensors")]
+    ranges = [byte_range for path, byte_range in server.requests if path.endswith("rows.safetensors")]
     assert ranges == [None, "bytes=3000-"]
     assert follower.view.row_info(0, 199)["count"] == 199
 
@@ -107,8 +107,8 @@ def test_only_files_for_serving_are_downloaded(serve, follow, tmp_path) -> None:
     log.write_base()
     follower = follow(server)
     wait_until(follows(follower, log.number))
-    asked = {path.rpartition("/")[2] for path, _ in server.requests if "/files/" in path}
-    assert asked == {"manifest.json", "rows.safetensors", "dense.safetensors", "sketch.safetensors", "model.pt2"}
+    requested = {path.rpartition("/")[2] for path, _ in server.requests if "/files/" in path}
+    assert requested == {"manifest.json", "rows.safetensors", "dense.safetensors", "sketch.safetensors", "model.pt2"}
     assert follower.view.row_info(0, 1)["count"] == 1
     with pytest.raises(OSError, match=r"optimizer\.safetensors"):
         _ = follower.view.base.states

@@ -1,4 +1,4 @@
-"""A base: mapped, found by key with its state, and known by its checksums."""
+"""A base is mapped, found by key with its optimizer states, and verified by its checksums."""
 
 import mmap
 from dataclasses import replace
@@ -90,7 +90,7 @@ def test_rows_are_memory_mapped(tmp_path) -> None:
     assert isinstance(owner, mmap.mmap)
 
 
-def test_blocks_make_the_same_base_as_one(tmp_path) -> None:
+def test_a_base_written_in_blocks_equals_one_written_at_once(tmp_path) -> None:
     layer = rows(1000)
     blocks = [layer.take(slice(start, start + 300)) for start in range(0, 1000, 300)]
     whole, pieces = write(tmp_path / "a", layer), write(tmp_path / "b", layer, blocks=blocks)
@@ -106,13 +106,13 @@ def test_blocks_make_the_same_base_as_one(tmp_path) -> None:
         (lambda layer: [replace(layer, state=None)], 1000),
     ],
 )
-def test_rows_that_are_not_a_base_leave_nothing_behind(tmp_path, blocks, num_rows: int) -> None:
+def test_rows_that_do_not_make_a_base_leave_no_files(tmp_path, blocks, num_rows: int) -> None:
     with pytest.raises(ValueError, match=r"rows|fit"):
         write(tmp_path, rows(1000), blocks=blocks(rows(1000)), num_rows=num_rows)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_damage_is_seen_by_size_at_once_and_by_checksum_when_asked(tmp_path) -> None:
+def test_a_wrong_size_is_found_on_open_and_a_wrong_checksum_by_verify(tmp_path) -> None:
     base = write(tmp_path, rows(1000))
     path = base.path / "rows.safetensors"
     data = bytearray(path.read_bytes())
@@ -143,7 +143,7 @@ def test_an_open_base_outlives_its_folder(tmp_path) -> None:
     assert base.find_rows(np.zeros(1, np.uint16), np.array([300])).values[0, 0] == 300
 
 
-def test_of_damaged_bases_the_newest_good_one_is_opened(tmp_path) -> None:
+def test_the_newest_base_that_is_not_corrupt_is_opened(tmp_path) -> None:
     old = write(tmp_path, rows(3))
     new = write(tmp_path, rows(4), tip=Tip((1 << 32) + 9, 6))
     directory = LogDirectory(tmp_path)
@@ -159,15 +159,15 @@ def test_of_damaged_bases_the_newest_good_one_is_opened(tmp_path) -> None:
         directory.open_base()
 
 
-def test_a_base_that_exists_already_stays(tmp_path) -> None:
+def test_a_base_that_already_exists_is_kept(tmp_path) -> None:
     first = write(tmp_path, rows(3))
     second = write(tmp_path, rows(3))
     assert first.path == second.path
     assert [path.name for path in tmp_path.iterdir()] == [first.path.name]
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not tell how a map is read")
-def test_a_reader_of_single_rows_is_not_given_megabytes_around_each(tmp_path) -> None:
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc/self/smaps")
+def test_random_access_turns_kernel_readahead_off(tmp_path) -> None:
     base = write(tmp_path, rows(1000))
     assert not is_read_randomly(base.path / "rows.safetensors")
     base.advise_random_access()
@@ -177,7 +177,7 @@ def test_a_reader_of_single_rows_is_not_given_megabytes_around_each(tmp_path) ->
 
 
 def is_read_randomly(path: Path) -> bool:
-    """Whether the map of this file has the kernel's flag `rr`."""
+    """Return True if the map of this file has the kernel's flag `rr`."""
     _, _, about = Path("/proc/self/smaps").read_text().partition(str(path))
     flags = next(line for line in about.splitlines() if line.startswith("VmFlags:"))
     return "rr" in flags.split()

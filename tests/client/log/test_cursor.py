@@ -1,4 +1,4 @@
-"""The reader's rules: seals count, parents must fit, nothing is used while a higher epoch starts."""
+"""The rules for readers: only sealed bytes count, parents must match, nothing is used while a higher epoch starts."""
 
 import os
 
@@ -35,7 +35,7 @@ def test_records_are_read_in_order_over_several_files(log) -> None:
     assert tips(log, None) == expected
 
 
-def test_a_cursor_reads_on_where_it_stopped(log) -> None:
+def test_a_cursor_continues_where_it_stopped(log) -> None:
     with LogDirectory(log.path).follow(START) as cursor:
         assert cursor.read() == []
         for _ in range(3):
@@ -47,7 +47,7 @@ def test_a_cursor_reads_on_where_it_stopped(log) -> None:
         assert cursor.read() == []
 
 
-def test_a_read_is_bounded(log) -> None:
+def test_a_read_returns_about_its_limit_of_bytes(log) -> None:
     expected = [log.append() for _ in range(5)]
     with LogDirectory(log.path).follow(START) as cursor:
         got = [cursor.read(limit_bytes=1)[0].tip for _ in range(5)]
@@ -55,7 +55,7 @@ def test_a_read_is_bounded(log) -> None:
         assert cursor.read(limit_bytes=1) == []
 
 
-def test_half_a_record_is_waited_for(log) -> None:
+def test_an_incomplete_record_is_returned_once_complete(log) -> None:
     first = log.append()
     data, tip = log.frame()
     with LogDirectory(log.path).follow(START) as cursor, log.file.open("ab", buffering=0) as file:
@@ -66,7 +66,7 @@ def test_half_a_record_is_waited_for(log) -> None:
             assert got == ([tip] if cut + 17 >= len(data) else [])
 
 
-def test_after_a_failed_append_the_next_file_goes_on(log) -> None:
+def test_reading_continues_in_the_next_file_after_a_failed_append(log) -> None:
     first = log.append()
     data, tip = log.frame()
     log.file.write_bytes(log.file.read_bytes() + data[:100])
@@ -78,7 +78,7 @@ def test_after_a_failed_append_the_next_file_goes_on(log) -> None:
     assert tips(log) == [first, tip, last]
 
 
-def test_a_record_written_twice_counts_once(log) -> None:
+def test_a_record_written_twice_is_returned_once(log) -> None:
     log.append()
     data, log.tip = log.frame()
     with log.file.open("ab") as file:
@@ -124,7 +124,7 @@ def test_a_flipped_bit_at_the_end_is_corruption_and_before_other_files_a_gap(log
             cursor.read()
 
 
-def test_bytes_beyond_a_seal_do_not_count(log) -> None:
+def test_bytes_beyond_a_seal_are_ignored(log) -> None:
     expected = [log.append() for _ in range(2)]
     log.seal_now()
     seal, sealed_segment = log.tip, log.file
@@ -138,7 +138,7 @@ def test_bytes_beyond_a_seal_do_not_count(log) -> None:
     assert tips(log) == expected
 
 
-def test_files_of_an_older_epoch_that_are_not_sealed_do_not_count(log) -> None:
+def test_unsealed_files_of_an_older_epoch_are_ignored(log) -> None:
     expected = [log.append()]
     log.seal_now()
     log.segment += 1
@@ -148,7 +148,7 @@ def test_files_of_an_older_epoch_that_are_not_sealed_do_not_count(log) -> None:
     assert tips(log) == expected
 
 
-def test_nothing_is_used_while_a_higher_epoch_starts(log) -> None:
+def test_nothing_is_returned_while_a_higher_epoch_starts(log) -> None:
     expected = [log.append() for _ in range(2)]
     with LogDirectory(log.path).follow(START) as cursor:
         log.seal_now()
@@ -160,7 +160,7 @@ def test_nothing_is_used_while_a_higher_epoch_starts(log) -> None:
         assert [log.append()] == [record.tip for record in cursor.read()]
 
 
-def test_an_epoch_claimed_between_reading_and_looking_takes_the_records_back(log, monkeypatch) -> None:
+def test_records_are_dropped_when_an_epoch_is_claimed_while_they_are_read(log, monkeypatch) -> None:
     expected = [log.append() for _ in range(2)]
     directory = LogDirectory(log.path)
     files = directory.readable_segments
@@ -191,7 +191,7 @@ def test_a_cursor_beyond_a_seal_is_a_gap(log) -> None:
             cursor.read()
 
 
-def test_retired_records_are_a_gap_even_if_nothing_follows(log) -> None:
+def test_deleted_records_are_a_gap_even_if_nothing_follows(log) -> None:
     first = log.append()
     log.segment += 1
     log.append()

@@ -4,7 +4,7 @@ import threading
 import springtide_client.log.directory_watcher as directory_news
 from springtide_client.log.directory_watcher import DirectoryWatcher
 
-LONG = 60.0  # nobody waits so long here
+LONG = 60.0  # no wait of these tests lasts so long
 
 
 def after(news, change):
@@ -32,7 +32,7 @@ def test_a_file_that_is_moved_in_ends_the_wait(tmp_path):
     assert after(news, lambda: os.replace(tmp_path / "new", tmp_path / "log/manifest"))
 
 
-def test_a_folder_that_is_made_later_is_watched_then(tmp_path):
+def test_a_folder_created_later_is_watched_from_then_on(tmp_path):
     news = DirectoryWatcher(tmp_path / "log")
     news.wait(0)
     (tmp_path / "log").mkdir()
@@ -40,7 +40,7 @@ def test_a_folder_that_is_made_later_is_watched_then(tmp_path):
     assert after(news, lambda: (tmp_path / "log/seg").write_bytes(b"a"))
 
 
-def test_without_inotify_the_time_is_waited_for(tmp_path, monkeypatch):
+def test_without_inotify_a_wait_lasts_its_time(tmp_path, monkeypatch):
     slept = []
     monkeypatch.setattr(directory_news, "_inotify", lambda: None)
     monkeypatch.setattr(directory_news.time, "sleep", slept.append)

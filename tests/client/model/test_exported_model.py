@@ -1,4 +1,4 @@
-"""A program is loaded once, takes its parameters from whoever calls, and an archive that could run code is refused."""
+"""A program is loaded once and called with any parameters; an archive that could run code is refused."""
 
 import io
 import threading
@@ -41,7 +41,7 @@ def test_an_empty_batch_has_no_predictions(toy_archive) -> None:
     assert model.predict(model.parameters({}), random_inputs(0, 1)).shape == (0, 2)
 
 
-def test_parameters_travel_by_name_and_the_others_stay(toy_archive) -> None:
+def test_parameters_are_replaced_by_name(toy_archive) -> None:
     model = ExportedModel(toy_archive)
     assert set(model.parameter_names) == {"linear.weight", "linear.bias", "mean", "seen"}
     first = model.parameters({"linear.weight": np.zeros((2, 18), np.float32), "seen": np.array(3)})
@@ -113,11 +113,11 @@ def test_an_archive_that_could_run_code_is_refused(toy_archive, change, extra, m
         ExportedModel(rewrite(toy_archive, change, extra))
 
 
-def test_rewriting_alone_does_not_spoil_an_archive(toy_archive) -> None:
+def test_a_rewritten_archive_is_accepted(toy_archive) -> None:
     ExportedModel(rewrite(toy_archive, replacing(b"", b"")))
 
 
-def test_a_broken_archive_is_an_error_of_the_log(toy_archive) -> None:
+def test_a_broken_archive_is_a_log_error(toy_archive) -> None:
     for archive in (b"", b"nonsense", toy_archive[:-100]):
         with pytest.raises(LogError):
             ExportedModel(archive)

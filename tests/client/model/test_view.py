@@ -1,4 +1,4 @@
-"""A view answers like a dictionary: random versions, forgetting, merging, moving to files, a newer base."""
+"""A view equals a dictionary: random versions, erasures, merged layers, layers on disk, a newer base."""
 
 from pathlib import Path
 
@@ -100,7 +100,7 @@ def test_a_view_answers_like_a_dictionary(make_log, drawn, data) -> None:
     assert_equals_dictionary(again, log)
 
 
-def test_many_keys_are_found_as_few_are(make_log) -> None:
+def test_many_keys_at_once_give_the_same_rows_as_few(make_log) -> None:
     log = make_log()
     log.append({(0, i): row(log, i) for i in range(0, 3000, 2)})
     log.write_base()
@@ -120,7 +120,7 @@ def test_older_views_do_not_change(make_log) -> None:
     assert (new.predict(encode_instances(log.schema, INSTANCES)) < before).all()
 
 
-def test_an_unknown_id_predicts_with_its_first_value(make_log) -> None:
+def test_an_unknown_id_predicts_with_its_initial_value(make_log) -> None:
     log = make_log()
     log.append({(0, 5): row(log, 1)}, [(0, 9)])
     view = newest(log)
@@ -131,7 +131,7 @@ def test_an_unknown_id_predicts_with_its_first_value(make_log) -> None:
     np.testing.assert_array_equal(rows[1:], first[1:])
 
 
-def test_a_horizon_forgets_by_rule_until_the_row_is_touched_again(make_log) -> None:
+def test_a_row_before_the_expiry_cutoff_is_forgotten_until_it_is_written_again(make_log) -> None:
     log = make_log()
     log.append({(0, 1): row(log, 5), (1, 1): row(log, 5)})
     log.append({}, expiry_cutoffs={"0": 1006})
@@ -158,11 +158,11 @@ def test_an_id_that_was_seen_too_seldom_is_not_admitted(make_log) -> None:
     assert status_of(after, (0, 1), (0, 2), (0, 7)) == [FORGOTTEN, KNOWN, NOT_ADMITTED]
     assert status_of(view, (0, 7)) == [UNKNOWN]
     log.write_base()
-    # the base has counts, and no marks
+    # the base has counts, and no tombstones
     assert status_of(open_newest(log), (0, 1), (0, 2), (0, 7), (0, 3)) == [NOT_ADMITTED, KNOWN, NOT_ADMITTED, UNKNOWN]
 
 
-def test_what_was_seen_is_forgotten_by_ages_and_by_another_sketch(make_log) -> None:
+def test_counts_halve_with_age_and_end_with_another_sketch(make_log) -> None:
     log = make_log()
     log.admission = {"0": 3}
     log.append(seen={(0, 2): 2})
@@ -180,7 +180,7 @@ def test_what_was_seen_is_forgotten_by_ages_and_by_another_sketch(make_log) -> N
     )
 
 
-def test_ids_that_are_not_admitted_predict_with_the_row_that_they_share(make_log) -> None:
+def test_ids_that_are_not_admitted_predict_with_their_shared_row(make_log) -> None:
     log = make_log()
     log.admission = {"0": 3, "1": 3}
     log.append({(SHARED_ROW_OFFSET, 0): row(log, 5)}, seen={(0, 2): 1, (0, 4): 1, (1, 2): 1})
@@ -191,12 +191,12 @@ def test_ids_that_are_not_admitted_predict_with_the_row_that_they_share(make_log
     shape = {"dim": log.dim, "seed": log.seed, "scale": log.init_scale}
     np.testing.assert_array_equal(rows[[0, 2]], [shared, shared])
     np.testing.assert_array_equal(rows[1], initial_values(features_K[1:2], ids_K[1:2], **shape)[0])
-    # nobody has moved the shared row of feature 1 yet: it has its first value
+    # the shared row of feature 1 was never written: it has its initial value
     born = initial_values(np.array([1 + SHARED_ROW_OFFSET], np.uint16), np.array([0]), **shape)[0]
     np.testing.assert_array_equal(rows[3], born)
 
 
-def test_counts_in_many_layers_are_those_of_one(make_log) -> None:
+def test_counts_in_many_layers_equal_those_in_one(make_log) -> None:
     log = make_log()
     log.admission = {"0": 9}
     random = np.random.default_rng(1)
@@ -216,7 +216,7 @@ def test_counts_in_many_layers_are_those_of_one(make_log) -> None:
     )
 
 
-def test_first_values_of_a_bfloat16_table_are_its_nearest_numbers(make_log) -> None:
+def test_initial_values_of_a_bfloat16_table_are_rounded_to_bfloat16(make_log) -> None:
     log = make_log()
     features_K, ids_K = np.zeros(50, np.uint16), np.arange(50)
     log.dtype = "bfloat16"
@@ -228,7 +228,7 @@ def test_first_values_of_a_bfloat16_table_are_its_nearest_numbers(make_log) -> N
     assert not torch.equal(rows, full)
 
 
-def test_a_record_that_is_no_child_is_a_gap(make_log) -> None:
+def test_a_record_that_is_not_a_child_is_a_gap(make_log) -> None:
     log = make_log()
     log.append({(0, 1): row(log, 1)})
     log.append({(0, 1): row(log, 2)})

@@ -1,4 +1,4 @@
-"""Layers: one answers like a dictionary, several like dictionaries updated in order."""
+"""One layer equals a dictionary, several equal dictionaries updated in order."""
 
 # K keys
 import itertools
@@ -21,7 +21,7 @@ Rows = dict[tuple[int, int], float | None]  # None: forgotten
 
 def tensors_of(rows: Rows) -> dict[str, np.ndarray]:
     alive = [(key, value) for key, value in rows.items() if value is not None]
-    marks = [key for key, value in rows.items() if value is None]
+    erased = [key for key, value in rows.items() if value is None]
     return {
         "rows.feature": np.array([key[0] for key, _ in alive], np.uint16),
         "rows.id": np.array([key[1] for key, _ in alive], np.int64),
@@ -29,8 +29,8 @@ def tensors_of(rows: Rows) -> dict[str, np.ndarray]:
         "rows.state": np.array([[value] for _, value in alive], np.float32).reshape(-1, 1),
         "rows.count": np.array([value for _, value in alive], np.int64),
         "rows.last_seen": np.array([value for _, value in alive], np.int64),
-        "forgotten.feature": np.array([key[0] for key in marks], np.uint16),
-        "forgotten.id": np.array([key[1] for key in marks], np.int64),
+        "forgotten.feature": np.array([key[0] for key in erased], np.uint16),
+        "forgotten.id": np.array([key[1] for key in erased], np.int64),
     }
 
 
@@ -49,7 +49,7 @@ def answers(layer: RowLayer) -> Rows:
 rows_of_a_record = st.dictionaries(st.sampled_from(KEYS), st.one_of(st.none(), st.integers(1, 99).map(float)))
 
 
-def test_the_twin_keys_share_a_mixed_key() -> None:
+def test_keys_of_two_features_can_share_a_mixed_key() -> None:
     layer = record_layer(tensors_of({(0, 0): 1.0, (1, TWIN): 2.0}), DIM)
     assert layer.mixed[0] == layer.mixed[1]
     assert (GOLDEN ^ TWIN) & MASK == 0
@@ -78,7 +78,7 @@ def test_layers_pushed_one_by_one_answer_like_updates(history: list[Rows]) -> No
     np.testing.assert_array_equal(flat.state[:, 0], flat.value[:, 0])
 
 
-def test_a_row_of_the_same_record_stands_over_its_mark() -> None:
+def test_a_row_overrides_the_tombstone_of_the_same_record() -> None:
     tensors = tensors_of({(0, 1): 4.0})
     tensors |= {"forgotten.feature": np.array([0], np.uint16), "forgotten.id": np.array([1])}
     assert answers(record_layer(tensors, DIM)) == {(0, 1): 4.0}
@@ -89,19 +89,19 @@ def test_a_record_without_rows_is_an_empty_layer() -> None:
     assert answers(empty_layer(DIM)) == {}
 
 
-def test_a_row_is_dead_when_forgotten_or_last_seen_before_its_horizon() -> None:
+def test_a_row_is_live_unless_forgotten_or_expired() -> None:
     layer = record_layer(tensors_of({(0, 1): 10.0, (0, 7): 30.0, (2, 1): 10.0, (1, 7): None}), DIM)
     alive = {
         (int(feature), int(id)): bool(alive)
         for feature, id, alive in zip(layer.feature, layer.id, layer.live_mask({"0": 11}), strict=True)
     }
     assert alive == {(0, 1): False, (0, 7): True, (2, 1): True, (1, 7): False}
-    horizons = expiry_cutoffs_of(np.array([0, 5], np.uint16), {"0": 11})
-    assert horizons[0] == 11
-    assert horizons[1] < -(2**62)
+    cutoffs = expiry_cutoffs_of(np.array([0, 5], np.uint16), {"0": 11})
+    assert cutoffs[0] == 11
+    assert cutoffs[1] < -(2**62)
 
 
-def test_merging_with_nothing_copies_nothing() -> None:
+def test_merging_with_an_empty_layer_copies_nothing() -> None:
     layer = record_layer(tensors_of({(0, 1): 1.0}), DIM)
     assert merge_layers(layer, empty_layer(DIM)) is layer
     assert merge_layers(empty_layer(DIM), layer) is layer
@@ -117,7 +117,7 @@ def test_layers_merged_at_once_answer_like_updates(history: list[Rows]) -> None:
     assert len(merged) == len(expected)
 
 
-def test_rows_that_come_in_order_are_not_copied_unless_little_else_would_be_kept_for_them() -> None:
+def test_ordered_rows_are_copied_only_if_they_are_a_small_part_of_the_record() -> None:
     tensors = tensors_of({(0, 1): 1.0, (0, 7): 2.0, (2, 1): 3.0})
     ordered = record_layer(tensors, DIM)
     tensors |= {

@@ -31,7 +31,7 @@ def test_an_error_while_writing_keeps_the_old_file_and_removes_the_draft(tmp_pat
     assert os.listdir(tmp_path) == ["rows"]
 
 
-def test_a_draft_lies_beside_its_file_and_names_its_process(tmp_path: Path) -> None:
+def test_a_draft_is_beside_its_file_and_names_its_process(tmp_path: Path) -> None:
     with draft_of(tmp_path / "rows") as draft:
         assert draft == tmp_path / draft_name("rows", os.getpid())
         assert draft.name.startswith(".tmp-rows-")
