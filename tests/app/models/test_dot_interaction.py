@@ -47,7 +47,7 @@ def test_the_gradients_are_those_of_the_products() -> None:
 
 @pytest.mark.usefixtures("on_host")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_forward_and_backward_are_plain_torchs(dtype: torch.dtype, tolerance: float) -> None:
+def test_forward_and_backward_equal_plain_torch(dtype: torch.dtype, tolerance: float) -> None:
     ours = torch.randn(13, 9, 16).to(dtype).requires_grad_()
     plain = ours.detach().clone().requires_grad_()
     grads = torch.randn(13, 36).to(dtype)
@@ -60,7 +60,7 @@ def test_forward_and_backward_are_plain_torchs(dtype: torch.dtype, tolerance: fl
 
 @pytest.mark.usefixtures("on_host")
 @pytest.mark.parametrize("transposed", [False, True])
-def test_torch_finds_nothing_wrong_with_the_op(transposed: bool) -> None:
+def test_the_op_passes_torchs_opcheck(transposed: bool) -> None:
     vectors = torch.randn(5, 6, 4).transpose(1, 2) if transposed else torch.randn(5, 4, 6)
     torch.library.opcheck(ops.fused_dot_interaction_backward, (vectors, torch.randn(5, 6)))
     torch.library.opcheck(ops.fused_dot_interaction, (vectors.requires_grad_(),))
@@ -89,7 +89,7 @@ def test_a_compiled_net_keeps_the_op_whole_and_learns_the_same(monkeypatch: pyte
     assert any("springtide" in name or "fused_dot_interaction" in name for name in seen)
 
 
-def test_a_net_on_a_gpu_takes_the_op_and_one_that_is_exported_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_uses_the_op_and_an_export_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(), torch.device("cuda"):

@@ -74,7 +74,7 @@ def test_a_served_program_with_later_parameters_equals_the_later_model(name):
 
 
 @pytest.mark.parametrize("name", BUILT_IN_MODELS)
-def test_the_weights_are_a_function_of_the_seed(name):
+def test_initial_weights_are_a_function_of_the_seed(name):
     spec = spec_of((2, 0, 0, 2, 1))
     first = build_model(ModelConfig(name=name), spec, seed=3)
     torch.rand(5)
@@ -107,7 +107,7 @@ def test_a_new_model_predicts_about_the_base_rate():
     assert torch.sigmoid(model(*nothing)).mean().item() == pytest.approx(11 / 1004, rel=1e-3)
 
 
-def test_numbers_are_standardized_and_missing_ones_are_marked():
+def test_dense_features_are_standardized_and_missing_ones_are_marked():
     transform = DenseFeatureNormalizer(2)
     draw = np.random.default_rng(0)
     raw = np.stack([np.expm1(draw.normal(3, 2, 1000).clip(0)), np.full(1000, 7.0)], axis=1).astype(np.float32)
@@ -125,7 +125,7 @@ def test_numbers_are_standardized_and_missing_ones_are_marked():
     assert standard[:, 1].abs().max() < 0.01  # a constant says nothing
 
 
-def test_numbers_of_a_batch_in_which_all_are_missing_move_nothing():
+def test_a_batch_without_any_dense_value_updates_no_statistic():
     transform = DenseFeatureNormalizer(1)
     transform.observe(torch.tensor([[1.0], [5.0]]))
     before = {key: value.clone() for key, value in transform.state_dict().items()}
@@ -144,7 +144,7 @@ def test_trust_falls_when_scores_promise_more_than_labels_keep():
     assert calibration.rate_L.item() == pytest.approx(0.3, abs=0.02)
 
 
-def test_masked_labels_and_weightless_samples_move_no_statistic():
+def test_masked_labels_and_samples_without_weight_update_no_statistic():
     calibration = Calibration(2)
     before = {key: value.clone() for key, value in calibration.state_dict().items()}
     logits = calibration(torch.ones(3, 2)).detach()
@@ -169,7 +169,7 @@ class Own(nn.Module):
         return self.linear(categorical.flatten(1))
 
 
-def test_a_users_own_model_is_found_by_name(monkeypatch):
+def test_a_model_class_of_the_users_own_is_found_by_name(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "my_models", __import__("types").SimpleNamespace(Own=Own))
     spec = spec_of((2, 0, 0, 0, 1))
     model = build_model(ModelConfig(name="my_models:Own"), spec, seed=0)
@@ -191,7 +191,7 @@ def test_a_users_own_model_is_found_by_name(monkeypatch):
         ("deepfm", {"hidden": 64}, "list of layer sizes"),
     ],
 )
-def test_a_wrong_model_is_explained(name, options, says):
+def test_a_wrong_model_is_rejected_with_the_reason(name, options, says):
     with pytest.raises(ValueError, match=says):
         build_model(ModelConfig(name=name, options=options), spec_of((2, 0, 0, 1, 1)), seed=0)
 

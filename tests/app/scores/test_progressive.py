@@ -36,7 +36,7 @@ def test_whole_scores_equal_their_definition():
 
 
 @pytest.mark.parametrize(("spread", "base"), [(0.02, -6.0), (0.3, -6.0), (1.0, 0.0), (6.0, 3.0)])
-def test_the_auc_of_a_long_run_is_within_a_ten_thousandth(spread, base):
+def test_the_auc_of_a_long_run_is_within_1e_4(spread, base):
     logits, labels, weights = draw(200_000, spread=spread, base=base)
     scores = ProgressiveScores(["click"], 10)
     scores.observe(logits, labels, weights)
@@ -53,14 +53,14 @@ def test_the_window_is_exact_over_the_last_samples():
     assert scores.document()["window"]["auc"] == pytest.approx(slow_auc(z, y, w), abs=1e-12)
 
 
-@given(cuts=st.lists(st.integers(0, 400), max_size=6), versions=st.lists(st.integers(0, 6), max_size=3))
-def test_state_and_deltas_give_bitwise_what_observing_gives(cuts, versions):
+@given(splits=st.lists(st.integers(0, 400), max_size=6), versions=st.lists(st.integers(0, 6), max_size=3))
+def test_state_and_deltas_equal_observing_bit_by_bit(splits, versions):
     logits, labels, weights = draw(400, labels=2)
     labels[::7, 1] = np.nan
     straight = ProgressiveScores(["click", "order"], 90)
     straight.observe(logits, labels, weights)
 
-    written, bounds = ProgressiveScores(["click", "order"], 90), sorted({0, *cuts, 400})
+    written, bounds = ProgressiveScores(["click", "order"], 90), sorted({0, *splits, 400})
     base, deltas = written.state(), []
     for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
         written.observe(logits[start:stop], labels[start:stop], weights[start:stop])
@@ -80,14 +80,14 @@ def test_state_and_deltas_give_bitwise_what_observing_gives(cuts, versions):
         np.testing.assert_array_equal(read.state()[name], array)
 
 
-def test_one_class_has_no_auc_and_nothing_has_no_scores():
+def test_one_class_has_no_auc_and_no_samples_have_no_scores():
     scores = ProgressiveScores(["click"], 10)
     assert scores.document()["whole"] == {"auc": None, "logloss": None, "calibration": None}
     scores.observe(np.zeros((3, 1), np.float32), np.zeros((3, 1), np.float32), np.ones(3, np.float32))
     assert scores.document()["whole"] == {"auc": None, "logloss": pytest.approx(np.log(2)), "calibration": None}
 
 
-def test_several_labels_are_tasks_and_the_first_one_leads():
+def test_several_labels_are_tasks_and_the_first_is_the_headline():
     logits, labels, weights = draw(100, labels=2)
     labels[:, 1] = np.nan
     scores = ProgressiveScores(["click", "order"], 10)
@@ -97,7 +97,7 @@ def test_several_labels_are_tasks_and_the_first_one_leads():
     assert document["tasks"]["order"]["whole"]["logloss"] is None
 
 
-def test_a_net_that_has_overflowed_is_scored_and_poisons_nothing():
+def test_nan_logits_are_scored_and_do_not_spread():
     scores = ProgressiveScores(["click"], 10)
     bad = np.array([[np.nan], [np.inf], [-np.inf]], np.float32)
     scores.observe(bad, np.array([[1], [1], [0]], np.float32), np.ones(3, np.float32))

@@ -1,4 +1,4 @@
-"""A config over drawn_clicks.SCHEMA, in a folder of its own."""
+"""A configuration for random_clicks.SCHEMA, in a folder of its own."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Clicks for tests of learning: a schema with every kind of feature, and batches drawn from a seed."""
+"""Random clicks for tests of learning: a schema with every kind of feature, and batches from a seed."""
 
 import numpy as np
 from springtide_client.features import Features, IdStrings, Ragged

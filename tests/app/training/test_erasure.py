@@ -1,4 +1,4 @@
-"""Forgotten keys in every tier a row can lie in: none of them, and no recall on its way, brings one back."""
+"""A forgotten key is gone from every tier, and no recall in flight restores it."""
 
 import numpy as np
 import pytest
@@ -34,22 +34,22 @@ class Tiers:
     def open(self) -> None:
         self.log = LogWriter.open(self.config.log, schema=self.config.schema)
         self.state = load_state(self.config, self.log)
-        self.desk = CommandExecutor(self.config.log.path, self.log.epoch, self.state)
-        self.generations = SpillGC(self.state.learner.table, self.log.directory, self.state.base_number)
+        self.executor = CommandExecutor(self.config.log.path, self.log.epoch, self.state)
+        self.spill_gc = SpillGC(self.state.learner.table, self.log.directory, self.state.base_number)
 
-    def cut(self) -> int:
+    def checkpoint(self) -> int:
         number = self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1)).number
-        self.generations.on_checkpoint(number)
-        self.desk.on_published(number)
+        self.spill_gc.on_checkpoint(number)
+        self.executor.on_published(number)
         self.log.sync()
         return number
 
     def merge(self) -> None:
-        """A base of everything told so far, and the trainer reads it."""
-        self.cut()
-        self.cut()
+        """Compact everything published so far into a base, and map it."""
+        self.checkpoint()
+        self.checkpoint()
         assert compact_log(LogDirectory(self.path), window_samples=100) is not None
-        self.generations.map_newest_base(self.log.last_encoded.number)
+        self.spill_gc.map_newest_base(self.log.last_encoded.number)
 
     def close(self) -> None:
         self.log.close()
@@ -97,33 +97,34 @@ def tiers(tmp_path):
 
 
 def forget(tiers: Tiers, items: list[int]) -> str:
-    order = submit_command(tiers.path, "forget", {"keys": [{"feature": "item_id", "id": str(item)} for item in items]})
-    tiers.desk.execute()
-    return order
+    keys = [{"feature": "item_id", "id": str(item)} for item in items]
+    command = submit_command(tiers.path, "forget", {"keys": keys})
+    tiers.executor.execute()
+    return command
 
 
-def test_a_key_is_gone_from_every_tier_it_lay_in(tiers):
+def test_a_forgotten_key_is_gone_from_every_tier(tiers):
     for number in range(12):
         tiers.state.learn(make_batch(number))
     tiers.merge()
     for number in range(12, 30):
         if number % 3 == 0:
-            tiers.cut()
+            tiers.checkpoint()
         tiers.state.learn(make_batch(number))
     places = tiers.places()
     chosen = {place: sorted(items)[:3] for place, items in places.items()}
     assert min(map(len, chosen.values())) == 3, {place: len(items) for place, items in places.items()}
     everyone = np.array(sorted(set().union(*chosen.values())))
     assert set(tiers.status(everyone)) == {KNOWN}
-    order = forget(tiers, everyone.tolist())
+    command = forget(tiers, everyone.tolist())
     assert KNOWN not in tiers.status(everyone)
-    number = tiers.cut()
+    number = tiers.checkpoint()
     for place, items in tiers.places().items():
         assert place == "base" or not items & set(everyone.tolist()), place
     view = tiers.view()
     assert view.version == number
     assert KNOWN not in view.lookup(np.ones(len(everyone), np.uint16), everyone)[1].tolist()
-    assert command_status(tiers.path, order).version == number
+    assert command_status(tiers.path, command).version == number
     tiers.merge()
     assert not tiers.places()["base"] & set(everyone.tolist())
     tiers.close()
@@ -131,7 +132,7 @@ def test_a_key_is_gone_from_every_tier_it_lay_in(tiers):
     assert KNOWN not in tiers.status(everyone)
 
 
-def test_a_recall_on_its_way_does_not_bring_a_forgotten_key_back(tiers):
+def test_a_recall_in_flight_does_not_restore_a_forgotten_key(tiers):
     for number in range(12):
         tiers.state.learn(make_batch(number))
     tiers.merge()
@@ -149,13 +150,13 @@ def test_a_recall_on_its_way_does_not_bring_a_forgotten_key_back(tiers):
     lookup.release()
 
 
-def test_a_key_that_comes_again_before_the_cut_is_told_as_a_new_one(tiers):
+def test_a_forgotten_key_seen_again_before_the_checkpoint_is_written_as_new(tiers):
     batch = make_batch(0)
     tiers.state.learn(batch)
-    tiers.cut()
+    tiers.checkpoint()
     item = int(batch.features.categorical_NC[0, 1])
     forget(tiers, [item])
     tiers.state.learn(batch)
-    tiers.cut()
+    tiers.checkpoint()
     ids = np.concatenate([batch.features.categorical_NC[:, 1], batch.features.lists[1].ids_M])
     assert tiers.view().row_info(1, item)["count"] == int((ids == item).sum())

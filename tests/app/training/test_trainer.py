@@ -12,10 +12,11 @@ from app.training.state.training_state import TrainingState
 from app.training.trainer import Trainer
 from app.version_log.trainer_status import PartitionStatus
 from stream.errors import RetriableError
-from tests.app.training.trainer_env import WAIT_SECONDS, run_in_thread, wait_until
+from tests.app.training.trainer_env import run_in_thread
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 
-def test_until_end_learns_every_click_once_and_goes_on_where_it_ended(env):
+def test_until_end_learns_every_click_once_and_continues_where_it_ended(env):
     env.produce(1000, bad=3)
     first = Trainer(env.config, until_end=True).run()
     assert first.samples_trained == 1000
@@ -34,7 +35,7 @@ def test_until_end_learns_every_click_once_and_goes_on_where_it_ended(env):
     assert env.view().meta.scores == msgspec.to_builtins(second.scores)
 
 
-def test_while_it_catches_up_the_next_batch_is_known_and_comes_up_from_below(env, monkeypatch):
+def test_while_catching_up_the_next_batch_is_prefetched(env, monkeypatch):
     pairs = []
     learn = TrainingState.learn
 
@@ -59,7 +60,7 @@ def test_while_caught_up_heartbeats_keep_versions_fresh(env):
     first = trainer.state.stream.complete_until_ms
     wait_until(lambda: trainer.state.stream.complete_until_ms > first + 300, "a heartbeat")
     trainer.stop()
-    thread.join(WAIT_SECONDS)
+    thread.join(DEADLINE_SECONDS)
     (status,) = ended
     assert status.staleness_ms < 5000
     records = list(LogDirectory(env.config.log.path).records(trainer.log.start_tip))
@@ -76,11 +77,11 @@ def test_a_trainer_without_a_topic_waits_visibly_and_learns_when_it_comes(env):
     env.produce(10)
     wait_until(lambda: trainer.state.samples_trained == 10, "learning")
     trainer.stop()
-    thread.join(WAIT_SECONDS)
+    thread.join(DEADLINE_SECONDS)
     assert ended[0].samples_trained == 10
 
 
-def test_the_end_of_an_absent_topic_is_not_waited_for_for_ever(env, monkeypatch):
+def test_until_end_fails_if_the_topic_does_not_appear(env, monkeypatch):
     monkeypatch.setattr("app.training.input.batches.MAX_UNAVAILABLE_SECONDS", 3.0)
     with pytest.raises(RetriableError, match="clicks"):
         Trainer(env.config, until_end=True).run()
@@ -106,14 +107,14 @@ def test_sigterm_commits_and_ends(env):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_a_version_waits_for_the_broker_to_have_its_dead_letters(env, monkeypatch):
+def test_a_version_is_not_published_before_the_broker_has_its_dead_letters(env, monkeypatch):
     env.produce(64, bad=1)
     trainer = Trainer(env.config)
     monkeypatch.setattr("app.training.publisher.FLUSH_SECONDS", 0.0)
     refuse = trainer.dead_letters._try_flush
 
     def no_broker(seconds: float) -> None:
-        raise RetriableError("nobody answers")
+        raise RetriableError("no broker answers")
 
     trainer.dead_letters._try_flush = no_broker
     thread, ended = run_in_thread(trainer)
@@ -122,5 +123,5 @@ def test_a_version_waits_for_the_broker_to_have_its_dead_letters(env, monkeypatc
     trainer.dead_letters._try_flush = refuse
     wait_until(lambda: trainer.log.last_encoded != trainer.log.start_tip, "a version")
     trainer.stop()
-    thread.join(WAIT_SECONDS)
+    thread.join(DEADLINE_SECONDS)
     assert ended[0].dead_letters == {"bad_json": 1}

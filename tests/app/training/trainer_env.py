@@ -1,4 +1,4 @@
-"""A log with its broker in this process, and a topic to produce into, for trainers run in threads."""
+"""A log, a broker and a topic to produce into, for trainers that run in threads."""
 
 import json
 import threading
@@ -17,9 +17,9 @@ from app.version_log.trainer_status import TrainerStatus, read_status
 from stream.broker.embedded import EmbeddedBroker
 from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
-from stream.kafka.library import kafka
 from stream.kafka.producer import Producer
-from stream.positions import Partition
+from tests.support.kafka import read_topic
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 CONFIG = """
 name = "test"
@@ -41,7 +41,6 @@ path = "{folder}/log"
 publish_seconds = 0.05
 durable_seconds = 0.05
 """
-WAIT_SECONDS = 30.0
 
 
 class TrainerEnv:
@@ -56,7 +55,7 @@ class TrainerEnv:
         self.num = 0
 
     def configure(self, more: str, *, train: str = "") -> None:
-        """More sections, and more keys of [train]."""
+        """Append sections, and keys of [train]."""
         self.path.write_text(self.path.read_text().replace("[train]", f"[train]\n{train}") + more)
         self.config = load_config(self.path)
 
@@ -81,22 +80,12 @@ class TrainerEnv:
                 producer.send("clicks", json.dumps(click).encode(), partition=partition, record_ms=record_ms)
             for _ in range(bad):
                 producer.send("clicks", b"{", partition=partition)
-            producer.flush(WAIT_SECONDS)
+            producer.flush(DEADLINE_SECONDS)
         self.num += num
 
     def letters(self) -> list[dict[str, Any]]:
-        """The dead letters: their headers as texts, and their values."""
-        partition = Partition("clicks.dead", 0)
-        with Admin(self.kafka) as admin:
-            end = admin.end_offsets(admin.require_topic("clicks.dead"))[partition]
-        consumer = kafka.KafkaConsumer(bootstrap_servers=self.broker.address, fetch_max_wait_ms=5)
-        consumer.assign([kafka.TopicPartition(*partition)])
-        consumer.seek(kafka.TopicPartition(*partition), 0)
-        found: list[Any] = []
-        while len(found) < end:
-            for polled in consumer.poll(timeout_ms=500).values():
-                found += polled
-        consumer.close(autocommit=False)
+        """Return the dead letters: their headers as strings, and their values."""
+        found = read_topic(self.broker.address, "clicks.dead")
         return [{name: text.decode() for name, text in record.headers} | {"value": record.value} for record in found]
 
     def status(self) -> TrainerStatus:
@@ -128,21 +117,12 @@ def run_in_thread(trainer: Trainer) -> tuple[threading.Thread, list[TrainerStatu
     return thread, ended
 
 
-def wait_until(check, what: str) -> None:
-    pause = threading.Event()
-    for _ in range(int(WAIT_SECONDS / 0.01)):
-        if check():
-            return
-        pause.wait(0.01)
-    raise AssertionError(f"{what} did not happen")
-
-
 def records(env):
     return list(LogDirectory(env.config.log.path).records(None))
 
 
 def published(env, samples: int) -> int:
-    """The newest version, once it is one of so many samples."""
+    """Wait until a version of that many samples is published; return its number."""
     wait_until(lambda: (found := records(env)) and found[-1].meta.samples_trained == samples, f"{samples} samples")
     return records(env)[-1].number
 
@@ -153,7 +133,7 @@ def expected_counts(num: int) -> dict[int, int]:
 
 @pytest.fixture
 def trainer(env):
-    """A trainer that runs beside the test."""
+    """Start trainers that run beside the test and stop with it."""
     running = []
 
     def start(**options) -> Trainer:

@@ -1,4 +1,4 @@
-"""The learner on a device that answers late learns what it learns on the host; graphs change nothing but the launch."""
+"""A learner on a device with late reports learns what it learns on the host, with and without CUDA graphs."""
 
 import dataclasses
 import logging
@@ -48,7 +48,7 @@ def learner_on(place: TrainDevice | None, *, name: str = "dlrm", optimizer: str 
 
 
 def learned(learner: Learner, batches: list) -> list[StepReport]:
-    """Each batch with a look at the next, its report asked for one step later."""
+    """Learn each batch with the next one prefetched, and read its report one step later."""
     reports, late = [], None
     for batch, next_batch in zip(batches, [*batches[1:], None], strict=True):
         before, late = late, learner.start_step(batch, next_batch)
@@ -73,7 +73,7 @@ BROKEN = [*BATCHES[:3], dataclasses.replace(make_batch(3), weights_N=np.full(32,
 @pytest.mark.parametrize("run_inline", [True, False])
 @pytest.mark.parametrize(("name", "optimizer"), [("dlrm", "adam"), ("deepfm", "sgd")])
 @pytest.mark.parametrize("batches", [BATCHES, BROKEN], ids=["finite", "overflow"])
-def test_a_device_that_answers_late_learns_what_the_host_learns(batches, name, optimizer, run_inline) -> None:
+def test_a_device_with_late_reports_learns_what_the_host_learns(batches, name, optimizer, run_inline) -> None:
     host, late = (
         learner_on(place, name=name, optimizer=optimizer) for place in (None, emulated_device(run_inline=run_inline))
     )
@@ -82,12 +82,12 @@ def test_a_device_that_answers_late_learns_what_the_host_learns(batches, name, o
         assert mine.loss == other.loss or np.isnan(mine.loss)
     assert late.skipped_steps == host.skipped_steps == (1 if batches is BROKEN else 0)
     assert_same(late, host)
-    stream = late.device.transfer
-    assert isinstance(stream, EmulatedTransferStream)
-    assert stream.num_copies == sum(len(batch) > 0 for batch in batches)
+    transfer = late.device.transfer
+    assert isinstance(transfer, EmulatedTransferStream)
+    assert transfer.num_copies == sum(len(batch) > 0 for batch in batches)
 
 
-def test_rows_on_the_device_too_take_their_keys_from_the_same_copy() -> None:
+def test_rows_on_the_device_take_their_keys_from_the_same_copy() -> None:
     """The table's kernels run as host C++: what they wait for is counted."""
     emulated = CudaOps(device_of_tests("host"), late=True)
     place = emulated_device(captures=True)._replace(table=emulated)
@@ -99,7 +99,7 @@ def test_rows_on_the_device_too_take_their_keys_from_the_same_copy() -> None:
 
 
 class WatchfulTransferStream(EmulatedTransferStream):
-    """What is asked for beside the work must not overtake rows that left: `watched` moves when some do."""
+    """Side work must not run before rows were evicted: `watched` changes when some are."""
 
     def __init__(self) -> None:
         super().__init__(run_inline=False)
@@ -117,22 +117,22 @@ class WatchfulTransferStream(EmulatedTransferStream):
             yield
 
 
-def test_lookahead_comes_after_rows_that_left_with_the_update() -> None:
-    emulated, stream = CudaOps(device_of_tests("host"), late=True), WatchfulTransferStream()
-    place = TrainDevice(torch.device("cpu"), stream, None, emulated)
+def test_a_prefetch_waits_for_rows_that_the_update_evicted() -> None:
+    emulated, transfer = CudaOps(device_of_tests("host"), late=True), WatchfulTransferStream()
+    place = TrainDevice(torch.device("cpu"), transfer, None, emulated)
     # fewer rows than a batch brings: some leave with each update
     policies = {feature: FeaturePolicy(quota_bytes=4 * 200) for feature in range(3)}
     settings = with_adagrad_eps(structs.replace(TABLE, features=policies, device_bytes="128KiB"))
     table = EmbeddingTable(settings, seed=0, tracked=False, device=emulated)
-    stream.watched = lambda: table.num_removals
+    transfer.watched = lambda: table.num_removals
     net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
     learner = Learner(net, table, TrainConfig(batch_size=BATCH_SIZE), SCHEMA, device=place)
     learned(learner, BATCHES[:3])
     assert table.counters()["evicted_quota"] > 0
-    assert stream.num_side_streams > 1
+    assert transfer.num_side_streams > 1
 
 
-def test_a_log_begun_on_the_host_is_gone_on_with_on_a_device_and_back(tmp_path, monkeypatch) -> None:
+def test_a_log_can_continue_on_a_device_and_back_on_the_host(tmp_path, monkeypatch) -> None:
     states, evicted = {}, 0
     for name, places in {"host": [None, None, None], "both": [None, True, None]}.items():
         config = make_config(tmp_path / name, "48KiB")  # rows leave memory, and come back from below
@@ -158,7 +158,7 @@ def test_a_log_begun_on_the_host_is_gone_on_with_on_a_device_and_back(tmp_path, 
 
 
 @pytest.mark.parametrize("batches", [BATCHES, BROKEN], ids=["finite", "overflow"])
-def test_graphs_of_full_batches_change_nothing_that_is_learned(batches) -> None:
+def test_cuda_graphs_do_not_change_what_is_learned(batches) -> None:
     host, graphed = learner_on(None), learner_on(emulated_device(captures=True))
     for mine, other in zip(learned(graphed, batches), learned(host, batches), strict=True):
         np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
@@ -168,7 +168,7 @@ def test_graphs_of_full_batches_change_nothing_that_is_learned(batches) -> None:
     assert step.num_replays == sum(len(batch) == BATCH_SIZE for batch in batches)  # the odd ones ran without
 
 
-def test_every_shape_has_its_graph_up_to_a_number_of_them() -> None:
+def test_every_shape_has_its_graph_up_to_a_limit() -> None:
     captured = []
 
     def capture(work, warmup_runs):
@@ -195,7 +195,7 @@ def test_every_shape_has_its_graph_up_to_a_number_of_them() -> None:
     assert [padded_length(longest) for longest in (1, 2, 3, 4, 5, 64)] == [1, 2, 4, 4, 8, 64]
 
 
-def test_what_cannot_be_captured_runs_without_a_graph_and_says_so_once(caplog) -> None:
+def test_a_step_that_cannot_be_captured_runs_without_a_graph_and_logs_it_once(caplog) -> None:
     def capture(work, warmup_runs):
         work()
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -211,7 +211,7 @@ def test_what_cannot_be_captured_runs_without_a_graph_and_says_so_once(caplog) -
     assert_same(graphed, host, rtol=1e-6, atol=1e-7)
 
 
-def test_what_a_version_carried_is_learned_on_from_in_a_new_graph() -> None:
+def test_after_a_restore_steps_are_captured_again() -> None:
     host, graphed = learner_on(None), learner_on(emulated_device(captures=True))
     for learner in (host, graphed):
         learned(learner, BATCHES[:3])
@@ -220,21 +220,21 @@ def test_what_a_version_carried_is_learned_on_from_in_a_new_graph() -> None:
     assert_same(graphed, host, rtol=1e-4, atol=1e-5)
 
 
-def test_scores_count_a_report_when_the_next_one_is_on_its_way_or_somebody_asks() -> None:
+def test_a_late_report_is_counted_at_the_next_step_or_when_scores_are_read() -> None:
     states = []
     for place in (None, emulated_device()):
         learner = learner_on(place)
         states.append(TrainingState(learner, ProgressiveScores(SCHEMA.labels, 1000), SCHEMA))
     host, late = states
-    stream = late.learner.device.transfer
-    assert isinstance(stream, EmulatedTransferStream)
+    transfer = late.learner.device.transfer
+    assert isinstance(transfer, EmulatedTransferStream)
     for batch in BATCHES[:4]:
         late.learn(batch)
-    assert stream.fetches == ["submitted", "submitted", "awaited", "submitted", "awaited", "submitted", "awaited"]
+    assert transfer.fetches == ["submitted", "submitted", "awaited", "submitted", "awaited", "submitted", "awaited"]
     for batch in BATCHES[:4]:
         host.learn(batch)
     assert late.loss == host.loss
-    assert stream.fetches[-1] == "awaited"
+    assert transfer.fetches[-1] == "awaited"
     assert late.scores.document() == host.scores.document()
     assert (
         late.checkpoint(created_ms=1, complete_until_ms=1)[0].scores
@@ -242,7 +242,7 @@ def test_scores_count_a_report_when_the_next_one_is_on_its_way_or_somebody_asks(
     )
 
 
-def test_a_device_that_is_not_there_is_told_with_the_mend() -> None:
+def test_a_missing_device_is_reported_with_the_remedy() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match='take device = "cpu"'):

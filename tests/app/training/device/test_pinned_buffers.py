@@ -1,4 +1,4 @@
-"""Columns arrive as they left, in one copy a batch, whenever the copy happens."""
+"""Columns arrive unchanged, in one copy per batch, whenever the copy happens."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ ARRAYS = DTYPES.flatmap(lambda dtype: npst.arrays(dtype, npst.array_shapes(min_d
 
 
 @given(st.dictionaries(st.text(max_size=3), ARRAYS, max_size=5))
-def test_columns_lie_apart_in_a_block_and_come_back_from_it(columns) -> None:
+def test_columns_do_not_overlap_in_a_buffer_and_are_read_back(columns) -> None:
     places, num_bytes = column_layout(columns)
     block = torch.full((num_bytes,), 0xAB, dtype=torch.uint8)
     write_columns(columns, places, block)
@@ -44,51 +44,51 @@ def columns_of(number: int, num: int = 50) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("run_inline", [True, False])
-def test_a_batch_is_read_while_the_next_one_travels(run_inline: bool) -> None:
-    stream = EmulatedTransferStream(run_inline=run_inline)
-    staging = PinnedBuffers(stream)
-    current = staging.stage(columns_of(0))
+def test_a_batch_is_read_while_the_next_one_is_copied(run_inline: bool) -> None:
+    transfer = EmulatedTransferStream(run_inline=run_inline)
+    buffers = PinnedBuffers(transfer)
+    current = buffers.stage(columns_of(0))
     for number in range(1, 9):
-        next_batch = staging.stage(columns_of(number))
+        next_batch = buffers.stage(columns_of(number))
         for name, tensor in current.tensors().items():
             np.testing.assert_array_equal(tensor.numpy(), columns_of(number - 1)[name])
         current.release()
         current = next_batch
-    assert stream.num_copies == 9
-    assert stream.num_allocated == 4  # two blocks, an end each
+    assert transfer.num_copies == 9
+    assert transfer.num_allocated == 4  # two blocks, an end each
 
 
-def test_blocks_grow_with_the_batches() -> None:
-    stream = EmulatedTransferStream(run_inline=False)
-    staging = PinnedBuffers(stream)
+def test_buffers_grow_with_the_batches() -> None:
+    transfer = EmulatedTransferStream(run_inline=False)
+    buffers = PinnedBuffers(transfer)
     for num in (1, MIN_BUFFER_BYTES, 3 * MIN_BUFFER_BYTES, 2):
-        staged = staging.stage(columns_of(num, num))
+        staged = buffers.stage(columns_of(num, num))
         np.testing.assert_array_equal(staged.tensors()["ids"].numpy(), columns_of(num, num)["ids"])
         staged.release()
         staged.release()
-    assert stream.num_allocated == 2 * 3  # the last one fits where the one before it was
+    assert transfer.num_allocated == 2 * 3  # the last one fits where the one before it was
 
 
-def test_a_third_batch_waits_for_one_to_be_released() -> None:
-    staging = PinnedBuffers(EmulatedTransferStream(run_inline=False))
-    held = [staging.stage(columns_of(number)) for number in range(2)]
+def test_a_third_batch_without_a_release_is_an_error() -> None:
+    buffers = PinnedBuffers(EmulatedTransferStream(run_inline=False))
+    held = [buffers.stage(columns_of(number)) for number in range(2)]
     with pytest.raises(RuntimeError, match="release one"):
-        staging.stage(columns_of(2))
+        buffers.stage(columns_of(2))
     held[0].release()
-    staging.stage(columns_of(2))
+    buffers.stage(columns_of(2))
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_columns_travel_beside_the_work() -> None:
+def test_on_a_gpu_columns_are_copied_beside_the_work() -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no NVIDIA GPU")
     from app.training.device.transfer_stream import CudaTransferStream
 
-    stream = CudaTransferStream()
-    staging = PinnedBuffers(stream)
-    current, seen = staging.stage(columns_of(0, 5000)), []
+    transfer = CudaTransferStream()
+    buffers = PinnedBuffers(transfer)
+    current, seen = buffers.stage(columns_of(0, 5000)), []
     for number in range(1, 9):
-        next_batch = staging.stage(columns_of(number, 5000))
+        next_batch = buffers.stage(columns_of(number, 5000))
         torch.cuda._sleep(10_000_000)
         seen.append({name: tensor.clone() for name, tensor in current.tensors().items()})
         current.release()
@@ -96,5 +96,5 @@ def test_on_a_gpu_columns_travel_beside_the_work() -> None:
     for number, tensors in enumerate(seen):
         for name, tensor in tensors.items():
             np.testing.assert_array_equal(tensor.cpu().numpy(), columns_of(number, 5000)[name])
-    arrives = stream.fetch_async(torch.arange(5.0, device="cuda"))
+    arrives = transfer.fetch_async(torch.arange(5.0, device="cuda"))
     assert arrives().tolist() == [0, 1, 2, 3, 4]

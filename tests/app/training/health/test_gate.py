@@ -1,4 +1,4 @@
-"""What the health gate lets pass and what not."""
+"""What trips the health gate and what does not."""
 
 from types import SimpleNamespace
 
@@ -49,7 +49,7 @@ def test_a_healthy_model_passes():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_one_number_that_is_not_finite_is_enough(value):
+def test_one_non_finite_parameter_trips_the_gate(value):
     model = Model()
     model.learn(10)
     assert model.judge() is None
@@ -65,7 +65,7 @@ def test_one_number_that_is_not_finite_is_enough(value):
     assert (model.gate.status().state, model.gate.status().reason) == ("open", "not_finite")
 
 
-def test_a_norm_explodes_also_in_small_steps_within_the_window():
+def test_a_norm_that_grows_in_small_steps_trips_the_gate():
     model = Model(logloss_samples=1000)
     verdicts = []
     for _ in range(30):
@@ -84,7 +84,7 @@ def test_a_norm_explodes_also_in_small_steps_within_the_window():
         assert slow.judge() is None
 
 
-def test_a_small_net_may_grow_to_an_ordinary_one():
+def test_a_net_with_a_tiny_norm_may_grow():
     model = Model()
     with torch.no_grad():
         model.net.weight.zero_()
@@ -96,7 +96,7 @@ def test_a_small_net_may_grow_to_an_ordinary_one():
     assert model.judge() is None
 
 
-def test_a_collapse_names_a_version_from_before_it_began():
+def test_a_rise_names_a_good_version_from_before_it_began():
     model = Model(logloss_samples=400)
     for _ in range(20):
         model.learn(100, wrong=0.05)
@@ -110,7 +110,7 @@ def test_a_collapse_names_a_version_from_before_it_began():
     assert "click" in verdict.detail
 
 
-def test_a_version_without_learning_is_as_good_as_the_one_before_it():
+def test_a_heartbeat_version_is_as_good_as_the_one_before_it():
     model = Model()
     model.learn(10)
     for _ in range(3):
@@ -121,21 +121,21 @@ def test_a_version_without_learning_is_as_good_as_the_one_before_it():
     assert model.judge().good == model.number
 
 
-def test_where_a_collapse_began_before_the_start_the_log_is_asked():
+def test_a_rise_that_began_before_the_start_is_looked_up_in_the_log():
     model = Model(logloss_samples=400)
     for _ in range(20):
         model.learn(100, wrong=0.05)
         assert model.judge() is None
     model.learn(100, wrong=0.9)
-    asked = []
-    model.gate = Gate(model.gate.config, 2000, look_back=lambda samples: asked.append(samples) or 7)
+    calls = []
+    model.gate = Gate(model.gate.config, 2000, look_back=lambda samples: calls.append(samples) or 7)
     model.gate.reset(model.number, model.learner, model.samples)
     while (verdict := model.judge()) is None:
         model.learn(100, wrong=0.9)
-    assert (verdict.good, asked) == (7, [model.samples - 400])
+    assert (verdict.good, calls) == (7, [model.samples - 400])
 
 
-def test_a_finite_net_that_scores_nobody_is_held_back_to_before_it_began():
+def test_a_finite_net_with_non_finite_scores_is_held_back():
     model = Model(logloss_samples=400)
     for _ in range(10):
         model.learn(100, wrong=0.05)
@@ -151,7 +151,7 @@ def test_a_finite_net_that_scores_nobody_is_held_back_to_before_it_began():
     assert verdict.good <= good
 
 
-def test_a_few_samples_without_a_score_are_no_sick_net():
+def test_a_few_samples_without_a_score_do_not_trip_the_gate():
     model = Model(logloss_samples=400)
     for _ in range(30):
         model.learn(90, wrong=0.05)
@@ -160,7 +160,7 @@ def test_a_few_samples_without_a_score_are_no_sick_net():
 
 
 @pytest.mark.parametrize("settings", [{"logloss_ratio": float("inf")}, {"logloss_ratio": 30.0}])
-def test_what_is_too_much_is_a_setting(settings):
+def test_the_thresholds_are_settings(settings):
     model = Model(logloss_samples=400, **settings)
     for wrong in (0.05, 0.9):
         for _ in range(20):
@@ -168,7 +168,7 @@ def test_what_is_too_much_is_a_setting(settings):
             assert model.judge() is None
 
 
-def test_rare_clicks_are_noise_and_no_collapse():
+def test_noise_of_rare_clicks_does_not_trip_the_gate():
     model = Model(logloss_samples=500)
     for _ in range(200):
         labels = (model.random.random(100) < 0.002).astype(np.float32)
@@ -178,14 +178,14 @@ def test_rare_clicks_are_noise_and_no_collapse():
         assert model.judge() is None
 
 
-def test_before_the_window_has_two_stretches_nothing_is_said_of_losses():
+def test_losses_are_not_judged_before_the_window_has_two_halves():
     model = Model(logloss_samples=400)
     model.learn(300, wrong=0.0)
     model.learn(400, wrong=1.0)
     assert model.judge() is None
 
 
-def test_a_short_window_is_split_in_halves():
+def test_a_short_window_is_split_into_halves():
     model = Model(window=200, logloss_samples=2000)
     for _ in range(4):
         model.learn(50, wrong=0.05)
@@ -194,7 +194,7 @@ def test_a_short_window_is_split_in_halves():
     assert model.judge().reason == "logloss"
 
 
-def test_masked_labels_and_samples_without_weight_say_nothing():
+def test_mcalls_labels_and_samples_without_weight_do_not_trip_the_gate():
     assert np.isnan(mean_and_error(np.ones(3), np.zeros(3))[0])
     model = Model(logloss_samples=100)
     model.scores.observe(
@@ -214,6 +214,6 @@ def test_masked_labels_and_samples_without_weight_say_nothing():
         ({"max_skipped": 0}, "max_skipped"),
     ],
 )
-def test_settings_that_are_none_are_refused(settings, says):
+def test_invalid_settings_are_rejected(settings, says):
     with pytest.raises(ValueError, match=says):
         GateConfig(**settings)

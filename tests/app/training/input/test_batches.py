@@ -1,4 +1,4 @@
-"""What the intake hands out, and when: without a broker, its batcher filled by hand."""
+"""When batches are taken, full or partial; without a broker, the batcher is filled by hand."""
 
 import json
 from dataclasses import replace
@@ -22,34 +22,34 @@ def clicks(number: int) -> Columns:
     return Decoder(SCHEMA).decode(RawRecords.from_messages(Partition("clicks", 0), values), NOW_MS)
 
 
-def make_intake(folder: Path, wait: float) -> BatchStream:
+def make_batches(folder: Path, wait: float) -> BatchStream:
     config = make_config(folder)
     return BatchStream(replace(config, train=structs.replace(config.train, max_wait_seconds=wait)), {}, until_end=False)
 
 
-def test_a_version_that_is_due_takes_what_waits_where_batches_do_not_fill(tmp_path) -> None:
-    intake = make_intake(tmp_path / "slow", 0.0)
-    intake.batcher.add(clicks(3))
-    assert len(intake.take()) == 3
-    intake.batcher.max_wait_seconds = 60.0
-    intake.batcher.add(clicks(5))
-    assert intake.take() is None
-    assert len(intake.take(allow_partial=True)) == 5
-    assert intake.take(allow_partial=True) is None
+def test_a_partial_batch_is_taken_for_a_due_version_if_the_stream_is_slow(tmp_path) -> None:
+    batches = make_batches(tmp_path / "slow", 0.0)
+    batches.batcher.add(clicks(3))
+    assert len(batches.take()) == 3
+    batches.batcher.max_wait_seconds = 60.0
+    batches.batcher.add(clicks(5))
+    assert batches.take() is None
+    assert len(batches.take(allow_partial=True)) == 5
+    assert batches.take(allow_partial=True) is None
 
 
-def test_where_batches_fill_no_version_cuts_one_short(tmp_path) -> None:
+def test_full_batches_are_not_cut_short_for_a_due_version(tmp_path) -> None:
     for wait in (60.0, float("inf")):
-        intake = make_intake(tmp_path / str(wait), wait)
-        intake.batcher.add(clicks(33))
-        assert len(intake.take(allow_partial=True)) == 32
-        assert intake.take(allow_partial=True) is None
+        batches = make_batches(tmp_path / str(wait), wait)
+        batches.batcher.add(clicks(33))
+        assert len(batches.take(allow_partial=True)) == 32
+        assert batches.take(allow_partial=True) is None
 
 
-def test_batches_by_size_alone_are_never_cut_short(tmp_path) -> None:
-    intake = make_intake(tmp_path, float("inf"))
-    intake.batcher.add(clicks(3))
-    assert intake.take(allow_partial=True) is None
-    assert len(intake.batcher.flush()) == 3
-    intake.batcher.add(clicks(3))
-    assert intake.take(allow_partial=True) is None
+def test_without_a_waiting_time_only_full_batches_are_taken(tmp_path) -> None:
+    batches = make_batches(tmp_path, float("inf"))
+    batches.batcher.add(clicks(3))
+    assert batches.take(allow_partial=True) is None
+    assert len(batches.batcher.flush()) == 3
+    batches.batcher.add(clicks(3))
+    assert batches.take(allow_partial=True) is None

@@ -1,4 +1,4 @@
-"""Starts elsewhere than where the log stands, and partitions that fell silent: with a real broker."""
+"""Starts at another position than the end of the log, and idle partitions; with a real broker."""
 
 import threading
 from collections import Counter
@@ -9,16 +9,17 @@ from app.errors import UserError
 from app.training.input.start_position import StartPosition
 from app.training.trainer import Trainer
 from stream.positions import Partition
-from tests.app.training.trainer_env import expected_counts, records, wait_until
+from tests.app.training.trainer_env import expected_counts, records
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("text", ["20260501", "1800000000", "9" * 30, "-5", "yesterday"])
-def test_what_is_no_time_in_milliseconds_is_refused(text):
+def test_an_implausible_timestamp_is_rejected(text):
     with pytest.raises(UserError, match="--from-timestamp"):
         StartPosition.parse([], text)
 
 
-def test_a_time_before_1970_is_the_beginning():
+def test_a_time_before_1970_is_0():
     assert StartPosition.parse([], "1969-12-31T23:59:59.999Z") == StartPosition(place=0)
 
 
@@ -29,14 +30,14 @@ CLICKS = Partition("clicks", 0)
     ("wish", "learned"),
     [(["clicks/0=123"], 377), (["earliest"], 500), (["latest"], 0), (["clicks/0=500"], 0)],
 )
-def test_a_first_start_may_begin_elsewhere(env, wish, learned):
+def test_a_first_start_may_begin_at_another_position(env, wish, learned):
     env.produce(500)
     status = Trainer(env.config, until_end=True, start=StartPosition.parse(wish, None)).run()
     assert status.samples_trained == learned
     assert status.positions["clicks/0"].learned == 500
 
 
-def test_a_start_elsewhere_is_part_of_the_next_version_and_of_no_other(env):
+def test_a_seek_is_recorded_in_the_next_version_only(env):
     env.produce(300)
     Trainer(env.config, until_end=True).run()
     Trainer(env.config, until_end=True, start=StartPosition.parse(["clicks/0=100"], None)).run()
@@ -69,14 +70,14 @@ def test_a_start_at_a_time_begins_with_the_first_record_that_is_not_older(env):
         ("others/0=0", "no such partition"),
     ],
 )
-def test_an_offset_that_is_not_there_is_refused_in_one_line_and_nothing_is_moved(env, wish, says):
+def test_an_offset_outside_the_partition_is_rejected_and_nothing_changes(env, wish, says):
     env.produce(100)
     with pytest.raises(UserError, match=says):
         Trainer(env.config, until_end=True, start=StartPosition.parse([wish], None))
     assert Trainer(env.config, until_end=True).run().samples_trained == 100
 
 
-def test_a_silent_partition_stops_holding_the_event_clock_and_a_restart_remembers(env, trainer):
+def test_an_idle_partition_releases_the_event_clock_also_after_a_restart(env, trainer):
     env.create(partitions=2)
     env.produce(64, partition=0)
     env.produce(64, partition=1)

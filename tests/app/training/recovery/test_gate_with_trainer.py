@@ -1,4 +1,4 @@
-"""What the health gate does with a model that fell ill: on running trainers with a real broker."""
+"""What the health gate does with an unhealthy model; on running trainers with a real broker."""
 
 import json
 from collections import Counter
@@ -15,7 +15,8 @@ from app.version_log.commands.status import command_status
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
 from app.version_log.trainer_status import PartitionStatus
-from tests.app.training.trainer_env import expected_counts, published, records, run_in_thread, wait_until
+from tests.app.training.trainer_env import expected_counts, published, records, run_in_thread
+from tests.support.waiting import wait_until
 
 
 def break_at(trainer: Trainer, samples: int, harm) -> None:
@@ -39,7 +40,7 @@ HARMS = {
 
 
 @pytest.mark.parametrize("reason", HARMS)
-def test_a_sick_model_is_held_back_and_told_until_somebody_decides(env, reason):
+def test_an_unhealthy_model_is_held_back_until_a_command(env, reason):
     env.produce(600)
     trainer = Trainer(env.config)
     break_at(trainer, 300, HARMS[reason])
@@ -53,10 +54,10 @@ def test_a_sick_model_is_held_back_and_told_until_somebody_decides(env, reason):
     assert (status.gate.reason, status.gate.trips) == (reason, 1)
     learned, version = trainer.state.samples_trained, trainer.log.last_encoded.number
     assert records(env)[-1].meta.samples_trained <= 300 < learned
-    # an order finds the newest good version; what was held is learned again, and this time nothing harms it
-    order = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 36}]})
+    # a command finds the newest good version; what was held is learned again, this time without harm
+    command = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 36}]})
     published(env, 600)
-    assert command_status(path, order).version > version
+    assert command_status(path, command).version > version
     trainer.stop()
     thread.join(300)
     (status,) = ended
@@ -64,7 +65,7 @@ def test_a_sick_model_is_held_back_and_told_until_somebody_decides(env, reason):
     assert status.samples_trained == 600
 
 
-def test_a_stop_while_the_gate_holds_publishes_nothing_of_it(env):
+def test_a_stop_while_the_gate_holds_publishes_nothing(env):
     env.produce(600)
     trainer = Trainer(env.config)
     break_at(trainer, 300, HARMS["not_finite"])
@@ -79,7 +80,7 @@ def test_a_stop_while_the_gate_holds_publishes_nothing_of_it(env):
     assert env.counts() == expected_counts(600)
 
 
-def test_until_end_does_not_wait_at_the_gate(env):
+def test_until_end_fails_if_the_gate_holds(env):
     env.produce(600)
     trainer = Trainer(env.config, until_end=True)
     break_at(trainer, 300, HARMS["not_finite"])
@@ -89,7 +90,7 @@ def test_until_end_does_not_wait_at_the_gate(env):
 
 
 @pytest.mark.parametrize("reason", HARMS)
-def test_the_gate_goes_back_by_itself_and_passes_the_samples_over(env, reason):
+def test_the_gate_rolls_back_automatically_and_skips_the_samples(env, reason):
     env.configure('[gate]\naction = "rollback"\n')
     env.produce(640)
     trainer = Trainer(env.config, until_end=True)
@@ -106,14 +107,14 @@ def test_the_gate_goes_back_by_itself_and_passes_the_samples_over(env, reason):
     users = Counter(json.loads(letter["value"])["user_id"] for letter in letters)
     assert Counter(env.counts()) + users == Counter(expected_counts(640))
     (back,) = [record for record in records(env) if record.meta.restores]
-    told = back.meta.trainer["gate"]
-    assert (told["reason"], told["skipped"]) == (reason, skipped)
-    # a restart goes on behind it
+    gate = back.meta.trainer["gate"]
+    assert (gate["reason"], gate["skipped"]) == (reason, skipped)
+    # a restart continues after it
     env.produce(60)
     assert Trainer(env.config, until_end=True).run().samples_trained == 700 - skipped
 
 
-def test_a_collapse_of_logloss_goes_back_to_before_it_began(env):
+def test_a_logloss_rise_is_rolled_back_to_before_it_began(env):
     env.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n', train="window_samples = 2000\n")
     env.produce(4000)
     good = Trainer(env.config, until_end=True).run()
@@ -131,7 +132,7 @@ def test_a_collapse_of_logloss_goes_back_to_before_it_began(env):
     assert version_name(records(env)[-1].number).startswith("2.")
 
 
-def test_after_a_restart_a_collapse_still_goes_back_to_before_it_began(env):
+def test_a_restarted_trainer_rolls_back_to_before_the_rise_began(env):
     env.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n', train="window_samples = 2000\n")
     env.produce(1500)
     Trainer(env.config, until_end=True).run()
@@ -144,7 +145,7 @@ def test_after_a_restart_a_collapse_still_goes_back_to_before_it_began(env):
     assert back.meta.samples_trained <= 1500
 
 
-def test_where_the_good_versions_base_is_retired_the_gate_goes_back_as_far_as_the_log_reaches(env):
+def test_if_the_good_versions_base_is_deleted_the_oldest_restorable_one_is_restored(env):
     env.configure('[gate]\naction = "rollback"\n')
     env.produce(320)
     Trainer(env.config, until_end=True).run()
@@ -168,7 +169,7 @@ def test_where_the_good_versions_base_is_retired_the_gate_goes_back_as_far_as_th
     assert [back.meta.restores] == LogDirectory(env.config.log.path).scan().bases
 
 
-def test_too_much_passed_over_in_a_row_ends_in_an_alert(env):
+def test_too_many_samples_skipped_in_a_row_disable_automatic_rollback(env):
     env.configure('[gate]\naction = "rollback"\nmax_skipped = 300\n')
     env.produce(1000)
     trainer = Trainer(env.config, until_end=True)

@@ -1,4 +1,4 @@
-"""Damage in the log of a running trainer: it begins an epoch before it, and everybody can follow again."""
+"""Corruption in the log of a running trainer: it starts an epoch before it, and followers can follow again."""
 
 from collections import Counter
 
@@ -12,7 +12,8 @@ from app.version_log.commands.status import command_status
 from app.version_log.compact.compactor import Compactor
 from app.version_log.read.corruption import REPORT_NAME, find_corruption, report_corruption, take_corruption_report
 from app.version_log.read.segments import scan_segment
-from tests.app.training.trainer_env import run_in_thread, wait_until
+from tests.app.training.trainer_env import run_in_thread
+from tests.support.waiting import wait_until
 
 
 def learned(env, trainer: Trainer, samples: int) -> None:
@@ -30,7 +31,7 @@ def flip_in_second_record(env) -> None:
         file.write(content[end - header.length // 2 : end - header.length // 2 + 1])
 
 
-def test_damage_ahead_of_the_newest_base_is_mended_while_the_trainer_runs(env):
+def test_corruption_ahead_of_the_newest_base_is_repaired_while_the_trainer_runs(env):
     env.produce(200)
     trainer = Trainer(env.config)
     thread, ended = run_in_thread(trainer)
@@ -38,23 +39,23 @@ def test_damage_ahead_of_the_newest_base_is_mended_while_the_trainer_runs(env):
     follower = Follower(LogDirectory(env.config.log.path))
     follower.poll()
     path = env.config.log.path
-    order = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 5}]})
-    wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
+    command = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 5}]})
+    wait_until(lambda: (command_status(path, command) or ("", "")).state == "durable", "forgetting")
     lowered = submit_command(path, "limits", {"limits": {"lr": 0.01}})
     wait_until(lambda: (command_status(path, lowered) or ("", "")).state == "durable", "the limit")
     env.produce(100)
     learned(env, trainer, 300)
     trainer.log.sync()
     flip_in_second_record(env)
-    merger = Compactor(env.config.log)
-    merger.compact()
+    compactor = Compactor(env.config.log)
+    compactor.compact()
     wait_until(lambda: trainer.log.epoch == 2, "another epoch")
     learned(env, trainer, 300)
     wait_until(lambda: (follower.poll(), follower.view.meta.samples_trained == 300)[1], "the follower")
     assert follower.error is None
     assert follower.view.version == trainer.log.last_encoded.number or follower.view.version >> 32 == 2
-    # what the lost versions said of orders is said again, and done again
-    assert command_status(path, order).version >> 32 == command_status(path, lowered).version >> 32 == 2
+    # what the lost versions said of commands is said again, and done again
+    assert command_status(path, command).version >> 32 == command_status(path, lowered).version >> 32 == 2
     env.produce(37)
     learned(env, trainer, 337)
     trainer.stop()
@@ -64,7 +65,7 @@ def test_damage_ahead_of_the_newest_base_is_mended_while_the_trainer_runs(env):
     assert find_corruption(LogDirectory(path), trainer.log.last_encoded) == ""
     expected = Counter(number % 37 for number in range(337))
     assert env.counts() == expected | {5: sum(number % 37 == 5 for number in range(200, 337))}
-    merger.compact()
+    compactor.compact()
     assert not (path / REPORT_NAME).exists()
     again = Trainer(env.config, until_end=True)
     assert again.session.commands.has_pending is False
@@ -73,12 +74,12 @@ def test_damage_ahead_of_the_newest_base_is_mended_while_the_trainer_runs(env):
     follower.close()
 
 
-def test_a_note_of_damage_that_is_none_changes_nothing(env):
+def test_a_wrong_corruption_report_changes_nothing(env):
     env.produce(100)
     trainer = Trainer(env.config)
     thread, _ = run_in_thread(trainer)
     learned(env, trainer, 100)
-    report_corruption(LogDirectory(env.config.log.path), "somebody thinks so")
+    report_corruption(LogDirectory(env.config.log.path), "a wrong report")
     wait_until(lambda: not (env.config.log.path / REPORT_NAME).exists(), "a look")
     env.produce(100)
     learned(env, trainer, 200)
@@ -88,7 +89,7 @@ def test_a_note_of_damage_that_is_none_changes_nothing(env):
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"5"])
-def test_a_note_that_cannot_be_read_is_looked_after_and_of_another_epoch_is_not(tmp_path, text):
+def test_an_unreadable_corruption_report_is_verified_and_one_of_another_epoch_is_not(tmp_path, text):
     (tmp_path / REPORT_NAME).write_bytes(text)
     assert "cannot be read" in take_corruption_report(tmp_path, 3)
     (tmp_path / REPORT_NAME).write_bytes(b'{"epoch": 2, "reason": "old"}')

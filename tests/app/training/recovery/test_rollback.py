@@ -1,4 +1,4 @@
-"""Orders that go back, on running trainers with a real broker."""
+"""Rollbacks on command, on running trainers with a real broker."""
 
 import errno
 import threading
@@ -12,18 +12,19 @@ from app.version_log.commands.offline import execute_pending
 from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status
 from app.version_log.write.segments import SegmentWriter
-from tests.app.training.trainer_env import expected_counts, published, records, wait_until
+from tests.app.training.trainer_env import expected_counts, published, records
+from tests.support.waiting import wait_until
 
 
-def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(env, trainer):
+def test_a_running_trainer_rolls_back_on_command_and_reads_the_stream_again(env, trainer):
     env.produce(1000)
     running = trainer()
     goal = published(env, 1000)
     env.produce(500)
     published(env, 1500)
     spill = running.state.learner.table.parts.spill
-    order = submit_command(env.config.log.path, "rollback", {"version": goal})
-    wait_until(lambda: order in running.state.executed_commands, "the rollback")
+    command = submit_command(env.config.log.path, "rollback", {"version": goal})
+    wait_until(lambda: command in running.state.executed_commands, "the rollback")
     assert running.state.learner.table.parts.spill is not spill
     (back,) = [record for record in records(env) if record.meta.restores]
     assert (back.meta.restores, back.meta.samples_trained) == (goal, 1000)
@@ -35,19 +36,19 @@ def test_a_running_trainer_goes_back_by_order_and_learns_the_stream_again(env, t
     wait_until(lambda: env.status().clean_shutdown, "the end")
     assert env.counts() == expected_counts(1500)
     assert env.view().meta.samples_trained == 1500
-    assert command_status(env.config.log.path, order).state == "durable"
+    assert command_status(env.config.log.path, command).state == "durable"
 
 
-def test_a_text_that_was_forgotten_is_told_again_when_its_id_returns(env, trainer):
+def test_a_forgotten_id_string_is_published_again_when_its_id_returns(env, trainer):
     env.produce(220)
     trainer()
     published(env, 220)
     path = env.config.log.path
-    order = submit_command(path, "forget", {"keys": [{"feature": "item_id", "id": "item 3"}]})
-    wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
+    command = submit_command(path, "forget", {"keys": [{"feature": "item_id", "id": "item 3"}]})
+    wait_until(lambda: (command_status(path, command) or ("", "")).state == "durable", "forgetting")
     env.produce(110)
     published(env, 330)
-    gone = command_status(path, order).version
+    gone = command_status(path, command).version
     assert b"item 3" in texts_after(env, gone)
 
 
@@ -57,13 +58,15 @@ def texts_after(env, version: int) -> bytes:
 
 
 def ever_known(env, user: int, after: int) -> list[int]:
-    """The versions after one that tell a row of the user."""
+    """Return the later versions that hold a row of the user."""
     later = [record for record in records(env) if record.number >= after]
-    told = [(record.number, record.tensors()) for record in later]
-    return [n for n, t in told if "rows.id" in t and bool(((t["rows.feature"] == 0) & (t["rows.id"] == user)).any())]
+    versions = [(record.number, record.tensors()) for record in later]
+    return [
+        n for n, t in versions if "rows.id" in t and bool(((t["rows.feature"] == 0) & (t["rows.id"] == user)).any())
+    ]
 
 
-def test_a_forgotten_id_does_not_come_back_from_records_that_are_read_again(env, trainer):
+def test_a_forgotten_id_is_filtered_from_records_that_are_read_again(env, trainer):
     env.produce(111)
     running = trainer()
     goal = published(env, 111)
@@ -71,9 +74,9 @@ def test_a_forgotten_id_does_not_come_back_from_records_that_are_read_again(env,
     published(env, 222)
     path = env.config.log.path
     keys = [{"feature": "user_id", "id": 5}, {"feature": "item_id", "id": "item 3"}]
-    order = submit_command(path, "forget", {"keys": keys})
-    wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
-    gone = command_status(path, order).version
+    command = submit_command(path, "forget", {"keys": keys})
+    wait_until(lambda: (command_status(path, command) or ("", "")).state == "durable", "forgetting")
+    gone = command_status(path, command).version
     back = submit_command(path, "rollback", {"version": goal})
     wait_until(lambda: (command_status(path, back) or ("", "")).state == "durable", "the rollback")
     published(env, 222)
@@ -86,14 +89,14 @@ def test_a_forgotten_id_does_not_come_back_from_records_that_are_read_again(env,
     assert env.counts() == expected_counts(259) | {5: 1}
     running.stop()
     wait_until(lambda: env.status().clean_shutdown, "the end")
-    # somebody reads it all once more: what is forgotten stays hidden up to where it was
+    # read everything once more: forgotten ids stay filtered up to their erasure
     again = Trainer(env.config, until_end=True, start=StartPosition.parse(["earliest"], None))
     assert again.run().samples_trained == 259 + 259
     assert env.counts()[5] == 2
     assert b"item 3" in texts_after(env, gone)
 
 
-def test_who_is_forgotten_while_old_records_are_read_again_does_not_come_back_from_them(env, trainer):
+def test_an_id_forgotten_while_old_records_are_read_again_is_filtered_from_them(env, trainer):
     env.produce(111)
     running = trainer()
     goal = published(env, 111)
@@ -101,11 +104,11 @@ def test_who_is_forgotten_while_old_records_are_read_again_does_not_come_back_fr
     published(env, 444)
     path = env.config.log.path
     back = submit_command(path, "rollback", {"version": goal})
-    order = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 6}]})
-    wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "forgetting")
+    command = submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 6}]})
+    wait_until(lambda: (command_status(path, command) or ("", "")).state == "durable", "forgetting")
     published(env, 444)
-    assert command_status(path, back).version < command_status(path, order).version
-    assert ever_known(env, 6, command_status(path, order).version) == []
+    assert command_status(path, back).version < command_status(path, command).version
+    assert ever_known(env, 6, command_status(path, command).version) == []
     wait_until(lambda: not running.state.changed, "a version")
     assert not {"erasures", "high_water_marks"} & records(env)[-1].meta.trainer.keys()
     running.stop()
@@ -121,7 +124,7 @@ def test_who_is_forgotten_while_old_records_are_read_again_does_not_come_back_fr
     assert env.counts() == expected_counts(481) | {6: 1, 7: 1}
 
 
-def test_orders_after_a_rollback_are_executed_on_what_it_restored(env, trainer):
+def test_commands_after_a_rollback_are_executed_on_the_restored_state(env, trainer):
     env.produce(200)
     trainer()
     goal = published(env, 200)
@@ -136,7 +139,7 @@ def test_orders_after_a_rollback_are_executed_on_what_it_restored(env, trainer):
     assert statuses == {4: "known", 5: "forgotten", 6: "forgotten"}
 
 
-def test_a_full_disk_amid_going_back_is_waited_for_and_told(env, trainer, monkeypatch):
+def test_a_rollback_waits_visibly_for_a_full_disk(env, trainer, monkeypatch):
     env.produce(200)
     running = trainer()
     goal = published(env, 200)
@@ -157,15 +160,15 @@ def test_a_full_disk_amid_going_back_is_waited_for_and_told(env, trainer, monkey
     monkeypatch.setattr(running.log, "append", append_and_fill)
     monkeypatch.setattr(SegmentWriter, "write", refuse)
     path = env.config.log.path
-    order = submit_command(path, "rollback", {"version": goal})
+    command = submit_command(path, "rollback", {"version": goal})
 
-    def told() -> bool:
+    def waits_for_disk() -> bool:
         status = env.status()
         return status.trainer == "waiting" and "No space left" in status.reason
 
-    wait_until(told, "the reason")
+    wait_until(waits_for_disk, "the reason")
     full.clear()
-    wait_until(lambda: (command_status(path, order) or ("", "")).state == "durable", "the rollback")
+    wait_until(lambda: (command_status(path, command) or ("", "")).state == "durable", "the rollback")
     published(env, 300)
     assert env.counts() == expected_counts(300)
 
@@ -174,25 +177,25 @@ def test_a_full_disk_amid_going_back_is_waited_for_and_told(env, trainer, monkey
     ("version", "says"),
     [((1 << 32) + 9_999_999, "is not in the log"), ((9 << 32), "is not in the log"), (7, "not a valid version")],
 )
-def test_a_version_that_is_not_there_is_refused_and_learning_goes_on(env, trainer, version, says):
+def test_a_rollback_to_an_unknown_version_is_refused_and_learning_continues(env, trainer, version, says):
     env.produce(100)
     running = trainer()
     wait_until(lambda: running.state.samples_trained == 100, "learning")
-    order = submit_command(env.config.log.path, "rollback", {"version": version})
-    wait_until(lambda: (command_status(env.config.log.path, order) or ("", "")).state == "durable", "the refusal")
-    assert says in command_status(env.config.log.path, order).entry.result["refused"]
+    command = submit_command(env.config.log.path, "rollback", {"version": version})
+    wait_until(lambda: (command_status(env.config.log.path, command) or ("", "")).state == "durable", "the refusal")
+    assert says in command_status(env.config.log.path, command).entry.result["refused"]
     env.produce(10)
     wait_until(lambda: running.state.samples_trained == 110, "learning on")
 
 
-def test_what_is_skipped_goes_to_the_dead_letters_and_is_not_learned_again(env, trainer):
+def test_skipped_samples_go_to_the_dead_letters_and_are_not_learned_again(env, trainer):
     env.produce(300)
     running = trainer()
     goal = published(env, 300)
     env.produce(50, bad=2)
     published(env, 350)
-    order = submit_command(env.config.log.path, "rollback", {"version": goal, "skip": True})
-    wait_until(lambda: order in running.state.executed_commands, "the rollback")
+    command = submit_command(env.config.log.path, "rollback", {"version": goal, "skip": True})
+    wait_until(lambda: command in running.state.executed_commands, "the rollback")
     env.produce(30)
     published(env, 330)
     assert running.state.stream.dead_letters == {"bad_json": 2, "gate": 50}

@@ -1,4 +1,4 @@
-"""The mapped base as a source of rows: the same whether the disk is asked for its pages first or not."""
+"""A mapped base as a source of rows: the same with and without readahead."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def made(folder: Path, num: int) -> Base:
 
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("num", [NUM, 1, 0])
-def test_a_row_is_found_as_it_was_written_and_a_stranger_is_not(tmp_path: Path, num: int, asks: bool) -> None:
+def test_a_row_is_found_as_written_and_an_unknown_key_is_not(tmp_path: Path, num: int, asks: bool) -> None:
     rows = BaseRows(made(tmp_path, num))
     ids_U = np.random.default_rng(0).permutation(2 * num + 10)[: 5 * CHUNK_KEYS]
     features_U = (ids_U // 2 % 3).astype(np.uint16)
@@ -65,7 +65,7 @@ def test_a_row_is_found_as_it_was_written_and_a_stranger_is_not(tmp_path: Path, 
     np.testing.assert_array_equal(found.last_seen[expected_U], known_U + 1)
 
 
-def test_a_find_of_nothing_is_answered(tmp_path: Path) -> None:
+def test_finding_no_keys_returns_no_rows(tmp_path: Path) -> None:
     rows = BaseRows(made(tmp_path, 10))
     rows._readahead.observe(1, 1)
     assert len(rows.find(np.empty(0, np.uint16), np.empty(0, np.int64)).found) == 0

@@ -22,7 +22,7 @@ def changed(body, **changes) -> LimitOverrides:
 BODY = {"device_bytes": "4MiB", "lr": 0.5, "features": {"item": {"ttl_seconds": 5, "quota_bytes": None}}}
 
 
-def test_a_change_knows_what_it_overrides():
+def test_a_changed_limit_keeps_the_configured_value():
     document = changed(BODY).document()
     assert document == {
         "device_bytes": [4 << 20, 8 << 20],
@@ -31,7 +31,7 @@ def test_a_change_knows_what_it_overrides():
     }
 
 
-def test_changes_outlive_a_restart_under_the_same_config():
+def test_changed_limits_survive_a_restart_under_the_same_configuration():
     again = LimitOverrides(config(), SCHEMA)
     again.restore(changed(BODY).document())
     assert again.document() == changed(BODY).document()
@@ -40,20 +40,20 @@ def test_changes_outlive_a_restart_under_the_same_config():
     assert (limits.ttl_seconds, limits.quota_bytes, limits.min_count) == ({1: 5.0}, {1: None}, {})
 
 
-def test_a_config_that_says_something_new_wins():
+def test_a_changed_configuration_wins_over_an_override():
     again = LimitOverrides(config(device_bytes="16MiB"), SCHEMA)
     again.restore(changed(BODY).document())
     assert set(again.document()) == {"lr", "features"}
     assert again.value(None, "device_bytes") == 16 << 20
 
 
-def test_a_change_back_to_the_config_is_none():
+def test_a_change_back_to_the_configured_value_is_no_override():
     limits = changed(BODY)
     limits.add(parse_limits({"lr": 0.05}, SCHEMA))
     assert "lr" not in limits.document()
 
 
-def test_the_least_counts_that_hold_are_those_above_one():
+def test_min_counts_lists_only_counts_above_one():
     limits = LimitOverrides(config(), SCHEMA)
     assert limits.min_counts() == {1: 3}
     limits.add(parse_limits({"features": {"item": {"min_count": 1}, "user": {"min_count": 2}}}, SCHEMA))
@@ -63,17 +63,17 @@ def test_the_least_counts_that_hold_are_those_above_one():
     assert everywhere.min_counts() == {0: 4, 1: 4}
 
 
-def test_a_body_is_what_its_limits_say():
+def test_a_body_round_trips_through_its_limits():
     limits = parse_limits(BODY, SCHEMA)
     assert dict(iterate_limits(limits_document(limits))) == limits
 
 
-def test_a_feature_of_the_log_that_the_config_no_longer_knows_is_passed_over():
+def test_an_override_of_an_unknown_feature_is_ignored():
     limits = LimitOverrides(config(), SCHEMA)
     limits.restore({"features": {"gone": {"ttl_seconds": [1.0, None]}}, "lr": [0.5, 0.05]})
     assert limits.document() == {"lr": [0.5, 0.05]}
 
 
-def test_a_value_that_cannot_be_is_refused_before_anything_changes():
+def test_an_invalid_limit_is_rejected_before_anything_changes():
     with pytest.raises(ValueError, match="ttl_seconds"):
         parse_limits({"lr": 0.5, "features": {"item": {"ttl_seconds": -1}}}, SCHEMA)

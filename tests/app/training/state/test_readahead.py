@@ -32,22 +32,22 @@ def test_pages_read_ahead_hold_the_bytes_of_the_file(column: Array) -> None:
 
 
 def test_requested_ranges_cover_the_rows_and_no_page_twice(column: Array) -> None:
-    requests, asked = Readahead(), []
+    requests, ranges = Readahead(), []
 
     def call(address: int, num: int) -> int:
-        asked.extend((ctypes.c_uint64 * (2 * num)).from_address(address))
+        ranges.extend((ctypes.c_uint64 * (2 * num)).from_address(address))
         return 0
 
     requests._call = call
     requests.observe(1, 1)
     requests.request(column, np.arange(0, 100_000, 4096))  # every eighth page
-    starts, lengths = asked[::2], asked[1::2]
+    starts, lengths = ranges[::2], ranges[1::2]
     addresses = column.ctypes.data + 8 * np.arange(0, 100_000, 4096)
     assert all(length == 4096 for length in lengths)
     assert starts == (addresses // 4096 * 4096).tolist()
-    asked.clear()
+    ranges.clear()
     requests.request(column, np.arange(1000, 2000))
-    (start, length) = asked
+    (start, length) = ranges
     assert start <= column.ctypes.data + 8000
     assert start + length >= column.ctypes.data + 16_000
     assert length <= 4 * 4096

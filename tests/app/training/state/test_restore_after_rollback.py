@@ -1,4 +1,4 @@
-"""A rolled-back state is bitwise the old one, but for what was forgotten since."""
+"""A rolled-back state is bitwise the old one, except for what was forgotten since."""
 
 import msgspec
 import numpy as np
@@ -32,16 +32,16 @@ class Run:
         for number in numbers:
             self.state.learn(make_batch(number))
             if number % every == every - 1:
-                versions.append(self.cut())
+                versions.append(self.checkpoint())
         return versions
 
-    def cut(self) -> int:
+    def checkpoint(self) -> int:
         return self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1)).number
 
     def forget(self, *users: int) -> None:
         self.state.learner.table.forget(np.zeros(len(users), np.uint16), np.array(users))
         keys = [NamedKey("user_id", user) for user in users]
-        self.state.add_executed_command(CommandEntry(id=f"order {users}", kind="forget", keys=keys))
+        self.state.add_executed_command(CommandEntry(id=f"forget {users}", kind="forget", keys=keys))
 
     def roll_back(self, number: int, **options) -> None:
         """As a trainer does it: append, and load from the log."""
@@ -53,9 +53,9 @@ class Run:
         self.state.learner.table.close()
         self.state = load_state(self.config, self.log)
 
-    def merge(self) -> None:
+    def compact(self) -> None:
         self.log.sync()
-        self.cut()
+        self.checkpoint()
         self.log.sync()
         compact_log(self.log.directory, window_samples=self.config.train.window_samples)
 
@@ -84,7 +84,7 @@ def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
     table = state.learner.table
     arrays = state.base_arrays()
     rows, status = table.find(*KEYS)
-    # a key born since is told as forgotten, as long as its record is at hand, whatever it was before
+    # a key created since is reported as forgotten while its record is retained, whatever it was before
     arrays |= {"values": rows, "status": np.where(status == KNOWN, KNOWN, UNKNOWN)}
     found = table.parts.lower_tiers.recall(*KEYS)
     slots = table.parts.memory.find(*KEYS)
@@ -99,9 +99,9 @@ def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
     if table.parts.admission:
         arrays["sketch"] = table.ops.sketch_read(table.parts.admission.sketch, blocks)
     meta = state.meta(0)
-    told = meta.positions, meta.samples_trained, meta.step, meta.event_clock_ms, meta.scores, meta.dead_letters
+    facts = meta.positions, meta.samples_trained, meta.step, meta.event_clock_ms, meta.scores, meta.dead_letters
     trainer = {name: value for name, value in meta.trainer.items() if name not in ("erasures", "high_water_marks")}
-    arrays["told"] = np.array([repr(told), repr(trainer)])
+    arrays["meta"] = np.array([repr(facts), repr(trainer)])
     return arrays
 
 
@@ -119,18 +119,18 @@ def assert_same(one, other, *, but_keys=()) -> None:
 
 @pytest.mark.parametrize("range_bytes", [1 << 30, 20_000])
 @pytest.mark.parametrize("merge_at", [None, "before", "after"])
-def test_everything_is_as_it_was_and_learning_goes_on_bitwise(tmp_path, merge_at, range_bytes):
+def test_a_rolled_back_state_is_bitwise_the_old_one_and_learns_on(tmp_path, merge_at, range_bytes):
     run = Run(tmp_path / "run")
     run.learn(range(12))
     if merge_at == "before":
-        run.merge()
-    number = run.cut()
+        run.compact()
+    number = run.checkpoint()
     then = snapshot(run.state)
     run.learn(range(12, 30))
     run.roll_back(number, range_bytes=range_bytes)
     assert_same(snapshot(run.state), then)
     if merge_at == "after":
-        run.merge()
+        run.compact()
         run.restart()
         assert_same(snapshot(run.state), then)
     run.learn(range(12, 18))
@@ -142,7 +142,7 @@ def test_everything_is_as_it_was_and_learning_goes_on_bitwise(tmp_path, merge_at
     run.end()
 
 
-def test_the_first_version_of_all_can_be_gone_back_to(run):
+def test_the_first_version_can_be_restored(run):
     then = snapshot(run.state)
     first = run.log.last_encoded.number
     run.learn(range(12))
@@ -152,23 +152,23 @@ def test_the_first_version_of_all_can_be_gone_back_to(run):
     assert_same(now, then)
 
 
-def test_nothing_forgotten_since_comes_back_by_key_or_by_rule(run):
+def test_a_rollback_restores_nothing_that_was_forgotten_or_expired_since(run):
     run.learn(range(9))
-    number = run.cut()
+    number = run.checkpoint()
     then = snapshot(run.state)
     users = np.unique(np.concatenate([make_batch(n).features.categorical_NC[:, 0] for n in range(9)]))
     gone, back = int(users[0]), int(users[1])
     run.forget(gone, back)
-    run.cut()
+    run.checkpoint()
     run.learn(range(9, 15))  # both return as new ones
     seen = then["last_seen"][(KEYS[0] == 1) & (then["last_seen"] > 0)]
     horizon = int(np.median(seen))
     run.state.learner.table.raise_expiry_cutoffs({1: horizon})
-    run.cut()
+    run.checkpoint()
     run.roll_back(number)
     # until the stream is where it was forgotten; the test's own entries do not say, so it is where the log ended
-    (hidden,) = run.state.stream.erasures
-    assert (hidden.keys, hidden.until) == (((0, gone), (0, back)), {PARTITION: Position("topic-1", 15 * 32)})
+    (erasure,) = run.state.stream.erasures
+    assert (erasure.keys, erasure.until) == (((0, gone), (0, back)), {PARTITION: Position("topic-1", 15 * 32)})
     now = snapshot(run.state)
     dead = (KEYS[0] == 1) & (then["last_seen"] < horizon) & (then["status"] == KNOWN)
     assert dead.sum() > 10
@@ -184,20 +184,20 @@ def test_nothing_forgotten_since_comes_back_by_key_or_by_rule(run):
     assert_same(again, now)
 
 
-def test_a_forgetting_before_the_version_does_not_hold_back_who_came_again(run):
+def test_an_id_seen_again_after_its_erasure_survives_a_rollback_to_then(run):
     run.learn(range(6))
     user = int(make_batch(0).features.categorical_NC[0, 0])
     run.forget(user)
-    run.cut()
+    run.checkpoint()
     run.learn(range(6, 12))
-    number = run.cut()
+    number = run.checkpoint()
     then = snapshot(run.state)
     run.learn(range(12, 18))
     run.roll_back(number)
     assert_same(snapshot(run.state), then)
 
 
-def test_a_rollback_can_itself_be_gone_back_behind_and_over(run):
+def test_a_rollback_can_be_rolled_back_to_before_and_after_it(run):
     first, second = (run.learn(numbers)[-1] for numbers in (range(6), range(6, 12)))
     run.state.learner.table.take_delta()
     then = snapshot(run.state)
@@ -210,15 +210,15 @@ def test_a_rollback_can_itself_be_gone_back_behind_and_over(run):
     assert_same(snapshot(run.state), early)
 
 
-def test_executed_orders_and_limits_are_not_rolled_back(run):
+def test_executed_commands_and_limits_are_not_rolled_back(run):
     number = run.learn(range(6))[-1]
     run.state.change_limits({(None, "lr"): 0.5})
     run.state.add_executed_command(CommandEntry(id="limits 1", kind="limits"))
-    run.cut()
+    run.checkpoint()
     run.roll_back(number)
     assert run.state.learner.table.lr == 0.5
     assert "limits 1" in run.state.executed_commands
-    run.merge()
+    run.compact()
     run.restart()
     assert run.state.learner.table.lr == 0.5
     assert {"limits 1", f"back to {number}"} <= run.state.executed_commands.keys()

@@ -1,4 +1,4 @@
-"""The spill's generations and the merger's bases, with a table that only remembers what it was told."""
+"""Generations of the spill and the compactor's bases, with a table that records its calls."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from embeddings.tiers.interface import RowSource
 SCHEMA = Schema(labels=("click",), categorical=("user_id",))
 
 
-class ToldTable:
+class RecordingTable:
     def __init__(self) -> None:
         self.num_open = 0
         self.mapped: list[tuple[int, int]] = []
@@ -32,12 +32,12 @@ class ToldTable:
 
 
 @pytest.fixture
-def table() -> ToldTable:
-    return ToldTable()
+def table() -> RecordingTable:
+    return RecordingTable()
 
 
 @pytest.fixture
-def generations(tmp_path: Path, table: ToldTable) -> SpillGC:
+def spill_gc(tmp_path: Path, table: RecordingTable) -> SpillGC:
     write(tmp_path, 1)
     return SpillGC(table, LogDirectory(tmp_path), mapped=1)
 
@@ -54,39 +54,39 @@ def write(path: Path, number: int) -> None:
     write_base(path, image)
 
 
-def test_a_generation_goes_with_the_first_base_at_or_above_the_cut_that_closed_it(generations, table, tmp_path):
-    generations.on_checkpoint(5)
-    generations.on_checkpoint(6)
+def test_a_generation_is_destroyed_with_the_first_base_that_covers_it(spill_gc, table, tmp_path):
+    spill_gc.on_checkpoint(5)
+    spill_gc.on_checkpoint(6)
     assert table.num_open == 1  # one waits at a time
     write(tmp_path, 4)
-    generations.map_newest_base(6)
+    spill_gc.map_newest_base(6)
     assert table.mapped == [(4, NO_GENERATION)]  # read from now on, and it does not cover what was spilled before 5
     write(tmp_path, 5)
-    generations.map_newest_base(6)
+    spill_gc.map_newest_base(6)
     assert table.mapped[1:] == [(5, 0)]
-    generations.on_checkpoint(7)
+    spill_gc.on_checkpoint(7)
     write(tmp_path, 9)
-    generations.map_newest_base(9)
+    spill_gc.map_newest_base(9)
     assert table.mapped[2:] == [(9, 1)]
 
 
-def test_a_base_is_mapped_once(generations, table, tmp_path):
-    generations.map_newest_base(6)
+def test_a_base_is_mapped_once(spill_gc, table, tmp_path):
+    spill_gc.map_newest_base(6)
     write(tmp_path, 3)
-    generations.map_newest_base(6)
-    generations.map_newest_base(6)
+    spill_gc.map_newest_base(6)
+    spill_gc.map_newest_base(6)
     assert table.mapped == [(3, NO_GENERATION)]
 
 
-def test_a_base_of_another_trainers_future_is_not_mapped(generations, table, tmp_path):
+def test_a_base_newer_than_this_trainers_log_is_not_mapped(spill_gc, table, tmp_path):
     write(tmp_path, 50)
-    generations.map_newest_base(6)
+    spill_gc.map_newest_base(6)
     assert table.mapped == []
 
 
-def test_a_base_that_cannot_be_read_is_passed_over(generations, table, tmp_path):
+def test_an_unreadable_base_is_ignored(spill_gc, table, tmp_path):
     write(tmp_path, 4)
     rows = next(tmp_path.glob("base-*4")) / "rows.safetensors"
     rows.write_bytes(rows.read_bytes()[:-1])
-    generations.map_newest_base(6)
+    spill_gc.map_newest_base(6)
     assert table.mapped == []

@@ -24,7 +24,7 @@ def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
     arrays = state.base_arrays()
     features = np.repeat(np.arange(3, dtype=np.uint16), 2000)
     rows, status = state.learner.table.find(features, np.tile(np.arange(2000), 3))
-    # forgotten by rule: told as long as its record is at hand
+    # expired: reported while its record is retained
     return arrays | {"rows": rows, "status": np.where(status == FORGOTTEN, UNKNOWN, status)}
 
 
@@ -75,13 +75,13 @@ BFLOAT16 = 'admission = { sketch_bytes = 2048 }\ndtype = "bfloat16"\noptimizer =
     ],
     ids=["roomy", "tight", "host+ttl", "lfu+ttl+admission", "custom+quota", "bfloat16+adam+ttl", "ftrl+max"],
 )
-def test_a_run_that_was_cut_short_goes_on_bitwise_as_if_it_had_not_been(tmp_path, device_bytes, table, more):
+def test_an_interrupted_run_resumes_bitwise(tmp_path, device_bytes, table, more):
     config = make_config(tmp_path / "whole", device_bytes, more, table)
     whole_log = LogWriter.open(config.log, schema=config.schema)
     whole = load_state(config, whole_log)
     learn(whole, whole_log, range(30))
 
-    config = make_config(tmp_path / "cut", device_bytes, more, table)
+    config = make_config(tmp_path / "interrupted", device_bytes, more, table)
     for start, stop in [(0, 11), (9, 20), (18, 30)]:  # what came after the newest version is learned again
         log = LogWriter.open(config.log, schema=config.schema)
         state = load_state(config, log)
@@ -107,13 +107,13 @@ def test_a_run_that_was_cut_short_goes_on_bitwise_as_if_it_had_not_been(tmp_path
     end(whole, whole_log)
 
 
-def test_a_version_cut_while_the_spill_refuses_a_batch_goes_on_bitwise_too(tmp_path, monkeypatch):
+def test_a_version_published_while_the_spill_rejects_a_batch_resumes_bitwise(tmp_path, monkeypatch):
     config = make_config(tmp_path / "whole", "24KiB", POLICIES, LFU)
     whole_log = LogWriter.open(config.log, schema=config.schema)
     whole = load_state(config, whole_log)
     learn(whole, whole_log, range(24))
 
-    config = make_config(tmp_path / "cut", "24KiB", POLICIES, LFU)
+    config = make_config(tmp_path / "interrupted", "24KiB", POLICIES, LFU)
     log = LogWriter.open(config.log, schema=config.schema)
     state = load_state(config, log)
     learn(state, log, range(16))
@@ -143,8 +143,8 @@ def refuse(*_: object, **__: object) -> None:
     raise SpillError("the disk is full")
 
 
-def test_bases_take_over_what_was_spilled_and_no_row_changes(tmp_path):
-    """As the trainer does it, with a merger that makes a base every few versions."""
+def test_mapping_a_base_frees_the_spill_and_changes_no_row(tmp_path):
+    """Run as the trainer does, with a compactor that makes a base every few versions."""
     config = make_config(tmp_path / "whole", "24KiB", POLICIES, LFU)
     whole_log = LogWriter.open(config.log, schema=config.schema)
     whole = load_state(config, whole_log)
@@ -165,14 +165,15 @@ def test_bases_take_over_what_was_spilled_and_no_row_changes(tmp_path):
             assert compact_log(log.directory, window_samples=100) is not None
             generations.map_newest_base(log.last_encoded.number)
     assert [generation for generation in destroyed if generation >= 0] == list(range(10))
-    told = table.counters()
-    assert min(told["recalled_from_base"], told["recalled_from_spill"], told["expired"], told["not_admitted"]) > 0, told
+    counters = table.counters()
+    needed = ("recalled_from_base", "recalled_from_spill", "expired", "not_admitted")
+    assert min(counters[name] for name in needed) > 0, counters
     assert_same(snapshot(state), snapshot(whole))
     end(state, log)
     end(whole, whole_log)
 
 
-def test_a_version_says_where_the_stream_stands_and_what_was_counted(tmp_path):
+def test_a_version_holds_positions_clocks_and_counts(tmp_path):
     config = make_config(tmp_path)
     log = LogWriter.open(config.log, schema=SCHEMA)
     state = load_state(config, log)
@@ -234,7 +235,7 @@ def test_followers_predict_what_the_trainer_predicts(tmp_path):
         ("[model]\noptions = { wide = false }\n", r"\[model\] options"),
     ],
 )
-def test_a_log_is_not_gone_on_with_under_other_settings(tmp_path, change, says):
+def test_a_log_is_not_continued_under_other_settings(tmp_path, change, says):
     config = make_config(tmp_path)
     log = LogWriter.open(config.log, schema=SCHEMA)
     end(load_state(config, log), log)
@@ -243,7 +244,7 @@ def test_a_log_is_not_gone_on_with_under_other_settings(tmp_path, change, says):
         load_state(other, log)
 
 
-def test_a_table_without_room_is_a_users_mistake(tmp_path):
+def test_a_table_without_room_is_a_usage_error(tmp_path):
     config = make_config(tmp_path, "1KiB")
     with LogWriter.open(config.log, schema=SCHEMA) as log, pytest.raises(UserError, match=r"\[table\] device_bytes"):
         load_state(config, log)
@@ -251,7 +252,7 @@ def test_a_table_without_room_is_a_users_mistake(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_a_users_mistake(tmp_path):
+def test_a_missing_gpu_is_a_usage_error(tmp_path):
     config = make_config(tmp_path)
     config = replace(config, train=structs.replace(config.train, device="cuda"))
     with LogWriter.open(config.log, schema=SCHEMA) as log, pytest.raises(UserError, match="needs an NVIDIA GPU"):
@@ -259,7 +260,7 @@ def test_a_gpu_that_is_not_there_is_a_users_mistake(tmp_path):
     assert not (tmp_path / "spill").exists()
 
 
-def test_a_host_tier_is_told_of_beside_the_others(tmp_path):
+def test_the_host_tier_is_reported_beside_the_others(tmp_path):
     config = make_config(tmp_path, "24KiB", table="host_bytes = '16KiB'")
     log = LogWriter.open(config.log, schema=SCHEMA)
     state = load_state(config, log)
@@ -273,7 +274,7 @@ def test_a_host_tier_is_told_of_beside_the_others(tmp_path):
     end(state, log)
 
 
-def test_a_live_limit_that_goes_no_longer_with_the_config_is_named(tmp_path):
+def test_a_changed_limit_that_no_longer_fits_the_configuration_is_named(tmp_path):
     config = make_config(tmp_path)
     log = LogWriter.open(config.log, schema=SCHEMA)
     state = load_state(config, log)

@@ -53,7 +53,7 @@ def test_the_tables_assembly_equals_the_reference(number, pooling):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "sum", "max"])
-def test_pooled_rows_move_by_their_share_of_the_gradient(pooling):
+def test_pooled_rows_get_their_part_of_the_gradient(pooling):
     """One list [3, 4, 3] and an empty one, sgd with lr 1, a loss that is the sum of the pooled vectors."""
     schema = Schema(labels=("click",), multi_value=("genres",), pooling={"genres": pooling})
     ragged = Ragged(np.array([3, 4, 3]), np.array([0, 3, 3]))
@@ -110,7 +110,7 @@ def test_a_sample_is_scored_before_it_is_learned():
     np.testing.assert_array_equal(learner.step(batch).logits_NL, expected)
 
 
-def test_rows_do_not_depend_on_who_shares_their_batch():
+def test_rows_do_not_depend_on_the_other_samples_of_their_batch():
     """The loss is a sum: one sample moves its rows as far in a batch of many strangers as alone."""
     batch = make_batch(3, 64)
     alone = dataclasses.replace(batch, weights_N=np.where(np.arange(64) == 5, 1, 0).astype(np.float32))
@@ -125,7 +125,7 @@ def test_rows_do_not_depend_on_who_shares_their_batch():
     assert np.abs(moved[1]).max() > 0.01
 
 
-def test_a_weightless_sample_is_counted_and_moves_nothing():
+def test_a_sample_without_weight_is_counted_and_updates_nothing():
     learner = make_learner()
     batch = dataclasses.replace(make_batch(1), weights_N=np.zeros(32, np.float32))
     before = {name: value.clone() for name, value in learner.model.named_parameters()}
@@ -151,7 +151,7 @@ def test_masked_labels_train_nothing():
     assert arrays[0]["calibration.count_L"][1] == 4.0
 
 
-def test_an_overflowing_step_is_refused_and_the_net_stays_finite():
+def test_an_overflowing_step_is_skipped_and_the_net_stays_finite():
     learner = make_learner()
     learner.step(make_batch(0))
     batch = make_batch(1)
@@ -160,7 +160,7 @@ def test_an_overflowing_step_is_refused_and_the_net_stays_finite():
     assert np.isfinite(learner.step(make_batch(2)).logits_NL).all()
 
 
-def test_a_batch_without_samples_is_no_step():
+def test_a_batch_without_samples_runs_no_step():
     learner = make_learner()
     learner.step(make_batch(0, 0))
     assert learner.steps == 0
@@ -175,7 +175,7 @@ def test_bfloat16_learns_nearly_the_same_and_small_batches_stay_float32():
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
 
 
-def test_a_user_may_set_eps_and_else_the_learner_does():
+def test_eps_of_the_configuration_wins_over_the_learners():
     assert with_adagrad_eps(TABLE).optimizer["eps"] == ADAGRAD_EPS
     own = TableConfig(optimizer={"name": "rowwise-adagrad", "lr": 0.1, "eps": 1e-8})
     assert with_adagrad_eps(own) is own
@@ -191,6 +191,6 @@ def test_a_user_may_set_eps_and_else_the_learner_does():
         ({"bfloat16": "sometimes"}, "bfloat16"),
     ],
 )
-def test_a_wrong_setting_is_named(settings, says):
+def test_a_wrong_setting_is_rejected_by_name(settings, says):
     with pytest.raises(ValueError, match=says):
         TrainConfig(**settings)
