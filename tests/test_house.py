@@ -14,6 +14,10 @@ import pytest
 from tests.support.processes import IMPORT_PATHS, ROOT
 
 PACKAGES = ("app", "stream", "embeddings", "kernels", "springtide_client")
+MAX_MODULES = 12
+# folder -> why it holds more modules than that
+LARGE_FOLDERS = {"app/commands": "one file per command of the CLI"}
+MAX_README_LINES, MAX_README_COLUMNS, MAX_ROOT_README_LINES = 40, 120, 200
 PACKAGE_FOLDERS = {"springtide_client": "deploy/client/springtide_client"}
 
 
@@ -22,6 +26,14 @@ def tracked(suffix: str = "") -> list[Path]:
     """Return the tracked files whose name ends so, relative to the root."""
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
     return [Path(name) for name in listed.splitlines() if name.endswith(suffix) and (ROOT / name).exists()]
+
+
+PACKAGE_PREFIXES = tuple(f"{PACKAGE_FOLDERS.get(name, name)}/" for name in PACKAGES)
+
+
+def modules() -> list[Path]:
+    """Return the modules of the five packages, without `__init__.py`."""
+    return [path for path in tracked(".py") if str(path).startswith(PACKAGE_PREFIXES) and path.name != "__init__.py"]
 
 
 def test_our_import_names_belong_to_no_other_distribution() -> None:
@@ -54,6 +66,14 @@ def test_the_root_holds_only_the_fixed_folders() -> None:
     assert folders - {".ci", ".github"} == {"app", "stream", "embeddings", "kernels", "tests", "deploy"}
 
 
+def test_no_folder_has_more_than_a_dozen_modules() -> None:
+    sizes: dict[str, int] = {}
+    for path in modules():
+        sizes[str(path.parent)] = sizes.get(str(path.parent), 0) + 1
+    large = {folder for folder, size in sizes.items() if size > MAX_MODULES}
+    assert large == set(LARGE_FOLDERS), "folders with too many modules, or an exception that is no longer needed"
+
+
 def test_tests_mirror_the_folders_of_the_packages() -> None:
     """`tests/app/serving/http` tests `app/serving/http`; `tests/client` is the client's."""
     missing = set()
@@ -71,6 +91,21 @@ def test_tests_mirror_the_folders_of_the_packages() -> None:
 def test_no_module_has_a_name_that_says_nothing() -> None:
     names = {"utils", "util", "common", "helpers", "helper", "misc"}
     assert not [str(path) for path in tracked(".py") if path.stem in names]
+
+
+def test_no_two_classes_of_the_packages_share_a_name() -> None:
+    """Except those that the CPU backend and the CUDA backend implement each."""
+    owners: dict[str, list[str]] = {}
+    for path in modules():
+        for node in ast.parse((ROOT / path).read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                backend = "kernels/cpu" if path.is_relative_to("kernels/cpu") else "other"
+                owners.setdefault(f"{node.name} ({backend})", []).append(str(path))
+    shared = {name: paths for name, paths in owners.items() if len(paths) > 1}
+    names = [name.split()[0] for name in owners]
+    in_both = {name for name in names if names.count(name) > 1}
+    assert not shared
+    assert in_both <= {"IndexOps", "SketchOps", "StoreOps", "StoreArrays"}
 
 
 def test_benchmarks_import_each_other_by_their_full_names() -> None:
@@ -94,6 +129,30 @@ def imported_names(node: ast.AST) -> list[str]:
 
 
 # READMEs
+
+
+def test_a_readmes_table_names_the_modules_and_folders_beside_it() -> None:
+    """By file or folder name, or in words: `fast_path.py` or "fast path"."""
+    missing = []
+    for readme in [path for path in tracked("README.md") if str(path).startswith(PACKAGE_PREFIXES)]:
+        rows = [line for line in (ROOT / readme).read_text().splitlines() if line.startswith("|")]
+        table = "\n".join(rows).replace("_", " ").lower()
+        beside = {path.relative_to(readme.parent).parts[0] for path in modules() if path.is_relative_to(readme.parent)}
+        missing += [
+            f"{name} in {readme}"
+            for name in sorted(beside)
+            if Path(name).stem.strip("_").replace("_", " ") not in table
+        ]
+    assert not missing, "\n".join(missing)
+
+
+def test_readmes_are_short() -> None:
+    for path in tracked("README.md"):
+        lines = (ROOT / path).read_text().splitlines()
+        most = MAX_ROOT_README_LINES if path == Path("README.md") else MAX_README_LINES
+        assert len(lines) <= most, f"{path} has {len(lines)} lines"
+        if path != Path("README.md"):
+            assert max(map(len, lines)) <= MAX_README_COLUMNS, f"{path} has too long lines"
 
 
 @pytest.mark.parametrize("path", tracked(".md"), ids=str)

@@ -21,7 +21,7 @@ from app.serving.model.log_follower import LogFollower
 from app.serving.model.replica import Replica
 from app.serving.model.trainer_status import TrainerStatusReader
 from app.serving.ops.scrape import MetricsScraper
-from app.serving.ops.status import StatusReporter
+from app.serving.ops.status import ServerStatusReporter
 from app.serving.ops.status_history import StatusHistory
 from app.serving.predict.micro_batcher import MicroBatcher
 from app.version_log.config import LogConfig
@@ -81,7 +81,9 @@ class Service:
             max_rows=config.predict_max_batch_rows, wait_seconds=config.predict_batch_timeout_ms / 1000
         )
         self.snapshots = SnapshotCache(log_path, self._folder.path, max_bytes=config.snapshot_bytes)
-        self.status = StatusReporter(log_path, trainer=self.trainer, replica=self.replica, num_workers=config.workers)
+        self.status = ServerStatusReporter(
+            log_path, trainer=self.trainer, replica=self.replica, num_workers=config.workers
+        )
         self.history = StatusHistory()
         self.scraper = MetricsScraper(
             self.metrics,

@@ -19,7 +19,7 @@ from app.training.recovery.repair import reopen
 from app.training.recovery.rollback import RollbackController
 from app.training.session import TrainingSession
 from app.training.state.training_state import TrainingState
-from app.training.status.reporter import StatusReporter
+from app.training.status.reporter import TrainerStatusReporter
 from app.training.status.writer import StatusWriter
 from app.version_log.read.corruption import take_corruption_report
 from app.version_log.trainer_status import TrainerStatus
@@ -70,7 +70,7 @@ class Trainer:
             owner=self,
             until_end=until_end,
         )
-        self.reporter = StatusReporter(config, self.gate, self.status)
+        self.reporter = TrainerStatusReporter(config, self.gate, self.status)
         self.corruption = ""  # as a reader of the log has reported it
         self._spill_reason = ""  # why rows cannot leave memory, and learning waits
         self._session: TrainingSession | None = None  # None only while, or because, the first one could not be loaded

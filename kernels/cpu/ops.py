@@ -15,7 +15,7 @@ from kernels.cpu.rows import rows
 from kernels.cpu.rows.gather import compiled_gather
 from kernels.cpu.rows.optimizers import check_step, constants_of, corrections
 from kernels.cpu.rows.pooled_gather import MODES, compiled_pool
-from kernels.cpu.rows.update import GradientBatch, KeyArrays, RowArrays, compiled_update
+from kernels.cpu.rows.update import GradientBatch, RowArrays, UpdateKeyArrays, compiled_update
 from kernels.cpu.store.host_arrays import HostArrays
 from kernels.cpu.store.store import arrays_of
 from kernels.cpu.store.store_ops import StoreOps
@@ -128,7 +128,7 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         p = arrays_of(store)
         fresh_N, num_refused = compiled_update(store.dim, step.name, p.values_CD.dtype != np.float32, count_priority)(
             RowArrays(*(array.reshape(-1) for array in (p.values_CD, p.meta, p.scalars, p.states_CS))),
-            KeyArrays(p.buckets, p.overflow, np.uint64(store.num_slots)),
+            UpdateKeyArrays(p.buckets, p.overflow, np.uint64(store.num_slots)),
             GradientBatch(
                 slots_U,
                 order_K,

@@ -12,7 +12,7 @@ from app.serving.model.replica import Replica
 from app.serving.model.trainer_status import TrainerStatusReader
 from app.serving.ops.event_stream import stream_events
 from app.serving.ops.scrape import MetricsScraper
-from app.serving.ops.status import StatusReporter
+from app.serving.ops.status import ServerStatusReporter
 from app.serving.ops.status_history import StatusHistory
 
 router = APIRouter(tags=["Operation"])
@@ -23,7 +23,7 @@ class OpsParts(NamedTuple):
 
     replica: Replica
     trainer: TrainerStatusReader
-    status: StatusReporter
+    status: ServerStatusReporter
     history: StatusHistory
     scraper: MetricsScraper
     limits: RequestLimits

@@ -12,7 +12,7 @@ from app.serving.model.replica import Replica
 from app.serving.model.trainer_status import TrainerStatusReader
 
 
-class StatusReporter:
+class ServerStatusReporter:
     """Builds the status document; any thread may call it."""
 
     def __init__(self, log_path: Path, *, trainer: TrainerStatusReader, replica: Replica, num_workers: int) -> None:

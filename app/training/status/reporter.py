@@ -13,7 +13,7 @@ from app.training.status.writer import INTERVAL_SECONDS, StatusWriter
 from app.version_log.trainer_status import TrainerStatus
 
 
-class StatusReporter:
+class TrainerStatusReporter:
     """Builds status documents and hands them to the writer."""
 
     def __init__(self, config: TrainerConfig, gate: Gate, writer: StatusWriter) -> None:

@@ -15,7 +15,7 @@ KEY_BYTES = 10
 LINE = 64
 
 
-class CorruptRecordError(Exception):
+class CorruptSpillBlockError(Exception):
     """A record differs from what was written. A retry does not help."""
 
 
@@ -92,7 +92,7 @@ class ServerChannel:
         else:
             lengths = [-1 if value is None else len(value) for value in values]
             if wrong := set(lengths) - {-1, 0, width}:
-                raise CorruptRecordError(f"a record of {wrong.pop()} bytes instead of {width}")
+                raise CorruptSpillBlockError(f"a record of {wrong.pop()} bytes instead of {width}")
             kinds = bytes(ROW if length > 0 else TOMBSTONE if length == 0 else ABSENT for length in lengths)
             num_rows = kinds.count(ROW)
         self._write(self.layout.kinds_at + kinds_at, kinds)

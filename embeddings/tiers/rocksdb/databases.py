@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from embeddings.tiers.rocksdb.channel import KEY_BYTES, CorruptRecordError
+from embeddings.tiers.rocksdb.channel import KEY_BYTES, CorruptSpillBlockError
 
 Pairs = list[tuple[bytes, bytes]]
 
@@ -35,7 +35,7 @@ class Databases:
         """The values of keys in their order, None for absent keys."""
         values: list[bytes | None] = self._database(number, may_create).multi_get(keys, False)
         if len(values) != len(keys):
-            raise CorruptRecordError(f"{len(values)} values for {len(keys)} keys")
+            raise CorruptSpillBlockError(f"{len(values)} values for {len(keys)} keys")
         return values
 
     def write(self, number: int, keys: Sequence[bytes], values: Sequence[bytes], *, may_create: bool) -> None:
@@ -59,7 +59,7 @@ class Databases:
         del iterator
         for key, value in pairs:
             if len(key) != KEY_BYTES or len(value) not in (0, self.record_bytes):
-                raise CorruptRecordError(f"a record of {len(value)} bytes instead of {self.record_bytes}")
+                raise CorruptSpillBlockError(f"a record of {len(value)} bytes instead of {self.record_bytes}")
         return pairs
 
     def move(self, pairs: Pairs, target: int, cutoffs: Mapping[int, int], *, may_create: bool) -> Pairs:

@@ -15,7 +15,7 @@ from typing import Any
 
 from springtide_client.system.parent_death import die_with_parent
 
-from embeddings.tiers.rocksdb.channel import CorruptRecordError, ProcessSettings, ServerChannel
+from embeddings.tiers.rocksdb.channel import CorruptSpillBlockError, ProcessSettings, ServerChannel
 from embeddings.tiers.rocksdb.databases import Databases, Pairs
 
 CALL_KEYS = 1000  # keys of one RocksDB call; a find waits for at most one call of the worker
@@ -60,7 +60,7 @@ class SpillServer:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in Rust is not an Exception
-            is_corrupt = isinstance(error, CorruptRecordError) or "Corruption" in str(error)
+            is_corrupt = isinstance(error, CorruptSpillBlockError) or "Corruption" in str(error)
             is_final = is_corrupt or not isinstance(error, Exception)
             response = ["failed", is_final, (str(error) or type(error).__name__)[:MAX_REASON]]
         channel.connection.send(json.dumps(response).encode())

@@ -35,7 +35,7 @@ class RowArrays(NamedTuple):
     states: Any
 
 
-class KeyArrays(NamedTuple):
+class UpdateKeyArrays(NamedTuple):
     """Where the keys and scores of rows are."""
 
     buckets: Any
