@@ -136,7 +136,7 @@ def test_changed_limits_survive_a_restart_until_the_configuration_changes(make_s
         ("", {}, "unreadable"),
         ("forget", {"keys": 5}, "names no keys"),
         ("forget", {"keys": [{"feature": "itme", "id": 3}]}, "not a valid key of this log"),
-        ("forget", {"keys": [{"feature": "item_id", "id": [3]}]}, "no id"),
+        ("forget", {"keys": [{"feature": "item_id", "id": [3]}]}, "not a valid id"),
         ("limits", {}, "names a limit"),
         ("limits", {"limits": {"device_bytes": 10, "lr": 0.5}}, "device_bytes"),
     ],
