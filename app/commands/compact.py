@@ -6,6 +6,7 @@ HELP = "write the log's next bases and delete what they cover (train runs this i
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log", metavar="FOLDER", help="the log's folder, instead of [log] path")
     parser.add_argument("--once", action="store_true", help="write one base now and exit")
 
 
@@ -20,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     yield_to_others()
     stopping = stop_on_signals()
-    config = load_config(arguments.config)
+    config = load_config(arguments.config, overrides={"log": {"path": arguments.log}})
     compactor = Compactor(config.log, window_samples=config.train.window_samples)
     if arguments.once:
         compactor.compact()

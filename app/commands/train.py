@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from app.training.trainer import Trainer
 
     trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over, start=start)
-    with nullcontext() if arguments.no_compact else CompactorSupervisor(config.path):
+    with nullcontext() if arguments.no_compact else CompactorSupervisor(config.path, config.log.path):
         status = trainer.run()
     if arguments.until_end:
         print(json.dumps(status.to_json()), flush=True)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Publishes the state of a session every `publish_seconds`, unless nothing has changed."""
+    """Publishes the state of a session every `publish_seconds`: samples learned, or a newer heartbeat."""
 
     def __init__(
         self,
@@ -106,4 +106,5 @@ class Publisher:
             return False
         self.failure = None
         self._backoff.succeed()
+        self._postponed_until = float("-inf")  # the reason to wait is gone
         return True

@@ -61,7 +61,11 @@ class TrainingSession:
         except SpillError as error:
             # not a SpillError: that would be retried, with nothing loaded
             raise LogError(f"the log cannot be loaded: {error}") from error
-        session.batches.start(after=self.batches)
+        try:
+            session.batches.start(after=self.batches)
+        except BaseException:
+            session.close()
+            raise
         return session
 
     def start(self) -> None:

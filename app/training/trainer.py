@@ -22,7 +22,7 @@ from app.training.state.training_state import TrainingState
 from app.training.status.reporter import TrainerStatusReporter
 from app.training.status.writer import StatusWriter
 from app.version_log.read.corruption import take_corruption_report
-from app.version_log.trainer_status import TrainerStatus
+from app.version_log.trainer_status import TrainerStatus, read_status, successor
 from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
 from stream.columns import Batch
@@ -52,6 +52,7 @@ class Trainer:
         self.signals = StopSignals()
         torch.set_num_threads(config.train.num_threads)
         self.log = LogWriter.open(config.log, schema=config.schema, take_over=take_over)
+        previous = read_status(config.log.path) or TrainerStatus()
         self.status = StatusWriter(config.log.path, self.log.epoch)
         self.dead_letters = DeadLetterProducer(config.source.kafka_config, f"{config.source.topic}.dead")
         self.gate = Gate(
@@ -75,7 +76,8 @@ class Trainer:
         self._spill_reason = ""  # why rows cannot leave memory, and learning waits
         self._session: TrainingSession | None = None  # None only while, or because, the first one could not be loaded
         try:
-            self.status.update(TrainerStatus(name=config.name, trainer="catching_up", reason="reading the log back"))
+            # counters continue from the previous trainer's: a fresh 0 would look like a reset to who graphs them
+            self.status.update(successor(previous, name=config.name, reason="reading the log back"))
             self._adopt(TrainingSession.load(config, self.log, until_end=until_end, roll_back=self.rollback.execute))
             if start is not None:
                 self.session.seek(start.resolve(config.source, self.state.stream.positions))

@@ -14,7 +14,7 @@ class LogConfig(Settings, frozen=True, kw_only=True):
 
     path: Annotated[Path, Meta(description="Folder of the log. Default: `var/<name>/log`.")]
     publish_seconds: Annotated[
-        float, Meta(gt=0, extra=FINITE, description="A version is published at least this often.")
+        float, Meta(gt=0, extra=FINITE, description="A version is published at most this often.")
     ] = 0.5
     durable_seconds: Annotated[
         float, Meta(gt=0, extra=FINITE, description="Versions are synced to disk (fsync) at least this often.")

@@ -131,12 +131,27 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert(document, TrainerStatus)
 
 
-def write_status(log_path: Path, epoch: int, status: TrainerStatus) -> TrainerStatus:
-    """Replace the epoch's status file. Returns the status as written, signed with pid, host, boot id and time.
+def successor(previous: TrainerStatus, *, name: str, reason: str) -> TrainerStatus:
+    """Return the first status of the next trainer: what its predecessor last knew, while the log is read back."""
+    return msgspec.structs.replace(
+        previous,
+        name=name,
+        trainer="catching_up",
+        reason=reason,
+        clean_shutdown=False,
+        samples_per_second=0.0,
+        gate=GateStatus(),
+        epoch=0,
+        pid=0,
+        host="",
+        boot_id="",
+        updated_ms=0,
+    )
 
-    Values that are given are kept. Raises OSError.
-    """
-    signed = msgspec.structs.replace(
+
+def sign_status(status: TrainerStatus, epoch: int) -> TrainerStatus:
+    """Return the status with epoch, pid, host, boot id and time; those that are given are kept."""
+    return msgspec.structs.replace(
         status,
         epoch=epoch,
         pid=status.pid or os.getpid(),
@@ -144,6 +159,11 @@ def write_status(log_path: Path, epoch: int, status: TrainerStatus) -> TrainerSt
         boot_id=status.boot_id or boot_id(),
         updated_ms=status.updated_ms or wall_ms(),
     )
+
+
+def write_status(log_path: Path, epoch: int, status: TrainerStatus) -> TrainerStatus:
+    """Replace the epoch's status file. Returns the status as written, signed. Raises OSError."""
+    signed = sign_status(status, epoch)
     path, text = Path(log_path) / f"status-{epoch:010d}.json", msgspec.json.encode(signed.to_json())
     try:
         # a status lost in a power loss loses nothing: it is not worth an fsync every second

@@ -42,7 +42,7 @@ class Lookup:
         self._release: Callable[[int], None] | None = release
         self._release_later = release_later
         self.tick = tick  # of the table's clock: rows stamped with it or later are pinned
-        self.erasures = erasures  # of memory.change_counters, when `slots_U` were found
+        self.erasures = erasures  # of memory.changes, when `slots_U` were found
         self.unique = unique
         self.slots_U = slots_U
 

@@ -30,7 +30,7 @@ class Prefetch:
     def rows_if_current(self, writes: int) -> "PrefetchedRows | None":
         """Wait for the recalled rows. None if there are none, or if they may be outdated.
 
-        `writes`: of memory.change_counters, now.
+        `writes`: of memory.changes, now.
         """
         if self.recalled is None:
             return None

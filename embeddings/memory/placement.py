@@ -24,7 +24,7 @@ class Placement(NamedTuple):
 class PredictedMisses(NamedTuple):
     """The keys of a batch that were not in memory when it was prefetched, in the order of the batch.
 
-    The prediction holds while the two counters are those of memory.change_counters.
+    The prediction holds while the two counters are those of memory.changes.
     """
 
     writes: int

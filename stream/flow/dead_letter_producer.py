@@ -1,7 +1,6 @@
 """Sends records that cannot be learned to a topic of their own, with the reason in headers. Knows no schema."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from springtide_client.system.backoff import Backoff
@@ -22,20 +21,18 @@ class DeadLetterProducer:
     The topic is created with one partition when the first letter is sent.
     """
 
-    def __init__(self, kafka: Callable[[], KafkaConfig], topic: str, *, counts: dict[str, int] | None = None) -> None:
-        """`kafka` is called again after a failure: an embedded broker may have moved. `counts` so far, by reason."""
+    def __init__(self, kafka: Callable[[], KafkaConfig], topic: str) -> None:
+        """`kafka` is called again after a failure: an embedded broker may have moved."""
         self.topic = topic
-        self.counts: Counter[str] = Counter(counts or {})
         self._kafka = kafka
         self._producer: Producer | None = None
         self._unacknowledged: list[DeadLetter] = []
         self.unacknowledged_bytes = 0  # memory of the letters that no broker has acknowledged yet
 
     def send(self, letters: Sequence[DeadLetter]) -> None:
-        """Count the letters and start sending them; never fails and never waits, flush() does both."""
+        """Start sending the letters; never fails and never waits, flush() does both."""
         if not letters:
             return
-        self.counts.update(letter.reason for letter in letters)
         self._unacknowledged += letters
         self.unacknowledged_bytes += sum(map(letter_bytes, letters))
         if self._producer is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from app.version_log.trainer_status import TrainerStatus, write_status
+from app.version_log.trainer_status import TrainerStatus, sign_status, write_status
 
 INTERVAL_SECONDS = 1.0
 
@@ -75,9 +75,10 @@ class StatusWriter:
 
     def _write(self, status: TrainerStatus) -> TrainerStatus:
         with self._lock:
+            signed = sign_status(status, self._epoch)
             try:
-                return write_status(self._log_path, self._epoch, status)
+                write_status(self._log_path, self._epoch, signed)
             except OSError as error:
                 # a full disk must not end the learning: the log itself waits for room
                 logger.warning("the status cannot be written", extra={"reason": str(error)})
-                return status
+            return signed

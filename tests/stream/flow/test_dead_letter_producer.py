@@ -34,7 +34,6 @@ def test_dead_letters_carry_their_bytes_and_the_reason(testbed):
     dead.send(letters(testbed, 1, "too_large"))
     dead.flush()
     dead.close()
-    assert dead.counts == {"bad_json": 3, "empty": 1, "too_large": 1}
     found = read_back(testbed, testbed.name + ".dead", 5)
     assert [record.value for record in found] == [b"{0", b"{1", b"{2", None, b"{0"]
     headers = dict(found[1].headers)
@@ -51,10 +50,9 @@ def test_dead_letters_carry_their_bytes_and_the_reason(testbed):
 
 
 def test_no_topic_is_created_without_dead_letters(testbed):
-    dead = DeadLetterProducer(lambda: testbed.kafka, testbed.name + ".dead", counts={"bad_json": 2})
+    dead = DeadLetterProducer(lambda: testbed.kafka, testbed.name + ".dead")
     dead.send([])
     dead.flush()
-    assert dead.counts == {"bad_json": 2}
     with Admin(testbed.kafka) as admin:
         assert admin.topic(testbed.name + ".dead") is None
 
@@ -72,7 +70,6 @@ def test_dead_letters_wait_for_an_unavailable_broker(testbed, own_broker):
     own_broker.start()
     dead.flush()
     dead.close()
-    assert dead.counts["bad_json"] == 6
     assert len(read_back(testbed, "gone.dead", 4)) == 4
 
 

@@ -16,7 +16,7 @@ import msgspec
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.tensors import Array, Arrays, decode_tensors, encode_tensors
 
-MAGIC = b"SPRTIDE1"
+MAGIC = b"SPRTIDE2"  # the number grows with every change of the format
 HEADER = struct.Struct("<8sQQQQII")
 EPOCH_SHIFT = 32  # number = epoch * 2**32 + count: never used twice, whatever the disk lost
 

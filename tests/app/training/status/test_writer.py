@@ -2,7 +2,7 @@
 
 from app.training.status import writer
 from app.training.status.writer import StatusWriter
-from app.version_log.trainer_status import TrainerStatus, read_status
+from app.version_log.trainer_status import GateStatus, TrainerStatus, read_status, successor
 from tests.support.waiting import wait_until
 
 
@@ -34,3 +34,22 @@ def test_a_failure_keeps_the_rest_of_the_status(tmp_path):
     assert status is not None
     assert (status.trainer, status.reason, status.samples_trained) == ("failed", "two lines", 5)
     assert (status.samples_per_second, status.epoch) == (0.0, 3)
+
+
+def test_a_status_that_cannot_be_written_is_signed_all_the_same(tmp_path):
+    final = StatusWriter(tmp_path / "removed", 2).close(TrainerStatus(trainer="stopped"))
+    assert (final.epoch, final.trainer) == (2, "stopped")
+    assert final.pid > 0
+    assert final.updated_ms > 0
+
+
+def test_the_next_trainer_reports_what_its_predecessor_learned_until_it_has_read_the_log():
+    previous = TrainerStatus(
+        name="old", epoch=4, pid=1, host="h", boot_id="b", updated_ms=1, trainer="stopped", clean_shutdown=True,
+        version=9, samples_trained=700, samples_per_second=5.0, gate=GateStatus(state="holding", trips=2),
+    )  # fmt: skip
+    status = successor(previous, name="new", reason="reading the log back")
+    assert (status.name, status.trainer, status.reason) == ("new", "catching_up", "reading the log back")
+    assert (status.samples_trained, status.version) == (700, 9)
+    assert (status.samples_per_second, status.clean_shutdown, status.gate) == (0.0, False, GateStatus())
+    assert (status.epoch, status.pid, status.host, status.boot_id, status.updated_ms) == (0, 0, "", "", 0)

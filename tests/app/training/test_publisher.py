@@ -1,0 +1,57 @@
+"""When versions are published: postponed while dead letters cannot be delivered, and no longer than that."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from app.training.publisher import Publisher
+from stream.errors import StreamError
+
+
+class Letters:
+    """Dead letters that the broker refuses while `error` is set."""
+
+    error: StreamError | None = None
+
+    def flush(self, seconds: float) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def session() -> Any:
+    """A session with something to publish."""
+    clock = SimpleNamespace(mark_idle=lambda idle, limit_ms: None)
+    stream = SimpleNamespace(positions={}, clock=clock, complete_until_ms=0)
+    state = SimpleNamespace(
+        learner=None, scores=None, samples_trained=1, changed=True, stream=stream, checkpoint=lambda **times: (None, {})
+    )
+    log = SimpleNamespace(is_stalled=False, durable=None, append_owned=lambda meta, arrays: 1)
+    on_published = SimpleNamespace(on_published=lambda *of: None, on_checkpoint=lambda version: None, has_pending=True)
+    return SimpleNamespace(
+        state=state,
+        log=log,
+        batches=SimpleNamespace(idle_partitions=lambda positions, clock: set()),
+        max_event_ms=lambda: 0,
+        complete_until_ms=lambda: 0,
+        spill_gc=on_published,
+        commands=on_published,
+        committed=on_published,
+    )
+
+
+def test_a_delivered_flush_ends_the_postponement() -> None:
+    now, letters = [100.0], Letters()
+    gate: Any = SimpleNamespace(judge=lambda *of: None, on_published=lambda *of: None)
+    publisher = Publisher(0.5, gate, letters, clock=lambda: now[0])  # type: ignore[arg-type]
+    letters.error = StreamError("no broker")
+    for _ in range(6):
+        assert not publisher.publish(session())
+    assert publisher.seconds_until_due > 10
+    assert not publisher.accepts_command(session())
+    assert publisher.reason == "dead letters cannot be delivered: no broker"
+
+    letters.error = None
+    assert publisher.publish(session())
+    assert publisher.reason == ""
+    assert publisher.accepts_command(session())
+    now[0] += 0.6
+    assert publisher.is_due(session())
