@@ -148,9 +148,19 @@ class Cluster:
 
 
 def is_running(pid: int) -> bool:
-    """Return True if the process runs; a zombie does not."""
+    """Return True while any thread of the process runs; a zombie does not.
+
+    A killed process's main thread may be a zombie while other threads still hold its files and ports.
+    """
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return any(_state(task) not in "ZX" for task in Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return False
-    return state not in "ZX"
+
+
+def _state(task: Path) -> str:
+    """Return the one-letter state of a thread; "X" if it is gone."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
