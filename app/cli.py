@@ -31,6 +31,9 @@ COMMANDS = (
 )
 
 
+NEW_NAMES = {"merge": "compact"}  # former name -> what to suggest
+
+
 class Subcommand(Protocol):
     """The interface of a module in app/commands."""
 
@@ -89,7 +92,7 @@ def check_command(argv: list[str]) -> list[str]:
     """Return the arguments unchanged; UserError names the nearest command if the given one is unknown."""
     first = next((word for word in argv if not word.startswith("-")), None)
     if argv and first == argv[0] and first not in COMMANDS:
-        near = difflib.get_close_matches(first, COMMANDS, n=1)
+        near = [NEW_NAMES[first]] if first in NEW_NAMES else difflib.get_close_matches(first, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
         raise UserError(f"no command {first!r}: {hint}")
     return argv

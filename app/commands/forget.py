@@ -25,11 +25,11 @@ def run(arguments: argparse.Namespace) -> int:
     from app.commands.submit import print_result, submit_and_wait
     from app.config.load import load_config
     from app.errors import UserError
-    from app.version_log.trainer_status import read_status
+    from app.version_log.trainer_status import has_log
 
     config = load_config(arguments.config)
     keys = read_keys(config, arguments.key, arguments.file)
-    if read_status(config.log.path) is None:
+    if not has_log(config.log.path):
         raise UserError(f"there is no log in {config.log.path} yet: nothing was learned, so there is nothing to forget")
     status = submit_and_wait(config, "forget", {"keys": keys}, wait_seconds=arguments.wait)
     if status is None:

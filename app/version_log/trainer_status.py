@@ -196,6 +196,11 @@ def read_status(log_path: Path) -> TrainerStatus | None:
         return None
 
 
+def has_log(log_path: Path) -> bool:
+    """Return True if a trainer ever wrote a log here, whether or not its status can be read."""
+    return any(Path(log_path).glob("epoch-*.claim")) or any(Path(log_path).glob("status-*.json"))
+
+
 def all_statuses(log_path: Path) -> Iterator[TrainerStatus]:
     """Yield the readable statuses of every epoch."""
     for name in os.listdir(log_path):

@@ -6,6 +6,7 @@ app.models.export.onnx_export writes.
 """
 
 import logging
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from springtide_client.errors import LogError
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import MODEL, ONNX, Base
+from springtide_client.system import parent_death
 
 EXPORT_TIMEOUT_SECONDS = 600.0
 
@@ -51,7 +53,8 @@ class OnnxBuilder:
         """Export in a child process, so that the compactor never loads torch."""
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / ONNX
-            command = [sys.executable, "-m", "app.models.export.onnx_export", str(program), str(target)]
+            launcher = [sys.executable, str(parent_death.__file__), str(os.getpid())]
+            command = [*launcher, sys.executable, "-m", "app.models.export.onnx_export", str(program), str(target)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_SECONDS, check=False)
             if done.returncode != 0:
                 raise LogError((done.stderr.strip().splitlines() or ["the export failed without a message"])[-1])

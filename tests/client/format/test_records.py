@@ -1,11 +1,13 @@
 """A frame shows whether it is complete, intact, and whose child it is."""
 
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from springtide_client.errors import CorruptRecordError
-from springtide_client.format.records import HEADER, CommandEntry, Tip, VersionMeta, version_name
+from springtide_client.errors import CorruptRecordError, LogError
+from springtide_client.format.records import HEADER, MAGIC, CommandEntry, Tip, VersionMeta, parse_header, version_name
 
 from tests.support.records import decode_record, encode_record
 
@@ -68,3 +70,12 @@ def test_the_arrays_of_a_record_are_aligned_at_any_offset() -> None:
 def test_versions_are_named_by_epoch_and_count() -> None:
     assert version_name((3 << 32) + 41) == "3.41"
     assert str(Tip(3 << 32, 0)) == "3.0"
+
+
+def test_a_whole_record_of_another_format_is_refused_with_what_to_do() -> None:
+    header = bytearray(frame()[: HEADER.size])
+    header[: len(MAGIC)] = MAGIC[:-1] + b"1"
+    header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
+    with pytest.raises(LogError, match="has format 1, this program reads format 2: start a new log") as caught:
+        parse_header(bytes(header))
+    assert not isinstance(caught.value, CorruptRecordError)

@@ -266,3 +266,11 @@ def test_closing_leaves_no_thread_and_no_connection(serve, follow) -> None:
     follower.close()
     assert not follower._thread.is_alive()
     assert source._client.num_connections == 0
+
+
+def test_a_closed_source_starts_no_download(serve) -> None:
+    server = serve()
+    source = HttpLog(server.url, token=TOKEN)
+    source.close()
+    assert source.local_base() is None
+    assert source._download is None

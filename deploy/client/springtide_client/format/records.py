@@ -122,9 +122,16 @@ class RecordHeader(NamedTuple):
 
 
 def parse_header(header: bytes | memoryview) -> RecordHeader:
-    """Parse the header of a record; CorruptRecordError when it does not match its own checksum."""
+    """Parse the header of a record; CorruptRecordError when it does not match its own checksum.
+
+    LogError when it is whole but of another format.
+    """
     magic, length, epoch, number, parent, payload_crc, header_crc = HEADER.unpack(header)
-    if magic != MAGIC or zlib.crc32(header[:-4]) != header_crc:
+    is_whole = zlib.crc32(header[:-4]) == header_crc
+    if is_whole and magic != MAGIC and magic.startswith(MAGIC[:-1]):
+        formats = (magic[-1:].decode("ascii", "replace"), MAGIC[-1:].decode())
+        raise LogError("the log has format {}, this program reads format {}: start a new log".format(*formats))
+    if not is_whole or magic != MAGIC:
         raise CorruptRecordError("a record's header does not match its checksum")
     return RecordHeader(length, epoch, number, parent, payload_crc, header_crc)
 

@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ProxyError
 
 from springtide_client.errors import GapError, LogError
 
 TIMEOUT_SECONDS = 30.0  # for a response, and between its pieces
 CONNECT_SECONDS = 5.0
 MAX_ERROR_BYTES = 65_536
+MAX_NESTED_ERRORS = 5  # of urllib3, one inside the other
 
 
 class NotReadyError(LogError):
@@ -84,6 +85,7 @@ class HttpClient:
                 headers={**self._headers, **(headers or {})},
                 timeout=self._timeout,
                 retries=False,
+                redirect=False,
                 preload_content=False,
                 decode_content=False,
             )
@@ -141,10 +143,16 @@ class HttpClient:
 
 def reason_of(error: Exception) -> str:
     """Return what went wrong below urllib3, whose own texts name connection objects."""
-    for inner in (error.__cause__, *error.args):
-        if isinstance(inner, (OSError, http.client.HTTPException)):
-            return str(inner) or type(inner).__name__
-    return str(error) or type(error).__name__
+    inner: Exception = error
+    for _ in range(MAX_NESTED_ERRORS):
+        causes = [each for each in (inner.__cause__, *inner.args) if isinstance(each, Exception)]
+        if not causes:
+            break
+        inner = causes[0]
+        if isinstance(inner, (OSError, http.client.HTTPException)) and not isinstance(inner, HTTPError):
+            break
+    reason = str(inner) or type(inner).__name__
+    return f"through the environment's proxy: {reason}" if isinstance(error, ProxyError) else reason
 
 
 def _pool_manager(proxy_url: str | None) -> urllib3.PoolManager:

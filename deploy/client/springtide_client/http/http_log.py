@@ -44,6 +44,8 @@ class HttpLog:
         self._new_records = threading.Event()
         self._downloaded: Path | None = None
         self._download: threading.Thread | None = None
+        self._lock = threading.Lock()  # `close` must not meet a thread that is not started yet
+        self._is_closed = False
 
     def newest_base(self) -> Path | None:
         """Return the server's newest base, downloaded if it is not cached; None while the server has none."""
@@ -56,9 +58,10 @@ class HttpLog:
 
     def local_base(self) -> Path | None:
         """Return the newest base downloaded so far, and download a newer one in a thread: that may take minutes."""
-        if self._download is None or not self._download.is_alive():
-            self._download = threading.Thread(target=self._download_newest, name="springtide-base", daemon=True)
-            self._download.start()
+        with self._lock:
+            if not self._is_closed and (self._download is None or not self._download.is_alive()):
+                self._download = threading.Thread(target=self._download_newest, name="springtide-base", daemon=True)
+                self._download.start()
         return self._downloaded
 
     def _download_newest(self) -> None:
@@ -90,6 +93,8 @@ class HttpLog:
     def close(self) -> None:
         """Stop, and remove the temporary folder; mapped bases stay readable."""
         self.stop()
+        with self._lock:
+            self._is_closed = True
         if self._download is not None:
             self._download.join(timeout=CLOSE_SECONDS)
         self._remove_own_folder()

@@ -175,7 +175,9 @@ def _prepare(value: Any, info: inspect.Type) -> Any:
     """Return the value with sizes as integers, whole floats as integers where due, inner tables as settings."""
     if isinstance(info, inspect.Metadata):
         extra = info.extra or {}
-        if extra.get("is_size") and not isinstance(value, (bool, float)):
+        if extra.get("is_size") and not isinstance(value, bool):
+            if isinstance(value, float):
+                raise ValueError("a size has no fraction")
             value = parse_size(value)
             if value > MAX_SIZE:
                 raise ValueError("beyond 64 bits")
