@@ -50,7 +50,7 @@ def test_a_device_without_kernels_is_refused_by_name() -> None:
         backend("tpu")
 
 
-def test_a_gpu_that_is_not_there_is_said_to_be_missing() -> None:
+def test_a_missing_gpu_is_reported() -> None:
     if gpu_or_why_not():
-        with pytest.raises(ValueError, match=r"'cuda' needs .* take the device 'cpu'"):
+        with pytest.raises(ValueError, match=r"'cuda' needs .* use the device 'cpu'"):
             backend("cuda")
