@@ -1,6 +1,6 @@
 """Repairs a log that is corrupt ahead of its newest base, while the trainer runs.
 
-Nobody can follow past the corruption, and no base can be built of what lies behind it. The trainer continues under a
+No reader can follow past the corruption, and no base can be built of what lies behind it. The trainer continues under a
 new epoch from the last readable version, and learns again what is lost, as a restart would.
 """
 

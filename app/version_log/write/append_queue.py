@@ -128,7 +128,7 @@ class AppendQueue:
         return self.failure is not None
 
     def _run(self, work: Callable[[], None]) -> None:
-        """Run a thread's work. Whatever ends it becomes the failure, so that nobody waits for a dead thread."""
+        """Run a thread's work. An error that ends it becomes the failure: no caller waits for a dead thread."""
         try:
             work()
         except Exception as error:
@@ -163,7 +163,7 @@ class AppendQueue:
         Waits for a full disk as long as it takes; retries other errors MAX_RETRIES times.
         """
         failures = 0
-        # the check only tells a replaced trainer sooner: readers ignore what it writes in any case
+        # the check only makes a replaced trainer notice sooner: readers ignore what it writes in any case
         while not self._is_fenced():
             try:
                 failpoint("after the epoch check before an append")

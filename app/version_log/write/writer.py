@@ -81,7 +81,7 @@ class LogWriter:
         return tip
 
     def append_owned(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> int:
-        """Append a version without copying its arrays, which nobody may change any more. Returns its number.
+        """Append a version without copying its arrays, which must not change any more. Returns its number.
 
         The calling thread neither copies nor computes a checksum. Waits and raises like `append`.
         """

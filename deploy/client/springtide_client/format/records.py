@@ -88,7 +88,7 @@ class VersionMeta(msgspec.Struct, kw_only=True):
 
 
 class Tip(msgspec.Struct, frozen=True, order=True):
-    """A position in the log: a version's number, and the checksum that tells it from another of that number."""
+    """A position in the log: a version's number, and the checksum that distinguishes it from another of that number."""
 
     number: int
     checksum: int
