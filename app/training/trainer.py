@@ -76,7 +76,7 @@ class Trainer:
         self._spill_reason = ""  # why rows cannot leave memory, and learning waits
         self._session: TrainingSession | None = None  # None only while, or because, the first one could not be loaded
         try:
-            # counters continue from the previous trainer's: a fresh 0 would look like a reset to who graphs them
+            # counters continue from the previous trainer's: a 0 would look like a reset in a graph
             self.status.update(successor(previous, name=config.name, reason="reading the log back"))
             self._adopt(TrainingSession.load(config, self.log, until_end=until_end, roll_back=self.rollback.execute))
             if start is not None:

@@ -21,18 +21,18 @@ class Running:
     """A server of several processes."""
 
     def __init__(self, log, workers: int) -> None:
-        hears, tells = os.pipe()
+        read_end, write_end = os.pipe()
         self.pid = os.fork()  # this process has imported it all, which takes seconds
         if self.pid == 0:
             try:
                 config = ServeConfig(port=0, workers=workers)
-                serve(log.path, config, on_listening=lambda url: os.write(tells, url.encode()))
+                serve(log.path, config, on_listening=lambda url: os.write(write_end, url.encode()))
             except BaseException:
                 os._exit(1)
             os._exit(0)
-        os.close(tells)
-        self.url = os.read(hears, 100).decode()
-        os.close(hears)
+        os.close(write_end)
+        self.url = os.read(read_end, 100).decode()
+        os.close(read_end)
 
     def ask(self, path: str) -> httpx.Response:
         """On a connection of its own."""
