@@ -125,6 +125,13 @@ def _last(pairs: Pairs, num: int) -> str | None:
 def main() -> None:
     settings = ProcessSettings(**json.loads(sys.argv[1]))
     die_with_parent(settings.parent, signal.SIGKILL)
+    try:
+        _serve(settings)
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the parent has died: its sockets are closed before the kernel sends the death signal
+
+
+def _serve(settings: ProcessSettings) -> None:
     # Ctrl-C is sent to the whole process group, and the parent needs its rows until it has ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

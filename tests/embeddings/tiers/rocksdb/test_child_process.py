@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,11 +19,12 @@ from springtide_client.keys import mix_keys
 from embeddings.errors import SpillError
 from embeddings.rows import Rows
 from embeddings.tiers.record_kinds import ABSENT
+from embeddings.tiers.rocksdb.channel import ProcessSettings
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import assert_found, find, impatient, kill, numbered_rows
 
 DIM, WIDTH = 4, 9
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -177,6 +179,27 @@ def test_it_dies_with_its_owner_and_leaves_no_shared_memory(tmp_path: Path) -> N
     assert select.select([watched], [], [], 10)[0], "the process outlives its owner"
     os.close(watched)
     assert {name for name in os.listdir("/dev/shm") if "springtide" in name} <= shared
+
+
+def test_an_owner_that_dies_while_the_process_starts_leaves_no_traceback(tmp_path: Path) -> None:
+    """The kernel closes the sockets of a dying owner before it sends the death signal."""
+    memory = os.memfd_create("channels")
+    settings = ProcessSettings(str(tmp_path), os.getpid(), memory, [], num_keys=16, record_bytes=8)
+    os.ftruncate(memory, settings.layout.num_bytes)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    settings.sockets.append(theirs.fileno())
+    ours.close()
+    done = subprocess.run(
+        [sys.executable, "-m", "embeddings.tiers.rocksdb.process_main", settings.dumps()],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}"},
+        pass_fds=[memory, theirs.fileno()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    theirs.close()
+    os.close(memory)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_it_starts_without_numpy_torch_and_numba() -> None:
