@@ -9,6 +9,7 @@ from msgspec import Meta
 from springtide_client.system.settings import INTERNAL, SIZE, Settings
 
 from stream.broker.discovery import require_broker
+from stream.compression import MAX_BATCH_BYTES
 from stream.kafka.config import KafkaConfig
 
 
@@ -73,4 +74,10 @@ class SourceConfig(Settings, frozen=True, kw_only=True):
         if servers is None:
             assert self.log_path is not None
             servers = require_broker(self.log_path).address
-        return KafkaConfig(bootstrap_servers=servers, fetch_wait_ms=self.fetch_wait_ms, options=self.kafka)
+        return KafkaConfig(
+            bootstrap_servers=servers,
+            fetch_wait_ms=self.fetch_wait_ms,
+            # a batch of one message that is too long still has to become a dead letter
+            max_batch_bytes=max(MAX_BATCH_BYTES, 4 * self.max_message_bytes),
+            options=self.kafka,
+        )

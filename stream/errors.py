@@ -33,12 +33,16 @@ class OffsetOutOfRangeError(StreamError):
         self.partitions = partitions
 
 
-class CodecMissingError(StreamError):
-    """Records are compressed with a codec whose library is not installed."""
+class UnknownCodecError(StreamError):
+    """Records are compressed with a codec that Springtide does not know."""
+
+
+class BatchTooLargeError(StreamError):
+    """A compressed record batch holds more bytes than one batch may."""
 
 
 class CorruptBatchError(StreamError):
-    """A record batch does not match its checksum, or contradicts itself."""
+    """A record batch does not match its checksum, cannot be decompressed, or contradicts itself."""
 
 
 class ProduceError(StreamError):

@@ -13,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="send at most N messages")
     parser.add_argument("--partitions", type=int, metavar="N", help="of the topic, if it is created (default: 1)")
     parser.add_argument("--key", metavar="COLUMN", help="key the messages by a column, which also picks the partition")
+    parser.add_argument("--compression", choices=["gzip", "snappy", "lz4", "zstd"], help="of the messages")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
             limit=arguments.limit,
             partitions=arguments.partitions,
             key=arguments.key,
+            compression=arguments.compression,
         )
     except ValueError as error:
         raise UserError(f"--{error}") from None

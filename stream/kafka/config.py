@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stream.compression import MAX_BATCH_BYTES
+
 CONNECT_SECONDS = 3.0
 
 
@@ -15,6 +17,7 @@ class KafkaConfig:
     fetch_wait_ms: int = 5  # the shortest time that the broker may hold a fetch; see adaptive_wait.py
     max_partition_fetch_bytes: int = 2 << 20
     max_fetch_bytes: int = 16 << 20
+    max_batch_bytes: int = MAX_BATCH_BYTES  # of a compressed batch, once it is decompressed
     options: Mapping[str, Any] = field(default_factory=dict)  # of every client: security_protocol, sasl_mechanism, ...
 
     def __post_init__(self) -> None:

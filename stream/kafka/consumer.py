@@ -48,7 +48,7 @@ class PartitionConsumer:
                 fetch_max_wait_ms=config.fetch_wait_ms,
                 max_partition_fetch_bytes=config.max_partition_fetch_bytes,
                 fetch_max_bytes=config.max_fetch_bytes,
-                max_poll_records=1 << 30 if raw else 5000,
+                max_poll_records=config.max_fetch_bytes if raw else 5000,
                 metrics_enabled=False,
                 **config.client_options(),
             )
@@ -57,7 +57,7 @@ class PartitionConsumer:
         self._gaps = GapDetector(offsets) if wait_for_gaps else None
         self.is_raw = raw and supports_raw_fetch(self.consumer)
         if self.is_raw:
-            install_raw_fetch(self.consumer)
+            install_raw_fetch(self.consumer, max_batch_bytes=config.max_batch_bytes)
         self._observer = FetchObserver(
             min_wait_ms=config.fetch_wait_ms, full_bytes=config.max_partition_fetch_bytes // 2
         )

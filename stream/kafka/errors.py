@@ -17,7 +17,7 @@ def translate_error(error: BaseException, config: KafkaConfig) -> StreamError:
         positions = ", ".join(f"{partition} offset {offset}" for partition, offset in offsets.items())
         return OffsetOutOfRangeError(f"the broker no longer holds {positions or 'the position'}", tuple(offsets))
     if isinstance(error, kafka.errors.CorruptRecordError):
-        return CorruptBatchError(f"a record batch does not match its checksum: {text}")
+        return CorruptBatchError(f"a record batch is corrupt: {text}")
     if isinstance(
         error,
         (

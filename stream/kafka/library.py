@@ -2,7 +2,10 @@
 
 import logging
 import warnings
+from functools import partial
 from typing import Any
+
+from stream.compression import CODEC_NAMES, compress, decompress, decompress_old_lz4
 
 with warnings.catch_warnings():
     # its schema loader calls importlib.resources.read_text, which Python 3.11 and 3.12 call deprecated
@@ -32,6 +35,23 @@ def prepare_library() -> None:
         logger.setLevel(logging.CRITICAL + 1)
 
 
+def install_codecs() -> None:
+    """Let kafka-python compress and decompress by stream/compression.py, in every client of this process.
+
+    Its own codecs ask for a package each, and decompress without a limit.
+    """
+    for module in (kafka.codec, kafka.record.default_records, kafka.record.legacy_records):
+        for name in CODEC_NAMES.values():
+            for function in (f"{name}_encode", f"{name}_decode"):
+                if hasattr(module, function):
+                    setattr(module, function, partial(compress if function.endswith("encode") else decompress, name))
+    kafka.record.legacy_records.lz4_decode_old_kafka = decompress_old_lz4
+    for name in CODEC_NAMES.values():
+        setattr(kafka.codec, f"has_{name}", lambda: True)
+    compressors = kafka.KafkaProducer._COMPRESSORS
+    compressors.update({name: (lambda: True, compressors[name][1]) for name in CODEC_NAMES.values()})
+
+
 def close_refused_sockets() -> None:
     """Patch kafka-python to close a socket whose connection was refused.
 
@@ -52,3 +72,6 @@ def close_refused_sockets() -> None:
 
     sock_connect.closes = True  # type: ignore[attr-defined]
     sockets.sock_connect = sock_connect
+
+
+install_codecs()

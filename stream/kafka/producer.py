@@ -21,11 +21,20 @@ RECORD_OVERHEAD_BYTES = 16
 class Producer:
     """Appends messages in order, in batches. The first failed message makes the next call raise ProduceError."""
 
-    def __init__(self, config: KafkaConfig, *, linger_ms: int = 5, delivery_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        config: KafkaConfig,
+        *,
+        linger_ms: int = 5,
+        delivery_seconds: float = 30.0,
+        compression: str | None = None,
+    ) -> None:
+        """`compression`: "gzip", "snappy", "lz4" or "zstd"; None sends the records as they are."""
         prepare_library()
         self.config = config
         self.linger_ms = linger_ms
         self.delivery_seconds = delivery_seconds
+        self.compression = compression
         self.num_sent = 0
         self.sent_bytes = 0
         self._failure: BaseException | None = None
@@ -98,6 +107,7 @@ class Producer:
             return kafka.KafkaProducer(
                 acks="all",
                 linger_ms=self.linger_ms,
+                compression_type=self.compression,
                 batch_size=256 << 10,
                 max_request_size=MAX_MESSAGE_BYTES,
                 max_block_ms=delivery_ms,

@@ -1,7 +1,7 @@
 """Raw fetches: lets one kafka-python consumer return the fetched bytes, and observes its fetches.
 
-This is the only module that uses private names of kafka-python: `PartitionRecords`, `_handle_fetch_response` and
-`_create_fetch_requests` of one consumer's fetcher. The library's version is pinned and a test checks for the names.
+This is the only module that uses private names of kafka-python: `PartitionRecords`, `_append`, `_handle_fetch_response`
+and `_create_fetch_requests` of one consumer's fetcher. The library's version is pinned and a test checks for the names.
 Without them PartitionConsumer polls record objects instead: the same records, slower, and freshness is reported a
 second late.
 """
@@ -38,17 +38,23 @@ class PartitionEnd(NamedTuple):
 
 def supports_raw_fetch(consumer: Any) -> bool:
     """Return True if this kafka-python has the private names that install_raw_fetch() replaces."""
-    records = getattr(getattr(consumer, "_fetcher", None), "PartitionRecords", None)
-    return records is not None and all(
-        hasattr(records, name)
-        for name in ("_unpack_records", "drain", "_consume_aborted_transactions_up_to", "_is_batch_aborted")
+    fetcher = getattr(consumer, "_fetcher", None)
+    records = getattr(fetcher, "PartitionRecords", None)
+    return (
+        records is not None
+        and hasattr(fetcher, "_append")
+        and all(
+            hasattr(records, name)
+            for name in ("_unpack_records", "drain", "_consume_aborted_transactions_up_to", "_is_batch_aborted")
+        )
     )
 
 
-def install_raw_fetch(consumer: Any) -> None:
+def install_raw_fetch(consumer: Any, *, max_batch_bytes: int) -> None:
     """Let this consumer's poll() return RawBatches, one or a few per fetch, instead of record objects.
 
-    Only the instance is changed. `max_poll_records` then counts RawBatches.
+    Only the instance is changed. `max_poll_records` then counts bytes after decompression, the last RawBatch may exceed
+    it: what else was fetched is decompressed at the next poll.
     """
     parent: Any = consumer._fetcher.PartitionRecords
     read_committed = kafka.consumer.fetcher.IsolationLevel.READ_COMMITTED
@@ -64,7 +70,12 @@ def install_raw_fetch(consumer: Any) -> None:
                     return False
                 return bool(self._is_batch_aborted(batch))
 
-            parser = RecordBatchParser(Partition(tp.topic, tp.partition), self.fetch_offset, aborted=aborted)
+            parser = RecordBatchParser(
+                Partition(tp.topic, tp.partition),
+                self.fetch_offset,
+                aborted=aborted,
+                max_batch_bytes=max_batch_bytes,
+            )
             for raw in parser.parse_fetch(bytes(records._buffer)):
                 # the consumer copies both into its position once it has taken the batch
                 self.next_fetch_offset = parser.next_offset
@@ -74,7 +85,16 @@ def install_raw_fetch(consumer: Any) -> None:
                 yield RawBatch(parser.next_offset, raw)
             self.drain()
 
+    append = consumer._fetcher._append
+
+    def append_one(drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
+        """Take one RawBatch; return its bytes, which the fetcher subtracts from `max_poll_records`."""
+        if not append(drained, part, 1, update_offsets):
+            return 0
+        return max(1, len(drained[part.topic_partition][-1].raw.buffer))
+
     consumer._fetcher.PartitionRecords = PartitionRecords
+    consumer._fetcher._append = append_one
 
 
 class FetchObserver:

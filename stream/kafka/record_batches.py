@@ -1,12 +1,14 @@
 """Parses the record batches of a fetch into arrays, without a Python object per record.
 
-Format: Kafka's record batch v2 (KIP-98): a header of 61 bytes, big-endian; records of zig-zag varints. Compressed
-batches, and batches of the formats 0 and 1, are read by kafka-python's own record classes. Knows no connection.
+Format: Kafka's record batch v2 (KIP-98): a header of 61 bytes, big-endian; records of zig-zag varints, which may be
+compressed as a whole. Batches of the formats 0 and 1 are read by kafka-python's own record classes. Knows no
+connection.
 """
 
 # B batches, N records
 import struct
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any
 
 import crc32c
@@ -14,66 +16,94 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from stream.errors import CodecMissingError, CorruptBatchError, StreamError
+from stream.compression import CODEC_NAMES, MAX_BATCH_BYTES, decompress
+from stream.errors import BatchTooLargeError, CorruptBatchError, StreamError, UnknownCodecError
 from stream.kafka.library import kafka
 from stream.positions import Partition
 from stream.records import RawRecords
 
 HEADER_BYTES = 61
 CODEC_MASK, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
-CODECS = {
-    2: ("snappy", "has_snappy", "python-snappy"),
-    3: ("lz4", "has_lz4", "lz4"),
-    4: ("zstd", "has_zstd", "zstandard"),
-}
 SMALLEST_LEGACY_BYTES = 14
 # offset, length, leader epoch, magic: at the same place in every format
 LEGACY_HEADER_BYTES = 17
 SMALLEST_RECORD_BYTES = 7
+CHUNK_BYTES = 2 << 20
 
 
 class RecordBatchParser:
     """Parses the bytes of one fetch into RawRecords, batch by batch."""
 
-    def __init__(self, partition: Partition, fetch_offset: int, *, aborted: Callable[[Any], bool]) -> None:
-        """`aborted(batch)` returns True if a transactional batch was aborted and is to be skipped."""
+    def __init__(
+        self,
+        partition: Partition,
+        fetch_offset: int,
+        *,
+        aborted: Callable[[Any], bool],
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """`aborted(batch)` returns True if a transactional batch was aborted and is to be skipped.
+
+        A compressed batch may hold `max_batch_bytes`; decompressed batches are yielded once they exceed `chunk_bytes`.
+        """
         self.partition = partition
         self.next_offset = fetch_offset
         self.leader_epoch = -1
         self.aborted = aborted
+        self.max_batch_bytes, self.chunk_bytes = max_batch_bytes, chunk_bytes
 
     def parse_fetch(self, buffer: bytes) -> Iterator[RawRecords]:
         """Yield the records at and after next_offset, which is moved past them before each yield.
 
-        Raises CorruptBatchError or CodecMissingError, after everything before that batch has been yielded. A last batch
-        that is cut short is ignored: the next fetch returns it whole.
+        Raises CorruptBatchError, UnknownCodecError or BatchTooLargeError, after everything before that batch has been
+        yielded. A last batch that is cut short is ignored: the next fetch returns it whole.
         """
-        plain: list[tuple[int, int, int]] = []  # start, end, number of records
+        plain: list[tuple[int, int, int]] = []  # start, end, number of records: in the fetched bytes
+        expanded: list[bytes] = []  # headers and decompressed records, by turns; never beside `plain`
+
+        def flush() -> Iterator[RawRecords]:
+            if plain:
+                yield self._parse_plain(buffer, plain)
+                plain.clear()
+            if expanded:
+                parts = expanded.copy()
+                expanded.clear()
+                yield self._parse_expanded(parts)
+
         position = 0
         while position + LEGACY_HEADER_BYTES <= len(buffer):
             length = struct.unpack_from(">i", buffer, position + 8)[0]
             end = position + 12 + length
             if end > len(buffer):
                 break
+            batch_bytes = memoryview(buffer)[position:end]
             try:
                 kind = self._classify(buffer, position, end)
+                if kind in ("transactional", "control"):
+                    kind = self._resolve_transaction(batch_bytes)
+                records = self._decompress(batch_bytes) if kind == "compressed" else b""
             except StreamError:
-                if plain:
-                    yield self._parse_plain(buffer, plain)
+                yield from flush()
                 raise
             if kind == "plain":
+                if expanded:
+                    yield from flush()
                 plain.append((position, end, struct.unpack_from(">i", buffer, position + 57)[0]))
-            else:
+            elif kind == "compressed":
                 if plain:
-                    yield self._parse_plain(buffer, plain)
-                    plain = []
-                yield self._parse_with_library(memoryview(buffer)[position:end], kind)
+                    yield from flush()
+                expanded += [bytes(batch_bytes[:HEADER_BYTES]), records]
+                if sum(map(len, expanded)) > self.chunk_bytes:
+                    yield from flush()
+            else:
+                yield from flush()
+                yield self._parse_legacy(batch_bytes) if kind == "legacy" else self._skip(batch_bytes)
             position = end
-        if plain:
-            yield self._parse_plain(buffer, plain)
+        yield from flush()
 
     def _classify(self, buffer: bytes, position: int, end: int) -> str:
-        """Check a batch and return how to read it: "plain", "compressed", "transactional", "control" or "legacy"."""
+        """Check a batch and return what it is: "plain", "compressed", "transactional", "control" or "legacy"."""
         base_offset, length, epoch, magic = struct.unpack_from(">qiib", buffer, position)
         if magic in (0, 1) and length >= SMALLEST_LEGACY_BYTES:
             return "legacy"
@@ -83,29 +113,53 @@ class RecordBatchParser:
         if crc32c.crc32c(memoryview(buffer)[position + 21 : end]) != crc:
             raise CorruptBatchError(f"{self.partition}: the batch at offset {base_offset} does not match its checksum")
         self.leader_epoch = epoch
-        require_codec(attributes & CODEC_MASK, self.partition)
         if attributes & CONTROL:
             return "control"
         if attributes & TRANSACTIONAL:
             return "transactional"
         return "compressed" if attributes & CODEC_MASK else "plain"
 
-    def _parse_with_library(self, batch_bytes: memoryview, kind: str) -> RawRecords:
-        """Parse a batch that is not plain with kafka-python's record classes."""
-        if kind == "legacy":
-            batch = kafka.record.legacy_records.LegacyRecordBatch(batch_bytes, batch_bytes[16])
-            if not batch.validate_crc():
-                raise CorruptBatchError(
-                    f"{self.partition}: a batch after {self.next_offset} does not match its checksum"
-                )
-            return self._from_objects(batch, None)
+    def _resolve_transaction(self, batch_bytes: memoryview) -> str:
+        """Return what a batch of a transaction is: "skipped" if it is aborted or a marker, "plain" or "compressed"."""
         batch = kafka.record.default_records.DefaultRecordBatch(batch_bytes)
-        if self.aborted(batch) or kind == "control":
-            return self._skip_to(batch.next_offset)
-        return self._from_objects(batch, batch.next_offset)
+        if self.aborted(batch) or batch.is_control_batch:
+            return "skipped"
+        return "compressed" if batch.compression_type else "plain"
+
+    def _decompress(self, batch_bytes: memoryview) -> bytes:
+        """The records of a compressed batch."""
+        base_offset = struct.unpack_from(">q", batch_bytes)[0]
+        codec = struct.unpack_from(">h", batch_bytes, 21)[0] & CODEC_MASK
+        if codec not in CODEC_NAMES:
+            raise UnknownCodecError(
+                f"{self.partition}: the batch at offset {base_offset} is compressed with the unknown codec {codec}: "
+                f"let the producer use {', '.join(CODEC_NAMES.values())}"
+            )
+        try:
+            return decompress(CODEC_NAMES[codec], batch_bytes[HEADER_BYTES:], max_bytes=self.max_batch_bytes)
+        except (CorruptBatchError, BatchTooLargeError) as error:
+            raise type(error)(f"{self.partition} at offset {base_offset}: {error}") from None
+
+    def _parse_legacy(self, batch_bytes: memoryview) -> RawRecords:
+        """Parse a batch of the formats 0 and 1 with kafka-python's record classes."""
+        batch = kafka.record.legacy_records.LegacyRecordBatch(batch_bytes, batch_bytes[16])
+        if not batch.validate_crc():
+            raise CorruptBatchError(f"{self.partition}: a batch after {self.next_offset} does not match its checksum")
+        records = [record for record in batch if record.offset >= self.next_offset]
+        self.next_offset = records[-1].offset + 1 if records else self.next_offset
+        return records_from_objects(self.partition, records, self.next_offset)
+
+    def _parse_expanded(self, parts: list[bytes]) -> RawRecords:
+        """Parse batches whose records have been decompressed; `parts` are headers and records by turns."""
+        ends = list(accumulate(map(len, parts)))
+        batches = [
+            (ends[i] - HEADER_BYTES, ends[i + 1], struct.unpack_from(">i", parts[i], 57)[0])
+            for i in range(0, len(parts), 2)
+        ]
+        return self._parse_plain(b"".join(parts), batches)
 
     def _parse_plain(self, buffer: bytes, batches: list[tuple[int, int, int]]) -> RawRecords:
-        """Parse uncompressed v2 batches of one buffer with compiled code."""
+        """Parse v2 batches of one buffer, whose records are not compressed there, with compiled code."""
         capacity = sum(min(max(count, 0), (end - start) // SMALLEST_RECORD_BYTES) for start, end, count in batches)
         columns_6N = np.empty((6, capacity), np.int64)
         bounds_B2 = np.array([(start, end) for start, end, _ in batches], np.int64)
@@ -128,20 +182,10 @@ class RecordBatchParser:
             end=self.next_offset,
         )
 
-    def _from_objects(self, batch: Any, end_offset: int | None) -> RawRecords:
-        """Convert a batch of kafka-python; an `end_offset` of None means after its last record."""
-        try:
-            records = [record for record in batch if record.offset >= self.next_offset]
-        except kafka.errors.UnsupportedCodecError as error:
-            raise CodecMissingError(f"{self.partition}: {error}; install the codec's library") from None
-        if end_offset is None:
-            end_offset = records[-1].offset + 1 if records else self.next_offset
-        self.next_offset = max(end_offset, self.next_offset)
-        return records_from_objects(self.partition, records, self.next_offset)
-
-    def _skip_to(self, end_offset: int) -> RawRecords:
-        """No records, only an offset to move to."""
-        self.next_offset = max(end_offset, self.next_offset)
+    def _skip(self, batch_bytes: memoryview) -> RawRecords:
+        """No records, only an offset to move to: after this batch."""
+        base_offset, last_delta = struct.unpack_from(">q", batch_bytes)[0], struct.unpack_from(">i", batch_bytes, 23)[0]
+        self.next_offset = max(base_offset + last_delta + 1, self.next_offset)
         return records_from_objects(self.partition, [], self.next_offset)
 
 
@@ -155,16 +199,6 @@ def records_from_objects(partition: Partition, records: list[Any], end: int) -> 
         offsets=[record.offset for record in records],
         end=end,
     )
-
-
-def require_codec(codec: int, partition: Partition) -> None:
-    """Raise CodecMissingError, naming the package to install, if batches of this codec cannot be decompressed."""
-    if codec in CODECS:
-        name, has, package = CODECS[codec]
-        if not getattr(kafka.codec, has)():
-            raise CodecMissingError(
-                f"{partition} holds records compressed with {name}: pip install {package}, or let the producer use gzip"
-            )
 
 
 def _read_varint(buffer: npt.NDArray[np.uint8], position: int, end: int) -> Any:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 from springtide_client.system.settings import Settings
@@ -27,6 +27,7 @@ class ReplayConfig(Settings, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=0)] | None = None
     partitions: Annotated[int, Meta(ge=1)] | None = None
     key: str | None = None
+    compression: Literal["gzip", "snappy", "lz4", "zstd"] | None = None
 
 
 class Replay:
@@ -47,7 +48,7 @@ class Replay:
         connection = self._source.kafka_config()
         num_partitions = self._make_topic()
         progress = self._progress or ProgressBar()
-        with Producer(connection, linger_ms=LINGER_MS) as producer:
+        with Producer(connection, linger_ms=LINGER_MS, compression=self.config.compression) as producer:
             quota = TopicQuota(self._source, self._log_path) if self.config.loop else None
             limiter = RateLimiter(self.config.rate)
             for row in self._rows():

@@ -18,7 +18,7 @@ def test_kafka_python_has_the_private_names_that_raw_fetch_needs(testbed):
 
 
 @pytest.mark.parametrize("raw", [True, False])
-@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("compression", [None, "gzip", "snappy", "lz4", "zstd"])
 def test_raw_fetch_reads_the_same_as_plain_polls(testbed, raw, compression):
     testbed.create()
     client = kafka.KafkaProducer(
