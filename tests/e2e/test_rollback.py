@@ -30,7 +30,7 @@ def test_rollback_over_http_and_from_the_command_line(workspace: Workspace) -> N
     user = json.loads(values[0])["user_id"]
     done = workspace.run("forget", "--key", f"user_id={user}")
     assert done.returncode == 0, done.stderr
-    assert f"user_id={user}: gone since version 4.1; the oldest file that still holds it is seg-" in done.stdout
+    assert f"user_id={user}: erased since version 4.1; the oldest file that still holds it is seg-" in done.stdout
 
     trainer = workspace.start("train")
     workspace.start_server()
