@@ -4,6 +4,7 @@ import io
 import threading
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -55,6 +56,17 @@ def test_parameters_are_replaced_by_name(toy_archive) -> None:
 def test_a_parameter_of_another_shape_is_refused(toy_archive) -> None:
     with pytest.raises(LogError, match=r"linear\.bias.*\(3,\)"):
         ExportedModel(toy_archive).parameters({"linear.bias": np.zeros(3, np.float32)})
+
+
+def test_threads_may_load_at_the_same_time(toy_archive) -> None:
+    barrier = threading.Barrier(4)
+
+    def load(_: int) -> int:
+        barrier.wait()
+        return sum(len(ExportedModel(toy_archive).parameter_names) for _ in range(3))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(load, range(4))) == [12] * 4
 
 
 def test_threads_with_different_parameters_do_not_mix(toy_archive) -> None:

@@ -5,6 +5,7 @@ Imports torch, so it is imported when the first model is loaded, not with the pa
 
 # N samples, L labels
 import io
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from springtide_client.array_types import Float32Array
 from springtide_client.errors import LogError
 from springtide_client.model.archive_check import check_archive
 from springtide_client.model.inputs import ModelInputs
+
+# torch.export.load keeps its state in a global and fails when two threads are in it
+_LOAD_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class ExportedModel:
         """Load a torch.export archive; LogError unless it holds only plain tensors and plain operators."""
         check_archive(archive)
         try:
-            program = torch.export.load(io.BytesIO(archive))
+            with _LOAD_LOCK:
+                program = torch.export.load(io.BytesIO(archive))
         except Exception as error:  # torch documents no exceptions
             raise LogError(f"the model's archive cannot be loaded by torch {torch.__version__}: {error}") from error
         signature = program.graph_signature
