@@ -31,9 +31,11 @@ class PendingColumns:
 class Batcher:
     """Gathers columns until a batch is full or its oldest sample has waited `max_wait_seconds`.
 
-    With `min_batch_size`, a batch of that many rows is due at once, unless `max_wait_seconds` is infinite. Rows leave
-    in the order of their arrival, so with an infinite wait the batches of a stream do not depend on how it was split
-    into columns. Columns without rows (dead letters, offset gaps) leave as soon as no row precedes them.
+    With `min_batch_size`, a batch of that many rows is due at once, unless `max_wait_seconds` is infinite or
+    `is_behind` is set: many small steps would then keep the reading thread from the processor, and the stream would
+    stay behind. Rows leave in the order of their arrival, so with an infinite wait the batches of a stream do not
+    depend on how it was split into columns. Columns without rows (dead letters, offset gaps) leave as soon as no row
+    precedes them.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class Batcher:
             raise ValueError(f"max_wait_seconds must be at least 0, not {max_wait_seconds}")
         self.batch_size = batch_size
         self.max_wait_seconds = max_wait_seconds
+        self.is_behind = False  # set by whoever knows the rest of the stream: a full batch is on its way
         is_eager = min_batch_size is not None and max_wait_seconds < float("inf")
-        self._due_rows = min(min_batch_size or 1, batch_size) if is_eager else batch_size
+        self._min_rows = min(min_batch_size or 1, batch_size) if is_eager else batch_size
         self.num_rows = 0  # pending
         self._clock = clock
         self._pending: deque[PendingColumns] = deque()
@@ -63,6 +66,11 @@ class Batcher:
     def is_empty(self) -> bool:
         """True if neither rows nor positions are pending."""
         return not self._pending
+
+    @property
+    def _due_rows(self) -> int:
+        """How many rows are due at once."""
+        return self.batch_size if self.is_behind else self._min_rows
 
     def add(self, columns: Columns) -> None:
         """Queue decoded rows."""

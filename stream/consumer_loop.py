@@ -97,6 +97,11 @@ class ConsumerLoop:
             if self._offset(partition) >= end and now - self._last_record_at.get(partition, 0.0) > seconds
         }
 
+    @property
+    def num_unfetched(self) -> int:
+        """Records between what was fetched and where the partitions ended at the last fetch."""
+        return sum(max(0, end - self._offset(partition)) for partition, end in self.ends.items())
+
     def current_positions(self, positions: Mapping[Partition, Position]) -> dict[Partition, Position]:
         """These positions in the topic as it is now: positions in an older topic become where reading began."""
         current = dict(self._start_positions)

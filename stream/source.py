@@ -115,6 +115,11 @@ class Source:
         """Partitions that are read to their end and have had no record for IDLE_SECONDS (see WatermarkClock)."""
         return self._loop.idle_partitions(IDLE_SECONDS)
 
+    @property
+    def num_waiting(self) -> int:
+        """Records that poll() has not returned: the queued ones, and those in the broker when it was last asked."""
+        return self._queue.num_rows + self._loop.num_unfetched
+
     def end_offsets(self) -> dict[Partition, int]:
         """Where the partitions ended when they were last fetched; {} before the first fetch."""
         return dict(self._loop.ends)

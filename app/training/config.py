@@ -50,7 +50,7 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             description="Learn as soon as this many samples wait and no step runs: fresher, in more and smaller "
-            "steps. 0: full batches only. Ignored when `max_wait_seconds` is infinite.",
+            "steps. 0: full batches only. Ignored when `max_wait_seconds` is infinite, and while a full batch waits.",
         ),
     ] = 0
     max_wait_seconds: Annotated[float, Meta(ge=0, description="A batch that is not full is learned after this.")] = 0.2

@@ -8,6 +8,7 @@ from springtide_client.system.backoff import Backoff
 from springtide_client.system.clock import wall_ms
 
 from app.training.health.gate import Gate
+from app.training.publish_schedule import PublishSchedule
 from app.training.session import TrainingSession
 from app.version_log.failpoints import failpoint
 from stream.errors import StreamError
@@ -20,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Publishes the state of a session every `publish_seconds`: samples learned, or a newer heartbeat."""
+    """Publishes the state of a session every `publish_seconds`: samples learned, or a newer heartbeat.
+
+    Less often while a version costs much or the session is behind: see PublishSchedule.
+    """
 
     def __init__(
         self,
@@ -31,8 +35,9 @@ class Publisher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failure: StreamError | None = None  # why the dead letters cannot be delivered
-        self._publish_seconds, self._gate, self._dead_letters, self._clock = publish_seconds, gate, dead_letters, clock
-        self._last_attempt = self._postponed_until = float("-inf")
+        self._schedule = PublishSchedule(publish_seconds, clock=clock)
+        self._gate, self._dead_letters, self._clock = gate, dead_letters, clock
+        self._postponed_until = float("-inf")
         self._backoff = Backoff(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, clock=clock)
 
     @property
@@ -40,10 +45,10 @@ class Publisher:
         """Why publishing is postponed; "" if it is not."""
         return "" if self.failure is None else f"dead letters cannot be delivered: {self.failure}"
 
-    @property
-    def seconds_until_due(self) -> float:
+    def seconds_until_due(self, session: TrainingSession) -> float:
         """Until the next version may be published; not positive once it may."""
-        return max(self._last_attempt + self._publish_seconds, self._postponed_until) - self._clock()
+        due_at = self._schedule.due_at(is_behind=session.batches.is_behind)
+        return max(due_at, self._postponed_until) - self._clock()
 
     def postpone(self, seconds: float) -> None:
         """Publish no version and execute no command for this long."""
@@ -57,7 +62,7 @@ class Publisher:
 
     def is_due(self, session: TrainingSession) -> bool:
         """Return True if it is time for a version and there is something to say: samples, or a newer heartbeat."""
-        if session.log.is_stalled or self.seconds_until_due > 0:
+        if session.log.is_stalled or self.seconds_until_due(session) > 0:
             return False
         return session.state.changed or session.complete_until_ms() > session.state.stream.complete_until_ms
 
@@ -67,17 +72,19 @@ class Publisher:
         Returns False, and publishes nothing, if the gate holds the model back or the letters cannot be delivered.
         """
         state = session.state
-        self._last_attempt = self._clock()
+        self._schedule.start()
         if self._gate.judge(state.learner, state.scores, state.samples_trained) is not None:
             return False
         if not self._deliver_dead_letters():
             return False
+        started_at = self._clock()
         idle = session.batches.idle_partitions(state.stream.positions, state.stream.clock)
         state.stream.clock.mark_idle(idle, limit_ms=session.max_event_ms())
         failpoint("before a checkpoint")
         meta, arrays = state.checkpoint(created_ms=wall_ms(), complete_until_ms=session.complete_until_ms())
         failpoint("after a checkpoint")
         version = session.log.append_owned(meta, arrays)
+        self._schedule.add_cost(self._clock() - started_at)
         self._gate.on_published(version, state.learner, state.samples_trained)
         session.spill_gc.on_checkpoint(version)
         session.commands.on_published(version)

@@ -136,9 +136,10 @@ class Trainer:
         if not has_room or self.dead_letters.unacknowledged_bytes > MAX_UNACKNOWLEDGED_BYTES:
             self.signals.wait(POLL_SECONDS)
         else:
-            seconds = publisher.seconds_until_due
+            seconds = publisher.seconds_until_due(self.session)
             batches.poll(seconds if seconds > 0 else POLL_SECONDS)
-        if has_room and (batch := batches.take(allow_partial=publisher.seconds_until_due <= 0)) is not None:
+        is_due = publisher.seconds_until_due(self.session) <= 0
+        if has_room and (batch := batches.take(allow_partial=is_due)) is not None:
             self.learn(batch)  # one without samples moves positions too
         if publisher.accepts_command(self.session) and self.publish():
             self.execute_commands()

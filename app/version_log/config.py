@@ -14,7 +14,13 @@ class LogConfig(Settings, frozen=True, kw_only=True):
 
     path: Annotated[Path, Meta(description="Folder of the log. Default: `var/<name>/log`.")]
     publish_seconds: Annotated[
-        float, Meta(gt=0, extra=FINITE, description="A version is published at most this often.")
+        float,
+        Meta(
+            gt=0,
+            extra=FINITE,
+            description="A version is published at most this often. The trainer takes longer where versions would cost "
+            "more than a quarter of its time; while a full batch waits, at least 0.5 s and a twentieth.",
+        ),
     ] = 0.5
     durable_seconds: Annotated[
         float, Meta(gt=0, extra=FINITE, description="Versions are synced to disk (fsync) at least this often.")

@@ -14,7 +14,7 @@ class ColumnQueue:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.num_bytes = 0  # of the queued columns
+        self.num_bytes = self.num_rows = 0  # of the queued columns
         self._changed = threading.Condition()
         self._queued: deque[tuple[Columns, int]] = deque()
         self._is_ended = False
@@ -32,6 +32,7 @@ class ColumnQueue:
             )
             self._queued.append((columns, size))
             self.num_bytes += size
+            self.num_rows += len(columns)
             self._changed.notify_all()
 
     def take(self, num_bytes: int, timeout_seconds: float) -> list[Columns]:
@@ -48,6 +49,7 @@ class ColumnQueue:
                 columns, size = self._queued.popleft()
                 num_bytes -= size
                 self.num_bytes -= size
+                self.num_rows -= len(columns)
                 taken.append(columns)
             self._changed.notify_all()
         return taken

@@ -153,3 +153,18 @@ def test_min_batch_size_is_ignored_without_a_max_wait():
     batcher = Batcher(4, float("inf"), min_batch_size=1)
     batcher.add(columns_of(A, "rrr", 0))
     assert (batcher.take(), batcher.seconds_until_due()) == (None, None)
+
+
+def test_behind_min_batch_size_waits_for_a_full_batch_and_no_longer_than_max_wait():
+    now = [0.0]
+    batcher = Batcher(4, 10.0, clock=lambda: now[0], min_batch_size=1)
+    batcher.is_behind = True
+    batcher.add(columns_of(A, "rr", 0))
+    assert (batcher.take(), batcher.seconds_until_due()) == (None, 10.0)
+    batcher.add(columns_of(A, "rrr", 2))
+    assert [len(batch) for batch in drain(batcher)] == [4]
+    now[0] += 10.0
+    assert [len(batch) for batch in drain(batcher)] == [1]
+    batcher.is_behind = False
+    batcher.add(columns_of(A, "r", 5))
+    assert [len(batch) for batch in drain(batcher)] == [1]

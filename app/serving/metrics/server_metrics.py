@@ -30,14 +30,9 @@ def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
     metrics.counter("springtide_view_swaps_total", "Versions that became servable, counted by each worker.")
     metrics.counter("springtide_applied_bytes_total", "Bytes of the versions that became servable.")
     metrics.histogram(
-        "springtide_event_to_servable_seconds", "From a record's timestamp until it is servable, of sampled records."
+        "springtide_freshness_seconds",
+        "From a record's timestamp until it is servable, of sampled records, by trainer: caught_up, catching_up.",
     )
-    for name in ("p50", "p99"):
-        metrics.gauge(
-            f"springtide_freshness_{name}_seconds",
-            f"The {name} of the time from a record's timestamp until it is servable, over the last minute.",
-            aggregation="max",
-        )
     metrics.gauge(
         "springtide_complete_until_timestamp_seconds",
         "Every record readable at this Unix time is in the served version.",

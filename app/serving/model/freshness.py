@@ -1,16 +1,59 @@
-"""Freshness: the time from a record's Kafka timestamp until its version is servable, over a recent window."""
+"""Freshness: the time from a record's Kafka timestamp until its version is servable.
+
+While the trainer is caught up this is how fast the pipeline is. Records that waited for the trainer to start, or to
+catch up, say how long it was away, so they are counted apart.
+"""
 
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import Any, Literal
+
+# the trainer calls itself caught up below the same
+CAUGHT_UP_MS = 3000
+
+Phase = Literal["caught_up", "catching_up"]
+
+
+class FreshnessMeter:
+    """Observes versions in order. One thread observes, any thread asks."""
+
+    def __init__(self) -> None:
+        self.caught_up = Freshness()
+        self.catching_up = CatchUp()
+        self._complete_until_ms = 0  # of the version before
+
+    def continue_from(self, complete_until_ms: int) -> None:
+        """Note what the served version, which may come from a base, is complete until."""
+        self._complete_until_ms = complete_until_ms
+
+    def observe(
+        self,
+        record_ms: Sequence[int],
+        *,
+        created_ms: int,
+        complete_until_ms: int,
+        servable_ms: int,
+        is_live: bool = True,
+    ) -> Phase:
+        """Add sampled records of a version, and return where they count.
+
+        They count as caught up if the version before had reached the stream's end shortly before this one was created:
+        else they, or some of them, have waited for the trainer. With `is_live` False they do not count at all: the
+        server was not there yet to serve them.
+        """
+        phase: Phase = "caught_up" if created_ms - self._complete_until_ms <= CAUGHT_UP_MS else "catching_up"
+        self._complete_until_ms = complete_until_ms
+        if is_live and phase == "caught_up":
+            self.catching_up.end(servable_ms)
+            self.caught_up.observe(record_ms, servable_ms=servable_ms)
+        elif is_live:
+            self.catching_up.observe(record_ms, servable_ms=servable_ms)
+        return phase
 
 
 class Freshness:
-    """Ages in ms of sampled records at the moment their version became servable.
-
-    Versions applied while catching up must not be observed: the age of their records shows when the server started,
-    not how fast it follows.
-    """
+    """Ages in ms of sampled records at the moment their version became servable, over a recent window."""
 
     def __init__(self, *, window_ms: int = 60_000, max_samples: int = 65_536) -> None:
         self._window_ms = window_ms
@@ -29,10 +72,47 @@ class Freshness:
             while self._samples and self._samples[0][0] < now_ms - self._window_ms:
                 self._samples.popleft()
             ages = sorted(age for _, age in self._samples)
-        if not ages:
-            return None
-        return {"p50": float(_percentile(ages, 0.50)), "p99": float(_percentile(ages, 0.99))}
+        return _percentiles(ages)
 
 
-def _percentile(ordered: list[int], fraction: float) -> int:
+class CatchUp:
+    """The newest time in which the trainer caught up: how long it took, and the ages of its records."""
+
+    def __init__(self, *, max_samples: int = 65_536) -> None:
+        self._lock = threading.Lock()
+        self._ages: deque[int] = deque(maxlen=max_samples)
+        self._first_ms = self._last_ms = 0  # when its first and its newest version became servable
+        self._ended_ms: int | None = None
+
+    def observe(self, record_ms: Sequence[int], *, servable_ms: int) -> None:
+        """Add records of a version that was cut while the trainer was behind."""
+        with self._lock:
+            if self._ended_ms is not None or not self._first_ms:
+                self._ages.clear()
+                self._first_ms, self._ended_ms = servable_ms, None
+            self._last_ms = servable_ms
+            self._ages.extend(max(0, servable_ms - timestamp_ms) for timestamp_ms in record_ms)
+
+    def end(self, servable_ms: int) -> None:
+        """Note a version that was cut while caught up."""
+        with self._lock:
+            if self._first_ms and self._ended_ms is None:
+                self._ended_ms = servable_ms
+
+    def document(self) -> dict[str, Any] | None:
+        """`{"p50", "p99"}` in ms, its `seconds`, and `ended_ms`, None while it goes on; None if there was none."""
+        with self._lock:
+            ages, ended_ms = sorted(self._ages), self._ended_ms
+            seconds = ((ended_ms or self._last_ms) - self._first_ms) / 1000
+        found = _percentiles(ages)
+        return None if found is None else {**found, "seconds": seconds, "ended_ms": ended_ms}
+
+
+def _percentiles(ordered: Sequence[int]) -> dict[str, float] | None:
+    if not ordered:
+        return None
+    return {"p50": float(_percentile(ordered, 0.50)), "p99": float(_percentile(ordered, 0.99))}
+
+
+def _percentile(ordered: Sequence[int], fraction: float) -> int:
     return ordered[min(len(ordered) - 1, max(0, -(-int(fraction * 100) * len(ordered) // 100) - 1))]

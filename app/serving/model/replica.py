@@ -16,7 +16,7 @@ from app.processes.priority import take_short_slices
 from app.serving.http.errors import not_ready
 from app.serving.http.preconditions import NO_PRECONDITIONS, VERSION_NOT_REACHED, Preconditions
 from app.serving.metrics.registry import MetricsRegistry
-from app.serving.model.freshness import Freshness
+from app.serving.model.freshness import FreshnessMeter
 from app.serving.model.version_index import VersionEntry, VersionIndex
 from app.serving.model.view import ModelView
 
@@ -79,7 +79,7 @@ class Replica:
         self._defect = ""
         self.num_swaps = 0
         self.versions = VersionIndex()
-        self.freshness = Freshness()
+        self.freshness = FreshnessMeter()
         self._follower = make_follower(self._version_applied, self._swapped)
 
     @property
@@ -199,15 +199,23 @@ class Replica:
     def _version_applied(self, entry: VersionEntry, servable_ms: int, num_bytes: int) -> None:
         self._metrics.increment("springtide_applied_bytes_total", num_bytes)
         # versions published before this server could serve do not show how fast it follows
-        if self._live_since_ms is not None and entry.created_ms >= self._live_since_ms:
-            self.freshness.observe(entry.record_ms, servable_ms=servable_ms)
+        is_live = self._live_since_ms is not None and entry.created_ms >= self._live_since_ms
+        phase = self.freshness.observe(
+            entry.record_ms,
+            created_ms=entry.created_ms,
+            complete_until_ms=entry.meta["complete_until_ms"],
+            servable_ms=servable_ms,
+            is_live=is_live,
+        )
+        if is_live:
             for timestamp_ms in entry.record_ms:
                 seconds = max(0, servable_ms - timestamp_ms) / 1000
-                self._metrics.observe("springtide_event_to_servable_seconds", seconds)
+                self._metrics.observe("springtide_freshness_seconds", seconds, trainer=phase)
         self.versions.add(entry)
 
     def _swapped(self, entry: VersionEntry) -> None:
         self.versions.add(entry)
+        self.freshness.continue_from(entry.meta["complete_until_ms"])
         self.num_swaps += 1
         self._metrics.increment("springtide_view_swaps_total")
         if self._live_since_ms is None:

@@ -125,6 +125,9 @@ SCHEMAS: dict[str, JsonSchema] = {
         trainer={"enum": ["running", "catching_up", "waiting", "stopped", "failed"]},
         reason=STRING,
         freshness_ms=or_null(object_of(p50=NUMBER, p99=NUMBER, has_more=True)),
+        catching_up_ms=or_null(
+            object_of(p50=NUMBER, p99=NUMBER, seconds=NUMBER, ended_ms=or_null(INTEGER), has_more=True)
+        ),
         staleness_ms=or_null(COUNT),
         now_ms=INTEGER,
         server=ANY_OBJECT,

@@ -58,20 +58,13 @@ class MetricsScraper:
 
     def _update_gauges(self) -> None:
         view, metrics = self._replica.view, self._metrics
-        freshness_ms = self._replica.freshness.percentiles(now_ms=wall_ms()) or {}
         complete_until_ms = 0 if view is None else view.complete_until_ms
         metrics.set("springtide_version", None if view is None else view.version)
         metrics.set(
             "springtide_complete_until_timestamp_seconds", complete_until_ms / 1000 if complete_until_ms > 0 else None
         )
-        for name in ("p50", "p99"):
-            metrics.set(f"springtide_freshness_{name}_seconds", _seconds(freshness_ms.get(name)))
         metrics.set("springtide_ready", float(view is not None))
         metrics.set("springtide_workers", 1)
         metrics.set("springtide_predict_batches_total", self._micro_batcher.num_batches)
         metrics.set("springtide_open_streams", self._limits.num_streams)
         metrics.set("springtide_http_requests_in_flight", self._limits.num_in_flight)
-
-
-def _seconds(value_ms: float | None) -> float | None:
-    return None if value_ms is None else value_ms / 1000

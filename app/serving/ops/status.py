@@ -31,7 +31,8 @@ class ServerStatusReporter:
         status["published_version"] = status["version"]
         if view is not None:
             status["version"] = view.version
-        status["freshness_ms"] = replica.freshness.percentiles(now_ms=now_ms)
+        status["freshness_ms"] = replica.freshness.caught_up.percentiles(now_ms=now_ms)
+        status["catching_up_ms"] = replica.freshness.catching_up.document()
         status["staleness_ms"] = None if view is None else replica.staleness_ms(view)
         status["now_ms"] = now_ms
         status["server"] = {

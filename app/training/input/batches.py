@@ -68,8 +68,15 @@ class BatchStream:
             raise RetriableError(f"waited {MAX_UNAVAILABLE_SECONDS:.0f} s: {self.source.reason}")
         return self.until_end and self.source.finished and self.batcher.is_empty and self._peeked is None
 
+    @property
+    def is_behind(self) -> bool:
+        """True if a full batch waits, here or in the broker."""
+        peeked = 0 if self._peeked is None else len(self._peeked)
+        return peeked + self.batcher.num_rows + self.source.num_waiting >= self.batch_size
+
     def poll(self, max_seconds: float) -> None:
         """Take what the stream has, unless a full batch waits already. Waits at most this long, or until one is due."""
+        self.batcher.is_behind = self.is_behind
         if self.batcher.num_rows < self.batch_size:
             for columns in self.source.poll(self._poll_seconds(max_seconds)):
                 self.batcher.add(columns)
@@ -82,6 +89,7 @@ class BatchStream:
         """
         batch, self._peeked = self._peeked, None
         if batch is None:
+            self.batcher.is_behind = self.is_behind
             batch = self.batcher.take()
         if batch is None and ((allow_partial and self._is_stream_slow) or (self.until_end and self.source.finished)):
             batch = self.batcher.flush()

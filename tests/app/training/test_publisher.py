@@ -17,7 +17,7 @@ class Letters:
             raise self.error
 
 
-def session() -> Any:
+def session(*, is_behind: bool = False) -> Any:
     """A session with something to publish."""
     clock = SimpleNamespace(mark_idle=lambda idle, limit_ms: None)
     stream = SimpleNamespace(positions={}, clock=clock, complete_until_ms=0)
@@ -29,7 +29,7 @@ def session() -> Any:
     return SimpleNamespace(
         state=state,
         log=log,
-        batches=SimpleNamespace(idle_partitions=lambda positions, clock: set()),
+        batches=SimpleNamespace(idle_partitions=lambda positions, clock: set(), is_behind=is_behind),
         max_event_ms=lambda: 0,
         complete_until_ms=lambda: 0,
         spill_gc=on_published,
@@ -45,7 +45,7 @@ def test_a_delivered_flush_ends_the_postponement() -> None:
     letters.error = StreamError("no broker")
     for _ in range(6):
         assert not publisher.publish(session())
-    assert publisher.seconds_until_due > 10
+    assert publisher.seconds_until_due(session()) > 10
     assert not publisher.accepts_command(session())
     assert publisher.reason == "dead letters cannot be delivered: no broker"
 
@@ -55,3 +55,15 @@ def test_a_delivered_flush_ends_the_postponement() -> None:
     assert publisher.accepts_command(session())
     now[0] += 0.6
     assert publisher.is_due(session())
+
+
+def test_behind_versions_are_cut_seldom_and_at_once_when_caught_up() -> None:
+    now = [100.0]
+    gate: Any = SimpleNamespace(judge=lambda *of: None, on_published=lambda *of: None)
+    publisher = Publisher(0.02, gate, Letters(), clock=lambda: now[0])  # type: ignore[arg-type]
+    assert publisher.publish(session(is_behind=True))
+    now[0] += 0.1
+    assert not publisher.is_due(session(is_behind=True))
+    assert publisher.is_due(session(is_behind=False))
+    now[0] += 0.5
+    assert publisher.is_due(session(is_behind=True))

@@ -31,12 +31,13 @@ TOPIC, FEATURE, RATE, DIM = "clicks", "c1", 10_000, 16
 NUM_PROBED = 64  # ids that only the probing events use
 POLL_SECONDS, PAUSE_SECONDS, LOST_SECONDS = 0.001, 0.05, 10.0
 START_SECONDS = 120.0  # includes the compilation of kernels
-NEEDED_MS, MINUTE_MS = 100.0, 60_000.0
+NEEDED_MS, MINUTE_MS = 50.0, 60_000.0
 CONFIG = """
 name = "freshness"
 [source]
 topic = "{topic}"
 fetch_wait_ms = 5
+{source}
 [schema]
 label = "click"
 categorical = {categorical}
@@ -50,16 +51,31 @@ name = "dlrm"
 options = {{ bottom = [512, 256], top = [512, 256] }}
 [train]
 batch_size = 512
-min_batch_size = 1
-max_wait_seconds = 0.02
+min_batch_size = {min_batch_size}
+max_wait_seconds = {max_wait_seconds}
 threads = 1
 [log]
 path = "{folder}/log"
-publish_seconds = 0.05
-log_bytes = "40GiB"  # 9 MB a version, and no merger
+publish_seconds = {publish_seconds}
+log_bytes = "40GiB"  # no merger
 [serve]
 port = {port}
 """
+FRESH = {"min_batch_size": 1, "max_wait_seconds": 0.02, "publish_seconds": 0.02}
+
+
+def write_config(folder: Path, port: int, *, address: str | None = None, **settings: float) -> Path:
+    """Write the configuration into `folder`, which also holds log and spill; return its path.
+
+    `address`: a broker other than the embedded one of this log; `settings` replace those of FRESH.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "springtide.toml"
+    lists = {"categorical": json.dumps(CATEGORICAL), "dense": json.dumps(DENSE)}
+    source = "" if address is None else f'bootstrap_servers = "{address}"'
+    places = {"topic": TOPIC, "dim": DIM, "folder": folder, "port": port, "source": source}
+    path.write_text(CONFIG.format(**places, **lists, **(FRESH | settings)))
+    return path
 
 
 @dataclass
@@ -105,9 +121,7 @@ class Pipeline:
         self.broker = stack.enter_context(EmbeddedBroker(folder / "log"))
         with Admin(KafkaConfig(bootstrap_servers=self.broker.address)) as admin:
             admin.ensure_topic(TOPIC)
-        settings = {"topic": TOPIC, "dim": DIM, "folder": folder, "port": self.port}
-        lists = {"categorical": json.dumps(CATEGORICAL), "dense": json.dumps(DENSE)}
-        (folder / "springtide.toml").write_text(CONFIG.format(**settings, **lists))
+        write_config(folder, self.port)
         self.trainer, self.server = self._start("traced_command", "train"), self._start("traced_command", "serve")
         self._until("the server was ready", self._is_ready)
         self._start("event_producer", self.broker.address, TOPIC, str(rate))

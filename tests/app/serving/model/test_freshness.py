@@ -1,4 +1,4 @@
-from app.serving.model.freshness import Freshness
+from app.serving.model.freshness import CatchUp, Freshness, FreshnessMeter
 
 
 def test_percentiles_are_of_the_recent_window():
@@ -20,3 +20,34 @@ def test_a_record_from_the_future_has_age_0():
     freshness = Freshness()
     freshness.observe([170], servable_ms=100)
     assert freshness.percentiles(now_ms=100) == {"p50": 0.0, "p99": 0.0}
+
+
+def test_records_that_waited_for_the_trainer_do_not_count_as_freshness():
+    meter = FreshnessMeter()
+    meter.continue_from(100_000)
+    # six seconds without a trainer: its first version is complete, but its records have waited
+    assert meter.observe([100_100], created_ms=106_000, complete_until_ms=105_990, servable_ms=106_010) == "catching_up"
+    assert meter.observe([106_000], created_ms=106_050, complete_until_ms=106_040, servable_ms=106_060) == "caught_up"
+    assert meter.caught_up.percentiles(now_ms=106_100) == {"p50": 60.0, "p99": 60.0}
+    assert meter.catching_up.document() == {"p50": 5910.0, "p99": 5910.0, "seconds": 0.05, "ended_ms": 106_060}
+
+
+def test_versions_from_before_the_server_count_nowhere_but_are_continued_from():
+    meter = FreshnessMeter()
+    meter.observe([1], created_ms=50_000, complete_until_ms=49_000, servable_ms=90_000, is_live=False)
+    assert meter.catching_up.document() is meter.caught_up.percentiles(now_ms=90_000) is None
+    assert meter.observe([49_500], created_ms=50_100, complete_until_ms=50_050, servable_ms=50_200) == "caught_up"
+
+
+def test_the_newest_catch_up_is_described_while_it_goes_on_and_afterwards():
+    catch_up = CatchUp()
+    catch_up.end(500)
+    assert catch_up.document() is None
+    catch_up.observe([0], servable_ms=1_000)
+    catch_up.observe([500], servable_ms=3_000)
+    assert catch_up.document() == {"p50": 1000.0, "p99": 2500.0, "seconds": 2.0, "ended_ms": None}
+    catch_up.end(4_000)
+    catch_up.end(5_000)
+    assert catch_up.document() == {"p50": 1000.0, "p99": 2500.0, "seconds": 3.0, "ended_ms": 4000}
+    catch_up.observe([8_900], servable_ms=9_000)
+    assert catch_up.document() == {"p50": 100.0, "p99": 100.0, "seconds": 0.0, "ended_ms": None}

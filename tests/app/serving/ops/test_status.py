@@ -6,7 +6,8 @@ def test_the_status_joins_the_trainers_report_with_measurements(world):
     world.log.start_epoch()
     world.served(client, world.log.number)
     now_ms = world.log.meta().created_ms
-    number = world.log.publish(record_ms=[now_ms - 200, now_ms - 100])
+    world.log.publish(created_ms=now_ms, complete_until_ms=now_ms)
+    number = world.log.publish(record_ms=[now_ms - 200, now_ms - 100], created_ms=now_ms)
     world.served(client, number)
     world.log.write_status(version=number + 5, samples_trained=7, positions={"clicks/0": {"lag": 3}})
     status = client.get("/v1/status").json()
@@ -29,6 +30,20 @@ def test_the_status_joins_the_trainers_report_with_measurements(world):
     assert 'springtide_consumer_lag_records{partition="clicks/0"} 3' in text
     assert 'springtide_trainer_state{state="running"} 1' in text
     assert 'springtide_http_requests_total{route="/v1/status",status="200"}' in text
+    assert 'springtide_freshness_seconds_count{trainer="caught_up"} 2' in text
+
+
+def test_records_that_waited_for_the_trainer_have_numbers_of_their_own(world):
+    client = world.serve()
+    world.log.start_epoch()
+    world.served(client, world.log.number)
+    now_ms = world.log.meta().created_ms
+    away_ms = 10_000
+    world.served(client, world.log.publish(record_ms=[now_ms - away_ms], created_ms=now_ms + away_ms))
+    status = client.get("/v1/status").json()
+    assert status["freshness_ms"] is None
+    assert status["catching_up_ms"]["ended_ms"] is None
+    assert 'springtide_freshness_seconds_count{trainer="catching_up"} 1' in client.get("/metrics").text
 
 
 def test_versions_published_before_the_server_started_do_not_count_for_freshness(world):

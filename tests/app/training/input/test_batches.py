@@ -13,6 +13,8 @@ from stream.positions import Partition
 from stream.records import RawRecords
 from tests.app.training.configs import make_config
 from tests.app.training.random_clicks import SCHEMA
+from tests.app.training.trainer_env import TrainerEnv
+from tests.support.waiting import DEADLINE_SECONDS
 
 NOW_MS = 1_700_000_000_000
 
@@ -53,3 +55,20 @@ def test_without_a_waiting_time_only_full_batches_are_taken(tmp_path) -> None:
     assert len(batches.batcher.flush()) == 3
     batches.batcher.add(clicks(3))
     assert batches.take(allow_partial=True) is None
+
+
+def test_batches_grow_to_full_ones_while_the_stream_is_behind(env: TrainerEnv) -> None:
+    env.produce(1000)  # 15 batches of 64, and 40 samples
+    train = structs.replace(env.config.train, min_batch_size=1, max_wait_seconds=60.0)
+    source = structs.replace(env.config.source, queue_bytes=1)  # one fetch at a time
+    batches = BatchStream(replace(env.config, train=train, source=source), {}, until_end=False)
+    sizes: list[int] = []
+    try:
+        while sum(sizes) < 1000:
+            batches.poll(DEADLINE_SECONDS)
+            while batch := batches.take():
+                sizes.append(len(batch))
+                assert batches.is_behind == (1000 - sum(sizes) >= 64)
+    finally:
+        batches.close()
+    assert sizes == [64] * 15 + [40]
