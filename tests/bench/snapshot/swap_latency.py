@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from springtide_client import HotModel
 from springtide_client.format.records import VersionMeta
+from springtide_client.format.tensors import Arrays
+from springtide_client.keys import mix_keys
 from springtide_client.log.directory import LogDirectory
 
 from app.config.load import load_config
@@ -89,6 +91,8 @@ def write() -> None:
     config = load_config(folder / "springtide.toml")
     random, number = np.random.default_rng(5), 0
     feature = config.schema.number(FEATURE)
+    # drawn before, so that this process takes little from the processors while calls are timed
+    versions = [draw(random, num_rows, feature, added) for added in range(8)]
     command = [*module_command("tests.bench.snapshot.swap_latency"), "compact", str(folder)]
     pipe = subprocess.PIPE
     with (
@@ -104,17 +108,9 @@ def write() -> None:
             end, asked = time.monotonic() + float(line) * 0.9, 0
             while time.monotonic() < end:
                 number += 1
-                count = max(1, num_rows // 100)
-                ids_M = np.sort(random.choice(num_rows, count, replace=False))
-                arrays = {
-                    "rows.feature": np.full(count, feature, np.uint16),
-                    "rows.id": ids_M,
-                    "rows.value": values_of(ids_M, DIM) + np.float32(number % 8),
-                    "rows.state": np.zeros((count, 1), np.float32),
-                    "rows.count": np.ones(count, np.int64),
-                    "rows.last_seen": np.full(count, 1000),
-                }
-                log.append_owned(VersionMeta(samples_trained=number, fingerprint=mark), arrays)
+                log.append_owned(
+                    VersionMeta(samples_trained=number, fingerprint=mark), versions[number % len(versions)]
+                )
                 if number % VERSIONS_A_BASE == 0:
                     log.sync()
                     print("compact", file=compactor.stdin, flush=True)
@@ -122,6 +118,22 @@ def write() -> None:
                 time.sleep(VERSION_SECONDS)
             print(json.dumps({"bases": sum(int(compactor.stdout.readline()) for _ in range(asked))}), flush=True)
         compactor.stdin.close()
+
+
+def draw(random: np.random.Generator, num_rows: int, feature: int, added: int) -> Arrays:
+    """Return the tensors of a version that changes a hundredth of the rows, sorted as a trainer sorts them."""
+    count = max(1, num_rows // 100)
+    ids_M = random.choice(num_rows, count, replace=False)
+    features_M = np.full(count, feature, np.uint16)
+    ids_M = ids_M[np.argsort(mix_keys(features_M, ids_M))]
+    return {
+        "rows.feature": features_M,
+        "rows.id": ids_M,
+        "rows.value": values_of(ids_M, DIM) + np.float32(added),
+        "rows.state": np.zeros((count, 1), np.float32),
+        "rows.count": np.ones(count, np.int64),
+        "rows.last_seen": np.full(count, 1000),
+    }
 
 
 def compact() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from springtide_client.keys import GOLDEN, MASK
+from springtide_client.rows import layers
 from springtide_client.rows.layers import flatten_layers, merge_layers, push_layer, record_layer
 from springtide_client.rows.row_layer import RowLayer, empty_layer, expiry_cutoffs_of, sorted_layer
 
@@ -65,13 +66,13 @@ def test_a_layer_answers_like_a_dictionary(rows: Rows) -> None:
 @settings(max_examples=300)
 @given(st.lists(rows_of_a_record, max_size=6))
 def test_layers_pushed_one_by_one_answer_like_updates(history: list[Rows]) -> None:
-    layers, expected = (), {}
+    stack, expected = (), {}
     for rows in history:
-        layers = push_layer(layers, record_layer(tensors_of(rows), DIM, state_width=1))
+        stack = push_layer(stack, record_layer(tensors_of(rows), DIM, state_width=1))
         expected |= rows
-    for older, newer in itertools.pairwise(layers):
+    for older, newer in itertools.pairwise(stack):
         assert len(newer) * 2 <= len(older)
-    flat = flatten_layers(layers, DIM, 1)
+    flat = flatten_layers(stack, DIM, 1)
     assert answers(flat) == expected
     assert len(flat) == len(expected)
     assert flat.state is not None
@@ -115,6 +116,26 @@ def test_layers_merged_at_once_answer_like_updates(history: list[Rows]) -> None:
     merged = merge_layers(*(record_layer(tensors_of(rows), DIM, state_width=1) for rows in history))
     assert answers(merged) == expected
     assert len(merged) == len(expected)
+
+
+@pytest.mark.parametrize("state_width", [None, 1])
+@pytest.mark.parametrize("sizes", [(5_000, 4_000), (9_000, 30, 2_500, 700), (1_200, 6_000, 6_000)])
+def test_large_layers_are_merged_in_pieces_as_small_ones_at_once(monkeypatch, sizes, state_width) -> None:
+    random = np.random.default_rng(7)
+    history = []
+    for size in sizes:  # every third id is forgotten; both keys with the same mixed key are in every layer
+        ids = np.unique(random.integers(-4_000, 4_000, size) * (1 << 30))
+        found: Rows = {(int(id) % 3, int(id)): float(random.integers(1, 99)) for id in ids}
+        found |= dict.fromkeys(list(found)[::3], None)
+        history.append(record_layer(tensors_of(found | {(0, 0): 5.0, (1, TWIN): 6.0}), DIM, state_width))
+    monkeypatch.setattr(layers, "MIN_PIECE_ROWS", 1 << 40)
+    at_once = merge_layers(*history)
+    monkeypatch.setattr(layers, "MIN_PIECE_ROWS", 64)
+    monkeypatch.setattr(layers, "PIECE_BYTES", 1)
+    in_pieces = merge_layers(*history)
+    assert len(in_pieces) > 2 * 64
+    for name in layers.COLUMNS:
+        np.testing.assert_array_equal(getattr(in_pieces, name), getattr(at_once, name))
 
 
 def test_ordered_rows_are_copied_only_if_they_are_a_small_part_of_the_record() -> None:

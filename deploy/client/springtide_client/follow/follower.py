@@ -17,6 +17,7 @@ from springtide_client.follow.listeners import AppliedVersion, Listener, Listene
 from springtide_client.follow.log_source import LogSource
 from springtide_client.follow.memory_limit import DISK_BYTES, MemoryLimit
 from springtide_client.follow.open_cursors import OpenCursors
+from springtide_client.follow.retired_views import RetiredViews
 from springtide_client.follow.states import TRANSITIONS, Event, State
 from springtide_client.format.records import Tip, version_name
 from springtide_client.log.listing import base_number
@@ -81,6 +82,7 @@ class Follower:
         self._cursors = OpenCursors(source)
         self._state = State.EMPTY
         self._view: View | None = None
+        self._retired = RetiredViews()
         self._rebuild: Rebuild | None = None
         self._break_cause: SpringtideError | None = None
         self._restart: tuple[int, Tip] | None = None  # the base and the served version of the last restart
@@ -154,7 +156,7 @@ class Follower:
         with self._polling:
             if not self._backoff.is_over:
                 return False
-            before = self._view
+            before = None if self._view is None else self._view.version
             try:
                 self._advance()
             except (SpringtideError, OSError, ValueError) as error:
@@ -162,7 +164,8 @@ class Follower:
             else:
                 self._error = self._lag_error()
                 self._backoff.succeed()
-            return self._view is not None and (before is None or before.version != self._view.version)
+            self._retired.free_unused()
+            return self._view is not None and before != self._view.version
 
     def _advance(self) -> None:
         """1. Follow with the served view. 2. If it cannot go on, or grew large, rebuild from a base. 3. Swap."""
@@ -192,14 +195,16 @@ class Follower:
     def _follow(self, view: View) -> None:
         """Serve the versions that follow the served one."""
         if self._limit.is_exceeded_by(view):  # the disk was full: no further before the view is within the limit
-            self._view = view = self._limit.apply(view)
+            view = self._limit.apply(view)
+            self._replace(view)
         for record in self._cursors.records(view.tip):
             view = view.apply(record)
             self._serve(view, [AppliedVersion.of(record)])
             # the same version in fewer layers, merged after it is served
             view = self._limit.apply(view.merged())
             view.prepare()
-            self._view = view
+            self._replace(view)
+            self._retired.free_unused()
             if self._stopping.is_set():
                 return
 
@@ -245,15 +250,21 @@ class Follower:
         if served is None or rebuild.view.version != served.version:
             self._serve(rebuild.view, list(rebuild.passed))
         rebuild.view.prepare()
-        self._view = rebuild.view
+        self._replace(rebuild.view)
 
     def _serve(self, view: View, versions: list[AppliedVersion]) -> None:
         """1. Swap. 2. Call the listeners."""
         view.prepare()
         with self._swapped:
-            self._view = view
+            self._replace(view)
             self._swapped.notify_all()
         self._listeners.notify(view, versions, self._clock_ms())
+
+    def _replace(self, view: View) -> None:
+        """Let later calls use this view. The one before it is freed here, once no call uses it."""
+        if self._view is not None and self._view is not view:
+            self._retired.add(self._view)
+        self._view = view
 
     def _lag_error(self) -> LogError | None:
         """Return why the served version stays after a break: the log has no base, or is behind that version."""

@@ -4,6 +4,7 @@ Format: https://github.com/huggingface/safetensors. The header is padded with sp
 dtype come first, so that every array is aligned when the file is memory-mapped.
 """
 
+import ctypes
 import mmap
 import os
 from collections.abc import Mapping
@@ -131,7 +132,14 @@ def advise_random_access(array: Array) -> None:
         return
     pages.madvise(mmap.MADV_RANDOM)
     if len(pages) <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // READAHEAD_FRACTION:
-        pages.madvise(mmap.MADV_WILLNEED)
+        _read_ahead(pages)
+
+
+def _read_ahead(pages: mmap.mmap) -> None:
+    """Ask the kernel to read the whole file. Called without the GIL, for it takes ms; `mmap.madvise` would keep it."""
+    start = np.frombuffer(pages, np.uint8).__array_interface__["data"][0]
+    madvise = ctypes.CDLL(None).madvise
+    madvise(ctypes.c_void_p(start), ctypes.c_size_t(len(pages)), mmap.MADV_WILLNEED)
 
 
 def array_bytes(array: Array) -> memoryview:

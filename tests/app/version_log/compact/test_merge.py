@@ -26,7 +26,9 @@ def test_only_durable_versions_are_compacted(log) -> None:
         assert compact(log) is None
 
 
-def test_a_base_equals_a_dictionary_after_the_same_versions(log) -> None:
+@pytest.mark.parametrize("pending_bytes", [1, 3_000, 1 << 30])
+def test_a_base_equals_a_dictionary_after_the_same_versions(log, monkeypatch, pending_bytes: int) -> None:
+    monkeypatch.setattr("app.version_log.read.replay_state.PENDING_BYTES", pending_bytes)
     rng = random.Random(5)
     expected: dict[tuple[int, int], tuple[float, int]] = {}
     with log.writer() as writer:
