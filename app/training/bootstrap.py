@@ -116,7 +116,7 @@ def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState
 def restore_state(state: TrainingState, resume: Resume) -> None:
     """Read the log back up to its sealed end; LogError if that cannot be reached."""
     try:
-        state.restore(resume.base, resume.records())
+        state.restore(resume.base, resume.records(), resume.read_state)
         state.base_number, state.executed_commands = resume.base.tip.number, dict(resume.executed_commands)
         state.stream.logged_erasures = erasures_of(resume.erasure_entries, state.schema)
     except ValueError as error:

@@ -56,6 +56,11 @@ class CommandExecutor:
         """True if there is a command to execute."""
         return bool(self._claimed) or self._queue.has_pending()
 
+    @property
+    def has_unpublished(self) -> bool:
+        """True if the next version carries a command."""
+        return bool(self._unpublished)
+
     def execute(self) -> None:
         """Execute every pending command. Call it right after a checkpoint: the rows that it evicts need room.
 

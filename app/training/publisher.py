@@ -58,7 +58,8 @@ class Publisher:
         """Return True if a command is pending and can be published with its result."""
         if session.log.is_stalled or self._clock() < self._postponed_until:
             return False
-        return session.commands.has_pending
+        # the version that carries a command must be exact, and takes the writer of exact states for itself
+        return session.commands.has_pending and session.log.is_state_writer_idle
 
     def is_due(self, session: TrainingSession) -> bool:
         """Return True if it is time for a version and there is something to say: samples, or a newer heartbeat."""
@@ -66,9 +67,10 @@ class Publisher:
             return False
         return session.state.changed or session.complete_until_ms() > session.state.stream.complete_until_ms
 
-    def publish(self, session: TrainingSession) -> bool:
+    def publish(self, session: TrainingSession, *, exact: bool = False) -> bool:
         """1. Ask the gate. 2. Deliver dead letters. 3. Take a checkpoint. 4. Append it. 5. Report durable offsets.
 
+        `exact`: a restart must be able to continue from this version; so it must from one that carries a command.
         Returns False, and publishes nothing, if the gate holds the model back or the letters cannot be delivered.
         """
         state = session.state
@@ -81,9 +83,12 @@ class Publisher:
         idle = session.batches.idle_partitions(state.stream.positions, state.stream.clock)
         state.stream.clock.mark_idle(idle, limit_ms=session.max_event_ms())
         failpoint("before a checkpoint")
-        meta, arrays = state.checkpoint(created_ms=wall_ms(), complete_until_ms=session.complete_until_ms())
+        carried, net = session.net.take(exact=exact or session.commands.has_unpublished)
+        complete_until_ms = session.complete_until_ms()
+        meta, arrays = state.checkpoint(created_ms=wall_ms(), complete_until_ms=complete_until_ms, net=carried)
         failpoint("after a checkpoint")
-        version = session.log.append_owned(meta, arrays)
+        version = session.log.append_owned(meta, arrays, net)
+        session.net.on_appended(version)
         self._schedule.add_cost(self._clock() - started_at)
         self._gate.on_published(version, state.learner, state.samples_trained)
         session.spill_gc.on_checkpoint(version)

@@ -11,6 +11,7 @@ from app.training.commands import CommandExecutor
 from app.training.committed_offsets import CommittedOffsets
 from app.training.config import TrainerConfig
 from app.training.input.batches import BatchStream
+from app.training.state.net_publisher import NetPublisher
 from app.training.state.spill_gc import SpillGC
 from app.training.state.training_state import TrainingState
 from app.version_log.commands.queue import Command
@@ -29,6 +30,7 @@ class TrainingSession:
     ) -> None:
         self.log, self.state, self.commands = log, state, commands
         self.spill_gc = SpillGC(state.learner.table, log.directory, state.base_number)
+        self.net = NetPublisher(config.log, state.learner, log)
         self.committed = CommittedOffsets(state.stream.positions)
         self._config, self._until_end = config, until_end
         self.batches = self._open_batches()

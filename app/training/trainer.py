@@ -170,7 +170,7 @@ class Trainer:
 
     def publish_last(self) -> bool:
         """Publish what is left at the end; returns True if the trainer may end, even if that was not possible."""
-        if not self.state.changed or self.publish():
+        if (not self.state.changed and self.log.ends_exact) or self.publisher.publish(self.session, exact=True):
             return True
         if self.gate.held is not None:
             return self.signals.stopping
@@ -189,8 +189,12 @@ class Trainer:
         return True
 
     def reload(self) -> None:
-        """Continue from the end of the log."""
+        """Continue from the end of the log; if that is not exact, under a new epoch from the newest exact version."""
         gc.unfreeze()
+        if not self.log.ends_exact:
+            self.log.close()
+            self.log = LogWriter.open(self.config.log, schema=self.config.schema)
+            self.status.set_epoch(self.log.epoch)
         self._adopt(self.session.reload(self.log, self.rollback.execute))
         _freeze_heap()
 

@@ -1,7 +1,7 @@
 """The keys of `[log]`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 from springtide_client.system.settings import FINITE, SIZE, Settings
@@ -25,6 +25,36 @@ class LogConfig(Settings, frozen=True, kw_only=True):
     durable_seconds: Annotated[
         float, Meta(gt=0, extra=FINITE, description="Versions are synced to disk (fsync) at least this often.")
     ] = 1.0
+    exact_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            extra=SIZE,
+            description="A dense net whose parameters and optimizer state take at most this much is carried by every "
+            "version, and a killed trainer loses nothing. The state of a larger net is written beside the log.",
+        ),
+    ] = 4 << 20
+    dense_seconds: Annotated[
+        float,
+        Meta(gt=0, extra=FINITE, description="Followers get the parameters of a larger net at least this often."),
+    ] = 5.0
+    dense_change: Annotated[
+        float,
+        Meta(ge=0, description="They get them sooner once the parameters moved by this share of their norm."),
+    ] = 0.01
+    dense_dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        Meta(description="What followers get: `bfloat16` halves it. A trainer always continues with float32."),
+    ] = "float32"
+    dense_cost: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Share of the time that publishing a larger net may take. Parameters and exact states are "
+            "written less often than the keys above say where it would take more.",
+        ),
+    ] = 0.03
     base_minutes: Annotated[
         float, Meta(gt=0, extra=FINITE, description="A new base (full image) is made this long after the last one.")
     ] = 10.0

@@ -1,6 +1,6 @@
 """Replays a log into a learner: its newest base, then every version after it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,18 @@ from app.training.step.learner import Learner
 from embeddings.table import EmbeddingTable
 
 
-def replay_log(learner: Learner, scores: ProgressiveScores, base: Base, records: Iterable[Record]) -> VersionMeta:
+def replay_log(
+    learner: Learner,
+    scores: ProgressiveScores,
+    base: Base,
+    records: Iterable[Record],
+    *,
+    read_state: Callable[[int], Arrays],
+) -> VersionMeta:
     """Restore rows, sketch, dense net, optimizer, random state and scores; returns the metadata of the last version.
 
-    The table reads the rows of the base itself. ValueError if the log holds another net.
+    The table reads the rows of the base itself. `read_state` returns the exact state of the net at a version that does
+    not carry it. ValueError if the log holds another net.
     """
     arrays: Arrays = {**base.dense, **base.trainer_state}
     scores.restore(without_prefix("state.scores.", arrays))
@@ -36,8 +44,13 @@ def replay_log(learner: Learner, scores: ProgressiveScores, base: Base, records:
             newest = {}
         else:
             scores.apply(without_prefix("state.scores.", tensors))
+        if "state.random" in tensors:
+            newest = {}  # all of the net follows
         newest |= _dense_arrays(tensors)
-    learner.restore(without_prefix("dense.", newest), without_prefix("state.optimizer.", newest))
+    if meta.exact_state > base.tip.number:
+        newest = read_state(meta.exact_state)
+    parameters = without_prefix("state.parameters.", newest) or without_prefix("dense.", newest)
+    learner.restore(parameters, without_prefix("state.optimizer.", newest))
     if "state.random" in newest:
         torch.set_rng_state(torch.from_numpy(np.array(newest["state.random"])))
     return meta
@@ -53,5 +66,5 @@ def _restore_sketch(
 
 def _dense_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     """Return those arrays of which only the newest version's count, copied out of the record."""
-    prefixes = ("dense.", "state.optimizer.", "state.random")
+    prefixes = ("dense.", "state.parameters.", "state.optimizer.", "state.random")
     return {name: np.array(array) for name, array in arrays.items() if name.startswith(prefixes)}

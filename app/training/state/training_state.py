@@ -119,12 +119,19 @@ class TrainingState:
         self._apply_limits(limits)
         self.limits.add(limits)
 
-    def checkpoint(self, *, created_ms: int, complete_until_ms: int) -> tuple[VersionMeta, Arrays]:
-        """Return the next version: the state as of now, and all tensors that changed since the previous checkpoint."""
+    def checkpoint(
+        self, *, created_ms: int, complete_until_ms: int, net: Arrays | None = None
+    ) -> tuple[VersionMeta, Arrays]:
+        """Return the next version: the state as of now, and all tensors that changed since the previous checkpoint.
+
+        `net`: what the version carries of the dense net; without it everything, if the net has changed.
+        """
         self.stream.complete_until_ms = max(self.stream.complete_until_ms, complete_until_ms)
         arrays = delta_to_arrays(self.learner.table.take_delta())
         arrays |= sketch_to_arrays(*self.learner.table.take_sketch_delta())
-        if self.learner.steps != self._published_step:
+        if net is not None:
+            arrays |= net
+        elif self.learner.steps != self._published_step:
             arrays |= self._dense_arrays()
         arrays |= with_prefix("state.scores.", self.scores.delta())
         arrays |= id_strings_to_arrays(self._unpublished.id_strings)
@@ -160,9 +167,17 @@ class TrainingState:
             trainer=self._trainer_meta().to_json(),
         )
 
-    def restore(self, base: Base, records: Iterable[Record]) -> None:
-        """Become what the log says. ValueError if it holds another net, UserError if its limits do not fit."""
-        meta = replay_log(self.learner, self._scores, base, records)
+    def restore(
+        self,
+        base: Base,
+        records: Iterable[Record],
+        read_state: Callable[[int], Arrays] = lambda number: {},
+    ) -> None:
+        """Become what the log says; `read_state` returns exact states that are not in its records.
+
+        ValueError if the log holds another net, UserError if its limits do not fit.
+        """
+        meta = replay_log(self.learner, self._scores, base, records, read_state=read_state)
         trainer, table = TrainerMeta.of(meta), self.learner.table
         self.learner.steps = self._published_step = meta.step
         self.learner.skipped_steps = trainer.skipped_steps

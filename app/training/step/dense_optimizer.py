@@ -108,11 +108,17 @@ class Adam(Optimizer):
 
 def optimizer_arrays(optimizer: Optimizer, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
     """Return the optimizer's state by "<parameter>.<quantity>", copied."""
-    arrays = {}
-    for name, parameter in model.named_parameters():
-        for quantity, value in optimizer.state.get(parameter, {}).items():
-            arrays[f"{name}.{quantity}"] = value.detach().cpu().numpy().copy()
-    return arrays
+    tensors = optimizer_tensors(optimizer, model)
+    return {name: value.cpu().numpy().copy() for name, value in tensors.items()}
+
+
+def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Return the optimizer's state itself, by "<parameter>.<quantity>"."""
+    return {
+        f"{name}.{quantity}": value.detach()
+        for name, parameter in model.named_parameters()
+        for quantity, value in optimizer.state.get(parameter, {}).items()
+    }
 
 
 def restore_optimizer(optimizer: Optimizer, model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:

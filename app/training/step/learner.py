@@ -17,7 +17,7 @@ from app.training.device.pinned_buffers import StagedColumns
 from app.training.step.assembly import assemble_tensors
 from app.training.step.batch_keys import BatchKeys, KeyPreparer
 from app.training.step.cuda_graphs import CudaGraphStep
-from app.training.step.dense_optimizer import build_optimizer, optimizer_arrays, restore_optimizer
+from app.training.step.dense_optimizer import build_optimizer, optimizer_arrays, optimizer_tensors, restore_optimizer
 from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
 from app.training.step.report import StepReport, fetch_outcome, report_of
 from embeddings.errors import SpillError
@@ -162,6 +162,14 @@ class Learner:
     def dense_arrays(self) -> Arrays:
         """Return all parameters and buffers by name, copied."""
         return {name: value.detach().cpu().numpy().copy() for name, value in self.model.state_dict().items()}
+
+    def dense_tensors(self) -> dict[str, torch.Tensor]:
+        """Return all parameters and buffers by name, themselves."""
+        return {name: value.detach() for name, value in self.model.state_dict().items()}
+
+    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the dense optimizer's state by name, itself."""
+        return optimizer_tensors(self.optimizer, self.model)
 
     def optimizer_arrays(self) -> Arrays:
         """Return the dense optimizer's state by name, copied."""

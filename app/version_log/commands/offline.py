@@ -103,4 +103,4 @@ class OfflineExecutor:
             raise ValueError("skipping samples needs a running trainer: start one and retry")
         self.log.sync()
         rollback = build_rollback(self.log.directory, number, window_samples=self._window_samples)
-        return rollback.meta, rollback.arrays, {"version": number, **rollback.counts}
+        return rollback.meta, rollback.arrays, {"version": rollback.meta.restores, **rollback.counts}

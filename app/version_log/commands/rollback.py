@@ -7,12 +7,13 @@ for the records that will be read again (stream/decode/erasure_filter.py). Limit
 
 # n keys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from springtide_client.format.records import CommandEntry, VersionMeta
-from springtide_client.format.tensors import Array, Arrays
+from springtide_client.format.tensors import Array, Arrays, map_tensors
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import flatten_layers
@@ -27,12 +28,14 @@ from app.version_log.commands.erasures import (
     erasures_to_meta,
     high_water_marks,
 )
+from app.version_log.read.exact_state import ExactStates
 from app.version_log.read.index import LogIndex
 from app.version_log.read.replay_state import ModelReplayState
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
 from app.version_log.trainer_meta import TrainerMeta
 from stream.positions import positions_from_meta, positions_to_meta
 
+PARAMETERS = "state.parameters."
 ROW_COLUMNS = ("feature", "id", "value", "state", "count", "last_seen")
 
 
@@ -53,12 +56,17 @@ def build_rollback(
 ) -> RollbackVersion:
     """Return the version that restores version `number` when it is appended to the end of the log.
 
+    Where the exact state of a large net is not there any more, it restores the newest version before it where it is.
     Memory holds the rows that changed since, which the version carries, and about `range_bytes` of records beside them.
     UserError if the version is unknown or its base was deleted; LogError if the log cannot be read.
     """
     index = LogIndex(directory)
     index.resolve(str(number))
     base = index.base_before(number)
+    states = ExactStates(directory.path, base, index.find)
+    candidates = index.entries_between(base.tip.number, number)
+    num_exact = states.newest(candidates)
+    number = candidates[num_exact - 1].number if num_exact else base.tip.number
     before, since = VersionRange(index, base.tip.number, number), VersionRange(index, number, index.numbers[-1])
     target = ModelReplayState(base, window_samples=window_samples)
     for record in before.records():
@@ -69,11 +77,22 @@ def build_rollback(
         current.apply_sketch_and_meta(record)
         entries += record.meta.executed_commands
     arrays = target.arrays
+    if target.state_tip is not None:
+        arrays |= _exact_net(states.file(target.state_tip.number))
     arrays |= _sketch(target.sketch, current.sketch)
     schema = base.manifest.decode_schema()
     erased = erased_keys(entries, schema)
     arrays |= _rows(base, before, since, erased, current.meta.expiry_cutoffs, range_bytes)
     return RollbackVersion(_meta(number, target.meta, current.meta, entries, schema), arrays)
+
+
+def _exact_net(file: Path | None) -> Arrays:
+    """Return the net with its exact state, as a version that carries it whole."""
+    assert file is not None
+    state = map_tensors(file)
+    arrays = {name: array for name, array in state.items() if not name.startswith(PARAMETERS)}
+    names = (name for name in state if name.startswith(PARAMETERS))
+    return arrays | {f"dense.{name.removeprefix(PARAMETERS)}": state[name] for name in names}
 
 
 def _meta(

@@ -25,6 +25,7 @@ from springtide_client.log.base import (
     OPTIMIZER,
     ROWS,
     SKETCH,
+    STATE,
     BaseManifest,
     FileChecksum,
     ModelIdentity,
@@ -38,6 +39,7 @@ from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import fsync_folder
 
 from app.version_log.failpoints import failpoint
+from app.version_log.read.exact_state import is_exact_state
 
 COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen")
 
@@ -52,6 +54,7 @@ class BaseImage:
     model: ModelIdentity
     meta: VersionMeta
     dense: Arrays  # `dense.*` and `state.*`
+    state: Path | None = None  # the file with the exact state of the net, if it is not in `dense`
     num_rows: int = 0
     blocks: Iterable[RowLayer] = field(default=())  # num_rows rows with states, sorted by (mixed key, feature)
     sketch: Array | None = None  # admission sketch, uint8 (blocks, 64); None if nothing was ever counted
@@ -73,13 +76,18 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
     try:
         sums = _write_rows(draft, image)
         failpoint("while a base is written")
-        _write_arrays(draft / DENSE, image.dense)
+        state = {name: array for name, array in image.dense.items() if is_exact_state(name)}
+        _write_arrays(draft / DENSE, {name: array for name, array in image.dense.items() if name not in state})
+        if image.state is not None:
+            _write_file(draft / STATE, image.state)
+        elif state:
+            _write_arrays(draft / STATE, state)
         if image.sketch is not None:
             _write_arrays(draft / SKETCH, {"sketch.bytes": image.sketch})
         if image.id_strings is not None and len(image.id_strings["id"]):
             _write_arrays(draft / ID_STRINGS, image.id_strings)
-        _write_program(draft / MODEL, image.program)
-        _write_program(draft / ONNX, image.onnx)
+        _write_file(draft / MODEL, image.program)
+        _write_file(draft / ONNX, image.onnx)
         _write_manifest(draft, image, sums)
         if path.exists() and not is_complete(path):
             path.rename(draft.with_name(f".tmp-deleted-{path.name}-{time.time_ns()}"))
@@ -151,7 +159,8 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
         writer.close()
 
 
-def _write_program(path: Path, program: bytes | Path | None) -> None:
+def _write_file(path: Path, program: bytes | Path | None) -> None:
+    """Write a file, or link one that never changes."""
     if program is None:
         return
     if isinstance(program, Path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from springtide_client.errors import CorruptRecordError, GapError, LogError
-from springtide_client.format.records import Record
+from springtide_client.format.records import NO_STATE, Record, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
@@ -22,7 +22,9 @@ from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.onnx import OnnxBuilder
 from app.version_log.compact.retention import delete_base
 from app.version_log.read.corruption import report_corruption
+from app.version_log.read.exact_state import ExactStates, find_state
 from app.version_log.read.id_dictionary import merge_id_strings
+from app.version_log.read.index import LogIndex
 from app.version_log.read.replay_state import ReplayState
 
 CHUNK_ROWS = 65_536
@@ -43,17 +45,20 @@ def compact_log(
     base, damaged = newest_intact_base(directory)
     if base is None:
         return None
+    last = newest_exact_version(LogIndex(directory), base, max_replayed_bytes)
     state = ReplayState(base, window_samples=window_samples)
-    for record in durable_records(directory, base):
+    for record in durable_records(directory, base) if last > base.tip.number else ():
         state.apply(record)
-        if state.num_bytes >= max_replayed_bytes:
+        if record.number >= last:
             break
-    if state.tip == base.tip:
+    state_file = None if state.state_tip is None else find_state(directory.path, state.state_tip)
+    is_exact = state.meta.exact_state == 0 or state.state_tip is None or state_file is not None
+    if state.tip == base.tip or state.meta.exact_state == NO_STATE or not is_exact:
         return None
     damaged_by_number = {base_number(path): path for path in damaged}
     if (same := damaged_by_number.pop(state.tip.number, None)) is not None:
         delete_base(same)
-    written = write_merged_base(directory.path, base, state, onnx)
+    written = write_merged_base(directory.path, base, state, onnx, state_file)
     for number, path in damaged_by_number.items():
         if number < state.tip.number:  # a newer one stays: the log does not reach it, so it may be the last copy
             delete_base(path)
@@ -100,7 +105,32 @@ def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:
                     yield waiting.popleft()
 
 
-def write_merged_base(log_path: Path, base: Base, state: ReplayState, onnx: OnnxBuilder | None = None) -> Path:
+def newest_exact_version(index: LogIndex, base: Base, max_replayed_bytes: int) -> int:
+    """Return the newest durable version whose exact state of the net is there; 0 if there is none after the base.
+
+    The first one after `max_replayed_bytes` of records, if there are more.
+    """
+    entries = [entry for entry in index.entries if entry.number > base.tip.number]
+    metas: list[VersionMeta] = []
+    try:
+        metas.extend(entry.read_head().meta for entry in entries)
+    except LogError:
+        return entries[-1].number  # corrupt: whoever reads so far says where
+    durable = max((meta.durable for meta in metas), default=0)
+    states = ExactStates(index.directory.path, base, index.find)
+    newest = num_bytes = 0
+    for entry, meta in zip(entries, metas, strict=True):
+        num_bytes += entry.num_bytes
+        if entry.number <= durable and states.has(meta.exact_state):
+            newest = entry.number
+            if num_bytes >= max_replayed_bytes:
+                break
+    return newest
+
+
+def write_merged_base(
+    log_path: Path, base: Base, state: ReplayState, onnx: OnnxBuilder | None = None, state_file: Path | None = None
+) -> Path:
     """Write the base that equals `base` with the replayed versions applied. Tombstones and dead rows are dropped."""
     changes, meta, manifest = state.changed_rows(), state.meta, base.manifest
     num_rows, dead = count_live_rows(base.rows, changes, meta.expiry_cutoffs)
@@ -112,6 +142,7 @@ def write_merged_base(log_path: Path, base: Base, state: ReplayState, onnx: Onnx
         model=manifest.model,
         meta=meta,
         dense=state.arrays,
+        state=state_file,
         sketch=state.sketch,
         num_rows=num_rows,
         blocks=(block for block, _ in merged_blocks(base.layer, changes, meta.expiry_cutoffs)),

@@ -11,6 +11,7 @@ from springtide_client.rows.layers import flatten_layers, merge_layers, push_lay
 from springtide_client.rows.row_layer import RowLayer
 
 from app.scores.progressive import ProgressiveScores
+from app.version_log.read.exact_state import is_exact_state
 from app.version_log.read.id_dictionary import id_strings_of
 
 MAX_COMMANDS = 10_000  # that a base remembers; the files of older ones are long deleted
@@ -27,6 +28,7 @@ class ModelReplayState:
         self._meta = base.manifest.meta
         self._commands: list[CommandEntry] = list(self._meta.executed_commands)
         self._sketch = base.sketch
+        self._state_tip: Tip | None = None  # the newest version replayed whose exact state is beside the log
         arrays = {**base.dense, **base.trainer_state}
         self._arrays = {name: array for name, array in arrays.items() if not name.startswith(SCORES)}
         self._scores = ProgressiveScores(base.manifest.decode_schema().labels, window_samples)
@@ -40,6 +42,8 @@ class ModelReplayState:
             self._scores.restore(_scores_of(tensors))
         else:
             self._scores.apply(_scores_of(tensors))
+        if "state.random" in tensors:  # all of the net's exact state follows
+            self._arrays = {name: array for name, array in self._arrays.items() if not is_exact_state(name)}
         for name, array in tensors.items():
             if name.startswith(("dense.", "state.")) and not name.startswith(SCORES):
                 self._arrays[name] = np.array(array)
@@ -49,6 +53,8 @@ class ModelReplayState:
         """Replay only the next version's admission sketch, commands and meta."""
         self._apply_sketch(record.tensors(), record.meta.sketch_blocks)
         self._meta = record.meta
+        if record.meta.exact_state == record.number:
+            self._state_tip = record.tip
         self._commands += record.meta.executed_commands
         self.tip = record.tip
 
@@ -68,8 +74,18 @@ class ModelReplayState:
 
     @property
     def arrays(self) -> Arrays:
-        """`dense.*` and `state.*` as a base holds them."""
-        return self._arrays | {f"{SCORES}{name}": array for name, array in self._scores.state().items()}
+        """`dense.*` and `state.*` as a base holds them; without the exact state of the net if it is in a file."""
+        arrays = self._arrays
+        if self.state_tip is not None:
+            arrays = {name: array for name, array in arrays.items() if not is_exact_state(name)}
+        return arrays | {f"{SCORES}{name}": array for name, array in self._scores.state().items()}
+
+    @property
+    def state_tip(self) -> Tip | None:
+        """The version whose file holds the exact state of the net at the last version; None if `arrays` does."""
+        number = self._meta.exact_state
+        is_beside_log = number > self.base.tip.number and self._state_tip is not None
+        return self._state_tip if is_beside_log else None
 
     @property
     def sketch(self) -> Array | None:

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from springtide_client.errors import LogError
-from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
+from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta, version_name
+from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 
 from app.version_log.failpoints import failpoint
+from app.version_log.read.exact_state import find_state
 
 
 @dataclass
@@ -21,9 +23,10 @@ class Resume:
     meta: VersionMeta = field(init=False)
     executed_commands: dict[str, int] = field(init=False)  # command id -> the version that carries it
     erasure_entries: list[CommandEntry] = field(init=False)  # the `forget` commands among them
+    _tips: dict[int, Tip] = field(init=False)  # the versions whose exact state is beside the log
 
     def __post_init__(self) -> None:
-        self.meta = self.base.manifest.meta
+        self.meta, self._tips = self.base.manifest.meta, {}
         self.executed_commands, self.erasure_entries = {}, []
         self._add_commands(self.base.tip.number, self.meta)
 
@@ -44,11 +47,20 @@ class Resume:
             failpoint("while the log is replayed")
             self._add_commands(record.number, record.meta)
             self.meta, tip = record.meta, record.tip
+            if record.meta.exact_state == record.number:
+                self._tips[record.number] = record.tip
             yield record
             if tip.number >= self.tip.number:
                 break
         if tip != self.tip:
             raise LogError(f"the log {self.directory.path} cannot be read up to {self.tip}: it ends at {tip}")
+
+    def read_state(self, number: int) -> Arrays:
+        """Return the exact state of the net at a version whose record was yielded; LogError if it is gone."""
+        file = find_state(self.directory.path, self._tips[number])
+        if file is None:
+            raise LogError(f"the exact state of version {version_name(number)} is gone from {self.directory.path}")
+        return map_tensors(file)
 
     def _add_commands(self, number: int, meta: VersionMeta) -> None:
         for entry in meta.executed_commands:

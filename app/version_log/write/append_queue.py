@@ -3,10 +3,10 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from springtide_client.errors import LogError
-from springtide_client.format.records import Tip, version_name
+from springtide_client.format.records import NO_STATE, Tip, version_name
 from springtide_client.system.files import NO_SPACE_ERRNOS
 
 from app.processes.priority import yield_to_learning
@@ -34,14 +34,25 @@ class AppendQueue:
         sync_seconds: float,
         is_fenced: Callable[[], bool],
         before_sync: Callable[[], None],
+        wait_for_state: Callable[[], None] = lambda: None,
+        on_durable: Callable[[int, int], None] = lambda number, exact_state: None,
     ) -> None:
-        """`is_fenced`: whether a higher epoch is claimed. `before_sync`: called by the sync thread every time."""
+        """`is_fenced`: whether a higher epoch is claimed. `before_sync`: called by the sync thread every time.
+
+        `wait_for_state` returns once no exact state is waiting to be written. `on_durable` gets the number of each
+        version that becomes durable, and what its meta says about its exact state.
+        """
         self.segments, self.encoder = segments, encoder
         self.published = self.durable = encoder.last  # the newest version that is written; that is fsynced
         self.failure: Exception | None = None  # why nothing is written any more
         self.stall_reason = ""  # why the disk does not take the next version at present
         self._max_bytes, self._sync_seconds = max_bytes, sync_seconds
         self._is_epoch_fenced, self._before_sync = is_fenced, before_sync
+        self._wait_for_state, self._on_durable = wait_for_state, on_durable
+        self._first_number = 0 if self.published is None else self.published.number  # what lies before it is durable
+        self._synced = self.published  # the newest version that is fsynced, exact or not
+        self._unsure: deque[tuple[Tip, int]] = deque()  # published, not durable yet; where their exact state is
+        self._states: set[int] = set()  # the versions whose exact state was written since the start
         self._queue: deque[PendingRecord] = deque()
         self._queued_bytes = 0
         self._changed = threading.Condition()
@@ -66,13 +77,19 @@ class AppendQueue:
     def start_after(self, base: Tip) -> None:
         """Let the first version follow this base. Call it before the first `put`."""
         with self._changed:
-            self.encoder.last = self.published = self.durable = base
+            self.encoder.last = self.published = self.durable = self._synced = base
 
     def wait_for_room(self, num_bytes: int) -> None:
         """Wait until the queue can take so many bytes; an empty queue takes a version of any size."""
         with self._changed:
             room = self._max_bytes - num_bytes
             self._wait_until(lambda: not self._queue or self._queued_bytes <= room)
+
+    def add_state(self, number: int) -> None:
+        """The exact state of this version is on the disk now."""
+        with self._changed:
+            self._states.add(number)
+            self._changed.notify_all()
 
     def put(self, version: PendingRecord) -> None:
         """Queue a version for writing."""
@@ -91,6 +108,7 @@ class AppendQueue:
         """Return when everything that was put before the call is durable; raises the failure otherwise."""
         with self._changed:
             self._wait_until(lambda: not self._queue)
+        self._wait_for_state()
         self._sync()
         self.raise_failure()
 
@@ -148,12 +166,21 @@ class AppendQueue:
             except Exception as error:
                 self.fail(LogError(f"version {version_name(version.number)} cannot be encoded: {error}"))
                 return
+            if version.follows_state:
+                try:
+                    self._wait_for_state()
+                except LogError as error:
+                    self.fail(error)
+                    return
             if not self._write(version.frame):
                 return
             with self._changed:
                 self._queue.popleft()
                 self._queued_bytes -= version.num_bytes
+                version.frame, version.tensors = [], {}  # an exact state that is still being written names the version
                 self.published = tip
+                if version.meta.exact_state != NO_STATE:
+                    self._unsure.append((tip, version.meta.exact_state))
                 self._changed.notify_all()
             self.segments.start_writeback()
 
@@ -189,15 +216,38 @@ class AppendQueue:
             self._sync()
 
     def _sync(self) -> None:
-        """1. Note what is published. 2. fsync. 3. Check for a higher epoch. 4. Call it durable."""
+        """1. Note what is published. 2. fsync. 3. Check for a higher epoch. 4. Call durable what is exact of it."""
         with self._syncing:
-            published = self.published
-            if published is None or published == self.durable or self.failure is not None:
+            with self._changed:
+                published, written = self.published, set(self._states)
+            if published is None or self.failure is not None:
+                return
+            newest = self._newest_exact(published, written)
+            if published == self._synced and newest is None:
                 return
             try:
-                self.segments.sync()
+                if published != self._synced:
+                    self.segments.sync()
             except LogError as error:
                 self.fail(error)
             failpoint("after an fsync before the epoch check")
-            if not self._is_fenced():
-                self.durable = published
+            if self._is_fenced():
+                return
+            self._synced = published
+            if newest is not None:
+                while self._unsure[0] != newest:
+                    self._unsure.popleft()
+                self._unsure.popleft()
+                self.durable = newest[0]
+                with self._changed:
+                    self._states = {number for number in self._states if number >= newest[1]}
+                self._on_durable(newest[0].number, newest[1])
+
+    def _newest_exact(self, published: Tip, written: Collection[int]) -> tuple[Tip, int] | None:
+        """Return the newest version up to this one that a restart can continue from, if it is not durable yet."""
+        newest = None
+        for tip, exact_state in tuple(self._unsure):
+            is_there = exact_state <= self._first_number or exact_state in written
+            if tip.number <= published.number and is_there:
+                newest = tip, exact_state
+        return newest

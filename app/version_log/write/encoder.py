@@ -9,18 +9,25 @@ from springtide_client.format.tensors import Arrays
 
 @dataclass(eq=False)
 class PendingRecord:
-    """A version that is not written yet. `tip` and `frame` are set when it is encoded."""
+    """A version that is not written yet. `tip` and `frame` are set when it is encoded.
+
+    `num_pooled_bytes`: of arrays whose memory is bounded by their owner. `follows_state`: it is published only once its
+    exact state is written.
+    """
 
     number: int
     meta: VersionMeta
     tensors: Arrays
     tip: Tip | None = None
     frame: list[bytes | memoryview] = field(default_factory=list)
+    num_pooled_bytes: int = 0
+    follows_state: bool = False
+    encoded: threading.Event = field(default_factory=threading.Event)
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of the arrays in bytes."""
-        return sum(array.nbytes for array in self.tensors.values())
+        """Return the size of the arrays in bytes, without those that are bounded elsewhere."""
+        return sum(array.nbytes for array in self.tensors.values()) - self.num_pooled_bytes
 
 
 class RecordEncoder:
@@ -41,5 +48,6 @@ class RecordEncoder:
                         self._epoch, version.number, self.last.checksum, version.meta, version.tensors
                     )
                     version.tip = self.last = Tip(version.number, checksum)
+                    version.encoded.set()
         assert version.tip is not None
         return version.tip

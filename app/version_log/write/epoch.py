@@ -5,13 +5,15 @@ Claims fence: once a higher epoch is claimed, readers ignore what an older train
 
 import logging
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import encode_checksummed_json
-from springtide_client.format.records import Tip
+from springtide_client.format.records import HEADER, Tip
+from springtide_client.log.base import MANIFEST
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import LogManifest, SealedSegment, claim_name, manifest_name
 from springtide_client.schema import Schema
@@ -19,6 +21,8 @@ from springtide_client.system.files import fsync_folder, make_durable_folder, wr
 
 from app.version_log.errors import FencedError, OtherSchemaError
 from app.version_log.failpoints import failpoint
+from app.version_log.read.exact_state import ExactStates
+from app.version_log.read.index import IndexEntry
 from app.version_log.read.segments import scan_segment
 from app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
 
@@ -34,6 +38,7 @@ class Epoch:
     number: int
     manifest: LogManifest
     lock: TrainerLock
+    exact_state: int  # of the version that it continues from, as in that version's meta
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class ValidLog:
     sealed: list[SealedSegment]
     base: Tip | None
     tip: Tip | None
+    exact_state: int = 0  # of the last version, as in its meta
+    state_file: Path | None = None  # the file that holds it, if the log's records do not
 
 
 def start_epoch(
@@ -63,6 +70,8 @@ def start_epoch(
         valid = measure_valid_log(directory)
         for segment in valid.sealed:
             sync_file(log_path / segment.file)
+        if valid.state_file is not None:
+            sync_state(valid.state_file)
         manifest = LogManifest(
             epoch=number,
             sealed=valid.sealed,
@@ -80,7 +89,9 @@ def start_epoch(
         lock.release()
         raise
     remove_old_epochs(directory, number)
-    return Epoch(number, manifest, lock)
+    for draft in log_path.glob(".tmp-state-*"):  # of trainers before this one
+        shutil.rmtree(draft, ignore_errors=True)
+    return Epoch(number, manifest, lock, valid.exact_state)
 
 
 def check_schema(directory: LogDirectory, schema: Schema) -> None:
@@ -108,7 +119,8 @@ def claim_epoch(directory: LogDirectory) -> int:
 def measure_valid_log(directory: LogDirectory) -> ValidLog:
     """Follow the records of the newest manifest's files, parent by parent, from the newest base that opens.
 
-    LogError if the log has records but no base.
+    The log ends at the newest version whose exact state is there: what comes after it is learned again. LogError if the
+    log has records but no base.
     """
     listing = directory.scan()
     manifest = directory.manifest(listing)
@@ -118,6 +130,7 @@ def measure_valid_log(directory: LogDirectory) -> ValidLog:
             raise LogError(f"the log {directory.path} has lost its bases: restore them, or set another [log] path")
         return ValidLog([], None, None)
     tip, sealed = base.tip, []
+    entries: list[IndexEntry] = []  # the versions after the base
     for file, limit in directory.readable_segments(listing, manifest) if manifest is not None else []:
         valid_bytes = 0
         for header, end in scan_segment(directory.path / file, limit, verify_after=base.tip.number):
@@ -125,11 +138,44 @@ def measure_valid_log(directory: LogDirectory) -> ValidLog:
                 if header.parent != tip.checksum or header.number < tip.number:
                     break
                 tip = header.tip
+                offset = end - header.length - HEADER.size
+                entries.append(IndexEntry(header, directory.path / file, offset))
             valid_bytes = end
         if valid_bytes:
             sealed.append(SealedSegment(file, valid_bytes))
         _log_ignored_bytes(directory.path / file, limit, valid_bytes)
-    return ValidLog(sealed, base.tip, tip)
+    by_number = {entry.number: entry for entry in entries}
+    states = ExactStates(directory.path, base, by_number.get)
+    num_exact = states.newest(entries)
+    if num_exact < len(entries):
+        first = entries[num_exact]
+        sealed = end_before(first, sealed)
+        tip = entries[num_exact - 1].tip if num_exact else base.tip
+        logger.warning(
+            "continuing from the newest version with an exact state of the net: what came after it is learned again",
+            extra={"version": str(tip), "dropped": len(entries) - num_exact},
+        )
+    exact_state = entries[num_exact - 1].read_head().meta.exact_state if num_exact else base.manifest.meta.exact_state
+    state_file = states.file(exact_state) if exact_state > base.tip.number else None
+    return ValidLog(sealed, base.tip, tip, exact_state, state_file)
+
+
+def end_before(entry: IndexEntry, sealed: list[SealedSegment]) -> list[SealedSegment]:
+    """Return the segments up to a version, without it."""
+    kept: list[SealedSegment] = []
+    for segment in sealed:
+        if segment.file == entry.path.name:
+            return [*kept, SealedSegment(segment.file, entry.offset)] if entry.offset else kept
+        kept.append(segment)
+    return kept
+
+
+def sync_state(file: Path) -> None:
+    """fsync an exact state and its name, which its writer may not have done before it died."""
+    for path in (file, file.with_name(MANIFEST)):
+        sync_file(path)
+    fsync_folder(file.parent)
+    fsync_folder(file.parent.parent)
 
 
 def _log_ignored_bytes(path: Path, limit: int | None, valid_bytes: int) -> None:

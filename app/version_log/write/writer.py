@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from springtide_client.errors import LogError
-from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta
+from springtide_client.format.records import EPOCH_SHIFT, NO_STATE, Tip, VersionMeta
 from springtide_client.format.tensors import Array
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import LogManifest
@@ -15,13 +16,24 @@ from springtide_client.system.clock import wall_ms
 
 from app.version_log.config import LogConfig
 from app.version_log.disk_usage import folder_bytes
+from app.version_log.read.exact_state import remove_states
 from app.version_log.write.append_queue import AppendQueue
 from app.version_log.write.encoder import PendingRecord, RecordEncoder
 from app.version_log.write.epoch import Epoch, start_epoch
 from app.version_log.write.segments import SegmentWriter
+from app.version_log.write.state_writer import PendingState, StateWriter
 from app.version_log.write.trainer_lock import WAIT_SECONDS
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NetState:
+    """What a version does not carry of the dense net. By default nothing: it carries everything that has changed."""
+
+    state: PendingState | None = None  # the exact state at this version, to be written beside the log
+    is_exact: bool = True  # without `state`: the net is as at the newest version that has an exact state
+    num_pooled_bytes: int = 0  # of the version's arrays, whose memory is bounded by their owner
 
 
 class LogWriter:
@@ -42,6 +54,9 @@ class LogWriter:
         self._lock = epoch.lock
         self._count = 0
         self._log_bytes = 0
+        self._exact_state = epoch.exact_state  # of the newest version that has one
+        self._ends_exact = True
+        self._states = StateWriter(config.path, lambda number: self._queue.add_state(number))
         self._queue = AppendQueue(
             SegmentWriter(config.path, epoch.number, min(config.segment_bytes, config.log_bytes // 8)),
             RecordEncoder(self.epoch, self.start_tip),
@@ -49,6 +64,8 @@ class LogWriter:
             sync_seconds=config.durable_seconds,
             is_fenced=lambda: self.directory.is_fenced(self.epoch),
             before_sync=self._measure,
+            wait_for_state=lambda: self._states.wait(None),
+            on_durable=self._remove_old_states,
         )
 
     @staticmethod
@@ -80,29 +97,48 @@ class LogWriter:
         self._put(version)
         return tip
 
-    def append_owned(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> int:
-        """Append a version without copying its arrays, which must not change any more. Returns its number.
+    def append_owned(self, meta: VersionMeta, tensors: Mapping[str, Array], net: NetState | None = None) -> int:
+        """Append a version without copying its arrays, which must not change before it is published.
 
-        The calling thread neither copies nor computes a checksum. Waits and raises like `append`.
+        Returns its number. `net`: what becomes of the exact state of a net that the version does not carry whole. The
+        calling thread neither copies nor computes a checksum. Waits and raises like `append`.
         """
-        version = self._next_version(meta, tensors)
+        version = self._next_version(meta, tensors, net or NetState())
         self._put(version)
         return version.number
 
-    def _next_version(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> PendingRecord:
-        """Name the next version, once the queue has room for it."""
+    def _next_version(
+        self, meta: VersionMeta, tensors: Mapping[str, Array], net: NetState = NetState()
+    ) -> PendingRecord:
+        """Name the next version, once the queue has room for it; its exact state begins to be written."""
         if self.start_tip is None:
             raise LogError("a new log starts with a base: write one, then call start_after")
         self._queue.raise_failure()
         durable = self.durable.number if self.durable else 0
-        meta = msgspec.structs.replace(meta, durable=durable, created_ms=meta.created_ms or wall_ms())
-        version = PendingRecord((self.epoch << EPOCH_SHIFT) + self._count + 1, meta, dict(tensors))
+        number = (self.epoch << EPOCH_SHIFT) + self._count + 1
+        if any(name.startswith("state.random") for name in tensors):
+            exact_state = 0
+        elif net.state is not None:
+            exact_state = number
+        else:
+            exact_state = self._exact_state if net.is_exact else NO_STATE
+        meta = msgspec.structs.replace(
+            meta, durable=durable, created_ms=meta.created_ms or wall_ms(), exact_state=exact_state
+        )
+        version = PendingRecord(number, meta, dict(tensors), num_pooled_bytes=net.num_pooled_bytes)
+        version.follows_state = exact_state > 0 and bool(meta.executed_commands)
         self._queue.wait_for_room(version.num_bytes)
+        if net.state is not None:
+            net.state.version = version
+            self._states.put(net.state)
         return version
 
     def _put(self, version: PendingRecord) -> None:
         self._queue.put(version)
         self._count += 1
+        self._ends_exact = version.meta.exact_state != NO_STATE
+        if self._ends_exact:
+            self._exact_state = version.meta.exact_state
         self.last_number = version.number
 
     @property
@@ -121,9 +157,28 @@ class LogWriter:
         return self._queue.durable
 
     @property
+    def ends_exact(self) -> bool:
+        """True if a trainer could continue from the newest version appended, once everything appended is written."""
+        return self._ends_exact
+
+    @property
+    def is_state_writer_idle(self) -> bool:
+        """True if no exact state is being written."""
+        return self._states.is_idle
+
+    def wait_for_state(self) -> None:
+        """Return once no exact state is being written. LogError if it cannot be written."""
+        self._states.wait()
+
+    @property
+    def state_cpu_seconds(self) -> float:
+        """The processor time that writing the newest exact state took."""
+        return self._states.cpu_seconds
+
+    @property
     def stall_reason(self) -> str:
         """Why versions do not reach the disk at present; empty while they do."""
-        return str(self._queue.failure) if self._queue.failure else self._queue.stall_reason
+        return str(self._queue.failure or self._queue.stall_reason or self._states.stall_reason)
 
     @property
     def is_full(self) -> bool:
@@ -133,7 +188,7 @@ class LogWriter:
     @property
     def is_stalled(self) -> bool:
         """True if versions are waiting for a disk that refuses them: the trainer should wait too."""
-        return bool(self._queue.stall_reason and self._queue)
+        return bool(self._states.stall_reason or (self._queue.stall_reason and self._queue))
 
     @property
     def is_writing(self) -> bool:
@@ -152,6 +207,7 @@ class LogWriter:
             self.sync()
         except LogError:
             logger.warning("the log was closed before all versions were on disk", extra={"reason": self.stall_reason})
+        self._states.stop()
         self._queue.stop()
         self._lock.release()
 
@@ -160,6 +216,10 @@ class LogWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _remove_old_states(self, number: int, exact_state: int) -> None:
+        """Delete the exact states of versions that no restart goes back to, now that a newer version is durable."""
+        remove_states(self.config.path, exact_state or number)
 
     def _measure(self) -> None:
         self._log_bytes = folder_bytes(self.config.path)

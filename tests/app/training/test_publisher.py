@@ -24,8 +24,12 @@ def session(*, is_behind: bool = False) -> Any:
     state = SimpleNamespace(
         learner=None, scores=None, samples_trained=1, changed=True, stream=stream, checkpoint=lambda **times: (None, {})
     )
-    log = SimpleNamespace(is_stalled=False, durable=None, append_owned=lambda meta, arrays: 1)
-    on_published = SimpleNamespace(on_published=lambda *of: None, on_checkpoint=lambda version: None, has_pending=True)
+    log = SimpleNamespace(
+        is_stalled=False, durable=None, is_state_writer_idle=True, append_owned=lambda meta, arrays, net: 1
+    )
+    on_published = SimpleNamespace(
+        on_published=lambda *of: None, on_checkpoint=lambda version: None, has_pending=True, has_unpublished=False
+    )
     return SimpleNamespace(
         state=state,
         log=log,
@@ -34,6 +38,7 @@ def session(*, is_behind: bool = False) -> Any:
         complete_until_ms=lambda: 0,
         spill_gc=on_published,
         commands=on_published,
+        net=SimpleNamespace(take=lambda exact: ({}, None), on_appended=lambda version: None),
         committed=on_published,
     )
 

@@ -8,7 +8,7 @@ from springtide_client.format.records import HEADER, MAGIC, VersionMeta
 from springtide_client.format.tensors import DTYPES
 from springtide_client.log import base
 from springtide_client.log.base import BaseManifest
-from springtide_client.log.listing import LogManifest, base_name, claim_name, manifest_name, segment_name
+from springtide_client.log.listing import LogManifest, base_name, claim_name, manifest_name, segment_name, state_name
 
 from app.version_log.compact.compactor import LOCK_NAME
 from app.version_log.read.corruption import REPORT_NAME
@@ -44,14 +44,15 @@ def test_the_keys_of_a_base_manifest_are_those_of_its_struct() -> None:
 
 
 def test_the_files_of_a_base_are_those_of_the_client() -> None:
-    files = [base.MANIFEST, base.ROWS, base.OPTIMIZER, base.DENSE, base.SKETCH, base.ID_STRINGS, base.MODEL, base.ONNX]
-    assert first_column("file") == files
+    files = [base.MANIFEST, base.ROWS, base.OPTIMIZER, base.DENSE, base.STATE, base.SKETCH, base.ID_STRINGS]
+    assert sorted(first_column("file")) == sorted([*files, base.MODEL, base.ONNX])
 
 
 def test_the_names_in_the_folder_are_those_of_the_code() -> None:
     digits = {"E": "0" * 9 + "7", "C": "0" * 5 + "7", "N": "0" * 19 + "7"}
     names = [re.sub(r"E{10}|C{6}|N{20}", lambda match: digits[match[0][0]], name) for name in first_column("name")]
-    for name in (claim_name(7), manifest_name(7), segment_name(7, 7), f"{base_name(7)}/", LOCK_NAME, REPORT_NAME):
+    folders = (f"{base_name(7)}/", f"{state_name(7)}/")
+    for name in (claim_name(7), manifest_name(7), segment_name(7, 7), *folders, LOCK_NAME, REPORT_NAME):
         assert name in names
 
 

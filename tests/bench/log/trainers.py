@@ -30,7 +30,7 @@ disk_path = "{folder}/spill"
 num_threads = 2
 [model]
 name = "dlrm"
-options = {{ bottom = [512, 256], top = [512, 256], wide = false, rows_on_top = false }}
+options = {{ bottom = [512, 256], top = {top}, wide = false, rows_on_top = false }}
 [train]
 batch_size = {batch}
 max_wait_seconds = inf
@@ -38,6 +38,7 @@ threads = 2
 [log]
 path = "{folder}/log"
 publish_seconds = 0.5
+{log}
 base_minutes = {base_minutes}
 [gate]
 logloss_ratio = inf
@@ -46,11 +47,23 @@ cache_path = "{folder}"
 """
 
 
-def write_config(folder: Path, address: str, *, base_minutes: float = 10.0) -> Path:
-    """Write the configuration into `folder`, which also holds log and spill; return its path."""
+def write_config(
+    folder: Path,
+    address: str,
+    *,
+    base_minutes: float = 10.0,
+    batch: int = BATCH,
+    top: tuple[int, ...] = (512, 256),
+    log: str = "",
+) -> Path:
+    """Write the configuration into `folder`, which also holds log and spill; return its path.
+
+    `top`: widths of the net's upper layers; `log`: more lines of `[log]`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"base-minutes-{base_minutes}.toml"
-    texts = {"categorical": list(CATEGORICAL), "dense": list(DENSE), "batch": BATCH, "base_minutes": base_minutes}
+    texts = {"categorical": list(CATEGORICAL), "dense": list(DENSE), "batch": batch, "base_minutes": base_minutes}
+    texts |= {"top": list(top), "log": log}
     path.write_text(CONFIG.format(address=address, folder=folder, **texts))
     return path
 

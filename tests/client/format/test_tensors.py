@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from springtide_client.errors import LogError
 from springtide_client.format.tensor_writer import TensorWriter
-from springtide_client.format.tensors import DTYPES, decode_tensors, encode_tensors, map_tensors, shape_of
+from springtide_client.format.tensors import (
+    BFLOAT16,
+    DTYPES,
+    decode_tensors,
+    encode_tensors,
+    from_bfloat16,
+    map_tensors,
+    shape_of,
+    to_bfloat16,
+)
 
 from tests.support.descriptors import open_files
 
@@ -32,12 +41,15 @@ def test_arrays_of_every_dtype_and_shape_decode_aligned(shapes: dict[str, tuple[
     random = np.random.default_rng(0)
     tensors = {}
     for name, (dtype, shape) in shapes.items():
-        tensors[name] = random.integers(0, 2, shape).astype(DTYPES[dtype]).reshape(shape)
+        numbers = random.integers(0, 2, shape)
+        tensors[name] = to_bfloat16(numbers) if dtype == "BF16" else numbers.astype(DTYPES[dtype]).reshape(shape)
     data = joined(tensors)
     read, metadata = decode_tensors(data)
     assert metadata == {}
     assert set(read) == set(tensors)
     for name, array in tensors.items():
+        if array.dtype == BFLOAT16:
+            array = from_bfloat16(array)
         assert read[name].dtype == array.dtype
         assert read[name].shape == array.shape
         assert read[name].tobytes() == array.tobytes()
@@ -131,3 +143,13 @@ def test_the_checksum_of_a_file_written_in_order_is_known_without_reading_it(tmp
     backwards.close()
     assert backwards.crc32 is None
     assert (tmp_path / "y").read_bytes() == (tmp_path / "x").read_bytes()
+
+
+def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
+    torch = pytest.importorskip("torch")
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, np.uint32)
+    numbers = np.concatenate([bits.view(np.float32), np.array([0.0, -0.0, np.inf, -np.inf, np.nan], np.float32)])
+    expected = torch.from_numpy(numbers).to(torch.bfloat16).float().numpy()
+    np.testing.assert_array_equal(from_bfloat16(to_bfloat16(numbers)), expected)
+    read, _ = decode_tensors(joined({"a": to_bfloat16(numbers)}))
+    np.testing.assert_array_equal(read["a"], expected)

@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 from tests.support.processes import IMPORT_PATHS
 from tests.support.waiting import wait_until
 from tests.torture.clicks import message
-from tests.torture.cluster.config import TOPIC, write_config
+from tests.torture.cluster.config import PACED, TOPIC, write_config
 from tests.torture.cluster.faulty_broker import FaultyBroker
 from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.disk.fsync_recorder import FsyncRecorder
@@ -26,7 +26,7 @@ STARTUP_FOLDER = Path(__file__).parents[1] / "disk" / "record_at_startup"
 class Cluster:
     """One trainer at most, its compactors, one server, a broker, and a follower in this process.
 
-    `num_kills` counts the SIGKILLs sent.
+    `num_kills` counts the SIGKILLs sent. With an even seed the dense net has a pace of its own.
     """
 
     def __init__(self, folder: Path, seed: int, process_pool: ProcessPool) -> None:
@@ -38,7 +38,14 @@ class Cluster:
         self.fsync_recorder.record_all()
         self.log = folder / "disk" / "log"
         self.broker, self.port = FaultyBroker(), free_port()
-        self.config = write_config(folder / "springtide.toml", folder, address=self.broker.address, port=self.port)
+        self.is_paced = seed % 2 == 0
+        self.config = write_config(
+            folder / "springtide.toml",
+            folder,
+            address=self.broker.address,
+            port=self.port,
+            log=PACED if self.is_paced else "",
+        )
         self.process_pool = process_pool
         self.trainer: int | None = None
         self.server: int | None = None

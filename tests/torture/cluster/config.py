@@ -6,6 +6,8 @@ from tests.torture.verify.expected_rows import BATCH, MIN_COUNT, TTL_MS
 
 TOPIC = "clicks"
 WINDOW_SAMPLES = 2_000
+# the net is treated as a large one: followers get it at its own pace, its exact state is written beside the log
+PACED = 'exact_bytes = 0\ndense_seconds = 0.2\ndense_cost = 1.0\ndense_dtype = "bfloat16"'
 CONFIG = """
 name = "torture"
 [source]
@@ -39,15 +41,23 @@ publish_seconds = {publish}
 durable_seconds = 0.15
 base_minutes = {base_minutes}
 onnx = false
+{log}
 [serve]
 port = {port}
 """
 
 
 def write_config(
-    path: Path, folder: Path, *, address: str, port: int = 1, publish: float = 0.05, base_minutes: float = 0.03
+    path: Path,
+    folder: Path,
+    *,
+    address: str,
+    port: int = 1,
+    publish: float = 0.05,
+    base_minutes: float = 0.03,
+    log: str = "",
 ) -> Path:
-    """Write a springtide.toml whose log and spill are in `folder`."""
+    """Write a springtide.toml whose log and spill are in `folder`; `log`: more lines of `[log]`."""
     path.write_text(
         CONFIG.format(
             topic=TOPIC,
@@ -60,6 +70,7 @@ def write_config(
             port=port,
             publish=publish,
             base_minutes=base_minutes,
+            log=log,
         )
     )
     return path

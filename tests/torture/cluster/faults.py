@@ -37,6 +37,12 @@ POINTS = (
     "after a command is executed",
     "before a command is deleted",
 )
+# reached only where the dense net has a pace of its own
+STATE_POINTS = (
+    "while an exact state is written",
+    "before an exact state is renamed",
+    "after an exact state is renamed",
+)
 START_POINTS = {"after a claim", "before a manifest", "after a manifest", "while the log is replayed"}
 COMMAND_POINTS = {point for point in POINTS if "command" in point}
 FAULT_DEADLINE_SECONDS = 12.0  # not every process reaches every point
@@ -51,6 +57,7 @@ class Faults:
         self.cluster, self.verifier = cluster, verifier
         self.points: Counter[str] = Counter()
         self.num_bytes_lost = 0
+        self._points = (*POINTS, *STATE_POINTS) if cluster.is_paced else POINTS
 
     def weights(self) -> dict[Fault, int]:
         """Return the faults with their relative frequencies."""
@@ -67,7 +74,7 @@ class Faults:
         }
 
     def kill_at_fault_point(self, draw: random.Random) -> str:
-        point = draw.choice(POINTS)
+        point = draw.choice(self._points)
         hit = self._run_until_hit(draw, point, "KILL")
         return f"killed {point}" if hit else f"no process reached the point: {point}"
 
@@ -79,7 +86,7 @@ class Faults:
 
     def lose_power(self, draw: random.Random) -> str:
         """Lose power at any time, or at a named point, where the process is stopped first."""
-        point = draw.choice([None, *POINTS])
+        point = draw.choice([None, *self._points])
         if point is None:
             self.train_until_published()
             time.sleep(draw.uniform(0, 1))

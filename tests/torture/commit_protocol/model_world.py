@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
+from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
 from springtide_client.rows.layers import merge_layers, record_layer
@@ -20,22 +22,30 @@ from app.version_log.commands.queue import CommandQueue, submit_command
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
 from app.version_log.read.resume import Resume
-from app.version_log.write.writer import LogWriter
+from app.version_log.write.state_writer import PendingState
+from app.version_log.write.writer import LogWriter, NetState
 from tests.support.records import encode_record
 from tests.support.waiting import wait_until
 from tests.support.writer_log import WriterLog, row_tensors, rows_of
 from tests.torture.disk.fsync_recorder import FsyncRecorder
 from tests.torture.disk.power_loss import CrashedDisk, LossProfile
 
+CARRIED, PARAMETERS = "state.random", "state.parameters.net"
 Rows = dict[tuple[int, int], tuple[float, int]]
 
 
 @dataclass(frozen=True)
 class ExpectedState:
-    """What a version must hold: rows, and the commands executed so far."""
+    """What a version must hold: rows, the commands executed so far, the exact state of the net: one number."""
 
     rows: Rows = field(default_factory=dict)
     commands: tuple[str, ...] = ()
+    net: float = 0.0
+
+
+def net_of(state: Arrays) -> float:
+    """Return the exact state of the net; 0 before the first."""
+    return float(next((state[name][0] for name in (PARAMETERS, CARRIED) if name in state), 0.0))
 
 
 class Reader:
@@ -110,14 +120,22 @@ class ModelWorld:
         self.sealed = writer.start_tip.number
         resume = Resume.of(self.log.directory, writer.start_tip)
         assert resume is not None
-        for _ in resume.records():
-            pass
+        net = net_of(resume.base.trainer_state)
+        for record in resume.records():
+            net = record.tensors()[CARRIED][0] if CARRIED in record.tensors() else net
+        if resume.meta.exact_state > resume.base.tip.number:
+            net = net_of(resume.read_state(resume.meta.exact_state))
         self.now = self.expected[writer.start_tip]
+        assert net == self.now.net, "the net is not as it was at this version"
         assert set(resume.executed_commands) == set(self.now.commands)
         self.commands = CommandQueue(self.log.path, writer.epoch, resume.executed_commands)
 
-    def append(self, rows: Rows, forgotten: list[tuple[int, int]], padding: int = 0) -> None:
-        """Append a version that executes the queued commands."""
+    def append(self, rows: Rows, forgotten: list[tuple[int, int]], padding: int = 0, net: str = "carried") -> None:
+        """Append a version that executes the queued commands.
+
+        `net`: "carried", if the version carries the exact state of the net, "file", if it is written beside the log,
+        or "none"; one that carries a command has a state.
+        """
         if self.writer is None:
             self.start()
         assert self.writer is not None
@@ -125,17 +143,32 @@ class ModelWorld:
         assert not set(claimed) & set(self.now.commands), "a command is executed twice"
         rows = {key: row for key, row in rows.items() if key not in forgotten}
         kept = {key: row for key, row in self.now.rows.items() if key not in forgotten}
-        self.now = ExpectedState(kept | rows, (*self.now.commands, *claimed))
+        self.now = ExpectedState(kept | rows, (*self.now.commands, *claimed), self.now.net + 1.0)
         meta = VersionMeta(
             trainer={"padding": "x" * padding}, executed_commands=[CommandEntry(id=id) for id in claimed]
         )
-        tip = self.writer.append(meta, row_tensors(rows, forgotten))
+        tensors, state = row_tensors(rows, forgotten), NetState(is_exact=False)
+        if net == "carried":
+            tensors, state = tensors | {CARRIED: np.array([self.now.net])}, NetState()
+        elif net == "file" or claimed:
+            state = NetState(PendingState({PARAMETERS: np.array([self.now.net])}))
+        number = self.writer.append_owned(meta, tensors, state)
+        tip = self._encoded(number)
         self.expected[tip] = self.now
         self.newest_number = tip.number
         for command_id in claimed:
             self.commands.mark_executed(command_id, tip.number)
         writer = self.writer
         wait_until(lambda: writer.published == tip or writer._queue.failure is not None)
+        if state.state is not None:
+            writer.wait_for_state()  # nothing else moves the disk meanwhile
+
+    def _encoded(self, number: int) -> Tip:
+        writer = self.writer
+        assert writer is not None
+        wait_until(lambda: writer.last_encoded is not None and writer.last_encoded.number == number)
+        assert writer.last_encoded is not None
+        return writer.last_encoded
 
     def sync(self) -> None:
         if self.writer is not None:

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 from springtide_client.errors import CorruptRecordError
 from springtide_client.format.records import Tip, VersionMeta
-from springtide_client.format.tensors import Arrays
+from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.keys import encode_id
+from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import merge_layers
 
+from app.version_log.commands.rollback import PARAMETERS
+from app.version_log.read.exact_state import ExactStates, find_state
+from app.version_log.read.index import LogIndex
 from app.version_log.read.replay_state import ReplayState
 from tests.torture.clicks import NUM_ITEMS
 
@@ -22,6 +26,7 @@ TIMING_DEPENDENT_FIELDS = (
     "created_ms",
     "complete_until_ms",
     "durable",
+    "exact_state",
     "record_ms",
     "positions",
     "executed_commands",
@@ -86,16 +91,22 @@ def comparable_fields(one: VersionMeta, other: VersionMeta) -> list[tuple[str, A
     return pairs + [(name, one.trainer.get(name), other.trainer.get(name)) for name in trainer]
 
 
-def read_log_contents(log: Path, *, window_samples: int) -> LogContents:
-    """Return what a reader sees; a dead trainer's incomplete last record does not count."""
+def read_log_contents(log: Path, *, window_samples: int, exact: bool = False) -> LogContents:
+    """Return what a reader sees; a dead trainer's incomplete last record does not count.
+
+    `exact`: what a starting trainer sees, the newest version with an exact state of the net, and that state.
+    """
     directory = LogDirectory(log)
     base = directory.open_base()
     assert base is not None, "the log has no base"
     base.verify()
     state = ReplayState(base, window_samples=window_samples)
+    last = newest_exact(directory, base) if exact else float("inf")
     try:
-        for record in directory.records(base.tip):
+        for record in directory.records(base.tip) if last > base.tip.number else ():
             state.apply(record)
+            if record.number >= last:
+                break
     except CorruptRecordError:
         pass
     layer = merge_layers(base.layer, state.changed_rows())
@@ -111,9 +122,28 @@ def read_log_contents(log: Path, *, window_samples: int) -> LogContents:
         for i in range(len(layer))
     }
     sketch = b"" if state.sketch is None else state.sketch.tobytes()
-    return LogContents(
-        state.tip, state.meta, rows, state.arrays, sketch, string_keys([*state.id_strings, base.id_strings])
-    )
+    arrays = exact_arrays(log, state) if exact else state.arrays
+    return LogContents(state.tip, state.meta, rows, arrays, sketch, string_keys([*state.id_strings, base.id_strings]))
+
+
+def newest_exact(directory: LogDirectory, base: Base) -> int:
+    """Return the newest version that a trainer can continue from."""
+    index = LogIndex(directory)
+    entries = [entry for entry in index.entries if entry.number > base.tip.number]
+    count = ExactStates(directory.path, base, index.find).newest(entries)
+    return entries[count - 1].number if count else base.tip.number
+
+
+def exact_arrays(log: Path, state: ReplayState) -> Arrays:
+    """Return the arrays with the exact parameters as `dense.*`, wherever the log holds them."""
+    arrays = dict(state.arrays)
+    if state.state_tip is not None:
+        file = find_state(log, state.state_tip)
+        assert file is not None
+        arrays |= map_tensors(file)
+    exact = {name: array for name, array in arrays.items() if name.startswith(PARAMETERS)}
+    arrays |= {f"dense.{name.removeprefix(PARAMETERS)}": array for name, array in exact.items()}
+    return {name: array for name, array in arrays.items() if name not in exact}
 
 
 def string_keys(parts: list[Mapping[str, Any] | None]) -> frozenset[Key]:

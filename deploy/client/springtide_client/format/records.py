@@ -18,6 +18,7 @@ from springtide_client.format.tensors import Array, Arrays, decode_tensors, enco
 
 MAGIC = b"SPRTIDE2"  # the number grows with every change of the format
 HEADER = struct.Struct("<8sQQQQII")
+NO_STATE = -1
 EPOCH_SHIFT = 32  # number = epoch * 2**32 + count: never used twice, whatever the disk lost
 
 
@@ -83,6 +84,9 @@ class VersionMeta(msgspec.Struct, kw_only=True):
     # the version that a rollback restored, 0 otherwise. Its `dense.*` and `state.*` are complete: a reader drops those
     # of earlier records
     restores: int = 0
+    # where the exact state of net and optimizer at this version is: 0 in the log's records, N in the folder state-N,
+    # NO_STATE nowhere: a trainer cannot continue from this version
+    exact_state: int = 0
     # the newest version known to be durable when this one was written; the writer had then looked for a higher epoch
     durable: int = 0
 

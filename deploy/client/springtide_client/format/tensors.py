@@ -20,6 +20,7 @@ from springtide_client.errors import LogError
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # numpy has no bfloat16: these are its bits, the upper half of a float32
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "I64": np.dtype("<i8"),
@@ -28,6 +29,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"),
     "U32": np.dtype("<u4"),
     "F16": np.dtype("<f2"),
+    "BF16": BFLOAT16,
     "I16": np.dtype("<i2"),
     "U16": np.dtype("<u2"),
     "I8": np.dtype("i1"),
@@ -91,7 +93,10 @@ def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | N
 
 
 def decode_tensors(buffer: bytes | memoryview | mmap.mmap) -> tuple[Arrays, dict[str, str]]:
-    """Return read-only arrays over the buffer, and the metadata; LogError when the layout is invalid."""
+    """Return read-only arrays over the buffer, and the metadata; LogError when the layout is invalid.
+
+    A bfloat16 tensor becomes a float32 array of its own.
+    """
     try:
         start = 8 + int.from_bytes(buffer[:8], "little")
         if start < 8 or start > len(buffer):
@@ -107,11 +112,26 @@ def decode_tensors(buffer: bytes | memoryview | mmap.mmap) -> tuple[Arrays, dict
             if begin < 0 or end - begin != tensor.num_bytes or start + end > len(buffer):
                 raise LogError(f"tensor {name!r} lies outside its file")
             array: Array = np.ndarray(tensor.shape, tensor.dtype, buffer, start + begin)
+            if tensor.dtype == BFLOAT16:
+                array = from_bfloat16(array)
             array.flags.writeable = False
             arrays[name] = array
     except (msgspec.MsgspecError, KeyError, ValueError) as error:
         raise LogError(f"a tensor file cannot be read: {error}") from None
     return arrays, metadata
+
+
+def to_bfloat16(array: npt.NDArray[np.float32]) -> Array:
+    """Round float32 to the nearest bfloat16, ties to even; a NaN stays one."""
+    array = np.asarray(array, np.float32)
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(array), 0x7FC0, rounded).astype(np.uint16).view(BFLOAT16)
+
+
+def from_bfloat16(array: Array) -> npt.NDArray[np.float32]:
+    """Return the float32 values of bfloat16 bits."""
+    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 def map_tensors(path: Path) -> Arrays:

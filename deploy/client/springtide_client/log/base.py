@@ -21,6 +21,7 @@ from springtide_client.schema import Schema
 MANIFEST, ROWS, OPTIMIZER = "manifest.json", "rows.safetensors", "optimizer.safetensors"
 DENSE, ID_STRINGS, MODEL = "dense.safetensors", "texts.safetensors", "model.pt2"
 SKETCH, ONNX = "sketch.safetensors", "model.onnx"
+STATE = "state.safetensors"  # of the dense net: exact parameters, optimizer state, random state
 # the files that serving needs; the others are for trainers, for id strings, and for inference without Python
 SERVING_FILES = frozenset({ROWS, DENSE, SKETCH, MODEL})
 
@@ -145,7 +146,8 @@ class Base:
     @property
     def trainer_state(self) -> Arrays:
         """The trainer's own state, by full names `state.*`."""
-        return {name: array for name, array in self._arrays.items() if name.startswith("state.")}
+        state = map_tensors(self.path / STATE) if STATE in self.manifest.files else {}
+        return state | {name: array for name, array in self._arrays.items() if name.startswith("state.")}
 
     @cached_property
     def id_strings(self) -> Arrays | None:

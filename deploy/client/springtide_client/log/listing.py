@@ -32,6 +32,11 @@ def base_name(number: int) -> str:
     return f"base-{number:020d}"
 
 
+def state_name(number: int) -> str:
+    """Return the folder of the exact state at a version."""
+    return f"state-{number:020d}"
+
+
 def base_number(base_path: Path) -> int:
     """Return the version that a base equals, from the name of its folder."""
     return int(base_path.name.removeprefix("base-"))

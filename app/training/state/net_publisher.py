@@ -1,0 +1,141 @@
+"""Decides what a version carries of the dense net, and when its exact state is written beside the log.
+
+A small net is carried whole by every version in which it has changed, so that a restart loses nothing. Of a large one,
+followers get the parameters at a pace of their own, and the exact state (parameters, optimizer, random state) is copied
+between two steps and written meanwhile. Both paces keep within `dense_cost` of the time.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from springtide_client.format.tensors import Arrays
+from torch import Tensor
+
+from app.training.state.net_buffers import NetBuffers
+from app.training.state.version_tensors import with_prefix
+from app.training.step.learner import Learner
+from app.version_log.config import LogConfig
+from app.version_log.write.state_writer import PendingState
+from app.version_log.write.writer import LogWriter, NetState
+
+WRITE_SECONDS_PER_BYTE = 1e-9  # processor time of encoding and writing, until it is measured
+SAMPLED_NUMBERS = 1 << 14  # of the parameters, to see how far they have moved
+
+
+class NetPublisher:
+    """Follows one learner, from the version at the end of the log on. Called between two steps."""
+
+    def __init__(
+        self,
+        config: LogConfig,
+        learner: Learner,
+        log: LogWriter,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._learner, self._log, self._clock = config, learner, log, clock
+        self._exact_step = learner.steps  # of the newest exact state
+        self._shown_step = learner.steps  # of the parameters that followers have
+        self._shown = NetBuffers(bfloat16=config.dense_dtype == "bfloat16")
+        self._exact = NetBuffers()
+        self._shown_until = 0  # the version whose arrays are in the buffers of `_shown`
+        self._shown_at = self._exact_at = clock()
+        self._shown_cost = self._exact_copy = 0.0  # seconds
+        self._sample = self._sampled()
+
+    def take(self, *, exact: bool) -> tuple[Arrays, NetState]:
+        """Return what the next version carries of the net, and what becomes of its exact state.
+
+        `exact`: a trainer must be able to continue from this version. Waits for a state that is still being written.
+        """
+        learner = self._learner
+        if self.num_state_bytes <= self._config.exact_bytes:
+            return self._take_whole(), NetState()
+        is_exact = learner.steps == self._exact_step
+        state = None
+        if not is_exact and (exact or self._is_exact_due()):
+            state = self._capture()
+        arrays = self._take_parameters() if self._is_shown_due() else {}
+        num_bytes = sum(array.nbytes for array in arrays.values())
+        return arrays, NetState(state, is_exact, num_bytes)
+
+    def on_appended(self, version: int) -> None:
+        """The version has the number; what `take` returned is part of it."""
+        if self._shown_until < 0:
+            self._shown_until = version
+
+    @property
+    def num_state_bytes(self) -> int:
+        """The size of parameters and optimizer state."""
+        learner = self._learner
+        return sum(
+            tensor.nbytes for tensor in (*learner.dense_tensors().values(), *learner.optimizer_tensors().values())
+        )
+
+    def _take_whole(self) -> Arrays:
+        learner = self._learner
+        if learner.steps == self._exact_step:
+            return {}
+        self._exact_step = self._shown_step = learner.steps
+        parameters = learner.dense_tensors()
+        is_rounded = self._config.dense_dtype == "bfloat16"
+        # buffers of their own, which nothing overwrites
+        arrays = with_prefix("dense.", NetBuffers(bfloat16=is_rounded).fill(parameters))
+        if is_rounded:
+            arrays |= with_prefix("state.parameters.", NetBuffers().fill(parameters))
+        arrays |= with_prefix("state.optimizer.", NetBuffers().fill(learner.optimizer_tensors()))
+        return arrays | {"state.random": torch.get_rng_state().numpy()}
+
+    def _is_exact_due(self) -> bool:
+        threads = torch.get_num_threads()
+        write = self._log.state_cpu_seconds or self.num_state_bytes * WRITE_SECONDS_PER_BYTE
+        seconds = self._paced(self._exact_copy + write / threads)
+        is_time = self._clock() - self._exact_at >= max(self._config.durable_seconds, seconds)
+        return is_time and self._log.is_state_writer_idle
+
+    def _is_shown_due(self) -> bool:
+        """Return True if followers should get the parameters now: they have moved enough, or it is time."""
+        learner, elapsed, published = self._learner, self._clock() - self._shown_at, self._log.published
+        if learner.steps == self._shown_step or elapsed < self._paced(self._shown_cost):
+            return False
+        if published is None or self._shown_until > published.number:
+            return False  # the parameters of the last time are still being written
+        return elapsed >= self._config.dense_seconds or self._moved() >= self._config.dense_change
+
+    def _paced(self, cost_seconds: float) -> float:
+        """Return how long to wait after something that costs this much: each of the two may take half."""
+        return cost_seconds * 2 / self._config.dense_cost
+
+    def _capture(self) -> PendingState:
+        """Copy the exact state. The learning thread pays for the copy, and for nothing else."""
+        self._log.wait_for_state()
+        began, learner = self._clock(), self._learner
+        tensors = {f"state.parameters.{name}": tensor for name, tensor in learner.dense_tensors().items()}
+        tensors |= {f"state.optimizer.{name}": tensor for name, tensor in learner.optimizer_tensors().items()}
+        arrays = self._exact.fill(tensors) | {"state.random": torch.get_rng_state().numpy()}
+        self._exact_step, self._exact_at = learner.steps, self._clock()
+        self._exact_copy = self._exact_at - began
+        return PendingState(arrays)
+
+    def _take_parameters(self) -> Arrays:
+        began, learner = self._clock(), self._learner
+        arrays = with_prefix("dense.", self._shown.fill(learner.dense_tensors()))
+        self._shown_step, self._shown_at, self._shown_until = learner.steps, self._clock(), -1
+        self._sample = self._sampled()
+        num_bytes = sum(array.nbytes for array in arrays.values())
+        write = num_bytes * WRITE_SECONDS_PER_BYTE / torch.get_num_threads()
+        self._shown_cost = self._shown_at - began + write
+        return arrays
+
+    def _sampled(self) -> Tensor:
+        """Return some of the parameters, spread evenly over all of them."""
+        parameters = [parameter.detach().view(-1) for parameter in self._learner.model.parameters()]
+        stride = max(1, sum(map(len, parameters)) // SAMPLED_NUMBERS)
+        samples = [parameter[::stride].to("cpu", torch.float32) for parameter in parameters]
+        return torch.cat(samples).clone() if samples else torch.zeros(0)
+
+    def _moved(self) -> float:
+        """Return the distance of the parameters from those that followers have, over their norm; sampled."""
+        norm = float(self._sample.norm())
+        return float((self._sampled() - self._sample).norm()) / norm if norm else float("inf")

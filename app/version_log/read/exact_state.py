@@ -1,0 +1,100 @@
+"""The exact state of the dense net at one version, in a folder of its own beside the log: what a restart needs.
+
+A version whose net is large does not carry it: it is written meanwhile, and the version is exact once its folder is
+complete. The folder names the version by its checksum, so the state of a version that the log lost is never used.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from springtide_client.errors import LogError
+from springtide_client.format.checksummed_json import decode_checksummed_json
+from springtide_client.format.checksums import crc32_of_file
+from springtide_client.format.records import NO_STATE, Tip
+from springtide_client.log.base import MANIFEST, STATE, Base, FileChecksum
+from springtide_client.log.listing import state_name
+
+from app.version_log.read.index import IndexEntry
+
+
+class StateManifest(msgspec.Struct, kw_only=True):
+    """The manifest.json of an exact state."""
+
+    number: int
+    checksum: int  # of the version's record
+    file: FileChecksum
+
+    @property
+    def tip(self) -> Tip:
+        """The version whose state it is."""
+        return Tip(self.number, self.checksum)
+
+
+def find_state(log_path: Path, tip: Tip, *, verify: bool = False) -> Path | None:
+    """Return the file with the exact state at a version; None if there is none that is complete.
+
+    `verify`: read it, and return None if it does not match its checksum.
+    """
+    folder = log_path / state_name(tip.number)
+    try:
+        manifest = read_state_manifest(folder)
+        file = folder / STATE
+        if manifest.tip != tip or file.stat().st_size != manifest.file.bytes:
+            return None
+        return None if verify and crc32_of_file(file) != manifest.file.crc32 else file
+    except (LogError, OSError):
+        return None
+
+
+def read_state_manifest(folder: Path) -> StateManifest:
+    """Read the manifest of an exact state; LogError if it is damaged, OSError if it is gone."""
+    return decode_checksummed_json((folder / MANIFEST).read_bytes(), StateManifest, str(folder / MANIFEST))
+
+
+class ExactStates:
+    """Says where the exact state at a version is, for the versions after one base."""
+
+    def __init__(self, log_path: Path, base: Base, find: Callable[[int], IndexEntry | None]) -> None:
+        """`find` returns the record of a version of the log."""
+        self._log_path, self._base, self._find = log_path, base, find
+        self._files: dict[int, Path | None] = {}
+
+    def has(self, exact_state: int) -> bool:
+        """Return True if a version whose meta says this about its exact state can be continued from."""
+        if exact_state == NO_STATE:
+            return False
+        return exact_state == 0 or exact_state <= self._base.tip.number or self.file(exact_state) is not None
+
+    def file(self, number: int) -> Path | None:
+        """Return the file with the exact state of a version, verified once."""
+        if number not in self._files:
+            entry = self._find(number)
+            self._files[number] = None if entry is None else find_state(self._log_path, entry.tip, verify=True)
+        return self._files[number]
+
+    def newest(self, entries: Sequence[IndexEntry]) -> int:
+        """Return how many of these versions, which follow the base, are left if the last of them must be exact."""
+        for count in range(len(entries), 0, -1):
+            if self.has(entries[count - 1].read_head().meta.exact_state):
+                return count
+        return 0
+
+
+def is_exact_state(name: str) -> bool:
+    """Return True for tensors that only a trainer that continues from the version needs, of net and optimizer."""
+    return name.startswith("state.") and not name.startswith("state.scores.")
+
+
+def state_numbers(log_path: Path) -> list[int]:
+    """Return the versions that have a folder with an exact state, ascending."""
+    names = (path.name.removeprefix("state-") for path in log_path.glob("state-*"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def remove_states(log_path: Path, before: int) -> None:
+    """Delete the exact states of versions before this one; a base that has linked one keeps its file."""
+    for number in state_numbers(log_path):
+        if number < before:
+            shutil.rmtree(log_path / state_name(number), ignore_errors=True)
