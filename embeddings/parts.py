@@ -15,6 +15,7 @@ from embeddings.memory.expiry_sweep import ExpirySweep
 from embeddings.memory.resident import ResidentRows
 from embeddings.optimizer import RowOptimizer
 from embeddings.policy.admission import AdmissionControl
+from embeddings.policy.last_seen_floor import LastSeenFloor
 from embeddings.policy.quotas import Quotas
 from embeddings.policy.ttl import ExpiryCutoffs, TimeToLive
 from embeddings.tiers.disk_cap import DiskCap
@@ -67,6 +68,7 @@ class TableParts:
         self.lower_tiers = LowerTiers(ops, self.spill, base, self.eviction_sink.retry_spill)
         self.admission = AdmissionControl(ops, Admission.of(config.admission), config.features, tracked=tracked)
         self.ttl = TimeToLive(self.cutoffs, config.features)
+        self.last_seen_floor = LastSeenFloor(config.disk_bytes, 4 * (config.dim + state_width) + 24)
         self.expiry_sweep = ExpirySweep(self.memory, self.cutoffs)
         self.disk_cap = DiskCap(self.spill, self.cutoffs, config.disk_bytes, other_bytes=other_disk_bytes)
         self.dirty_rows = DirtyRows(self.memory, self.evicted_dirty, self.cutoffs)

@@ -76,6 +76,7 @@ class EmbeddingTable:
         """
         parts = self.parts
         parts.ttl.advance(event_ms)
+        parts.last_seen_floor.advance(event_ms)
         parts.expiry_sweep.advance()
         parts.admission.advance(num_samples)
         parts.disk_cap.advance(parts.memory.present_features)
@@ -130,6 +131,7 @@ class EmbeddingTable:
             memory.release(tick)
             raise
         self.parts.counters["keys"] += len(ids_K)
+        self.parts.last_seen_floor.add_keys(len(ids_K))
         erasures = memory.changes.erasures
         return Lookup(self.release, self.release_later, tick=tick, erasures=erasures, unique=unique, slots_U=slots_U)
 
@@ -157,7 +159,10 @@ class EmbeddingTable:
         """
         slots_U, unique = self._current_slots(lookup), lookup.unique
         order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
-        last_seen_U = self.parts.cutoffs.last_seen_after_update(self.ops, unique.features_U, unique.last_seen_U)
+        floor_ms = self.parts.last_seen_floor.ms
+        last_seen_U = self.parts.cutoffs.last_seen_after_update(
+            self.ops, unique.features_U, unique.last_seen_U, floor_ms
+        )
         settings = last_seen_U, self.optimizer.step(self.lr, self.seed), self.config.eviction == "lfu"
         store = self.parts.memory.store
 
@@ -232,6 +237,7 @@ class EmbeddingTable:
             "sketch_age": parts.admission.age,
             "event_ms": parts.ttl.event_ms,
             "sweep": parts.expiry_sweep.next_slot,
+            "last_seen_floor": parts.last_seen_floor.state(),
         }
 
     def restore_clock_state(self, state: Mapping[str, Any]) -> None:
@@ -239,6 +245,7 @@ class EmbeddingTable:
         self.parts.admission.age = int(state.get("sketch_age", 0))
         self.parts.ttl.event_ms = int(state.get("event_ms", 0))
         self.parts.expiry_sweep.next_slot = int(state.get("sweep", 0))
+        self.parts.last_seen_floor.restore(state.get("last_seen_floor", {}))
 
     @property
     def expiry_cutoffs(self) -> dict[int, int]:
@@ -310,6 +317,7 @@ class EmbeddingTable:
         self.lr = lr
         if limits.disk_bytes is not None:
             parts.disk_cap.set_limit(limits.disk_bytes)
+            parts.last_seen_floor.set_limit(limits.disk_bytes)
         if limits.quota_bytes:
             parts.quotas.set_limits(limits.quota_bytes, parts.memory.features())
             parts.memory.enforce_quotas()

@@ -16,6 +16,7 @@ from app.scores.progressive import ProgressiveScores
 from app.training.config import TrainerConfig, with_adagrad_eps
 from app.training.device.device import resolve_device
 from app.training.state.base_rows import BaseRows
+from app.training.state.row_budget import RowBudget
 from app.training.state.training_state import TrainingState
 from app.training.step.learner import Learner
 from app.version_log.commands.erasures import erasures_of
@@ -55,7 +56,9 @@ def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -
     rows = None if base is None else BaseRows(base)
     table = open_table(config, log.epoch, rows, num_threads=num_threads, device=device.table)
     learner = Learner(model, table, config.train, config.schema, score_field=config.table.score, device=device)
-    state = TrainingState(learner, ProgressiveScores(config.schema.labels, config.train.window_samples), config.schema)
+    budget = RowBudget(log.budget.max_base_bytes, dim=config.table.dim, state_width=table.layout.state_width)
+    scores = ProgressiveScores(config.schema.labels, config.train.window_samples)
+    state = TrainingState(learner, scores, config.schema, budget)
     if resume is None:
         write_first_base(config, log, state, program)
     else:

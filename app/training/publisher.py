@@ -63,7 +63,11 @@ class Publisher:
 
     def is_due(self, session: TrainingSession) -> bool:
         """Return True if it is time for a version and there is something to say: samples, or a newer heartbeat."""
-        if session.log.is_stalled or self.seconds_until_due(session) > 0:
+        if session.log.is_stalled or self._clock() < self._postponed_until:
+            return False
+        if session.must_publish:
+            return True
+        if self.seconds_until_due(session) > 0:
             return False
         return session.state.changed or session.complete_until_ms() > session.state.stream.complete_until_ms
 

@@ -21,6 +21,8 @@ from embeddings.errors import SpillError
 from stream.positions import Partition, Position
 from stream.source import Source
 
+ROW_OVERHEAD_BYTES = 26  # feature, id, count and last-seen of a row in a version
+
 
 class TrainingSession:
     """The state, the stream that it is fed from, and what follows its versions: commands, spill, committed offsets."""
@@ -29,7 +31,7 @@ class TrainingSession:
         self, config: TrainerConfig, log: LogWriter, state: TrainingState, commands: CommandExecutor, *, until_end: bool
     ) -> None:
         self.log, self.state, self.commands = log, state, commands
-        self.spill_gc = SpillGC(state.learner.table, log.directory, state.base_number)
+        self.spill_gc = SpillGC(state.learner.table, log.directory, state.base_number, on_mapped=state.on_base_mapped)
         self.net = NetPublisher(config.log, state.learner, log)
         self.committed = CommittedOffsets(state.stream.positions)
         self._config, self._until_end = config, until_end
@@ -85,6 +87,14 @@ class TrainingSession:
         before.close()
         self.batches = self._open_batches()
         self.batches.start(after=before)
+
+    @property
+    def must_publish(self) -> bool:
+        """True if a version must not wait: it may grow too large, or the compactor needs it to make room."""
+        if self.state.must_expire or (self.log.is_full and self.log.must_tell_durable):
+            return True
+        row_bytes = 4 * (self._config.table.dim + self.state.learner.table.layout.state_width) + ROW_OVERHEAD_BYTES
+        return self.state.num_unpublished_keys * row_bytes > self.log.budget.max_version_bytes
 
     def complete_until_ms(self) -> int:
         """Return the wall time at which every record then readable is learned by now; 0 if there is none."""

@@ -72,11 +72,12 @@ class LogConfig(Settings, frozen=True, kw_only=True):
             ge=MIN_BYTES,
             extra=SIZE,
             description="Size of the whole log, at most half of `[table] disk_bytes`. When it is reached, learning "
-            "waits and compaction keeps one base.",
+            "waits for the next base. It holds two bases, and segments: rows that do not fit into a base of 5/16 of it "
+            "expire, the ones seen longest ago first.",
         ),
     ] = 20 << 30
     segment_bytes: Annotated[
-        int, Meta(ge=MIN_BYTES, extra=SIZE, description="Size of one log file; at most an eighth of `log_bytes`.")
+        int, Meta(ge=MIN_BYTES, extra=SIZE, description="Size of one log file; at most a 32nd part of `log_bytes`.")
     ] = 64 << 20
     queue_bytes: Annotated[
         int,

@@ -44,11 +44,13 @@ class ExpiryCutoffs:
         alive_N: BoolArray = last_seen_N >= cutoffs_N
         return alive_N
 
-    def last_seen_after_update(self, ops: Ops, features_N: Array, last_seen_N: Array) -> Array:
+    def last_seen_after_update(self, ops: Ops, features_N: Array, last_seen_N: Array, floor_ms: int = 0) -> Array:
         """The last-seen of rows updated at these times: at least the cutoff, so that an update keeps a row alive.
 
-        Arrays of the device of `ops`.
+        Arrays of the device of `ops`. `floor_ms`: of LastSeenFloor.
         """
+        if floor_ms:
+            last_seen_N = ops.xp.maximum(last_seen_N, np.int64(floor_ms))
         if not self:
             return last_seen_N
         (cutoffs_F1,) = ops.put(np.append(self.by_feature_F, NEVER))  # the last one is for all features beyond

@@ -1,16 +1,15 @@
-"""Limits the bytes of the spill: beyond `disk_bytes` the rows seen least recently expire."""
+"""Limits the bytes of the spill: beyond its part of `disk_bytes` the rows seen least recently expire."""
 
 from collections.abc import Callable, Iterable
 
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.tiers.interface import Spill
 
-EXPIRED_FRACTION = 0.1  # of the stored rows at a time
-CHECK_CALLS = 64  # measuring the folder is too slow for every batch
+CHECK_CALLS = 64  # measuring the log is too slow for every batch
 
 
 class DiskCap:
-    """Every CHECK_CALLS batches: 1. Purge expired rows. 2. If the spill is still too large, raise the expiry cutoffs.
+    """Tells the spill its limit, and raises the expiry cutoffs when the spill can keep it in no other way.
 
     The size of the folder depends on the disk and on the time of the check. So these cutoffs do not follow from the
     stream alone: the next version contains them, and only a replay of versions reproduces them.
@@ -21,26 +20,27 @@ class DiskCap:
     ) -> None:
         """`other_bytes`: what the log takes of `disk_bytes`. At most half counts, because expiry cannot free it."""
         self.spill, self.cutoffs, self._other_bytes = spill, cutoffs, other_bytes
-        self.num_bytes = disk_bytes
         self._num_calls = 0
+        self.set_limit(disk_bytes)
 
     def set_limit(self, disk_bytes: int) -> None:
         self.num_bytes = disk_bytes
+        self.spill.set_limit(self.spill_bytes())
 
     def spill_bytes(self) -> int:
         """The bytes that the spill may take now."""
         return max(self.num_bytes - self._other_bytes(), self.num_bytes // 2)
 
     def advance(self, features: Iterable[int]) -> None:
-        """Count a batch, and check the size if it is time; `features` are those that have rows."""
+        """Before a batch: let rows expire if they must; `features` are those that have rows."""
         self._num_calls += 1
-        if self._num_calls % CHECK_CALLS:
+        if self._num_calls % CHECK_CALLS == 0:
+            self.spill.set_limit(self.spill_bytes())
+            if self.cutoffs:
+                self.spill.purge(self.cutoffs.as_dict())
+        fraction = self.spill.fraction_to_forget()
+        if not fraction:
             return
-        if self.cutoffs:
-            self.spill.purge(self.cutoffs.as_dict())
-        # a purge under way may free enough
-        if self.spill.num_bytes() <= self.spill_bytes() or self.spill.is_purging():
-            return
-        coldest = self.spill.last_seen_quantile(EXPIRED_FRACTION)
+        coldest = self.spill.last_seen_quantile(fraction)
         if coldest is not None and self.cutoffs.raise_to(dict.fromkeys(features, coldest)):
             self.spill.purge(self.cutoffs.as_dict())

@@ -139,8 +139,11 @@ class HostTier:
     def stall_reason(self) -> str:
         return self.spill.stall_reason()
 
-    def is_purging(self) -> bool:
-        return self.spill.is_purging()
+    def set_limit(self, num_bytes: int) -> None:
+        self.spill.set_limit(num_bytes)
+
+    def fraction_to_forget(self) -> float:
+        return self.spill.fraction_to_forget()
 
     def last_seen_quantile(self, fraction: float) -> int | None:
         return self.spill.last_seen_quantile(fraction)

@@ -55,12 +55,19 @@ class Spill(Protocol):
     def purge(self, cutoffs: dict[int, int]) -> None:
         """Delete, in the background, rows of these features last seen before their cutoff. Finds may return them still.
 
-        A generation is rewritten once a sixteenth of what was written to it has expired.
+        A database is rewritten once a sixteenth of what was written to it has expired.
         """
         ...
 
-    def is_purging(self) -> bool:
-        """Return True while a purge is under way."""
+    def set_limit(self, num_bytes: int) -> None:
+        """Keep the folder within this many bytes: free space when it runs short, and let writes wait meanwhile."""
+        ...
+
+    def fraction_to_forget(self) -> float:
+        """The fraction of the stored rows that must expire so that the spill keeps its limit; 0 if none need to.
+
+        Reads no file: fast enough for every batch.
+        """
         ...
 
     def stall_reason(self) -> str:

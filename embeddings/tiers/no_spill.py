@@ -56,8 +56,11 @@ class NoSpill:
     def purge(self, cutoffs: dict[int, int]) -> None:
         """Do nothing: tombstones are deleted with their generation."""
 
-    def is_purging(self) -> bool:
-        return False
+    def set_limit(self, num_bytes: int) -> None:
+        """Do nothing: there is no folder."""
+
+    def fraction_to_forget(self) -> float:
+        return 0.0
 
     def stall_reason(self) -> str:
         return ""

@@ -12,6 +12,7 @@ from springtide_client.log.base import Base
 from app.scores.progressive import ProgressiveScores
 from app.training.state.version_tensors import Arrays, arrays_to_delta, without_prefix
 from app.training.step.learner import Learner
+from embeddings.rows import TableDelta
 from embeddings.table import EmbeddingTable
 
 
@@ -22,11 +23,12 @@ def replay_log(
     records: Iterable[Record],
     *,
     read_state: Callable[[int], Arrays],
+    on_delta: Callable[[TableDelta], None] | None = None,
 ) -> VersionMeta:
     """Restore rows, sketch, dense net, optimizer, random state and scores; returns the metadata of the last version.
 
-    The table reads the rows of the base itself. `read_state` returns the exact state of the net at a version that does
-    not carry it. ValueError if the log holds another net.
+    The table reads the rows of the base itself; `on_delta` is told those of each version. `read_state` returns the
+    exact state of the net at a version that does not carry it. ValueError if the log holds another net.
     """
     arrays: Arrays = {**base.dense, **base.trainer_state}
     scores.restore(without_prefix("state.scores.", arrays))
@@ -36,7 +38,10 @@ def replay_log(
         _restore_sketch(table, meta, np.arange(len(base.sketch)), base.sketch)
     for record in records:
         meta, tensors = record.meta, record.tensors()
-        table.restore(arrays_to_delta(tensors, dim=table.dim, state_width=table.layout.state_width))
+        delta = arrays_to_delta(tensors, dim=table.dim, state_width=table.layout.state_width)
+        table.restore(delta)
+        if on_delta is not None:
+            on_delta(delta)
         if "sketch.block" in tensors:
             _restore_sketch(table, meta, tensors["sketch.block"], tensors["sketch.bytes"])
         if meta.restores:

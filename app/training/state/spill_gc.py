@@ -4,6 +4,7 @@ One closed generation waits for its base; the next one is closed at the first ch
 """
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from springtide_client.errors import LogError
@@ -35,9 +36,16 @@ class SpillTable(Protocol):
 class SpillGC:
     """Opens generations at checkpoints, and maps the compactor's bases into the table."""
 
-    def __init__(self, table: SpillTable, directory: LogDirectory, mapped: int) -> None:
-        """`mapped`: the number of the base that the table reads now."""
-        self._table, self._directory, self._mapped = table, directory, mapped
+    def __init__(
+        self,
+        table: SpillTable,
+        directory: LogDirectory,
+        mapped: int,
+        *,
+        on_mapped: Callable[[Base], None] = lambda base: None,
+    ) -> None:
+        """`mapped`: the number of the base that the table reads now. `on_mapped` is told of newer ones."""
+        self._table, self._directory, self._mapped, self._on_mapped = table, directory, mapped, on_mapped
         self._closed: tuple[int, int] | None = None  # a generation, and the version whose checkpoint closed it
 
     def on_checkpoint(self, version: int) -> None:
@@ -64,5 +72,6 @@ class SpillGC:
         self._table.map_base(BaseRows(base), generation)
         failpoint("while a generation is destroyed")
         self._mapped = number
+        self._on_mapped(base)
         logger.info("base mapped", extra={"base": path.name, "generation": generation})
         return True

@@ -13,6 +13,7 @@ from app.errors import UserError
 from app.scores.progressive import ProgressiveScores
 from app.training.state.limit_overrides import LimitOverrides
 from app.training.state.replay import replay_log
+from app.training.state.row_budget import RowBudget
 from app.training.state.stream_state import StreamState
 from app.training.state.unpublished import Unpublished
 from app.training.state.version_tensors import (
@@ -34,8 +35,11 @@ from stream.positions import Partition, Position, positions_to_meta
 class TrainingState:
     """Learner, scores, position in the stream and limits. Knows no Kafka and no files."""
 
-    def __init__(self, learner: Learner, scores: ProgressiveScores, schema: Schema) -> None:
-        self.learner, self.schema = learner, schema
+    def __init__(
+        self, learner: Learner, scores: ProgressiveScores, schema: Schema, row_budget: RowBudget | None = None
+    ) -> None:
+        """`row_budget` decides which rows expire for lack of disk; without it none do."""
+        self.learner, self.schema, self.row_budget = learner, schema, row_budget
         self.stream = StreamState()
         self.limits = LimitOverrides(learner.table.config, schema)
         self.gate = GateMeta()  # automatic rollbacks so far
@@ -47,6 +51,7 @@ class TrainingState:
         self._pending_report: Callable[[], StepReport] | None = None  # of the newest step, not counted yet
         self._unpublished = Unpublished()
         self._published_step = 0
+        self._must_expire = False
         self._batch_in_progress: Batch | None = None  # the table's clock has moved to it, but it is not learned yet
         self._clock_before: dict[str, Any] = {}  # of the table, before it moved to that batch
 
@@ -127,7 +132,11 @@ class TrainingState:
         `net`: what the version carries of the dense net; without it everything, if the net has changed.
         """
         self.stream.complete_until_ms = max(self.stream.complete_until_ms, complete_until_ms)
-        arrays = delta_to_arrays(self.learner.table.take_delta())
+        delta = self.learner.table.take_delta()
+        if self.row_budget is not None:
+            self.row_budget.add(delta)
+            self._expire_excess(self.row_budget)
+        arrays = delta_to_arrays(delta)
         arrays |= sketch_to_arrays(*self.learner.table.take_sketch_delta())
         if net is not None:
             arrays |= net
@@ -138,6 +147,26 @@ class TrainingState:
         meta = self.meta(created_ms)
         self._unpublished, self._published_step = Unpublished(), self.learner.steps
         return meta, arrays
+
+    @property
+    def must_expire(self) -> bool:
+        """True if rows of versions read back must expire, so that the next base fits."""
+        return self._must_expire
+
+    @property
+    def num_unpublished_keys(self) -> int:
+        """Keys looked up since the last checkpoint, every occurrence: at most so many rows changed."""
+        return self._unpublished.num_keys
+
+    def on_base_mapped(self, base: Base) -> None:
+        """Note the sizes of a newer base."""
+        if self.row_budget is not None:
+            self.row_budget.measure(base.manifest, len(base))
+
+    def _expire_excess(self, budget: RowBudget) -> None:
+        self._must_expire = False
+        if raised := budget.raised_cutoffs(self.learner.table.expiry_cutoffs):
+            self.learner.table.raise_expiry_cutoffs(raised)
 
     def base_arrays(self) -> Arrays:
         """Return the complete tensors of a base, except for rows and sketch."""
@@ -177,7 +206,11 @@ class TrainingState:
 
         ValueError if the log holds another net, UserError if its limits do not fit.
         """
-        meta = replay_log(self.learner, self._scores, base, records, read_state=read_state)
+        budget = self.row_budget
+        if budget is not None:
+            budget.read_base(base)
+        on_delta = None if budget is None else budget.add
+        meta = replay_log(self.learner, self._scores, base, records, read_state=read_state, on_delta=on_delta)
         trainer, table = TrainerMeta.of(meta), self.learner.table
         self.learner.steps = self._published_step = meta.step
         self.learner.skipped_steps = trainer.skipped_steps
@@ -186,6 +219,7 @@ class TrainingState:
         self.published_scores, self._loss = self._scores.document(), trainer.loss
         table.restore_clock_state(trainer.table)
         table.raise_expiry_cutoffs({int(feature): ms for feature, ms in meta.expiry_cutoffs.items()})
+        self._must_expire = budget is not None and budget.is_exceeded(table.expiry_cutoffs)
         self.limits.restore(trainer.limits)
         if changed := self.limits.changed:
             try:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 from springtide_client.features import IdStrings
 from springtide_client.format.records import CommandEntry
 
+from app.training.step.batch_keys import num_keys
 from app.version_log.trainer_meta import SeekMeta
 from stream.columns import Batch
 
@@ -18,6 +19,7 @@ class Unpublished:
 
     def __init__(self) -> None:
         self.has_changes = False
+        self.num_keys = 0  # of the batches, every occurrence
         self.id_strings: list[IdStrings] = []
         self.commands: list[CommandEntry] = []
         self.seeks: dict[str, SeekMeta] = {}
@@ -27,6 +29,7 @@ class Unpublished:
         """Note a learned batch, which may have no samples."""
         self.has_changes = True
         self.id_strings += batch.id_strings
+        self.num_keys += num_keys(batch)
         if len(batch):
             self._record_ms.append(batch.record_ms_N)
 

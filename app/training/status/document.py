@@ -84,8 +84,8 @@ def trainer_condition(facts: TrainerFacts) -> tuple[Condition, str]:
     if log.is_full:
         half = facts.config.table.disk_bytes // 2
         limit = "[log] log_bytes" if facts.config.log.log_bytes < half else "half of [table] disk_bytes"
-        remedy = "the compactor makes room (run `springtide compact` if none runs), or raise the limit"
-        return "waiting", f"the log takes {limit}: {remedy}"
+        remedy = "goes on once the compactor has written it (run `springtide compact` if none runs)"
+        return "waiting", f"the log takes all of {limit} but the room for its next base: {remedy}"
     if session.source.state == "waiting":
         return "waiting", session.source.reason
     if facts.stall_reason:

@@ -86,3 +86,8 @@ class KeyPreparer:
             else slice_._replace(offsets_B1=self._ops.array_of(columns[f"offsets.{number}"]))
             for number, slice_ in enumerate(slices)
         ]
+
+
+def num_keys(batch: Batch) -> int:
+    """Return how many keys a batch has, every occurrence."""
+    return int(batch.features.categorical_NC.size) + sum(len(ragged.ids_M) for ragged in batch.features.lists)

@@ -15,7 +15,7 @@ from app.training.config import DenseOptimizerConfig, TrainConfig
 from app.training.device.device import TrainDevice, resolve_device
 from app.training.device.pinned_buffers import StagedColumns
 from app.training.step.assembly import assemble_tensors
-from app.training.step.batch_keys import BatchKeys, KeyPreparer
+from app.training.step.batch_keys import BatchKeys, KeyPreparer, num_keys
 from app.training.step.cuda_graphs import CudaGraphStep
 from app.training.step.dense_optimizer import build_optimizer, optimizer_arrays, optimizer_tensors, restore_optimizer
 from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
@@ -67,8 +67,7 @@ class Learner:
 
     def needs_checkpoint(self, batch: Batch) -> bool:
         """Return True if the evictions of this batch could overflow the buffer of rows that await the next version."""
-        num_keys = batch.features.categorical_NC.size + sum(len(ragged.ids_M) for ragged in batch.features.lists)
-        return self.table.needs_checkpoint(int(num_keys))
+        return self.table.needs_checkpoint(num_keys(batch))
 
     def step(self, batch: Batch, next_batch: Batch | None = None) -> StepReport:
         """Run a step and wait for its report."""

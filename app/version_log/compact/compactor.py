@@ -16,12 +16,13 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.compact.onnx import OnnxBuilder
 from app.version_log.compact.retention import apply_retention, complete_bases, remove_drafts
 from app.version_log.config import LogConfig
-from app.version_log.disk_usage import folder_bytes
+from app.version_log.disk_budget import DiskBudget, LogUsage
 from app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
 
 LOCK_NAME = "compactor.lock"
 POLL_SECONDS = 1.0
 SEGMENT_BYTES = 1 << 30  # more than this, and than one base, is compacted before base_minutes have passed
+FULL_SECONDS = 5.0  # while the trainer waits for room, a base is made this often of whatever is there
 WINDOW_SAMPLES = 20_000
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Compactor:
     def __init__(self, config: LogConfig, *, window_samples: int = WINDOW_SAMPLES) -> None:
         self.config = config
         self.directory = LogDirectory(config.path)
+        self.budget = DiskBudget(config.log_bytes)
         self._window_samples = window_samples
         self._onnx = OnnxBuilder() if config.onnx and is_possible() else None
         self._tried_at = 0.0
@@ -53,9 +55,13 @@ class Compactor:
         if time.time() - started >= self.config.base_minutes * 60:
             return True
         base_bytes = sum(file.bytes for file in manifest.files.values())
-        is_short = folder_bytes(self.config.path) > self.config.log_bytes // 2
+        if pending_bytes > max(SEGMENT_BYTES, base_bytes):
+            return True
+        usage = LogUsage.of(self.config.path)
+        if self.budget.free_bytes(usage) < 0:  # the trainer waits for it
+            return time.time() - started >= FULL_SECONDS or pending_bytes > self.budget.max_version_bytes
         # with little space left a base is due sooner, but it must free something, or it would only take more
-        return pending_bytes > (self.config.log_bytes // 16 if is_short else max(SEGMENT_BYTES, base_bytes))
+        return self.budget.is_short(usage) and pending_bytes > self.budget.max_version_bytes
 
     def _pending_bytes(self, number: int) -> int:
         """Return the bytes of segments that a base does not cover."""
@@ -78,12 +84,13 @@ class Compactor:
         """Write the next base now and apply retention; None if no newer version is durable."""
         bases = self.directory.bases()
         self._tried_at, self._tried_after = time.time(), base_number(bases[-1]) if bases else 0
+        if self.budget.is_short(LogUsage.of(self.config.path)):
+            apply_retention(self.directory, 1)  # makes room for the next one
         path = compact_log(self.directory, window_samples=self._window_samples, onnx=self._onnx)
         if path is not None:
             logger.info("base written", extra={"base": path.name})
-        # over log_bytes the trainer waits for room, so no newer base would come to replace the second one
-        is_full = folder_bytes(self.config.path) > self.config.log_bytes
-        apply_retention(self.directory, 1 if is_full else self.config.keep_bases)
+        num_bases = self.budget.num_bases(LogUsage.of(self.config.path), self.config.keep_bases)
+        apply_retention(self.directory, num_bases)
         return path
 
     def run(self, stopping: threading.Event) -> None:

@@ -70,6 +70,11 @@ class AppendQueue:
         return len(self._queue)
 
     @property
+    def queued_bytes(self) -> int:
+        """Bytes of the versions that are not written yet."""
+        return self._queued_bytes
+
+    @property
     def is_stopped(self) -> bool:
         """True once `stop` was called."""
         return self._stopping.is_set()

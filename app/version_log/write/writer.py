@@ -1,6 +1,7 @@
 """Append versions to the log: name them, queue them for writing, report what is published and what is durable."""
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 
 from app.version_log.config import LogConfig
-from app.version_log.disk_usage import folder_bytes
+from app.version_log.disk_budget import DiskBudget, LogUsage
 from app.version_log.read.exact_state import remove_states
 from app.version_log.write.append_queue import AppendQueue
 from app.version_log.write.encoder import PendingRecord, RecordEncoder
@@ -23,6 +24,9 @@ from app.version_log.write.epoch import Epoch, start_epoch
 from app.version_log.write.segments import SegmentWriter
 from app.version_log.write.state_writer import PendingState, StateWriter
 from app.version_log.write.trainer_lock import WAIT_SECONDS
+
+SEGMENTS = 32  # the least number of files that log_bytes is cut into: only whole files are deleted
+MEASURE_SECONDS = 0.1  # while the trainer waits for room
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +57,20 @@ class LogWriter:
         self.last_number = self.start_tip.number if self.start_tip else 0  # of the newest version appended
         self._lock = epoch.lock
         self._count = 0
-        self._log_bytes = 0
         self._exact_state = epoch.exact_state  # of the newest version that has one
         self._ends_exact = True
         self._states = StateWriter(config.path, lambda number: self._queue.add_state(number))
+        self.budget = DiskBudget(config.log_bytes)
+        self._free_bytes = config.log_bytes  # when it was measured
+        self._appended_bytes = self._appended_when_measured = 0
+        self._measured_at = float("-inf")
+        self._samples_trained = 0  # of the newest version
+        self._learned_version = 0  # the newest in which samples were learned
+        self._told_durable = 0  # the durable version that the newest one names
         self._queue = AppendQueue(
-            SegmentWriter(config.path, epoch.number, min(config.segment_bytes, config.log_bytes // 8)),
+            SegmentWriter(config.path, epoch.number, min(config.segment_bytes, config.log_bytes // SEGMENTS)),
             RecordEncoder(self.epoch, self.start_tip),
-            max_bytes=config.queue_bytes,
+            max_bytes=min(config.queue_bytes, self.budget.max_version_bytes),
             sync_seconds=config.durable_seconds,
             is_fenced=lambda: self.directory.is_fenced(self.epoch),
             before_sync=self._measure,
@@ -140,6 +150,10 @@ class LogWriter:
         if self._ends_exact:
             self._exact_state = version.meta.exact_state
         self.last_number = version.number
+        self._appended_bytes += version.num_bytes
+        if version.meta.samples_trained != self._samples_trained:
+            self._samples_trained, self._learned_version = version.meta.samples_trained, version.number
+        self._told_durable = version.meta.durable
 
     @property
     def last_encoded(self) -> Tip | None:
@@ -182,8 +196,22 @@ class LogWriter:
 
     @property
     def is_full(self) -> bool:
-        """True if the log takes more than `log_bytes`: the trainer should wait until the compactor has made room."""
-        return self._log_bytes > self.config.log_bytes
+        """True if `log_bytes` has no room for more beside the next base: the trainer should wait for the compactor."""
+        appended = self._appended_bytes - self._appended_when_measured
+        is_full = self._free_bytes < appended
+        # what is appended makes the next base larger too; and what was deleted makes room at once
+        if appended > self.budget.max_version_bytes or (
+            is_full and time.monotonic() - self._measured_at > MEASURE_SECONDS
+        ):
+            self._measure()
+            is_full = self._free_bytes < self._appended_bytes - self._appended_when_measured
+        return is_full
+
+    @property
+    def must_tell_durable(self) -> bool:
+        """True if a version without rows is needed: a base is made only of versions that a later one calls durable."""
+        durable = self.durable
+        return durable is not None and self._told_durable < self._learned_version <= durable.number
 
     @property
     def is_stalled(self) -> bool:
@@ -222,4 +250,7 @@ class LogWriter:
         remove_states(self.config.path, exact_state or number)
 
     def _measure(self) -> None:
-        self._log_bytes = folder_bytes(self.config.path)
+        # what is appended meanwhile counts twice until the next time, rather than not at all
+        appended = self._appended_bytes - self._queue.queued_bytes
+        self._free_bytes = self.budget.free_bytes(LogUsage.of(self.config.path))
+        self._appended_when_measured, self._measured_at = appended, time.monotonic()

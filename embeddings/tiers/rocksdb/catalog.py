@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,22 +21,20 @@ class Database:
     keys: KeyFilter = field(default_factory=KeyFilter)
     last_seen: LastSeenHistogram = field(default_factory=LastSeenHistogram)
     num_tombstones: int = 0
+    num_bytes: int = 0  # of the records written to it
     exists: bool = False  # it was written to, so its folder must be there
     readers: int = 0
 
 
 @dataclass(eq=False)
 class Generation:
-    """Databases, the oldest first: one, or two while live rows are moved to the newer one."""
+    """Databases, the oldest first: writes go to the last one. A key that several of them have counts in the newest."""
 
     number: int
     databases: list[Database] = field(default_factory=list)
     num_rows: int = 0
     is_destroyed: bool = False
     can_be_rewritten: bool = True
-
-    def num_below(self, cutoffs: Mapping[int, int]) -> int:
-        return sum(database.last_seen.num_below(cutoffs) for database in self.databases)
 
     def num_written(self) -> int:
         return sum(database.last_seen.num_rows for database in self.databases)
@@ -109,21 +107,22 @@ class Catalog:
             self.generations = [generation for generation in self.generations if not generation.is_destroyed]
             self.changed.notify_all()
 
-    def add_database(self, generation: Generation) -> None:
-        """Add a database for the next writes to this generation."""
+    def add_database(self, generation: Generation, at: int | None = None) -> Database:
+        """Add a database for the next writes to this generation, or at this position in the order of age."""
         with self.changed:
             database = Database(self._next_number)
             self._next_number += 1
-            generation.databases.append(database)
+            generation.databases.insert(len(generation.databases) if at is None else at, database)
             if generation.is_destroyed:
                 self.pending_delete.append(database)
+            return database
 
     def retire_database(self, generation: Generation, database: Database) -> None:
         """Schedule a database for deletion whose live rows were moved to another."""
         with self.changed:
             generation.databases = [other for other in generation.databases if other is not database]
             self.pending_delete.append(database)
-            generation.num_rows = min(generation.num_rows, generation.num_written())
+            generation.num_rows = max(0, min(generation.num_rows, generation.num_written()))
             self.changed.notify_all()
 
     def deletable(self) -> list[Database]:

@@ -1,13 +1,12 @@
 """RocksDB databases by number: the only module that uses rocksdbpy, and only within the spill's own process.
 
-A key has 10 bytes, of which the first eight are the mixed key. A value has one size and ends with the eight bytes of
-last-seen, or it is empty: a tombstone.
+A key has 10 bytes, of which the first eight are the mixed key. A value has one size, or it is empty: a tombstone.
 """
 
 import os
 import shutil
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ Pairs = list[tuple[bytes, bytes]]
 
 # small buffers stay in the CPU's cache while they are sorted; four are flushed as one file, so compaction costs no more
 WRITE_BUFFER_BYTES, MAX_WRITE_BUFFERS, MERGED_WRITE_BUFFERS = 8 << 20, 8, 4
+MIN_WRITE_BUFFER_BYTES = 128 << 10
 CACHE_MB = 64
 PROBE_BYTES = 4 << 20
-NEVER = -(2**63)
 
 
 class Databases:
@@ -30,10 +29,11 @@ class Databases:
         self.folder, self.record_bytes, self._rocksdb = folder, record_bytes, rocksdb
         self._open: dict[int, Any] = {}
         self._failed: set[int] = set()  # those in which a write failed since they were opened
+        self.set_database_bytes(0)
 
-    def get(self, number: int, keys: Sequence[bytes], *, may_create: bool = False) -> list[bytes | None]:
+    def get(self, number: int, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of keys in their order, None for absent keys."""
-        values: list[bytes | None] = self._database(number, may_create).multi_get(keys, False)
+        values: list[bytes | None] = self._database(number, False).multi_get(keys, False)
         if len(values) != len(keys):
             raise CorruptSpillBlockError(f"{len(values)} values for {len(keys)} keys")
         return values
@@ -62,17 +62,13 @@ class Databases:
                 raise CorruptSpillBlockError(f"a record of {len(value)} bytes instead of {self.record_bytes}")
         return pairs
 
-    def move(self, pairs: Pairs, target: int, cutoffs: Mapping[int, int], *, may_create: bool) -> Pairs:
-        """Write live entries to the target, unless it has newer ones. Return their keys with what it has then.
+    def flush(self, number: int) -> None:
+        """Write the rows in memory to tables, and delete the log of writes that kept them safe."""
+        self._database(number, False).flush()
 
-        Repeated after an interruption, it returns the same keys.
-        """
-        alive = [(key, value) for key, value in pairs if last_seen(key, value) >= cutoffs.get(feature(key), NEVER)]
-        there = self.get(target, [key for key, _ in alive], may_create=may_create)
-        missing = [pair for pair, value in zip(alive, there, strict=True) if value is None]
-        if missing:
-            self.write(target, [key for key, _ in missing], [value for _, value in missing], may_create=may_create)
-        return [(key, old if new is None else new) for (key, old), new in zip(alive, there, strict=True)]
+    def set_database_bytes(self, num_bytes: int) -> None:
+        """Size the buffers of databases that are opened from now on for this many bytes of rows; 0: for any number."""
+        self._database_bytes = num_bytes or MAX_WRITE_BUFFERS * WRITE_BUFFER_BYTES
 
     def destroy(self, number: int) -> None:
         self.close(number)
@@ -113,22 +109,11 @@ class Databases:
     def _options(self) -> Any:
         options = self._rocksdb.Option()
         options.create_if_missing(True)
-        options.optimize_for_point_lookup(CACHE_MB)
+        buffer_bytes = max(MIN_WRITE_BUFFER_BYTES, min(WRITE_BUFFER_BYTES, self._database_bytes // MAX_WRITE_BUFFERS))
+        options.optimize_for_point_lookup(max(1, min(CACHE_MB, self._database_bytes >> 20)))
         options.set_allow_mmap_reads(True)
-        options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+        options.set_write_buffer_size(buffer_bytes)
         options.set_max_write_buffer_number(MAX_WRITE_BUFFERS)
         options.set_min_write_buffer_number_to_merge(MERGED_WRITE_BUFFERS)
         options.set_max_background_jobs(2)
         return options
-
-
-def feature(key: bytes) -> int:
-    return int.from_bytes(key[8:], "big")
-
-
-def last_seen(key: bytes, value: bytes) -> int:
-    """The last-seen of a row; a tombstone never expires."""
-    if not value:
-        return -NEVER
-    plain = int.from_bytes(value[-8:], "little") ^ int.from_bytes(key[:8], "big")
-    return plain - (1 << 64) if plain >= 1 << 63 else plain

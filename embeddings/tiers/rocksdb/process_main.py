@@ -27,7 +27,6 @@ class SpillServer:
 
     def __init__(self, databases: Databases, channels: list[ServerChannel]) -> None:
         self.databases, self.worker_channel = databases, channels[0]
-        self.cutoffs: dict[int, int] = {}
         self._poll = select.poll()
         for channel in channels:
             self._poll.register(channel.connection, select.POLLIN)
@@ -91,22 +90,15 @@ class SpillServer:
         _put(channel, pairs)
         return len(pairs), _last(pairs, num)
 
-    def raise_cutoffs(self, channel: ServerChannel, cutoffs: list[tuple[int, int]]) -> tuple[()]:
-        """Set expiry cutoffs for the moves that follow."""
-        self.cutoffs |= dict(cutoffs)
+    def set_database_bytes(self, channel: ServerChannel, num_bytes: int) -> tuple[()]:
+        """Prepare databases that are opened from now on for this size; 0: for any."""
+        self.databases.set_database_bytes(num_bytes)
         return ()
 
-    def move(
-        self, channel: ServerChannel, source: int, target: int, after: str, num: int, may_create: bool
-    ) -> tuple[int, int, str | None]:
-        """Move live entries after a key, and write to the channel what the target has of their keys then.
-
-        Return how many were read, how many are alive, and the last key if there may be more.
-        """
-        pairs = self.databases.scan(source, bytes.fromhex(after), num)
-        moved = self.databases.move(pairs, target, self.cutoffs, may_create=may_create)
-        _put(channel, moved)
-        return len(pairs), len(moved), _last(pairs, num)
+    def flush(self, channel: ServerChannel, number: int) -> tuple[()]:
+        """Write the rows in a database's memory to its tables."""
+        self.databases.flush(number)
+        return ()
 
     def destroy(self, channel: ServerChannel, number: int) -> tuple[()]:
         self.databases.destroy(number)

@@ -5,10 +5,8 @@ RocksDB runs in another process (process_main.py), because its calls hold the in
 
 # U unique keys, N rows
 import importlib.util
-import os
 import shutil
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from springtide_client.keys import mix_keys
 
 from embeddings.errors import SpillError
 from embeddings.rows import Int64Array, Rows, UInt16Array
+from embeddings.tiers.disk_space import folder_bytes
 from embeddings.tiers.interface import SpilledRows
 from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.rocksdb.catalog import Database
@@ -147,11 +146,15 @@ class RocksSpill:
     def purge(self, cutoffs: dict[int, int]) -> None:
         self._worker.purge.raise_cutoffs(cutoffs)
 
+    def set_limit(self, num_bytes: int) -> None:
+        self._worker.set_limit(num_bytes)
+
+    def fraction_to_forget(self) -> float:
+        worker = self._worker
+        return worker.space.fraction_to_free(self._catalog.queued_bytes) if worker.purge.must_forget() else 0.0
+
     def stall_reason(self) -> str:
         return self._worker.stall_reason()
-
-    def is_purging(self) -> bool:
-        return self._worker.purge.active()
 
     def last_seen_quantile(self, fraction: float) -> int | None:
         return LastSeenHistogram.merged(database.last_seen for database in self._catalog.databases()).quantile(fraction)
@@ -165,12 +168,7 @@ class RocksSpill:
             return sum(generation.num_rows for generation in self._catalog.generations)
 
     def num_bytes(self) -> int:
-        on_disk = 0
-        for folder, _, names in os.walk(self.folder):  # skips folders that are deleted meanwhile
-            for name in names:
-                with suppress(FileNotFoundError):  # RocksDB deletes files when it compacts
-                    on_disk += os.stat(os.path.join(folder, name)).st_size
-        return on_disk + self._catalog.queued_bytes
+        return folder_bytes(self.folder) + self._catalog.queued_bytes
 
     def memory_bytes(self) -> int:
         """Bytes of the filters and of the memory shared with the process, without the process's own caches."""

@@ -1,5 +1,6 @@
 """The background thread of a spill: the only one that starts its process, writes, purges and deletes databases."""
 
+import math
 import os
 import shutil
 import threading
@@ -12,7 +13,9 @@ from pathlib import Path
 from springtide_client.system.backoff import Backoff
 
 from embeddings.errors import SpillError
-from embeddings.tiers.rocksdb.catalog import Catalog, Database
+from embeddings.tiers.disk_space import DiskSpace
+from embeddings.tiers.rocksdb.catalog import Catalog, Database, Generation
+from embeddings.tiers.rocksdb.channel import KEY_BYTES
 from embeddings.tiers.rocksdb.child_process import ProcessLostError, RequestFailedError, SpillProcess
 from embeddings.tiers.rocksdb.error_hints import with_hint
 from embeddings.tiers.rocksdb.purge import Purge
@@ -30,7 +33,10 @@ class SpillWorker:
     def __init__(self, folder: Path, record_format: RecordFormat, *, queue_bytes: int, patience_seconds: float) -> None:
         self.folder, self.record_format, self.patience_seconds = folder, record_format, patience_seconds
         self.catalog, self.counts = Catalog(queue_bytes), Counter[str]()
-        self.purge = Purge(self.catalog, record_format, self.counts)
+        self.space = DiskSpace(folder)
+        self.purge = Purge(self.catalog, record_format, self.counts, self.space)
+        self._max_queue_bytes = queue_bytes
+        self._sent_part: tuple[SpillProcess, float] | None = None
         self._changed = self.catalog.changed
         self._process: SpillProcess | None = None
         self._process_wanted = False  # a find waits for a process
@@ -57,6 +63,13 @@ class SpillWorker:
                 raise self._failure("takes no rows", self._last_failure or "its disk is too slow")
             self._raise_error()
             self.catalog.append(batch, num_new)
+
+    def set_limit(self, num_bytes: int) -> None:
+        """Keep the folder within this many bytes; the queue, which is written to it, has a part of that."""
+        with self._changed:
+            self.space.limit = num_bytes
+            self.catalog.queue_bytes = min(self._max_queue_bytes, int(self.space.part_bytes))
+            self._changed.notify_all()
 
     @contextmanager
     def blocking_call(self) -> Iterator[None]:
@@ -221,16 +234,33 @@ class SpillWorker:
     def _write_oldest(self) -> None:
         if not self.catalog.queue:
             return
+        if self.space.is_full() and (self.purge.active() or self.catalog.deletable()):
+            return  # what is being freed makes room
         generation, batch = self.catalog.queue[0]
         if not generation.is_destroyed:
-            if not generation.databases:
+            if not generation.databases or generation.databases[-1].num_bytes >= self.space.part_bytes:
+                self._seal(generation)
                 self.catalog.add_database(generation)
             self._write(generation.databases[-1], batch)
+        self.counts["spill_written"] += len(batch)
         self.catalog.pop()
+
+    def _seal(self, generation: Generation) -> None:
+        """Write the newest database's rows to its tables, which deletes its log of writes."""
+        if generation.databases and generation.databases[-1].exists:
+            self._ensure_process().worker_channel.call(
+                "flush", generation.databases[-1].number, deadline=self.deadline()
+            )
 
     def _write(self, database: Database, batch: WriteBatch) -> None:
         process = self._ensure_process()
         channel = process.worker_channel
+        if not database.exists and self._sent_part != (process, self.space.part_bytes):
+            part_bytes = self.space.part_bytes
+            channel.call(
+                "set_database_bytes", 0 if math.isinf(part_bytes) else int(part_bytes), deadline=self.deadline()
+            )
+            self._sent_part = process, part_bytes
         database.keys.add(batch.mixed)
         for start in range(0, len(batch), process.num_keys):
             part = batch.sub_batch(start, start + process.num_keys)
@@ -248,7 +278,9 @@ class SpillWorker:
             database.num_tombstones += len(batch)
         else:
             database.last_seen.add(batch.features, batch.rows.last_seen)
-        self.counts["spill_written"] += len(batch)
+        num_bytes = len(batch) * (KEY_BYTES + (0 if batch.rows is None else self.record_format.num_bytes))
+        database.num_bytes += num_bytes
+        self.space.add_written(num_bytes)
 
     def _delete_databases(self) -> None:
         for database in self.catalog.deletable():
@@ -256,7 +288,9 @@ class SpillWorker:
                 self._process.worker_channel.call("destroy", database.number, deadline=self.deadline())
             else:
                 shutil.rmtree(self.folder / f"{database.number:06d}", ignore_errors=True)
+            self.space.measure()
             self.catalog.confirm_deleted(database)
 
     def _purge_some(self) -> None:
-        self.purge.step(self._ensure_process, self.deadline)
+        if self.purge.active():
+            self.purge.step(self._ensure_process, self.deadline, self._write)

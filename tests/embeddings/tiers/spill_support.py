@@ -55,7 +55,7 @@ def await_start(spill: RocksSpill) -> None:
     deadline = spill._worker.deadline()
     while True:
         with suppress(ProcessLostError), spill._worker.process(deadline).find_channel(deadline) as channel:
-            channel.call("raise_cutoffs", [], deadline=deadline)
+            channel.call("set_database_bytes", 0, deadline=deadline)
             return
 
 
@@ -123,8 +123,11 @@ class DictSpill:
     def stall_reason(self) -> str:
         return ""
 
-    def is_purging(self) -> bool:
-        return False
+    def set_limit(self, num_bytes: int) -> None:
+        pass
+
+    def fraction_to_forget(self) -> float:
+        return 0.0
 
     def last_seen_quantile(self, fraction: float) -> int | None:
         return None

@@ -1,15 +1,18 @@
-"""Random writes, tombstones, generations, purges and kills of the RocksDB spill, compared with dictionaries."""
+"""Random writes, tombstones, generations, purges, limits and kills of the RocksDB spill, compared with dictionaries."""
 
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from embeddings.rows import Rows
+from embeddings.tiers import disk_space
 from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import DictSpill, numbered_rows
@@ -80,6 +83,11 @@ class SpillMachine(RuleBasedStateMachine):
     def drain(self) -> None:
         self.spill.drain()
 
+    @rule(num_bytes=st.sampled_from([1, 20_000, 1 << 40]))
+    def set_limit(self, num_bytes: int) -> None:
+        """Below what an empty database takes, every database is rewritten again and again."""
+        self.spill.set_limit(num_bytes)
+
     @rule()
     def kill(self) -> None:
         process = self.spill._worker._process
@@ -108,6 +116,13 @@ class SpillMachine(RuleBasedStateMachine):
     def _live_keys(self, rows: Rows) -> list[tuple[int, int, int]]:
         keys = zip(rows.features.tolist(), rows.ids.tolist(), rows.last_seen.tolist(), strict=True)
         return [key for key in keys if key[2] >= self.cutoffs[key[0]]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_databases() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk_space, "MIN_PART_BYTES", 2000)
+        yield
 
 
 TestSpillMachine = SpillMachine.TestCase

@@ -1,0 +1,69 @@
+"""Keeps the next base of the log within its part of `log_bytes`: beyond it, the rows seen longest ago expire."""
+
+import logging
+from collections.abc import Mapping
+
+from springtide_client.log.base import ID_STRINGS, OPTIMIZER, ROWS, Base, BaseManifest
+
+from embeddings.policy.live_row_sample import LiveRowSample
+from embeddings.rows import TableDelta
+
+KEPT = 0.85  # of the rows that fit, so that rows do not expire with every version
+LEAST = 0.25  # of a base is for rows, however large the net is
+
+logger = logging.getLogger(__name__)
+
+
+class RowBudget:
+    """Follows the versions that a trainer writes or reads back, and decides which rows expire with the next one.
+
+    The decision depends on the contents of the log and on the sizes of its newest base; the version that it is made
+    for contains it as expiry cutoffs, so followers, bases, spill and the next trainer obey the same one.
+    """
+
+    def __init__(self, max_base_bytes: int, *, dim: int, state_width: int) -> None:
+        self.max_base_bytes = max_base_bytes
+        self.sample = LiveRowSample()
+        self._row_bytes = 34.0 + 4 * (dim + state_width)  # in a base
+        self._other_bytes = 0  # of a base: the net, its optimizer, the admission sketch
+
+    @property
+    def max_rows(self) -> int:
+        """How many rows fit into a base."""
+        return int(max(self.max_base_bytes - self._other_bytes, LEAST * self.max_base_bytes) / self._row_bytes)
+
+    def read_base(self, base: Base) -> None:
+        """Begin with the rows of a base."""
+        self.sample.read_base(base.rows.mixed, base.rows.feature, base.rows.last_seen)
+        self.measure(base.manifest, len(base))
+
+    def measure(self, manifest: BaseManifest, num_rows: int) -> None:
+        """Take the sizes of a newer base: id strings and the net take space too."""
+        sizes = {name: file.bytes for name, file in manifest.files.items()}
+        by_rows = sum(sizes.pop(name, 0) for name in (ROWS, OPTIMIZER, ID_STRINGS))
+        self._other_bytes = sum(sizes.values())
+        if num_rows:
+            self._row_bytes = by_rows / num_rows
+
+    def add(self, delta: TableDelta) -> None:
+        """Note the rows of a version. Within it forgetting comes before rows."""
+        if len(delta.forgotten_ids):
+            self.sample.forget(delta.forgotten_features, delta.forgotten_ids)
+        if len(delta):
+            self.sample.add(delta.features, delta.ids, delta.last_seen)
+
+    def is_exceeded(self, cutoffs: Mapping[int, int]) -> bool:
+        """Return True if rows must expire."""
+        return self.sample.num_live(cutoffs) > self.max_rows
+
+    def raised_cutoffs(self, cutoffs: Mapping[int, int]) -> dict[int, int]:
+        """Return the cutoffs, by feature, from which on few enough rows are left; {} if they are few enough."""
+        num_live, max_rows = self.sample.num_live(cutoffs), self.max_rows
+        if num_live <= max_rows:
+            return {}
+        cutoff = self.sample.coldest(num_live - int(KEPT * max_rows))
+        logger.info(
+            "rows expire so that the next base fits into log_bytes",
+            extra={"rows": num_live, "max_rows": max_rows, "last_seen_before_ms": cutoff},
+        )
+        return {feature: cutoff for feature in self.sample.features() if cutoff > cutoffs.get(feature, 0)}
