@@ -57,7 +57,11 @@ class TableConfig(Settings, frozen=True, kw_only=True):
         Size, Meta(description="A second tier in RAM below a GPU. On the CPU, raise `device_bytes` instead.")
     ] = 0
     disk_bytes: Annotated[
-        Size, Meta(description="Disk for spill and log together; at least half of it is the spill's.")
+        Size,
+        Meta(
+            description="Disk for spill and log together; at least half of it is the spill's. Rows that do not fit are "
+            "deleted, those seen longest ago first."
+        ),
     ] = 100 << 30
     disk_path: Annotated[
         str | None,

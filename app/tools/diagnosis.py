@@ -13,12 +13,16 @@ from app.config.load import Config
 from app.errors import UserError
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
+from app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
+from embeddings.optimizer import RowOptimizer
 from stream.broker.discovery import find_broker
 from stream.broker.embedded import find_broker_binary
 from stream.errors import EmbeddedBrokerError
 from stream.kafka.check import check_kafka
 
 MIN_FREE_BYTES = 1 << 30
+NET_COPIES, PROGRAM_BYTES = 5, 200_000  # parameters, two moments, two exported programs; their code
+SLOT_BYTES = 20  # of the index, for a row in memory
 
 
 class Diagnosis(NamedTuple):
@@ -34,6 +38,7 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
     yield from check_model(config)
     yield from check_broker(config)
     yield from check_disk(config)
+    yield check_disk_caps(config)
     yield from check_port_and_gpu(config)
 
 
@@ -88,6 +93,35 @@ def check_disk(config: Config) -> Iterator[Diagnosis]:
             yield Diagnosis("problem", f"{text}: free some space, or set another path")
 
 
+def check_disk_caps(config: Config) -> Diagnosis:
+    """Look whether net, rows in memory and bases fit into the bytes that the log may take."""
+    budget, table = DiskBudget(config.log.log_bytes), config.table
+    half = "[log] log_bytes" if config.log.log_bytes < table.disk_bytes // 2 else "half of [table] disk_bytes"
+    net_bytes, row_bytes = _net_bytes(config), base_row_bytes(table.dim, _state_width(config))
+    room = f"{half} is {_mib(config.log.log_bytes)}, of which a base may take {_mib(budget.max_base_bytes)}"
+    if net_bytes > budget.max_base_bytes * (1 - LEAST_ROWS_SHARE):
+        needed = _mib(int(net_bytes / BASE_SHARE / (1 - LEAST_ROWS_SHARE)) + 1)
+        text = f"disk: {room}, and the net alone takes about {_mib(net_bytes)} of it: raise it to {needed}"
+        return Diagnosis("problem", text)
+    num_rows = (budget.max_base_bytes - net_bytes) // row_bytes
+    in_memory = (table.device_bytes + table.host_bytes) // (row_bytes + SLOT_BYTES)
+    text = f"disk: {room}: about {num_rows:,} rows; beyond them the rows seen longest ago are deleted"
+    if in_memory > num_rows:
+        return Diagnosis("note", f"{text}. Memory holds about {in_memory:,}: raise disk_bytes, or lower device_bytes")
+    return Diagnosis("ok", text)
+
+
+def _net_bytes(config: Config) -> int:
+    """What a base holds beside rows: parameters and their optimizer's state, and the exported programs."""
+    model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return NET_COPIES * 4 * num_parameters + PROGRAM_BYTES
+
+
+def _state_width(config: Config) -> int:
+    return RowOptimizer.of(config.table.optimizer).state_width(config.table.dim)
+
+
 def check_port_and_gpu(config: Config) -> Iterator[Diagnosis]:
     """Look whether the server's port is free, and for a GPU."""
     address = f"{config.serve.host}:{config.serve.port}"
@@ -100,3 +134,7 @@ def check_port_and_gpu(config: Config) -> Iterator[Diagnosis]:
         yield Diagnosis("note", f'GPU: {torch.cuda.get_device_name(0)}; [train] device = "cuda" trains on it')
     else:
         yield Diagnosis("note", "GPU: none; everything runs on the CPU")
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"

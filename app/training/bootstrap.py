@@ -63,6 +63,11 @@ def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -
         write_first_base(config, log, state, program)
     else:
         restore_state(state, resume)
+    try:
+        budget.check()
+    except ValueError as error:
+        table.close()
+        raise UserError(str(error)) from error
     return state
 
 
@@ -114,6 +119,8 @@ def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState
     write_base(log.config.path, image)
     log.start_after(log.first_base_tip)
     state.base_number = log.first_base_tip.number
+    if (base := log.directory.open_base()) is not None:
+        state.on_base_mapped(base)
 
 
 def restore_state(state: TrainingState, resume: Resume) -> None:

@@ -11,6 +11,7 @@ from app.version_log.disk_usage import folder_bytes
 BASE_SHARE = 5 / 16  # of log_bytes: one base and the next one, while it is written, leave 3/8 for the segments
 KEPT_SEGMENTS_SHARE = 1 / 4  # more than one base is kept only if it leaves this for new segments
 EARLY_SHARE = 1 / 8  # with less room the next base is begun, so that learning need not wait for it
+LEAST_ROWS_SHARE = 1 / 4  # of a base is for rows, however large the net is
 VERSION_SHARE = 1 / 16  # a version is published early when its rows may take this much
 BASE_PREFIX, DRAFT_PREFIX, SEGMENT_PREFIX = base_name(0).split("-")[0] + "-", ".tmp-", "seg-"
 
@@ -82,6 +83,11 @@ class DiskBudget:
         newest = usage.bases[-1] if usage.bases else 0
         kept = sum(usage.bases[-wanted:]) + usage.segments + usage.others
         return wanted if kept + newest <= (1 - KEPT_SEGMENTS_SHARE) * self.log_bytes else 1
+
+
+def base_row_bytes(dim: int, state_width: int) -> int:
+    """Bytes of a row in a base: mixed key, feature, id, values, state, count and last-seen."""
+    return 34 + 4 * (dim + state_width)
 
 
 def _bytes_of(path: Path) -> int:

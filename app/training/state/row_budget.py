@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 from springtide_client.log.base import ID_STRINGS, OPTIMIZER, ROWS, Base, BaseManifest
 
+from app.version_log.disk_budget import LEAST_ROWS_SHARE, base_row_bytes
 from embeddings.policy.live_row_sample import LiveRowSample
 from embeddings.rows import TableDelta
 
 KEPT = 0.85  # of the rows that fit, so that rows do not expire with every version
-LEAST = 0.25  # of a base is for rows, however large the net is
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +24,15 @@ class RowBudget:
     def __init__(self, max_base_bytes: int, *, dim: int, state_width: int) -> None:
         self.max_base_bytes = max_base_bytes
         self.sample = LiveRowSample()
-        self._row_bytes = 34.0 + 4 * (dim + state_width)  # in a base
+        self._row_bytes: float = base_row_bytes(dim, state_width)
         self._other_bytes = 0  # of a base: the net, its optimizer, the admission sketch
 
     @property
     def max_rows(self) -> int:
         """How many rows fit into a base."""
-        return int(max(self.max_base_bytes - self._other_bytes, LEAST * self.max_base_bytes) / self._row_bytes)
+        return int(
+            max(self.max_base_bytes - self._other_bytes, LEAST_ROWS_SHARE * self.max_base_bytes) / self._row_bytes
+        )
 
     def read_base(self, base: Base) -> None:
         """Begin with the rows of a base."""
@@ -44,6 +46,14 @@ class RowBudget:
         self._other_bytes = sum(sizes.values())
         if num_rows:
             self._row_bytes = by_rows / num_rows
+
+    def check(self) -> None:
+        """Raise ValueError if the net leaves no room for rows: learning would wait for ever."""
+        if self._other_bytes > (1 - LEAST_ROWS_SHARE) * self.max_base_bytes:
+            raise ValueError(
+                f"a base may take {self.max_base_bytes:,} bytes, 5/16 of the log, and the net takes "
+                f"{self._other_bytes:,} of them: raise [table] disk_bytes and [log] log_bytes"
+            )
 
     def add(self, delta: TableDelta) -> None:
         """Note the rows of a version. Within it forgetting comes before rows."""

@@ -1,0 +1,42 @@
+"""`springtide check` says whether the limits of disk and memory can work together."""
+
+from pathlib import Path
+
+from app.config.load import load_config
+from app.tools.diagnosis import Diagnosis, check_disk_caps
+
+SMALL = """
+name = "shop"
+[schema]
+label = "click"
+categorical = ["user_id"]
+dense = ["price"]
+"""
+
+
+def check(tmp_path: Path, text: str) -> Diagnosis:
+    path = tmp_path / "springtide.toml"
+    path.write_text(SMALL + text)
+    return check_disk_caps(load_config(path))
+
+
+def test_the_default_limits_work_together(tmp_path: Path) -> None:
+    found = check(tmp_path, "")
+    assert found.state == "ok"
+    assert found.text.startswith("disk: [log] log_bytes is 20,480.0 MiB, of which a base may take 6,400.0 MiB: about ")
+
+
+def test_memory_for_more_rows_than_the_disk_is_noted(tmp_path: Path) -> None:
+    found = check(tmp_path, '[table]\ndisk_bytes = "64MiB"\ndevice_bytes = "32MiB"')
+    assert found.state == "note"
+    assert "half of [table] disk_bytes is 32.0 MiB" in found.text
+    assert found.text.endswith("raise disk_bytes, or lower device_bytes")
+
+
+def test_a_net_that_leaves_no_room_for_rows_is_a_problem(tmp_path: Path) -> None:
+    limits = '[table]\ndisk_bytes = "16MiB"\ndevice_bytes = "1MiB"\n'
+    assert check(tmp_path, limits).state == "ok"
+    found = check(tmp_path, limits + "[model]\noptions = { top = [2048, 512] }\n")
+    assert found.state == "problem"
+    assert "the net alone takes about" in found.text
+    assert ": raise it to " in found.text
