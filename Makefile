@@ -64,6 +64,9 @@ torture: setup
 	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --kills 200 $(ARGS)
 	TORTURE_EXAMPLES=500 $(BIN)/python -m pytest tests/torture tests/e2e tests/app/commands/test_run.py tests/app/tools/demo tests/kernels/cpu/rows/test_update.py -q
 	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.load.mixed_load --seconds 600
+	PYTHONPATH=.:deploy/client $(BIN)/python -m tests.torture.disk.new_ids
+	PYTHONPATH=.:deploy/client $(BIN)/python -m tests.torture.disk.new_ids --stands-still
+	PYTHONPATH=.:deploy/client $(BIN)/python -m tests.torture.disk.new_ids --ids 10000000 --disk 512MiB --device 64MiB
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/openapi/test_operations.py -q
 
 gpu-wheels:

@@ -25,6 +25,7 @@ class RowBudget:
         self.max_base_bytes = max_base_bytes
         self.sample = LiveRowSample()
         self._row_bytes: float = base_row_bytes(dim, state_width)
+        self._num_live = self._num_since = 0  # rows that lived when they were counted; rows of versions since
         self._other_bytes = 0  # of a base: the net, its optimizer, the admission sketch
 
     @property
@@ -37,6 +38,7 @@ class RowBudget:
     def read_base(self, base: Base) -> None:
         """Begin with the rows of a base."""
         self.sample.read_base(base.rows.mixed, base.rows.feature, base.rows.last_seen)
+        self._num_live = len(base)
         self.measure(base.manifest, len(base))
 
     def measure(self, manifest: BaseManifest, num_rows: int) -> None:
@@ -61,19 +63,23 @@ class RowBudget:
             self.sample.forget(delta.forgotten_features, delta.forgotten_ids)
         if len(delta):
             self.sample.add(delta.features, delta.ids, delta.last_seen)
+            self._num_since += len(delta)
 
     def is_exceeded(self, cutoffs: Mapping[int, int]) -> bool:
         """Return True if rows must expire."""
-        return self.sample.num_live(cutoffs) > self.max_rows
+        if self._num_live + self._num_since > self.max_rows:  # else all of them may be new
+            self._num_live, self._num_since = self.sample.num_live(cutoffs), 0
+        return self._num_live + self._num_since > self.max_rows
 
     def raised_cutoffs(self, cutoffs: Mapping[int, int]) -> dict[int, int]:
         """Return the cutoffs, by feature, from which on few enough rows are left; {} if they are few enough."""
-        num_live, max_rows = self.sample.num_live(cutoffs), self.max_rows
-        if num_live <= max_rows:
+        if not self.is_exceeded(cutoffs):
             return {}
+        num_live, max_rows = self._num_live, self.max_rows
         cutoff = self.sample.coldest(num_live - int(KEPT * max_rows))
         logger.info(
             "rows expire so that the next base fits into log_bytes",
             extra={"rows": num_live, "max_rows": max_rows, "last_seen_before_ms": cutoff},
         )
+        self._num_live = int(KEPT * max_rows)
         return {feature: cutoff for feature in self.sample.features() if cutoff > cutoffs.get(feature, 0)}

@@ -1,0 +1,67 @@
+"""Rows beyond what a base may take expire, the coldest first."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from springtide_client.log.base import Base
+
+from app.training.state.row_budget import RowBudget
+from app.version_log.disk_budget import base_row_bytes
+from embeddings.rows import Rows, TableDelta
+from tests.support.writer_log import WriterLog
+
+DIM, WIDTH, ROOM = 4, 1, 1000
+
+
+def delta(start: int, stop: int, feature: int = 0) -> TableDelta:
+    """Rows whose last-seen is their id."""
+    ids = np.arange(start, stop)
+    rows = Rows.empty(len(ids), DIM, WIDTH)
+    rows.features[:], rows.ids[:], rows.last_seen[:] = feature, ids, ids
+    return TableDelta.of(rows)
+
+
+@pytest.fixture
+def budget() -> RowBudget:
+    return RowBudget(ROOM * base_row_bytes(DIM, WIDTH), dim=DIM, state_width=WIDTH)
+
+
+def test_nothing_expires_while_all_rows_fit(budget: RowBudget) -> None:
+    for _ in range(5):
+        budget.add(delta(0, ROOM))
+        assert budget.raised_cutoffs({}) == {}
+
+
+def test_the_coldest_rows_of_all_features_expire(budget: RowBudget) -> None:
+    budget.add(delta(0, 600))
+    budget.add(delta(500, 1100, feature=3))
+    raised = budget.raised_cutoffs({})
+    assert raised == {0: 350, 3: 350}  # 850 stay
+    assert budget.raised_cutoffs(raised) == {}
+    budget.add(delta(1100, 1300))
+    assert budget.raised_cutoffs(raised) == {0: 525, 3: 525}
+
+
+def test_rows_that_are_seen_again_do_not_count_twice(budget: RowBudget) -> None:
+    for _ in range(30):
+        budget.add(delta(0, 900))
+        assert budget.raised_cutoffs({}) == {}
+
+
+def test_a_net_without_room_for_rows_is_refused(budget: RowBudget) -> None:
+    budget.check()
+    budget._other_bytes = budget.max_base_bytes * 4 // 5
+    with pytest.raises(ValueError, match=r"the net takes [\d,]+ of them: raise"):
+        budget.check()
+    assert budget.max_rows == ROOM // 4
+
+
+def test_it_continues_from_a_base(budget: RowBudget, tmp_path: Path) -> None:
+    log = WriterLog(tmp_path / "log")
+    with log.writer():
+        base = log.directory.open_base()
+    assert isinstance(base, Base)
+    budget.read_base(base)
+    assert budget.max_rows < ROOM
+    assert not budget.is_exceeded({})
