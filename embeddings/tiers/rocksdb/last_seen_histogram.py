@@ -4,6 +4,7 @@ It counts writes: a key written twice counts twice until the database is rewritt
 """
 
 # N rows, M buckets
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Self
 
@@ -17,25 +18,30 @@ LATEST = (1 << TIME_BITS) - 1
 
 
 class LastSeenHistogram:
-    """Buckets of equal width, doubled in width whenever there are too many of them."""
+    """Buckets of equal width, doubled in width whenever there are too many of them.
+
+    One thread may add while others read.
+    """
 
     def __init__(self) -> None:
         self.num_rows = 0
+        self._lock = threading.Lock()  # of the three that follow
         self._shift = 0
         self._buckets_M = np.empty(0, np.int64)  # feature and last-seen >> shift in one word, ascending
         self._counts_M = np.empty(0, np.int64)
 
     def add(self, features_N: UInt16Array, last_seen_N: Int64Array) -> None:
-        buckets_N = np.clip(last_seen_N, 0, LATEST) >> self._shift | features_N.astype(np.int64) << TIME_BITS
-        self._merge(buckets_N, np.ones(len(buckets_N), np.int64))
-        self.num_rows += len(features_N)
+        with self._lock:
+            buckets_N = np.clip(last_seen_N, 0, LATEST) >> self._shift | features_N.astype(np.int64) << TIME_BITS
+            self._merge(buckets_N, np.ones(len(buckets_N), np.int64))
+            self.num_rows += len(features_N)
 
     def num_below(self, cutoffs: Mapping[int, int]) -> int:
         """How many rows were last seen before their feature's cutoff, without those in the bucket of the cutoff."""
-        features_M, ends_M = self._buckets_M >> TIME_BITS, self._ends()
+        with self._lock:
+            features_M, ends_M, counts_M = self._buckets_M >> TIME_BITS, self._ends(), self._counts_M
         return sum(
-            int(self._counts_M[(features_M == feature) & (ends_M <= cutoff)].sum())
-            for feature, cutoff in cutoffs.items()
+            int(counts_M[(features_M == feature) & (ends_M <= cutoff)].sum()) for feature, cutoff in cutoffs.items()
         )
 
     @classmethod
@@ -43,10 +49,11 @@ class LastSeenHistogram:
         """One histogram of all rows, without features."""
         whole = LastSeenHistogram()
         for part in parts:
-            whole._widen(part._shift)
-            times_M = (part._buckets_M & LATEST) >> (whole._shift - part._shift)
-            whole._merge(times_M, part._counts_M)
-            whole.num_rows += part.num_rows
+            with part._lock:
+                shift, buckets_M, counts_M, num_rows = part._shift, part._buckets_M, part._counts_M, part.num_rows
+            whole._widen(shift)
+            whole._merge((buckets_M & LATEST) >> (whole._shift - shift), counts_M)
+            whole.num_rows += num_rows
         return whole
 
     def quantile(self, fraction: float) -> int | None:

@@ -1,5 +1,7 @@
 """The histogram of last-seen counts by feature and time, never too many."""
 
+import threading
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,3 +55,23 @@ def test_any_range_of_times_fits_and_no_row_is_counted_too_early() -> None:
 def test_without_rows_there_is_no_quantile() -> None:
     assert LastSeenHistogram().quantile(0.5) is None
     assert LastSeenHistogram.merged([]).quantile(0.5) is None
+
+
+def test_it_can_be_read_while_rows_are_added() -> None:
+    histogram, ended = LastSeenHistogram(), threading.Event()
+
+    def add() -> None:
+        generator = np.random.default_rng(1)
+        while not ended.is_set():
+            histogram.add(np.zeros(100, np.uint16), generator.integers(0, 10**9, 100))
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    try:
+        for _ in range(300):
+            merged = LastSeenHistogram.merged([histogram])
+            assert merged.num_rows == merged.num_below({0: 1 << 44})
+            histogram.num_below({0: 500_000})
+    finally:
+        ended.set()
+        thread.join()
