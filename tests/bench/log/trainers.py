@@ -27,14 +27,14 @@ dense = {dense}
 dim = 16
 device_bytes = "1GiB"
 disk_path = "{folder}/spill"
-num_threads = 2
+num_threads = {threads}
 [model]
 name = "dlrm"
 options = {{ bottom = [512, 256], top = {top}, wide = false, rows_on_top = false }}
 [train]
 batch_size = {batch}
 max_wait_seconds = inf
-threads = 2
+threads = {threads}
 [log]
 path = "{folder}/log"
 publish_seconds = 0.5
@@ -55,15 +55,16 @@ def write_config(
     batch: int = BATCH,
     top: tuple[int, ...] = (512, 256),
     log: str = "",
+    threads: int = 2,
 ) -> Path:
     """Write the configuration into `folder`, which also holds log and spill; return its path.
 
-    `top`: widths of the net's upper layers; `log`: more lines of `[log]`.
+    `top`: widths of the net's upper layers; `log`: more lines of `[log]`; `threads`: of the learning step.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"base-minutes-{base_minutes}.toml"
     texts = {"categorical": list(CATEGORICAL), "dense": list(DENSE), "batch": batch, "base_minutes": base_minutes}
-    texts |= {"top": list(top), "log": log}
+    texts |= {"top": list(top), "log": log, "threads": threads}
     path.write_text(CONFIG.format(address=address, folder=folder, **texts))
     return path
 

@@ -163,6 +163,7 @@ class LookupContenders:
         self.wrk = Wrk(folder, connections=CONNECTIONS, on_core=[*core(1), *highest_priority()])
         self.versions = {"wrk": self.wrk.version}
         self.runs: dict[str, Callable[[], LoadResult]] = {}
+        self.pids: dict[str, int] = {}  # of the server of each of our runs
         random = np.random.default_rng(0)
         self.asked = [random.integers(0, num_rows, NUM_IDS) for _ in range(NUM_REQUESTS)]
 
@@ -172,6 +173,7 @@ class LookupContenders:
         server = self._start([*module_command("tests.bench.serve.server_process"), str(log)])
         for form in FORMS:
             self._add(form, server, PATH, form)
+            self.pids[form] = server.pid
 
     def add_web(self, python: Path) -> None:
         """Add FastAPI twice, and an empty response by the same uvicorn."""
@@ -210,6 +212,7 @@ class LookupContenders:
         self._stack.callback(trainer.close)
         for form in forms:
             self.runs[f"{form}, training"] = partial(trainer.beside, self.runs[form])
+            self.pids[f"{form}, training"] = self.pids[form]
         return trainer
 
     def _start(self, command: list[str]) -> Server:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench.harness.report import Case, alternate, arguments, report
+from tests.bench.harness.thread_times import ProcessTimes
 from tests.bench.serve.contenders import LookupContenders
 from tests.bench.serve.http_load import LoadResult
 
@@ -32,9 +33,18 @@ def main() -> None:
         contenders.add_redis(options.peers)
         trainer = contenders.add_training("raw", "json")  # last, because it changes the rows
 
-        def rate(name: str) -> float:
+        times = {name: ProcessTimes({"server": pid}) for name, pid in contenders.pids.items()}
+
+        def measure(name: str) -> float:
             loads.setdefault(name, []).append(contenders.runs[name]())
             return loads[name][-1].per_second
+
+        def rate(name: str) -> float:
+            if name not in times:
+                return measure(name)
+            per_second = times[name].measure(partial(measure, name), 0.0)
+            times[name].amount += per_second * seconds
+            return per_second
 
         rates = alternate({name: partial(rate, name) for name in contenders.runs}, repeats=repeats)
         learned = trainer.per_second()
@@ -49,6 +59,8 @@ def main() -> None:
     )
     for name, found in loads.items():
         print(latency(name, found))
+    for name in ("raw", "raw, training"):
+        print(f"{name}, seconds of a processor per million requests: " + "; ".join(times[name].lines(per=1e6)))
     print(f"the trainer learned {learned:,.0f} clicks/s in what the load left of the other core")
 
 

@@ -8,6 +8,7 @@ import io
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class ModelParameters:
 
     tensors: tuple[torch.Tensor, ...]
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """The memory they hold."""
         return sum(tensor.nbytes for tensor in self.tensors)

@@ -31,6 +31,7 @@ from springtide_client.rows.search import NOT_ADMITTED as NOT_ADMITTED
 from springtide_client.rows.search import UNKNOWN as UNKNOWN
 from springtide_client.rows.search import LayerStack, NumpySearch, RowSearch, SearchFactory
 from springtide_client.schema import Schema
+from springtide_client.system.switch_interval import short_switch_interval
 
 if TYPE_CHECKING:
     from springtide_client.model.exported_model import ExportedModel, ModelParameters
@@ -72,9 +73,10 @@ class View:
         if base.model_path is None:
             raise LogError(f"{base_path} holds no {MODEL}: it cannot be served")
         if like is not None and like.base.manifest.files.get(MODEL) == manifest.files[MODEL]:
-            model = like.model  # parsing a program holds the GIL
+            model = like.model
         else:
-            model = ExportedModel.load(base.model_path)
+            with short_switch_interval():  # parsing a program takes 0.2 s in Python, beside calls that need the GIL
+                model = ExportedModel.load(base.model_path)
         return View(
             base=base,
             layers=(),
