@@ -68,12 +68,13 @@ class LogFollower:
     def error(self) -> Exception | None:
         return self._follower.error
 
-    def poll(self) -> None:
+    def poll(self) -> bool:
         self._follower.poll()
         view = self._follower.view
         if view is not None and view.base.manifest.number != self._base_number:
             self._base_number = view.base.manifest.number
             self._id_strings.drop_through(self._base_number)
+        return self._follower.is_busy
 
     def close(self) -> None:
         self._follower.close()

@@ -42,8 +42,8 @@ class ViewFollower(Protocol):
     def error(self) -> Exception | None:
         """Why the view is not updated; None while it is."""
 
-    def poll(self) -> None:
-        """Apply the records that follow the view; restarts from a base if it has to."""
+    def poll(self) -> bool:
+        """Apply the records that follow the view; restarts from a base if it has to. Returns True for a poll soon."""
 
     def close(self) -> None: ...
 
@@ -182,8 +182,9 @@ class Replica:
     def _run(self) -> None:
         take_short_slices()  # neither a trainer on the same cores nor the event loop must wait for this thread
         while not self._stopping.is_set():
+            is_busy = True
             try:
-                self._follower.poll()
+                is_busy = self._follower.poll()
                 self._has_polled, self._defect = True, ""
             except Exception as error:
                 # the old view stays served: a defect here must not stop the server
@@ -193,7 +194,7 @@ class Replica:
             if self._defect:
                 self._stopping.wait(1.0)
             else:
-                self._wait(self._poll_seconds)
+                (self._stopping.wait if is_busy else self._wait)(self._poll_seconds)
         self._follower.close()
 
     def _version_applied(self, entry: VersionEntry, servable_ms: int, num_bytes: int) -> None:

@@ -67,6 +67,20 @@ def test_there_is_no_view_before_the_log(follow, make_log, tmp_path) -> None:
     settle(follower, log.number)
 
 
+def test_only_an_idle_follower_waits_for_the_log_to_change(follow, make_log, tmp_path) -> None:
+    log = make_log()
+    follower = follow(log)
+    settle(follower, log.number)
+    follower.poll()
+    assert not follower.is_busy
+    log.path.rename(tmp_path / "away")
+    follower.poll()
+    assert follower.error is not None
+    assert follower.is_busy
+    (tmp_path / "away").rename(log.path)
+    poll_until(follower, lambda: not follower.is_busy)
+
+
 def test_listeners_hear_of_each_version_once_in_order(follow, make_log) -> None:
     log = make_log()
     numbers = [log.append({(0, 1): row(log, 1)}) for _ in range(3)]

@@ -1,4 +1,5 @@
 import os
+import subprocess
 import threading
 
 import springtide_client.log.directory_watcher as directory_news
@@ -46,3 +47,28 @@ def test_without_inotify_a_wait_lasts_its_time(tmp_path, monkeypatch):
     monkeypatch.setattr(directory_news.time, "sleep", slept.append)
     DirectoryWatcher(tmp_path).wait(0.5)
     assert slept == [0.5]
+
+
+def test_waits_are_longer_where_no_other_host_can_write(tmp_path, monkeypatch):
+    asked = []
+
+    class Poll:
+        def register(self, *_):
+            pass
+
+        def poll(self, milliseconds):
+            asked.append(milliseconds)
+            return []
+
+    monkeypatch.setattr(directory_news.select, "poll", Poll)
+    ext4, nfs = 0xEF53, 0x6969
+    for file_system, seconds in ((ext4, 0.005), (ext4, 0.2), (ext4, 0), (nfs, 0.005), (None, 0.005)):
+        monkeypatch.setattr(directory_news, "_file_system", lambda _, found=file_system: found)
+        DirectoryWatcher(tmp_path).wait(seconds)
+    assert asked == [50.0, 200.0, 0.0, 5.0, 5.0]
+
+
+def test_the_type_of_a_file_system_is_the_systems_own(tmp_path):
+    command = ["stat", "--file-system", "--format=%t", str(tmp_path)]
+    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert directory_news._file_system(os.fsencode(tmp_path)) == int(known, 16)

@@ -91,20 +91,20 @@ def running(tmp_path: Path) -> Iterator[RunningTrainer]:
 @contextmanager
 def failing_disk(log: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail every write to the log's files and every new file; the status can still be replaced."""
-    write, atomically = os.write, status_file.write_atomically
+    write, atomically = os.writev, status_file.write_atomically
 
-    def fail_write(descriptor: int, data: bytes) -> int:
+    def fail_write(descriptor: int, pieces: list[memoryview]) -> int:
         if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(log)):
             raise OSError(number, os.strerror(number))
-        return write(descriptor, data)
+        return write(descriptor, pieces)
 
     def fail_file(path: Path, *_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(os, "write", fail_write)
+    monkeypatch.setattr(os, "writev", fail_write)
     monkeypatch.setattr(status_file, "write_atomically", fail_file)
     yield
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "writev", write)
     monkeypatch.setattr(status_file, "write_atomically", atomically)
 
 

@@ -109,6 +109,11 @@ class Follower:
             return None
         return max(0, self._clock_ms() - view.meta.complete_until_ms)
 
+    @property
+    def is_busy(self) -> bool:
+        """True if the next poll has work to do, whether or not the log has changed: a rebuild, or a retry."""
+        return self._rebuild is not None or self._error is not None
+
     def add_listener(self, listener: Listener) -> None:
         """Call listener(view, version, wall ms) for every version as it becomes servable, in order.
 
@@ -216,7 +221,8 @@ class Follower:
         if restart is not None and self._restart == restart:
             raise cause
         logger.warning("the log does not continue the served version, starting again from a base: %s", cause)
-        self._restart, self._break_cause, self._rebuild = restart, cause, None
+        # its traceback would keep the view that it was raised for
+        self._restart, self._break_cause, self._rebuild = restart, cause.with_traceback(None), None
         self._enter(Event.CHAIN_BROKE)
         self.num_restarts += 1
 
@@ -292,7 +298,7 @@ class Follower:
                 # a bug must not end the following silently: the view stays, `error` shows it
                 logger.exception("following failed")
                 self._fail(LogError(f"following failed, this is a bug: {type(error).__name__}: {error}"))
-            self._wait(POLL_SECONDS)
+            (self._stopping.wait if self.is_busy else self._wait)(POLL_SECONDS)
         self._cursors.close()
         with self._swapped:
             self._swapped.notify_all()

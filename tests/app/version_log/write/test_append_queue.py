@@ -50,21 +50,15 @@ def test_a_failed_append_is_retried_in_a_new_file(log, monkeypatch, written: int
     with log.writer() as writer:
         tips = [put(writer, 1)]
         writer.sync()
-        write, failures = os.write, []
+        write, failures = os.writev, []
 
-        def fail_once(descriptor: int, data: bytes) -> int:
-            if len(data) < 300:  # not a record
-                return write(descriptor, data)
+        def fail_once(descriptor: int, pieces: list[memoryview]) -> int:
             if not failures:
-                failures.append(write(descriptor, data[:written]))
-            raise OSError(errno.EIO, "the disk is tired")
+                failures.append(write(descriptor, [b"".join(pieces)[:written]]))
+                raise OSError(errno.EIO, "the disk is tired")
+            return write(descriptor, pieces)
 
-        def fail_then_write(descriptor: int, data: bytes) -> int:
-            if not failures:
-                return fail_once(descriptor, data)
-            return write(descriptor, data)
-
-        monkeypatch.setattr(os, "write", fail_then_write)
+        monkeypatch.setattr(os, "writev", fail_once)
         tips += [put(writer, 2), put(writer, 3)]
         writer.sync()
         assert failures == [written]
