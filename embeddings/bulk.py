@@ -5,6 +5,7 @@ import numpy as np
 
 from embeddings.memory.dirty_rows import DirtyRows
 from embeddings.memory.resident import ResidentRows
+from embeddings.policy.row_score import RowScore
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
 from embeddings.tiers.lower_tiers import LowerTiers
@@ -24,9 +25,10 @@ class BulkOperations:
         cutoffs: ExpiryCutoffs,
         *,
         count_is_priority: bool,
+        score: RowScore | None,
     ) -> None:
         self.memory, self.lower_tiers, self.dirty_rows, self.cutoffs = memory, lower_tiers, dirty_rows, cutoffs
-        self.count_is_priority = count_is_priority
+        self.count_is_priority, self.score = count_is_priority, score
 
     def write(self, rows: Rows | TableDelta, flags: int) -> None:
         """Write these rows over what the table has of their keys. SpillError between steps."""
@@ -70,6 +72,7 @@ class BulkOperations:
     def _write(self, rows: Rows, flags: int) -> None:
         ops = self.memory.ops
         self.lower_tiers.retry_spill()
+        self.lower_tiers.replace_rows(rows)
         tick = self.memory.pin()
         try:
             features_U, ids_U = ops.put(rows.features, rows.ids)
@@ -77,6 +80,8 @@ class BulkOperations:
             self.memory.write(slots_N, rows, np.full(len(rows), flags, np.int64))
             if self.count_is_priority:
                 ops.set_priorities(self.memory.store, slots_N, rows.counts)
+            if self.score is not None:
+                self.score.set_priorities(self.memory.store, slots_N)
             if flags & DIRTY:
                 self.dirty_rows.add(slots_N)
         finally:

@@ -68,10 +68,11 @@ class TableConfig(Settings, frozen=True, kw_only=True):
         Meta(description="Folder of the spill, emptied at every start. Default: `var/<name>/spill`."),
     ] = None
     eviction: Annotated[
-        Literal["lru", "lfu", "custom"],
+        Literal["lru", "lfu", "l2-norm", "custom"],
         Meta(
             description='Which row is evicted first: "lru", the one seen longest ago; "lfu", the one learned from '
-            'least often; "custom", the one with the lowest `score`.'
+            'least often; "l2-norm", the one whose values have the smallest norm; "custom", the one with the lowest '
+            "`score`."
         ),
     ] = "lru"
     admission: Annotated[Mapping[str, Any], Meta(description="Which ids get a row.", extra={"table": Admission})] = (

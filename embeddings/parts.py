@@ -17,6 +17,8 @@ from embeddings.optimizer import RowOptimizer
 from embeddings.policy.admission import AdmissionControl
 from embeddings.policy.last_seen_floor import LastSeenFloor
 from embeddings.policy.quotas import Quotas
+from embeddings.policy.removals import Removals
+from embeddings.policy.row_score import RowScore, ScoreFunction, l2_norm
 from embeddings.policy.ttl import ExpiryCutoffs, TimeToLive
 from embeddings.tiers.disk_cap import DiskCap
 from embeddings.tiers.host_tier import HostTier
@@ -42,9 +44,12 @@ class TableParts:
         tracked: bool,
         device: str | Ops,
         other_disk_bytes: Callable[[], int],
+        score: ScoreFunction | None,
     ) -> None:
         if base is not None and spill is None:
             raise ValueError("a table over a base needs a spill: evicted rows would be read from the base again")
+        if tracked and spill is not None and spill.is_exclusive:
+            raise ValueError("a host tier needs a spill below it: set disk_path, or host_bytes = 0")
         self.ops = ops = backend(device)
         self.optimizer = RowOptimizer.of(config.optimizer)
         state_width = self.optimizer.state_width(config.dim)
@@ -52,8 +57,14 @@ class TableParts:
         capacity = (capacity or Capacity.of_bytes(config, ops, tracked=tracked)).in_buckets_of(ops.width)
         self.counters = TableCounters()
         self.spill: Spill = spill or NoSpill(config.dim, state_width)
+        if config.eviction == "l2-norm":
+            score = l2_norm
+        self.score = None if score is None else RowScore(ops, score)
         self.cutoffs = ExpiryCutoffs()
         self.quotas = Quotas(config.features, ops.slot_bytes(self.layout))
+        self.removals = Removals()
+        if self.host_tier is not None:
+            self.host_tier.removals = self.removals
         self.evicted_dirty = EvictedDirtyRows(capacity.num_evicted_dirty, config.dim, state_width)
         self.eviction_sink = EvictionSink(
             ops,
@@ -62,6 +73,7 @@ class TableParts:
             self.cutoffs,
             self.counters,
             capacity.num_slots,
+            self.removals,
             tracked=tracked,
         )
         self.memory = ResidentRows(ops, capacity, self.layout, self.eviction_sink, self.quotas)
@@ -77,14 +89,21 @@ class TableParts:
             memory=self.memory,
             lower_tiers=self.lower_tiers,
             eviction_sink=self.eviction_sink,
+            removals=self.removals,
             admission=self.admission,
             cutoffs=self.cutoffs,
             counters=self.counters,
             config=config,
+            score=self.score,
             seed=seed,
         )
         self.bulk = BulkOperations(
-            self.memory, self.lower_tiers, self.dirty_rows, self.cutoffs, count_is_priority=config.eviction == "lfu"
+            self.memory,
+            self.lower_tiers,
+            self.dirty_rows,
+            self.cutoffs,
+            count_is_priority=config.eviction == "lfu",
+            score=self.score,
         )
         self.output_buffers = ops.new_output_buffers()
         self.pool = IntraOpPool(min(config.num_threads, ops.max_threads))

@@ -21,10 +21,11 @@ from embeddings.memory.integrity import check_integrity
 from embeddings.memory.placement import PredictedMisses
 from embeddings.parts import TableParts
 from embeddings.policy.admission import SketchInfo
+from embeddings.policy.row_score import ScoreFunction
 from embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
 from embeddings.tiers.interface import RowSource, Spill
 from kernels.ops import Ops
-from kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, Array
+from kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array
 
 
 class EmbeddingTable:
@@ -45,13 +46,17 @@ class EmbeddingTable:
         tracked: bool = True,
         device: str | Ops = "cpu",
         other_disk_bytes: Callable[[], int] = lambda: 0,
+        score: ScoreFunction | None = None,
     ) -> None:
         """Without a spill evicted rows are lost.
 
         `tracked`: every changed row is part of the next delta, so `take_delta` must be called; without it, never.
         `device`: "cpu", "cuda" (the GPU that torch has selected), or the ops of one.
         `other_disk_bytes`: the bytes that the log takes of `disk_bytes`; the spill may take half of it in any case.
+        `score`: with custom eviction, what gives rows their priorities, whenever they change, instead of the callers.
         """
+        if score is not None and config.eviction != "custom":
+            raise ValueError(f'a score needs eviction = "custom", not "{config.eviction}"')
         self.parts = TableParts(
             config,
             seed=seed,
@@ -61,6 +66,7 @@ class EmbeddingTable:
             tracked=tracked,
             device=device,
             other_disk_bytes=other_disk_bytes,
+            score=score,
         )
         self.config, self.seed, self.dim, self.tracked = config, seed, config.dim, tracked
         self.ops, self.layout, self.optimizer = self.parts.ops, self.parts.layout, self.parts.optimizer
@@ -111,7 +117,7 @@ class EmbeddingTable:
 
         scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first.
         """
-        if (scores_K is not None) != (self.config.eviction == "custom"):
+        if (scores_K is not None) != (self.config.eviction == "custom" and self.parts.score is None):
             raise ValueError('eviction = "custom" needs a score for every key, and no other eviction takes scores')
         if prefetched is not None and not prefetched.matches(features_K, ids_K, event_ms_K):
             raise ValueError("these are not the keys that were prefetched: pass the same arrays")
@@ -175,7 +181,11 @@ class EmbeddingTable:
             self.parts.counters.add("refused_gradients", num_refused)
             if self.tracked:
                 self.parts.dirty_rows.add(dirty_N)
-        lookup.release()
+        try:
+            if self.parts.score is not None:
+                self.parts.score.set_priorities(store, slots_U)
+        finally:
+            lookup.release()
 
     @on_current_stream
     def release(self, tick: int) -> None:
@@ -270,7 +280,9 @@ class EmbeddingTable:
         """Write rows over what the table has of their keys; they are dirty. ValueError if a number is not finite."""
         if not (np.isfinite(rows.values).all() and np.isfinite(rows.states).all()):
             raise ValueError("rows to be written contain numbers that are not finite: leave those rows out")
-        self.parts.bulk.write(rows, NEEDS_SPILL | DIRTY if self.tracked else NEEDS_SPILL)
+        flags = NEEDS_SPILL | DIRTY if self.tracked else NEEDS_SPILL
+        # for removals: the spill may have an older copy
+        self.parts.bulk.write(rows, flags | SPILLED if self.parts.removals.wanted else flags)
 
     @on_current_stream
     def forget(self, features_N: UInt16Array, ids_N: Int64Array) -> None:

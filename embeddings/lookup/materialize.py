@@ -13,12 +13,14 @@ from embeddings.memory.eviction import EvictionSink
 from embeddings.memory.placement import Placement, PredictedMisses
 from embeddings.memory.resident import ResidentRows
 from embeddings.policy.admission import AdmissionControl, NotAdmitted, share_rows
+from embeddings.policy.removals import RemovalReason, Removals, RemovedKeys
+from embeddings.policy.row_score import RowScore
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from embeddings.tiers.lower_tiers import LowerTiers, RecalledRows
 from embeddings.tiers.upload import recalled_flags
 from kernels.ops import Ops
-from kernels.types import NO_SLOT, Array, RowColumns, UniqueKeys, priority_of
+from kernels.types import NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys, priority_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +34,12 @@ class Materializer:
     memory: ResidentRows
     lower_tiers: LowerTiers
     eviction_sink: EvictionSink
+    removals: Removals
     admission: AdmissionControl
     cutoffs: ExpiryCutoffs
     counters: TableCounters
     config: TableConfig
+    score: RowScore | None
     seed: int
 
     def ensure_resident(
@@ -49,18 +53,26 @@ class Materializer:
 
         The caller has pinned a tick, with which the rows are stamped. SpillError.
         """
-        counted = admitted_N = None
+        counted = admitted_N = taken = None
         if self.admission:
             unique, prefetched, counted, admitted_N = self._admit(unique, prefetched)
             predicted = None  # the keys may be others now
-        placement = self.memory.find_or_insert(unique.features_U, unique.ids_U, unique.mixed_U, predicted)
-        slots_U = placement.slots_U
-        if len(placement.new_N) or self.cutoffs:
-            try:
-                self._fill(unique, placement, prefetched)
-            except BaseException:
-                self.memory.erase(slots_U[placement.new_N])  # they hold no row
-                raise
+        if self.lower_tiers.spill.is_exclusive:
+            # before rows are evicted into the host tier, which might evict rows of this batch for them
+            prefetched = taken = self._take(unique, prefetched)
+        try:
+            placement = self.memory.find_or_insert(unique.features_U, unique.ids_U, unique.mixed_U, predicted)
+            slots_U = placement.slots_U
+            if len(placement.new_N) or self.cutoffs:
+                try:
+                    self._fill(unique, placement, prefetched)
+                except BaseException:
+                    self.memory.erase(slots_U[placement.new_N])  # they hold no row
+                    raise
+        except BaseException:
+            if taken is not None:
+                self.lower_tiers.put_back(taken.recalled)
+            raise
         self.counters["hits_device"] += len(slots_U) - len(placement.new_N)
         if counted is not None and admitted_N is not None:
             # after the batch has its rows, so that a batch that failed counts nothing
@@ -105,12 +117,20 @@ class Materializer:
             prefetched = prefetched.keep(kept_U, len(unique.ids_U))
         return unique, prefetched, (features_N, mixed_N, occurrences_N), admitted_N
 
+    def _take(self, unique: UniqueKeys, prefetched: PrefetchedRows | None) -> PrefetchedRows:
+        """Recall the missing keys' rows before any is inserted, and delete them below."""
+        slots_U = self.ops.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
+        missing_M = self.ops.xp.flatnonzero(slots_U == NO_SLOT)
+        missing, features_M, ids_M = self.ops.fetch(missing_M, unique.features_U[missing_M], unique.ids_U[missing_M])
+        recalled = self._recall(missing, features_M, ids_M, prefetched)
+        return PrefetchedRows.of(missing, self.lower_tiers.take(recalled), len(unique.ids_U))
+
     def _fill(self, unique: UniqueKeys, placement: Placement, prefetched: PrefetchedRows | None) -> None:
         """Write rows into the slots of new keys: recalled ones, else initial values. Expired rows are created again."""
         slots_U, new_N = placement.slots_U, placement.new_N
         expired = self._expired(unique, slots_U, new_N)
-        recalled = self._recall(placement.positions_N, placement.features_N, placement.ids_N, prefetched)
-        recalled = recalled.without_expired(self.cutoffs)
+        stored = self._recall(placement.positions_N, placement.features_N, placement.ids_N, prefetched)
+        recalled = stored.without_expired(self.cutoffs)
         found_N, created = recalled.found_U, new_N
         if found_N.any():
             slots_F, columns = self._upload_found(recalled, slots_U[new_N])
@@ -122,8 +142,12 @@ class Materializer:
         if len(created):
             self._create(unique, slots_U[created], created)
         self._count(recalled, len(created))
+        if self.removals.wanted and recalled is not stored:
+            self._report_expired_below(placement, stored.found_U & ~found_N)
         if len(expired):
             self._recreate_expired(unique, slots_U, expired)
+        if self.score is not None:
+            self.score.set_priorities(self.memory.store, slots_U[new_N])
         self.eviction_sink.count_premature(unique.mixed_U[new_N], self.memory.pins.clock)
 
     def _create(self, unique: UniqueKeys, slots_N: Array, positions_N: Array) -> None:
@@ -135,9 +159,36 @@ class Materializer:
         xp, num = self.ops.xp, self.ops.num_listed(expired)
         slots_N = xp.where(expired == NO_SLOT, NO_SLOT, slots_U[expired])
         self._create(unique, slots_N, expired)
+        if self.removals.wanted:
+            self._report_expired(unique.features_U[expired], unique.ids_U[expired], expired)
+            self._note_old_copies(slots_N)
         self.ops.set_priorities(self.memory.store, slots_N, xp.zeros(len(expired), np.int64))
+        if self.score is not None:
+            self.score.set_priorities(self.memory.store, slots_N)
         for name, number in (("created", num), ("expired", num), ("hits_device", -num)):
             self.counters.add(name, number)
+
+    def _report_expired_below(self, placement: Placement, expired_N: BoolArray) -> None:
+        """Report rows that had expired in a lower tier, and were created again."""
+        self.removals.add(RemovalReason.EXPIRED, placement.features_N[expired_N], placement.ids_N[expired_N])
+        (positions,) = self.ops.put(np.flatnonzero(expired_N))
+        self._note_old_copies(placement.slots_U[placement.new_N[positions]])
+
+    def _report_expired(self, features_N: Array, ids_N: Array, expired: Array) -> None:
+        """Report rows that had expired in memory, and were created again; the list may be padded."""
+        wait = self.ops.download_async(expired, features_N, ids_N)
+
+        def receive() -> RemovedKeys:
+            positions_N, *keys = wait()
+            features_M, ids_M = (column[positions_N >= 0] for column in keys)
+            return RemovedKeys(RemovalReason.EXPIRED, features_M, ids_M)
+
+        self.removals.add_inflight(receive)
+
+    def _note_old_copies(self, slots_N: Array) -> None:
+        """Note that the spill may have copies of rows that were created again, so that they are not reported."""
+        if self.lower_tiers.spill.keeps_rows:
+            self.ops.set_flags(self.memory.store, slots_N, NEEDS_SPILL | SPILLED)
 
     def _upload_found(self, recalled: RecalledRows, slots_N: Array) -> tuple[Array, RowColumns]:
         """The slots of the found rows, without those that expired meanwhile, and the rows on the device."""
@@ -145,7 +196,8 @@ class Materializer:
         if recalled.upload is None:
             found = np.flatnonzero(found_N)
             rows = rows if len(found) == len(rows) else rows.take(found)
-            counts_and_flags = rows.counts, rows.last_seen, recalled_flags(recalled.from_spill_U[found])
+            flags_F = recalled_flags(recalled.from_spill_U[found], self.lower_tiers.spill.is_exclusive)
+            counts_and_flags = rows.counts, rows.last_seen, flags_F
             positions, *columns_F = self.ops.put(found, rows.values, rows.states, *counts_and_flags)
             return slots_N[positions], RowColumns(*columns_F)
         positions, columns = recalled.upload.finish()

@@ -11,6 +11,7 @@ import numpy as np
 from embeddings.counters import TableCounters
 from embeddings.errors import SpillError
 from embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
+from embeddings.policy.removals import RemovalReason, Removals
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, Rows
 from embeddings.tiers.interface import Spill
@@ -40,10 +41,11 @@ class EvictionSink:
         cutoffs: ExpiryCutoffs,
         counters: TableCounters,
         num_slots: int,
+        removals: Removals,
         *,
         tracked: bool,
     ) -> None:
-        self.ops, self.spill, self.counters = ops, spill, counters
+        self.ops, self.spill, self.counters, self.removals = ops, spill, counters, removals
         self.evicted_dirty, self.cutoffs, self.tracked = evicted_dirty, cutoffs, tracked
         self._num_ghosts = num_ghosts(num_slots)
         self.ghosts = ops.new_ghosts(self._num_ghosts)  # keys that were evicted recently
@@ -70,14 +72,20 @@ class EvictionSink:
         self.counters["evicted"] += len(rows)
         self.counters[f"evicted_{reason}"] += len(rows)
         if self.cutoffs:
-            kept_N = self.cutoffs.alive(rows.features, rows.last_seen) | ((flags_N & DIRTY) != 0)
+            kept_N = self.cutoffs.alive(rows.features, rows.last_seen)
+            if self.tracked:
+                kept_N |= (flags_N & DIRTY) != 0
             if not kept_N.all():
                 self.counters["expired"] += int(np.count_nonzero(~kept_N))
+                self.remove_expired(rows.take(~kept_N), flags_N[~kept_N])
                 rows, flags_N = rows.take(kept_N), flags_N[kept_N]
         changed_N, dirty_N = (flags_N & NEEDS_SPILL) != 0, (flags_N & DIRTY) != 0
         changed = _where(rows, changed_N)
         self.counters["dropped"] += len(rows) - len(changed)
         self.counters["spilled" if self.spill.keeps_rows else "lost"] += len(changed)
+        if not self.spill.keeps_rows:
+            why = RemovalReason.QUOTA if reason == EvictionReason.QUOTA else RemovalReason.CAPACITY
+            self.removals.add(why, changed.features, changed.ids)
         if self.tracked and self.spill.keeps_rows:
             self.evicted_dirty.add(_where(rows, dirty_N))
         elif self.tracked:
@@ -94,6 +102,16 @@ class EvictionSink:
             rows, num_new = self._unspilled[0]
             self.spill.write(rows, num_new)
             self._unspilled.pop(0)
+
+    def remove_expired(self, rows: Rows, flags_N: Int64Array) -> None:
+        """Report expired rows, once: a tombstone keeps copies of them in the spill from being reported later."""
+        if not self.removals.wanted:
+            return
+        self.removals.add(RemovalReason.EXPIRED, rows.features, rows.ids)
+        spilled_N = (flags_N & SPILLED) != 0
+        if spilled_N.any():
+            with suppress(SpillError):  # then a key may be reported twice
+                self.spill.add_tombstones(rows.features[spilled_N], rows.ids[spilled_N])
 
     def count_expired(self, features_N: Array, ids_N: Array, tick: int) -> None:
         """Count rows deleted from memory because they had expired."""

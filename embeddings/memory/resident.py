@@ -168,7 +168,10 @@ class ResidentRows:
         """Delete expired rows; the list may be padded."""
         slots_N = self.ops.unpadded(slots_N)
         if len(slots_N):
-            self.eviction_sink.count_expired(*self.ops.keys_of(self.store, slots_N), self.pins.clock)
+            keys = self.ops.keys_of(self.store, slots_N)
+            self.eviction_sink.count_expired(*keys, self.pins.clock)
+            if self.eviction_sink.removals.wanted:
+                self.eviction_sink.remove_expired(*self.read(slots_N, *keys))
             self.erase(slots_N)
 
     def enforce_quotas(self) -> None:

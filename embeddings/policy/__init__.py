@@ -1,1 +1,1 @@
-"""Which ids get a row (admission), how many a feature may have (quotas), and how long they live (TTL)."""
+"""Which ids get a row (admission), how many a feature may have (quotas), how long they live (TTL), who goes first."""

@@ -2,6 +2,9 @@
 
 Rows that the device has recalled are evicted first; evicted rows go to the spill below. A row that changed on the
 device must be written back even if a base has it by then, because an older copy may have been spilled meanwhile.
+
+Without a spill below, evicted rows are lost. Then a row is either on the device or here: who recalls it takes it
+(`take`), so that the host never loses a row in favor of a copy of one that the device has.
 """
 
 # U unique keys, N rows, V victims
@@ -17,6 +20,7 @@ from springtide_client.array_types import UInt64Array
 from springtide_client.keys import mix_keys
 
 from embeddings.errors import SpillError
+from embeddings.policy.removals import RemovalReason, Removals
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.tiers.interface import Spill, SpilledRows
@@ -37,13 +41,11 @@ class HostTier:
     keeps_rows = True
 
     def __init__(self, spill: Spill, *, num_rows: int, layout: RowLayout, ops: Ops) -> None:
-        """At most about `num_rows` rows. ValueError if that is less than a bucket, or if the spill keeps no rows."""
-        if not spill.keeps_rows:
-            raise ValueError("a host tier needs a spill below it: set disk_path, or host_bytes = 0")
+        """At most about `num_rows` rows. ValueError if that is less than a bucket."""
         width = ops.width
         if num_rows < width:
             raise ValueError(f"a host tier needs at least {width} rows, not {num_rows}")
-        self.spill, self.ops = spill, ops
+        self.spill, self.ops, self.is_exclusive = spill, ops, not spill.keeps_rows
         num_slots = num_rows // width * width
         self._store = ops.allocate(num_slots, max(width, num_slots // PART), layout)
         self._lock = threading.Lock()  # of all that follows
@@ -54,6 +56,8 @@ class HostTier:
         self._generation, self._covered_generation = 0, -1  # the newest, and the newest that a base covers
         self._cutoffs = ExpiryCutoffs()
         self._counts = Counter(dict.fromkeys(COUNTS, 0))
+        self.removals = Removals()  # replaced by the table's
+        self._purged: list[tuple[UInt16Array, Int64Array]] = []
 
     @staticmethod
     def rows_of_bytes(num_bytes: int, layout: RowLayout, ops: Ops) -> int:
@@ -88,7 +92,9 @@ class HostTier:
             slots_U = self.ops.find(self._store, features_U, ids_U, mixed_U)
             here_U = slots_U != NO_SLOT
             columns = self.ops.read(self._store, slots_U[here_U])
-            self.ops.set_priorities(self._store, slots_U[here_U], np.full(len(columns.flags_N), CACHED_ABOVE, np.int64))
+            if not self.is_exclusive:
+                cached = np.full(len(columns.flags_N), CACHED_ABOVE, np.int64)
+                self.ops.set_priorities(self._store, slots_U[here_U], cached)
             inflight = list(self._inflight)
             self._counts["hits_host"] += len(columns.flags_N)
         kinds_U[here_U] = ROW
@@ -106,6 +112,14 @@ class HostTier:
             _put(rows, missing, below.rows.columns()[2:])
         return SpilledRows(kinds_U, rows)
 
+    def take(self, features_N: UInt16Array, ids_N: Int64Array) -> BoolArray:
+        """Delete rows that were recalled to the device. Return which of them were still here."""
+        with self._lock:
+            slots_N = self.ops.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
+            here_N: BoolArray = slots_N != NO_SLOT
+            self._erase(slots_N[here_N])
+        return here_N
+
     def read_all(self) -> Rows:
         with self._lock:
             num_slots = self._store.num_slots + self._store.num_overflow
@@ -118,6 +132,12 @@ class HostTier:
         order = np.lexsort((rows.features, mixed_N))  # stable: the copy of the highest tier comes first
         same = (np.diff(mixed_N[order]) == 0) & (np.diff(rows.features[order]) == 0)
         return rows.take(order[np.concatenate([[True], ~same])] if len(order) else order)
+
+    def take_purged(self) -> tuple[UInt16Array, Int64Array]:
+        with self._lock:
+            parts, self._purged = [*self._purged, self.spill.take_purged()], []
+        features, ids = zip(*parts, strict=True)
+        return np.concatenate(features), np.concatenate(ids)
 
     def open_generation(self) -> int:
         closed = self.spill.open_generation()
@@ -207,16 +227,21 @@ class HostTier:
         self.ops.set_priorities(store, slots_N, np.full(len(slots_N), ONLY_HERE, np.int64))
 
     def _evict(self, rows: Rows, flags_V: Int64Array) -> None:
-        """Put victims in flight, except those that have expired or that a base has."""
+        """Put victims in flight, except those that have expired or that a base has. Without a spill they are lost."""
         needed_V: BoolArray = (flags_V >> FLAG_BITS) > self._covered_generation
         if self._cutoffs:
-            needed_V &= self._cutoffs.alive(rows.features, rows.last_seen)
+            alive_V = self._cutoffs.alive(rows.features, rows.last_seen)
+            needed_V &= alive_V
+            if self.removals.wanted:
+                self._purged.append((rows.features[~alive_V], rows.ids[~alive_V]))
         num_needed = int(np.count_nonzero(needed_V))
         self._counts["host_evicted"] += len(rows)
-        self._counts["host_spilled"] += num_needed
+        self._counts["lost" if self.is_exclusive else "host_spilled"] += num_needed
         self._counts["host_dropped"] += len(rows) - num_needed
         if num_needed:
             rows = rows.take(needed_V)
+            if self.is_exclusive:
+                self.removals.add(RemovalReason.CAPACITY, rows.features, rows.ids)
             self._inflight.append(WriteBatch.of(rows.features, rows.ids, rows))
 
     def _read(self, slots_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array) -> tuple[Rows, Int64Array]:

@@ -26,6 +26,7 @@ class Spill(Protocol):
     """
 
     keeps_rows: bool  # False: rows that are written are lost
+    is_exclusive: bool  # True: a row that is in memory has no copy here (see HostTier)
 
     def write(self, rows: Rows, num_new: int) -> None:
         """Store copies of these rows in the newest generation. May wait until the queue has room.
@@ -57,6 +58,10 @@ class Spill(Protocol):
 
         A database is rewritten once a sixteenth of what was written to it has expired.
         """
+        ...
+
+    def take_purged(self) -> tuple[UInt16Array, Int64Array]:
+        """The keys of rows that were deleted because they had expired, since the last call."""
         ...
 
     def set_limit(self, num_bytes: int) -> None:

@@ -9,10 +9,13 @@ import numpy as np
 
 from embeddings.policy.ttl import ExpiryCutoffs
 from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import RowSource, Spill
 from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.upload import RowUpload
 from kernels.ops import Ops
+
+RECALL_THREADS = "recall"  # the names of threads that recall rows begin with it
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,23 @@ class LowerTiers:
         """The same while the caller computes; the rows are uploaded to the device too."""
         self.retry_spill()
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="recall")
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix=RECALL_THREADS)
         return self._executor.submit(_recall_and_upload, self.ops, self.spill, self.base, features_U, ids_U)
+
+    def take(self, recalled: RecalledRows) -> RecalledRows:
+        """Delete recalled rows from an exclusive tier, for memory gets them. Those lost since the recall are absent."""
+        assert isinstance(self.spill, HostTier)
+        here_U = self.spill.take(recalled.rows.features, recalled.rows.ids)
+        return replace(recalled, found_U=recalled.found_U & here_U, from_spill_U=recalled.from_spill_U & here_U)
+
+    def replace_rows(self, rows: Rows) -> None:
+        """Note that rows with these keys are about to be written to memory."""
+        if isinstance(self.spill, HostTier) and self.spill.is_exclusive:
+            self.spill.take(rows.features, rows.ids)
+
+    def put_back(self, recalled: RecalledRows) -> None:
+        """Undo `take`, because memory could not get the rows."""
+        self.spill.write(recalled.rows.take(recalled.found_U), 0)
 
     def close(self) -> None:
         if self._executor is not None:
@@ -87,7 +105,8 @@ def _recall_and_upload(
     recalled = _recall(spill, base, features_U, ids_U)
     if not recalled.found_U.any():
         return recalled
-    return replace(recalled, upload=RowUpload.start(ops, recalled.rows, recalled.found_U, recalled.from_spill_U))
+    columns = recalled.rows, recalled.found_U, recalled.from_spill_U
+    return replace(recalled, upload=RowUpload.start(ops, *columns, is_exclusive=spill.is_exclusive))
 
 
 def _recall(spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U: Int64Array) -> RecalledRows:

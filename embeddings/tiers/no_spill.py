@@ -15,6 +15,7 @@ class NoSpill:
     """Stores no rows, only recently forgotten keys: a hash table of mixed keys in which newer keys overwrite older."""
 
     keeps_rows = False
+    is_exclusive = False
 
     def __init__(self, dim: int, state_width: int) -> None:
         self.dim, self.state_width = dim, state_width
@@ -55,6 +56,9 @@ class NoSpill:
 
     def purge(self, cutoffs: dict[int, int]) -> None:
         """Do nothing: tombstones are deleted with their generation."""
+
+    def take_purged(self) -> tuple[UInt16Array, Int64Array]:
+        return np.empty(0, np.uint16), np.empty(0, np.int64)
 
     def set_limit(self, num_bytes: int) -> None:
         """Do nothing: there is no folder."""

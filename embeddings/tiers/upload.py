@@ -8,7 +8,7 @@ import numpy as np
 
 from embeddings.rows import BoolArray, Int64Array, Rows
 from kernels.ops import Ops
-from kernels.types import SPILLED, Array, RowColumns
+from kernels.types import NEEDS_SPILL, SPILLED, Array, RowColumns
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,14 @@ class RowUpload:
     _finish_copy: Callable[[], tuple[Array, ...]]
 
     @staticmethod
-    def start(ops: Ops, rows: Rows, found_U: BoolArray, from_spill_U: BoolArray) -> "RowUpload":
+    def start(
+        ops: Ops, rows: Rows, found_U: BoolArray, from_spill_U: BoolArray, *, is_exclusive: bool = False
+    ) -> "RowUpload":
         """Begin the copy. May be called in any thread."""
         positions_F = np.flatnonzero(found_U)
         if len(positions_F) < len(rows):
             rows = rows.take(positions_F)
-        flags_F = recalled_flags(from_spill_U[positions_F])
+        flags_F = recalled_flags(from_spill_U[positions_F], is_exclusive)
         copy = ops.upload_async(positions_F, rows.values, rows.states, rows.counts, rows.last_seen, flags_F)
         return RowUpload(positions_F, copy)
 
@@ -34,6 +36,8 @@ class RowUpload:
         return positions_F, RowColumns(*columns)
 
 
-def recalled_flags(from_spill_F: BoolArray) -> Int64Array:
-    """The flags of recalled rows: not NEEDS_SPILL, because the lower tiers have the same row."""
+def recalled_flags(from_spill_F: BoolArray, is_exclusive: bool) -> Int64Array:
+    """The flags of recalled rows: not NEEDS_SPILL if the lower tiers still have the same row."""
+    if is_exclusive:
+        return np.full(len(from_spill_F), NEEDS_SPILL, np.int64)
     return np.where(from_spill_F, np.int64(SPILLED), np.int64(0))

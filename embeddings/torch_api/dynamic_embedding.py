@@ -5,22 +5,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would load a compiler with this module
 
-from embeddings.config import TableConfig
+from embeddings.config import FeaturePolicy, TableConfig
+from embeddings.errors import SpillError
 from embeddings.lookup.handle import LookupSlice
 from embeddings.memory.capacity import Capacity
+from embeddings.policy.removals import RemovalReason
+from embeddings.policy.row_score import ScoredRows, ScoreFunction
 from embeddings.rows import Rows
 from embeddings.torch_api.arrow import from_arrow, rows_of, to_arrow
 from embeddings.torch_api.autograd import embed_slices
-from embeddings.torch_api.inference import FEATURE, features_of, inference_rows
-from embeddings.torch_api.inputs import bags_of, ids_of, scores_of
+from embeddings.torch_api.inference import FEATURE, features_of, inference_rows, rows_where
+from embeddings.torch_api.inputs import bags_of, check_capacity, host_rows_of, ids_of, scores_of, size_of
+from embeddings.torch_api.prefetched_ids import PrefetchedIds
 from embeddings.torch_api.table_module import TableModule
 from kernels.backend import backend
 from kernels.ops import Ops
@@ -49,7 +55,7 @@ class DynamicEmbedding(TableModule):
         capacity: int | str,
         *,
         optimizer: Mapping[str, Any] | None = None,
-        eviction: str = "lru",
+        eviction: str | ScoreFunction = "lru",
         admission: Mapping[str, Any] | None = None,
         spill: str | Path | None = None,
         device: str | torch.device | Ops = "cpu",
@@ -57,37 +63,52 @@ class DynamicEmbedding(TableModule):
         seed: int = 0,
         init_scale: float = 0.01,
         clock: Callable[[], float] = time.time,
+        ttl_seconds: float | None = None,
+        quota_bytes: int | str | None = None,
+        spill_bytes: int | str = "100GiB",
+        host_capacity: int | str | None = None,
     ) -> None:
         """capacity: rows in memory (an int, rounded up to a whole bucket) or bytes ("2GiB").
 
-        spill: a folder for this object alone, emptied now; without one, evicted rows are lost. clock: seconds, for
-        last-seen. ValueError for an invalid setting; SpillError if the folder cannot be used or RocksDB fails.
+        eviction: which row a full bucket evicts: "lru", "lfu", "l2-norm", "custom" (the lowest of the scores given
+        with the ids), or a function of ScoredRows: the lowest score first. spill: a folder for this object alone,
+        emptied now; without one, evicted rows are lost. spill_bytes: beyond it the spilled rows seen least recently
+        expire. host_capacity: rows or bytes of RAM, as a second tier between `device` and spill. ttl_seconds: a row
+        expires when its id was not learned from for so long (see `advance`). quota_bytes: of the rows in memory,
+        beyond which the coldest of all are evicted. clock: seconds, for last-seen.
+        ValueError for an invalid setting; SpillError if the folder cannot be used or RocksDB fails.
         """
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
-        if isinstance(capacity, bool) or not isinstance(capacity, int | str):
-            raise ValueError(f"capacity must be a number of rows or a size such as '2GiB', not {capacity!r}")
+        check_capacity("capacity", capacity)
+        score = None if isinstance(eviction, str) else eviction
+        if score is not None and not callable(score):
+            raise ValueError(f"eviction must be a name or a function of rows, not {score!r}")
         config = TableConfig.of(
             {
                 "dim": dim,
                 "device_bytes": capacity if isinstance(capacity, str) else "1GiB",
-                "eviction": eviction,
+                "disk_bytes": size_of("spill_bytes", spill_bytes),
+                "eviction": eviction if score is None else "custom",
                 "admission": admission or {},
                 "optimizer": optimizer if optimizer is not None else {"name": "rowwise-adagrad", "lr": 0.05},
                 "dtype": DTYPES[dtype],
                 "init_scale": init_scale,
             }
         )
+        policy = FeaturePolicy.of({"ttl_seconds": ttl_seconds, "quota_bytes": quota_bytes})
         ops = backend(str(device) if isinstance(device, torch.device) else device)
         rows = (
             Capacity.of_bytes(config, ops, tracked=False) if isinstance(capacity, str) else Capacity.of_rows(capacity)
         )
         super().__init__(
-            config,
+            replace(config, features={FEATURE: policy}),
             rows.in_buckets_of(ops.width),
             seed=seed,
             device=ops,
             folder=None if spill is None else Path(spill),
+            num_host_rows=0 if host_capacity is None else host_rows_of(host_capacity, config),
+            score=score,
             clock=clock,
         )
         self.dim = dim
@@ -116,7 +137,7 @@ class DynamicEmbedding(TableModule):
     def forward(self, ids: torch.Tensor, scores: torch.Tensor | None = None) -> torch.Tensor:
         """The rows (*ids.shape, dim) of integer ids of any shape. scores: with custom eviction, the ids' priorities."""
         ids_K = ids_of(ids, self.ops)
-        rows_KD = self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.ops), LookupSlice(0, len(ids_K)))
+        rows_KD = self._rows(ids, ids_K, self._scores(scores, ids), LookupSlice(0, len(ids_K)))
         return self._placed(rows_KD, ids).reshape(*ids.shape, self.dim)
 
     @_disable_dynamo
@@ -133,7 +154,21 @@ class DynamicEmbedding(TableModule):
         """
         ids_K = ids_of(ids, self.ops)
         part = LookupSlice(0, len(ids_K), bags_of(ids, offsets, mode), mode)
-        return self._placed(self._rows(ids_K, scores_of(scores, ids, self.config.eviction, self.ops), part), ids)
+        return self._placed(self._rows(ids, ids_K, self._scores(scores, ids), part), ids)
+
+    def prefetch(self, ids: torch.Tensor) -> None:
+        """Start to recall the rows of the next training call's ids from the tiers below, while this step computes.
+
+        For the next call of the module or of `pool` with the same ids in the same order; on a GPU, with this tensor.
+        If rows were created or forgotten meanwhile, that call recalls them itself: prefetch after this step's calls.
+        Creates and evicts nothing, and counts neither as an access nor towards admission. Nothing in `eval()`.
+        """
+        ids_K = ids_of(ids, self.ops)
+        if not self.training or not len(ids_K):
+            return
+        with self._lock, self.ops.on_current_stream(), suppress(SpillError):  # which the call itself will report
+            keys = features_of(self.ops, ids_K), ids_K, self.ops.xp.zeros(len(ids_K), np.int64)
+            self._prefetched = PrefetchedIds.of(ids, self._open_table().prefetch(*keys))
 
     def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows, float32 (*ids.shape, dim), NaN for ids without one, and status, uint8 ids.shape. Creates nothing.
@@ -150,11 +185,23 @@ class DynamicEmbedding(TableModule):
     def forget(self, ids: torch.Tensor) -> None:
         """Delete the rows of these ids. An id that is looked up again is new."""
         ids_N = np.unique(ids_of(ids))
-        with self._lock:
-            self._open_table().forget(np.full(len(ids_N), FEATURE, np.uint16), ids_N)
+        with self._changing() as table:
+            table.remove(ids_N, RemovalReason.FORGOTTEN)
 
-    def export(self, ids: torch.Tensor | None = None) -> pa.Table:
+    def evict_if(self, predicate: Callable[[ScoredRows], torch.Tensor]) -> int:
+        """Delete every row for which `predicate` returns True: a function of ScoredRows on the host, giving bools (N).
+
+        Reads the rows of all tiers, as `export` does. Return how many rows were deleted.
+        """
+        with self._changing() as table:
+            ids_N = rows_where(predicate, table.export())
+            table.remove(ids_N, RemovalReason.PREDICATE)
+        return len(ids_N)
+
+    def export(self, ids: torch.Tensor | None = None, *, since_ms: int = 0) -> pa.Table:
         """All rows by ascending id, also spilled ones, or the rows of these ids in their order; not the shared row.
+
+        since_ms: only those last seen then or later, for an incremental dump.
 
         Columns: `ids`, `vectors` (lists of dim float32), `count`, `last_seen_ms`. Ids without a row are left out.
         """
@@ -168,7 +215,7 @@ class DynamicEmbedding(TableModule):
                 ids_N = ids_of(ids)
                 ids_N = ids_N[np.sort(np.unique(ids_N, return_index=True)[1])]
                 rows = table.read(np.full(len(ids_N), FEATURE, np.uint16), ids_N)
-        return to_arrow(rows)
+        return to_arrow(rows.take(rows.last_seen >= since_ms) if since_ms else rows)
 
     def import_arrow(self, table: pa.Table) -> int:
         """Write rows in the format of `export` over those here; their optimizer state starts at zero.
@@ -178,14 +225,16 @@ class DynamicEmbedding(TableModule):
         """
         return self._write(from_arrow(table, self.dim, self.table.layout.state_width))
 
-    def _rows(self, ids_K: Array, scores_K: Array | None, part: LookupSlice) -> torch.Tensor:
+    def _rows(self, ids: torch.Tensor, ids_K: Array, scores_K: Array | None, part: LookupSlice) -> torch.Tensor:
         """The rows or bags of a slice that covers all ids; with a gradient in training."""
         if self.training and torch.is_grad_enabled():
-            with self._lock, self.ops.on_current_stream():
-                table, now_ms = self._open_table(), int(1000 * self.clock())
-                table.advance(now_ms, self.num_ids)
-                times_K = self.ops.xp.full(len(ids_K), now_ms, np.int64)
-                lookup = table.lookup(features_of(self.ops, ids_K), ids_K, times_K, scores_K=scores_K)
+            with self._changing() as table, self.ops.on_current_stream():
+                now_ms = self._advance()
+                keys = features_of(self.ops, ids_K), ids_K, self.ops.xp.full(len(ids_K), now_ms, np.int64)
+                prefetched = None
+                if self._prefetched is not None and self._prefetched.are(ids):
+                    prefetched, self._prefetched = self._prefetched.seen_at(*keys), None
+                lookup = table.lookup(*keys, scores_K=scores_K, prefetched=prefetched)
                 self.num_ids += len(ids_K)
                 return embed_slices(table, lookup, [part])[0]
         with self._lock, self.ops.on_current_stream():
@@ -199,13 +248,16 @@ class DynamicEmbedding(TableModule):
         starts_B = torch.from_numpy(part.offsets_B1[:-1]).to(rows.device)
         return nn.functional.embedding_bag(torch.arange(len(rows), device=rows.device), rows, starts_B, mode=part.mode)
 
+    def _scores(self, scores: Any, ids: torch.Tensor) -> Array | None:
+        takes_scores = self.config.eviction == "custom" and self.score is None
+        return scores_of(scores, ids, takes_scores=takes_scores, ops=self.ops)
+
     def _placed(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         return rows.to(device=ids.device, dtype=self.output_dtype)
 
     def _write(self, rows: Rows) -> int:
         """Write rows. Return how many rows, these or others, were lost for lack of room."""
-        with self._lock:
-            table = self._open_table()
+        with self._changing() as table:
             before = table.counters()["lost"]
             table.write(rows)
             return table.counters()["lost"] - before

@@ -1,11 +1,15 @@
 """The rows that a model gets in inference, where rows are read and none is created."""
 
 # K keys of one call, D dimension
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from springtide_client.keys import SHARED_ROW_OFFSET
 
 from embeddings.lookup.read_only import KNOWN, NOT_ADMITTED
+from embeddings.policy.row_score import ScoredRows
+from embeddings.rows import Int64Array, Rows
 from embeddings.table import EmbeddingTable
 from kernels.ops import Ops
 from kernels.types import Array
@@ -34,6 +38,18 @@ def inference_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
             shared_1D, status_1 = table.find(shared_1, zero_1)
             rows_KD[not_admitted] = shared_1D if status_1[0] == KNOWN else initial_rows(table, shared_1, zero_1)
     return rows_KD, status_K
+
+
+def rows_where(predicate: Callable[[ScoredRows], torch.Tensor], rows: Rows) -> Int64Array:
+    """The ids of the rows for which a predicate is true; not of the shared row."""
+    rows = rows.take(rows.features == FEATURE)
+    columns = (rows.ids, rows.values, rows.states, rows.counts, rows.last_seen)
+    with torch.no_grad():
+        chosen_N = predicate(ScoredRows(*map(torch.from_numpy, columns)))
+    if not isinstance(chosen_N, torch.Tensor) or chosen_N.dtype != torch.bool or chosen_N.shape != (len(rows),):
+        given = f"{chosen_N.dtype} {tuple(chosen_N.shape)}" if isinstance(chosen_N, torch.Tensor) else chosen_N
+        raise ValueError(f"a predicate must be one bool a row, a tensor ({len(rows)},), not {given!r}")
+    return np.ascontiguousarray(rows.ids[chosen_N.cpu().numpy()])
 
 
 def initial_rows(table: EmbeddingTable, features_N: Array, ids_N: Array) -> Array:

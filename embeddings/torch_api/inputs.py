@@ -5,10 +5,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from springtide_client.system.sizes import parse_size
 
+from embeddings.config import TableConfig
 from embeddings.lookup.handle import POOLING_MODES
+from embeddings.optimizer import RowOptimizer
+from embeddings.tiers.host_tier import HostTier
+from kernels.backend import backend
 from kernels.ops import Ops
-from kernels.types import Array
+from kernels.types import Array, RowLayout
 
 INT64_MAX = 2**63 - 1
 INTEGERS = (
@@ -41,12 +46,43 @@ def ids_of(ids: Any, ops: Ops | None = None) -> Array:
     return ids_K if ops is None else ops.put(ids_K)[0]
 
 
-def scores_of(scores: Any, ids: torch.Tensor, eviction: str, ops: Ops) -> Array | None:
+def check_capacity(name: str, capacity: Any) -> None:
+    if isinstance(capacity, bool) or not isinstance(capacity, int | str):
+        raise ValueError(f"{name} must be a number of rows or a size such as '2GiB', not {capacity!r}")
+
+
+def size_of(name: str, size: Any) -> int:
+    """The bytes of a size such as "2GiB"."""
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise ValueError(f"{name} must be a size such as '2GiB' or a number of bytes, not {size!r}")
+    try:
+        return parse_size(size)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def host_rows_of(capacity: Any, config: TableConfig) -> int:
+    """The rows of a host tier of so many rows, in whole buckets, or of so many bytes."""
+    check_capacity("host_capacity", capacity)
+    ops = backend("cpu")
+    if isinstance(capacity, int):
+        if capacity < 1:
+            raise ValueError(f"host_capacity must be at least 1 row, not {capacity}")
+        return -(-capacity // ops.width) * ops.width
+    state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
+    layout = RowLayout(config.dim, state_width, config.dtype)
+    num_rows = HostTier.rows_of_bytes(size_of("host_capacity", capacity), layout, ops)
+    if num_rows < ops.width:
+        raise ValueError(f"host_capacity = {capacity} is too small for a bucket of {ops.width} rows")
+    return num_rows
+
+
+def scores_of(scores: Any, ids: torch.Tensor, *, takes_scores: bool, ops: Ops) -> Array | None:
     """The scores, flattened; None if there are none."""
     if scores is None:
         return None
-    if eviction != "custom":
-        raise ValueError(f'scores need eviction="custom", which here is "{eviction}"')
+    if not takes_scores:
+        raise ValueError('scores need eviction="custom": leave them out')
     if not isinstance(scores, torch.Tensor) or scores.shape != ids.shape or scores.dtype is torch.bool:
         given = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise ValueError(f"scores must be a tensor of numbers in the shape of ids, {tuple(ids.shape)}, not {given}")

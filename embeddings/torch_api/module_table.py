@@ -3,22 +3,36 @@
 import os
 import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from embeddings.config import TableConfig
 from embeddings.current_stream import on_current_stream
 from embeddings.lookup.handle import Lookup, LookupSlice
+from embeddings.lookup.read_only import KNOWN
 from embeddings.memory.capacity import Capacity
 from embeddings.optimizer import RowOptimizer
+from embeddings.policy.removals import RemovalReason, RemovedKeys, chosen
+from embeddings.policy.row_score import ScoreFunction
 from embeddings.rows import Int64Array, Rows, UInt16Array
 from embeddings.table import EmbeddingTable
+from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import Spill
+from embeddings.tiers.lower_tiers import RECALL_THREADS
+from embeddings.tiers.no_spill import NoSpill
+from embeddings.tiers.record_kinds import ABSENT
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from embeddings.tiers.rocksdb.worker import THREAD_NAME as SPILL_THREAD
+from embeddings.torch_api.inference import FEATURE
+from embeddings.torch_api.listeners import RemovalListeners
 from embeddings.torch_api.owner_lock import OwnerLock
 from embeddings.torch_api.spill_folder import SpillFolder
+from kernels.backend import backend
 from kernels.ops import Ops
-from kernels.types import NO_SLOT, Array
+from kernels.types import NO_SLOT, Array, RowLayout
 
 
 class ModuleTable(EmbeddingTable):
@@ -32,20 +46,55 @@ class ModuleTable(EmbeddingTable):
         capacity: Capacity,
         device: Ops,
         folder: Path | None,
+        num_host_rows: int,
+        score: ScoreFunction | None,
         lock: OwnerLock,
+        listeners: RemovalListeners,
     ) -> None:
-        self.lock, self.closed = lock, False
+        """`num_host_rows`: of a host tier, 0 for none."""
+        self.lock, self.listeners, self.closed = lock, listeners, False
         owned = None if folder is None else SpillFolder(folder)
         spill: Spill | None = None
         try:
+            state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
             if owned is not None:
-                state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
                 spill = RocksSpill(owned.rows, dim=config.dim, state_width=state_width)
-            super().__init__(config, seed=seed, spill=spill, capacity=capacity, tracked=False, device=device)
+            if num_host_rows:
+                layout, below = RowLayout(config.dim, state_width, config.dtype), NoSpill(config.dim, state_width)
+                spill = HostTier(spill or below, num_rows=num_host_rows, layout=layout, ops=backend("cpu"))
+            super().__init__(
+                config, seed=seed, spill=spill, capacity=capacity, tracked=False, device=device, score=score
+            )
         except BaseException:
             _release(os.getpid(), spill, owned)
             raise
         self._release = weakref.finalize(self, _release, os.getpid(), spill, owned)
+        self.parts.removals.wanted = bool(listeners)
+
+    def take_removed(self) -> list[RemovedKeys]:
+        """The ids whose rows left for good since the last call."""
+        parts = self.parts
+        removed = parts.removals.take()
+        features_N, ids_N = parts.spill.take_purged()
+        if len(ids_N):
+            # only those of which no newer copy is anywhere
+            ids_N = np.unique(ids_N[features_N == FEATURE])
+            features_N = np.full(len(ids_N), FEATURE, np.uint16)
+            (slots_N,) = self.ops.fetch(parts.memory.find(features_N, ids_N))
+            gone_N = (slots_N == NO_SLOT) & (parts.spill.find(features_N, ids_N).kinds == ABSENT)
+            removed.append(RemovedKeys(RemovalReason.EXPIRED, features_N[gone_N], ids_N[gone_N]))
+        removed = [chosen(keys, keys.features_N == FEATURE) for keys in removed]
+        return [keys for keys in removed if len(keys.ids_N)]
+
+    def remove(self, ids_N: Int64Array, reason: RemovalReason) -> None:
+        """Forget the rows of these unique ids."""
+        features_N = np.full(len(ids_N), FEATURE, np.uint16)
+        known_N = np.zeros(len(ids_N), np.bool_)
+        if self.parts.removals.wanted:
+            (status_N,) = self.ops.fetch(self.find(*self.ops.put(features_N, ids_N))[1])
+            known_N = status_N == KNOWN
+        self.forget(features_N, ids_N)
+        self.parts.removals.add(reason, features_N[known_N], ids_N[known_N])
 
     def gather_slice(self, lookup: Lookup, part: LookupSlice) -> tuple[Array, Array | None]:
         with self.lock:
@@ -54,8 +103,7 @@ class ModuleTable(EmbeddingTable):
     def update(
         self, lookup: Lookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
     ) -> None:
-        with self.lock:
-            self.check_open()
+        with changing(lambda: self):
             if lookup.released:
                 raise ValueError(
                     "a second backward pass through one forward of a DynamicEmbedding, whose rows have been updated: "
@@ -78,7 +126,9 @@ class ModuleTable(EmbeddingTable):
         return rows.take(found_N)
 
     def check_open(self) -> None:
-        """ValueError after `close`."""
+        """ValueError after `close`, and within a score function."""
+        if self.parts.score is not None and self.parts.score.is_running:
+            raise ValueError("a score function may not use the DynamicEmbedding that calls it")
         if self.closed:
             raise ValueError("this DynamicEmbedding was closed, or a state was loaded into it after this forward")
 
@@ -88,11 +138,27 @@ class ModuleTable(EmbeddingTable):
         self._release()
 
 
+@contextmanager
+def changing(table: Callable[[], ModuleTable]) -> Iterator[ModuleTable]:
+    """Hold the lock of this table; then, without it, tell the listeners which rows left for good.
+
+    `table` is called with and without the lock: meanwhile another may take its place. Not within another `changing`.
+    After an exception the listeners are told by the next call.
+    """
+    lock, listeners = table().lock, table().listeners
+    with lock:
+        table().check_open()
+        yield table()
+        removed = table().take_removed() if listeners else []
+    listeners.call(removed)
+
+
 def _release(process: int, spill: Spill | None, folder: SpillFolder | None) -> None:
     """1. Close the spill. 2. Delete its folder. The garbage collector may call this in any thread."""
     if os.getpid() != process:
         return  # a forked copy: the parent still needs them
-    if threading.current_thread().name == SPILL_THREAD:  # which cannot wait for its own end
+    # the spill's thread cannot wait for its own end, and one that recalls may hold the lock that it needs for that
+    if threading.current_thread().name.startswith((SPILL_THREAD, RECALL_THREADS)):
         threading.Thread(target=_release, args=(process, spill, folder)).start()
         return
     if spill is not None:

@@ -15,6 +15,7 @@ from embeddings.table import EmbeddingTable
 
 State = dict[str, Any]  # tensors, numbers and strings, which torch.load(weights_only=True) accepts
 COLUMNS = {"features": 1, "ids": 1, "values": 2, "states": 2, "counts": 1, "last_seen": 1}  # name -> number of axes
+OTHERS = "sketch", "sketch_age", "optimizer", "lr", "seed", "init_scale", "num_ids", "time_ms", "has_event_time"
 FLOATS = ("values", "states")
 AGES, MAX_CALLS = 64, 1024
 
@@ -38,7 +39,7 @@ def export_state(table: EmbeddingTable) -> State:
 
 def check_state(state: Mapping[str, Any], table: EmbeddingTable) -> None:
     """ValueError if this state cannot be loaded into this table."""
-    missing = {*COLUMNS, "sketch", "sketch_age", "optimizer", "lr", "seed", "init_scale"} - set(state)
+    missing = {*COLUMNS, *OTHERS} - set(state)
     if missing:
         raise ValueError(f"this is not the state of a DynamicEmbedding: it lacks {sorted(missing)}")
     if state["optimizer"] != table.optimizer.name:
@@ -48,6 +49,8 @@ def check_state(state: Mapping[str, Any], table: EmbeddingTable) -> None:
         )
     if not (state["lr"] >= 0 and math.isfinite(state["lr"]) and math.isfinite(state["init_scale"])):
         raise ValueError(f"the state has the invalid lr {state['lr']} or init_scale {state['init_scale']}")
+    if not 0 <= state["time_ms"] < 2**63:
+        raise ValueError(f"the state has the invalid time_ms {state['time_ms']}")
     widths = {"values": table.dim, "states": table.layout.state_width}
     num_rows = len(state["ids"])
     for name, num_axes in COLUMNS.items():

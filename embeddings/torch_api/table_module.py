@@ -4,6 +4,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,8 +16,11 @@ from embeddings.config import TableConfig
 from embeddings.errors import OwnershipError
 from embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from embeddings.memory.capacity import Capacity
-from embeddings.torch_api.module_table import ModuleTable
+from embeddings.policy.row_score import ScoreFunction
+from embeddings.torch_api.listeners import OnEvict, RemovalListeners
+from embeddings.torch_api.module_table import ModuleTable, changing
 from embeddings.torch_api.owner_lock import OwnerLock
+from embeddings.torch_api.prefetched_ids import PrefetchedIds
 from embeddings.torch_api.state_dict import check_state, export_state, import_state
 from kernels.backend import backend
 from kernels.ops import Ops
@@ -29,13 +33,14 @@ READ_COUNTERS = {
     FORGOTTEN: "read_forgotten",
 }
 
-NOT_COPIED = "table", "ops", "_lock", "_pending_reads"
+NOT_COPIED = "table", "ops", "_lock", "_pending_reads", "_prefetched", "_listeners"
 
 
 class TableModule(nn.Module):
     """Owns a table. Its rows are not parameters: they stay on the table's device, in the table's dtype."""
 
     table: ModuleTable
+    score: ScoreFunction | None
 
     def __init__(
         self,
@@ -45,19 +50,61 @@ class TableModule(nn.Module):
         seed: int,
         device: Ops,
         folder: Path | None,
+        num_host_rows: int = 0,
+        score: ScoreFunction | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
         self.config, self.capacity, self.seed, self.ops = config, capacity, seed, device
-        self.folder, self.clock = folder, clock
+        self.folder, self.num_host_rows, self.clock = folder, num_host_rows, clock
+        object.__setattr__(self, "score", score)  # a module would become a part of this one
+        self.has_event_time = False  # then `advance` sets the time, not the clock
         self.output_dtype = torch.float32  # until the module is cast
-        self._lock = OwnerLock()
+        self._lock, self._listeners = OwnerLock(), RemovalListeners()
         self._new_table()
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate of the rows; it is part of the state_dict."""
         with self._lock:
             self._open_table().set_lr(lr)
+
+    def advance(self, event_time_ms: int | None = None) -> None:
+        """Move the time on, by which rows expire, as each training call does: to now, or to this event time.
+
+        From the first event time on the clock is not asked any more. Time never goes back. Reads do not move it.
+        """
+        if event_time_ms is not None and (isinstance(event_time_ms, bool) or not 0 <= event_time_ms < 2**63):
+            raise ValueError(f"event_time_ms must be milliseconds, an integer from 0 on, not {event_time_ms!r}")
+        with self._changing():
+            self._advance(event_time_ms)
+
+    def on_evict(self, callback: OnEvict) -> Callable[[], None]:
+        """Call `callback(ids, reason)` with the ids whose rows left for good: int64, on the host, of one reason.
+
+        Reasons: "capacity" or "quota" (evicted, and no tier below keeps them), "expired" (also if the spill was
+        full), "forgotten", "predicate". Each removal is reported once, in the thread whose call found it, before that
+        call returns and without the lock, so that the callback may use the object; within a backward pass, which has
+        no gradients, it trains nothing. An id may have a new row by then.
+        Return what removes the callback. Neither a state_dict nor a copy contains it.
+        """
+        if not callable(callback):
+            raise ValueError(f"on_evict needs a function of ids and a reason, not {callback!r}")
+        with self._lock:
+            self._open_table()
+            self._listeners.add(callback)
+            self.table.parts.removals.wanted = True
+
+        def remove() -> None:
+            with self._lock:
+                self._listeners.remove(callback)
+                self.table.parts.removals.wanted = bool(self._listeners)
+
+        return remove
+
+    def rows_by_tier(self) -> dict[str, int]:
+        """Rows in the tiers `device`, `disk` (an estimate) and, if there is one, `host`; a row may be in several."""
+        with self._lock:
+            return self._open_table().rows_by_tier()
 
     def counters(self) -> dict[str, int]:
         """Counts since the object was created or loaded, by name.
@@ -84,13 +131,16 @@ class TableModule(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"dim={self.config.dim}, rows={self.capacity.num_slots}, dtype={self.config.dtype}, "
-            f"eviction={self.config.eviction}, spill={self.folder}, optimizer={self.table.optimizer}"
+            f"eviction={self.config.eviction}, host_rows={self.num_host_rows}, spill={self.folder}, "
+            f"optimizer={self.table.optimizer}"
         )
 
     def get_extra_state(self) -> dict[str, Any]:
         """Called by `state_dict`; see embeddings.torch_api.state_dict."""
         with self._lock:
-            return export_state(self._open_table()) | {"num_ids": self.num_ids}
+            table = self._open_table()
+            clock = {"time_ms": table.parts.ttl.event_ms, "has_event_time": self.has_event_time}
+            return export_state(table) | {"num_ids": self.num_ids} | clock
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Called by `load_state_dict`: replace the table by one with these rows, and with their seed for new rows.
@@ -98,14 +148,15 @@ class TableModule(nn.Module):
         ValueError, and nothing changes, if the state does not fit. Rows beyond the capacity are spilled or lost, the
         least recently seen first.
         """
-        with self._lock:
+        with self._changing():  # also reports the rows that do not fit
             check_state(state, self.table)
             self.table.close()
             self.seed = int(state["seed"])
             self.config = replace(self.config, init_scale=float(state["init_scale"]))
             self._new_table()
             import_state(self.table, state)
-            self.num_ids = int(state["num_ids"])
+            self.num_ids, self.has_event_time = int(state["num_ids"]), bool(state["has_event_time"])
+            self.table.parts.ttl.event_ms = int(state["time_ms"])
 
     def __getstate__(self) -> dict[str, Any]:
         """Called by pickle and copy.deepcopy."""
@@ -121,7 +172,7 @@ class TableModule(nn.Module):
         extra_state = state.pop("_extra_state")
         device = state.pop("_device")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock, self.ops = OwnerLock(), backend(device)
+        self._lock, self._listeners, self.ops = OwnerLock(), RemovalListeners(), backend(device)
         self._new_table()
         self.set_extra_state(extra_state)
 
@@ -141,14 +192,32 @@ class TableModule(nn.Module):
         self.num_ids = 0  # learned from; they age the admission counts
         self._reads: Counter[str] = Counter()
         self._pending_reads: Array | None = None
+        self._prefetched: PrefetchedIds | None = None
         self.table = ModuleTable(
             self.config,
             seed=self.seed,
             capacity=self.capacity,
             device=self.ops,
             folder=self.folder,
+            num_host_rows=self.num_host_rows,
+            score=self.score,
             lock=self._lock,
+            listeners=self._listeners,
         )
+
+    def _advance(self, event_time_ms: int | None = None) -> int:
+        """Apply the policies at the present time. Return it, in ms."""
+        table = self._open_table()
+        now_ms = table.parts.ttl.event_ms
+        if event_time_ms is not None:
+            self.has_event_time, now_ms = True, max(now_ms, event_time_ms)
+        elif not self.has_event_time:
+            now_ms = max(now_ms, int(1000 * self.clock()))
+        table.advance(now_ms, self.num_ids)
+        return now_ms
+
+    def _changing(self) -> AbstractContextManager[ModuleTable]:
+        return changing(lambda: self.table)
 
     def _open_table(self) -> ModuleTable:
         self.table.check_open()

@@ -16,12 +16,14 @@ def run(text: str, names: dict[str, Any]) -> None:
 def test_the_examples_of_dynamic_embedding_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     examples = blocks(ROOT / "deploy/docs/dynamic-embedding.md", "python")
-    assert len(examples) == 2
+    assert len(examples) == 3
     names: dict[str, Any] = {"__name__": "example"}
     for example in examples:
         run(example, names)
     assert names["status"].tolist() == [0, 1]
-    assert len(names["emb"]) == 1000
+    assert len(names["changed"]) == len({id_ for ids in names["batches"] for id_ in ids.tolist()})
+    assert (tmp_path / "var/clicks").exists()
+    names["emb"].close()
     assert (tmp_path / "clicks.pt").stat().st_size > 10_000
     names["model"].users.close()
 

@@ -69,7 +69,7 @@ class TableMachine(RuleBasedStateMachine):
     backend = "cpu"
 
     @initialize(
-        eviction=st.sampled_from(["lru", "lfu", "custom"]),
+        eviction=st.sampled_from(["lru", "lfu", "l2-norm", "custom"]),
         kind=st.sampled_from(KINDS),
         host=st.booleans(),
         admits=st.booleans(),

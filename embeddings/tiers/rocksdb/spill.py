@@ -40,6 +40,7 @@ class RocksSpill:
     """
 
     keeps_rows = True
+    is_exclusive = False
 
     def __init__(
         self,
@@ -155,6 +156,9 @@ class RocksSpill:
 
     def stall_reason(self) -> str:
         return self._worker.stall_reason()
+
+    def take_purged(self) -> tuple[UInt16Array, Int64Array]:
+        return np.empty(0, np.uint16), np.empty(0, np.int64)
 
     def last_seen_quantile(self, fraction: float) -> int | None:
         return LastSeenHistogram.merged(database.last_seen for database in self._catalog.databases()).quantile(fraction)

@@ -155,7 +155,7 @@ def test_custom_eviction_takes_a_score_field(tmp_path: Path) -> None:
         ),
         ('[features.user_id]\npooling = "sum"', ["pooling", "user_id", "multi_value"]),
         ('[features.genres]\npooling = "sun"', ["[features.genres] pooling", '"max", "mean", "sum"', "sun"]),
-        ('[table]\neviction = "lur"', ["[table] eviction", '"custom", "lfu", "lru"', '"lur"']),
+        ('[table]\neviction = "lur"', ["[table] eviction", '"l2-norm", "lfu", "lru"', '"lur"']),
         ('[table]\neviction = "custom"', ["needs score", "(age)"]),
         ('[table]\neviction = "custom"\nscore = "user_id"', ["score", "(age)", "user_id"]),
         ('[table]\nscore = "age"', ["score", 'eviction = "custom"', "lru"]),

@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from embeddings.errors import SpillError
 from embeddings.rows import Rows
 from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.no_spill import NoSpill
 from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
@@ -176,9 +175,7 @@ def test_rows_of_bytes_fit_into_these_bytes() -> None:
         assert 0.7 * num_bytes < tier.host_bytes() <= num_bytes
 
 
-def test_a_host_tier_needs_a_spill_and_a_bucket() -> None:
-    with pytest.raises(ValueError, match="needs a spill below"):
-        HostTier(NoSpill(DIM, WIDTH), num_rows=64, layout=LAYOUT, ops=backend("cpu"))
+def test_a_host_tier_needs_a_bucket() -> None:
     with pytest.raises(ValueError, match="at least 16 rows"):
         HostTier(DictSpill(DIM, WIDTH), num_rows=15, layout=LAYOUT, ops=backend("cpu"))
 
