@@ -122,12 +122,25 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def decode(text: bytes) -> "TrainerStatus":
-        """Parse a status file; missing keys have their defaults. Raises msgspec.DecodeError."""
+        """Parse a status file. Missing and wrong values have their defaults; `reason` names the wrong ones.
+
+        Raises msgspec.DecodeError if it is not JSON.
+        """
         document = msgspec.json.decode(text, type=dict[str, Any])
         table = document.get("table")
         if isinstance(table, dict):
             counters = {name: count for name, count in table.items() if name not in TableStatus.__struct_fields__}
             document["table"] = {**table, "counters": counters}
+        wrong = []
+        for name, value in list(document.items()):
+            try:
+                msgspec.convert({name: value}, TrainerStatus)
+            except msgspec.ValidationError as error:
+                wrong.append(f"{name} is invalid ({error})")
+                del document[name]
+        if wrong:
+            reasons = [str(document.get("reason") or ""), "in the status file " + ", ".join(wrong)]
+            document["reason"] = "; ".join(filter(None, reasons))
         return msgspec.convert(document, TrainerStatus)
 
 

@@ -44,6 +44,8 @@ class Demo:
         self._rate = [] if rate is None else ["--rate", str(rate)]
         self._debug = ["--debug"] if debug else []
         self.line = StatusLine()
+        if port is not None:
+            check_port(self.config.serve.host, port)
         self.port = port if port is not None else choose_port(self.config.serve.host, self.config.serve.port)
         if port is None and self.port != self.config.serve.port:
             self.line.print(f"port {self.config.serve.port} is taken: this demo uses {self.port}")
@@ -125,6 +127,14 @@ def check_fields(config: Config) -> None:
     if schema.labels != ("click",) or unknown or schema.timestamp not in (None, "ts"):
         fields = f"they have click, ts, {', '.join(FIELDS)}"
         raise UserError(f"{config.path} does not fit the simulator's clicks ({fields}): leave out --config")
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise UserError if the server could not listen there, before anything is started."""
+    if not 1 <= port <= 65535:
+        raise UserError(f"--port must be in 1..65535, not {port}")
+    if choose_port(host, port) != port:
+        raise UserError(f"port {port} is taken: choose another one, or leave out --port")
 
 
 def choose_port(host: str, wanted: int) -> int:

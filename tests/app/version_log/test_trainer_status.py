@@ -36,6 +36,16 @@ def test_table_counters_are_written_beside_the_other_keys_of_the_table(tmp_path)
     assert read.table == status.table
 
 
+def test_a_wrong_field_has_its_default_and_is_named(tmp_path) -> None:
+    text = '{"samples_trained": "many", "version": 7, "trainer": "asleep", "reason": "slow disk"}'
+    (tmp_path / "status-0000000001.json").write_text(text)
+    status = read_status(tmp_path)
+    assert status is not None
+    assert (status.version, status.samples_trained, status.trainer) == (7, 0, "stopped")
+    for part in ("slow disk; in the status file samples_trained is invalid", "Expected `int`, got `str`", "trainer is"):
+        assert part in status.reason
+
+
 def test_a_status_with_missing_keys_has_their_defaults(tmp_path) -> None:
     (tmp_path / "status-0000000001.json").write_text('{"positions": {"clicks/0": {"lag": 3}}}')
     status = read_status(tmp_path)

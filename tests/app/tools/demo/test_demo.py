@@ -12,7 +12,7 @@ import pytest
 
 from app.config.load import load_config
 from app.errors import UserError
-from app.tools.demo.demo import check_fields, choose_port, demo_config_path
+from app.tools.demo.demo import Demo, check_fields, choose_port, demo_config_path
 from app.tools.demo.output_files import OutputFiles
 from app.tools.demo.status_line import format_status
 from tests.support.waiting import wait_until
@@ -98,7 +98,15 @@ def test_a_taken_port_is_replaced_by_a_free_one() -> None:
 
     with socket.create_server(("127.0.0.1", port)):
         other = choose_port("127.0.0.1", port)
+        with pytest.raises(UserError, match=f"port {port} is taken"):
+            Demo(None, rate=None, port=port, debug=False)
     assert other not in (0, port)
+
+
+@pytest.mark.parametrize("port", [99999, 0, -1])
+def test_an_impossible_port_is_refused_before_anything_starts(port: int) -> None:
+    with pytest.raises(UserError, match=f"--port must be in 1..65535, not {port}"):
+        Demo(None, rate=None, port=port, debug=False)
 
 
 def test_the_status_line_has_dashes_for_missing_numbers() -> None:

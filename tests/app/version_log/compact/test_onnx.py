@@ -1,6 +1,11 @@
 """A base's model.onnx has the dense net with the base's own weights."""
 
+import os
+import select
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +26,7 @@ from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.onnx import OnnxBuilder, replace_weights
 from app.version_log.write.writer import LogWriter
+from tests.support.waiting import wait_until
 from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config
 
 SPEC = ModelSpec(num_categorical=2, num_pooled=1, num_sequence=1, num_dense=2, num_labels=2, dim=DIM)
@@ -106,6 +112,33 @@ def test_a_failed_export_is_logged_once_and_bases_are_written_without_it(log: Wr
             assert ONNX not in Base.open(compact_log(log.directory, window_samples=10, onnx=maker)).manifest.files
     (warning,) = [record for record in caplog.records if record.name == "app.version_log.compact.onnx"]
     assert "the model's archive cannot be read" in warning.reason
+
+
+def test_an_export_dies_with_its_compactor(tmp_path) -> None:
+    program = tmp_path / "model.pt2"
+    os.mkfifo(program)  # which the export waits to read
+    code = "import sys; from pathlib import Path; from app.version_log.compact.onnx import OnnxBuilder; "
+    code += "OnnxBuilder()._export(Path(sys.argv[1]))"
+    compactor = subprocess.Popen([sys.executable, "-c", code, str(program)], env=os.environ | {"TMPDIR": str(tmp_path)})
+    try:
+        pipe = wait_until(lambda: opened(program), "the export to read its program")
+        compactor.kill()
+        compactor.wait()
+        poll = select.poll()
+        poll.register(pipe, 0)
+        wait_until(lambda: poll.poll(0) == [(pipe, select.POLLERR)], "the export to end")
+        os.close(pipe)
+    finally:
+        compactor.kill()
+        compactor.wait()
+
+
+def opened(pipe: Path) -> int:
+    """A pipe's end for writing, 0 while nobody reads it."""
+    try:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return 0
 
 
 def test_bytes_that_are_not_an_onnx_file_are_rejected() -> None:
