@@ -67,6 +67,7 @@ torture: setup
 	PYTHONPATH=.:deploy/client $(BIN)/python -m tests.torture.disk.new_ids
 	PYTHONPATH=.:deploy/client $(BIN)/python -m tests.torture.disk.new_ids --stands-still
 	PYTHONPATH=.:deploy/client $(BIN)/python -m tests.torture.disk.new_ids --ids 10000000 --disk 512MiB --device 64MiB
+	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.disk.spill_bytes --seconds 60
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/openapi/test_operations.py -q
 
 gpu-wheels:

@@ -133,6 +133,9 @@ class HostTier:
         same = (np.diff(mixed_N[order]) == 0) & (np.diff(rows.features[order]) == 0)
         return rows.take(order[np.concatenate([[True], ~same])] if len(order) else order)
 
+    def report_purged(self, reports: bool) -> None:
+        self.spill.report_purged(reports)
+
     def take_purged(self) -> tuple[UInt16Array, Int64Array]:
         with self._lock:
             parts, self._purged = [*self._purged, self.spill.take_purged()], []

@@ -60,8 +60,12 @@ class Spill(Protocol):
         """
         ...
 
+    def report_purged(self, reports: bool) -> None:
+        """Collect the keys for `take_purged` from now on, or stop to."""
+        ...
+
     def take_purged(self) -> tuple[UInt16Array, Int64Array]:
-        """The keys of rows that were deleted because they had expired, since the last call."""
+        """The keys of rows deleted because they had expired, since the last call; some of them may be here again."""
         ...
 
     def set_limit(self, num_bytes: int) -> None:

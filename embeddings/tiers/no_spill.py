@@ -57,6 +57,9 @@ class NoSpill:
     def purge(self, cutoffs: dict[int, int]) -> None:
         """Do nothing: tombstones are deleted with their generation."""
 
+    def report_purged(self, reports: bool) -> None:
+        """Do nothing: there are no rows."""
+
     def take_purged(self) -> tuple[UInt16Array, Int64Array]:
         return np.empty(0, np.uint16), np.empty(0, np.int64)
 

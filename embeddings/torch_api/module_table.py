@@ -12,7 +12,6 @@ import numpy as np
 from embeddings.config import TableConfig
 from embeddings.current_stream import on_current_stream
 from embeddings.lookup.handle import Lookup, LookupSlice
-from embeddings.lookup.read_only import KNOWN
 from embeddings.memory.capacity import Capacity
 from embeddings.optimizer import RowOptimizer
 from embeddings.policy.removals import RemovalReason, RemovedKeys, chosen
@@ -69,7 +68,12 @@ class ModuleTable(EmbeddingTable):
             _release(os.getpid(), spill, owned)
             raise
         self._release = weakref.finalize(self, _release, os.getpid(), spill, owned)
-        self.parts.removals.wanted = bool(listeners)
+        self.report_removals(bool(listeners))
+
+    def report_removals(self, wanted: bool) -> None:
+        """Collect the ids for `take_removed` from now on, or stop to."""
+        self.parts.removals.wanted = wanted
+        self.parts.spill.report_purged(wanted)
 
     def take_removed(self) -> list[RemovedKeys]:
         """The ids whose rows left for good since the last call."""
@@ -87,14 +91,14 @@ class ModuleTable(EmbeddingTable):
         return [keys for keys in removed if len(keys.ids_N)]
 
     def remove(self, ids_N: Int64Array, reason: RemovalReason) -> None:
-        """Forget the rows of these unique ids."""
+        """Forget the rows of these unique ids, also those that have expired."""
         features_N = np.full(len(ids_N), FEATURE, np.uint16)
-        known_N = np.zeros(len(ids_N), np.bool_)
+        here_N = np.zeros(len(ids_N), np.bool_)
         if self.parts.removals.wanted:
-            (status_N,) = self.ops.fetch(self.find(*self.ops.put(features_N, ids_N))[1])
-            known_N = status_N == KNOWN
+            (slots_N,) = self.ops.fetch(self.parts.memory.find(features_N, ids_N))
+            here_N = (slots_N != NO_SLOT) | self.parts.lower_tiers.recall(features_N, ids_N).found_U
         self.forget(features_N, ids_N)
-        self.parts.removals.add(reason, features_N[known_N], ids_N[known_N])
+        self.parts.removals.add(reason, features_N[here_N], ids_N[here_N])
 
     def gather_slice(self, lookup: Lookup, part: LookupSlice) -> tuple[Array, Array | None]:
         with self.lock:

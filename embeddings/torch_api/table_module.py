@@ -92,12 +92,12 @@ class TableModule(nn.Module):
         with self._lock:
             self._open_table()
             self._listeners.add(callback)
-            self.table.parts.removals.wanted = True
+            self.table.report_removals(True)
 
         def remove() -> None:
             with self._lock:
                 self._listeners.remove(callback)
-                self.table.parts.removals.wanted = bool(self._listeners)
+                self.table.report_removals(bool(self._listeners))
 
         return remove
 

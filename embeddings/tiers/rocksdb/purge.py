@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.rows import BoolArray, Rows
+from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from embeddings.tiers.disk_space import DiskSpace
 from embeddings.tiers.record_kinds import ABSENT, ROW
 from embeddings.tiers.rocksdb.catalog import Catalog, Database, Generation
@@ -26,6 +26,7 @@ GARBAGE_SHARE = 1 / 4  # of all that was written; less is not worth rewriting wh
 FREED_SHARE = 0.1  # once all were rewritten and less than this was freed, rows must be forgotten
 KEYS_PER_STEP = 1000
 
+Keys = tuple[UInt16Array, Int64Array]
 Write = Callable[[Database, WriteBatch], None]
 
 
@@ -40,6 +41,7 @@ class Rewrite:
     after: str = ""  # the last key that was read
     num_read: int = 0
     num_moved: int = 0
+    expired: list[Keys] = field(default_factory=list)  # while somebody wants to know
 
 
 @dataclass(eq=False)
@@ -65,6 +67,20 @@ class Purge:
         self._raised = False  # databases have not been checked against the cutoffs since
         self._rewrite: Rewrite | None = None
         self._collection = Collection()
+        self._reports = False
+        self._purged: list[Keys] = []
+
+    def report(self, reports: bool) -> None:
+        """Collect the keys of expired rows that are deleted from now on, or stop to."""
+        with self.catalog.changed:
+            self._reports = reports
+            self._purged = self._purged if reports else []
+
+    def take_purged(self) -> list[Keys]:
+        """The keys collected since the last call. A key that was moved twice may be there twice."""
+        with self.catalog.changed:
+            purged, self._purged = self._purged, []
+            return purged
 
     def raise_cutoffs(self, cutoffs: Mapping[int, int]) -> None:
         """Purge rows last seen before these cutoffs, in ms by feature; a cutoff never falls."""
@@ -172,7 +188,8 @@ class Purge:
     ) -> None:
         source, generation = rewrite.source, rewrite.generation
         num_rows = source.last_seen.num_rows
-        if source.last_seen.num_below(rewrite.cutoffs) == num_rows and not source.num_tombstones:
+        all_expired = source.last_seen.num_below(rewrite.cutoffs) == num_rows and not source.num_tombstones
+        if all_expired and not self._reports:
             # as many of them are garbage as of all
             share = min(1.0, generation.num_rows / max(1, generation.num_written()))
             generation.num_rows -= round((num_rows - rewrite.num_read) * share)
@@ -194,6 +211,9 @@ class Purge:
             self._collection.num_read += num_rows
             self._collection.num_moved += rewrite.num_moved
             self.catalog.retire_database(generation, source)
+            with self.catalog.changed:
+                # only now, because until then a find could return these rows
+                self._purged += rewrite.expired if self._reports else []
             self._end()
         with self.catalog.changed:
             self.catalog.changed.notify_all()
@@ -221,6 +241,9 @@ class Purge:
                 kept = rows.take(kept_N)
                 write(rewrite.target, WriteBatch(mixed_N[kept_N], kept.features, kept.ids, kept if with_rows else None))
         num_moved = int(np.count_nonzero(live_N))
+        if self._reports:
+            expired_N = is_row_N & ~live_N & ~replaced_N
+            rewrite.expired.append((rows.features[expired_N], rows.ids[expired_N]))
         with self.catalog.changed:
             rewrite.num_read, rewrite.num_moved = rewrite.num_read + num, rewrite.num_moved + num_moved
             rewrite.generation.num_rows -= int(np.count_nonzero(is_row_N & ~live_N & ~replaced_N))

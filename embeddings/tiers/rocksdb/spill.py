@@ -157,8 +157,13 @@ class RocksSpill:
     def stall_reason(self) -> str:
         return self._worker.stall_reason()
 
+    def report_purged(self, reports: bool) -> None:
+        self._worker.purge.report(reports)
+
     def take_purged(self) -> tuple[UInt16Array, Int64Array]:
-        return np.empty(0, np.uint16), np.empty(0, np.int64)
+        parts = [(np.empty(0, np.uint16), np.empty(0, np.int64)), *self._worker.purge.take_purged()]
+        features, ids = zip(*parts, strict=True)
+        return np.concatenate(features), np.concatenate(ids)
 
     def last_seen_quantile(self, fraction: float) -> int | None:
         return LastSeenHistogram.merged(database.last_seen for database in self._catalog.databases()).quantile(fraction)

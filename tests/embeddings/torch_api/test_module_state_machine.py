@@ -132,6 +132,15 @@ class ModuleMachine(RuleBasedStateMachine):
         self.now_ms += ms
         self.emb.advance(self.now_ms)
 
+    @precondition(lambda self: self.keeps_rows)
+    @rule()
+    def purge(self) -> None:
+        """Wait until the spill has written its queue, and has deleted what is worth it."""
+        for _ in range(64):  # the cutoffs are passed on now and then
+            self.emb.advance(self.now_ms)
+        self.emb.table.parts.disk.drain()  # type: ignore[attr-defined]
+        self.emb.advance(self.now_ms)
+
     @rule(ids=IDS)
     def forget(self, ids: list[int]) -> None:
         self.ahead = None

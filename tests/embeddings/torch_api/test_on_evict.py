@@ -17,6 +17,7 @@ from embeddings.policy.row_score import ScoredRows, l2_norm
 from kernels.ops import Ops
 from tests.embeddings.torch_api.test_devices import place_of
 from tests.embeddings.torch_api.test_tiers import Clock, status, train
+from tests.support.waiting import wait_until
 
 
 class Removed:
@@ -93,6 +94,34 @@ def test_expired_rows_are_reported_once(ops: Ops, tmp_path: Path) -> None:
     assert resident == 0
     assert len(reported) >= 2 * width
     assert max(reported.count(id_) for id_ in reported) <= 2
+    emb.close()
+
+
+@pytest.mark.parametrize("host_capacity", [None, 64])
+def test_rows_that_expire_in_the_spill_are_reported_when_they_are_deleted(host_capacity: Any, tmp_path: Path) -> None:
+    clock, reported = Clock(), list[int]()
+    emb = DynamicEmbedding(4, 16, clock=clock, ttl_seconds=10, spill=tmp_path / "s", host_capacity=host_capacity)
+    emb.on_evict(lambda ids, reason: reported.extend(ids.tolist()))
+    train(emb, range(2000))
+    emb.table.parts.disk.drain()  # type: ignore[attr-defined]
+    clock.seconds += 5
+    train(emb, range(1000))
+    clock.seconds += 6
+
+    def purge() -> bool:
+        for _ in range(64):  # cutoffs are passed on now and then
+            emb.advance()
+        emb.table.parts.disk.drain()  # type: ignore[attr-defined]
+        emb.advance()
+        return len(reported) == 1000
+
+    if host_capacity is None:
+        wait_until(purge, lambda: f"1000 reports, not {len(reported)}")
+    else:
+        purge()  # expired rows may stay in the host tier, until others need their slots
+    assert len(set(reported)) == len(reported) > 900
+    assert set(reported) <= set(range(1000, 2000))
+    assert status(emb, range(1000)) == [0] * 1000
     emb.close()
 
 
