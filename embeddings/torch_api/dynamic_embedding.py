@@ -156,6 +156,7 @@ class DynamicEmbedding(TableModule):
         part = LookupSlice(0, len(ids_K), bags_of(ids, offsets, mode), mode)
         return self._placed(self._rows(ids, ids_K, self._scores(scores, ids), part), ids)
 
+    @_disable_dynamo
     def prefetch(self, ids: torch.Tensor) -> None:
         """Start to recall the rows of the next training call's ids from the tiers below, while this step computes.
 

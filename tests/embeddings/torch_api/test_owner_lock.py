@@ -103,13 +103,26 @@ def test_a_fork_does_not_close_its_parents_spill(tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill")
     emb(torch.arange(100)).sum().backward()
     settle(emb)
+    emb.prefetch(torch.arange(50))
     rows = emb(torch.arange(3))
     before = emb.export()
     answers = multiprocessing.get_context("fork").SimpleQueue()
 
     def child() -> None:
         refused = 0
-        for call in (rows.sum().backward, emb.close, emb.export, lambda: emb.set_lr(1.0), lambda: emb(torch.arange(3))):
+        ids = torch.arange(3)
+        for call in (
+            rows.sum().backward,
+            emb.close,
+            emb.export,
+            emb.advance,
+            lambda: emb.set_lr(1.0),
+            lambda: emb(ids),
+            lambda: emb.forget(ids),
+            lambda: emb.prefetch(ids),
+            lambda: emb.on_evict(print),
+            lambda: emb.evict_if(lambda rows: rows.counts > 0),
+        ):
             try:
                 call()
             except OwnershipError:
@@ -120,7 +133,7 @@ def test_a_fork_does_not_close_its_parents_spill(tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork").Process(target=child)
     fork.start()
     fork.join()
-    assert (fork.exitcode, answers.get()) == (0, 5)
+    assert (fork.exitcode, answers.get()) == (0, 10)
     answers.close()
     assert emb.export().equals(before)
     rows.sum().backward()
