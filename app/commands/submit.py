@@ -38,7 +38,7 @@ def submit_and_wait(
     log_path = config.log.path
     command_id = submit_command(log_path, kind, body)
     try:
-        execute_pending(config.log, config.schema, window_samples=config.train.window_samples)
+        execute_pending(config.log, window_samples=config.train.window_samples)
     except (LogBusyError, FencedError):
         print(f"command {command_id}: the running trainer will execute it with its next version")
         wait_until_durable(log_path, command_id, wait_seconds)
@@ -74,6 +74,10 @@ def print_result(status: "CommandStatus") -> int:
     if "refused" in result:
         print(f"command {status.id}: refused in {place}: {result['refused']}")
         return 2
-    figures = ", ".join(f"{name} {value:,}" for name, value in result.items() if name != "version")
+    numbers = {name: value for name, value in result.items() if isinstance(value, int) and name != "version"}
+    figures = ", ".join(f"{name} {value:,}" for name, value in numbers.items())
     print(f"command {status.id}: executed in {place} ({status.state}): {figures}")
+    for group in ("kept", "begun", "dropped"):
+        for line in result.get(group, ()):
+            print(f"  {group:<8} {line}")
     return 0

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import structs
+from springtide_client.errors import LogError
+from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 from springtide_client.system.settings import Settings, format_value
 
@@ -69,6 +71,8 @@ def load_config(path: Path | str | None = None, overrides: Mapping[str, Mapping[
         for feature, table in _require_table("[features]", document.get("features", {})).items()
     }
     schema = bind(SchemaConfig, "[schema]", document.get("schema", {})).to_schema(features)
+    log = bind(LogConfig, "[log]", document.get("log", {}), path=Path("var") / name / "log")
+    schema = numbered(schema, log.path)
     table = bind(
         TableSettings,
         "[table]",
@@ -77,7 +81,6 @@ def load_config(path: Path | str | None = None, overrides: Mapping[str, Mapping[
         features=feature_policies(schema, features),
     )
     table.check_score(schema)
-    log = bind(LogConfig, "[log]", document.get("log", {}), path=Path("var") / name / "log")
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
     return Config(
@@ -93,6 +96,17 @@ def load_config(path: Path | str | None = None, overrides: Mapping[str, Mapping[
         log=log,
         serve=bind(ServeConfig, "[serve]", document.get("serve", {})),
     )
+
+
+def numbered(schema: Schema, log_path: Path) -> Schema:
+    """Return the schema with the feature numbers that its rows have in the log; UserError if the log has none left."""
+    try:
+        before = LogDirectory(log_path).newest_schema()
+        return schema if before is None else schema.continuing(before)
+    except LogError:
+        return schema  # whoever needs the log will say what is wrong with it
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def read_document(path: Path) -> dict[str, Any]:

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+from springtide_client.errors import LogError
+from springtide_client.log.directory import LogDirectory
 
 from app.config.load import Config
 from app.errors import UserError
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
+from app.training.bootstrap import design_of
+from app.version_log.change.plan import Design, plan_change
 from app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
 from embeddings.optimizer import RowOptimizer
 from stream.broker.discovery import find_broker
@@ -43,12 +47,21 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
 
 
 def check_model(config: Config) -> Iterator[Diagnosis]:
-    """Build the dense net."""
+    """Build the dense net; if a log is there, say what a start keeps of it."""
     try:
-        build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
+        model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
     except ValueError as error:
         raise UserError(f"[model] {error}") from None
     yield Diagnosis("ok", f"model: {config.model.name}")
+    try:
+        base = LogDirectory(config.log.path).open_base()
+    except LogError as error:
+        yield Diagnosis("problem", f"log: {error}")
+        return
+    if base is not None and (plan := plan_change(Design.of(base), design_of(config, model))):
+        yield Diagnosis("note", f"the log was written with another {', '.join(plan.changes)}; the next start")
+        for line in plan.lines():
+            yield Diagnosis("note", f"  {line}")
 
 
 def check_broker(config: Config) -> Iterator[Diagnosis]:

@@ -1,24 +1,26 @@
 """Opens a log for learning: a new one gets its first base, an existing one is read back."""
 
-from collections.abc import Mapping
+import logging
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
-from springtide_client.log.base import BaseManifest, ModelIdentity, TableSpec
+from springtide_client.log.base import ModelIdentity, TableSpec
+from torch import nn
 
 from app.errors import UserError
 from app.models.export.torch_export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.scores.progressive import ProgressiveScores
-from app.training.config import TrainerConfig, with_adagrad_eps
+from app.training.config import DenseOptimizerConfig, TrainerConfig, with_adagrad_eps
 from app.training.device.device import resolve_device
 from app.training.state.base_rows import BaseRows
 from app.training.state.row_budget import RowBudget
 from app.training.state.training_state import TrainingState
 from app.training.step.learner import Learner
+from app.version_log.change.begin import begin_changed
+from app.version_log.change.plan import ArrayForm, Design, plan_change
 from app.version_log.commands.erasures import erasures_of
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.disk_usage import folder_bytes
@@ -33,6 +35,8 @@ from kernels.backend import backend
 from kernels.ops import Ops
 from kernels.types import RowLayout
 
+logger = logging.getLogger(__name__)
+
 
 def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -> TrainingState:
     """Return the state at the end of the log; a new log gets its first base.
@@ -40,19 +44,19 @@ def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -
     UserError if the configuration does not fit the log or cannot be used, LogError if the log cannot be read.
     """
     spec = ModelSpec.of(config.schema, config.table.dim)
-    resume = Resume.of(log.directory, log.last_encoded)
-    base = None if resume is None else resume.base
-    if base is not None:
-        check_settings(config, base.manifest)
-    try:
-        model = build_model(config.model, spec, seed=config.train.seed)
-        program = export_model(model, spec) if base is None else b""
-    except ValueError as error:
-        raise UserError(f"[model] {error}") from error
     try:
         device = resolve_device(config.train)
     except ValueError as error:
         raise UserError(str(error)) from error
+    resume = Resume.of(log.directory, log.last_encoded)
+    try:
+        model = build_model(config.model, spec, seed=config.train.seed)
+        program = export_model(model, spec) if resume is None else b""
+        if resume is not None:
+            resume = go_on_with(config, log, resume, model)
+    except ValueError as error:
+        raise UserError(f"[model] {error}") from error
+    base = None if resume is None else resume.base
     rows = None if base is None else BaseRows(base)
     table = open_table(config, log.epoch, rows, num_threads=num_threads, device=device.table)
     learner = Learner(model, table, config.train, config.schema, score_field=config.table.score, device=device)
@@ -99,19 +103,12 @@ def open_table(
 
 def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState, program: bytes) -> None:
     """Start a new log with a base without rows, so that followers can start before the first version."""
-    optimizer = dict(state.learner.table.config.optimizer)
+    design = design_of(config, state.learner.model)
     image = BaseImage(
         tip=log.first_base_tip,
-        schema=config.schema,
-        table=TableSpec(
-            dim=config.table.dim,
-            state_width=state.learner.table.layout.state_width,
-            seed=config.train.seed,
-            init_scale=config.table.init_scale,
-            optimizer=optimizer,
-            dtype=config.table.dtype,
-        ),
-        model=ModelIdentity(name=config.model.name, options=dict(config.model.options)),
+        schema=design.schema,
+        table=design.table,
+        model=design.model,
         meta=state.meta(created_ms=0),
         dense=state.base_arrays(),
         program=program,
@@ -123,6 +120,51 @@ def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState
         state.on_base_mapped(base)
 
 
+def design_of(config: TrainerConfig, model: nn.Module) -> Design:
+    """Return what rows and parameters mean under a configuration."""
+    table = config.table
+    return Design(
+        schema=config.schema,
+        table=TableSpec(
+            dim=table.dim,
+            state_width=RowOptimizer.of(table.optimizer).state_width(table.dim),
+            seed=config.train.seed,
+            init_scale=table.init_scale,
+            optimizer=dict(with_adagrad_eps(table).optimizer),
+            dtype=table.dtype,
+        ),
+        model=ModelIdentity(
+            name=config.model.name,
+            options=dict(config.model.options),
+            optimizer=DenseOptimizerConfig.of(config.train.optimizer).name,
+        ),
+        dense={name: ArrayForm.of(value.numpy()) for name, value in model.state_dict().items()},
+    )
+
+
+def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.Module) -> Resume:
+    """If the configuration means other rows or parameters than the log, begin the epoch with what fits of them.
+
+    ValueError if the net cannot be exported.
+    """
+    old, new = Design.of(resume.base), design_of(config, model)
+    if not (plan := plan_change(old, new)):
+        return resume
+    logger.warning("the log goes on with changed settings", extra=plan.document())
+    is_same_net = (old.model.name, old.model.options) == (new.model.name, new.model.options) and old.dense == new.dense
+    is_same_net &= ModelSpec.of(old.schema, old.table.dim) == ModelSpec.of(new.schema, new.table.dim)
+    return begin_changed(
+        log,
+        resume,
+        plan,
+        old,
+        new,
+        initial={f"dense.{name}": value.numpy() for name, value in model.state_dict().items()},
+        program=None if is_same_net else export_model(model, ModelSpec.of(config.schema, config.table.dim)),
+        window_samples=config.train.window_samples,
+    )
+
+
 def restore_state(state: TrainingState, resume: Resume) -> None:
     """Read the log back up to its sealed end; LogError if that cannot be reached."""
     try:
@@ -131,28 +173,3 @@ def restore_state(state: TrainingState, resume: Resume) -> None:
         state.stream.logged_erasures = erasures_of(resume.erasure_entries, state.schema)
     except ValueError as error:
         raise UserError(f"{error}: restore the setting, or start a new log with [log] path") from error
-
-
-def check_settings(config: TrainerConfig, manifest: BaseManifest) -> None:
-    """Raise UserError if a setting differs from those that the log was started with, and name it."""
-    settings = {
-        "[schema]": (config.schema, manifest.decode_schema()),
-        "[table] dim": (config.table.dim, manifest.table.dim),
-        "[table] dtype": (config.table.dtype, manifest.table.dtype),
-        "[table] optimizer name": (optimizer_name(config.table.optimizer), optimizer_name(manifest.table.optimizer)),
-        "[table] init_scale": (config.table.init_scale, manifest.table.init_scale),
-        "[train] seed": (config.train.seed, manifest.table.seed),
-        "[model] name": (config.model.name, manifest.model.name),
-        "[model] options": (dict(config.model.options), dict(manifest.model.options)),
-    }
-    for key, (now, then) in settings.items():
-        if now != then:
-            was = "" if key == "[schema]" else f" ({then!r}, now {now!r})"
-            raise UserError(
-                f"{key} is not what this log was started with{was}: restore it, or start a new log with [log] path"
-            )
-
-
-def optimizer_name(options: Mapping[str, Any]) -> str:
-    """Return the name of the row optimizer, which decides what the rows' states mean."""
-    return RowOptimizer.of(options).name

@@ -13,7 +13,7 @@ from app.training.config import TrainerConfig
 from app.training.health.gate import Gate
 from app.training.health.known_good import last_good_before
 from app.training.input.batches import POLL_SECONDS
-from app.training.input.start_position import StartPosition
+from app.training.input.start_position import StartPosition, require_same_topic
 from app.training.publisher import Publisher
 from app.training.recovery.repair import reopen
 from app.training.recovery.rollback import RollbackController
@@ -79,7 +79,9 @@ class Trainer:
             # counters continue from the previous trainer's: a 0 would look like a reset in a graph
             self.status.update(successor(previous, name=config.name, reason="reading the log back"))
             self._adopt(TrainingSession.load(config, self.log, until_end=until_end, roll_back=self.rollback.execute))
-            if start is not None:
+            if start is None:
+                require_same_topic(config.source, self.state.stream.positions)
+            else:
                 self.session.seek(start.resolve(config.source, self.state.stream.positions))
         except BaseException as error:
             self._fail(error)

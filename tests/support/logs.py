@@ -109,6 +109,7 @@ class HandWrittenLog:
             "tip": {"number": self.number, "checksum": self.checksum},
             "schema": json.loads(self.schema.to_json()),
             "fingerprint": self.schema.fingerprint(),
+            "begins": [1 << 32],
         }
         draft = self.path / ".tmp-manifest"
         draft.write_bytes(encode_checksummed_json(document))

@@ -24,6 +24,7 @@ def make_click(seed: int, offset: int) -> dict[str, Any]:
         "age": float(random.integers(18, 80)),
         "ts": START_MS + RECORD_MS * offset,
         "click": int(random.random() < 0.3),
+        "bought": int(random.random() < 0.1),
     }
 
 

@@ -38,12 +38,13 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
     format = arguments.format or format_of(path)
     check_target(path, force=arguments.force)
     index = LogIndex(LogDirectory(config.log.path))
-    schema = index.manifest.decode_schema()
+    number = index.resolve(arguments.version)
+    schema = index.base_before(number).manifest.decode_schema()
     if arguments.feature is not None and arguments.feature not in schema.features:
         raise UserError(f"--feature {arguments.feature}: there is no such feature, only {', '.join(schema.features)}")
     options = ExportConfig(
         format=format,
-        version=index.resolve(arguments.version),
+        version=number,
         feature=None if arguments.feature is None else schema.number(arguments.feature),
         with_rows=arguments.rows == "all",
     )

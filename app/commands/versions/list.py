@@ -38,7 +38,7 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
     for line in lines:
         rows = ["" if line[name] is None else f"{line[name]:,}" for name in ("rows", "forgotten")]
         size = "" if line["bytes"] is None else format_bytes(line["bytes"])
-        marks = "  base" if line["is_base"] else ""
+        marks = "  changed schema" if line["is_change"] else "  base" if line["is_base"] else ""
         print(
             f"{line['name']:>12}  {format_time(line['created_ms']):19}  {line['samples_trained']:>13,}  "
             f"{rows[0]:>9}  {rows[1]:>9}  {size:>10}{marks}".rstrip()
@@ -70,4 +70,5 @@ def describe(index: "LogIndex", number: int) -> dict[str, Any]:
         "bytes": entry.num_bytes if entry else None,
         "file": entry.path.name if entry else None,
         "is_base": number in index.bases,
+        "is_change": bool(meta.change),
     }

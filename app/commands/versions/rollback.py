@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
+    from springtide_client.format.records import version_name
     from springtide_client.log.directory import LogDirectory
 
     from app.commands.submit import print_result, submit_and_wait
@@ -30,6 +31,12 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
     index = LogIndex(LogDirectory(config.log.path))
     number = index.resolve(arguments.version)
     index.base_before(number)  # a version without a base is refused here, before a command is submitted
+    if (begin := index.begin_of(number)) != (present := index.begin_of(index.numbers[-1])):
+        print(
+            f"version {version_name(number)} has the schema that began with {version_name(begin)}, the log goes on "
+            f"with that of {version_name(present)}: only what the present schema can carry comes back; to restore all "
+            "of it, start once with the configuration from then, and roll back again"
+        )
     body = {"version": number, "skip": arguments.skip}
     status = submit_and_wait(config, "rollback", body, wait_seconds=arguments.wait)
     return 0 if status is None else print_result(status)

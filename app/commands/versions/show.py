@@ -76,7 +76,7 @@ def print_version(document: dict[str, Any]) -> None:
     if document["file"]:
         print(f"  record    {format_bytes(document['bytes'])} in {document['file']} at {document['offset']:,}")
     else:
-        print("  record    deleted: shown from its base")
+        print("  record    " + ("none: it is a base" if document["change"] else "deleted: shown from its base"))
     print(f"  checksum  {document['checksum']}, parent {document['parent'] or 'unknown'}")
     print(f"  created   {format_time(document['created_ms'])}")
     print(
@@ -97,6 +97,11 @@ def print_version(document: dict[str, Any]) -> None:
     num_dense = sum(name.startswith("dense.") for name in shapes)
     if num_dense:
         print(f"  dense     {num_dense} parameters and buffers")
+    if change := document["change"]:
+        print(f"  changed   {', '.join(change['changed'])}; the version before is {version_name(change['from'])}")
+        for group in ("kept", "begun", "dropped"):
+            for line in change[group]:
+                print(f"  {group:<9} {line}")
     for command in document["executed_commands"]:
         print(f"  command   {command.get('id')}: {command.get('kind')}")
     if document["durable"]:

@@ -14,12 +14,16 @@ logger = logging.getLogger(__name__)
 def last_good_before(directory: LogDirectory, num_samples: int) -> int | None:
     """Return the newest version of at most that many samples; None if the log cannot be read.
 
-    No version older than the newest rollback is returned: what was learned before it does not lead to the present.
+    No version older than the newest rollback or changed schema is returned: what was learned before it does not lead to
+    the present.
     """
     try:
         index = LogIndex(directory)
-        number = index.numbers[0]
+        begin = index.begin_of(index.numbers[-1])
+        number = max(index.numbers[0], begin)
         for entry in reversed(index.entries):
+            if entry.number < begin:
+                return begin
             meta = entry.read_head().meta
             number = entry.number
             if meta.samples_trained <= num_samples or meta.restores:

@@ -82,6 +82,17 @@ class StartPosition:
         return found
 
 
+def require_same_topic(source: SourceConfig, positions: Mapping[Partition, Position]) -> None:
+    """Raise UserError if everything was learned from another topic: where to begin in this one cannot be known."""
+    topics = sorted({partition.topic for partition in positions})
+    if topics and source.topic not in topics:
+        raise UserError(
+            f"the log was learned from the topic {', '.join(topics)}, [source] topic is {source.topic}: set it back; "
+            "to go on with this topic and keep what is learned, start once with `springtide train --from-offset "
+            "earliest` (or latest, or --from-timestamp); to begin anew, set another [log] path"
+        )
+
+
 def is_whole_number(text: str) -> bool:
     """Return True for a non-negative whole number."""
     return text.isascii() and text.isdecimal()

@@ -101,7 +101,7 @@ class RollbackController:
             raise PostponedError from error
         except (UserError, SpringtideError) as error:
             raise ValueError(str(error)) from error
-        result = {"version": rollback.meta.restores, **rollback.counts}
+        result = {"version": rollback.meta.restores, **rollback.result}
         if num_skipped is not None:
             result["skipped"] = num_skipped
         entry = command_entry(command, result, samples_trained=state.samples_trained, positions={})

@@ -31,12 +31,15 @@ from stream.positions import positions_from_meta, positions_to_meta
 logger = logging.getLogger(__name__)
 
 
-def execute_pending(config: LogConfig, schema: Schema, *, window_samples: int) -> int:
+def execute_pending(config: LogConfig, *, window_samples: int) -> int:
     """Execute every pending `forget` and `rollback` and make them durable; returns how many.
+
+    They mean the features of the log: a schema that the configuration has changed begins when a trainer starts.
 
     Other commands stay until a trainer runs. LogBusyError if one is running.
     """
-    if not LogDirectory(config.path).bases():
+    schema = LogDirectory(config.path).newest_schema()
+    if schema is None:
         raise LogError(f"the log {config.path} has no version yet")
     with LogWriter.open(config, schema=schema, wait_seconds=0.0) as log:
         resume = Resume.of(log.directory, log.start_tip)
@@ -62,7 +65,7 @@ class OfflineExecutor:
     def __init__(self, log: LogWriter, schema: Schema, meta: VersionMeta, *, window_samples: int) -> None:
         """`meta`: of the version at the end of the log."""
         self.log, self.schema = log, schema
-        self._meta = msgspec.structs.replace(meta, restores=0)
+        self._meta = msgspec.structs.replace(meta, restores=0, change={})
         self._window_samples = window_samples
 
     def execute(self, command: Command) -> int | None:
@@ -103,4 +106,4 @@ class OfflineExecutor:
             raise ValueError("skipping samples needs a running trainer: start one and retry")
         self.log.sync()
         rollback = build_rollback(self.log.directory, number, window_samples=self._window_samples)
-        return rollback.meta, rollback.arrays, {"version": rollback.meta.restores, **rollback.counts}
+        return rollback.meta, rollback.arrays, {"version": rollback.meta.restores, **rollback.result}

@@ -7,19 +7,20 @@ for the records that will be read again (stream/decode/erasure_filter.py). Limit
 
 # n keys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from springtide_client.format.records import CommandEntry, VersionMeta
-from springtide_client.format.tensors import Array, Arrays, map_tensors
+from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import flatten_layers
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
+from app.version_log.change.plan import Plan
+from app.version_log.change.restore import differing_rows, earlier_version
 from app.version_log.commands.erasures import (
     erased_keys,
     erasures_ahead,
@@ -28,14 +29,13 @@ from app.version_log.commands.erasures import (
     erasures_to_meta,
     high_water_marks,
 )
-from app.version_log.read.exact_state import ExactStates
+from app.version_log.read.exact_state import ExactStates, exact_net
 from app.version_log.read.index import LogIndex
 from app.version_log.read.replay_state import ModelReplayState
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
 from app.version_log.trainer_meta import TrainerMeta
 from stream.positions import positions_from_meta, positions_to_meta
 
-PARAMETERS = "state.parameters."
 ROW_COLUMNS = ("feature", "id", "value", "state", "count", "last_seen")
 
 
@@ -44,11 +44,17 @@ class RollbackVersion(NamedTuple):
 
     meta: VersionMeta
     arrays: Arrays
+    plan: Plan | None = None  # what of it the present schema carries, if it was written with another
 
     @property
     def counts(self) -> dict[str, int]:
         """Return how many rows it writes and how many keys it deletes."""
         return {"rows": len(self.arrays.get("rows.id", ())), "forgotten": len(self.arrays.get("forgotten.id", ()))}
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Return what the command's result says beside the version: the counts, and what the schema did not carry."""
+        return {**self.counts, **({} if self.plan is None else self.plan.document())}
 
 
 def build_rollback(
@@ -62,6 +68,8 @@ def build_rollback(
     """
     index = LogIndex(directory)
     index.resolve(str(number))
+    if index.begin_of(number) != index.begin_of(index.numbers[-1]):
+        return _build_across(index, number, window_samples)
     base = index.base_before(number)
     states = ExactStates(directory.path, base, index.find)
     candidates = index.entries_between(base.tip.number, number)
@@ -76,9 +84,8 @@ def build_rollback(
     for record in since.records():
         current.apply_sketch_and_meta(record)
         entries += record.meta.executed_commands
-    arrays = target.arrays
-    if target.state_tip is not None:
-        arrays |= _exact_net(states.file(target.state_tip.number))
+    state_file = None if target.state_tip is None else states.file(target.state_tip.number)
+    arrays = exact_net(target.arrays, state_file)
     arrays |= _sketch(target.sketch, current.sketch)
     schema = base.manifest.decode_schema()
     erased = erased_keys(entries, schema)
@@ -86,13 +93,18 @@ def build_rollback(
     return RollbackVersion(_meta(number, target.meta, current.meta, entries, schema), arrays)
 
 
-def _exact_net(file: Path | None) -> Arrays:
-    """Return the net with its exact state, as a version that carries it whole."""
-    assert file is not None
-    state = map_tensors(file)
-    arrays = {name: array for name, array in state.items() if not name.startswith(PARAMETERS)}
-    names = (name for name in state if name.startswith(PARAMETERS))
-    return arrays | {f"dense.{name.removeprefix(PARAMETERS)}": state[name] for name in names}
+def _build_across(index: LogIndex, number: int, window_samples: int) -> RollbackVersion:
+    """Return the version that restores one from before a changed schema, as far as the present schema carries it."""
+    earlier = earlier_version(index, number, window_samples=window_samples)
+    schema, now = index.base_before(index.numbers[-1]).manifest.decode_schema(), earlier.present.meta
+    erased, rows = erased_keys(earlier.entries, schema), earlier.rows
+    alive_n = rows.live_mask(now.expiry_cutoffs) & (erased.find_mixed(rows.mixed, rows.feature) < 0)
+    rows = rows.take(np.flatnonzero(alive_n))
+    present = earlier.present_rows
+    deleted = present.take(np.flatnonzero(rows.find_mixed(present.mixed, present.feature) < 0))
+    arrays = earlier.arrays | _sketch(earlier.sketch, earlier.present.sketch)
+    arrays |= _row_arrays(differing_rows(rows, present), deleted)
+    return RollbackVersion(_meta(earlier.number, earlier.meta, now, earlier.entries, schema), arrays, earlier.plan)
 
 
 def _meta(
@@ -122,6 +134,7 @@ def _meta(
         executed_commands=[],
         trainer=trainer.to_json(),
         restores=number,
+        change={},
     )
 
 
@@ -153,12 +166,16 @@ def _rows(
         written.append(rows.take(np.flatnonzero(alive_n)).without_tombstones())
         absent = written[-1].find_mixed(keys.mixed, keys.feature) < 0
         deleted.append(keys.take(np.flatnonzero(absent)).without_tombstones())
-    both = flatten_layers(reversed(written), table.dim, table.state_width), flatten_layers(reversed(deleted), 0)
+    rows = flatten_layers(reversed(written), table.dim, table.state_width)
+    return _row_arrays(rows, flatten_layers(reversed(deleted), 0))
+
+
+def _row_arrays(written: RowLayer, deleted: RowLayer) -> Arrays:
     arrays: Arrays = {}
-    if len(both[0]):
-        arrays |= {f"rows.{name}": getattr(both[0], name) for name in ROW_COLUMNS}
-    if len(both[1]):
-        arrays |= {"forgotten.feature": both[1].feature, "forgotten.id": both[1].id}
+    if len(written):
+        arrays |= {f"rows.{name}": getattr(written, name) for name in ROW_COLUMNS}
+    if len(deleted):
+        arrays |= {"forgotten.feature": deleted.feature, "forgotten.id": deleted.id}
     return arrays
 
 

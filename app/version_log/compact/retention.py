@@ -6,8 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
+from springtide_client.format.records import EPOCH_SHIFT
 from springtide_client.log.directory import LogDirectory
-from springtide_client.log.listing import Listing, LogManifest, base_number
+from springtide_client.log.listing import Listing, LogManifest, base_name, base_number
 
 from app.version_log.compact.base_writer import is_complete
 from app.version_log.failpoints import failpoint
@@ -77,8 +78,13 @@ def covered_segments(directory: LogDirectory, listing: Listing, manifest: LogMan
 
 
 def remove_drafts(directory: LogDirectory) -> None:
-    """Delete what a killed compactor left. Call it with the compactor lock held; a log without a base is left alone."""
+    """Delete what a killed compactor left. Call it with the compactor lock held.
+
+    What the newest trainer may be writing is left alone: the first base of a log, or of a changed schema.
+    """
     if directory.bases():
+        begin = base_name(directory.scan().claimed_epoch << EPOCH_SHIFT)
         for pattern in (".tmp-base-*", ".tmp-deleted-*"):
             for path in directory.path.glob(pattern):
-                shutil.rmtree(path, ignore_errors=True)
+                if not path.name.startswith(f".tmp-{begin}"):
+                    shutil.rmtree(path, ignore_errors=True)

@@ -69,7 +69,7 @@ def description(image: RowImage) -> str:
 def _batches(image: RowImage, schema: Any, feature: int | None) -> Iterator[Any]:
     finder = IdDictionary(image.base, image.versions)
     # the same dictionary in all batches: an Arrow file stores it once
-    names = pa.array([feature_name(image.schema, number) for number in range(len(image.schema.features))], pa.string())
+    names = pa.array([feature_name(image.schema, number) for number in range(image.schema.unused_number)], pa.string())
     for rows in image.rows(feature):
         for start in range(0, len(rows), BATCH_ROWS):
             yield _batch(rows.take(slice(start, start + BATCH_ROWS)), finder, names, schema)

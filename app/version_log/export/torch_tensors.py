@@ -36,7 +36,7 @@ def write_torch(image: RowImage, path: Path, feature: int | None, *, with_rows: 
             for number in np.unique(rows.feature).tolist():
                 columns.add(number, rows.take(np.flatnonzero(rows.feature == number)), finder)
         document["rows"] = {
-            image.schema.features[number]: columns.tensors(number) for number in sorted(columns.num_rows)
+            image.schema.owner_names()[number]: columns.tensors(number) for number in sorted(columns.num_rows)
         }
         with path.open("wb") as file:  # a file object: with a path torch.save hides the OSError of a full disk
             torch.save(document, file)

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
-from springtide_client.format.records import VersionMeta
+from springtide_client.format.records import VersionMeta, version_name
 from springtide_client.format.tensors import Array
 from springtide_client.log.base import Base
 from springtide_client.rows.row_layer import RowLayer, expiry_cutoffs_of
 from springtide_client.schema import Schema
 
+from app.errors import UserError
 from app.version_log.read.id_dictionary import IdDictionary, display_id, feature_name
 from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
@@ -100,6 +101,11 @@ def diff_versions(
     index: LogIndex, older: int, newer: int, *, top: int = 10, range_bytes: int = RANGE_BYTES
 ) -> VersionDiff:
     """Compare two versions, `older` first; UserError names the oldest version that can be compared."""
+    if (begin := index.begin_of(newer)) != index.begin_of(older):
+        raise UserError(
+            f"a changed schema begins with version {version_name(begin)}: versions before it cannot be compared with "
+            f"later ones; `springtide versions show {version_name(begin)}` says what it kept"
+        )
     base = index.base_before(older)
     before = VersionRange(index, base.tip.number, older)
     between = VersionRange(index, older, newer)

@@ -51,14 +51,17 @@ class RowHistory:
 
 
 def row_history(index: LogIndex, feature: int, row_id: int, *, limit: int) -> RowHistory:
-    """Follow a key from the oldest base through every version; LogError if one of them cannot be read."""
+    """Follow a key from the oldest base of the present schema through every version.
+
+    LogError if one of them cannot be read.
+    """
     base = index.base_before(index.numbers[-1]) if not index.bases else _oldest_base(index)
     history = RowHistory(feature, row_id, base.tip.number, deque(maxlen=limit))
     builder = _HistoryBuilder(history, base)
     versions = VersionRange(index, base.tip.number, index.numbers[-1])
     for record in versions.records():
         builder.apply(record)
-    for number in index.bases:
+    for number in filter(lambda number: number >= base.tip.number, index.bases):
         opened = base if number == base.tip.number else Base.open(index.directory.path / base_name(number))
         if opened.rows.find(*_key(feature, row_id))[0] >= 0:
             history.bases.append(number)
@@ -106,7 +109,8 @@ class _HistoryBuilder:
 
 def _oldest_base(index: LogIndex) -> Base:
     failure: LogError | None = None
-    for number in index.bases:
+    begin = index.begin_of(index.numbers[-1])
+    for number in filter(lambda number: number >= begin, index.bases):
         try:
             return Base.open(index.directory.path / base_name(number))
         except LogError as error:

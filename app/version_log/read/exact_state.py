@@ -13,10 +13,13 @@ from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import NO_STATE, Tip
+from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base import MANIFEST, STATE, Base, FileChecksum
 from springtide_client.log.listing import state_name
 
 from app.version_log.read.index import IndexEntry
+
+PARAMETERS = "state.parameters."
 
 
 class StateManifest(msgspec.Struct, kw_only=True):
@@ -80,6 +83,18 @@ class ExactStates:
             if self.has(entries[count - 1].read_head().meta.exact_state):
                 return count
         return 0
+
+
+def exact_net(arrays: Arrays, file: Path | None) -> Arrays:
+    """Return `dense.*` and `state.*` with the exact parameters under `dense.*`, as a version that carries them whole.
+
+    `file`: with the exact state, if it is not among the arrays.
+    """
+    if file is not None:
+        arrays = {name: array for name, array in arrays.items() if not is_exact_state(name)} | map_tensors(file)
+    exact = {f"dense.{name.removeprefix(PARAMETERS)}": name for name in arrays if name.startswith(PARAMETERS)}
+    others = {name: array for name, array in arrays.items() if not name.startswith(PARAMETERS)}
+    return others | {name: arrays[source] for name, source in exact.items()}
 
 
 def is_exact_state(name: str) -> bool:

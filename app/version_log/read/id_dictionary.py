@@ -103,6 +103,18 @@ def id_strings_of(tensors: Arrays) -> Arrays | None:
     return {name: tensors[f"texts.{name}"] for name in ("feature", "id", "offsets", "bytes")}
 
 
+def take_strings(part: Arrays, places: Indices) -> Arrays:
+    """Return some of the strings, as columns."""
+    starts = part["offsets"][:-1][places]
+    offsets = np.concatenate([[0], np.cumsum(np.diff(part["offsets"])[places])]).astype(np.int64)
+    return {
+        "feature": part["feature"][places],
+        "id": part["id"][places],
+        "offsets": offsets,
+        "bytes": part["bytes"][_byte_indices(starts, offsets)],
+    }
+
+
 def decode_strings(offsets: Int64Array, content: npt.NDArray[np.uint8]) -> list[str]:
     """Return the strings that lie end to end in one tensor of UTF-8 bytes."""
     joined = content.tobytes()
@@ -120,7 +132,7 @@ def feature_name(schema: Schema, number: int) -> str:
     """Return the name of the feature with this number; rows shared by ids that are not admitted are marked as such."""
     is_shared = number >= SHARED_ROW_OFFSET
     own = number - SHARED_ROW_OFFSET if is_shared else number
-    name = schema.features[own] if own < len(schema.features) else f"feature {own}"
+    name = schema.owner_names().get(own, f"feature {own}")
     return f"{name} (shared by ids not admitted)" if is_shared else name
 
 

@@ -9,7 +9,7 @@ from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.records import EPOCH_SHIFT, HEADER, Record, RecordHeader, Tip, VersionMeta, version_name
 from springtide_client.log.base import Base, BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory
-from springtide_client.log.listing import base_name
+from springtide_client.log.listing import base_name, begins_epoch
 
 from app.errors import UserError
 from app.version_log.read.segments import HEADERS_ONLY, scan_segment
@@ -104,7 +104,9 @@ class LogIndex:
         if manifest is None:
             raise UserError(f"there is no log in {directory.path} yet: `springtide run` starts one")
         self.manifest = manifest
-        self.bases = listing.bases
+        self.bases = listing.valid_bases(manifest)
+        # versions with which the log, or a changed schema, begins: no chain of records leads across one
+        self.begins = sorted({*filter(begins_epoch, self.bases), *manifest.begins})
         # a trainer that is starting, or died while starting: followers wait until it has sealed; 0: none
         self.unsealed_epoch = 0 if listing.is_settled else listing.claimed_epoch
         self.entries: list[IndexEntry] = []
@@ -155,11 +157,15 @@ class LogIndex:
         """Return the records after one version up to and including another."""
         return [entry for entry in self.entries if after < entry.number <= last]
 
+    def begin_of(self, number: int) -> int:
+        """Return the version with which the schema of a version began; 0 where it is not known any more."""
+        return max((begin for begin in self.begins if begin <= number), default=0)
+
     def base_before(self, number: int) -> Base:
         """Open the newest base at or before a version; UserError names the oldest version that can be rebuilt."""
         failure: LogError | None = None
         for base in reversed(self.bases):
-            if base > number:
+            if base > number or base < self.begin_of(number):
                 continue
             try:
                 return Base.open(self.directory.path / base_name(base))

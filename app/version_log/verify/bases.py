@@ -10,7 +10,7 @@ from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import SHARED_ROW_OFFSET, hash_string, mix_keys
 from springtide_client.log.base import ID_STRINGS, MANIFEST, OPTIMIZER, ROWS, Base, BaseManifest, read_base_manifest
-from springtide_client.log.listing import base_name
+from springtide_client.log.listing import LogManifest, base_name
 from springtide_client.rows.row_layer import expiry_cutoffs_of
 
 from app.version_log.verify.inventory import REMOVE, LogInventory
@@ -22,9 +22,12 @@ CHUNK_ROWS = 1 << 18
 class BaseCheck:
     """Checks the bases of a log one by one."""
 
-    def __init__(self, inventory: LogInventory, report: VerifyReport) -> None:
+    def __init__(self, inventory: LogInventory, manifest: LogManifest | None, report: VerifyReport) -> None:
         self._inventory, self._report = inventory, report
-        self._numbers = inventory.listing.bases
+        self._numbers = inventory.listing.valid_bases(manifest)
+        for number in set(inventory.listing.bases) - set(self._numbers):
+            what = "a replaced trainer meant to begin with it: readers ignore it, the next trainer deletes it"
+            report.note(what, base_name(number))
 
     def manifests(self) -> list[BaseManifest]:
         """Return the manifests that can be read, oldest first."""
@@ -93,7 +96,7 @@ class BaseCheck:
             what = "rows and optimizer states do not have the width in the manifest"
             self._add(f"{base.path.name}/{OPTIMIZER}", what, base.tip.number)
             return
-        num_features = len(manifest.decode_schema().features)
+        numbers = list(manifest.decode_schema().owner_names())
         before = (-1, -1)
         for start in range(0, n, CHUNK_ROWS):
             chunk = rows.take(slice(start, start + CHUNK_ROWS))
@@ -104,7 +107,7 @@ class BaseCheck:
             wrong = {
                 "its mixed key is not the hash of its key": chunk.mixed != mix_keys(chunk.feature, chunk.id),
                 "it is not in the order of mixed keys": ~np.concatenate([[first > before], rising]),
-                "its feature is not in the schema": chunk.feature % SHARED_ROW_OFFSET >= num_features,
+                "its feature is not in the schema": ~np.isin(chunk.feature % SHARED_ROW_OFFSET, numbers),
                 "it had expired": chunk.last_seen < expiry_cutoffs_of(chunk.feature, meta.expiry_cutoffs),
             }
             for what, found in wrong.items():

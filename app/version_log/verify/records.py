@@ -8,7 +8,7 @@ from typing import BinaryIO
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header, version_name
 from springtide_client.log.base import BaseManifest
-from springtide_client.log.listing import LogManifest, segment_name
+from springtide_client.log.listing import LogManifest, begins_epoch, segment_name
 
 from app.version_log.verify.inventory import LogInventory
 from app.version_log.verify.report import VerifyReport, plural
@@ -41,11 +41,12 @@ class RecordCheck:
     _at: tuple[str, int] = ("", 0)  # the end of the last record
 
     def __post_init__(self) -> None:
-        self._semantics = SemanticCheck(self.manifest, self.bases[-1].table if self.bases else None, self.report)
-        self._expected_tips = {base.number: base.tip for base in self.bases}
+        self._semantics = SemanticCheck(self.manifest, self.bases, self.report)
+        self._expected_tips = {base.number: base.tip for base in self.bases if not begins_epoch(base.number)}
         self._first = 2**63  # the lowest number so far
         sealed = self.manifest.tip
-        if sealed is not None and self.bases and sealed.number > self.bases[0].number:
+        oldest = self.bases[0].number if self.bases else 2**63
+        if sealed is not None and sealed.number > oldest and not begins_epoch(sealed.number):
             self._expected_tips[sealed.number] = sealed
 
     def run(self) -> Tip | None:
@@ -174,11 +175,16 @@ class RecordCheck:
         return not wrong
 
     def _before(self, header: RecordHeader) -> Tip | None:
-        """Return what the record must follow: the record before it, or the oldest base if it comes right after."""
+        """Return what the record must follow: the record before it, the oldest base if it comes right after, or a base
+        with which an epoch began."""
         oldest = self.bases[0].tip if self.bases else None
         if self.tip is None and oldest is not None and header.number > oldest.number:
             self._expected_tips.pop(oldest.number, None)
-            return oldest
+            self.tip = oldest
+        last = 0 if self.tip is None else self.tip.number
+        for base in self.bases:
+            if begins_epoch(base.number) and last < base.number < header.number:
+                self.tip = base.tip
         return self.tip
 
     def _missing_before(self, name: str) -> str:
@@ -192,7 +198,8 @@ class RecordCheck:
     def _check_end(self, *, is_sound: bool) -> None:
         """Report versions that must exist and do not. `is_sound`: no error was reported up to the end of the log."""
         oldest = self.bases[0].number if self.bases else 0
-        last = max(self.tip.number if self.tip else 0, oldest)
+        begins = [base.number for base in self.bases if begins_epoch(base.number)]
+        last = max(self.tip.number if self.tip else 0, oldest, *begins)
         for number in sorted(self._expected_tips):
             if number > last or (is_sound and (number > oldest or self._first < oldest)):
                 what = f"version {version_name(number)}, which a base or the seal names, is not among the records"

@@ -1,11 +1,13 @@
 """Check what versions say: each against itself and against the version before it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from springtide_client.format.records import Record, VersionMeta, version_name
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
-from springtide_client.log.base import TableSpec
-from springtide_client.log.listing import LogManifest
+from springtide_client.log.base import BaseManifest, TableSpec
+from springtide_client.log.listing import LogManifest, begins_epoch
 
 from app.version_log.verify.report import VerifyReport
 
@@ -20,9 +22,15 @@ GROUPS = {
 class SemanticCheck:
     """Checks the versions of a log one after the other."""
 
-    def __init__(self, manifest: LogManifest, table: TableSpec | None, report: VerifyReport) -> None:
-        self._manifest, self._table, self._report = manifest, table, report
-        self._num_features = len(manifest.decode_schema().features)
+    def __init__(self, manifest: LogManifest, bases: Sequence[BaseManifest], report: VerifyReport) -> None:
+        """`bases`: oldest first; each says which schema and table the versions after it have."""
+        self._manifest, self._report = manifest, report
+        self._bases = list(bases)
+        self._fingerprint: str | None = manifest.fingerprint
+        self._numbers: list[int] | None = list(manifest.decode_schema().owner_names())
+        self._table: TableSpec | None = None
+        if self._bases:  # of what the versions before the oldest base had, nothing is left
+            self._fingerprint = self._numbers = None
         self._before: VersionMeta | None = None
         self._epoch = 0
         self.durable = 0  # the newest version that a checked version calls durable
@@ -30,6 +38,8 @@ class SemanticCheck:
     def check(self, record: Record, file: str, offset: int, consequence: str) -> None:
         """Check the next version, whose checksum and parent are right; LogError if it cannot be decoded."""
         meta = record.meta
+        while self._bases and self._bases[0].number < record.number:
+            self._enter(self._bases.pop(0))
         wrong = [*self._check_tensors(record.tensors(), meta), *self._check_meta(record, meta)]
         if self._before is not None:
             wrong += self._check_monotonic(meta, self._before)
@@ -38,9 +48,16 @@ class SemanticCheck:
             self._report.error(file, offset, f"version {record.tip}: {what}", consequence)
         self._before, self._epoch, self.durable = meta, record.epoch, max(self.durable, meta.durable)
 
+    def _enter(self, base: BaseManifest) -> None:
+        """Check what follows against the schema and the table of this base."""
+        schema = base.decode_schema()
+        self._fingerprint, self._numbers, self._table = schema.fingerprint(), list(schema.owner_names()), base.table
+        if begins_epoch(base.number):
+            self._before = None  # rows and stream go on as the base says, not as the version before it
+
     def _check_meta(self, record: Record, meta: VersionMeta) -> list[str]:
         wrong = []
-        if meta.fingerprint != self._manifest.fingerprint:
+        if self._fingerprint is not None and meta.fingerprint != self._fingerprint:
             wrong.append(f"it was written with another schema ({meta.fingerprint or 'none'})")
         if meta.durable >= record.number:
             wrong.append(f"it calls version {version_name(meta.durable)} durable, which comes after it")
@@ -100,7 +117,7 @@ class SemanticCheck:
 
     def _check_keys(self, tensors: Arrays, group: str) -> list[str]:
         features, ids = tensors[f"{group}.feature"], tensors[f"{group}.id"]
-        if len(features) and int((features % SHARED_ROW_OFFSET).max()) >= self._num_features:
+        if self._numbers is not None and not np.isin(features % SHARED_ROW_OFFSET, self._numbers).all():
             return [f"{group} of a feature that is not in the schema"]
         if group == "texts":
             return []  # several batches may bring the same string

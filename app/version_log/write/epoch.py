@@ -15,7 +15,14 @@ from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import HEADER, Tip
 from springtide_client.log.base import MANIFEST
 from springtide_client.log.directory import LogDirectory
-from springtide_client.log.listing import LogManifest, SealedSegment, claim_name, manifest_name
+from springtide_client.log.listing import (
+    LogManifest,
+    SealedSegment,
+    base_name,
+    begins_epoch,
+    claim_name,
+    manifest_name,
+)
 from springtide_client.schema import Schema
 from springtide_client.system.files import fsync_folder, make_durable_folder, write_atomically
 
@@ -48,6 +55,7 @@ class ValidLog:
     sealed: list[SealedSegment]
     base: Tip | None
     tip: Tip | None
+    begins: list[int]  # the bases that equal no record
     exact_state: int = 0  # of the last version, as in its meta
     state_file: Path | None = None  # the file that holds it, if the log's records do not
 
@@ -79,6 +87,7 @@ def start_epoch(
             tip=valid.tip,
             schema=msgspec.to_builtins(schema),
             fingerprint=schema.fingerprint(),
+            begins=valid.begins,
         )
         failpoint("before a manifest")
         write_atomically(log_path / manifest_name(number), encode_checksummed_json(manifest))
@@ -89,18 +98,18 @@ def start_epoch(
         lock.release()
         raise
     remove_old_epochs(directory, number)
+    remove_unlisted_bases(directory, manifest)
     for draft in log_path.glob(".tmp-state-*"):  # of trainers before this one
         shutil.rmtree(draft, ignore_errors=True)
     return Epoch(number, manifest, lock, valid.exact_state)
 
 
 def check_schema(directory: LogDirectory, schema: Schema) -> None:
-    """Raise OtherSchemaError if the log was written with another schema: its rows would belong to other features."""
-    listing = directory.scan()
-    manifest = directory.manifest(listing)
-    if manifest is not None and listing.bases and manifest.fingerprint != schema.fingerprint():
+    """Raise OtherSchemaError if a schema is not numbered as this log's next: its rows would be other features'."""
+    newest = directory.newest_schema()
+    if newest is not None and schema.continuing(newest) != schema:
         raise OtherSchemaError(
-            f"the log {directory.path} was written with another [schema]: set another [log] path or restore it"
+            f"the [schema] of the log {directory.path} has changed since this configuration was read: start again"
         )
 
 
@@ -128,7 +137,13 @@ def measure_valid_log(directory: LogDirectory) -> ValidLog:
     if base is None:
         if any(listing.segments.values()) or (manifest is not None and manifest.tip is not None):
             raise LogError(f"the log {directory.path} has lost its bases: restore them, or set another [log] path")
-        return ValidLog([], None, None)
+        return ValidLog([], None, None, [])
+    begins = [number for number in listing.valid_bases(manifest) if begins_epoch(number)]
+    if begins and begins[-1] > base.tip.number:
+        raise LogError(
+            f"{directory.path / base_name(begins[-1])} cannot be opened, with which the log's newest schema begins: "
+            "restore it from a copy, or remove it and restart to go back to the version before"
+        )
     tip, sealed = base.tip, []
     entries: list[IndexEntry] = []  # the versions after the base
     for file, limit in directory.readable_segments(listing, manifest) if manifest is not None else []:
@@ -144,6 +159,7 @@ def measure_valid_log(directory: LogDirectory) -> ValidLog:
         if valid_bytes:
             sealed.append(SealedSegment(file, valid_bytes))
         _log_ignored_bytes(directory.path / file, limit, valid_bytes)
+    older = () if manifest is None else filter(lambda number: number < base.tip.number, manifest.begins)
     by_number = {entry.number: entry for entry in entries}
     states = ExactStates(directory.path, base, by_number.get)
     num_exact = states.newest(entries)
@@ -157,7 +173,7 @@ def measure_valid_log(directory: LogDirectory) -> ValidLog:
         )
     exact_state = entries[num_exact - 1].read_head().meta.exact_state if num_exact else base.manifest.meta.exact_state
     state_file = states.file(exact_state) if exact_state > base.tip.number else None
-    return ValidLog(sealed, base.tip, tip, exact_state, state_file)
+    return ValidLog(sealed, base.tip, tip, sorted({*begins, *older}), exact_state, state_file)
 
 
 def end_before(entry: IndexEntry, sealed: list[SealedSegment]) -> list[SealedSegment]:
@@ -199,6 +215,16 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_unlisted_bases(directory: LogDirectory, manifest: LogManifest) -> None:
+    """Delete bases with which a replaced trainer meant to begin: no reader counts them."""
+    listing = directory.scan()
+    for number in set(listing.bases) - set(listing.valid_bases(manifest)):
+        path = directory.path / base_name(number)
+        draft = path.with_name(f".tmp-deleted-{path.name}")
+        path.rename(draft)
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def remove_old_epochs(directory: LogDirectory, number: int) -> None:

@@ -17,6 +17,7 @@ from springtide_client.system.clock import wall_ms
 
 from app.version_log.config import LogConfig
 from app.version_log.disk_budget import DiskBudget, LogUsage
+from app.version_log.errors import FencedError
 from app.version_log.read.exact_state import remove_states
 from app.version_log.write.append_queue import AppendQueue
 from app.version_log.write.encoder import PendingRecord, RecordEncoder
@@ -87,14 +88,20 @@ class LogWriter:
 
     @property
     def first_base_tip(self) -> Tip:
-        """The version that the first base of a new log holds."""
+        """The version of a base with which this epoch begins: the first of a new log, or of a changed schema."""
         return Tip(self.epoch << EPOCH_SHIFT, self.epoch << EPOCH_SHIFT)
 
     def start_after(self, base: Tip) -> None:
-        """Continue from this base. Called once, in a new log, after its first base is written."""
-        assert self.start_tip is None, "the log has versions already"
+        """Continue from this base, which is written: at most once, and before the first version of the epoch.
+
+        FencedError if a higher epoch is claimed: then nobody reads the base.
+        """
+        assert self._count == 0, "the epoch has versions already"
+        if self.directory.is_fenced(self.epoch):
+            raise FencedError(f"another trainer started at the same time and took epoch {self.epoch + 1}")
         self._queue.start_after(base)
         self.start_tip, self.last_number = base, base.number
+        self._exact_state, self._ends_exact = 0, True
 
     def append(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> Tip:
         """Append a version and return its number and checksum; the arrays are copied. Waits while the queue is full.

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -17,8 +17,9 @@ POOLINGS = ("mean", "sum", "max")
 class Schema:
     """The fields of a record, in the order in which models see them.
 
-    A feature's number (uint16) is the first half of a row's key. Features are numbered in the order categorical,
-    multi_value, sequence; one that shares rows has the number of the feature that owns them.
+    A feature's number (uint16) is the first half of a row's key; one that shares rows has the number of the feature
+    that owns them. In a new log features are numbered in the order categorical, multi_value, sequence. From then on a
+    number belongs to its rows for ever: `continuing` gives a feature that is added later one that was never used.
     """
 
     labels: tuple[str, ...]
@@ -33,6 +34,9 @@ class Schema:
     max_length: Mapping[str, int] = field(default_factory=dict)
     # how a multi_value list becomes one vector, if not by the mean
     pooling: Mapping[str, str] = field(default_factory=dict)
+    # of the features that own rows, where they are not as in a new log; and the lowest number that was never used
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    next_number: int = 0
 
     def __post_init__(self) -> None:
         if not self.labels:
@@ -59,11 +63,26 @@ class Schema:
                 raise ValueError(f"pooling of {name!r}: only multi_value features are pooled")
             if pooling not in POOLINGS:
                 raise ValueError(f"pooling of {name!r} must be one of {', '.join(POOLINGS)}, not {pooling!r}")
+        if (self.numbers or self.next_number) and self.numbers.keys() != set(self.owners):
+            raise ValueError(f"[schema] numbers must be those of {', '.join(self.owners)}")
+        used = set(self.numbers.values())
+        if len(used) < len(self.numbers) or not all(0 <= number < self.next_number for number in used):
+            raise ValueError("[schema] numbers must differ from each other and be below next_number")
+        if self.next_number > SHARED_ROW_OFFSET:
+            raise ValueError(
+                f"the log has had {SHARED_ROW_OFFSET} id features, more than it can number: start a new log with "
+                "another [log] path"
+            )
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The id features, in the order of their numbers."""
+        """The id features, in the order in which models see them."""
         return (*self.categorical, *self.multi_value, *self.sequence)
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """The id features that have rows of their own, which others may share."""
+        return tuple(name for name in self.features if name not in self.share)
 
     @property
     def lists(self) -> tuple[str, ...]:
@@ -75,7 +94,36 @@ class Schema:
         owner = self.share.get(feature, feature)
         if owner not in self.features:
             raise KeyError(feature)
-        return self.features.index(owner)
+        return self.numbers[owner] if self.numbers else self.features.index(owner)
+
+    @property
+    def unused_number(self) -> int:
+        """The lowest number that no feature of the log ever had."""
+        return self.next_number or len(self.features)
+
+    def owner_names(self) -> dict[int, str]:
+        """Return the features that own rows by their numbers."""
+        return {self.number(name): name for name in self.owners}
+
+    def continuing(self, before: "Schema") -> "Schema":
+        """Return this schema numbered as the next one of a log whose newest is `before`.
+
+        A feature keeps the number of its rows. Where several features shared them and part, the owner keeps it, or if
+        that is gone the first of the others. ValueError when the numbers of the log are used up.
+        """
+        heirs: dict[int, str] = {}
+        for name in self.owners:
+            if name in before.features:
+                number = before.number(name)
+                if number not in heirs or name in before.owners:
+                    heirs[number] = name
+        numbers, unused = {name: number for number, name in heirs.items()}, before.unused_number
+        for name in self.owners:
+            if name not in numbers:
+                numbers[name], unused = unused, unused + 1
+        ordered = {name: numbers[name] for name in self.owners}
+        is_as_new = unused == len(self.features) and ordered == {name: self.features.index(name) for name in ordered}
+        return replace(self, numbers={} if is_as_new else ordered, next_number=0 if is_as_new else unused)
 
     def length_limit(self, feature: str) -> int:
         """Return how many elements of a list are kept at most."""
@@ -90,6 +138,8 @@ class Schema:
         document = msgspec.to_builtins(self)
         if not self.pooling:
             del document["pooling"]  # the default is left out, so that logs written before it was an option match
+        if not self.next_number:
+            del document["numbers"], document["next_number"]  # as in a new log
         return msgspec.json.encode(document, order="sorted")
 
     @staticmethod

@@ -8,10 +8,13 @@ import msgspec
 import pytest
 from springtide_client.log.directory import LogDirectory
 
+from app.errors import UserError
+from app.training.input.start_position import StartPosition
 from app.training.state.training_state import TrainingState
 from app.training.trainer import Trainer
 from app.version_log.trainer_status import PartitionStatus
 from stream.errors import RetriableError
+from stream.kafka.admin import Admin
 from tests.app.training.trainer_env import run_in_thread
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
@@ -125,3 +128,17 @@ def test_a_version_is_not_published_before_the_broker_has_its_dead_letters(env, 
     trainer.stop()
     thread.join(DEADLINE_SECONDS)
     assert ended[0].dead_letters == {"bad_json": 1}
+
+
+def test_another_topic_is_refused_unless_a_place_to_begin_is_given(env) -> None:
+    env.produce(64)
+    Trainer(env.config, until_end=True).run()
+    env.configure('[source]\ntopic = "orders"\n')
+    with pytest.raises(UserError, match="learned from the topic clicks, \\[source\\] topic is orders: set it back"):
+        Trainer(env.config, until_end=True)
+    with Admin(env.kafka) as admin:
+        admin.ensure_topic("orders", num_partitions=1)
+    start = StartPosition.parse(["earliest"], None)
+    assert Trainer(env.config, until_end=True, start=start).run().samples_trained == 64
+    env.produce(32)  # into the old topic
+    assert Trainer(env.config, until_end=True).run().samples_trained == 64

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from springtide_client.follow.follower import Follower
@@ -55,6 +56,17 @@ class Cluster:
         with Admin(kafka) as admin:
             admin.ensure_topic(TOPIC)
         self.producer = Producer(kafka)
+
+    def change_config(self, changes: Sequence[str]) -> None:
+        """Let the next processes start with other settings."""
+        write_config(
+            self.folder / "springtide.toml",
+            self.folder,
+            address=self.broker.address,
+            port=self.port,
+            changes=changes,
+            log=PACED if self.is_paced else "",
+        )
 
     def produce(self, number: int) -> None:
         """Append the next `number` records of the stream to the topic."""

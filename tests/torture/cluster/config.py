@@ -1,5 +1,6 @@
 """The configuration of a torture: deterministic batches, every policy on, a table so small that rows spill."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.torture.verify.expected_rows import BATCH, MIN_COUNT, TTL_MS
@@ -46,6 +47,18 @@ onnx = false
 port = {port}
 """
 
+# changes of the settings, any of which may be in effect: users and items keep their rows' counts under all of them
+CHANGES = {
+    "dim": ("dim = 8", "dim = 12"),
+    "row optimizer": ("dim = 8", 'optimizer = {{ name = "adagrad" }}\ndim = 8'),
+    "dense optimizer": ("[train]", '[train]\noptimizer = {{ name = "sgd", lr = 0.01 }}'),
+    "net": ("[train]", '[model]\nname = "deepfm"\n[train]'),
+    "without genres": ('multi_value = ["genres"]\n', ""),
+    "without age": ('dense = ["age"]\n', ""),
+    "another label": ('label = "click"', 'labels = ["click", "bought"]'),
+    "shorter lists": ("[features.item_id]", "[features.last_items]\nmax_length = 30\n[features.item_id]"),
+}
+
 
 def write_config(
     path: Path,
@@ -56,10 +69,17 @@ def write_config(
     publish: float = 0.05,
     base_minutes: float = 0.03,
     log: str = "",
+    changes: Sequence[str] = (),
 ) -> Path:
-    """Write a springtide.toml whose log and spill are in `folder`; `log`: more lines of `[log]`."""
+    """Write a springtide.toml whose log and spill are in `folder`; `changes` are names of CHANGES, `log`
+    more lines of `[log]`.
+    """
+    text = CONFIG
+    for name in changes:
+        assert CHANGES[name][0] in text
+        text = text.replace(*CHANGES[name], 1)
     path.write_text(
-        CONFIG.format(
+        text.format(
             topic=TOPIC,
             address=address,
             min_count=MIN_COUNT,

@@ -8,12 +8,19 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from springtide_client.log.base import read_base_manifest
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import base_name
+
+from app.version_log.read.index import LogIndex
 from app.version_log.trainer_status import TrainerStatus, read_status
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.clicks import NUM_ITEMS, NUM_USERS
 from tests.torture.cluster.cluster import Cluster, is_running
+from tests.torture.cluster.config import CHANGES
 from tests.torture.disk.power_loss import LOSS_PROFILES, CrashedDisk
 from tests.torture.verify.reader_checks import check_server
+from tests.torture.verify.reference_run import Change
 from tests.torture.verify.verifier import LogVerifier
 
 # failpoints of app/version_log and app/training; hit in the first process that reaches them, trainer or compactor
@@ -43,6 +50,16 @@ STATE_POINTS = (
     "before an exact state is renamed",
     "after an exact state is renamed",
 )
+# where a start with other settings is killed; None: it is not
+CHANGE_POINTS = (
+    None,
+    "while the log is replayed",
+    "before a changed schema begins",
+    "while a base is written",
+    "before a base is renamed",
+    "after a base is renamed",
+    "after a changed schema begins",
+)
 START_POINTS = {"after a claim", "before a manifest", "after a manifest", "while the log is replayed"}
 COMMAND_POINTS = {point for point in POINTS if "command" in point}
 FAULT_DEADLINE_SECONDS = 12.0  # not every process reaches every point
@@ -71,7 +88,43 @@ class Faults:
             self.kill_server: 1,
             self.pause_broker: 1,
             self.disconnect_broker: 1,
+            self.change_settings: 2,
         }
+
+    def change_settings(self, draw: random.Random) -> str:
+        """Start with other settings, killed at one of the points on the way; then let the start succeed."""
+        self.train_until_published()
+        self.cluster.kill_trainer()
+        settings = self._other_settings(draw)
+        self.cluster.change_config(settings)
+        point = draw.choice(CHANGE_POINTS)
+        if point is not None:
+            self.cluster.arm_fault_point(point, "KILL", 1)
+            self.cluster.start_trainer()
+            hit = wait_until(self.cluster.process_at_fault_point, f"the point: {point}")
+            wait_until(lambda: not is_running(hit), "the end of the killed process")
+            self.cluster.num_kills += 1
+            self.points[point] += 1
+            self.cluster.kill_trainer()
+            for pid in self.cluster.compactors():
+                self.cluster.kill(pid)
+            self.cluster.disarm_fault_points()
+        self.train_until_published(more=True)
+        begin = LogIndex(LogDirectory(self.cluster.log)).begins[-1]
+        meta = read_base_manifest(self.cluster.log / base_name(begin)).meta
+        assert meta.change, "no base says what has changed"
+        self.verifier.changes.append(Change(meta.samples_trained, settings))
+        self.cluster.kill_trainer()
+        return f"settings changed ({', '.join(settings) or 'as at first'}), killed {point or 'after it'}"
+
+    def _other_settings(self, draw: random.Random) -> tuple[str, ...]:
+        """Return other settings than the present ones; one way to change a line of the file at a time."""
+        present = self.verifier.changes[-1].settings if self.verifier.changes else ()
+        while True:
+            drawn = tuple(name for name in CHANGES if draw.random() < 0.25)
+            lines = [CHANGES[name][0] for name in drawn]
+            if drawn != present and len(set(lines)) == len(lines):
+                return drawn
 
     def kill_at_fault_point(self, draw: random.Random) -> str:
         point = draw.choice(self._points)

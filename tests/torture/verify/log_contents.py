@@ -14,8 +14,7 @@ from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import merge_layers
 
-from app.version_log.commands.rollback import PARAMETERS
-from app.version_log.read.exact_state import ExactStates, find_state
+from app.version_log.read.exact_state import PARAMETERS, ExactStates, find_state
 from app.version_log.read.index import LogIndex
 from app.version_log.read.replay_state import ReplayState
 from tests.torture.clicks import NUM_ITEMS
@@ -31,6 +30,7 @@ TIMING_DEPENDENT_FIELDS = (
     "positions",
     "executed_commands",
     "scores",
+    "change",
 )
 
 

@@ -1,6 +1,8 @@
 """A run without faults over the same records, with each command executed where the other log says."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -25,32 +27,55 @@ RECORDS = 1_000  # per call of the decoder
 NOW_MS = 1_800_000_000_000
 
 
+class Change(NamedTuple):
+    """The settings, names of CHANGES, from this number of samples on."""
+
+    samples_trained: int
+    settings: tuple[str, ...]
+
+
 class ReferenceRun:
     """A trainer without faults, in this process; it only moves forward."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         folder.mkdir()
-        self.seed, self.offset = seed, 0
-        config = load_config(write_config(folder / "springtide.toml", folder, address="127.0.0.1:1"))
+        self.folder, self.seed, self.offset = folder, seed, 0
+        self.executed: dict[str, int] = {}  # command -> at how many samples
+        self.changed: list[Change] = []
+        self._start([])
+        self._random = torch.get_rng_state()  # others in this process use the generator too
+
+    def _start(self, changes: Sequence[str]) -> None:
+        """Begin, or go on where the log ends, with some of CHANGES."""
+        path = self.folder / "springtide.toml"
+        config = load_config(write_config(path, self.folder, address="127.0.0.1:1", changes=changes))
         torch.manual_seed(config.train.seed)
         self.log = LogWriter.open(config.log, schema=config.schema)
         self.state = load_state(config, self.log, num_threads=config.train.num_threads)
         self.desk = CommandExecutor(config.log.path, self.log.epoch, self.state)
         self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)
         self.decoder = Decoder(config.schema)
-        self._random = torch.get_rng_state()  # others in this process use the generator too
-        self.executed: dict[str, int] = {}  # command -> at how many samples
+        self.offset = sum(position.offset for position in self.state.stream.positions.values())
+
+    def _change(self, change: "Change") -> None:
+        self._append_version()
+        self.close()
+        self._start(change.settings)
+        self.changed.append(change)
 
     @property
     def num_samples(self) -> int:
         return self.state.samples_trained
 
-    def advance(self, num_samples: int, commands: list[CommandEntry]) -> LogContents:
-        """Learn up to `num_samples`, with these commands executed where they say; return what the log holds then."""
+    def advance(self, num_samples: int, commands: list[CommandEntry], changes: Sequence["Change"] = ()) -> LogContents:
+        """Learn up to `num_samples`, with these commands and changes where they say; return what the log holds then."""
+        to_change = list(changes[len(self.changed) :])
         pending = [command for command in commands if command.id not in self.executed]
         num_batches = 0
         torch.set_rng_state(self._random)
         while True:
+            while to_change and to_change[0].samples_trained == self.num_samples:
+                self._change(to_change.pop(0))
             while pending and pending[0].samples_trained == self.num_samples:
                 self._execute(pending.pop(0))
             if self.num_samples >= num_samples:
@@ -61,6 +86,7 @@ class ReferenceRun:
             self.state.learn(batch, limit_ms=NOW_MS)
             num_batches += 1
         assert not pending
+        assert not to_change
         self._append_version()
         self._random = torch.get_rng_state()
         self.log.sync()

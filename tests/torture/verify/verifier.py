@@ -10,7 +10,7 @@ from tests.torture.clicks import NUM_USERS, click
 from tests.torture.cluster.config import WINDOW_SAMPLES
 from tests.torture.verify.expected_rows import ExpectedRows
 from tests.torture.verify.log_contents import LogContents, item_ids, read_log_contents
-from tests.torture.verify.reference_run import ReferenceRun
+from tests.torture.verify.reference_run import Change, ReferenceRun
 
 MAX_DIFFERENCES = 20
 
@@ -22,6 +22,7 @@ class LogVerifier:
         self.log, self.folder, self.seed = log, folder, seed
         self.durable_version = self.num_verified = self.num_compared = self.num_rows = 0
         self.submitted: dict[str, int] = {}  # command id -> number of its keys
+        self.changes: list[Change] = []  # of the settings, in order
         self._known = [ExpectedRows(seed)]
         self._items = {row_id: item for item, row_id in item_ids().items()}
         self._reference: ReferenceRun | None = None
@@ -60,7 +61,7 @@ class LogVerifier:
             self._reference = None
         if self._reference is None:
             self._reference = ReferenceRun(self.folder / "reference", self.seed)
-        other = self._reference.advance(contents.meta.samples_trained, contents.meta.executed_commands)
+        other = self._reference.advance(contents.meta.samples_trained, contents.meta.executed_commands, self.changes)
         differences = contents.differences(other)
         assert not differences, "\n".join(differences[:MAX_DIFFERENCES])
         self.num_compared += 1
@@ -84,6 +85,7 @@ class LogVerifier:
         before = [command for command in contents.meta.executed_commands if command.id in run.executed]
         return (
             run.num_samples <= contents.meta.samples_trained
+            and all(change.samples_trained >= run.num_samples for change in self.changes[len(run.changed) :])
             and {command.id: command.samples_trained for command in before} == run.executed
             and all(
                 command.samples_trained >= run.num_samples

@@ -89,6 +89,8 @@ class VersionMeta(msgspec.Struct, kw_only=True):
     exact_state: int = 0
     # the newest version known to be durable when this one was written; the writer had then looked for a higher epoch
     durable: int = 0
+    # of a base with which a changed schema begins: the version before it, and what was kept, begun and dropped
+    change: dict[str, Any] = {}
 
 
 class Tip(msgspec.Struct, frozen=True, order=True):

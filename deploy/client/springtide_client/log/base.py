@@ -39,10 +39,11 @@ class TableSpec(msgspec.Struct, kw_only=True):
 
 
 class ModelIdentity(msgspec.Struct, kw_only=True):
-    """The name and the options of the dense model."""
+    """The name and the options of the dense model, and the name of its optimizer."""
 
     name: str
     options: dict[str, Any] = {}
+    optimizer: str = ""
 
 
 class FileChecksum(msgspec.Struct):
@@ -56,7 +57,7 @@ class BaseManifest(msgspec.Struct, kw_only=True):
     """A base's manifest.json."""
 
     number: int
-    checksum: int  # of the record that the base equals; in a log's first base, which equals no record, its number
+    checksum: int  # of the record that the base equals; in one that equals no record, its number
     epoch: int
     created_ms: int
     schema: dict[str, Any]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header
-from springtide_client.log.listing import CurrentManifest, Listing, SegmentDirectory
+from springtide_client.log.listing import CurrentManifest, SegmentDirectory
 
 READ_BYTES = 64 << 20  # about the most that one read returns
 
@@ -58,7 +58,7 @@ class LogCursor:
         try:
             position = self._read(files, limit_bytes, records)
             if not records:
-                self._check_not_deleted(listing)
+                self._check_not_deleted(listing.valid_bases(manifest))
         except (GapError, CorruptRecordError) as broken:
             error = broken
         # 3. look again: a new trainer may have measured these files before our records were in them; then they are void
@@ -146,10 +146,11 @@ class LogCursor:
                     return file
         return files[0][0] if files else None
 
-    def _check_not_deleted(self, listing: Listing) -> None:
-        """Raise GapError if the records between the cursor and the newest base were deleted: no child will come."""
+    def _check_not_deleted(self, bases: list[int]) -> None:
+        """Raise GapError if no child will come: the records up to the newest base were deleted, or the base begins
+        another schema."""
         tip = self._position.tip
-        if tip is not None and listing.bases and listing.bases[-1] > tip.number:
+        if tip is not None and bases and bases[-1] > tip.number:
             raise GapError(f"the records after version {tip} were deleted: start again from the newest base")
 
     def _descriptor(self, file: str) -> int:

@@ -3,6 +3,7 @@
 app.version_log writes these files.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.format.records import Record, Tip
-from springtide_client.log.base import Base
+from springtide_client.log.base import Base, read_base_manifest
 from springtide_client.log.cursor import LogCursor
 from springtide_client.log.listing import CurrentManifest, Listing, LogManifest, base_name, claim_name, manifest_name
+from springtide_client.schema import Schema
 
 
 class LogDirectory:
@@ -60,8 +62,9 @@ class LogDirectory:
         return [(sealed.file, sealed.bytes) for sealed in manifest.sealed if sealed.file in present] + own
 
     def bases(self) -> list[Path]:
-        """Return the bases, oldest first."""
-        return [self.path / base_name(number) for number in self.scan().bases]
+        """Return the bases that belong to the log, oldest first."""
+        listing = self.scan()
+        return [self.path / base_name(number) for number in listing.valid_bases(self.manifest(listing))]
 
     def newest_base(self) -> Path | None:
         """Return the newest base. Retention may delete it before it is opened: see `open_base`."""
@@ -85,6 +88,13 @@ class LogDirectory:
                 error = error or corrupt
         if error:
             raise error
+        return None
+
+    def newest_schema(self) -> Schema | None:
+        """Return the schema of the newest base that can be read; None in a log without one."""
+        for path in reversed(self.bases()):
+            with contextlib.suppress(LogError, OSError):
+                return read_base_manifest(path).decode_schema()
         return None
 
     def follow(self, after: Tip | None) -> LogCursor:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from springtide_client.format.records import Tip
+from springtide_client.format.records import EPOCH_SHIFT, Tip
 from springtide_client.schema import Schema
 
 _CLAIM = re.compile(r"epoch-(\d{10})\.claim")
@@ -42,6 +42,11 @@ def base_number(base_path: Path) -> int:
     return int(base_path.name.removeprefix("base-"))
 
 
+def begins_epoch(number: int) -> bool:
+    """Return True for a version with which an epoch begins: a base that equals no record."""
+    return number % (1 << EPOCH_SHIFT) == 0
+
+
 class SealedSegment(msgspec.Struct, frozen=True):
     """A segment of an older epoch, and how many of its bytes are valid."""
 
@@ -58,6 +63,7 @@ class LogManifest(msgspec.Struct, kw_only=True):
     tip: Tip | None  # the last version of the older epochs
     schema: dict[str, Any]
     fingerprint: str  # of the schema
+    begins: list[int] = []  # the bases of older epochs that equal no record: of a new log, or of a changed schema
 
     def decode_schema(self) -> Schema:
         """Return the schema that the epoch writes with."""
@@ -100,6 +106,13 @@ class Listing(NamedTuple):
                 manifests.append(int(match[1]))
         # a manifest implies a claim: an epoch whose claim file was deleted must not be claimed a second time
         return Listing(max(*claims, *manifests), max(manifests), bases, segments)
+
+    def valid_bases(self, manifest: LogManifest | None) -> list[int]:
+        """Return the bases that belong to the log: not those with which a replaced trainer meant to begin."""
+        if manifest is None:
+            return self.bases
+        known = {manifest.epoch << EPOCH_SHIFT, *manifest.begins}
+        return [number for number in self.bases if not begins_epoch(number) or number in known]
 
     @property
     def is_settled(self) -> bool:

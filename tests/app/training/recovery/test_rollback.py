@@ -116,7 +116,7 @@ def test_an_id_forgotten_while_old_records_are_read_again_is_filtered_from_them(
     # the same where no trainer runs
     submit_command(path, "rollback", {"version": goal})
     submit_command(path, "forget", {"keys": [{"feature": "user_id", "id": 7}]})
-    assert execute_pending(env.config.log, env.config.schema, window_samples=100) == 2
+    assert execute_pending(env.config.log, window_samples=100) == 2
     assert Trainer(env.config, until_end=True).run().samples_trained == 444
     assert env.counts() == expected_counts(444) | {6: None, 7: None}
     env.produce(37)

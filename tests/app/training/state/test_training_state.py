@@ -228,22 +228,6 @@ def test_followers_predict_what_the_trainer_predicts(tmp_path):
     end(state, log)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ('[model]\nname = "deepfm"\n', r"\[model\] name .*'dlrm', now 'deepfm'"),
-        ("[model]\noptions = { wide = false }\n", r"\[model\] options"),
-    ],
-)
-def test_a_log_is_not_continued_under_other_settings(tmp_path, change, says):
-    config = make_config(tmp_path)
-    log = LogWriter.open(config.log, schema=SCHEMA)
-    end(load_state(config, log), log)
-    other = make_config(tmp_path, more=change)
-    with LogWriter.open(other.log, schema=SCHEMA) as log, pytest.raises(UserError, match=says):
-        load_state(other, log)
-
-
 def test_a_table_without_room_is_a_usage_error(tmp_path):
     config = make_config(tmp_path, "1KiB")
     with LogWriter.open(config.log, schema=SCHEMA) as log, pytest.raises(UserError, match=r"\[table\] device_bytes"):

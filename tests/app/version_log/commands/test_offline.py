@@ -17,7 +17,7 @@ def forget(log, *users: int) -> str:
 
 
 def execute(log) -> int:
-    return execute_pending(config(log.path), SCHEMA, window_samples=100)
+    return execute_pending(config(log.path), window_samples=100)
 
 
 def test_forget_appends_a_version_and_its_command_file_is_deleted(log):

@@ -8,7 +8,7 @@ from springtide_client.schema import Schema
 
 from app.version_log.errors import FencedError, LogBusyError
 from app.version_log.write.writer import LogWriter
-from tests.support.writer_log import config, put
+from tests.support.writer_log import SCHEMA, config, put
 
 
 def test_taking_over_fences_the_other_trainer(log) -> None:
@@ -58,11 +58,14 @@ def test_what_a_fenced_trainer_writes_is_never_read_and_never_durable(log) -> No
     follower.close()
 
 
-def test_another_schema_is_refused(log) -> None:
+def test_a_schema_that_is_not_numbered_as_the_next_of_the_log_is_refused(log) -> None:
     with log.writer() as writer:
         put(writer, 1)
-    with pytest.raises(LogError, match="another \\[schema\\]"):
-        LogWriter.open(config(log.path), schema=Schema(labels=("order",), dense=("age",)))
+    item_first = Schema(labels=("click",), categorical=("item_id", "user_id"))
+    with pytest.raises(LogError, match="has changed since this configuration was read: start again"):
+        LogWriter.open(config(log.path), schema=item_first)
+    with LogWriter.open(config(log.path), schema=item_first.continuing(SCHEMA)) as writer:
+        assert writer.epoch == 2
 
 
 def test_an_epoch_with_a_manifest_but_no_claim_is_not_reused(log) -> None:

@@ -1,0 +1,103 @@
+"""Begins an epoch with a base: the newest version of the log, carried over to another design."""
+
+from pathlib import Path
+
+import numpy as np
+from springtide_client.format.records import NO_STATE
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import Base
+from springtide_client.rows.row_layer import RowLayer, empty_layer
+
+from app.version_log.change.carry import Carry, same_numbers
+from app.version_log.change.plan import Design, Plan
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.merge import MAX_REPLAYED_BYTES, merged_blocks, write_merged_base
+from app.version_log.failpoints import failpoint
+from app.version_log.read.exact_state import exact_net, find_state
+from app.version_log.read.replay_state import ReplayState
+from app.version_log.read.resume import Resume
+from app.version_log.write.writer import LogWriter
+
+
+def begin_changed(
+    log: LogWriter,
+    resume: Resume,
+    plan: Plan,
+    old: Design,
+    new: Design,
+    *,
+    initial: Arrays,
+    program: bytes | None,
+    window_samples: int,
+    max_replayed_bytes: int = MAX_REPLAYED_BYTES,
+) -> Resume:
+    """1. Read the log to its sealed end. 2. Write that version, as the plan says, as this epoch's first base.
+
+    `initial` are the `dense.*` and `state.*` of a new net; `program` is its exported form, None if the old one serves.
+    Rows are carried block by block. FencedError if another trainer has started: then nobody reads the base.
+    """
+    state = replay(resume, log, window_samples=window_samples, max_replayed_bytes=max_replayed_bytes)
+    carry = Carry(old, new, plan, same_numbers(old.schema, new.schema))
+    base, changes, cutoffs = state.base, state.changed_rows(), state.meta.expiry_cutoffs
+    num_rows, dead = 0, [empty_layer(0)]
+    for block, dropped in merged_blocks(base.rows.keys_only(), changes.keys_only(), cutoffs):
+        num_rows += len(carry.rows(block))
+        if len(dropped):
+            dead.append(dropped)
+    known_strings = [] if base.id_strings is None else [base.id_strings]
+    meta = carry.meta(state.meta)
+    meta.change = {"from": state.tip.number, **plan.document()}
+    image = BaseImage(
+        tip=log.first_base_tip,
+        schema=new.schema,
+        table=new.table,
+        model=new.model,
+        meta=meta,
+        dense=carry.arrays(exact_net(state.arrays, state_file_of(state, log)), initial, window_samples=window_samples),
+        sketch=state.sketch,
+        num_rows=num_rows,
+        blocks=(carry.rows(block) for block, _ in merged_blocks(base.layer, changes, cutoffs)),
+        id_strings=carry.id_strings(*state.id_strings, *known_strings, dead=_joined(dead)),
+        program=base.model_path if program is None else program,
+    )
+    failpoint("before a changed schema begins")
+    write_base(log.config.path, image)
+    log.start_after(image.tip)
+    failpoint("after a changed schema begins")
+    begun = Resume.of(log.directory, image.tip)
+    assert begun is not None
+    return begun
+
+
+def replay(resume: Resume, log: LogWriter, *, window_samples: int, max_replayed_bytes: int) -> ReplayState:
+    """Return the end of the log. Beyond `max_replayed_bytes` of records an intermediate base bounds the memory.
+
+    That is allowed to the epoch that has sealed the log: all its records are durable.
+    """
+    state = ReplayState(resume.base, window_samples=window_samples)
+    for record in resume.records():
+        state.apply(record)
+        if state.num_bytes >= max_replayed_bytes and is_exact(state, log):
+            file = state_file_of(state, log)
+            base = Base.open(write_merged_base(log.config.path, state.base, state, state_file=file))
+            state = ReplayState(base, window_samples=window_samples)
+    return state
+
+
+def is_exact(state: ReplayState, log: LogWriter) -> bool:
+    """Return True if the exact state of the net is there at this version."""
+    if state.meta.exact_state == NO_STATE:
+        return False
+    return state.state_tip is None or state_file_of(state, log) is not None
+
+
+def state_file_of(state: ReplayState, log: LogWriter) -> Path | None:
+    """Return the file with the exact state of the net, if the log does not hold it."""
+    return None if state.state_tip is None else find_state(log.directory.path, state.state_tip)
+
+
+def _joined(layers: list[RowLayer]) -> RowLayer:
+    """Return the keys of layers in key order, which follow each other."""
+    columns = {name: np.concatenate([getattr(layer, name) for layer in layers]) for name in ("mixed", "feature", "id")}
+    zeros = np.zeros(len(columns["id"]), np.int64)
+    return RowLayer(**columns, value=np.empty((len(zeros), 0), np.float32), count=zeros, last_seen=zeros)

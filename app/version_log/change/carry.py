@@ -1,0 +1,164 @@
+"""Carries a version over to another design, as a plan says: rows, arrays, id strings, meta."""
+
+# n rows, L labels, W samples of the window
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from springtide_client.format.records import VersionMeta
+from springtide_client.format.tensors import Arrays
+from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
+from springtide_client.rows.initial_values import initial_values
+from springtide_client.rows.row_layer import RowLayer, empty_layer, key_order
+from springtide_client.schema import Schema
+
+from app.scores.progressive import ProgressiveScores
+from app.version_log.change.plan import DENSE, Design, Plan
+from app.version_log.read.id_dictionary import merge_id_strings, take_strings
+from app.version_log.trainer_meta import ErasureMeta, TrainerMeta
+
+OPTIMIZER, SCORES = "state.optimizer.", "state.scores."
+
+
+def same_numbers(old: Schema, new: Schema) -> dict[int, int]:
+    """Return the feature numbers that both schemas have: where `new` continues `old`, they mean the same rows."""
+    return {number: number for number in old.owner_names().keys() & new.owner_names().keys()}
+
+
+def numbers_by_name(old: Schema, new: Schema) -> dict[int, int]:
+    """Return, by old number, the number of the same feature's rows now, also of a feature that was away meanwhile."""
+    continued = new.continuing(old).owner_names()
+    return {number: new.number(continued[number]) for number in old.owner_names() if number in continued}
+
+
+@dataclass(frozen=True)
+class Carry:
+    """From one design to another. `numbers`: the feature number of what is kept, by its old number."""
+
+    old: Design
+    new: Design
+    plan: Plan
+    numbers: Mapping[int, int]
+
+    def rows(self, layer: RowLayer) -> RowLayer:
+        """Return the rows of the features that stay, sorted. Rows without vectors stay without them."""
+        numbers_65536 = self._number_table()
+        layer = layer.take(np.flatnonzero(numbers_65536[layer.feature] >= 0))
+        if any(old != new for old, new in self.numbers.items()):
+            feature = numbers_65536[layer.feature].astype(np.uint16)
+            mixed = mix_keys(feature, layer.id)
+            layer = replace(layer, mixed=mixed, feature=feature).take(key_order(mixed, feature))
+        if layer.value.shape[1] == 0 and self.old.table.dim:
+            return layer  # keys only
+        table = self.new.table
+        if not self.plan.keeps_values:
+            layer = replace(
+                layer,
+                value=initial_values(
+                    layer.feature,
+                    layer.id,
+                    dim=table.dim,
+                    seed=table.seed,
+                    scale=table.init_scale,
+                    dtype=table.dtype,
+                ),
+            )
+        if not self.plan.keeps_states:
+            layer = replace(layer, state=np.zeros((len(layer), table.state_width), np.float32))
+        return layer
+
+    def arrays(self, arrays: Arrays, otherwise: Arrays, *, window_samples: int) -> Arrays:
+        """Return `dense.*` and `state.*`: those of a version that go on, and `otherwise` the others."""
+        carried = {name: array for name, array in otherwise.items() if not self._goes_on(name)}
+        carried |= {name: array for name, array in arrays.items() if self._goes_on(name)}
+        return carried | self._scores(arrays, window_samples)
+
+    def _goes_on(self, name: str) -> bool:
+        """Return True if an array, by its full name, is taken from the old design, or not at all."""
+        if name.startswith(DENSE):
+            return name.removeprefix(DENSE) in self.plan.dense
+        if name.startswith(OPTIMIZER):
+            return self.plan.keeps_optimizer and name.removeprefix(OPTIMIZER).rpartition(".")[0] in self.plan.dense
+        return True
+
+    def id_strings(self, *parts: Arrays, dead: RowLayer) -> Arrays | None:
+        """Return the strings of the ids of features that stay, without those of dead rows."""
+        merged = merge_id_strings(parts, dead)
+        if merged is None:
+            return None
+        numbers_n = self._number_table()[merged["feature"]]
+        kept = take_strings(merged, np.flatnonzero(numbers_n >= 0))
+        kept["feature"] = numbers_n[numbers_n >= 0].astype(np.uint16)
+        return merge_id_strings([kept], empty_layer(0))  # sorted by the new numbers
+
+    def meta(self, meta: VersionMeta) -> VersionMeta:
+        """Return what a version says, for the new design: where it stands in the stream, and what stays of the rest."""
+        trainer = TrainerMeta.of(meta)
+        trainer = msgspec.structs.replace(trainer, seeks={}, erasures=self.erasures(trainer.erasures))
+        return msgspec.structs.replace(
+            meta,
+            created_ms=0,
+            expiry_cutoffs=self._by_number(meta.expiry_cutoffs),
+            admission=self._by_number(meta.admission),
+            fingerprint=self.new.schema.fingerprint(),
+            scores=_scores_document(meta.scores, self.old.schema, self.new.schema),
+            record_ms=[],
+            trainer=trainer.to_json(),
+            restores=0,
+            exact_state=0,
+        )
+
+    def erasures(self, erasures: list[ErasureMeta]) -> list[ErasureMeta]:
+        """Return the erased keys of the features that stay."""
+        kept = []
+        for erasure in erasures:
+            keys = [(self.numbers[number], row_id) for number, row_id in erasure.keys if number in self.numbers]
+            if keys:
+                kept.append(msgspec.structs.replace(erasure, keys=keys))
+        return kept
+
+    def _number_table(self) -> npt.NDArray[np.int64]:
+        """Return by old number, also of shared rows, the new one; -1 where the rows do not stay."""
+        table_65536 = np.full(1 << 16, -1, np.int64)
+        for old, new in self.numbers.items():
+            table_65536[old], table_65536[old + SHARED_ROW_OFFSET] = new, new + SHARED_ROW_OFFSET
+        return table_65536
+
+    def _by_number(self, values: Mapping[str, int]) -> dict[str, int]:
+        known = {int(number): value for number, value in values.items()}
+        return {str(self.numbers[number]): value for number, value in known.items() if number in self.numbers}
+
+    def _scores(self, arrays: Arrays, window_samples: int) -> Arrays:
+        """Return the scores of the labels that stay; other labels have no sample yet."""
+        old, new = self.old.schema.labels, self.new.schema.labels
+        state = {name.removeprefix(SCORES): array for name, array in arrays.items() if name.startswith(SCORES)}
+        fresh = ProgressiveScores(new, window_samples).state()
+        if not state:
+            return {f"{SCORES}{name}": array for name, array in fresh.items()}
+        num_samples = len(state["window.weights"])
+        fresh["window.logits"] = np.zeros((num_samples, len(new)), np.float32)
+        fresh["window.labels"] = np.full((num_samples, len(new)), np.nan, np.float32)  # masked
+        fresh["window.weights"] = state["window.weights"]
+        for place, label in enumerate(new):
+            if label not in old:
+                continue
+            before = old.index(label)
+            fresh["sums"][place] = state["sums"][before]
+            for name in ("window.logits", "window.labels"):
+                fresh[name][:, place] = state[name][:, before]
+            for name in ("bins", "positive", "negative"):
+                fresh[f"histogram.{place}.{name}"] = state[f"histogram.{before}.{name}"]
+        return {f"{SCORES}{name}": array for name, array in fresh.items()}
+
+
+def _scores_document(document: dict[str, object], old: Schema, new: Schema) -> dict[str, object]:
+    """Return the figures of the first label that stays; the next version has those of all."""
+    if old.labels == new.labels:
+        return document
+    tasks = document.get("tasks", {old.labels[0]: document})
+    assert isinstance(tasks, dict)
+    kept = {label: tasks[label] for label in new.labels if label in tasks}
+    first = kept.get(new.labels[0], {})
+    return {**first, "tasks": kept} if len(new.labels) > 1 else dict(first)

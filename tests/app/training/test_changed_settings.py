@@ -1,0 +1,297 @@
+"""Each line of the table in deploy/docs/changing-settings.md, on a log that a trainer has written."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.initial_values import initial_values
+
+from app.config.load import Config, load_config
+from app.models.interface import ModelSpec
+from app.models.registry import build_model
+from app.training.bootstrap import load_state
+from app.version_log.write.writer import LogWriter
+from tests.app.training.random_clicks import make_batch
+from tests.torture.verify.log_contents import LogContents, read_log_contents
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "deploy" / "docs" / "changing-settings.md").read_text()
+WINDOW = 100
+CONFIG = """
+name = "test"
+[schema]
+labels = ["click"]
+timestamp = "ts"
+weight = "w"
+categorical = ["user_id", "item_id"]
+multi_value = ["genres"]
+sequence = ["last_items"]
+dense = ["age", "price"]
+share = { last_items = "item_id" }
+[features.genres]
+max_length = 40
+[table]
+dim = 4
+device_bytes = "8MiB"
+disk_path = "spill"
+admission = { min_count = 2, sketch_bytes = "64KiB" }
+[model]
+name = "logistic"
+[train]
+batch_size = 32
+window_samples = 100
+[log]
+path = "log"
+"""
+EDITS = {
+    ("[schema] categorical", "one added"): ('["user_id", "item_id"]', '["user_id", "item_id", "new"]'),
+    ("[schema] categorical", "one removed"): ('["user_id", "item_id"]', '["item_id"]'),
+    ("[schema] categorical", "two swapped"): ('["user_id", "item_id"]', '["item_id", "user_id"]'),
+    ("[schema] categorical", "now a list"): (
+        'categorical = ["user_id", "item_id"]\nmulti_value = ["genres"]',
+        'categorical = ["item_id"]\nmulti_value = ["genres", "user_id"]',
+    ),
+    ("[schema] multi_value", "one added"): ('["genres"]', '["genres", "new"]'),
+    ("[schema] multi_value", "one removed"): (
+        'multi_value = ["genres"]',
+        "",
+        "[features.genres]\nmax_length = 40\n",
+        "",
+    ),
+    ("[schema] sequence", "one added"): ('["last_items"]', '["last_items", "new"]'),
+    ("[schema] sequence", "one removed"): (
+        'sequence = ["last_items"]',
+        "",
+        'share = { last_items = "item_id" }',
+        "",
+    ),
+    ("[schema] dense", "one added"): ('["age", "price"]', '["age", "price", "new"]'),
+    ("[schema] dense", "one removed"): ('["age", "price"]', '["age"]'),
+    ("[schema] labels", "one added"): ('["click"]', '["click", "new"]'),
+    ("[schema] labels", "one replaced"): ('["click"]', '["new"]'),
+    ("[schema] share", "no longer shared"): ('share = { last_items = "item_id" }', ""),
+    ("[schema] share", "now shared"): ('last_items = "item_id" }', 'last_items = "item_id", genres = "item_id" }'),
+    ("[schema] timestamp", "another field"): ('"ts"', '"time"'),
+    ("[schema] weight", "another field"): ('weight = "w"', ""),
+    ("[features.*] max_length", "another value"): ("max_length = 40", "max_length = 30"),
+    ("[features.*] pooling", "another value"): ("max_length = 40", 'max_length = 40\npooling = "sum"'),
+    ("[features.*] ttl_seconds", "another value"): ("max_length = 40", "max_length = 40\nttl_seconds = 1e9"),
+    ("[features.*] quota_bytes", "another value"): ("max_length = 40", 'max_length = 40\nquota_bytes = "1MiB"'),
+    ("[features.*] admission", "another value"): ("max_length = 40", "max_length = 40\nadmission = { min_count = 3 }"),
+    ("[table] dim", "another value"): ("dim = 4", "dim = 6"),
+    ("[table] optimizer", "another name"): ("dim = 4", 'dim = 4\noptimizer = { name = "adam" }'),
+    ("[table] optimizer", "another lr"): ("dim = 4", "dim = 4\noptimizer = { lr = 0.1 }"),
+    ("[table] dtype", "another value"): ("dim = 4", 'dim = 4\ndtype = "bfloat16"'),
+    ("[table] init_scale", "another value"): ("dim = 4", "dim = 4\ninit_scale = 0.5"),
+    ("[train] seed", "another value"): ("[train]", "[train]\nseed = 3"),
+    ("[train] optimizer", "another name"): ("[train]", '[train]\noptimizer = { name = "sgd", lr = 0.01 }'),
+    ("[train] optimizer", "another lr"): ("[train]", "[train]\noptimizer = { lr = 0.01 }"),
+    ("[model] name", "another net"): ('name = "logistic"', 'name = "dlrm"'),
+    ("[model] options", "other values"): ('name = "dlrm"', 'name = "dlrm"\noptions = { top = [32] }'),
+}
+FROM_DLRM = [("[model] options", "other values")]
+
+
+def table_lines() -> dict[tuple[str, str], tuple[list[str], ...]]:
+    """Return what each line of the page's table keeps, begins and drops."""
+    found = {}
+    for line in re.findall(r"^\| `(.+?)` \| (.+?) \|(.*?)\|(.*?)\|(.*?)\|$", PAGE, re.MULTILINE):
+        found[line[0], line[1]] = tuple([text.strip() for text in cell.split(",") if text.strip()] for cell in line[2:])
+    return found
+
+
+LINES = table_lines()
+
+
+def learn(config: Config) -> None:
+    """Start a trainer's state, learn a little of what the schema takes, and end."""
+    with LogWriter.open(config.log, schema=config.schema) as log:
+        state = load_state(config, log)
+        for number in range(4):
+            state.learn(make_batch(number, schema=config.schema))
+            log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
+        log.sync()
+        state.learner.table.close()
+
+
+def contents(config: Config) -> LogContents:
+    return read_log_contents(config.log.path, window_samples=WINDOW)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """Return the folder of a log with this net, made once."""
+    made: dict[str, Path] = {}
+
+    def make(net: str) -> Path:
+        if net not in made:
+            made[net] = folder = tmp_path_factory.mktemp(net)
+            path = folder / "springtide.toml"
+            path.write_text(CONFIG.replace("logistic", net))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(folder)
+                learn(load_config(path))
+        return made[net]
+
+    return make
+
+
+def test_the_page_has_a_line_for_each_case_here() -> None:
+    assert sorted(LINES) == sorted(EDITS)
+
+
+@pytest.mark.parametrize("case", EDITS, ids=lambda case: f"{case[0]}, {case[1]}")
+def test_a_change_keeps_begins_and_drops_what_the_page_says(case, learned, tmp_path, monkeypatch) -> None:
+    net = "dlrm" if case in FROM_DLRM else "logistic"
+    shutil.copytree(learned(net), tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "springtide.toml"
+    before, then = load_config(path), contents(load_config(path))
+    text, edits = path.read_text(), EDITS[case]
+    for old, new in zip(edits[::2], edits[1::2], strict=True):
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    config = load_config(path)
+    with LogWriter.open(config.log, schema=config.schema) as log:
+        state = load_state(config, log)
+        epoch, samples = log.epoch, state.samples_trained
+        state.learner.table.close()
+    now, kept = contents(config), LINES[case][0]
+    assert samples == then.meta.samples_trained == now.meta.samples_trained
+    assert now.meta.positions == then.meta.positions
+    assert now.meta.event_clock_ms == then.meta.event_clock_ms
+    assert (now.sketch, now.meta.sketch_age) == (then.sketch, then.meta.sketch_age)
+    if kept == ["everything"]:
+        assert now.tip == then.tip
+        assert now.rows == then.rows
+        return
+    assert now.tip.number == epoch << 32
+    assert now.meta.change["from"] == then.tip.number
+    check = Check(before, config, then, now)
+    for group, things in zip(("keeps", "begins", "drops"), LINES[case], strict=True):
+        for thing in things:
+            getattr(check, f"{group}_{thing.replace(' ', '_')}")()
+    check.everything_is_said(LINES[case])
+    directory = LogDirectory(config.log.path)
+    assert directory.newest_schema() == config.schema
+    with LogWriter.open(config.log, schema=config.schema) as log:  # the next start has nothing to change
+        load_state(config, log).learner.table.close()
+    assert contents(config).tip == now.tip
+
+
+class Check:
+    """A method for each phrase of the table."""
+
+    def __init__(self, before: Config, after: Config, then: LogContents, now: LogContents) -> None:
+        self.before, self.after, self.then, self.now = before, after, then, now
+        old, new = before.schema.owner_names(), after.schema.owner_names()
+        self.common = old.keys() & new.keys()
+        self.added, self.removed = new.keys() - old.keys(), old.keys() - new.keys()
+        self.old_rows = {key: row for key, row in then.rows.items() if key[0] % 32768 in self.common}
+        self.fresh = {
+            f"dense.{name}": value.numpy()
+            for name, value in build_model(
+                after.model, ModelSpec.of(after.schema, after.table.dim), seed=after.train.seed
+            )
+            .state_dict()
+            .items()
+        }
+        self.fitting = {
+            name for name, array in self.fresh.items() if name in then.arrays and then.arrays[name].shape == array.shape
+        }
+
+    def everything_is_said(self, line: tuple[list[str], ...]) -> None:
+        """Nothing is dropped, begun or kept that the line leaves out."""
+        assert self.now.rows.keys() == self.old_rows.keys()
+        assert bool(self.removed) == ("rows of the removed one" in line[2])
+        assert bool(self.added) == ("rows of the new one" in line[1])
+        assert self.fresh.keys() == {name for name in self.now.arrays if name.startswith("dense.")}
+        expected = {"net", "parameters", "fitting parameters"} if "net" not in line[1] else {"net"}
+        assert expected & {*line[0], *line[1]}
+
+    def keeps_rows(self) -> None:
+        assert len(self.old_rows) > 5
+        assert self.now.rows == self.old_rows
+
+    def keeps_vectors(self) -> None:
+        now = {key: row[0] for key, row in self.now.rows.items()}
+        assert now == {key: row[0] for key, row in self.old_rows.items()}
+
+    def keeps_counts(self) -> None:
+        assert {key: row[2:] for key, row in self.now.rows.items()} == {
+            key: row[2:] for key, row in self.old_rows.items()
+        }
+
+    def begins_vectors(self) -> None:
+        table = self.after.table
+        for (feature, row_id), row in self.now.rows.items():
+            first = initial_values(
+                np.array([feature], np.uint16),
+                np.array([row_id]),
+                dim=table.dim,
+                seed=self.after.train.seed,
+                scale=table.init_scale,
+            )
+            assert row[0] == first.tobytes()
+
+    def begins_states(self) -> None:
+        assert not any(any(row[1]) for row in self.now.rows.values())
+
+    def begins_rows_of_the_new_one(self) -> None:
+        (number,) = self.added
+        assert number >= self.before.schema.unused_number
+        assert not any(key[0] == number for key in self.now.rows)
+
+    def drops_rows_of_the_removed_one(self) -> None:
+        (number,) = self.removed
+        assert any(key[0] == number for key in self.then.rows)
+        assert number not in self.after.schema.owner_names()
+        assert not any(key[0] % 32768 == number for key in self.now.rows)
+
+    def keeps_net(self) -> None:
+        assert self.fitting == self.fresh.keys()
+        self.keeps_fitting_parameters()
+
+    def keeps_parameters(self) -> None:
+        for name in self.fitting:
+            assert self.now.arrays[name].tobytes() == self.then.arrays[name].tobytes(), name
+
+    def keeps_fitting_parameters(self) -> None:
+        self.keeps_parameters()
+        state = {name for name in self.then.arrays if name.startswith("state.optimizer.")}
+        kept = {name for name in state if f"dense.{name[16:].rpartition('.')[0]}" in self.fitting}
+        assert {name for name in self.now.arrays if name.startswith("state.optimizer.")} == kept
+        for name in kept:
+            assert self.now.arrays[name].tobytes() == self.then.arrays[name].tobytes(), name
+
+    def begins_other_parameters(self) -> None:
+        for name in self.fresh.keys() - self.fitting:
+            assert self.now.arrays[name].tobytes() == self.fresh[name].tobytes(), name
+
+    def begins_net(self) -> None:
+        for name, array in self.fresh.items():
+            assert self.now.arrays[name].tobytes() == array.tobytes(), name
+        self.begins_dense_state()
+
+    def begins_dense_state(self) -> None:
+        assert any(name.startswith("state.optimizer.") for name in self.then.arrays)
+        assert not any(name.startswith("state.optimizer.") for name in self.now.arrays)
+
+    def keeps_scores(self) -> None:
+        assert self.now.meta.scores
+        for name in ("sums", "histogram.0.bins", "window.logits"):
+            then, now = self.then.arrays[f"state.scores.{name}"], self.now.arrays[f"state.scores.{name}"]
+            assert then.tobytes() == (now[:1] if name == "sums" else now[..., :1] if now.ndim == 2 else now).tobytes()
+
+    def begins_scores_of_the_new_one(self) -> None:
+        place = self.after.schema.labels.index("new")
+        assert not self.now.arrays["state.scores.sums"][place].any()
+        assert np.isnan(self.now.arrays["state.scores.window.labels"][:, place]).all()
+
+    def drops_scores_of_the_removed_one(self) -> None:
+        assert "click" not in self.after.schema.labels
+        assert "click" not in str(self.now.meta.scores)
