@@ -87,7 +87,7 @@ class Publisher:
         idle = session.batches.idle_partitions(state.stream.positions, state.stream.clock)
         state.stream.clock.mark_idle(idle, limit_ms=session.max_event_ms())
         failpoint("before a checkpoint")
-        carried, net = session.net.take(exact=exact or session.commands.has_unpublished)
+        carried, net = session.net.take(exact=exact or session.must_be_exact or session.commands.has_unpublished)
         complete_until_ms = session.complete_until_ms()
         meta, arrays = state.checkpoint(created_ms=wall_ms(), complete_until_ms=complete_until_ms, net=carried)
         failpoint("after a checkpoint")

@@ -89,9 +89,15 @@ class TrainingSession:
         self.batches.start(after=before)
 
     @property
+    def must_be_exact(self) -> bool:
+        """True if only a version with the exact state of the net lets the compactor make room for more."""
+        log = self.log
+        return not log.ends_exact and log.is_state_writer_idle and log.is_full
+
+    @property
     def must_publish(self) -> bool:
         """True if a version must not wait: it may grow too large, or the compactor needs it to make room."""
-        if self.state.must_expire or (self.log.is_full and self.log.must_tell_durable):
+        if self.state.must_expire or self.must_be_exact or (self.log.is_full and self.log.must_tell_durable):
             return True
         row_bytes = 4 * (self._config.table.dim + self.state.learner.table.layout.state_width) + ROW_OVERHEAD_BYTES
         return self.state.num_unpublished_keys * row_bytes > self.log.budget.max_version_bytes

@@ -153,12 +153,13 @@ class LogWriter:
     def _put(self, version: PendingRecord) -> None:
         self._queue.put(version)
         self._count += 1
-        self._ends_exact = version.meta.exact_state != NO_STATE
+        was_exact, self._ends_exact = self._ends_exact, version.meta.exact_state != NO_STATE
         if self._ends_exact:
             self._exact_state = version.meta.exact_state
         self.last_number = version.number
         self._appended_bytes += version.num_bytes
-        if version.meta.samples_trained != self._samples_trained:
+        # a base may be made of it, or its rows may be part of one
+        if version.meta.samples_trained != self._samples_trained or (self._ends_exact and not was_exact):
             self._samples_trained, self._learned_version = version.meta.samples_trained, version.number
         self._told_durable = version.meta.durable
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from springtide_client.log.directory import LogDirectory
 
 from app.training.trainer import Trainer
@@ -74,8 +75,11 @@ def test_new_ids_without_end_are_all_learned_within_disk_bytes(env: TrainerEnv) 
     assert folder_bytes(base.path) <= 3 * MIB * 5 / 16
 
 
-def test_ids_of_one_time_are_forgotten_in_the_order_in_which_they_came(env: TrainerEnv) -> None:
+@pytest.mark.parametrize("exact_bytes", [1 << 20, 1], ids=["small net", "large net"])
+def test_ids_of_one_time_are_forgotten_in_the_order_in_which_they_came(env: TrainerEnv, exact_bytes: int) -> None:
     limit(env, 6 * MIB)
+    env.path.write_text(env.path.read_text().replace("[log]", f"[log]\nexact_bytes = {exact_bytes}"))
+    env.configure("")
     produce_new_ids(env, 12_000, is_clock_moving=False)
     with compactor_and_disk(env) as most:
         assert Trainer(env.config, until_end=True).run().samples_trained == 12_000

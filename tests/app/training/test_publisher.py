@@ -33,6 +33,7 @@ def session(*, is_behind: bool = False) -> Any:
     return SimpleNamespace(
         state=state,
         must_publish=False,
+        must_be_exact=False,
         log=log,
         batches=SimpleNamespace(idle_partitions=lambda positions, clock: set(), is_behind=is_behind),
         max_event_ms=lambda: 0,
