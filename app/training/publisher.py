@@ -69,7 +69,9 @@ class Publisher:
             return True
         if self.seconds_until_due(session) > 0:
             return False
-        return session.state.changed or session.complete_until_ms() > session.state.stream.complete_until_ms
+        if session.state.changed or (not session.log.ends_exact and session.net.is_exact_due):
+            return True
+        return session.complete_until_ms() > session.state.stream.complete_until_ms
 
     def publish(self, session: TrainingSession, *, exact: bool = False) -> bool:
         """1. Ask the gate. 2. Deliver dead letters. 3. Take a checkpoint. 4. Append it. 5. Report durable offsets.

@@ -172,7 +172,8 @@ class Trainer:
 
     def publish_last(self) -> bool:
         """Publish what is left at the end; returns True if the trainer may end, even if that was not possible."""
-        if (not self.state.changed and self.log.ends_exact) or self.publisher.publish(self.session, exact=True):
+        is_published = not self.state.changed and self.log.ends_exact and self.session.net.is_shown
+        if is_published or self.publisher.publish(self.session, exact=True):
             return True
         if self.gate.held is not None:
             return self.signals.stopping

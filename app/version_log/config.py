@@ -31,7 +31,8 @@ class LogConfig(Settings, frozen=True, kw_only=True):
             ge=0,
             extra=SIZE,
             description="A dense net whose parameters and optimizer state take at most this much is carried by every "
-            "version, and a killed trainer loses nothing. The state of a larger net is written beside the log.",
+            "version, and a killed trainer loses nothing. The state of a larger net is copied, which takes as much "
+            "memory again, and written beside the log; a killed trainer goes back to the newest complete one.",
         ),
     ] = 4 << 20
     dense_seconds: Annotated[

@@ -36,7 +36,8 @@ class NetPublisher:
     ) -> None:
         self._config, self._learner, self._log, self._clock = config, learner, log, clock
         self._exact_step = learner.steps  # of the newest exact state
-        self._shown_step = learner.steps  # of the parameters that followers have
+        # of the parameters that followers have; those of an exact state beside the log they may not have yet
+        self._shown_step = learner.steps if log.exact_state == 0 else -1
         self._shown = NetBuffers(bfloat16=config.dense_dtype == "bfloat16")
         self._exact = NetBuffers()
         self._shown_until = 0  # the version whose arrays are in the buffers of `_shown`
@@ -47,16 +48,17 @@ class NetPublisher:
     def take(self, *, exact: bool) -> tuple[Arrays, NetState]:
         """Return what the next version carries of the net, and what becomes of its exact state.
 
-        `exact`: a trainer must be able to continue from this version. Waits for a state that is still being written.
+        `exact`: a trainer must be able to continue from this version, and followers get the net as it is now. Waits for
+        a state that is still being written.
         """
         learner = self._learner
         if self.num_state_bytes <= self._config.exact_bytes:
             return self._take_whole(), NetState()
         is_exact = learner.steps == self._exact_step
         state = None
-        if not is_exact and (exact or self._is_exact_due()):
+        if not is_exact and (exact or self.is_exact_due):
             state = self._capture()
-        arrays = self._take_parameters() if self._is_shown_due() else {}
+        arrays = self._take_parameters() if self._is_shown_due(at_once=exact) else {}
         num_bytes = sum(array.nbytes for array in arrays.values())
         return arrays, NetState(state, is_exact, num_bytes)
 
@@ -87,20 +89,27 @@ class NetPublisher:
         arrays |= with_prefix("state.optimizer.", NetBuffers().fill(learner.optimizer_tensors()))
         return arrays | {"state.random": torch.get_rng_state().numpy()}
 
-    def _is_exact_due(self) -> bool:
+    @property
+    def is_shown(self) -> bool:
+        """True if followers have the newest parameters."""
+        return self._shown_step == self._learner.steps
+
+    @property
+    def is_exact_due(self) -> bool:
+        """True if the next version should have an exact state, and the one before is written."""
         threads = torch.get_num_threads()
         write = self._log.state_cpu_seconds or self.num_state_bytes * WRITE_SECONDS_PER_BYTE
         seconds = self._paced(self._exact_copy + write / threads)
         is_time = self._clock() - self._exact_at >= max(self._config.durable_seconds, seconds)
         return is_time and self._log.is_state_writer_idle
 
-    def _is_shown_due(self) -> bool:
+    def _is_shown_due(self, *, at_once: bool) -> bool:
         """Return True if followers should get the parameters now: they have moved enough, or it is time."""
-        learner, elapsed, published = self._learner, self._clock() - self._shown_at, self._log.published
-        if learner.steps == self._shown_step or elapsed < self._paced(self._shown_cost):
-            return False
-        if published is None or self._shown_until > published.number:
-            return False  # the parameters of the last time are still being written
+        elapsed, published = self._clock() - self._shown_at, self._log.published
+        if self.is_shown or published is None or self._shown_until > published.number:
+            return False  # or the parameters of the last time are still being written
+        if at_once or elapsed < self._paced(self._shown_cost):
+            return at_once
         return elapsed >= self._config.dense_seconds or self._moved() >= self._config.dense_change
 
     def _paced(self, cost_seconds: float) -> float:

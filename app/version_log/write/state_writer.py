@@ -51,9 +51,14 @@ class PendingState:
 class StateWriter:
     """Writes one state at a time in a thread of its own, which starts with the first."""
 
-    def __init__(self, log_path: Path, on_written: Callable[[int], None]) -> None:
-        """`on_written` is called with the version's number once its state survives a power loss."""
-        self._log_path, self._on_written = log_path, on_written
+    def __init__(
+        self, log_path: Path, *, on_written: Callable[[int], None], has_log_failed: Callable[[], bool]
+    ) -> None:
+        """`on_written` is called with the version's number once its state survives a power loss.
+
+        `has_log_failed`: whether versions are not written any more, so that none gets a checksum.
+        """
+        self._log_path, self._on_written, self._has_log_failed = log_path, on_written, has_log_failed
         self._state: PendingState | None = None
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -127,7 +132,7 @@ class StateWriter:
         assert state.version is not None
         number = state.version.number
         draft = self._log_path / f".tmp-{state_name(number)}-{os.getpid()}"
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and not self._has_log_failed():
             try:
                 if self._write(state, draft):
                     self._on_written(number)
@@ -156,7 +161,7 @@ class StateWriter:
         finally:
             writer.close()
         while not state.version.encoded.wait(0.1):
-            if self._stopping.is_set():
+            if self._stopping.is_set() or self._has_log_failed():
                 return False
         tip = state.version.tip
         assert tip is not None

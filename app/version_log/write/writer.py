@@ -44,9 +44,9 @@ class NetState:
 class LogWriter:
     """Writes one epoch of a log. One thread appends; any thread may call the rest.
 
-    A version is *published* once it is in its file: it survives a kill, and readers see it. It is *durable* once it is
-    fsynced and no higher epoch was claimed after that: bases, command statuses and offsets reported to Kafka rely on
-    durable versions only.
+    A version is *published* once it is in its file, and readers see it. It is *exact* if the net's exact state is there
+    too, and *durable* once it is exact, fsynced, and no higher epoch was claimed after that: a restart never goes back
+    behind it, and bases, command statuses and offsets reported to Kafka rely on durable versions only.
     """
 
     def __init__(self, config: LogConfig, epoch: Epoch) -> None:
@@ -60,7 +60,11 @@ class LogWriter:
         self._count = 0
         self._exact_state = epoch.exact_state  # of the newest version that has one
         self._ends_exact = True
-        self._states = StateWriter(config.path, lambda number: self._queue.add_state(number))
+        self._states = StateWriter(
+            config.path,
+            on_written=lambda number: self._queue.add_state(number),
+            has_log_failed=lambda: self._queue.failure is not None,
+        )
         self.budget = DiskBudget(config.log_bytes)
         self._free_bytes = config.log_bytes  # when it was measured
         self._appended_bytes = self._appended_when_measured = 0
@@ -184,12 +188,18 @@ class LogWriter:
         return self._ends_exact
 
     @property
+    def exact_state(self) -> int:
+        """Where the newest exact state of the net is, as in a version's meta."""
+        return self._exact_state
+
+    @property
     def is_state_writer_idle(self) -> bool:
         """True if no exact state is being written."""
         return self._states.is_idle
 
     def wait_for_state(self) -> None:
-        """Return once no exact state is being written. LogError if it cannot be written."""
+        """Return once no exact state is being written; raises like `append`."""
+        self._queue.raise_failure()
         self._states.wait()
 
     @property

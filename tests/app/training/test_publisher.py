@@ -25,7 +25,11 @@ def session(*, is_behind: bool = False) -> Any:
         learner=None, scores=None, samples_trained=1, changed=True, stream=stream, checkpoint=lambda **times: (None, {})
     )
     log = SimpleNamespace(
-        is_stalled=False, durable=None, is_state_writer_idle=True, append_owned=lambda meta, arrays, net: 1
+        is_stalled=False,
+        durable=None,
+        is_state_writer_idle=True,
+        ends_exact=True,
+        append_owned=lambda meta, arrays, net: 1,
     )
     on_published = SimpleNamespace(
         on_published=lambda *of: None, on_checkpoint=lambda version: None, has_pending=True, has_unpublished=False

@@ -287,3 +287,17 @@ def test_a_follower_of_dropped_versions_serves_them_until_the_log_has_passed_the
     assert status[1] != KNOWN
     assert status[1] in (UNKNOWN, 3)
     follower.close()
+
+
+def test_an_exact_end_shows_followers_the_net_as_it_is(run: PacedRun, tmp_path) -> None:
+    run.learn(0)
+    run.publish()
+    assert not run.net.is_shown
+    run.learn(1)
+    view = run.view(run.publish(exact=True))
+    assert run.net.is_shown
+    parameters = {f"dense.{name}": array for name, array in view.model.named_arrays(view.parameters).items()}
+    expected = undisturbed(tmp_path / "other", range(2))
+    assert_same(parameters, {name: expected[name] for name in parameters})
+    run.restart()
+    assert not run.net.is_shown  # an exact state may be newer than what followers have
