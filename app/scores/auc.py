@@ -55,7 +55,10 @@ def exact_auc(scores_N: Float64Array, positive_N: Float64Array, negative_N: Floa
         return None
     order_N = np.argsort(scores_N)
     sorted_N = scores_N[order_N]
-    starts_B = np.flatnonzero(np.concatenate([[True], sorted_N[1:] != sorted_N[:-1]]))
+    is_new_N = sorted_N[1:] != sorted_N[:-1]
+    if is_new_N.all():
+        return pair_auc(positive_N[order_N], negative_N[order_N])
+    starts_B = np.flatnonzero(np.concatenate([[True], is_new_N]))
     positive_B = np.add.reduceat(positive_N[order_N], starts_B)
     return pair_auc(positive_B, np.add.reduceat(negative_N[order_N], starts_B))
 

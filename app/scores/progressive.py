@@ -2,7 +2,7 @@
 
 # N samples, L labels, W samples of the window
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,9 @@ import numpy.typing as npt
 from app.scores.auc import Float64Array, RocHistogram, exact_auc
 
 Arrays = dict[str, npt.NDArray[Any]]
+SAMPLES = ("logits", "labels", "weights")
+# computed once from each sample of the window, in double precision: versions need their sums again and again
+TERMS = ("scores", "losses", "probabilities")
 SUMS = ("weight", "loss", "predicted", "positive")
 
 
@@ -38,23 +41,24 @@ class ProgressiveScores:
         weights_N: npt.NDArray[np.float32],
     ) -> None:
         """Count scored samples; they belong to the next delta."""
-        samples = {"logits": logits_NL, "labels": labels_NL, "weights": weights_N}
+        samples = dict(zip(SAMPLES, (logits_NL, labels_NL, weights_N), strict=True))
         self._count(samples)
         self._delta.append(samples)
 
     def delta(self) -> Arrays:
         """Return the samples observed since the last call; {} if there are none."""
         parts, self._delta = self._delta, []
-        return _join(parts) if parts else {}
+        return _join(parts, SAMPLES) if parts else {}
 
     def apply(self, delta: Mapping[str, npt.NDArray[Any]]) -> None:
         """Count the samples of another object's `delta`."""
         if delta:
-            self._count({name: np.array(delta[name]) for name in ("logits", "labels", "weights")})
+            self._count({name: np.array(delta[name]) for name in SAMPLES})
 
     def state(self) -> Arrays:
         """Return sums, histograms and window: everything but the list of samples for the next delta."""
-        arrays = {f"window.{name}": array for name, array in self._join_window().items()}
+        window = self._join_window()
+        arrays = {f"window.{name}": window[name] for name in SAMPLES}
         arrays["sums"] = self._sums_LQ.copy()
         for number, histogram in enumerate(self._histograms):
             arrays |= {f"histogram.{number}.{name}": array for name, array in histogram.arrays().items()}
@@ -72,12 +76,12 @@ class ProgressiveScores:
         for number, histogram in enumerate(self._histograms):
             parts = (np.array(state[f"histogram.{number}.{name}"]) for name in ("bins", "positive", "negative"))
             histogram.restore(*parts)
-        self._window = {name: np.array(state[f"window.{name}"]) for name in ("logits", "labels", "weights")}
+        self._window = _with_terms({name: np.array(state[f"window.{name}"]) for name in SAMPLES})
 
     def window_losses(self, number: int) -> tuple[Float64Array, Float64Array]:
         """Return the losses of the window's samples for one label, oldest first, and their weights."""
-        logits_N, weights_N, labels_N = _of_label(self._join_window(), number)
-        return np.logaddexp(0.0, logits_N) - labels_N * logits_N, weights_N
+        of_label = _of_label(self._join_window(), number)
+        return of_label.losses_N, of_label.weights_N
 
     def non_finite_fraction(self, num: int) -> float:
         """Return the fraction of the window's newest `num` samples whose logits are not finite."""
@@ -95,10 +99,11 @@ class ProgressiveScores:
         return {**first, "tasks": tasks} if len(self.labels) > 1 else dict(first)
 
     def _count(self, samples: Arrays) -> None:
+        samples = _with_terms(samples)
         for number, histogram in enumerate(self._histograms):
-            logits_N, weights_N, labels_N = _of_label(samples, number)
-            histogram.add(logits_N, weights_N * labels_N, weights_N * (1 - labels_N))
-            for quantity, terms_N in enumerate(_terms(logits_N, weights_N, labels_N)):
+            each = _of_label(samples, number)
+            histogram.add(each.scores_N, each.weights_N * each.labels_N, each.weights_N * (1 - each.labels_N))
+            for quantity, terms_N in enumerate(_summed_terms(each)):
                 self._sums_LQ[number, quantity] = _add_in_order(self._sums_LQ[number, quantity], terms_N)
         self._recent.append(samples)
         self._num_recent += len(samples["weights"])
@@ -108,7 +113,7 @@ class ProgressiveScores:
     def _join_window(self) -> Arrays:
         """Return the window's samples as one array each."""
         if self._recent:
-            joined = _join([self._window, *self._recent])
+            joined = _join([self._window, *self._recent], (*SAMPLES, *TERMS))
             self._window = {name: array[-self.window_samples :].copy() for name, array in joined.items()}
             self._recent, self._num_recent = [], 0
         return self._window
@@ -117,10 +122,21 @@ class ProgressiveScores:
         return _scores(*(float(total) for total in self._sums_LQ[number]), auc=self._histograms[number].auc())
 
 
+class _OfLabel(NamedTuple):
+    """Samples with a value for one label, in double precision; their scores are finite."""
+
+    scores_N: Float64Array
+    weights_N: Float64Array
+    labels_N: Float64Array
+    losses_N: Float64Array
+    probabilities_N: Float64Array
+
+
 def _exact(samples: Arrays, number: int) -> dict[str, float | None]:
-    logits_N, weights_N, labels_N = _of_label(samples, number)
-    sums = (float(terms_N.sum()) for terms_N in _terms(logits_N, weights_N, labels_N))
-    return _scores(*sums, auc=exact_auc(logits_N, weights_N * labels_N, weights_N * (1 - labels_N)))
+    each = _of_label(samples, number)
+    sums = (float(terms_N.sum()) for terms_N in _summed_terms(each))
+    auc = exact_auc(each.scores_N, each.weights_N * each.labels_N, each.weights_N * (1 - each.labels_N))
+    return _scores(*sums, auc=auc)
 
 
 def _scores(
@@ -133,21 +149,28 @@ def _scores(
     }
 
 
-def _of_label(samples: Arrays, number: int) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Return logits, weights and labels of one label in double precision, without masked samples."""
-    labels_N = samples["labels"][:, number].astype(np.float64)
-    logits_N = samples["logits"][:, number].astype(np.float64)
+def _with_terms(samples: Arrays) -> Arrays:
+    """Return the samples with TERMS."""
     # an overflowed net has no opinion: NaN is scored as a coin flip
-    logits_N = np.nan_to_num(logits_N, nan=0.0, posinf=700.0, neginf=-700.0)
+    scores_NL = np.nan_to_num(samples["logits"].astype(np.float64), nan=0.0, posinf=700.0, neginf=-700.0)
+    losses_NL = np.logaddexp(0.0, scores_NL) - samples["labels"].astype(np.float64) * scores_NL
+    terms = (scores_NL, losses_NL, 1.0 / (1.0 + np.exp(-scores_NL)))
+    return samples | dict(zip(TERMS, terms, strict=True))
+
+
+def _of_label(samples: Arrays, number: int) -> _OfLabel:
+    """Return the samples that are not masked for one label."""
+    labels_N = samples["labels"][:, number].astype(np.float64)
+    scores_N, losses_N, probabilities_N = (samples[name][:, number] for name in TERMS)
+    found = _OfLabel(scores_N, samples["weights"].astype(np.float64), labels_N, losses_N, probabilities_N)
     known_N = ~np.isnan(labels_N)
-    return logits_N[known_N], samples["weights"].astype(np.float64)[known_N], labels_N[known_N]
+    return found if known_N.all() else _OfLabel(*(array_N[known_N] for array_N in found))
 
 
-def _terms(logits_N: Float64Array, weights_N: Float64Array, labels_N: Float64Array) -> tuple[Float64Array, ...]:
+def _summed_terms(each: _OfLabel) -> tuple[Float64Array, ...]:
     """Return the terms of SUMS."""
-    loss_N = np.logaddexp(0.0, logits_N) - labels_N * logits_N
-    probabilities_N = 1.0 / (1.0 + np.exp(-logits_N))
-    return weights_N, weights_N * loss_N, weights_N * probabilities_N, weights_N * labels_N
+    weights_N = each.weights_N
+    return weights_N, weights_N * each.losses_N, weights_N * each.probabilities_N, weights_N * each.labels_N
 
 
 def _add_in_order(total: float, terms_N: Float64Array) -> float:
@@ -155,13 +178,10 @@ def _add_in_order(total: float, terms_N: Float64Array) -> float:
     return float(np.cumsum(np.concatenate([[total], terms_N]))[-1])
 
 
-def _join(parts: Sequence[Arrays]) -> Arrays:
-    return {name: np.concatenate([part[name] for part in parts]) for name in ("logits", "labels", "weights")}
+def _join(parts: Sequence[Arrays], names: Sequence[str]) -> Arrays:
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 
 def _empty(num_labels: int) -> Arrays:
-    return {
-        "logits": np.zeros((0, num_labels), np.float32),
-        "labels": np.zeros((0, num_labels), np.float32),
-        "weights": np.zeros(0, np.float32),
-    }
+    none_NL = np.zeros((0, num_labels), np.float32)
+    return _with_terms({"logits": none_NL, "labels": none_NL, "weights": np.zeros(0, np.float32)})
