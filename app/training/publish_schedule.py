@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 # behind, versions would be old anyway, and the time that they cost is missing for catching up
 BEHIND_SECONDS = 0.5
+# a version without samples only moves the time until which everything is learned
+HEARTBEAT_SECONDS = 0.1
 # what cutting versions may take of the loop's time
 MAX_SHARE, MAX_SHARE_BEHIND = 0.25, 0.05
 WEIGHT = 0.2  # of the newest version in the mean cost
@@ -35,6 +37,11 @@ class PublishSchedule:
         """The time between the starts of two versions."""
         affordable = self.cost_seconds / (MAX_SHARE_BEHIND if is_behind else MAX_SHARE)
         return max(self.publish_seconds, BEHIND_SECONDS if is_behind else 0.0, min(affordable, MAX_SECONDS))
+
+    @property
+    def heartbeat_at(self) -> float:
+        """The same for a version without samples."""
+        return self._started_at + max(self.publish_seconds, HEARTBEAT_SECONDS)
 
     def due_at(self, *, is_behind: bool) -> float:
         """The time, by the schedule's clock, from which on the next version may be cut."""

@@ -71,7 +71,8 @@ class Publisher:
             return False
         if session.state.changed or (not session.log.ends_exact and session.net.is_exact_due):
             return True
-        return session.complete_until_ms() > session.state.stream.complete_until_ms
+        is_heartbeat_due = self._clock() >= self._schedule.heartbeat_at
+        return is_heartbeat_due and session.complete_until_ms() > session.state.stream.complete_until_ms
 
     def publish(self, session: TrainingSession, *, exact: bool = False) -> bool:
         """1. Ask the gate. 2. Deliver dead letters. 3. Take a checkpoint. 4. Append it. 5. Report durable offsets.

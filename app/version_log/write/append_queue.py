@@ -9,7 +9,7 @@ from springtide_client.errors import LogError
 from springtide_client.format.records import NO_STATE, Tip, version_name
 from springtide_client.system.files import NO_SPACE_ERRNOS
 
-from app.processes.priority import yield_to_learning
+from app.processes.priority import take_short_slices, yield_to_learning
 from app.version_log.errors import FencedError
 from app.version_log.failpoints import failpoint
 from app.version_log.write.encoder import PendingRecord, RecordEncoder
@@ -36,11 +36,13 @@ class AppendQueue:
         before_sync: Callable[[], None],
         wait_for_state: Callable[[], None] = lambda: None,
         on_durable: Callable[[int, int], None] = lambda number, exact_state: None,
+        yields: bool = True,
     ) -> None:
         """`is_fenced`: whether a higher epoch is claimed. `before_sync`: called by the sync thread every time.
 
         `wait_for_state` returns once no exact state is waiting to be written. `on_durable` gets the number of each
-        version that becomes durable, and what its meta says about its exact state.
+        version that becomes durable, and what its meta says about its exact state. `yields`: the writing thread works
+        in the gaps that learning leaves; else a version waits for no gap.
         """
         self.segments, self.encoder = segments, encoder
         self.published = self.durable = encoder.last  # the newest version that is written; that is fsynced
@@ -48,6 +50,7 @@ class AppendQueue:
         self.stall_reason = ""  # why the disk does not take the next version at present
         self._max_bytes, self._sync_seconds = max_bytes, sync_seconds
         self._is_epoch_fenced, self._before_sync = is_fenced, before_sync
+        self._prioritize = yield_to_learning if yields else take_short_slices
         self._wait_for_state, self._on_durable = wait_for_state, on_durable
         self._first_number = 0 if self.published is None else self.published.number  # what lies before it is durable
         self._synced = self.published  # the newest version that is fsynced, exact or not
@@ -159,7 +162,7 @@ class AppendQueue:
             self.fail(LogError(f"the log cannot be written: {type(error).__name__}: {error}"))
 
     def _write_all(self) -> None:
-        yield_to_learning()
+        self._prioritize()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._stopping.is_set())

@@ -28,6 +28,8 @@ from app.version_log.write.trainer_lock import WAIT_SECONDS
 
 SEGMENTS = 32  # the least number of files that log_bytes is cut into: only whole files are deleted
 MEASURE_SECONDS = 0.1  # while the trainer waits for room
+# a log that is asked for a version this often is followed for its freshness, and its versions are small
+FRESH_SECONDS = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class LogWriter:
             before_sync=self._measure,
             wait_for_state=lambda: self._states.wait(None),
             on_durable=self._remove_old_states,
+            yields=config.publish_seconds > FRESH_SECONDS,
         )
 
     @staticmethod

@@ -17,12 +17,17 @@ class Letters:
             raise self.error
 
 
-def session(*, is_behind: bool = False) -> Any:
+def session(*, is_behind: bool = False, changed: bool = True, complete_until_ms: int = 0) -> Any:
     """A session with something to publish."""
     clock = SimpleNamespace(mark_idle=lambda idle, limit_ms: None)
     stream = SimpleNamespace(positions={}, clock=clock, complete_until_ms=0)
     state = SimpleNamespace(
-        learner=None, scores=None, samples_trained=1, changed=True, stream=stream, checkpoint=lambda **times: (None, {})
+        learner=None,
+        scores=None,
+        samples_trained=1,
+        changed=changed,
+        stream=stream,
+        checkpoint=lambda **times: (None, {}),
     )
     log = SimpleNamespace(
         is_stalled=False,
@@ -41,7 +46,7 @@ def session(*, is_behind: bool = False) -> Any:
         log=log,
         batches=SimpleNamespace(idle_partitions=lambda positions, clock: set(), is_behind=is_behind),
         max_event_ms=lambda: 0,
-        complete_until_ms=lambda: 0,
+        complete_until_ms=lambda: complete_until_ms,
         spill_gc=on_published,
         commands=on_published,
         net=SimpleNamespace(take=lambda exact: ({}, None), on_appended=lambda version: None),
@@ -78,3 +83,16 @@ def test_behind_versions_are_cut_seldom_and_at_once_when_caught_up() -> None:
     assert publisher.is_due(session(is_behind=False))
     now[0] += 0.5
     assert publisher.is_due(session(is_behind=True))
+
+
+def test_heartbeats_are_rarer_than_samples_and_need_a_newer_time() -> None:
+    now = [100.0]
+    gate: Any = SimpleNamespace(judge=lambda *of: None, on_published=lambda *of: None)
+    publisher = Publisher(0.02, gate, Letters(), clock=lambda: now[0])  # type: ignore[arg-type]
+    assert publisher.publish(session())
+    now[0] += 0.05
+    assert not publisher.is_due(session(changed=False, complete_until_ms=1))
+    assert publisher.is_due(session())
+    now[0] += 0.06
+    assert publisher.is_due(session(changed=False, complete_until_ms=1))
+    assert not publisher.is_due(session(changed=False))

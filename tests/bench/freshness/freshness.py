@@ -21,7 +21,7 @@ from stream.broker.embedded import EmbeddedBroker
 from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
 from stream.kafka.library import kafka
-from tests.bench.freshness.stages import STAGES, Probe, rate_of, stages_of
+from tests.bench.freshness.stages import STAGES, Probe, processor_milliseconds, rate_of, stages_of
 from tests.bench.harness.report import Case, argument_parser, fail, report
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, IDS_PER_FEATURE, make_clicks
 from tests.support.ports import free_port
@@ -61,7 +61,7 @@ log_bytes = "40GiB"  # no merger
 [serve]
 port = {port}
 """
-FRESH = {"min_batch_size": 1, "max_wait_seconds": 0.02, "publish_seconds": 0.02}
+FRESH = {"min_batch_size": 1, "max_wait_seconds": 0.02, "publish_seconds": 0.01}
 
 
 def write_config(folder: Path, port: int, *, address: str | None = None, **settings: float) -> Path:
@@ -241,6 +241,10 @@ def main() -> None:
     for name, what in STAGES.items():
         if stages[name]:
             print(f"  {name:10} {describe(stages[name])}  {what}")
+    first, last = probes[0].begun, probes[-1].seen
+    seconds = (last - first) / 1e9
+    for name, (count, mean) in processor_milliseconds([*train, *serve], first, last).items():
+        print(f"  {name:10} {count / seconds:6.1f} times a second, {mean:5.2f} ms of processor time each")
 
 
 if __name__ == "__main__":

@@ -82,13 +82,22 @@ def rate_of(probes: Sequence[Probe], train: Sequence[Sequence[Any]]) -> float:
     return (learned.offsets[last] - learned.offsets[first]) / seconds
 
 
+def processor_milliseconds(marks: Sequence[Sequence[Any]], first: int, last: int) -> dict[str, tuple[int, float]]:
+    """Return how often each stage ran between two times (ns), and the mean of its processor time."""
+    found: dict[str, list[float]] = {}
+    for name, _, begun, ended, used in marks:
+        if first <= begun and ended <= last:
+            found.setdefault(name, []).append(used / 1e6)
+    return {name: (len(times), sum(times) / len(times)) for name, times in found.items()}
+
+
 class _ByOffset(NamedTuple):
     offsets: list[int]  # ascending; a mark covers the offsets below its own
     times: list[tuple[int, int]]
 
 
 def _by_offset(marks: Sequence[Sequence[Any]], stage: str) -> _ByOffset:
-    found = [(offset, (begun, ended)) for name, offset, begun, ended in marks if name == stage]
+    found = [(offset, (begun, ended)) for name, offset, begun, ended, _ in marks if name == stage]
     return _ByOffset([offset for offset, _ in found], [times for _, times in found])
 
 
@@ -100,7 +109,7 @@ def _covering(marks: _ByOffset, offset: int) -> tuple[int, int]:
 def _by_version(marks: Sequence[Sequence[Any]], stage: str) -> dict[int, tuple[int, int]]:
     """Return the times of each version's first mark."""
     found: dict[int, tuple[int, int]] = {}
-    for name, number, begun, ended in marks:
+    for name, number, begun, ended, _ in marks:
         if name == stage:
             found.setdefault(number, (begun, ended))
     return found

@@ -1,6 +1,7 @@
 """Run `springtide train --no-compact` or `serve` with each stage timed: `traced_command train|serve CONFIG TRACE`.
 
-The trace is written at the end: [stage, offset or version, start ns, end ns], by the system's monotonic clock.
+The trace is written at the end: [stage, offset or version, start ns, end ns, ns of the processor's time], by the
+system's monotonic clock.
 """
 
 import functools
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Mark = tuple[str, int, int, int]
+Mark = tuple[str, int, int, int, int]
 marks: list[Mark] = []
 
 
@@ -21,11 +22,11 @@ def clock(owner: type, name: str, stage: str, about: Callable[[tuple[Any, ...], 
 
     @functools.wraps(method)
     def clocked(*arguments: Any, **named: Any) -> Any:
-        begun = time.monotonic_ns()
+        begun, used = time.monotonic_ns(), time.thread_time_ns()
         result = method(*arguments, **named)
-        ended = time.monotonic_ns()
+        used, ended = time.thread_time_ns() - used, time.monotonic_ns()
         if (what := about(arguments, result)) is not None:
-            marks.append((stage, what, begun, ended))
+            marks.append((stage, what, begun, ended, used))
         return result
 
     setattr(owner, name, clocked)
