@@ -125,10 +125,10 @@ def _set_parts(api: FastAPI, service: Service) -> None:
     api.state.predict = PredictParts(
         replica, service.metrics, service.micro_batcher, pools.lookups, config.max_instances
     )
-    api.state.versions = VersionParts(replica, limits)
-    api.state.log = LogParts(log_path, replica, limits, service.record_cache)
-    api.state.bases = BaseParts(log_path, replica, pools.files)
-    api.state.snapshots = SnapshotParts(replica, service.snapshots, pools.snapshots)
+    api.state.versions = VersionParts(log_path, replica, limits, pools.files)
+    api.state.log = LogParts(log_path, replica, limits, service.record_cache, service.fixed_version)
+    api.state.bases = BaseParts(log_path, replica, pools.files, service.fixed_version)
+    api.state.snapshots = SnapshotParts(log_path, replica, service.snapshots, pools.snapshots)
     api.state.admin = AdminParts(service.log, replica, service.trainer, pools.commands, pools.audits)
     api.state.ops = OpsParts(replica, service.trainer, service.status, service.history, service.scraper, limits)
 

@@ -17,6 +17,7 @@ from app.serving.http.tokens import Tokens
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.metrics.server_metrics import declare_metrics
 from app.serving.metrics.shared_metrics import WorkerSlot
+from app.serving.model.fixed_follower import FixedFollower
 from app.serving.model.log_follower import LogFollower
 from app.serving.model.replica import Replica
 from app.serving.model.trainer_status import TrainerStatusReader
@@ -51,8 +52,19 @@ class Pools:
 class Service:
     """The replica, the trainer's status, the threads and the metrics of one server process."""
 
-    def __init__(self, log: LogConfig, config: ServeConfig, tokens: Tokens, *, slot: WorkerSlot | None = None) -> None:
-        """`slot` is this process's place among several workers, None if it is the whole server."""
+    def __init__(
+        self,
+        log: LogConfig,
+        config: ServeConfig,
+        tokens: Tokens,
+        *,
+        slot: WorkerSlot | None = None,
+        version: int | None = None,
+    ) -> None:
+        """`slot` is this process's place among several workers, None if it is the whole server.
+
+        `version`: serve this one and no other; None: follow the log.
+        """
         log_path = Path(log.path)
         self.log = log
         self.config = config
@@ -62,15 +74,20 @@ class Service:
         self.pools = Pools()
         self.record_cache = RecordCache()
         self._folder = CacheFolder(config.cache_path)
+        self.fixed_version = version
         self.replica = Replica(
-            lambda on_version, on_swap: LogFollower(
-                log_path,
-                cache_bytes=config.cache_bytes,
-                disk_bytes=config.cache_disk_bytes,
-                cache_path=self._folder.path,
-                on_version=on_version,
-                on_swap=on_swap,
-                on_record=self.record_cache.add,
+            lambda on_version, on_swap: (
+                LogFollower(
+                    log_path,
+                    cache_bytes=config.cache_bytes,
+                    disk_bytes=config.cache_disk_bytes,
+                    cache_path=self._folder.path,
+                    on_version=on_version,
+                    on_swap=on_swap,
+                    on_record=self.record_cache.add,
+                )
+                if version is None
+                else FixedFollower(log_path, version, on_swap=on_swap)
             ),
             poll_interval_seconds=config.poll_interval_seconds,
             metrics=self.metrics,

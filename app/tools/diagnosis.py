@@ -17,6 +17,8 @@ from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.training.bootstrap import design_of
 from app.version_log.change.plan import Design, plan_change
+from app.version_log.compact.kept_size import kept_size
+from app.version_log.config import LogConfig
 from app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
 from embeddings.optimizer import RowOptimizer
 from stream.broker.discovery import find_broker
@@ -43,6 +45,7 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
     yield from check_broker(config)
     yield from check_disk(config)
     yield check_disk_caps(config)
+    yield from check_kept_versions(config.log)
     yield from check_port_and_gpu(config)
 
 
@@ -133,6 +136,23 @@ def _net_bytes(config: Config) -> int:
 
 def _state_width(config: Config) -> int:
     return RowOptimizer.of(config.table.optimizer).state_width(config.table.dim)
+
+
+def check_kept_versions(log: LogConfig) -> Iterator[Diagnosis]:
+    """Compare log_bytes with what the bases take that the configuration and the pins want kept."""
+    size = kept_size(log)
+    if size is None:
+        return
+    text = f"log: {size.num_wanted} bases of {size.base_bytes / 2**20:,.1f} MiB are kept with keep_bases, keep and pins"
+    if size.num_fitting >= size.num_wanted:
+        yield Diagnosis("ok", f"{text}; log_bytes has room for {size.num_fitting}")
+    elif size.num_fitting >= size.num_required:
+        went = "the oldest that keep names are deleted first"
+        yield Diagnosis("note", f"{text}, but log_bytes has room for {size.num_fitting}: {went}; raise log_bytes")
+    else:
+        remedy = "raise [log] log_bytes (at most half of [table] disk_bytes) or unpin versions"
+        required = f"{size.num_required} of them are needed, {len(size.pins)} by pins"
+        yield Diagnosis("problem", f"{text}, log_bytes has room for {size.num_fitting}, {required}: {remedy}")
 
 
 def check_port_and_gpu(config: Config) -> Iterator[Diagnosis]:

@@ -1,12 +1,20 @@
 """The keys of `[log]`."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 from springtide_client.system.settings import FINITE, SIZE, Settings
 
 MIN_BYTES = 1 << 16  # of a log, a segment, a queue
+
+
+class KeepRule(Settings, frozen=True, kw_only=True):
+    """Which bases are kept beyond the newest ones, by the time (UTC) of the version that each holds."""
+
+    hourly: Annotated[int, Meta(ge=0, description="The last base of each of the newest hours that have one.")] = 0
+    daily: Annotated[int, Meta(ge=0, description="The last base of each of the newest days that have one.")] = 0
 
 
 class LogConfig(Settings, frozen=True, kw_only=True):
@@ -59,7 +67,22 @@ class LogConfig(Settings, frozen=True, kw_only=True):
     base_minutes: Annotated[
         float, Meta(gt=0, extra=FINITE, description="A new base (full image) is made this long after the last one.")
     ] = 10.0
-    keep_bases: Annotated[int, Meta(ge=1, description="Bases that are kept; older ones are deleted.")] = 2
+    keep_bases: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Newest bases that are kept, with every version since the oldest of them. Older ones are "
+            "deleted, unless `keep` or a pin needs them. Bases between which no row changed count as one.",
+        ),
+    ] = 2
+    keep: Annotated[
+        Mapping[str, Any],
+        Meta(
+            description="Older bases that are kept by rule, such as { hourly = 24, daily = 7 }. They count into "
+            "`log_bytes`, and the oldest go first when a quarter of it and room for one more base are not free.",
+            extra={"table": KeepRule},
+        ),
+    ] = {}
     onnx: Annotated[
         bool,
         Meta(
@@ -74,7 +97,7 @@ class LogConfig(Settings, frozen=True, kw_only=True):
             extra=SIZE,
             description="Size of the whole log, at most half of `[table] disk_bytes`. When it is reached, learning "
             "waits for the next base. It holds two bases, and segments: rows that do not fit into a base of 5/16 of it "
-            "expire, the ones seen longest ago first.",
+            "expire, the ones seen longest ago first. Pinned versions count, and are never deleted.",
         ),
     ] = 20 << 30
     segment_bytes: Annotated[
@@ -84,3 +107,8 @@ class LogConfig(Settings, frozen=True, kw_only=True):
         int,
         Meta(ge=MIN_BYTES, extra=SIZE, description="Versions waiting to be written; a full queue slows learning."),
     ] = 64 << 20
+
+    @property
+    def keep_rule(self) -> KeepRule:
+        """`keep` with its defaults."""
+        return KeepRule.of(self.keep)

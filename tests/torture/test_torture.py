@@ -20,6 +20,7 @@ def test_after_kills_and_a_power_loss_the_state_is_bitwise_that_of_an_undisturbe
         torture.run(NUM_KILLS)
         assert torture.verifier.num_compared >= 1
         assert torture.verifier.num_rows > NUM_USERS
+        assert torture.verifier.num_restored > 0
     finally:
         torture.close()
         print("\n".join(lines))

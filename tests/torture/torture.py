@@ -52,6 +52,8 @@ class Torture:
         if draw.random() < 0.5:
             self.faults.submit_command(draw)
         try:
+            if draw.random() < 0.5:
+                self.faults.pin_or_unpin(draw)
             what = kind(draw)
             self.done[kind.__name__] += 1
             self.verify(compare=number % COMPARE_EVERY == COMPARE_EVERY - 1)
@@ -103,6 +105,8 @@ class Torture:
             "power_loss_bytes": self.faults.num_bytes_lost,
             "verifications": self.verifier.num_verified,
             "bitwise": self.verifier.num_compared,
+            "pins": self.faults.num_pins,
+            "pinned_versions_restored": self.verifier.num_restored,
             "skipped_during_starts": self.num_skipped,
             "samples": contents.meta.samples_trained,
             "rows": len(contents.rows),

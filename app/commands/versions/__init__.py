@@ -1,4 +1,4 @@
-"""`springtide versions ACTION`: inspect, compare, verify, export and roll back versions of the log."""
+"""`springtide versions ACTION`: inspect, compare, verify, export, pin and roll back versions of the log."""
 
 import argparse
 import importlib
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from app.config.load import Config
 
-HELP = "list, show, compare, export, verify or roll back the versions of the log"
-ACTIONS = ("list", "show", "diff", "export", "verify", "rollback")
+HELP = "list, show, compare, export, verify, pin or roll back the versions of the log"
+ACTIONS = ("list", "show", "diff", "export", "verify", "pin", "unpin", "rollback")
 
 
 class Action(Protocol):

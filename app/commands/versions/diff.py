@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from app.commands.formatting import VERSION_NAMES
+
 if TYPE_CHECKING:
     from app.config.load import Config
     from app.version_log.inspection.diff import VersionDiff
@@ -13,7 +15,7 @@ HELP = "compare two versions: rows, moves, dense parameters, scores, stream"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("versions", nargs=2, metavar="VERSION", help="latest, oldest, -3, 3.1207 or a number")
+    parser.add_argument("versions", nargs=2, metavar="VERSION", help=VERSION_NAMES)
     parser.add_argument("--top", type=int, default=10, metavar="K", help="the K rows that moved most (default: 10)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -52,6 +54,7 @@ def document_of(difference: "VersionDiff") -> dict[str, Any]:
             for name, number, meta in both
         },
         "versions": difference.num_versions,
+        "has_gap": difference.has_gap,
         "bytes": difference.num_bytes,
         "rows": vars(difference.total),
         "features": {difference.feature_name(number): vars(counts) for number, counts in difference.features.items()},
@@ -96,7 +99,8 @@ def print_difference(difference: "VersionDiff") -> None:
         )
     samples = newer.samples_trained - older.samples_trained
     versions = plural(difference.num_versions, "version")
-    print(f"between them {versions}, {format_bytes(difference.num_bytes)}, {samples:+,} samples")
+    gap = "; the log no longer holds every version between them" if difference.has_gap else ""
+    print(f"between them {versions}, {format_bytes(difference.num_bytes)}, {samples:+,} samples{gap}")
     print_rows(difference)
     print_moves(difference)
     print_dense(difference)

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.commands.formatting import VERSION_NAMES
+
 if TYPE_CHECKING:
     from app.config.load import Config
 
@@ -18,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="safetensors: the whole model as the server's snapshot; arrow, parquet: rows; torch: plain tensors "
         "(default: by the file name's suffix, .safetensors .arrow .parquet .pt)",
     )
-    parser.add_argument("--version", default="latest", help="latest (the default), oldest, -3, 3.1207 or a number")
+    parser.add_argument("--version", default="latest", help=f"{VERSION_NAMES} (default: latest)")
     parser.add_argument("--feature", metavar="NAME", help="only the rows of this feature")
     parser.add_argument("--rows", choices=("all", "none"), default="all", help="none: only the dense net")
     parser.add_argument("--force", action="store_true", help="replace an existing file")

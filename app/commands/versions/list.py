@@ -1,4 +1,4 @@
-"""`springtide versions list`: the newest versions, and which of them have a base."""
+"""`springtide versions list`: the newest versions, which of them have a base, and what is pinned."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
         rows = ["" if line[name] is None else f"{line[name]:,}" for name in ("rows", "forgotten")]
         size = "" if line["bytes"] is None else format_bytes(line["bytes"])
         marks = "  changed schema" if line["is_change"] else "  base" if line["is_base"] else ""
+        marks += "".join(f"  {name}" for name in line["pins"])
         print(
             f"{line['name']:>12}  {format_time(line['created_ms']):19}  {line['samples_trained']:>13,}  "
             f"{rows[0]:>9}  {rows[1]:>9}  {size:>10}{marks}".rstrip()
@@ -48,6 +49,9 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
         f"{len(lines):,} of {plural(len(index.numbers), 'version')} in {config.log.path}, "
         f"{version_name(index.numbers[0])} to {version_name(index.numbers[-1])}; bases: {bases}"
     )
+    if index.pins:
+        pins = ", ".join(f"{pin.name} {version_name(pin.version)}" for pin in index.pins)
+        print(f"pins: {pins}")
     if index.unsealed_epoch:
         print(f"epoch {index.unsealed_epoch} is claimed but not started: a trainer is starting, or died while starting")
     return 0
@@ -71,4 +75,5 @@ def describe(index: "LogIndex", number: int) -> dict[str, Any]:
         "file": entry.path.name if entry else None,
         "is_base": number in index.bases,
         "is_change": bool(meta.change),
+        "pins": [pin.name for pin in index.pins if pin.version == number],
     }

@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from app.commands.formatting import VERSION_NAMES
 from app.commands.submit import add_wait
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ HELP = "restore an older version as a new one; the stream is read again from the
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("version", help="-3 (three before the latest), 3.1207 or a number")
+    parser.add_argument("version", help=VERSION_NAMES)
     parser.add_argument(
         "--skip",
         action="store_true",

@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from app.commands.formatting import VERSION_NAMES
+
 if TYPE_CHECKING:
     from app.config.load import Config
     from app.version_log.commands.erasure_audit import FileReference
@@ -13,7 +15,7 @@ HELP = "show one version, or with --key the history of one row"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("version", nargs="?", help="latest (the default), oldest, -3, 3.1207 or a number")
+    parser.add_argument("version", nargs="?", help=f"{VERSION_NAMES} (default: latest)")
     parser.add_argument("--key", metavar="FEATURE=ID", help="show what happened to this row, such as item_id=123")
     parser.add_argument(
         "--limit", type=int, default=50, metavar="N", help="with --key: show the last N events (default: 50)"
@@ -52,6 +54,8 @@ def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
         "parent": f"{entry.header.parent:016x}" if entry else None,
         "checksum": f"{index.tip(number).checksum:016x}",
         "is_base": number in index.bases,
+        "pins": [pin.name for pin in index.pins if pin.version == number],
+        "is_restorable": index.is_restorable(number),
         "file": entry.path.name if entry else None,
         "offset": entry.offset if entry else None,
         "bytes": entry.num_bytes if entry else None,
@@ -72,7 +76,9 @@ def print_version(document: dict[str, Any]) -> None:
     from app.commands.formatting import format_bytes, format_time
 
     is_base = ", a base" if document["is_base"] else ""
-    print(f"version {document['name']} (number {document['version']}{is_base})")
+    pins = f", pinned as {', '.join(document['pins'])}" if document["pins"] else ""
+    gone = "" if document["is_restorable"] else ", can no longer be rebuilt"
+    print(f"version {document['name']} (number {document['version']}{is_base}{pins}{gone})")
     if document["file"]:
         print(f"  record    {format_bytes(document['bytes'])} in {document['file']} at {document['offset']:,}")
     else:

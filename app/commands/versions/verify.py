@@ -24,10 +24,10 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
 
     directory = LogDirectory(config.log.path)
     if arguments.json:
-        report = verify(directory, deep=arguments.deep)
+        report = verify(directory, deep=arguments.deep, keep_bases=config.log.keep_bases)
         print_json([vars(finding) for finding in report.all])
         return 1 if report.errors else 0
-    report = verify(directory, deep=arguments.deep, on_finding=print_finding)
+    report = verify(directory, deep=arguments.deep, keep_bases=config.log.keep_bases, on_finding=print_finding)
     if report.errors:
         print(f"{plural(len(report.errors), 'error')} in {config.log.path}")
         return 1

@@ -50,8 +50,13 @@ def parse_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:
 
 
 def parse_rollback(body: Any) -> dict[str, Any]:
-    """Check {"version": V} or {"version": V, "skip": true}; ApiError 422. `skip` skips the samples learned since V."""
-    if not isinstance(body, dict) or type(body.get("version")) is not int or not 0 <= body["version"] <= INT64_MAX:
+    """Check {"version": V} or {"version": V, "skip": true}; ApiError 422. `skip` skips the samples learned since V.
+
+    V is a number, or another name of a version as a string.
+    """
+    version = body.get("version") if isinstance(body, dict) else None
+    is_number = type(version) is int and 0 <= version <= INT64_MAX
+    if not is_number and not (isinstance(version, str) and version):
         raise invalid("the body must name a version", 'for example {"version": 4294967300}')
     if unknown := set(body) - {"version", "skip"}:
         raise invalid(

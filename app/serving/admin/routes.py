@@ -1,5 +1,6 @@
 """Commands to the trainer over HTTP; the authorizer has checked the admin token before these routes run."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ from app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request
 from app.serving.http.responses import JsonResponse
 from app.serving.model.replica import Replica
 from app.serving.model.trainer_status import TrainerStatusReader
+from app.serving.model.version_names import resolve_version
 from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status, erased_keys_report
 from app.version_log.config import LogConfig
@@ -59,10 +61,15 @@ async def limits(request: Request) -> JsonResponse:
 async def rollback(request: Request) -> JsonResponse:
     """Roll back to a version
 
-    {"version": V}: a new version restores V, except for ids forgotten since; the stream is read again from there. With
-    "skip": true, the samples learned since V are sent to the dead-letter topic instead of being learned again.
+    {"version": V}: a new version restores V, a number or a string such as a pin or "@2026-11-21T10:00Z", except for ids
+    forgotten since; the stream is read again from there. With "skip": true, the samples learned since V are sent to the
+    dead-letter topic instead of being learned again.
     """
-    return await _submit(request.app.state.admin, "rollback", parse_rollback(await _json_body(request)))
+    parts: AdminParts = request.app.state.admin
+    body = parse_rollback(await _json_body(request))
+    if isinstance(name := body["version"], str):
+        body["version"] = await parts.submissions.run(lambda: resolve_version(Path(parts.log.path), name))
+    return await _submit(parts, "rollback", body)
 
 
 @router.get("/v1/commands/{command_id}")

@@ -12,7 +12,7 @@ from springtide_client.log.listing import base_name
 from starlette.responses import Response
 
 from app.serving.bounded_pool import BoundedPool
-from app.serving.http.errors import ApiError, gone, not_ready
+from app.serving.http.errors import ApiError, gone, not_ready, refuse_if_fixed
 from app.serving.http.responses import FileResponse, etag_matches
 from app.serving.model.replica import Replica
 
@@ -27,12 +27,14 @@ class BaseParts(NamedTuple):
     log_path: Path
     replica: Replica
     pool: BoundedPool
+    fixed_version: int | None = None
 
 
 @router.get("/v1/bases/latest")
 async def latest(request: Request) -> Response:
     """The newest base's manifest: its number, and the files that /v1/bases/{v}/files/{name} sends"""
     parts: BaseParts = request.app.state.bases
+    refuse_if_fixed(parts.fixed_version)
 
     def read() -> Response:
         path = LogDirectory(parts.log_path).newest_base()

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from app.serving.feed.log_reader import LogReader
 from app.serving.feed.record_cache import RecordCache
-from app.serving.http.errors import gone
+from app.serving.http.errors import gone, refuse_if_fixed
 from app.serving.http.request_limits import RequestLimits
 from app.serving.http.responses import StreamResponse
 from app.serving.model.replica import Replica
@@ -35,12 +35,14 @@ class LogParts(NamedTuple):
     replica: Replica
     limits: RequestLimits
     record_cache: RecordCache
+    fixed_version: int | None = None
 
 
 @router.get("/v1/log")
 async def log(request: Request, after: Annotated[int, Query(ge=0)]) -> Response:
     """Version records after V, byte for byte as in the log, for as long as the client reads; 410 if V is not in it"""
     parts: LogParts = request.app.state.log
+    refuse_if_fixed(parts.fixed_version)
     parts.replica.require_view()
     parts.limits.open_stream()
     try:

@@ -1,5 +1,6 @@
 """The route of snapshots: the model at one version as one file."""
 
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request
@@ -10,6 +11,7 @@ from app.serving.feed.snapshot_cache import SnapshotCache
 from app.serving.http.errors import gone, invalid
 from app.serving.http.responses import FileResponse
 from app.serving.model.replica import Replica
+from app.serving.model.version_names import resolve_version
 
 router = APIRouter(tags=["The model"])
 
@@ -17,6 +19,7 @@ router = APIRouter(tags=["The model"])
 class SnapshotParts(NamedTuple):
     """What the route of this module uses."""
 
+    log_path: Path
     replica: Replica
     cache: SnapshotCache
     pool: BoundedPool
@@ -25,22 +28,23 @@ class SnapshotParts(NamedTuple):
 @router.head("/v1/snapshot", include_in_schema=False)
 @router.get("/v1/snapshot")
 async def snapshot(
-    request: Request, version: Annotated[int | None, Query(ge=0)] = None, rows: Annotated[str, Query()] = "all"
+    request: Request, version: Annotated[str | None, Query()] = None, rows: Annotated[str, Query()] = "all"
 ) -> Response:
     """The model at one version, as one self-contained file
 
     safetensors layout: dense.*, rows.*, texts.* and the exported program; the manifest is in its metadata.
-    rows=none leaves the rows out. To resume, send the version of the response with Range and If-Range.
+    `version` is a number, epoch.count, a pin, @2026-11-21T10:00Z or event@2026-11-21T10:00Z. rows=none leaves the rows
+    out. To resume, send the version of the response with Range and If-Range.
     """
     parts: SnapshotParts = request.app.state.snapshots
     if rows not in ("all", "none"):
         raise invalid(f"rows = {rows!r}", "rows is all or none")
     view = parts.replica.require_view()
-    number = view.version if version is None else version
-    if number > view.version:
-        raise gone(number, parts.replica.versions.oldest)
 
     def open_snapshot() -> FileResponse:
+        number = view.version if version is None else resolve_version(parts.log_path, version)
+        if number > view.version:
+            raise gone(number, parts.replica.versions.oldest)
         cached = parts.cache.get(view.client_view, number, rows=rows)
         response = FileResponse(cached.path, etag=cached.etag)
         response.extra_headers = {

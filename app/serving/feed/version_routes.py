@@ -1,15 +1,18 @@
 """Routes of versions: the list, one version's manifest, and waiting for the next version."""
 
 import time
-from typing import Annotated, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from app.serving.bounded_pool import BoundedPool
 from app.serving.http.errors import gone
 from app.serving.http.request_limits import RequestLimits
 from app.serving.http.responses import json_with_etag
 from app.serving.model.replica import Replica
+from app.serving.model.version_names import pin_documents, pins_of, pins_tag, resolve_version, version_of_log
 
 router = APIRouter(tags=["The model"])
 
@@ -21,23 +24,37 @@ DISCONNECT_CHECK_SECONDS = 2.0
 class VersionParts(NamedTuple):
     """What the routes of this module use."""
 
+    log_path: Path
     replica: Replica
     limits: RequestLimits
+    pool: BoundedPool
 
 
 @router.get("/v1/versions")
 async def versions(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-    before: Annotated[int | None, Query(ge=0)] = None,
+    before: Annotated[str | None, Query()] = None,
 ) -> Response:
-    """Manifests of versions, newest first"""
+    """Manifests of versions, newest first, and the pinned versions
+
+    `before` is a number, epoch.count, a pin, @2026-11-21T10:00Z (wall time) or event@2026-11-21T10:00Z.
+    """
     parts: VersionParts = request.app.state.versions
-    found = parts.replica.versions.newest(limit=limit, before=before)
-    next_before = found[-1].number if len(found) == limit else None
-    document = {"versions": [entry.document() for entry in found], "next_before": next_before}
-    newest = f"{found[0].checksum:016x}" if found else "none"
-    return json_with_etag(request, document, f'"{newest}-{limit}-{before}"')
+
+    def read() -> Response:
+        number = None if before is None else resolve_version(parts.log_path, before)
+        pins = pins_of(parts.log_path)
+        found = parts.replica.versions.newest(limit=limit, before=number)
+        document: dict[str, Any] = {
+            "versions": [entry.document() for entry in found],
+            "next_before": found[-1].number if len(found) == limit else None,
+            "pins": pin_documents(pins),
+        }
+        newest = f"{found[0].checksum:016x}" if found else "none"
+        return json_with_etag(request, document, f'"{newest}-{limit}-{number}{pins_tag(pins)}"')
+
+    return await parts.pool.run(read)
 
 
 @router.get("/v1/versions/latest")
@@ -72,10 +89,23 @@ async def latest(
 
 
 @router.get("/v1/versions/{v}")
-async def version(request: Request, v: int) -> Response:
-    """One version's manifest; 410 once it is retired"""
+async def version(request: Request, v: str) -> Response:
+    """One version's manifest, with its pins; 410 once it is retired
+
+    v is a number, epoch.count, a pin, @2026-11-21T10:00Z (wall time) or event@2026-11-21T10:00Z: the newest version at
+    or before that instant that can be rebuilt.
+    """
     parts: VersionParts = request.app.state.versions
-    return _manifest(request, parts.replica, v)
+
+    def read() -> Response:
+        number = resolve_version(parts.log_path, v)
+        entry = parts.replica.versions.find(number) or version_of_log(parts.log_path, number)
+        pins = [pin for pin in pins_of(parts.log_path) if pin.version == number]
+        document = entry.document() | {"pins": [pin.name for pin in pins]}
+        etag = f'"{entry.checksum:016x}{pins_tag(pins)}"'
+        return json_with_etag(request, document, etag, {"X-Springtide-Version": str(number)})
+
+    return await parts.pool.run(read)
 
 
 def _manifest(request: Request, replica: Replica, number: int) -> Response:

@@ -90,6 +90,13 @@ def gone(version: int, oldest: int | None) -> ApiError:
     return ApiError(410, "gone", f"version {version} is not in the log", f"{hint}; start again from /v1/bases/latest")
 
 
+def refuse_if_fixed(version: int | None) -> None:
+    """409 for a follower of a server that serves one version only: it would move on to others."""
+    if version is not None:
+        hint = "follow another server, or take /v1/snapshot"
+        raise ApiError(409, "fixed_version", f"this server serves version {version} and no other", hint)
+
+
 def body_too_large(max_bytes: int) -> ApiError:
     """413: the body exceeds the limit."""
     return ApiError(413, "too_large", f"the body is longer than {max_bytes} bytes", "send it in several requests")

@@ -18,6 +18,7 @@ ERROR_DESCRIPTIONS = {
     404: "Not found; for a row, its status says why.",
     406: "No media type of the Accept header is supported.",
     408: "The request did not arrive whole in time.",
+    409: "This server serves one version only, and has nothing for followers.",
     410: "The version or file is no longer, or not yet, in the log.",
     413: "The body, or the number of ids or instances, exceeds the limit.",
     415: "The media type or encoding of the body is not supported.",
@@ -104,7 +105,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         headers=PRECONDITION_HEADERS,
         response_headers=VERSION_HEADER,
     ),
-    ("get", "/v1/versions"): Operation({JSON: ref("Versions")}, (422,), headers=ETAGS, others=NOT_MODIFIED),
+    ("get", "/v1/versions"): Operation({JSON: ref("Versions")}, (410, 422, 503), headers=ETAGS, others=NOT_MODIFIED),
     ("get", "/v1/versions/latest"): Operation(
         {JSON: ref("Version")},
         (422, 503),
@@ -113,10 +114,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         response_headers=("ETag",),
     ),
     ("get", "/v1/versions/{v}"): Operation(
-        {JSON: ref("Version")}, (410, 422), headers=ETAGS, others=NOT_MODIFIED, response_headers=("ETag",)
+        {JSON: ref("Version")}, (410, 422, 503), headers=ETAGS, others=NOT_MODIFIED, response_headers=("ETag",)
     ),
-    ("get", "/v1/log"): Operation({RAW: BINARY}, (410, 422, 503)),
-    ("get", "/v1/bases/latest"): Operation({JSON: ref("Base")}, (503,), headers=ETAGS, others=NOT_MODIFIED),
+    ("get", "/v1/log"): Operation({RAW: BINARY}, (409, 410, 422, 503)),
+    ("get", "/v1/bases/latest"): Operation({JSON: ref("Base")}, (409, 503), headers=ETAGS, others=NOT_MODIFIED),
     ("get", "/v1/bases/{v}/files/{name}"): Operation(
         {RAW: BINARY, JSON: ref("Base")},
         (404, 410, 422, 503),
@@ -138,7 +139,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/metrics"): Operation({"text/plain": {"type": "string"}}),
     ("post", "/v1/forget"): Operation({JSON: ref("Accepted")}, COMMAND_ERRORS, 202, body={JSON: ref("Forget")}),
     ("patch", "/v1/table"): Operation({JSON: ref("Accepted")}, COMMAND_ERRORS, 202, body={JSON: ref("Limits")}),
-    ("post", "/v1/rollback"): Operation({JSON: ref("Accepted")}, COMMAND_ERRORS, 202, body={JSON: ref("Rollback")}),
+    ("post", "/v1/rollback"): Operation(
+        {JSON: ref("Accepted")}, (*COMMAND_ERRORS, 410), 202, body={JSON: ref("Rollback")}
+    ),
     ("get", "/v1/commands/{command_id}"): Operation({JSON: ref("CommandStatus")}, (404, 503)),
 }
 RANGED = tuple(key for key, operation in OPERATIONS.items() if operation.headers is RANGES)

@@ -119,7 +119,11 @@ SCHEMAS: dict[str, JsonSchema] = {
         version=INTEGER,
     ),
     "Version": VERSION,
-    "Versions": object_of(versions=list_of(ref("Version")), next_before=or_null(INTEGER)),
+    "Versions": object_of(
+        versions=list_of(ref("Version")),
+        next_before=or_null(INTEGER),
+        pins=list_of(object_of(name=STRING, version=INTEGER, created_ms=INTEGER)),
+    ),
     "Base": object_of(number=INTEGER, checksum=INTEGER, files=ANY_OBJECT, has_more=True),
     "Status": object_of(
         trainer={"enum": ["running", "catching_up", "waiting", "stopped", "failed"]},
@@ -143,7 +147,7 @@ SCHEMAS: dict[str, JsonSchema] = {
         ]
     },
     "Limits": {"type": "object", "minProperties": 1},
-    "Rollback": object_of(version=COUNT, optional={"skip": {"type": "boolean"}}),
+    "Rollback": object_of(version={"oneOf": [COUNT, STRING]}, optional={"skip": {"type": "boolean"}}),
     "Accepted": object_of(command=STRING, kind=STRING, state={"const": "accepted"}, note=STRING),
     "CommandStatus": object_of(
         command=STRING,

@@ -45,10 +45,11 @@ def serve(
     config: ServeConfig,
     *,
     log: LogConfig | None = None,
+    version: int | None = None,
     on_listening: Callable[[str], None] | None = None,
     until: threading.Event | None = None,
 ) -> None:
-    """Serve the log until SIGTERM, SIGINT or `until`; the log need not exist yet.
+    """Serve the log until SIGTERM, SIGINT or `until`; the log need not exist yet. `version`: serve only this one.
 
     `log` are the log's settings, from which a command's status estimates when files are removed. `on_listening` is
     called with the server's URL once it answers. With several workers, SIGHUP restarts them one by one.
@@ -69,9 +70,9 @@ def serve(
                 on_listening(url)
 
         if config.workers == 1:
-            _serve_in_this_process(listener, log, config, tokens, listening, until)
+            _serve_in_this_process(listener, log, config, tokens, listening, until, version)
         else:
-            _serve_by_workers(listener, log, config, listening, until or threading.Event())
+            _serve_by_workers(listener, log, config, listening, until or threading.Event(), version)
 
 
 def _serve_in_this_process(
@@ -81,11 +82,12 @@ def _serve_in_this_process(
     tokens: Tokens,
     on_listening: Callable[[], None],
     until: threading.Event | None,
+    version: int | None,
 ) -> None:
     def warn() -> None:
         logger.warning("one worker cannot be restarted without a gap: set [serve] workers = 2, or send SIGTERM")
 
-    service = Service(log, config, tokens)
+    service = Service(log, config, tokens, version=version)
     try:
         serve_requests(service, listener, WorkerOptions(on_listening=on_listening, until=until, on_hangup=warn))
     finally:
@@ -98,6 +100,7 @@ def _serve_by_workers(
     config: ServeConfig,
     on_listening: Callable[[], None],
     stopping: threading.Event,
+    version: int | None,
 ) -> None:
     counts = ConnectionCounts()
 
@@ -105,7 +108,7 @@ def _serve_by_workers(
         own: ServeConfig, slot: WorkerSlot, report_listening: Callable[[], None], is_successor: bool
     ) -> None:
         limit_torch_threads(config.workers)
-        service = Service(log, own, load_tokens(own), slot=slot)
+        service = Service(log, own, load_tokens(own), slot=slot, version=version)
         options = WorkerOptions(
             on_listening=report_listening,
             balancer=AcceptBalancer(counts, slot.number),

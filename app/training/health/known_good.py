@@ -35,5 +35,11 @@ def last_good_before(directory: LogDirectory, num_samples: int) -> int | None:
 
 
 def oldest_restorable(directory: LogDirectory, number: int) -> int:
-    """Return this version, or the oldest that can still be restored if retention has deleted its base."""
-    return max(number, min(directory.scan().bases, default=0))
+    """Return this version, or the next one that can be restored if retention has deleted what leads to it."""
+    if number >= min(directory.scan().bases, default=0):
+        try:
+            index = LogIndex(directory)
+        except (UserError, LogError):
+            return number
+        return next((n for n in index.numbers if n >= number and index.is_restorable(n)), number)
+    return min(directory.scan().bases, default=number)

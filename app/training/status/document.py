@@ -12,6 +12,7 @@ from app.training.config import TrainerConfig
 from app.training.health.gate import Gate, Verdict
 from app.training.health.known_good import oldest_restorable
 from app.training.session import TrainingSession
+from app.version_log.retention.pins import pin_names
 from app.version_log.trainer_status import Condition, PartitionStatus, ScoresStatus, TableStatus, TrainerStatus
 from stream.positions import Partition, Position
 
@@ -85,6 +86,8 @@ def trainer_condition(facts: TrainerFacts) -> tuple[Condition, str]:
         half = facts.config.table.disk_bytes // 2
         limit = "[log] log_bytes" if facts.config.log.log_bytes < half else "half of [table] disk_bytes"
         remedy = "goes on once the compactor has written it (run `springtide compact` if none runs)"
+        if pins := pin_names(facts.config.log.path):
+            remedy += f", or unpin a version (`springtide versions unpin`): {', '.join(pins)}"
         return "waiting", f"the log takes all of {limit} but the room for its next base: {remedy}"
     if session.source.state == "waiting":
         return "waiting", session.source.reason

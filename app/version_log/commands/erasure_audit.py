@@ -22,7 +22,10 @@ from springtide_client.log.listing import Listing, base_name
 
 from app.version_log.config import LogConfig
 from app.version_log.read.id_dictionary import find_id_strings
+from app.version_log.read.index import LogIndex
 from app.version_log.read.segments import HEADERS_ONLY, scan_segment
+from app.version_log.retention.keep_rule import kept_by_rule
+from app.version_log.retention.pins import read_pins
 
 CHUNK_ROWS = 1 << 20
 _DRAFT = re.compile(r"\.tmp-(?:deleted-)?base-(\d{20})-.*")
@@ -39,12 +42,14 @@ class FileReference:
     is_draft: bool  # an unfinished base, or one being deleted
     # about when the missing bases are written, if a trainer and a compactor run; None if none is missing
     expected_ms: int | None
+    pins: tuple[str, ...] = ()  # pinned versions that need the file
+    by_rule: bool = False  # the rule [log] keep keeps the file
 
     def removal_condition(self, log: LogConfig) -> str:
         """Say when the file will be deleted: a clause that starts with "when"."""
         if self.is_draft:
             return "when the compaction that writes it ends, or the next compactor starts"
-        if not self.bases_missing and not self.is_open:
+        if not self.bases_missing and not self.is_open and not self.pins and not self.by_rule:
             return "when the next base is written"
         conditions = []
         if self.bases_missing:
@@ -56,6 +61,10 @@ class FileReference:
             )
         if self.is_open:
             conditions.append("the trainer starts another file ([log] segment_bytes, or its next start)")
+        if self.by_rule:
+            conditions.append("[log] keep does not name that base any more")
+        if self.pins:
+            conditions.append(f"its pins are removed (`springtide versions unpin`: {', '.join(self.pins)})")
         return "when " + " and ".join(conditions)
 
 
@@ -64,6 +73,27 @@ class _Found(NamedTuple):
     version: int  # the oldest with the id
     covered_by: int  # a base of at least this version replaces the file; 0: readers ignore it already
     is_draft: bool = False
+
+
+class _Keepers:
+    """What keeps files beyond the newest bases: pins and the rule."""
+
+    def __init__(self, log: LogConfig, directory: LogDirectory) -> None:
+        pins = read_pins(directory.path)
+        runs = LogIndex(directory).runs if pins else None
+        self._pins = [(pin.name, base, pin.version) for pin in pins if runs and (base := runs.base_of(pin.version))]
+        rule = log.keep_rule
+        bases = [read_base_manifest(path) for path in directory.bases()] if rule.hourly or rule.daily else []
+        self._by_rule = kept_by_rule(bases, rule)
+
+    def of(self, place: _Found) -> tuple[tuple[str, ...], bool]:
+        """Return the pins that need a file, and whether the rule keeps it."""
+        if place.is_draft or not place.covered_by:
+            return (), False
+        if "/" in place.file:  # of a base
+            return tuple(name for name, base, _ in self._pins if base == place.version), place.version in self._by_rule
+        needs = (name for name, base, end in self._pins if base < place.covered_by and place.version <= end)
+        return tuple(needs), False
 
 
 def oldest_file_containing(log: LogConfig, feature: int, row_id: int) -> FileReference | None:
@@ -80,16 +110,19 @@ def files_containing(log: LogConfig, feature: int, row_id: int) -> list[FileRefe
     listing = directory.scan()
     found = [*_in_bases(directory, listing, feature, row_id), *_in_segments(directory, listing, feature, row_id)]
     found += _in_drafts(directory, feature, row_id)
+    keepers = _Keepers(log, directory)
     open_file = max(listing.segments.get(listing.claimed_epoch, [""]))
     references = []
     for place in sorted(found, key=lambda place: (place.version, "/" in place.file, place.file)):
         newer = sum(number >= place.covered_by for number in listing.bases)
         missing = 0 if place.is_draft or not place.covered_by else max(0, log.keep_bases - newer)
         expected = None
-        if missing and listing.bases:
+        pins, by_rule = keepers.of(place)
+        if missing and listing.bases and not pins and not by_rule:
             expected = _created_ms(directory, listing.bases[-1]) + round(missing * log.base_minutes * 60_000)
         is_open = place.file == open_file
-        references.append(FileReference(place.file, place.version, missing, is_open, place.is_draft, expected))
+        reference = FileReference(place.file, place.version, missing, is_open, place.is_draft, expected, pins, by_rule)
+        references.append(reference)
     return references
 
 

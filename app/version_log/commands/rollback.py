@@ -15,7 +15,7 @@ from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.layers import flatten_layers
+from springtide_client.rows.layers import flatten_layers, merge_layers
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
@@ -30,6 +30,8 @@ from app.version_log.commands.erasures import (
     high_water_marks,
 )
 from app.version_log.read.exact_state import ExactStates, exact_net
+from app.version_log.read.id_dictionary import IdDictionary
+from app.version_log.read.image_range import ImageRange, versions_between
 from app.version_log.read.index import LogIndex
 from app.version_log.read.replay_state import ModelReplayState
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
@@ -75,21 +77,20 @@ def build_rollback(
     candidates = index.entries_between(base.tip.number, number)
     num_exact = states.newest(candidates)
     number = candidates[num_exact - 1].number if num_exact else base.tip.number
-    before, since = VersionRange(index, base.tip.number, number), VersionRange(index, number, index.numbers[-1])
+    before, since = VersionRange(index, base.tip.number, number), versions_between(index, number, index.numbers[-1])
     target = ModelReplayState(base, window_samples=window_samples)
     for record in before.records():
         target.apply(record)
-    current = target.copy()
-    entries: list[CommandEntry] = []
-    for record in since.records():
-        current.apply_sketch_and_meta(record)
-        entries += record.meta.executed_commands
+    current, newest_base, after = _current(index, target, since, window_samples=window_samples)
+    known = {entry.id for entry in target.commands}
+    entries = [entry for entry in current.commands if entry.id not in known]
     state_file = None if target.state_tip is None else states.file(target.state_tip.number)
     arrays = exact_net(target.arrays, state_file)
     arrays |= _sketch(target.sketch, current.sketch)
     schema = base.manifest.decode_schema()
     erased = erased_keys(entries, schema)
     arrays |= _rows(base, before, since, erased, current.meta.expiry_cutoffs, range_bytes)
+    arrays |= _lost_strings(arrays, IdDictionary(base, before), IdDictionary(newest_base, after))
     return RollbackVersion(_meta(number, target.meta, current.meta, entries, schema), arrays)
 
 
@@ -105,6 +106,44 @@ def _build_across(index: LogIndex, number: int, window_samples: int) -> Rollback
     arrays = earlier.arrays | _sketch(earlier.sketch, earlier.present.sketch)
     arrays |= _row_arrays(differing_rows(rows, present), deleted)
     return RollbackVersion(_meta(earlier.number, earlier.meta, now, earlier.entries, schema), arrays, earlier.plan)
+
+
+def _current(
+    index: LogIndex, target: ModelReplayState, since: VersionRange | ImageRange, *, window_samples: int
+) -> tuple[ModelReplayState, Base, VersionRange]:
+    """Return the end of the log without its rows, the newest base, and the versions after that.
+
+    Across a gap, commands and counts of the sketch come from the newest base, which remembers every erasure since the
+    oldest version that can be restored.
+    """
+    newest_base = index.base_before(index.numbers[-1])
+    after = VersionRange(index, newest_base.tip.number, index.numbers[-1])
+    is_whole = isinstance(since, VersionRange)
+    current = target.copy() if is_whole else ModelReplayState(newest_base, window_samples=window_samples)
+    for record in (since if isinstance(since, VersionRange) else after).records():
+        current.apply_sketch_and_meta(record)
+    return current, newest_base, after
+
+
+def _lost_strings(arrays: Arrays, then: IdDictionary, now: IdDictionary) -> Arrays:
+    """Return the strings of restored ids that the end of the log does not have any more, as a version adds them."""
+    if "rows.id" not in arrays:
+        return {}
+    features, ids = arrays["rows.feature"], arrays["rows.id"]
+    strings = then.find(features, ids)
+    hashed = np.array([k for k, string in enumerate(strings) if string is not None], np.intp)
+    known = now.find(features[hashed], ids[hashed])
+    lost = [(k, strings[k] or "") for k, string in zip(hashed.tolist(), known, strict=True) if string is None]
+    if not lost:
+        return {}
+    places = np.array([k for k, _ in lost], np.intp)
+    encoded = [string.encode() for _, string in lost]
+    return {
+        "texts.feature": features[places],
+        "texts.id": ids[places],
+        "texts.offsets": np.cumsum([0, *map(len, encoded)]).astype(np.int64),
+        "texts.bytes": np.frombuffer(b"".join(encoded), np.uint8),
+    }
 
 
 def _meta(
@@ -150,7 +189,7 @@ def _sketch(target: Array | None, current: Array | None) -> Arrays:
 def _rows(
     base: Base,
     before: VersionRange,
-    since: VersionRange,
+    since: VersionRange | ImageRange,
     erased: RowLayer,
     cutoffs: Mapping[str, int],
     range_bytes: int,
@@ -161,6 +200,8 @@ def _rows(
     deleted: list[RowLayer] = []
     for key_range in split_keys(before.num_bytes + since.num_bytes, range_bytes):
         keys = since.keys(key_range)
+        if isinstance(since, ImageRange):  # it does not have the keys that were erased and learned again to the same
+            keys = merge_layers(key_range.select(erased), keys)
         rows = _old_rows(base, before, keys, key_range)
         alive_n = rows.live_mask(cutoffs) & (erased.find_mixed(rows.mixed, rows.feature) < 0)
         written.append(rows.take(np.flatnonzero(alive_n)).without_tombstones())

@@ -14,15 +14,18 @@ from springtide_client.system.file_lock import file_lock
 from app.models.export.onnx_export import is_possible
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.onnx import OnnxBuilder
+from app.version_log.compact.pending_versions import PendingVersions
+from app.version_log.compact.pinned_base import pinned_base_due, write_pinned_base
 from app.version_log.compact.retention import apply_retention, complete_bases, remove_drafts
 from app.version_log.config import LogConfig
 from app.version_log.disk_budget import DiskBudget, LogUsage
-from app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
+from app.version_log.retention.pins import pin_names
 
 LOCK_NAME = "compactor.lock"
 POLL_SECONDS = 1.0
 SEGMENT_BYTES = 1 << 30  # more than this, and than one base, is compacted before base_minutes have passed
 FULL_SECONDS = 5.0  # while the trainer waits for room, a base is made this often of whatever is there
+IDLE_BYTES = 16 << 20  # of heartbeats alone: then the newest base is linked under the newest number
 WINDOW_SAMPLES = 20_000
 
 logger = logging.getLogger(__name__)
@@ -37,18 +40,25 @@ class Compactor:
         self.budget = DiskBudget(config.log_bytes)
         self._window_samples = window_samples
         self._onnx = OnnxBuilder() if config.onnx and is_possible() else None
+        self._pending = PendingVersions(self.directory)
         self._tried_at = 0.0
         self._tried_after = 0
+        self._pins: list[str] | None = None  # at the last retention
 
     def is_due(self) -> bool:
-        """Return True if there is something to compact, and enough time has passed or enough bytes have come."""
+        """Return True if there is something to compact, and enough time has passed or enough bytes have come.
+
+        Heartbeats alone make no base until there are so many that followers would be slow to read them.
+        """
         bases = complete_bases(self.directory)
         if not bases:
             return False
         manifest = read_base_manifest(bases[-1])
-        pending_bytes = self._pending_bytes(manifest.number)
+        pending_bytes, is_idle = self._pending.after(manifest.number)
         if not pending_bytes or time.time() - self._tried_at < POLL_SECONDS:
             return False
+        if is_idle:
+            return pending_bytes > min(IDLE_BYTES, self.config.log_bytes // 16)
         started = manifest.created_ms / 1000
         if self._tried_after == manifest.number:  # the last attempt found nothing durable
             started = max(started, self._tried_at)
@@ -63,23 +73,6 @@ class Compactor:
         # with little space left a base is due sooner, but it must free something, or it would only take more
         return self.budget.is_short(usage) and pending_bytes > self.budget.max_version_bytes
 
-    def _pending_bytes(self, number: int) -> int:
-        """Return the bytes of segments that a base does not cover."""
-        listing = self.directory.scan()
-        manifest = self.directory.manifest(listing)
-        if manifest is None:
-            return 0
-        pending, is_covered = 0, True
-        for name, limit in self.directory.readable_segments(listing, manifest):
-            path, covered = self.config.path / name, 0
-            for header, end in scan_segment(path, limit, verify_after=HEADERS_ONLY) if is_covered else ():
-                if header.number > number:
-                    is_covered = False
-                    break
-                covered = end
-            pending += (size_of(path) if limit is None else limit) - covered
-        return pending
-
     def compact(self) -> Path | None:
         """Write the next base now and apply retention; None if no newer version is durable."""
         bases = self.directory.bases()
@@ -89,9 +82,16 @@ class Compactor:
         path = compact_log(self.directory, window_samples=self._window_samples, onnx=self._onnx)
         if path is not None:
             logger.info("base written", extra={"base": path.name})
-        num_bases = self.budget.num_bases(LogUsage.of(self.config.path), self.config.keep_bases)
-        apply_retention(self.directory, num_bases)
+        self.apply_retention()
         return path
+
+    def apply_retention(self) -> None:
+        """Delete what is kept no longer; first write a base of a pinned version where that frees more than it takes."""
+        config, self._pins = self.config, pin_names(self.config.path)
+        while self._pins and (due := pinned_base_due(self.directory, keep_bases=config.keep_bases)) is not None:
+            write_pinned_base(self.directory, due, window_samples=self._window_samples, onnx=self._onnx)
+        num_bases = self.budget.num_bases(LogUsage.of(config.path), config.keep_bases)
+        apply_retention(self.directory, num_bases, rule=config.keep_rule, log_bytes=config.log_bytes)
 
     def run(self, stopping: threading.Event) -> None:
         """Compact whenever it is due, until `stopping` is set. Waits first while another compactor has the lock."""
@@ -104,6 +104,8 @@ class Compactor:
                 try:
                     while self.is_due() and self.compact() and not stopping.is_set():
                         pass
+                    if self._pins != pin_names(self.config.path):  # at the start too: the configuration may be new
+                        self.apply_retention()
                 except (LogError, OSError) as error:
                     # retried at the next poll; a full disk may have room by then
                     logger.warning("no base could be written", extra={"reason": str(error)})

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 from springtide_client.errors import CorruptRecordError, GapError, LogError
 from springtide_client.format.records import NO_STATE, Record, VersionMeta
-from springtide_client.log.base import Base
+from springtide_client.log.base import Base, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
 from springtide_client.rows.layers import merge_layers
 from springtide_client.rows.row_layer import RowLayer, empty_layer, sorted_layer
 
 from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.linked_base import link_base
 from app.version_log.compact.onnx import OnnxBuilder
 from app.version_log.compact.retention import delete_base
 from app.version_log.read.corruption import report_corruption
@@ -58,7 +59,10 @@ def compact_log(
     damaged_by_number = {base_number(path): path for path in damaged}
     if (same := damaged_by_number.pop(state.tip.number, None)) is not None:
         delete_base(same)
-    written = write_merged_base(directory.path, base, state, onnx, state_file)
+    if state.is_idle and state_file is None:
+        written = link_base(directory.path, base, state.tip, state.meta)
+    else:
+        written = write_merged_base(directory.path, base, state, onnx, state_file)
     for number, path in damaged_by_number.items():
         if number < state.tip.number:  # a newer one stays: the log does not reach it, so it may be the last copy
             delete_base(path)
@@ -73,6 +77,8 @@ def newest_intact_base(directory: LogDirectory) -> tuple[Base | None, list[Path]
     """
     damaged: list[Path] = []
     for path in reversed(directory.bases()):
+        if damaged and not LogIndex(directory).runs.are_connected(base_number(path), base_number(damaged[0])):
+            break  # the versions after it were deleted: a base made from it would hold an old one
         try:
             base = Base.open(path)
             base.verify()
@@ -132,7 +138,7 @@ def write_merged_base(
     log_path: Path, base: Base, state: ReplayState, onnx: OnnxBuilder | None = None, state_file: Path | None = None
 ) -> Path:
     """Write the base that equals `base` with the replayed versions applied. Tombstones and dead rows are dropped."""
-    changes, meta, manifest = state.changed_rows(), state.meta, base.manifest
+    changes, meta, manifest = state.changed_rows(), state.meta_since(oldest_commands(log_path)), base.manifest
     num_rows, dead = count_live_rows(base.rows, changes, meta.expiry_cutoffs)
     known_strings = [] if base.id_strings is None else [base.id_strings]
     image = BaseImage(
@@ -151,6 +157,16 @@ def write_merged_base(
         onnx=None if onnx is None else onnx.build(base, state.arrays),
     )
     return write_base(log_path, image)
+
+
+def oldest_commands(log_path: Path) -> frozenset[str]:
+    """Return the ids of the commands that the oldest base of a log has; none if it cannot be read."""
+    for path in LogDirectory(log_path).bases():
+        try:
+            return frozenset(entry.id for entry in read_base_manifest(path).meta.executed_commands)
+        except (LogError, OSError):
+            continue
+    return frozenset()
 
 
 def count_live_rows(rows: RowLayer, changes: RowLayer, cutoffs: Mapping[str, int]) -> tuple[int, RowLayer]:

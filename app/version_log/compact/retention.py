@@ -1,44 +1,188 @@
-"""Retention: delete bases beyond the newest few, and segments that the oldest retained base covers."""
+"""Retention: delete bases that nothing keeps, and segments whose records no kept base and no pinned version needs."""
 
 import contextlib
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from springtide_client.format.records import EPOCH_SHIFT
+from springtide_client.log.base import BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory
-from springtide_client.log.listing import Listing, LogManifest, base_name, base_number
+from springtide_client.log.listing import Listing, LogManifest, base_name
 
 from app.version_log.compact.base_writer import is_complete
+from app.version_log.config import KeepRule
+from app.version_log.disk_usage import folder_bytes
 from app.version_log.failpoints import failpoint
-from app.version_log.read.segments import HEADERS_ONLY, scan_segment
+from app.version_log.read.index import LogIndex
+from app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
+from app.version_log.retention.keep_rule import KeptVersions, described, kept_by_rule, kept_versions, num_bytes
+from app.version_log.retention.pins import FOLDER as PINS
+from app.version_log.retention.pins import Pin, read_pins
+from app.version_log.retention.retention_lock import retention_lock
+
+LOCK_WAIT_SECONDS = 10.0
+NO_RULE = KeepRule()
 
 logger = logging.getLogger(__name__)
 
 
-def apply_retention(directory: LogDirectory, keep_bases: int) -> list[str]:
-    """1. Delete older bases. 2. Delete segments covered by the oldest retained base. Returns the deleted names.
+def apply_retention(
+    directory: LogDirectory, keep_bases: int, *, rule: KeepRule = NO_RULE, log_bytes: int | None = None
+) -> list[str]:
+    """1. Choose what to keep. 2. Delete other bases. 3. Delete segments without a record that is needed.
 
-    A process that has a deleted file open or mapped can read on. Does nothing while an epoch starts.
+    Kept are the newest `keep_bases` bases with every version since, bases by `rule`, and pinned versions. Where
+    `log_bytes` is given and short, the oldest bases by rule go. Returns the deleted names. A process that has a deleted
+    file open or mapped can read on. Does nothing while an epoch starts.
     """
-    listing = directory.scan()
-    manifest = directory.manifest(listing)
-    if manifest is None or not listing.is_settled:
-        return []
-    retained = complete_bases(directory)[-keep_bases:]
-    if not retained:
-        return []
-    deleted = [path.name for path in directory.bases() if base_number(path) < base_number(retained[0])]
-    for name in deleted:
-        delete_base(directory.path / name)
-    failpoint("during retention")
-    for name in covered_segments(directory, listing, manifest, base_number(retained[0])):
-        (directory.path / name).unlink(missing_ok=True)
-        deleted.append(name)
-    if deleted:
-        logger.info("bases and segments deleted", extra={"names": deleted})
-    return deleted
+    with retention_lock(directory.path, wait_seconds=LOCK_WAIT_SECONDS) as is_held:
+        if not is_held:
+            logger.warning("nothing was deleted: another process holds retention.lock")
+            return []
+        listing = directory.scan()
+        manifest = directory.manifest(listing)
+        bases = [read_base_manifest(path) for path in complete_bases(directory)]
+        if manifest is None or not listing.is_settled or not bases:
+            return []
+        retention = Retention(directory, listing, manifest, bases, read_pins(directory.path))
+        deletion = retention.plan(keep_bases, rule, log_bytes)
+        failpoint("before files are deleted")
+        for name in deletion.bases:
+            delete_base(directory.path / name)
+        failpoint("during retention")
+        for name in deletion.segments:
+            (directory.path / name).unlink(missing_ok=True)
+        for draft in (directory.path / PINS).glob(".tmp-*"):  # of a process that was killed while it pinned
+            draft.unlink(missing_ok=True)
+    if deletion.names:
+        logger.info("bases and segments deleted", extra={"names": deletion.names})
+    return deletion.names
+
+
+class Deletion(NamedTuple):
+    """The names of bases and segments to delete, and their bytes."""
+
+    bases: list[str]
+    segments: list[str]
+    num_bytes: int
+
+    @property
+    def names(self) -> list[str]:
+        return self.bases + self.segments
+
+
+class Retention:
+    """One decision about what to keep. `bases`: all complete ones, oldest first."""
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        listing: Listing,
+        manifest: LogManifest,
+        bases: Sequence[BaseManifest],
+        pins: Sequence[Pin],
+    ) -> None:
+        self._directory, self._listing, self._manifest = directory, listing, manifest
+        self._bases, self._pins = bases, pins
+        self._runs = LogIndex(directory).runs if pins else None
+        self._segments = segment_ranges(directory, listing, manifest)
+        for pin in pins:
+            if self._base_of(pin.version) is None:
+                logger.error("a pinned version cannot be rebuilt", extra={"pin": pin.name, "version": pin.version})
+
+    def plan(self, keep_bases: int, rule: KeepRule, log_bytes: int | None) -> Deletion:
+        """Return what to delete, so that the log stays within `log_bytes` if the pins leave enough of it."""
+        by_rule = kept_by_rule(self._bases, rule)
+        deletion = self._deletion(keep_bases, by_rule)
+        if log_bytes is None:
+            return deletion
+        used = folder_bytes(self._directory.path)
+        limit = log_bytes - log_bytes // 4 - num_bytes(self._bases[-1])
+        everything, went = deletion, list[BaseManifest]()
+        while by_rule and used - deletion.num_bytes > limit:
+            by_rule.pop(0)
+            deletion = self._deletion(keep_bases, by_rule)
+            before, now = set(everything.bases), set(deletion.bases)
+            went = [base for base in self._bases if base_name(base.number) in now - before]
+        if went:
+            extra = {"log_bytes": log_bytes, "deleted": len(went), "up_to": described(went[-1])}
+            logger.warning("log_bytes is short: the oldest bases that [log] keep names are deleted", extra=extra)
+        if self._pins and used - deletion.num_bytes > limit:
+            names = [pin.name for pin in self._pins]
+            logger.warning("log_bytes is short, also because of pinned versions: unpin some", extra={"pins": names})
+        return deletion
+
+    def _deletion(self, keep_bases: int, by_rule: Sequence[int]) -> Deletion:
+        kept = kept_versions(
+            self._bases, keep_bases=keep_bases, by_rule=frozenset(by_rule), pins=self._pins, base_of=self._base_of
+        )
+        complete = {base.number: base for base in self._bases}
+        # an incomplete base goes when it is old, unless it is what is left of a pinned version
+        spared = {*kept.bases, *(pin.version for pin in self._pins)}
+        bases = [
+            number
+            for number in self._listing.bases
+            if number not in spared and (number in complete or number < kept.oldest_recent)
+        ]
+        segments = self._unneeded_segments(kept)
+        freed = sum(num_bytes(complete[number]) for number in bases if number in complete)
+        freed += sum(size_of(self._directory.path / name) for name in segments)
+        return Deletion([base_name(number) for number in bases], segments, freed)
+
+    def _base_of(self, version: int) -> int | None:
+        """Return the newest complete base from which a version can be rebuilt."""
+        complete = {base.number for base in self._bases}
+        numbers = self._runs.bases_of(version) if self._runs is not None else ()
+        return next((number for number in numbers if number in complete), None)
+
+    def _unneeded_segments(self, kept: KeptVersions) -> list[str]:
+        """Return the segments without a needed record, and those that readers ignore; never the newest one."""
+        own = self._listing.segments.get(self._manifest.epoch, [])
+        unneeded = []
+        for segment in self._segments:
+            last = segment.last
+            if kept.needs_any(segment.first, last) and not kept.needs_any(segment.first, segment.first):
+                last = newest_number(self._directory.path / segment.name, segment.limit)  # exactly
+            if not kept.needs_any(segment.first, last) and (not own or segment.name != own[-1]):
+                unneeded.append(segment.name)
+        readable = {segment.name for segment in self._segments}
+        # segments of older epochs that no manifest lists were written by a replaced trainer
+        older = [
+            name for epoch, names in self._listing.segments.items() if epoch < self._manifest.epoch for name in names
+        ]
+        return unneeded + [name for name in older if name not in readable]
+
+
+class SegmentRange(NamedTuple):
+    """A segment, and numbers between which all of its versions are."""
+
+    name: str
+    limit: int | None  # valid bytes; None: all
+    first: int
+    last: int
+
+
+def segment_ranges(directory: LogDirectory, listing: Listing, manifest: LogManifest) -> list[SegmentRange]:
+    """Return the readable segments in order, by their first headers; one without a record has an empty range."""
+    ranges: list[SegmentRange] = []
+    following = 1 << 63
+    for name, limit in reversed(directory.readable_segments(listing, manifest)):
+        scan = scan_segment(directory.path / name, limit, verify_after=HEADERS_ONLY)
+        first = next((header.number for header, _ in scan), None)
+        epoch = int(name[4:14])
+        last = min(following, (epoch + 1) << EPOCH_SHIFT) - 1
+        ranges.append(SegmentRange(name, limit, last + 1 if first is None else first, last))
+        following = following if first is None else first
+    return ranges[::-1]
+
+
+def newest_number(path: Path, limit: int | None) -> int:
+    """Return the number of a segment's last complete record; 0 if it has none."""
+    return max((header.number for header, _ in scan_segment(path, limit, verify_after=HEADERS_ONLY)), default=0)
 
 
 def delete_base(base_path: Path) -> None:
@@ -52,29 +196,6 @@ def delete_base(base_path: Path) -> None:
 def complete_bases(directory: LogDirectory) -> list[Path]:
     """Return the bases, oldest first, whose manifest can be read and whose files have the right sizes."""
     return [path for path in directory.bases() if is_complete(path)]
-
-
-def covered_segments(directory: LogDirectory, listing: Listing, manifest: LogManifest, number: int) -> list[str]:
-    """Return the segments that hold no readable record after `number`, and those that readers ignore.
-
-    The newest file of the present epoch is never among them.
-    """
-    files = directory.readable_segments(listing, manifest)
-    own = listing.segments.get(manifest.epoch, [])
-    covered = []
-    for name, limit in files:
-        last = max(
-            (header.number for header, _ in scan_segment(directory.path / name, limit, verify_after=HEADERS_ONLY)),
-            default=0,
-        )
-        if last > number:
-            break
-        if not own or name != own[-1]:
-            covered.append(name)
-    readable = {name for name, _ in files}
-    # segments of older epochs that no manifest lists were written by a replaced trainer
-    older = [name for epoch, names in listing.segments.items() if epoch < manifest.epoch for name in names]
-    return covered + [name for name in older if name not in readable]
 
 
 def remove_drafts(directory: LogDirectory) -> None:

@@ -19,6 +19,7 @@ from springtide_client.schema import Schema
 
 from app.errors import UserError
 from app.version_log.read.id_dictionary import IdDictionary, display_id, feature_name
+from app.version_log.read.image_range import ImageRange, versions_between
 from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
 
@@ -65,6 +66,7 @@ class VersionDiff:
     metas: tuple[VersionMeta, VersionMeta]
     num_versions: int
     num_bytes: int
+    has_gap: bool = False  # versions between the two are no longer in the log
     features: dict[int, RowCounts] = field(default_factory=dict)
     moves: list[RowMove] = field(default_factory=list)  # the largest first
     id_strings: dict[tuple[int, int], str] = field(default_factory=dict)  # of the keys in `moves`
@@ -108,17 +110,20 @@ def diff_versions(
         )
     base = index.base_before(older)
     before = VersionRange(index, base.tip.number, older)
-    between = VersionRange(index, older, newer)
+    between = versions_between(index, older, newer)
     metas = index.meta(older), index.meta(newer)
     schema = base.manifest.decode_schema()
-    result = VersionDiff(older, newer, schema, metas, len(between.entries), between.num_bytes)
+    num_bytes = sum(entry.num_bytes for entry in between.entries)
+    result = VersionDiff(older, newer, schema, metas, len(between.entries), num_bytes)
+    result.has_gap = isinstance(between, ImageRange)
     comparison = _RowDiff(result, base, before, between, top)
     for key_range in split_keys(before.num_bytes + between.num_bytes, range_bytes):
         comparison.add(key_range)
     comparison.finish()
     result.dense = _dense_changes(base, before, between)
     if result.moves:
-        finder = IdDictionary(base, VersionRange(index, base.tip.number, newer))
+        last_base = index.base_before(newer)
+        finder = IdDictionary(last_base, VersionRange(index, last_base.tip.number, newer))
         features = np.array([move.feature for move in result.moves], np.uint16)
         ids = np.array([move.id for move in result.moves], np.int64)
         keys = zip(features.tolist(), ids.tolist(), strict=True)
@@ -129,7 +134,9 @@ def diff_versions(
 
 
 class _RowDiff:
-    def __init__(self, result: VersionDiff, base: Base, before: VersionRange, between: VersionRange, top: int) -> None:
+    def __init__(
+        self, result: VersionDiff, base: Base, before: VersionRange, between: VersionRange | ImageRange, top: int
+    ) -> None:
         self._result, self._base, self._before, self._between, self._top = result, base, before, between, top
         self._cutoffs = tuple(meta.expiry_cutoffs for meta in result.metas)
         self._sum, self._num_moves = 0.0, 0
@@ -227,7 +234,7 @@ def _not_in(layer: RowLayer, rows: RowLayer) -> BoolArray:
     return layer.find_mixed(rows.mixed, rows.feature) < 0
 
 
-def _dense_changes(base: Base, before: VersionRange, between: VersionRange) -> list[DenseChange]:
+def _dense_changes(base: Base, before: VersionRange, between: VersionRange | ImageRange) -> list[DenseChange]:
     """Return every parameter of either version, the one that changed most relative to its norm first."""
     older = base.dense | before.newest_arrays("dense.")
     newer = older | between.newest_arrays("dense.")

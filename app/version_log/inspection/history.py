@@ -17,6 +17,7 @@ from app.version_log.read.version_range import VersionRange
 
 # kinds of events
 IN_BASE, CREATED, WRITTEN, ERASED, EXPIRED = "in base", "created", "written", "erased", "expired"
+GONE = "gone"  # deleted by a version that the log no longer has
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,24 @@ def row_history(index: LogIndex, feature: int, row_id: int, *, limit: int) -> Ro
     base = index.base_before(index.numbers[-1]) if not index.bases else _oldest_base(index)
     history = RowHistory(feature, row_id, base.tip.number, deque(maxlen=limit))
     builder = _HistoryBuilder(history, base)
-    versions = VersionRange(index, base.tip.number, index.numbers[-1])
+    versions = VersionRange(index, base.tip.number, index.runs.end_of(base.tip.number))
     for record in versions.records():
         builder.apply(record)
+    strings = [IdDictionary(base, versions)]
+    for number in index.runs.starts():
+        if number > versions.last:  # after a gap
+            start = Base.open(index.directory.path / base_name(number))
+            versions = VersionRange(index, number, index.runs.end_of(number))
+            builder.continue_from(start)
+            for record in versions.records():
+                builder.apply(record)
+            strings.append(IdDictionary(start, versions))
     for number in filter(lambda number: number >= base.tip.number, index.bases):
         opened = base if number == base.tip.number else Base.open(index.directory.path / base_name(number))
         if opened.rows.find(*_key(feature, row_id))[0] >= 0:
             history.bases.append(number)
-    history.string = IdDictionary(base, versions).find(*_key(feature, row_id))[0]
+    found = (dictionary.find(*_key(feature, row_id))[0] for dictionary in strings)
+    history.string = next((string for string in found if string is not None), None)
     return history
 
 
@@ -79,6 +90,16 @@ class _HistoryBuilder:
             rows, meta = base.rows, base.manifest.meta
             seen = int(rows.last_seen[row])
             self._write(base.tip.number, meta, IN_BASE, int(rows.count[row]), seen, rows.value[row])
+
+    def continue_from(self, base: Base) -> None:
+        """Go on from a base, behind versions that are no longer in the log."""
+        rows, meta = base.rows, base.manifest.meta
+        row = int(rows.find(*_key(self._history.feature, self._history.id))[0])
+        if row < 0:
+            if self._vector is not None:
+                self._delete(base.tip.number, meta, GONE)
+        elif self._vector is None or not np.array_equal(self._vector, rows.value[row], equal_nan=True):
+            self._write(base.tip.number, meta, IN_BASE, int(rows.count[row]), int(rows.last_seen[row]), rows.value[row])
 
     def apply(self, record: Record) -> None:
         """Apply the next version: tombstones first, then rows, then expiry."""

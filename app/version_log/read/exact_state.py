@@ -18,6 +18,8 @@ from springtide_client.log.base import MANIFEST, STATE, Base, FileChecksum
 from springtide_client.log.listing import state_name
 
 from app.version_log.read.index import IndexEntry
+from app.version_log.retention.pins import read_pins
+from app.version_log.retention.retention_lock import retention_lock
 
 PARAMETERS = "state.parameters."
 
@@ -109,7 +111,20 @@ def state_numbers(log_path: Path) -> list[int]:
 
 
 def remove_states(log_path: Path, before: int) -> None:
-    """Delete the exact states of versions before this one; a base that has linked one keeps its file."""
-    for number in state_numbers(log_path):
-        if number < before:
+    """Delete the exact states of versions before this one, but the newest one at or before each pinned version.
+
+    A base that has linked one keeps its file. While a version is being pinned nothing is deleted; the next call does.
+    """
+    numbers = [number for number in state_numbers(log_path) if number < before]
+    if not numbers:
+        return
+    with retention_lock(log_path, wait_seconds=0.0) as is_held:
+        if not is_held:
+            return
+        try:
+            pins = [pin.version for pin in read_pins(log_path)]
+        except LogError:
+            return  # a pin that cannot be read may need any of them
+        spared = {max((n for n in numbers if n <= version), default=0) for version in pins}
+        for number in set(numbers) - spared:
             shutil.rmtree(log_path / state_name(number), ignore_errors=True)

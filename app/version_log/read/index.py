@@ -1,6 +1,8 @@
 """The index of a log: every version by its record header, the names people give versions, and the bases before them."""
 
 import os
+from bisect import bisect
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +15,9 @@ from springtide_client.log.listing import base_name, begins_epoch
 
 from app.errors import UserError
 from app.version_log.read.segments import HEADERS_ONLY, scan_segment
+from app.version_log.read.version_names import Instant, parse_instant, parse_version
+from app.version_log.retention.pins import Pin, read_pin, read_pins
+from app.version_log.retention.unbroken_runs import UnbrokenRuns
 
 LENGTH_BYTES = 8  # of the length before the JSON header of a payload
 
@@ -125,11 +130,17 @@ class LogIndex:
         return self._by_number.get(number)
 
     def resolve(self, name: str) -> int:
-        """Return the number of a version named `latest`, `oldest`, `-N`, `epoch.count`, or by its number.
+        """Return the number of a version named `latest`, `oldest`, `-N`, `epoch.count`, by its number, pin or time.
 
-        `oldest` is the oldest that can still be rebuilt. UserError if there is no such version.
+        `oldest` is the oldest that can still be rebuilt; `@TIME` and `event@TIME` are the newest at or before an
+        instant of wall time or event time that can be. UserError if there is no such version.
         """
-        number = parse_version(name)
+        if (instant := parse_instant(name)) is not None:
+            return self._newest_at(instant, name)
+        if (pin := read_pin(self.directory.path, name)) is not None:
+            number = pin.version
+        else:
+            number = parse_version(name)
         if name == "oldest":
             return self.bases[0] if self.bases else self.numbers[0]
         if number <= 0:
@@ -142,6 +153,37 @@ class LogIndex:
                 f"version {shown} is not in the log: {self._range()}; `springtide versions list` shows them"
             )
         return number
+
+    def _newest_at(self, instant: Instant, name: str) -> int:
+        """Return the newest version that can be rebuilt whose clock had not passed the instant."""
+        for number in reversed(self.numbers):
+            if self.is_restorable(number) and self._clock_of(number, instant.clock) <= instant.ms:
+                return number
+        raise UserError(f"version {name}: every version that can be rebuilt is newer; {self._range()}")
+
+    def _clock_of(self, number: int, clock: str) -> int:
+        time_ms: int = getattr(self.meta(number), clock)
+        if not time_ms and clock == "created_ms":  # the first base of a log is no written version
+            return self._manifest_of(number).created_ms
+        return time_ms
+
+    @cached_property
+    def pins(self) -> list[Pin]:
+        """The pinned versions, the oldest first; LogError if a pin cannot be read."""
+        return read_pins(self.directory.path)
+
+    @cached_property
+    def runs(self) -> UnbrokenRuns:
+        """Which versions follow one another without a gap."""
+        headers = {number: entry.header for number, entry in self._by_number.items()}
+        return UnbrokenRuns(headers, {number: self._tip_of_base(number) for number in self.bases})
+
+    def is_restorable(self, number: int) -> bool:
+        """Return True if a version can be rebuilt: a base is at or before it, and all versions between them are there.
+
+        The files of the base are not checked.
+        """
+        return self.runs.base_of(number) is not None
 
     def tip(self, number: int) -> Tip:
         """Return a version's number and checksum."""
@@ -162,19 +204,30 @@ class LogIndex:
         return max((begin for begin in self.begins if begin <= number), default=0)
 
     def base_before(self, number: int) -> Base:
-        """Open the newest base at or before a version; UserError names the oldest version that can be rebuilt."""
+        """Open the newest base from which a version can be rebuilt; UserError names versions that can be."""
         failure: LogError | None = None
-        for base in reversed(self.bases):
-            if base > number or base < self.begin_of(number):
-                continue
+        for base in self.runs.bases_of(number):
             try:
                 return Base.open(self.directory.path / base_name(base))
             except LogError as error:
                 failure = failure or error
         if failure is not None:
             raise failure
-        oldest = f"the oldest that can be is {version_name(self.bases[0])}" if self.bases else "there is no base"
-        raise UserError(f"version {version_name(number)} can no longer be rebuilt, its base was deleted: {oldest}")
+        gone = f"version {version_name(number)} can no longer be rebuilt"
+        if not self.bases or self.bases[0] > number:
+            oldest = f"the oldest that can be is {version_name(self.bases[0])}" if self.bases else "there is no base"
+            raise UserError(f"{gone}, its base was deleted: {oldest}")
+        at = bisect(self.numbers, number)
+        near = [next(filter(self.is_restorable, side), None) for side in (self.numbers[:at][::-1], self.numbers[at:])]
+        names = " and ".join(version_name(found) for found in near if found is not None)
+        raise UserError(f"{gone}, versions before it were deleted: the nearest that can be: {names}")
+
+    def _tip_of_base(self, number: int) -> Tip | None:
+        """Return the version that a base holds; None if its manifest cannot be read."""
+        try:
+            return read_base_manifest(self.directory.path / base_name(number)).tip
+        except (LogError, OSError):
+            return None
 
     def _manifest_of(self, number: int) -> BaseManifest:
         name = base_name(number)
@@ -189,17 +242,3 @@ class LogIndex:
 
 def _deleted(name: str) -> LogError:
     return LogError(f"{name} was deleted by the compactor while it was read: run the command again")
-
-
-def parse_version(name: str) -> int:
-    """Return the number that a name means; at most 0: counted back from the latest. UserError if it is malformed."""
-    epoch, dot, count = name.partition(".")
-    if name in ("latest", "oldest"):
-        return 0
-    if epoch.isascii() and epoch.isdecimal() and (count.isascii() and count.isdecimal() if dot else True):
-        number = (int(epoch) << EPOCH_SHIFT) + int(count) if dot else int(epoch)
-        if number > 0:
-            return number
-    if name.startswith("-") and name[1:].isascii() and name[1:].isdecimal():
-        return int(name)
-    raise UserError(f"version {name!r}: write latest, oldest, -3 (three before the latest), 3.1207 or its number")

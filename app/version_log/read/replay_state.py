@@ -1,5 +1,6 @@
 """Replay versions over a base in memory: first all but the rows (ModelReplayState), then rows too (ReplayState)."""
 
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 
 import msgspec
@@ -14,7 +15,7 @@ from app.scores.progressive import ProgressiveScores
 from app.version_log.read.exact_state import is_exact_state
 from app.version_log.read.id_dictionary import id_strings_of
 
-MAX_COMMANDS = 10_000  # that a base remembers; the files of older ones are long deleted
+MAX_COMMANDS = 10_000  # that a base remembers, beside erasures; the files of older ones are long deleted
 SCORES = "state.scores."
 PENDING_BYTES = 256 << 20  # of records whose rows are merged at once: merging few at a time copies a row more often
 
@@ -70,7 +71,19 @@ class ModelReplayState:
     @property
     def meta(self) -> VersionMeta:
         """The last version's meta with the commands of all versions, so that none is executed twice."""
-        return msgspec.structs.replace(self._meta, executed_commands=self._commands[-MAX_COMMANDS:])
+        return self.meta_since(())
+
+    def meta_since(self, known: Collection[str]) -> VersionMeta:
+        """Return the same with every erasure whose id is not in `known`, the commands of the oldest restorable version.
+
+        A rollback to that version must not bring back what they erased.
+        """
+        return msgspec.structs.replace(self._meta, executed_commands=remembered_commands(self._commands, known))
+
+    @property
+    def commands(self) -> Sequence[CommandEntry]:
+        """The commands that the base remembers, and all that were executed since."""
+        return self._commands
 
     @property
     def arrays(self) -> Arrays:
@@ -110,6 +123,7 @@ class ReplayState(ModelReplayState):
     def __init__(self, base: Base, *, window_samples: int) -> None:
         super().__init__(base, window_samples=window_samples)
         self.id_strings: list[Arrays] = []
+        self.num_changes = 0  # records that hold more than meta
         self.num_bytes = 0  # of the records replayed
         self._dim, self._state_width = base.manifest.table.dim, base.manifest.table.state_width
         self._layers: tuple[RowLayer, ...] = ()
@@ -120,6 +134,7 @@ class ReplayState(ModelReplayState):
         """Replay the next version. The rows of up to PENDING_BYTES of records stay where the records are."""
         super().apply(record)
         tensors = record.tensors()
+        self.num_changes += any(array.nbytes for array in tensors.values()) or bool(record.meta.restores)
         self._pending.append(record_layer(tensors, self._dim, self._state_width))
         self._pending_bytes += record.num_bytes
         if self._pending_bytes >= PENDING_BYTES:
@@ -127,6 +142,13 @@ class ReplayState(ModelReplayState):
         if (strings := id_strings_of(tensors)) is not None:
             self.id_strings.append({name: np.array(array) for name, array in strings.items()})
         self.num_bytes += record.num_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """True if a base of this version would hold what the base before it holds: nothing but heartbeats came."""
+        was, now = self.base.manifest.meta, self._meta
+        is_same = was.expiry_cutoffs == now.expiry_cutoffs and was.sketch_blocks == now.sketch_blocks
+        return is_same and not self.num_changes
 
     def changed_rows(self) -> RowLayer:
         """Return the changed rows with their optimizer states, and tombstones of deleted ones, as one layer."""
@@ -139,6 +161,13 @@ class ReplayState(ModelReplayState):
         if self._pending:
             self._layers = push_layer(self._layers, merge_layers(*self._pending))
             self._pending, self._pending_bytes = [], 0
+
+
+def remembered_commands(commands: Sequence[CommandEntry], known: Collection[str]) -> list[CommandEntry]:
+    """Return the newest MAX_COMMANDS, and of the older ones the erasures that are not in `known`."""
+    older, newest = commands[:-MAX_COMMANDS], commands[-MAX_COMMANDS:]
+    erasures = [entry for entry in older if entry.kind == "forget" and not entry.is_refused and entry.id not in known]
+    return [*erasures, *newest]
 
 
 def _scores_of(arrays: Arrays) -> Arrays:

@@ -13,8 +13,10 @@ READ_CHUNK_BYTES = 1 << 20
 HEADERS_ONLY = 2**63  # as `verify_after`: above every version number
 
 
-def scan_segment(path: Path, limit: int | None = None, *, verify_after: int = -1) -> Iterator[tuple[RecordHeader, int]]:
-    """Yield the header of each complete record and the offset at which the record ends.
+def scan_segment(
+    path: Path, limit: int | None = None, *, verify_after: int = -1, start: int = 0
+) -> Iterator[tuple[RecordHeader, int]]:
+    """Yield the header of each complete record from the offset `start` on, and the offset at which the record ends.
 
     Stops at the first record that is incomplete or damaged, or at `limit` bytes (None: at the end of the file).
     Payloads of records numbered above `verify_after` are read and checked against their CRC; others are skipped.
@@ -26,7 +28,7 @@ def scan_segment(path: Path, limit: int | None = None, *, verify_after: int = -1
         return
     with file:
         size = os.fstat(file.fileno()).st_size
-        end, offset = size if limit is None else min(size, limit), 0
+        end, offset = size if limit is None else min(size, limit), start
         while offset + HEADER.size <= end:
             file.seek(offset)
             try:

@@ -15,8 +15,8 @@ from app.version_log.verify.report import VerifyReport, plural
 
 _NUMBERED = re.compile(r"(epoch|manifest|seg|status)-(\d{10})(?:-\d{6})?\.(?:claim|json|log)")
 _OWNED = re.compile(
-    r"(?:base|state)-\d{20}|commands|(?:trainer|compactor|broker)\.lock|corruption\.json|broker\.(?:json|err)|simulator\.json"
-    r"|\.tmp-.+"
+    r"(?:base|state)-\d{20}|commands|pins|(?:trainer|compactor|retention|broker)\.lock|corruption\.json|broker\.(?:json|err)"
+    r"|simulator\.json|\.tmp-.+"
 )
 REMOVE = "no reader uses it: remove it"
 

@@ -36,6 +36,8 @@ class RecordCheck:
     manifest: LogManifest
     bases: list[BaseManifest]
     report: VerifyReport
+    # after and up to which versions the records must be there; others may have been deleted by retention
+    needed: tuple[tuple[int, int], ...] = ((0, 2**63 - 1),)
     tip: Tip | None = None  # the newest record so far; None before the first
     coverage: dict[int, EpochCoverage] = field(default_factory=dict)
     _at: tuple[str, int] = ("", 0)  # the end of the last record
@@ -159,6 +161,9 @@ class RecordCheck:
             wrong = f"version {version} of epoch {header.epoch} is in a file of epoch {int(name[4:14])}"
         elif tip is not None and header.number <= tip.number:
             wrong = f"version {version} comes after version {tip}: numbers must grow"
+        elif tip is not None and header.parent != tip.checksum and self._may_be_gap(offset, header, tip):
+            what = f"the versions between {version_name(tip.number)} and {version} were deleted by retention"
+            self.report.note(what, name, offset)
         elif tip is not None and header.parent != tip.checksum:
             wrong = f"version {version} does not follow version {tip}: records are missing or swapped"
             wrong += self._missing_before(name) if not offset else ""
@@ -187,6 +192,16 @@ class RecordCheck:
                 self.tip = base.tip
         return self.tip
 
+    def _may_be_gap(self, offset: int, header: RecordHeader, tip: Tip) -> bool:
+        """Return True if a segment begins after versions that nothing needs, neither a pin nor a recent base."""
+        if offset or any(tip.number < end < header.number for _, end in self.needed):
+            return False
+        starts = {base.checksum for base in self.bases}
+        return header.parent in starts or not self._is_needed(header.number)
+
+    def _is_needed(self, number: int) -> bool:
+        return any(after < number <= end for after, end in self.needed)
+
     def _missing_before(self, name: str) -> str:
         sealed = [sealed.file for sealed in self.manifest.sealed]
         epoch, count = int(name[4:14]), int(name[15:21])
@@ -201,7 +216,8 @@ class RecordCheck:
         begins = [base.number for base in self.bases if begins_epoch(base.number)]
         last = max(self.tip.number if self.tip else 0, oldest, *begins)
         for number in sorted(self._expected_tips):
-            if number > last or (is_sound and (number > oldest or self._first < oldest)):
+            is_missing = is_sound and (number > oldest or self._first < oldest)
+            if number > last or (is_missing and (self._is_needed(number) or number == oldest)):
                 what = f"version {version_name(number)}, which a base or the seal names, is not among the records"
                 self.report.error(*self._end(), what, self.consequence(number))
         durable = max(self._semantics.durable, self.inventory.durable)

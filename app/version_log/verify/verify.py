@@ -14,22 +14,26 @@ from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import RANGE_BYTES
 from app.version_log.verify.bases import BaseCheck
 from app.version_log.verify.inventory import LogInventory, check_inventory
+from app.version_log.verify.pins import PinCheck
 from app.version_log.verify.records import RecordCheck
 from app.version_log.verify.replay import ReplayCheck
 from app.version_log.verify.report import ERROR, NOTE, Finding, VerifyReport
 
 MAX_ATTEMPTS = 3
+KEEP_BASES = 2  # as in [log]
 
 
 def verify(
     directory: LogDirectory,
     *,
     deep: bool = False,
+    keep_bases: int = KEEP_BASES,
     range_bytes: int = RANGE_BYTES,
     on_finding: Callable[[Finding], object] = lambda _: None,
 ) -> VerifyReport:
-    """1. Inventory. 2. Bases. 3. Records. 4. If `deep`: each base against the log before it.
+    """1. Inventory. 2. Bases. 3. Records. 4. Pins. 5. If `deep`: each base against the log before it.
 
+    Since the oldest of the newest `keep_bases` bases no version may be missing, nor one that a pinned version needs.
     `on_finding` is called with each finding. A trainer and a compactor may run meanwhile: if files went away during a
     pass that found errors, the pass is repeated. UserError if there is no log.
     """
@@ -40,7 +44,7 @@ def verify(
     for attempt in range(1, MAX_ATTEMPTS + 1):
         # errors are reported at the end: an error may be a deletion by the compactor seen half done
         report = VerifyReport(lambda finding: on_finding(finding) if finding.level != ERROR else None)
-        check_everything(directory, inventory, report, deep=deep, range_bytes=range_bytes)
+        check_everything(directory, inventory, report, deep=deep, keep_bases=keep_bases, range_bytes=range_bytes)
         now = LogInventory.of(directory)
         if not report.errors or now.has_same_files(inventory) or attempt == MAX_ATTEMPTS:
             break
@@ -52,7 +56,13 @@ def verify(
 
 
 def check_everything(
-    directory: LogDirectory, inventory: LogInventory, report: VerifyReport, *, deep: bool, range_bytes: int
+    directory: LogDirectory,
+    inventory: LogInventory,
+    report: VerifyReport,
+    *,
+    deep: bool,
+    keep_bases: int,
+    range_bytes: int,
 ) -> None:
     """Make one pass over the whole log."""
     manifest = check_inventory(inventory, report)
@@ -66,7 +76,9 @@ def check_everything(
             report.note("the records were not read: only the newest manifest says which belong to the log")
         return
     num_wrong = len(report.errors)
-    RecordCheck(inventory, manifest, manifests, report).run()
+    pins = PinCheck(directory, report)
+    RecordCheck(inventory, manifest, manifests, report, pins.needed_ranges(manifests, keep_bases)).run()
+    pins.run()
     if deep:
         whole = [base for base in bases if base is not None]
         if len(report.errors) > num_wrong:

@@ -29,8 +29,9 @@ from springtide_client.system.files import fsync_folder, make_durable_folder, wr
 from app.version_log.errors import FencedError, OtherSchemaError
 from app.version_log.failpoints import failpoint
 from app.version_log.read.exact_state import ExactStates
-from app.version_log.read.index import IndexEntry
+from app.version_log.read.index import IndexEntry, LogIndex
 from app.version_log.read.segments import scan_segment
+from app.version_log.retention.pins import read_pins
 from app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
 
 EPOCHS_RETAINED = 5  # status files and manifests of older epochs are deleted
@@ -159,6 +160,7 @@ def measure_valid_log(directory: LogDirectory) -> ValidLog:
         if valid_bytes:
             sealed.append(SealedSegment(file, valid_bytes))
         _log_ignored_bytes(directory.path / file, limit, valid_bytes)
+    _refuse_gap(directory, base.tip, tip, listing.bases)
     older = () if manifest is None else filter(lambda number: number < base.tip.number, manifest.begins)
     by_number = {entry.number: entry for entry in entries}
     states = ExactStates(directory.path, base, by_number.get)
@@ -192,6 +194,19 @@ def sync_state(file: Path) -> None:
         sync_file(path)
     fsync_folder(file.parent)
     fsync_folder(file.parent.parent)
+
+
+def _refuse_gap(directory: LogDirectory, base: Tip, tip: Tip, bases: list[int]) -> None:
+    """Raise LogError if retention deleted what leads from the opened base to a newer one, which does not open.
+
+    Sealing the log there would drop everything since without a word.
+    """
+    newer = [number for number in bases if number > tip.number]
+    if newer and not LogIndex(directory).runs.are_connected(base.number, newer[-1]) and read_pins(directory.path):
+        raise LogError(
+            f"the log {directory.path} has lost its newest bases, and the versions from {tip} on that led to them were "
+            f"deleted: restore {base_name(newer[-1])}, or remove it to continue from version {tip}"
+        )
 
 
 def _log_ignored_bytes(path: Path, limit: int | None, valid_bytes: int) -> None:

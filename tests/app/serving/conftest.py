@@ -31,13 +31,15 @@ class World:
         self._servers: list[tuple[threading.Thread, threading.Event]] = []
         self._clients: list[httpx.Client] = []
 
-    def serve(self, **config) -> httpx.Client:
-        """Start a server; returns a client of it."""
+    def serve(self, version: int | None = None, **config) -> httpx.Client:
+        """Start a server, of one version if it is given; returns a client of it."""
         urls: list[str] = []
         until = threading.Event()
         settings = ServeConfig(port=0, **config)
         thread = threading.Thread(
-            target=serve, args=(self.log.path, settings), kwargs={"on_listening": urls.append, "until": until}
+            target=serve,
+            args=(self.log.path, settings),
+            kwargs={"on_listening": urls.append, "until": until, "version": version},
         )
         thread.start()
         self._servers.append((thread, until))

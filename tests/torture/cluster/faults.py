@@ -8,17 +8,21 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from springtide_client.errors import LogError
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
 
+from app.errors import UserError
+from app.version_log.commands.pin import pin_version, unpin_version
 from app.version_log.read.index import LogIndex
 from app.version_log.trainer_status import TrainerStatus, read_status
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.clicks import NUM_ITEMS, NUM_USERS
 from tests.torture.cluster.cluster import Cluster, is_running
-from tests.torture.cluster.config import CHANGES
+from tests.torture.cluster.config import CHANGES, WINDOW_SAMPLES
 from tests.torture.disk.power_loss import LOSS_PROFILES, CrashedDisk
+from tests.torture.verify.log_contents import read_log_contents
 from tests.torture.verify.reader_checks import check_server
 from tests.torture.verify.reference_run import Change
 from tests.torture.verify.verifier import LogVerifier
@@ -37,6 +41,7 @@ POINTS = (
     "while a base is written",
     "before a base is renamed",
     "after a base is renamed",
+    "before files are deleted",
     "during retention",
     "before a base is mapped",
     "while a generation is destroyed",
@@ -62,6 +67,7 @@ CHANGE_POINTS = (
 )
 START_POINTS = {"after a claim", "before a manifest", "after a manifest", "while the log is replayed"}
 COMMAND_POINTS = {point for point in POINTS if "command" in point}
+MAX_PINS = 3
 FAULT_DEADLINE_SECONDS = 12.0  # not every process reaches every point
 
 Fault = Callable[[random.Random], str]
@@ -73,7 +79,7 @@ class Faults:
     def __init__(self, cluster: Cluster, verifier: LogVerifier) -> None:
         self.cluster, self.verifier = cluster, verifier
         self.points: Counter[str] = Counter()
-        self.num_bytes_lost = 0
+        self.num_bytes_lost = self.num_pins = 0
         self._points = (*POINTS, *STATE_POINTS) if cluster.is_paced else POINTS
 
     def weights(self) -> dict[Fault, int]:
@@ -133,6 +139,7 @@ class Faults:
 
     def kill_at_random_time(self, draw: random.Random) -> str:
         self.train_until_published()
+        self.pin_or_unpin(draw)
         time.sleep(draw.uniform(0, 1))
         self.cluster.kill_trainer()
         return "trainer killed"
@@ -142,6 +149,7 @@ class Faults:
         point = draw.choice([None, *self._points])
         if point is None:
             self.train_until_published()
+            self.pin_or_unpin(draw)
             time.sleep(draw.uniform(0, 1))
         else:
             self._run_until_hit(draw, point, "STOP")
@@ -229,6 +237,22 @@ class Faults:
         ]
         keys += [{"feature": "item_id", "id": f"item-{draw.randrange(NUM_ITEMS)}"} for _ in range(10)]
         self._note(self.cluster.submit_command("forget", {"keys": keys}), len(keys))
+
+    def pin_or_unpin(self, draw: random.Random) -> None:
+        """Pin the newest version, or remove a pin, while the trainer and the compactor run."""
+        pinned = self.verifier.pinned
+        if len(pinned) >= MAX_PINS or (pinned and draw.random() < 0.3):
+            name = draw.choice(sorted(pinned))
+            unpin_version(self.cluster.log, name)
+            del pinned[name]
+            return
+        name = f"pin-{self.num_pins}"
+        try:
+            pin = pin_version(self.cluster.log, draw.choice(["latest", "oldest", "-3"]), name, wait_seconds=2.0)
+        except (UserError, LogError):  # no version yet, or a trainer has died while it started
+            return
+        self.num_pins += 1
+        pinned[name] = read_log_contents(self.cluster.log, window_samples=WINDOW_SAMPLES, version=pin.version)
 
     def _note(self, command_id: str, num_keys: int) -> None:
         self.verifier.submitted[command_id] = num_keys

@@ -91,17 +91,20 @@ def comparable_fields(one: VersionMeta, other: VersionMeta) -> list[tuple[str, A
     return pairs + [(name, one.trainer.get(name), other.trainer.get(name)) for name in trainer]
 
 
-def read_log_contents(log: Path, *, window_samples: int, exact: bool = False) -> LogContents:
-    """Return what a reader sees; a dead trainer's incomplete last record does not count.
+def read_log_contents(
+    log: Path, *, window_samples: int, exact: bool = False, version: int | None = None
+) -> LogContents:
+    """Return what a reader sees at a version; None: at the end, without a dead trainer's incomplete record.
 
     `exact`: what a starting trainer sees, the newest version with an exact state of the net, and that state.
     """
     directory = LogDirectory(log)
-    base = directory.open_base()
+    base = directory.open_base() if version is None else LogIndex(directory).base_before(version)
     assert base is not None, "the log has no base"
     base.verify()
     state = ReplayState(base, window_samples=window_samples)
-    last = newest_exact(directory, base) if exact else float("inf")
+    last = float("inf") if version is None else version
+    last = newest_exact(directory, base) if exact else last
     try:
         for record in directory.records(base.tip) if last > base.tip.number else ():
             state.apply(record)
@@ -109,6 +112,7 @@ def read_log_contents(log: Path, *, window_samples: int, exact: bool = False) ->
                 break
     except CorruptRecordError:
         pass
+    assert version in (None, state.tip.number), f"{version} cannot be read, only {state.tip}"
     layer = merge_layers(base.layer, state.changed_rows())
     layer = layer.take(np.flatnonzero(layer.live_mask(state.meta.expiry_cutoffs)))
     assert layer.state is not None

@@ -6,6 +6,7 @@ from typing import Any
 
 from springtide_client.format.records import CommandEntry
 
+from app.version_log.retention.pins import read_pins
 from tests.torture.clicks import NUM_USERS, click
 from tests.torture.cluster.config import WINDOW_SAMPLES
 from tests.torture.verify.expected_rows import ExpectedRows
@@ -23,6 +24,8 @@ class LogVerifier:
         self.durable_version = self.num_verified = self.num_compared = self.num_rows = 0
         self.submitted: dict[str, int] = {}  # command id -> number of its keys
         self.changes: list[Change] = []  # of the settings, in order
+        self.pinned: dict[str, LogContents] = {}  # pin -> what its version held when it was pinned
+        self.num_restored = 0
         self._known = [ExpectedRows(seed)]
         self._items = {row_id: item for item, row_id in item_ids().items()}
         self._reference: ReferenceRun | None = None
@@ -50,7 +53,19 @@ class LogVerifier:
         items = {self._items[row_id]: row[2] for (feature, row_id), row in contents.rows.items() if feature == 1}
         assert items == dict(expected.items), differing("items", items, dict(expected.items))
         self.num_rows = max(self.num_rows, len(contents.rows))
+        self.verify_pins()
         return contents
+
+    def verify_pins(self) -> None:
+        """Read every pinned version; AssertionError if it is not bitwise what it was."""
+        pins = {pin.name: pin.version for pin in read_pins(self.log)}
+        for name, then in self.pinned.items():
+            assert pins.get(name) == then.tip.number, f"the pin {name} of {then.tip} is lost"
+            now = read_log_contents(self.log, window_samples=WINDOW_SAMPLES, version=then.tip.number)
+            differences = then.differences(now)
+            assert now.tip == then.tip
+            assert not differences, "\n".join(differences[:MAX_DIFFERENCES])
+            self.num_restored += 1
 
     def compare_with_reference(self) -> None:
         """Compare everything that a starting trainer sees bitwise with a run without faults."""

@@ -65,6 +65,7 @@ class BaseManifest(msgspec.Struct, kw_only=True):
     model: ModelIdentity
     meta: VersionMeta
     files: dict[str, FileChecksum]
+    repeats: int = 0  # the oldest base that holds the same, if only heartbeats were written since; else 0
 
     @property
     def tip(self) -> Tip:

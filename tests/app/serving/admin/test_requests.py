@@ -50,7 +50,8 @@ def test_malformed_keys_are_rejected(body):
 
 def test_a_rollback_names_a_version():
     assert parse_rollback({"version": 4}) == {"version": 4}
-    for body in ({}, [], {"version": "4"}, {"version": True}, {"version": -1}):
+    assert parse_rollback({"version": "before-relaunch"}) == {"version": "before-relaunch"}
+    for body in ({}, [], {"version": ""}, {"version": True}, {"version": -1}):
         with pytest.raises(ApiError):
             parse_rollback(body)
 

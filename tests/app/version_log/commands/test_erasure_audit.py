@@ -6,6 +6,7 @@ from springtide_client.keys import hash_string
 from springtide_client.log.listing import base_name, base_number
 
 from app.version_log.commands.erasure_audit import files_containing, oldest_file_containing
+from app.version_log.commands.pin import pin_version, unpin_version
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
 from app.version_log.write.writer import LogWriter
@@ -96,3 +97,23 @@ def test_a_draft_left_by_a_killed_compactor_counts(log: WriterLog) -> None:
     references = files_containing(config(log.path), 0, 3)
     assert [reference.is_draft for reference in references] == [False, True]
     assert "next compactor starts" in references[1].removal_condition(config(log.path))
+
+
+def test_a_pinned_version_keeps_an_erased_id_and_is_named(log: WriterLog) -> None:
+    settings = config(log.path, keep_bases=1)
+    with log.writer(segment_bytes=1 << 16) as writer:
+        put(writer, 7)
+        old = sync_and_compact(log, writer)
+        pin_version(log.path, str(old), "before")
+        writer.append(VersionMeta(), row_tensors({}, [(0, 7)]))
+    with log.writer() as writer:
+        for _ in range(2):
+            sync_and_compact(log, writer)
+        apply_retention(log.directory, 1)
+        (reference,) = files_containing(settings, 0, 7)
+        assert reference.file == f"{base_name(old)}/rows.safetensors"
+        assert "when its pins are removed" in reference.removal_condition(settings)
+        assert reference.removal_condition(settings).endswith("before)")
+        unpin_version(log.path, "before")
+        apply_retention(log.directory, 1)
+        assert oldest_file_containing(settings, 0, 7) is None

@@ -40,12 +40,12 @@ def test_compaction_is_due_after_time_or_many_bytes(log, monkeypatch) -> None:
         assert not patient.is_due()
         monkeypatch.setattr("app.version_log.compact.compactor.SEGMENT_BYTES", 10)
         assert not compactor().is_due()  # not more than one base
-        writer.append(VersionMeta(trainer={"padding": "x" * 10_000}), {})
+        put(writer, 1, trainer={"padding": "x" * 10_000})
         sync_twice(writer)
         assert compactor().is_due()
         monkeypatch.undo()
         assert compactor(log_bytes=1 << 16).is_due() is False
-        writer.append(VersionMeta(trainer={"padding": "x" * 40_000}), {})
+        put(writer, 1, trainer={"padding": "x" * 40_000})
         sync_twice(writer)
         assert compactor(log_bytes=1 << 16).is_due()
 
@@ -94,7 +94,9 @@ def test_a_killed_compactor_leaves_only_drafts_that_the_next_one_removes(log, tm
         before = log.tips()
         assert before[-1] == writer.durable
         left = log.directory.newest_base()
-        sync_twice(writer)  # something new to compact, also if the first compactor had finished
+        # something new to compact, also if the first compactor had finished
+        writer.append(VersionMeta(), row_tensors({(0, 0): (50.0, 1)}))
+        sync_twice(writer)
         working = subprocess.Popen(command, env=environment)
         wait_until(lambda: log.directory.newest_base() != left)
         wait_until(lambda: not list(log.path.glob(".tmp-*")))

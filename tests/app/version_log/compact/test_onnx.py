@@ -27,7 +27,7 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.compact.onnx import OnnxBuilder, replace_weights
 from app.version_log.write.writer import LogWriter
 from tests.support.waiting import wait_until
-from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config
+from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config, put, sync_twice
 
 SPEC = ModelSpec(num_categorical=2, num_pooled=1, num_sequence=1, num_dense=2, num_labels=2, dim=DIM)
 
@@ -104,11 +104,9 @@ def test_a_compacted_base_predicts_in_onnxruntime_as_in_torch(log: WriterLog, wr
 def test_a_failed_export_is_logged_once_and_bases_are_written_without_it(log: WriterLog, caplog) -> None:
     maker = OnnxBuilder()
     with log.writer() as writer:  # its program is not a valid archive
-        for _ in range(2):
-            writer.append(VersionMeta(), {})
-            writer.sync()
-            writer.append(VersionMeta(), {})
-            writer.sync()
+        for value in (1, 2):
+            put(writer, value)
+            sync_twice(writer)
             assert ONNX not in Base.open(compact_log(log.directory, window_samples=10, onnx=maker)).manifest.files
     (warning,) = [record for record in caplog.records if record.name == "app.version_log.compact.onnx"]
     assert "the model's archive cannot be read" in warning.reason

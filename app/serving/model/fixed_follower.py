@@ -1,0 +1,59 @@
+"""Serves one version of a log and never another: `springtide serve --version`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from springtide_client.errors import SpringtideError
+from springtide_client.follow.listeners import AppliedVersion
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import View
+
+from app.errors import UserError
+from app.serving.model.id_dictionary import LiveIdDictionary
+from app.serving.model.served_view import ServedView
+from app.serving.model.version_index import VersionEntry
+from app.version_log.read.index import LogIndex
+from app.version_log.read.version_range import VersionRange
+from kernels.cpu.serving.layer_search import LayerSearchCache
+
+
+class FixedFollower:
+    """Implements ViewFollower over one version. Once it is open, retention may delete its files."""
+
+    def __init__(self, log_path: Path, number: int, *, on_swap: Callable[[VersionEntry], None]) -> None:
+        """Nothing is read before the first `poll`; `on_swap(version)` is called when the version is servable."""
+        self._directory = LogDirectory(log_path)
+        self._number = number
+        self._on_swap = on_swap
+        self._id_strings = LiveIdDictionary()
+        self.view: ServedView | None = None
+        self.error: Exception | None = None
+
+    @property
+    def has_base(self) -> bool:
+        return self._directory.newest_base() is not None
+
+    def poll(self) -> None:
+        if self.view is not None:
+            return
+        try:
+            view = self._open()
+        except (SpringtideError, UserError, OSError) as error:
+            self.error = error
+            return
+        self.error = None
+        self.view = ServedView(view, self._id_strings)
+        self._on_swap(VersionEntry.of(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta)))
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+    def _open(self) -> View:
+        index = LogIndex(self._directory)
+        base = index.base_before(self._number)
+        view = View.open(base.path, search_factory=LayerSearchCache())
+        for record in VersionRange(index, base.tip.number, self._number).records():
+            self._id_strings.add(record)
+            view = view.apply(record).merged()
+        view.prepare()
+        return view

@@ -1,0 +1,72 @@
+"""The versions that the newest base does not cover: their bytes, and whether any of them changed something."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from springtide_client.log.directory import LogDirectory
+
+from app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
+
+LENGTH_BYTES = 8  # of the length before the JSON header of a payload
+
+
+class Pending(NamedTuple):
+    """What is not in a base yet."""
+
+    num_bytes: int
+    is_idle: bool  # all of them are heartbeats: they only say that nothing came
+
+
+class PendingVersions:
+    """Looks at the segments behind a base. It remembers how far they hold heartbeats only, and reads on from there."""
+
+    def __init__(self, directory: LogDirectory) -> None:
+        self._directory = directory
+        self._base = 0
+        self._covered: dict[str, int] = {}  # segment with newer versions -> its bytes that the base covers
+        self._idle_until: dict[str, int] = {}  # segment -> offset up to which it is read and idle
+
+    def after(self, number: int) -> Pending:
+        """Return what follows the base of this number."""
+        if number != self._base:
+            self._base, self._covered, self._idle_until = number, {}, {}
+        listing = self._directory.scan()
+        manifest = self._directory.manifest(listing)
+        if manifest is None:
+            return Pending(0, True)
+        pending, is_covered, is_idle = 0, True, True
+        for name, limit in self._directory.readable_segments(listing, manifest):
+            path = self._directory.path / name
+            covered = self._covered_bytes(path, limit) if is_covered else 0
+            is_covered = is_covered and name not in self._covered
+            pending += (size_of(path) if limit is None else limit) - covered
+            if not is_covered and is_idle:
+                is_idle = self._is_idle(path, limit, self._idle_until.get(name, covered))
+        return Pending(pending, is_idle)
+
+    def _covered_bytes(self, path: Path, limit: int | None) -> int:
+        """Return how many bytes at the beginning of a file the base covers."""
+        if path.name in self._covered:
+            return self._covered[path.name]
+        covered = 0
+        for header, end in scan_segment(path, limit, verify_after=HEADERS_ONLY):
+            if header.number > self._base:
+                self._covered[path.name] = covered
+                break
+            covered = end
+        return covered
+
+    def _is_idle(self, path: Path, limit: int | None, start: int) -> bool:
+        """Return True if all records of a file from an offset on are heartbeats."""
+        for header, end in scan_segment(path, limit, verify_after=HEADERS_ONLY, start=start):
+            if not is_heartbeat(path, end - header.length, header.length):
+                return False
+            self._idle_until[path.name] = end
+        return True
+
+
+def is_heartbeat(path: Path, offset: int, length: int) -> bool:
+    """Return True if the payload at an offset holds no tensors: nothing but a version's meta."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return int.from_bytes(file.read(LENGTH_BYTES), "little") + LENGTH_BYTES == length

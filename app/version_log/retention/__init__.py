@@ -1,0 +1,1 @@
+"""What a log keeps: pinned versions, and bases by rule."""
