@@ -26,23 +26,31 @@ class FixedFollower:
         self._number = number
         self._on_swap = on_swap
         self._id_strings = LiveIdDictionary()
-        self.view: ServedView | None = None
-        self.error: Exception | None = None
+        self._view: ServedView | None = None
+        self._error: Exception | None = None
+
+    @property
+    def view(self) -> ServedView | None:
+        return self._view
+
+    @property
+    def error(self) -> Exception | None:
+        return self._error
 
     @property
     def has_base(self) -> bool:
         return self._directory.newest_base() is not None
 
     def poll(self) -> None:
-        if self.view is not None:
+        if self._view is not None:
             return
         try:
             view = self._open()
         except (SpringtideError, UserError, OSError) as error:
-            self.error = error
+            self._error = error
             return
-        self.error = None
-        self.view = ServedView(view, self._id_strings)
+        self._error = None
+        self._view = ServedView(view, self._id_strings)
         self._on_swap(VersionEntry.of(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta)))
 
     def close(self) -> None:

@@ -57,11 +57,11 @@ class Compactor:
         pending_bytes, is_idle = self._pending.after(manifest.number)
         if not pending_bytes or time.time() - self._tried_at < POLL_SECONDS:
             return False
-        if is_idle:
-            return pending_bytes > min(IDLE_BYTES, self.config.log_bytes // 16)
         started = manifest.created_ms / 1000
         if self._tried_after == manifest.number:  # the last attempt found nothing durable
             started = max(started, self._tried_at)
+        if is_idle and self.budget.free_bytes(LogUsage.of(self.config.path)) >= 0:
+            return pending_bytes > min(IDLE_BYTES, self.budget.max_version_bytes)
         if time.time() - started >= self.config.base_minutes * 60:
             return True
         base_bytes = sum(file.bytes for file in manifest.files.values())
@@ -78,7 +78,9 @@ class Compactor:
         bases = self.directory.bases()
         self._tried_at, self._tried_after = time.time(), base_number(bases[-1]) if bases else 0
         if self.budget.is_short(LogUsage.of(self.config.path)):
-            apply_retention(self.directory, 1)  # makes room for the next one
+            self.apply_retention()  # the oldest bases by rule go first
+        if self.budget.is_short(LogUsage.of(self.config.path)):  # makes room for the next one
+            apply_retention(self.directory, 1, rule=self.config.keep_rule, log_bytes=self.config.log_bytes)
         path = compact_log(self.directory, window_samples=self._window_samples, onnx=self._onnx)
         if path is not None:
             logger.info("base written", extra={"base": path.name})
