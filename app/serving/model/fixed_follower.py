@@ -41,17 +41,18 @@ class FixedFollower:
     def has_base(self) -> bool:
         return self._directory.newest_base() is not None
 
-    def poll(self) -> None:
+    def poll(self) -> bool:
         if self._view is not None:
-            return
+            return False
         try:
             view = self._open()
         except (SpringtideError, UserError, OSError) as error:
             self._error = error
-            return
+            return False
         self._error = None
         self._view = ServedView(view, self._id_strings)
         self._on_swap(VersionEntry.of(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta)))
+        return False
 
     def close(self) -> None:
         """Do nothing: no file is open."""

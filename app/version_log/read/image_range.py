@@ -40,7 +40,7 @@ class VersionImage(NamedTuple):
         """About the bytes of its rows."""
         layer = self.base.layer
         assert layer.state is not None
-        per_row = 34 + 4 * (layer.value.shape[1] + layer.state.shape[1])
+        per_row = 34 + 4 * (int(layer.value.shape[1]) + int(layer.state.shape[1]))
         return self.versions.num_bytes + len(layer) * per_row
 
 
