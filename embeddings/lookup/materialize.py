@@ -142,8 +142,10 @@ class Materializer:
         if len(created):
             self._create(unique, slots_U[created], created)
         self._count(recalled, len(created))
-        if self.removals.wanted and recalled is not stored:
-            self._report_expired_below(placement, stored.found_U & ~found_N)
+        if self.removals.wanted:
+            self.removals.add_created(placement.features_N[~found_N], placement.ids_N[~found_N])
+            if recalled is not stored:
+                self._report_expired_below(placement, stored.found_U & ~found_N)
         if len(expired):
             self._recreate_expired(unique, slots_U, expired)
         if self.score is not None:

@@ -34,11 +34,23 @@ class Removals:
     def __init__(self) -> None:
         self.wanted = False
         self._parts: list[RemovedKeys] = []
+        self._created: list[tuple[UInt16Array, Int64Array]] = []
         self._inflight: list[Callable[[], RemovedKeys]] = []  # keys on their way from the device
 
     def add(self, reason: RemovalReason, features_N: UInt16Array, ids_N: Int64Array) -> None:
         if self.wanted and len(ids_N):
             self._parts.append(RemovedKeys(reason, features_N, ids_N))
+
+    def add_created(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
+        """Note keys that were in no tier and have a new row now."""
+        if self.wanted and len(ids_N):
+            self._created.append((features_N, ids_N))
+
+    def take_created(self) -> tuple[UInt16Array, Int64Array]:
+        """The keys noted since the last call."""
+        parts, self._created = [(np.empty(0, np.uint16), np.empty(0, np.int64)), *self._created], []
+        features, ids = zip(*parts, strict=True)
+        return np.concatenate(features), np.concatenate(ids)
 
     def add_inflight(self, receive: Callable[[], RemovedKeys]) -> None:
         """Note keys that are still on the device. `receive` waits for their copy alone."""

@@ -79,13 +79,18 @@ class ModuleTable(EmbeddingTable):
         """The ids whose rows left for good since the last call."""
         parts = self.parts
         removed = parts.removals.take()
+        created_features_N, created_N = parts.removals.take_created()
         features_N, ids_N = parts.spill.take_purged()
         if len(ids_N):
-            # only those of which no newer copy is anywhere
+            # only those of which no newer copy is anywhere, other than a row created since in their place
             ids_N = np.unique(ids_N[features_N == FEATURE])
             features_N = np.full(len(ids_N), FEATURE, np.uint16)
             (slots_N,) = self.ops.fetch(parts.memory.find(features_N, ids_N))
             gone_N = (slots_N == NO_SLOT) & (parts.spill.find(features_N, ids_N).kinds == ABSENT)
+            gone_N |= np.isin(ids_N, created_N[created_features_N == FEATURE])
+            for keys in removed:
+                if keys.reason == RemovalReason.EXPIRED:
+                    gone_N &= ~np.isin(ids_N, keys.ids_N[keys.features_N == FEATURE])
             removed.append(RemovedKeys(RemovalReason.EXPIRED, features_N[gone_N], ids_N[gone_N]))
         removed = [chosen(keys, keys.features_N == FEATURE) for keys in removed]
         return [keys for keys in removed if len(keys.ids_N)]

@@ -198,3 +198,16 @@ TestEmulatedModuleMachine = pytest.mark.skipif(COMPILER is None, reason="no C++ 
     EmulatedModuleMachine.TestCase
 )
 TestEmulatedModuleMachine.settings = settings(max_examples=8, stateful_step_count=15, deadline=None)
+
+
+def test_a_row_deleted_below_and_created_again_in_one_call_is_reported() -> None:
+    # found by the machine: the batch pushed expired rows of its own ids out of the host tier
+    machine = ModuleMachine()
+    machine.begin(eviction="lru", spill=True, host=True, ttl=True, quota=False)
+    for seed in (0, 1, 0, 2):
+        machine.train_much(seed=seed)
+        machine.advance(ms=36)
+        machine.purge()
+        machine.train_much(seed=seed)
+        machine.compare()
+    machine.teardown()
