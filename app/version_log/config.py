@@ -63,7 +63,7 @@ class LogConfig(Settings, frozen=True, kw_only=True):
             description="Share of the time that publishing a larger net may take. Parameters and exact states are "
             "written less often than the keys above say where it would take more.",
         ),
-    ] = 0.03
+    ] = 0.02
     base_minutes: Annotated[
         float, Meta(gt=0, extra=FINITE, description="A new base (full image) is made this long after the last one.")
     ] = 10.0

@@ -19,7 +19,7 @@ from tests.bench.workloads.topics import fill
 
 COST, LONGEST_STEP = 0.95, 2.0
 # millions of parameters -> width of the two upper layers, batch size, batches per window
-NETS = {1: (900, 1024, 300), 10: (3_050, 512, 120), 50: (6_950, 256, 24)}
+NETS = {1: (900, 1024, 300), 10: (3_050, 512, 120), 50: (6_950, 256, 32)}
 REPEATS = 2
 LOG = 'dense_dtype = "bfloat16"'
 
