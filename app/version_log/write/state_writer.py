@@ -145,6 +145,7 @@ class StateWriter:
                 self._stopping.wait(RETRY_SECONDS)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
+        self.stall_reason = ""  # the log has failed: nobody waits for the disk any more
         return False
 
     def _write(self, state: PendingState, draft: Path) -> bool:
