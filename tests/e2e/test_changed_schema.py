@@ -99,8 +99,8 @@ def test_followers_move_across_a_changed_schema_without_a_restart_and_without_a_
             model.close()
     for reader in readers:
         assert not reader.failures, reader.failures[:5]
-        # predict and lookup of one pass are two calls: between them the model may have moved on
-        assert reader.seen <= {(1, 8), (1, 12), (2, 12)}
+        # the two calls of one pass may meet two versions; each is of one schema
+        assert reader.seen <= {(1, 8), (2, 12), (2, 8) if reader.model is None else (1, 12)}
     shown = workspace.run("versions", "show", "2.0").stdout
     assert "dropped   rows of genres" in shown
     assert "changed schema" in workspace.run("versions", "list").stdout
