@@ -20,6 +20,7 @@ from embeddings.policy.row_score import ScoredRows
 from kernels.backend import backend
 from tests.embeddings.backends import ops_of
 from tests.support.gpu_emulation.simt import COMPILER
+from tests.support.scale import NUM_EXAMPLES
 
 DIM, TTL_MS = 4, 60
 IDS = st.lists(st.integers(0, 50), max_size=30)
@@ -185,7 +186,7 @@ class ModuleMachine(RuleBasedStateMachine):
 
 
 TestModuleMachine = ModuleMachine.TestCase
-TestModuleMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestModuleMachine.settings = settings(max_examples=NUM_EXAMPLES or 12, stateful_step_count=25, deadline=None)
 
 
 class EmulatedModuleMachine(ModuleMachine):
@@ -197,7 +198,9 @@ class EmulatedModuleMachine(ModuleMachine):
 TestEmulatedModuleMachine = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")(
     EmulatedModuleMachine.TestCase
 )
-TestEmulatedModuleMachine.settings = settings(max_examples=8, stateful_step_count=15, deadline=None)
+TestEmulatedModuleMachine.settings = settings(
+    max_examples=NUM_EXAMPLES // 10 or 3, stateful_step_count=12, deadline=None
+)
 
 
 def test_a_row_deleted_below_and_created_again_in_one_call_is_reported() -> None:
