@@ -8,6 +8,7 @@ import pytest
 from springtide_client.keys import hash_string
 
 from app.cli import main
+from app.commands.serve import find_version
 from app.version_log.read.index import LogIndex
 from tests.support.random_versions import RandomVersions
 from tests.support.writer_log import WriterLog
@@ -156,3 +157,18 @@ def test_a_corrupt_record_points_to_the_verify_command(log, capsys) -> None:
             (log.path / "base-00000000004294967303" / "manifest.json").unlink()
         assert "`springtide versions verify`" in run(capsys, *arguments, code=1)
     assert not Path("all.arrow").exists()
+
+
+def test_a_pin_is_made_shown_used_and_removed(log, capsys) -> None:
+    assert run(capsys, "pin", "1.4", "good").startswith("good pins version 1.4: ")
+    lines = run(capsys, "list").splitlines()
+    assert [line.split()[0] for line in lines if line.endswith("  good")] == ["1.4"]
+    assert lines[-1] == "pins: good 1.4"
+    assert "pinned as good)" in run(capsys, "show", "good").splitlines()[0]
+    assert json.loads(run(capsys, "show", "good", "--json"))["pins"] == ["good"]
+    assert run(capsys, "diff", "good", "latest").startswith("from  1.4")
+    assert run(capsys, "export", "rows.arrow", "--version", "good").startswith("rows.arrow: version 1.4 as arrow")
+    assert find_version(log.path, "good") == find_version(log.path, "1.4")
+    assert "good pins version 1.4: unpin it" in run(capsys, "pin", "1.5", "good", code=2)
+    assert run(capsys, "unpin", "good").startswith("good is removed: version 1.4")
+    assert "no version is pinned as 'good'" in run(capsys, "unpin", "good", code=2)
