@@ -20,14 +20,12 @@ ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority; 
 def yield_to_others() -> None:
     """Let this process run only when no other process wants the processor. Cannot be undone; call before any thread.
 
-    On Linux its policy becomes SCHED_IDLE: a thread that wakes up takes a processor that runs only such processes as if
-    nothing ran there, at once. Where Linux schedules sessions instead of processes (autogroup), priorities count only
-    within a session: a process that leads a session lowers the session's priority too.
+    It still gets about a hundredth of a processor that others keep busy; under SCHED_IDLE it would get next to nothing,
+    and a log that is full would wait for its base. Where Linux schedules sessions instead of processes (autogroup),
+    niceness counts only within a session: a process that leads a session lowers the session's priority too.
     """
     os.nice(LOWEST_NICENESS)
-    if hasattr(os, "SCHED_IDLE"):
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    take_short_slices()
     if os.getsid(0) == os.getpid():
         with suppress(OSError):
             AUTOGROUP.write_text(str(LOWEST_NICENESS))
