@@ -9,6 +9,8 @@ import numpy as np
 
 from kernels.backend import backend
 from kernels.compile_cache import remove_stale_cache
+from kernels.cpu.table_file import blocks, find
+from kernels.cpu.table_file.xxh3 import SHORTEST, block_checksum
 from kernels.ops import Ops
 from kernels.types import NEEDS_SPILL, OptimizerStep, RowColumns, RowLayout, Store
 
@@ -23,6 +25,7 @@ def main() -> None:
     for dim in DIMS:
         compile_table_ops(ops, ops.allocate(32, 16, RowLayout(dim, 1)))
     compile_sketch_ops(ops)
+    compile_table_files()
     ops.hash_texts(np.frombuffer(b"springtide", np.uint8), np.array([0, 10]))
     ops.hash_texts(np.zeros(1, np.uint8), np.array([0, 1]))
 
@@ -53,6 +56,24 @@ def compile_table_ops(ops: Ops, store: Store) -> None:
     ops.lowest_scores(store, -1, 4, 2)
     ops.erase(store, ops.overflow_slots(store, 2))
     ops.resize(store, 64)
+
+
+def compile_table_files() -> None:
+    """Look for a key where there are no tables, and in a block, an index and a filter of zeros."""
+    tables_TC, none_T, runs_R1 = (
+        np.zeros((0, find.NUM_COLUMNS), np.int64),
+        np.zeros(0, np.uint64),
+        np.zeros(1, np.int64),
+    )
+    mixed_U, features_U, numbers_U = np.zeros(1, np.uint64), np.zeros(1, np.uint16), np.zeros(1, np.int64)
+    tables = tables_TC, none_T, none_T, runs_R1, mixed_U, features_U
+    find.locate_all(*tables, numbers_U, numbers_U.copy())
+    find.find_all(*tables, np.zeros(1, np.uint8), numbers_U, numbers_U.copy())
+    values_UD = np.zeros((1, 1), np.float32)
+    find.copy_rows(numbers_U[:0], numbers_U[:0], mixed_U, values_UD, values_UD.copy(), numbers_U, numbers_U.copy())
+    zeros = np.zeros(256, np.uint8)
+    blocks.parse_index(zeros.ctypes.data, len(zeros), mixed_U, np.zeros(2, np.uint32))
+    block_checksum(zeros.ctypes.data, SHORTEST, 0, 0)
 
 
 def compile_sketch_ops(ops: Ops) -> None:

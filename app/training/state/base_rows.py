@@ -6,9 +6,9 @@ import numpy.typing as npt
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
 
-from app.training.state.readahead import Readahead
 from embeddings.tiers.interface import FoundRows
 from kernels.cpu.rows import base_file_rows
+from kernels.cpu.store.readahead import Readahead
 
 CHUNK_KEYS = 512  # their pages, up to seven each, must stay cached until they are read: 14 MiB
 

@@ -2,12 +2,13 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from embeddings.tiers.rocksdb.bloom_filter import KeyFilter
 from embeddings.tiers.rocksdb.last_seen_histogram import LastSeenHistogram
+from embeddings.tiers.rocksdb.tables.live_tables import LiveTables
 from embeddings.tiers.write_batch import WriteBatch
 
 MAX_QUEUED_BATCHES = 256  # a find searches each of them
@@ -18,6 +19,7 @@ class Database:
     """One folder. It is not deleted while it has readers."""
 
     number: int
+    tables: LiveTables
     keys: KeyFilter = field(default_factory=KeyFilter)
     last_seen: LastSeenHistogram = field(default_factory=LastSeenHistogram)
     num_tombstones: int = 0
@@ -43,7 +45,9 @@ class Generation:
 class Catalog:
     """The state that all threads share, under the lock of the condition `changed`, which is notified of changes."""
 
-    def __init__(self, queue_bytes: int) -> None:
+    def __init__(self, queue_bytes: int, tables_of: Callable[[int], LiveTables]) -> None:
+        """`tables_of(number)`: the table files of the database with this number."""
+        self._tables_of = tables_of
         self.queue_bytes = queue_bytes
         self.changed = threading.Condition()
         self.queue: deque[tuple[Generation, WriteBatch]] = deque()  # oldest first; removed once written
@@ -110,7 +114,7 @@ class Catalog:
     def add_database(self, generation: Generation, at: int | None = None) -> Database:
         """Add a database for the next writes to this generation, or at this position in the order of age."""
         with self.changed:
-            database = Database(self._next_number)
+            database = Database(self._next_number, self._tables_of(self._next_number))
             self._next_number += 1
             generation.databases.insert(len(generation.databases) if at is None else at, database)
             if generation.is_destroyed:

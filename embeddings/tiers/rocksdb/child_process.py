@@ -49,6 +49,14 @@ class Channel:
         self.process, self.layout = process, layout
         self._connection, self._memory = connection, memory
 
+    def send(self, *request: Any) -> None:
+        """Send a request whose response a `call` without a request fetches. ProcessLostError."""
+        try:
+            self._connection.send(json.dumps(request).encode())
+        except OSError:
+            self.process.lost = True
+            raise ProcessLostError("its process was killed or has died") from None
+
     def call(self, *request: Any, deadline: float) -> list[Any]:
         """Send a request and return its response, waiting without the interpreter's lock.
 

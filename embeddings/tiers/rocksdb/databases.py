@@ -29,6 +29,7 @@ class Databases:
         self.folder, self.record_bytes, self._rocksdb = folder, record_bytes, rocksdb
         self._open: dict[int, Any] = {}
         self._failed: set[int] = set()  # those in which a write failed since they were opened
+        self._sequences: dict[int, int] = {}  # how many entries were written, of those that were created here
         self.set_database_bytes(0)
 
     def get(self, number: int, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -50,6 +51,10 @@ class Databases:
             self.close(number)
             self._write(number, keys, values, may_create)
         self._failed.discard(number)
+
+    def sequence(self, number: int) -> int | None:
+        """The sequence number of the last write; None if it is unknown."""
+        return self._sequences.get(number)
 
     def scan(self, number: int, after: bytes, num: int) -> Pairs:
         """Up to `num` entries after a key."""
@@ -76,6 +81,7 @@ class Databases:
 
     def close(self, number: int) -> None:
         database = self._open.pop(number, None)
+        self._sequences.pop(number, None)
         self._failed.discard(number)
         if database is not None:
             database.close()
@@ -87,16 +93,22 @@ class Databases:
         """The open database. OSError if it has vanished: an empty one must not take its place."""
         if number not in self._open:
             path = self.path(number)
-            if not may_create and not (path / "CURRENT").exists():
+            exists = (path / "CURRENT").exists()
+            if not may_create and not exists:
                 raise OSError(f"the database {path} has vanished")
             self._open[number] = self._rocksdb.open(str(path), self._options())
+            if not exists:
+                self._sequences[number] = 0  # RocksDB counts each entry of a batch
         return self._open[number]
 
     def _write(self, number: int, keys: Sequence[bytes], values: Sequence[bytes], may_create: bool) -> None:
         database = self._database(number, may_create)
         batch = self._rocksdb.WriteBatch()  # can be written only once
         deque(map(batch.add, keys, values), maxlen=0)
+        sequence = self._sequences.pop(number, None)  # after a failure it is not known what RocksDB has counted
         database.write(batch)
+        if sequence is not None:
+            self._sequences[number] = sequence + len(keys)
 
     def _probe(self, number: int) -> None:
         probe = self.path(number) / "probe"

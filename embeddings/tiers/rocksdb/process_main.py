@@ -84,6 +84,10 @@ class SpillServer:
             self._execute_finds()
         return ()
 
+    def sequence(self, channel: ServerChannel, number: int) -> tuple[int | None]:
+        """Return the sequence number of the last write to a database; None if it is unknown."""
+        return (self.databases.sequence(number),)
+
     def scan(self, channel: ServerChannel, number: int, after: str, num: int) -> tuple[int, str | None]:
         """Read up to `num` entries after a key. Return how many, and the last key if there may be more."""
         pairs = self.databases.scan(number, bytes.fromhex(after), num)

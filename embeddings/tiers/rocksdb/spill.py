@@ -7,6 +7,7 @@ RocksDB runs in another process (process_main.py), because its calls hold the in
 import importlib.util
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from embeddings.tiers.disk_space import folder_bytes
 from embeddings.tiers.interface import SpilledRows
 from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from embeddings.tiers.rocksdb.catalog import Database
-from embeddings.tiers.rocksdb.child_process import ProcessLostError, RequestFailedError
+from embeddings.tiers.rocksdb.child_process import Channel, ProcessLostError, RequestFailedError
 from embeddings.tiers.rocksdb.error_hints import with_hint
 from embeddings.tiers.rocksdb.last_seen_histogram import LastSeenHistogram
 from embeddings.tiers.rocksdb.record_format import RecordFormat, UInt64Array, unmix_keys
@@ -101,7 +102,7 @@ class RocksSpill:
                 chosen = missing[may_be_U]
                 if len(chosen):
                     with self._worker.blocking_call():
-                        self._read_stored(database, mixed_U, chosen, kinds_U, rows, deadline)
+                        self._read(database, mixed_U, chosen, kinds_U, rows, deadline)
                     found = kinds_U[chosen] != ABSENT
                     num_read, num_found = num_read + len(chosen), num_found + int(np.count_nonzero(found))
                     missing = np.concatenate([missing[~may_be_U], chosen[~found]])
@@ -196,7 +197,7 @@ class RocksSpill:
             for name, num in more.items():
                 self._counts[name] += num
 
-    def _read_stored(
+    def _read(
         self,
         database: Database,
         mixed_U: UInt64Array,
@@ -205,7 +206,30 @@ class RocksSpill:
         rows: Rows,
         deadline: float,
     ) -> None:
-        """Read the keys at these positions from a database, into kinds and rows."""
+        """Read the keys at these positions: from mapped tables, and meanwhile through RocksDB what they may lack."""
+        tables = database.tables
+        view, here, elsewhere = tables.split(mixed_U, chosen)
+        unsure = [here]
+
+        def read_here() -> None:
+            unsure[0] = tables.read(view, mixed_U, unsure[0], kinds_U, rows)
+
+        self._read_stored(database, mixed_U, elsewhere, kinds_U, rows, deadline, read_here)
+        if not len(elsewhere):
+            read_here()
+        self._read_stored(database, mixed_U, unsure[0], kinds_U, rows, deadline)
+
+    def _read_stored(
+        self,
+        database: Database,
+        mixed_U: UInt64Array,
+        chosen: Int64Array,
+        kinds_U: npt.NDArray[np.uint8],
+        rows: Rows,
+        deadline: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Read the keys at these positions from RocksDB, into kinds and rows. `meanwhile` is called while it reads."""
         start = 0
         while start < len(chosen):
             part = chosen[start:]
@@ -214,7 +238,11 @@ class RocksSpill:
                 with process.find_channel(deadline) as channel:
                     part = part[: process.num_keys]
                     self._format.pack_keys(mixed_U[part], rows.features[part], channel.keys(len(part)))
-                    (num_rows,) = channel.call("find", database.number, len(part), deadline=deadline)
+                    channel.send("find", database.number, len(part))
+                    if meanwhile is not None:
+                        now, meanwhile = meanwhile, None
+                        self._run_beside(channel, now)
+                    (num_rows,) = channel.call(deadline=deadline)
                     kinds = kinds_U[part] = channel.kinds(len(part))
                     found = part[kinds == ROW]
                     self._format.unpack(channel.records(num_rows), mixed_U[found], rows, found)
@@ -223,6 +251,15 @@ class RocksSpill:
                 pass  # retried with the next process
             except RequestFailedError as error:
                 self._pause_or_raise(error, deadline)
+
+    @staticmethod
+    def _run_beside(channel: Channel, work: Callable[[], None]) -> None:
+        """Work while a response is due. Where that fails the process is killed, so that nobody reads the response."""
+        try:
+            work()
+        except BaseException:
+            channel.process.kill()
+            raise
 
     def _pause_or_raise(self, error: RequestFailedError, deadline: float) -> None:
         """Pause before a retry; SpillError if there is no time for one or it would not help."""

@@ -20,6 +20,7 @@ from embeddings.tiers.rocksdb.child_process import ProcessLostError, RequestFail
 from embeddings.tiers.rocksdb.error_hints import with_hint
 from embeddings.tiers.rocksdb.purge import Purge
 from embeddings.tiers.rocksdb.record_format import RecordFormat
+from embeddings.tiers.rocksdb.tables.live_tables import LiveTables
 from embeddings.tiers.write_batch import WriteBatch
 
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.02, 1.0
@@ -32,7 +33,7 @@ class SpillWorker:
 
     def __init__(self, folder: Path, record_format: RecordFormat, *, queue_bytes: int, patience_seconds: float) -> None:
         self.folder, self.record_format, self.patience_seconds = folder, record_format, patience_seconds
-        self.catalog, self.counts = Catalog(queue_bytes), Counter[str]()
+        self.catalog, self.counts = Catalog(queue_bytes, self._tables_of), Counter[str]()
         self.space = DiskSpace(folder)
         self.purge = Purge(self.catalog, record_format, self.counts, self.space)
         self._max_queue_bytes = queue_bytes
@@ -126,7 +127,8 @@ class SpillWorker:
                     raise self._failure("cannot be written", self._last_failure)
 
     def memory_bytes(self) -> int:
-        filters = sum(database.keys.num_bytes() for database in self.catalog.databases())
+        databases = self.catalog.databases()
+        filters = sum(database.keys.num_bytes() + database.tables.num_bytes() for database in databases)
         return filters + (self._process.num_bytes if self._process is not None else 0)
 
     def close(self) -> None:
@@ -140,6 +142,9 @@ class SpillWorker:
             self._changed.notify_all()
         self._thread.join()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _tables_of(self, number: int) -> LiveTables:
+        return LiveTables(self.folder / f"{number:06d}", self.record_format.num_bytes)
 
     def _is_ended(self) -> bool:
         return self._error is not None or self._closing
@@ -261,6 +266,7 @@ class SpillWorker:
                 "set_database_bytes", 0 if math.isinf(part_bytes) else int(part_bytes), deadline=self.deadline()
             )
             self._sent_part = process, part_bytes
+        database.tables.add(batch.mixed)
         database.keys.add(batch.mixed)
         for start in range(0, len(batch), process.num_keys):
             part = batch.sub_batch(start, start + process.num_keys)
@@ -274,6 +280,7 @@ class SpillWorker:
                 self.counts["spill_failures"] += 1
                 raise
             database.exists = True
+        database.tables.written(*channel.call("sequence", database.number, deadline=self.deadline()))
         if batch.rows is None:
             database.num_tombstones += len(batch)
         else:

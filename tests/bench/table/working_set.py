@@ -23,6 +23,7 @@ from springtide_client.schema import Schema
 from app.version_log.compact.base_writer import BaseImage, write_base
 from kernels.backend import backend
 from kernels.types import RowLayout
+from tests.bench.harness.disk_reads import describe, random_read_rates
 from tests.bench.harness.processes import ContenderProcess
 from tests.bench.harness.report import Case, alternate, argument_parser, fail, report
 from tests.bench.table.memory_cgroup import MIB, MemoryCgroup, uncached_copy
@@ -145,8 +146,16 @@ def run_in_cgroup(contest: Contest, cgroup: MemoryCgroup) -> dict[str, list[floa
     limit = cgroup.peak_bytes + CODE_BYTES
     cgroup.limit(limit)
     print(f"cgroup: {limit // MIB:,} MiB for both, {CODE_BYTES // MIB} of them not for anonymous memory")
+    before = {name: contest.warm[name] for name in names}
     rates = alternate({name: partial(contest.run, name, contest.sizes["batches"]) for name in names}, repeats=1)
     cgroup.lift()
+    reads = random_read_rates(contest.folder)
+    print(describe(reads))
+    for name in names if reads else ():
+        since = {key: number - before[name].get(key, 0) for key, number in contest.last[name]["counters"].items()}
+        share = (since["recalled_from_spill"] + since["recalled_from_base"]) / since["keys"]
+        most = max(reads.values()) / (share * CATEGORICAL)
+        print(f"{name}: at one read for each recalled row this disk allows {most:,.0f} samples/s")
     return rates
 
 

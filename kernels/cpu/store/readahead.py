@@ -46,12 +46,18 @@ class Readahead:
 
     def request(self, column: Array, rows_N: Int64Array) -> None:
         """Read ahead the pages of these rows of a mapped column where that pays. Does not wait, releases the GIL."""
-        if not self.is_worthwhile or not len(rows_N) or not column.nbytes:
+        if not len(rows_N) or not column.nbytes:
             return
         assert column.flags.c_contiguous
         address, width = column.ctypes.data, column.nbytes // len(column)
-        first_N = (address + rows_N * width) // mmap.PAGESIZE
-        last_N = (address + (rows_N + 1) * width - 1) // mmap.PAGESIZE
+        self.request_ranges(address + rows_N * width, width)
+
+    def request_ranges(self, addresses_N: Int64Array, num_bytes: int) -> None:
+        """Read ahead the first and the last page of each range of so many bytes, likewise."""
+        if not self.is_worthwhile or not len(addresses_N):
+            return
+        first_N = addresses_N // mmap.PAGESIZE
+        last_N = (addresses_N + num_bytes - 1) // mmap.PAGESIZE
         pages_P = np.unique(first_N if np.array_equal(first_N, last_N) else np.concatenate([first_N, last_N]))
         starts = np.flatnonzero(np.diff(pages_P, prepend=pages_P[0] - 2) != 1)
         ranges = np.empty((len(starts), 2), np.uint64)  # iovec: address, length

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from springtide_client.format.tensors import Array, advise_random_access, encode_tensors, map_tensors
 
-from app.training.state import readahead
-from app.training.state.readahead import Readahead
+from kernels.cpu.store import readahead
+from kernels.cpu.store.readahead import Readahead
 
 ROWS_N = np.array([0, 511, 512, 70_000, 99_999, 99_999])
 

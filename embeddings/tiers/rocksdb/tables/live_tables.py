@@ -1,0 +1,187 @@
+"""The mapped tables of one database that RocksDB, in another process, writes and compacts meanwhile.
+
+A key is read here only if no write of it can be missing from the table files: the keys of younger writes, which
+RocksDB has in memory, are known. What is not understood here is asked of RocksDB.
+"""
+
+# U unique keys, M some of them, T tables, R runs, C columns
+import logging
+import threading
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from embeddings.rows import Int64Array, Rows
+from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
+from embeddings.tiers.rocksdb.bloom_filter import KeyFilter, UInt64Array
+from embeddings.tiers.rocksdb.tables.manifest import LiveFile, Manifest, UnknownFormatError
+from embeddings.tiers.rocksdb.tables.recent_keys import RecentKeys, contains_any
+from embeddings.tiers.rocksdb.tables.table_file import TableFile
+from kernels.cpu.store.readahead import Readahead
+from kernels.cpu.table_file import blocks, find
+
+logger = logging.getLogger(__name__)
+
+CHUNK_KEYS = 512  # their blocks, of two pages each, must stay cached until they are read
+BLOCK_BYTES = 4096
+MAX_TRIES = 16
+
+
+class TableView:
+    """One consistent set of tables. They stay mapped as long as it lives."""
+
+    def __init__(self, tables: dict[int, TableFile], files: list[LiveFile]) -> None:
+        self.tables = tables
+        newest_first = sorted((f for f in files if f.level == 0), key=lambda f: (-f.epoch, -f.largest_sequence))
+        deeper = sorted((f for f in files if f.level > 0), key=lambda f: (f.level, f.smallest))
+        order = [tables[file.number] for file in newest_first + deeper]
+        levels = [file.level for file in deeper]
+        starts = [n for n, level in enumerate(levels) if n == 0 or level != levels[n - 1]]
+        num_newest = len(newest_first)
+        self.runs_R1 = np.array([*range(num_newest), *(num_newest + n for n in starts), len(order)], np.int64)
+        self.table_TC = np.array([table.columns for table in order], np.int64).reshape(-1, find.NUM_COLUMNS)
+        self.smallest_T = np.array([table.smallest for table in order], np.uint64)
+        self.largest_T = np.array([table.largest for table in order], np.uint64)
+
+    def read_ahead(self, mixed_M: UInt64Array, features_M: npt.NDArray[np.uint16], readahead: Readahead) -> None:
+        """Request the blocks that are read first for these keys, without waiting for them."""
+        starts_M, sizes_M = np.empty(len(mixed_M), np.int64), np.empty(len(mixed_M), np.int64)
+        find.locate_all(*self._arrays(), mixed_M, features_M, starts_M, sizes_M)
+        readahead.request_ranges(starts_M[sizes_M > 0], BLOCK_BYTES)
+
+    def find(
+        self, mixed_M: UInt64Array, features_M: npt.NDArray[np.uint16]
+    ) -> tuple[npt.NDArray[np.uint8], Int64Array, Int64Array]:
+        """Return for each key NOT_FOUND, FOUND or UNSURE, and the address and the length of its value."""
+        num = len(mixed_M)
+        kinds_M, values_M, lengths_M = np.empty(num, np.uint8), np.zeros(num, np.int64), np.zeros(num, np.int64)
+        find.find_all(*self._arrays(), mixed_M, features_M, kinds_M, values_M, lengths_M)
+        return kinds_M, values_M, lengths_M
+
+    def _arrays(self) -> tuple[Int64Array, UInt64Array, UInt64Array, Int64Array]:
+        return self.table_TC, self.smallest_T, self.largest_T, self.runs_R1
+
+
+class LiveTables:
+    """Any thread may read. `add`, `written` and `refresh` belong to the thread that writes."""
+
+    def __init__(self, folder: Path, record_bytes: int) -> None:
+        """`folder` need not exist yet."""
+        self.folder, self.record_bytes = folder, record_bytes
+        self.is_disabled = False
+        self._lock = threading.Lock()
+        self._manifest: Manifest | None = None
+        self._is_stale = False  # the MANIFEST has changed since the view was made
+        self._view = TableView({}, [])
+        self._recent = RecentKeys()
+        self._readahead = Readahead()
+
+    def add(self, mixed_N: UInt64Array) -> None:
+        """Add keys before they are written, or before others look for them here."""
+        with self._lock:
+            if not self.is_disabled:
+                self._recent.add(mixed_N)
+
+    def written(self, sequence: int | None) -> None:
+        """What was added is written up to this sequence number; None = unknown: RocksDB is asked from now on."""
+        if sequence is None:
+            self.disable("the sequence number of its writes is unknown")
+            return
+        with self._lock:
+            self._recent.written(sequence)
+        self._snapshot()
+
+    def split(self, mixed_U: UInt64Array, chosen: Int64Array) -> tuple[TableView, Int64Array, Int64Array]:
+        """The tables as they are now, and of these positions those to read from them, and those to ask RocksDB for."""
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return self._view, chosen[:0], chosen
+        view, recent = snapshot
+        is_recent_M = contains_any(recent, mixed_U[chosen])
+        return view, chosen[~is_recent_M], chosen[is_recent_M]
+
+    def read(
+        self,
+        view: TableView,
+        mixed_U: UInt64Array,
+        here: Int64Array,
+        kinds_U: npt.NDArray[np.uint8],
+        rows: Rows,
+    ) -> Int64Array:
+        """Read the keys at these positions into kinds and rows. Return the positions that RocksDB must be asked for."""
+        if not len(here):
+            return here
+        before = self._readahead.num_pages_read()
+        step = CHUNK_KEYS if self._readahead.is_worthwhile else len(here)
+        parts = [here[start : start + step] for start in range(0, len(here), step)]
+        unsure = []
+        # where rows come from the disk, the blocks of a part are under way while the part before is read
+        for n, part in enumerate(parts):
+            for ahead in parts[n + (n > 0) : n + 2] if self._readahead.is_worthwhile else ():
+                view.read_ahead(mixed_U[ahead], rows.features[ahead], self._readahead)
+            unsure.append(self._read_part(view, mixed_U, part, kinds_U, rows))
+        self._readahead.observe(self._readahead.num_pages_read() - before, len(here))
+        return np.concatenate(unsure)
+
+    def _read_part(
+        self, view: TableView, mixed_U: UInt64Array, part: Int64Array, kinds_U: npt.NDArray[np.uint8], rows: Rows
+    ) -> Int64Array:
+        """Find and copy at once: a page may be dropped from the cache soon after it was read."""
+        kinds_M, values_M, lengths_M = view.find(mixed_U[part], rows.features[part])
+        is_row_M = (kinds_M == blocks.FOUND) & (lengths_M == self.record_bytes)
+        is_tombstone_M = (kinds_M == blocks.FOUND) & (lengths_M == 0)
+        is_absent_M = kinds_M == blocks.NOT_FOUND
+        kinds_U[part[is_row_M]], kinds_U[part[is_tombstone_M]], kinds_U[part[is_absent_M]] = ROW, TOMBSTONE, ABSENT
+        columns = rows.values, rows.states, rows.counts, rows.last_seen
+        find.copy_rows(values_M[is_row_M], part[is_row_M], mixed_U, *columns)
+        unsure: Int64Array = part[~(is_row_M | is_tombstone_M | is_absent_M)]
+        return unsure
+
+    def num_bytes(self) -> int:
+        """Bytes of memory: indexes, and filters of recent keys."""
+        with self._lock:
+            return self._recent.num_bytes() + sum(table.num_bytes() for table in self._view.tables.values())
+
+    def disable(self, why: str) -> None:
+        """Ask RocksDB for everything from now on."""
+        with self._lock:
+            self._disable(why)
+
+    def _disable(self, why: str) -> None:
+        if not self.is_disabled:
+            logger.info("the spill's tables are not read directly", extra={"folder": str(self.folder), "reason": why})
+        self.is_disabled = True
+        self._manifest, self._view, self._recent = None, TableView({}, []), RecentKeys()
+
+    def _snapshot(self) -> tuple[TableView, tuple[KeyFilter, ...]] | None:
+        """The newest tables, and the keys that must not be read from them; None if none may."""
+        with self._lock:
+            if self.is_disabled:
+                return None
+            try:
+                self._refresh()
+            except (UnknownFormatError, OSError) as error:
+                self._disable(str(error))
+                return None
+            return self._view, self._recent.filters()
+
+    def _refresh(self) -> None:
+        if self._manifest is None:
+            if not (self.folder / "CURRENT").exists():
+                return
+            self._manifest = Manifest(self.folder)
+        for _ in range(MAX_TRIES):
+            self._is_stale |= self._manifest.refresh()
+            if not self._is_stale:
+                return
+            files = list(self._manifest.files.values())
+            known = self._view.tables
+            try:
+                tables = {f.number: known.get(f.number) or TableFile(self.folder, f) for f in files}
+            except FileNotFoundError:
+                continue  # compacted meanwhile: the MANIFEST says so
+            self._view, self._is_stale = TableView(tables, files), False
+            self._recent.forget(self._manifest.flushed_sequence)
+            return
+        raise UnknownFormatError("its table files vanish")

@@ -1,0 +1,115 @@
+"""One table file of RocksDB, mapped, with its index in memory: 12 bytes for each block of 4 KiB."""
+
+# B blocks
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from embeddings.tiers.rocksdb.tables.manifest import LiveFile, Reader, UnknownFormatError
+from kernels.cpu.table_file import blocks, find
+from kernels.cpu.table_file.xxh3 import SHORTEST, block_checksum
+
+FOOTER_BYTES, TRAILER_BYTES = 53, 5
+MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")
+EXTENDED_MAGIC, FORMAT_VERSION, XXH3 = b"\x3e\x00\x7a\x00", 6, 4
+RAW, SNAPPY = 0, 1
+MAX_INDEX_BYTES, MAX_FILE_BYTES = 1 << 28, 1 << 32
+FILTER_NAME, INDEX_NAME = b"fullfilter.rocksdb.BuiltinBloomFilter", b"rocksdb.index"
+FILTER_METADATA_BYTES, LINE_BYTES = 5, 64
+
+
+class TableFile:
+    """The file stays mapped, also after RocksDB has deleted it, until this object is gone."""
+
+    def __init__(self, folder: Path, live: LiveFile) -> None:
+        """OSError if it is gone; UnknownFormatError if it holds what is not read here, or is damaged."""
+        with (folder / f"{live.number:06d}.sst").open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != live.num_bytes or not FOOTER_BYTES < size < MAX_FILE_BYTES:
+                raise UnknownFormatError(f"{file.name} has {size} bytes instead of {live.num_bytes}")
+            self._map = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+        self._map.madvise(mmap.MADV_RANDOM)  # a miss reads a page, not 128 KiB
+        self.bytes = np.frombuffer(self._map, np.uint8)
+        self.smallest, self.largest = (int.from_bytes(key[:8], "big") for key in (live.smallest, live.largest))
+        try:
+            self._read_parts(size)
+        except (IndexError, KeyError) as error:
+            raise UnknownFormatError(f"table file {live.number}: {error!r}") from None
+        self.columns = np.zeros(find.NUM_COLUMNS, np.int64)
+        self.columns[find.FILE], self.columns[find.NUM_BLOCKS] = self.bytes.ctypes.data, len(self.separators_B)
+        self.columns[find.SEPARATORS] = self.separators_B.ctypes.data
+        self.columns[find.OFFSETS], self.columns[find.CHECKED] = self.offsets_B1.ctypes.data, self.checked_B.ctypes.data
+        self.columns[find.FILTER], self.columns[find.FILTER_LINES], self.columns[find.FILTER_PROBES] = self.filter
+        self.columns[find.CHECKSUM_BASE] = self.checksum_base
+
+    def num_bytes(self) -> int:
+        """Bytes of memory, without the mapped file."""
+        return self.separators_B.nbytes + self.offsets_B1.nbytes + self.checked_B.nbytes
+
+    def _read_parts(self, size: int) -> None:
+        footer = bytes(self._map[size - FOOTER_BYTES :])
+        known = bytes([XXH3]) + EXTENDED_MAGIC, FORMAT_VERSION.to_bytes(4, "little") + MAGIC
+        if (footer[:5], footer[41:]) != known:
+            raise UnknownFormatError("another version of the table format")
+        self.checksum_base = int.from_bytes(footer[9:13], "little")
+        meta_bytes = int.from_bytes(footer[13:17], "little")
+        parts = _entries(bytes(self._map[size - FOOTER_BYTES - TRAILER_BYTES - meta_bytes :][:meta_bytes]))
+        self.filter = self._filter(*self._checked(parts[FILTER_NAME]))
+        self.separators_B, self.offsets_B1 = self._index(*self._checked(parts[INDEX_NAME]))
+        if not len(self.separators_B) or int(self.offsets_B1[-1]) > size:
+            raise UnknownFormatError("an index that leads outside its file")
+        self.checked_B = np.zeros(len(self.separators_B), np.uint8)
+
+    def _checked(self, handle: bytes) -> tuple[int, int, int]:
+        """The offset, size and kind of a block after comparing its checksum."""
+        reader = Reader(handle)
+        offset, size = reader.varint(), reader.varint()
+        if offset + size + TRAILER_BYTES > len(self.bytes) or not SHORTEST <= size <= MAX_INDEX_BYTES:
+            raise UnknownFormatError(f"a block of {size} bytes at {offset}")
+        stored = int.from_bytes(self._map[offset + size + 1 : offset + size + TRAILER_BYTES], "little")
+        if block_checksum(self.bytes.ctypes.data + offset, size, offset, self.checksum_base) != stored:
+            raise UnknownFormatError(f"the block at {offset} does not match its checksum")
+        return offset, size, self._map[offset + size]
+
+    def _filter(self, offset: int, size: int, kind: int) -> tuple[int, int, int]:
+        """The filter's address, its lines and probes."""
+        always, variant, probes, *seed = self._map[offset + size - FILTER_METADATA_BYTES : offset + size]
+        lines, rest = divmod(size - FILTER_METADATA_BYTES, LINE_BYTES)
+        if kind != RAW or (always, variant, *seed, rest) != (0xFF, 0, 0, 0, 0) or not 0 < probes < 32:
+            raise UnknownFormatError("another kind of filter")
+        return self.bytes.ctypes.data + offset, lines, probes
+
+    def _index(self, offset: int, size: int, kind: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+        """The separators after each block, and the offsets between blocks."""
+        content = self.bytes[offset : offset + size]
+        if kind == SNAPPY:
+            import pyarrow
+
+            length = Reader(bytes(content[:5])).varint()
+            if length > MAX_INDEX_BYTES:
+                raise UnknownFormatError(f"an index of {length} bytes")
+            content = np.frombuffer(pyarrow.Codec("snappy").decompress(content, length), np.uint8)
+        elif kind != RAW:
+            raise UnknownFormatError("an index compressed in another way")
+        capacity = len(content) // 4  # of the smallest entry: three lengths and a byte
+        separators, offsets = np.empty(capacity, np.uint64), np.empty(capacity + 1, np.uint32)
+        num_blocks = blocks.parse_index(content.ctypes.data, len(content), separators, offsets)
+        if num_blocks < 0:
+            raise UnknownFormatError("an index with keys in another form")
+        return separators[:num_blocks].copy(), offsets[: num_blocks + 1].copy()
+
+
+def _entries(block: bytes) -> dict[bytes, bytes]:
+    """The entries of a small block."""
+    packed = int.from_bytes(block[-4:], "little")
+    reader = Reader(block[: len(block) - 4 - 4 * packed]) if packed >> 31 == 0 else Reader(b"")
+    key, entries = b"", {}
+    while reader.at < len(reader.data):
+        shared, rest, length = reader.varint(), reader.varint(), reader.varint()
+        key = key[:shared] + reader.data[reader.at : reader.at + rest]
+        reader.at += rest + length
+        entries[key] = reader.data[reader.at - length : reader.at]
+    return entries
