@@ -33,12 +33,12 @@ class AppendQueue:
         max_bytes: int,
         sync_seconds: float,
         is_fenced: Callable[[], bool],
-        before_sync: Callable[[], None],
+        before_sync: Callable[[int], None],
         wait_for_state: Callable[[], None] = lambda: None,
         on_durable: Callable[[int, int], None] = lambda number, exact_state: None,
         yields: bool = True,
     ) -> None:
-        """`is_fenced`: whether a higher epoch is claimed. `before_sync`: called by the sync thread every time.
+        """`is_fenced`: whether a higher epoch is claimed. `before_sync` gets the queued bytes, in the sync thread.
 
         `wait_for_state` returns once no exact state is waiting to be written. `on_durable` gets the number of each
         version that becomes durable, and what its meta says about its exact state. `yields`: the writing thread works
@@ -220,7 +220,7 @@ class AppendQueue:
     def _sync_periodically(self) -> None:
         yield_to_learning()
         while not self._stopping.wait(self._sync_seconds):
-            self._before_sync()
+            self._before_sync(self.queued_bytes)
             self._sync()
 
     def _sync(self) -> None:

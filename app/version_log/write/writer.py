@@ -224,7 +224,7 @@ class LogWriter:
         if appended > self.budget.max_version_bytes or (
             is_full and time.monotonic() - self._measured_at > MEASURE_SECONDS
         ):
-            self._measure()
+            self._measure(self._queue.queued_bytes)
             is_full = self._free_bytes < self._appended_bytes - self._appended_when_measured
         return is_full
 
@@ -270,8 +270,8 @@ class LogWriter:
         """Delete the exact states of versions that no restart goes back to, now that a newer version is durable."""
         remove_states(self.config.path, exact_state or number)
 
-    def _measure(self) -> None:
+    def _measure(self, queued_bytes: int) -> None:
         # what is appended meanwhile counts twice until the next time, rather than not at all
-        appended = self._appended_bytes - self._queue.queued_bytes
+        appended = self._appended_bytes - queued_bytes
         self._free_bytes = self.budget.free_bytes(LogUsage.of(self.config.path))
         self._appended_when_measured, self._measured_at = appended, time.monotonic()

@@ -8,6 +8,7 @@ import torch
 from springtide_client.format.records import version_name
 from springtide_client.log.directory import LogDirectory
 
+from app.training.publish_schedule import PublishSchedule
 from app.training.recovery.rollback import ModelHeldError
 from app.training.trainer import Trainer
 from app.version_log.commands.queue import submit_command
@@ -169,7 +170,8 @@ def test_if_the_good_versions_base_is_deleted_the_oldest_restorable_one_is_resto
     assert [back.meta.restores] == LogDirectory(env.config.log.path).scan().bases
 
 
-def test_too_many_samples_skipped_in_a_row_disable_automatic_rollback(env):
+def test_too_many_samples_skipped_in_a_row_disable_automatic_rollback(env, monkeypatch):
+    monkeypatch.setattr(PublishSchedule, "interval_seconds", lambda self, *, is_behind: 0.0)  # a version a batch
     env.configure('[gate]\naction = "rollback"\nmax_skipped = 300\n')
     env.produce(1000)
     trainer = Trainer(env.config, until_end=True)
