@@ -12,7 +12,7 @@ from app.errors import UserError
 from app.serving.http.errors import ApiError, gone, invalid, not_ready
 from app.serving.model.version_index import VersionEntry
 from app.version_log.read.index import LogIndex
-from app.version_log.read.version_names import parse_instant, parse_version
+from app.version_log.read.version_names import MAX_LENGTH, parse_instant, parse_version
 from app.version_log.retention.pins import Pin, is_pin_name, read_pins
 
 MAX_NAME = 80
@@ -24,7 +24,7 @@ def resolve_version(log_path: Path, name: str) -> int:
         return int(name)
     try:
         if len(name) > MAX_NAME or (parse_instant(name) is None and not is_pin_name(name)):
-            parse_version(name[:MAX_NAME])
+            parse_version(name if len(name) > MAX_LENGTH else name[:MAX_NAME])
     except UserError as error:
         raise invalid(str(error), "/v1/versions lists versions and pins") from None
     try:

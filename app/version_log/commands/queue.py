@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from springtide_client.format.records import CommandEntry, NamedKey, StreamPosition
 from springtide_client.system.clock import wall_ms
-from springtide_client.system.files import fsync_folder, write_atomically
+from springtide_client.system.files import make_durable_folder, write_atomically
 
 from app.version_log.failpoints import failpoint
 
@@ -37,8 +37,7 @@ def submit_command(log_path: Path, kind: str, body: Mapping[str, Any]) -> str:
     command_id = f"{now_ms:013d}-{secrets.token_hex(6)}"
     command = {"id": command_id, "kind": kind, "created_ms": now_ms, **body}
     folder = log_path / "commands"
-    folder.mkdir(parents=True, exist_ok=True)
-    fsync_folder(log_path)
+    make_durable_folder(folder)
     write_atomically(folder / f"{command_id}.json", msgspec.json.encode(command))
     return command_id
 

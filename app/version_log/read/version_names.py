@@ -7,6 +7,7 @@ from springtide_client.format.records import EPOCH_SHIFT
 
 from app.errors import UserError
 
+MAX_LENGTH = 4_000  # of a name, below the number of digits that Python converts
 CLOCKS: dict[str, Literal["created_ms", "event_clock_ms"]] = {"": "created_ms", "event": "event_clock_ms"}
 
 
@@ -38,6 +39,8 @@ def parse_instant(name: str) -> Instant | None:
 
 def parse_version(name: str) -> int:
     """Return the number that a name means; at most 0: counted back from the latest. UserError if it is malformed."""
+    if len(name) > MAX_LENGTH:
+        raise UserError(f"version {name[:20]!r}...: a version's name has at most {MAX_LENGTH:,} characters")
     epoch, dot, count = name.partition(".")
     if name in ("latest", "oldest"):
         return 0
