@@ -1,15 +1,54 @@
 """SIGTERM and Ctrl-C: handlers that set an event or exit, and handlers that are restored afterwards."""
 
 import os
+import select
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Handler = Callable[[int, FrameType | None], None]
+
+
+class SignalEvent(threading.Event):
+    """An event that a signal handler may set, also while the thread that it interrupts is in `wait`.
+
+    A `threading.Event` has a lock: a handler that runs while its own thread holds that lock waits for it for ever. This
+    one has a pipe instead, which becomes readable.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_set = False
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
+            os.set_blocking(end, False)
+            weakref.finalize(self, os.close, end)
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        with suppress(BlockingIOError):  # full: readable all the more
+            os.write(self._write_end, b"\0")
+
+    def clear(self) -> None:
+        self._is_set = False
+        with suppress(BlockingIOError):
+            while os.read(self._read_end, 1 << 16):
+                pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._is_set:
+            poll = select.poll()
+            poll.register(self._read_end, select.POLLIN)
+            poll.poll(None if timeout is None else max(0.0, 1000 * timeout))
+        return self._is_set
 
 
 def stop_on_signals(*, grace_seconds: float | None = None) -> threading.Event:
@@ -18,7 +57,7 @@ def stop_on_signals(*, grace_seconds: float | None = None) -> threading.Event:
     With `grace_seconds` the process exits with code 1 that long after the first signal, even if it is blocked, for
     instance by a broker that does not answer.
     """
-    stopping = threading.Event()
+    stopping = SignalEvent()
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -63,7 +102,7 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._event = SignalEvent()
         self._handlers = ExitStack()
 
     @property

@@ -14,7 +14,7 @@ from springtide_client.log.base import MODEL
 from springtide_client.log.directory import LogDirectory
 
 from app.errors import UserError
-from app.processes.signals import Handler, handled_signals
+from app.processes.signals import Handler, SignalEvent, handled_signals
 from app.serving.config import ServeConfig
 from app.serving.http.tokens import Tokens, load_tokens
 from app.serving.metrics.shared_metrics import WorkerSlot
@@ -72,7 +72,7 @@ def serve(
         if config.workers == 1:
             _serve_in_this_process(listener, log, config, tokens, listening, until, version)
         else:
-            _serve_by_workers(listener, log, config, listening, until or threading.Event(), version)
+            _serve_by_workers(listener, log, config, listening, until or SignalEvent(), version)
 
 
 def _serve_in_this_process(
@@ -122,7 +122,7 @@ def _serve_by_workers(
     # done before the first fork, for all workers: one that is started later is ready at once
     warm_up()
     _import_model_libraries(Path(log.path))
-    restarting = threading.Event()
+    restarting = SignalEvent()
     handlers = {
         signal.SIGTERM: _set_on_signal(stopping),
         signal.SIGINT: _set_on_signal(stopping),

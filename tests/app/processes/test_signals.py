@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.processes.signals import STOP_SIGNALS, StopSignals, handled_signals, stop_on_signals
+from app.processes.signals import STOP_SIGNALS, SignalEvent, StopSignals, handled_signals, stop_on_signals
 
 ROOT = Path(__file__).parents[3]
 PATHS = f"{ROOT}:{ROOT / 'deploy' / 'client'}"
@@ -58,7 +58,35 @@ def test_another_thread_than_the_main_one_installs_no_handler() -> None:
 
 
 def run_code(code: str) -> int:
-    return subprocess.run([sys.executable, "-c", code], env=dict(os.environ) | {"PYTHONPATH": PATHS}).returncode
+    return subprocess.run(
+        [sys.executable, "-c", code], env=dict(os.environ) | {"PYTHONPATH": PATHS}, timeout=300
+    ).returncode
+
+
+def test_a_signal_in_the_middle_of_a_wait_ends_it() -> None:
+    """With the lock of a threading.Event the handler would wait for the thread that it interrupts."""
+    code = (
+        "import signal; from app.processes.signals import SignalEvent\n"
+        "for number in range(300):\n"
+        "    event = SignalEvent()\n"
+        "    signal.signal(signal.SIGALRM, lambda *_: event.set())\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 1e-4 + number * 1e-6)\n"
+        "    while not event.wait(0.0): pass\n"
+    )
+    assert run_code(code) == 0
+
+
+def test_an_event_that_was_cleared_can_be_set_again() -> None:
+    event = SignalEvent()
+    assert not event.wait(0.0)
+    for _ in range(2):
+        threading.Timer(0.01, event.set).start()
+        assert event.wait()
+        assert event.wait(0.0)
+        assert event.is_set()
+        event.clear()
+        assert not event.is_set()
+        assert not event.wait(0.001)
 
 
 def test_a_start_up_ends_at_once_with_exit_code_0() -> None:
