@@ -44,8 +44,8 @@ def assert_found(spill: Spill, rows: Rows) -> None:
 
 @contextmanager
 def impatient(spill: RocksSpill) -> Iterator[None]:
-    """Set the patience to half a second; the process should have started before."""
-    patience, spill._worker.patience_seconds = spill._worker.patience_seconds, 0.5
+    """Set the patience to two seconds, in which a busy machine responds; the process should have started before."""
+    patience, spill._worker.patience_seconds = spill._worker.patience_seconds, 2.0
     yield
     spill._worker.patience_seconds = patience
 
