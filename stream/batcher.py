@@ -52,7 +52,7 @@ class Batcher:
             raise ValueError(f"max_wait_seconds must be at least 0, not {max_wait_seconds}")
         self.batch_size = batch_size
         self.max_wait_seconds = max_wait_seconds
-        self.is_behind = False  # set by whoever knows the rest of the stream: a full batch is on its way
+        self.is_behind = False  # set by the caller, which sees the rest of the stream: a full batch is on its way
         is_eager = min_batch_size is not None and max_wait_seconds < float("inf")
         self._min_rows = min(min_batch_size or 1, batch_size) if is_eager else batch_size
         self.num_rows = 0  # pending

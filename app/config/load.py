@@ -104,7 +104,7 @@ def numbered(schema: Schema, log_path: Path) -> Schema:
         before = LogDirectory(log_path).newest_schema()
         return schema if before is None else schema.continuing(before)
     except LogError:
-        return schema  # whoever needs the log will say what is wrong with it
+        return schema  # reading the log reports what is wrong with it
     except ValueError as error:
         raise UserError(str(error)) from None
 

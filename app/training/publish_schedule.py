@@ -16,7 +16,7 @@ MAX_SECONDS = 10.0  # however expensive a version is
 class PublishSchedule:
     """Keeps `publish_seconds` between versions, and more where a version is expensive or the trainer is behind.
 
-    Whoever asks says whether the trainer is behind: as soon as it has caught up, the short interval counts again.
+    The caller passes `is_behind`: as soon as the trainer has caught up, the short interval counts again.
     """
 
     def __init__(self, publish_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Keys whose rows left the table for good, and why: collected while somebody wants to know."""
+"""Keys whose rows left the table for good, and why: collected while there is a listener."""
 
 # N keys
 from collections.abc import Callable

@@ -89,7 +89,7 @@ def require_same_topic(source: SourceConfig, positions: Mapping[Partition, Posit
         raise UserError(
             f"the log was learned from the topic {', '.join(topics)}, [source] topic is {source.topic}: set it back; "
             "to go on with this topic and keep what is learned, start once with `springtide train --from-offset "
-            "earliest` (or latest, or --from-timestamp); to begin anew, set another [log] path"
+            "earliest` (or latest, or --from-timestamp); to start from scratch, set another [log] path"
         )
 
 

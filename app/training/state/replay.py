@@ -27,7 +27,7 @@ def replay_log(
 ) -> VersionMeta:
     """Restore rows, sketch, dense net, optimizer, random state and scores; returns the metadata of the last version.
 
-    The table reads the rows of the base itself; `on_delta` is told those of each version. `read_state` returns the
+    The table reads the rows of the base itself; `on_delta` gets those of each version. `read_state` returns the
     exact state of the net at a version that does not carry it. ValueError if the log holds another net.
     """
     arrays: Arrays = {**base.dense, **base.trainer_state}

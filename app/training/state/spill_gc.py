@@ -44,7 +44,7 @@ class SpillGC:
         *,
         on_mapped: Callable[[Base], None] = lambda base: None,
     ) -> None:
-        """`mapped`: the number of the base that the table reads now. `on_mapped` is told of newer ones."""
+        """`mapped`: the number of the base that the table reads now. `on_mapped` is called with each newer one."""
         self._table, self._directory, self._mapped, self._on_mapped = table, directory, mapped, on_mapped
         self._closed: tuple[int, int] | None = None  # a generation, and the version whose checkpoint closed it
 

@@ -1,4 +1,4 @@
-"""What a start with other settings keeps of a log's newest version, what begins anew, and what it drops."""
+"""What a start with other settings keeps of a log's newest version, what is reset, and what it drops."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -121,7 +121,7 @@ def newest_exact_version(index: LogIndex, base: Base, max_replayed_bytes: int) -
     try:
         metas.extend(entry.read_head().meta for entry in entries)
     except LogError:
-        return entries[-1].number  # corrupt: whoever reads so far says where
+        return entries[-1].number  # corrupt: the reader that gets there reports where
     durable = max((meta.durable for meta in metas), default=0)
     states = ExactStates(index.directory.path, base, index.find)
     newest = num_bytes = 0

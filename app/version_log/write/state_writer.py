@@ -40,7 +40,7 @@ class PendingState:
     arrays: Arrays
     version: PendingRecord | None = None
     done: threading.Event = field(default_factory=threading.Event)
-    urgent: bool = False  # somebody waits for it: write it without pauses
+    urgent: bool = False  # a caller waits for it: write it without pauses
 
     @property
     def num_bytes(self) -> int:

@@ -41,7 +41,7 @@ class Rewrite:
     after: str = ""  # the last key that was read
     num_read: int = 0
     num_moved: int = 0
-    expired: list[Keys] = field(default_factory=list)  # while somebody wants to know
+    expired: list[Keys] = field(default_factory=list)  # while there is a listener
 
 
 @dataclass(eq=False)
