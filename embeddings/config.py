@@ -8,6 +8,7 @@ from msgspec import Meta
 from springtide_client.system.settings import FINITE, INTERNAL, SIZE, Settings, Size
 
 from embeddings.optimizer import RowOptimizer
+from kernels.types import RowLayout
 
 MAX_MIN_COUNT = 255  # what a counter of the admission sketch can hold
 MAX_TTL_SECONDS = 1e12
@@ -94,6 +95,14 @@ class TableConfig(Settings, frozen=True, kw_only=True):
         int, Meta(ge=1, le=256, description="At least this many threads share one operation of the table.")
     ] = 1
     features: Annotated[Mapping[int, FeaturePolicy], Meta(extra=INTERNAL)] = {}  # by feature number
+    # float32 numbers of a row's own that no optimizer touches, at the end of its state; zero in a new row
+    wide_width: Annotated[int, Meta(ge=0, extra=INTERNAL)] = 0
+
+    @property
+    def layout(self) -> RowLayout:
+        """The columns of the table's rows."""
+        state_width = RowOptimizer.of(self.optimizer).state_width(self.dim) + self.wide_width
+        return RowLayout(self.dim, state_width, self.dtype, self.wide_width)
 
 
 class TableLimits(Settings, frozen=True, kw_only=True):

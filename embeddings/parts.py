@@ -27,7 +27,6 @@ from embeddings.tiers.lower_tiers import LowerTiers
 from embeddings.tiers.no_spill import NoSpill
 from kernels.backend import backend
 from kernels.ops import Ops
-from kernels.types import RowLayout
 
 
 class TableParts:
@@ -52,8 +51,8 @@ class TableParts:
             raise ValueError("a host tier needs a spill below it: set disk_path, or host_bytes = 0")
         self.ops = ops = backend(device)
         self.optimizer = RowOptimizer.of(config.optimizer)
-        state_width = self.optimizer.state_width(config.dim)
-        self.layout = RowLayout(config.dim, state_width, config.dtype)
+        self.layout = config.layout
+        state_width = self.layout.state_width
         capacity = (capacity or Capacity.of_bytes(config, ops, tracked=tracked)).in_buckets_of(ops.width)
         self.counters = TableCounters()
         self.spill: Spill = spill or NoSpill(config.dim, state_width)

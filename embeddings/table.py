@@ -15,7 +15,7 @@ from embeddings.counters import COUNTERS
 from embeddings.current_stream import on_current_stream
 from embeddings.lookup.handle import Lookup, LookupSlice
 from embeddings.lookup.prefetch import Prefetch
-from embeddings.lookup.read_only import UInt8Array, read_rows
+from embeddings.lookup.read_only import UInt8Array, find_rows
 from embeddings.memory.capacity import Capacity
 from embeddings.memory.integrity import check_integrity
 from embeddings.memory.placement import PredictedMisses
@@ -25,7 +25,7 @@ from embeddings.policy.row_score import ScoreFunction
 from embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
 from embeddings.tiers.interface import RowSource, Spill
 from kernels.ops import Ops
-from kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array
+from kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys
 
 
 class EmbeddingTable:
@@ -165,10 +165,7 @@ class EmbeddingTable:
         """
         slots_U, unique = self._current_slots(lookup), lookup.unique
         order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
-        floor_ms = self.parts.last_seen_floor.ms
-        last_seen_U = self.parts.cutoffs.last_seen_after_update(
-            self.ops, unique.features_U, unique.last_seen_U, floor_ms
-        )
+        last_seen_U = self._last_seen_after_update(unique)
         settings = last_seen_U, self.optimizer.step(self.lr, self.seed), self.config.eviction == "lfu"
         store = self.parts.memory.store
 
@@ -184,6 +181,37 @@ class EmbeddingTable:
         try:
             if self.parts.score is not None:
                 self.parts.score.set_priorities(store, slots_U)
+        finally:
+            lookup.release()
+
+    @on_current_stream
+    def read_rows(self, lookup: Lookup) -> RowColumns:
+        """Copies of the rows of a lookup's unique keys, with all their columns, on the device.
+
+        Values (U, D), states (U, S): the optimizer's, then the wide columns. A key forgotten since has NaN and zeros.
+        """
+        return self.ops.read(self.parts.memory.store, self._current_slots(lookup), self.parts.pool.parallel_for)
+
+    @on_current_stream
+    def write_rows(self, lookup: Lookup, values_UD: Array, states_US: Array) -> None:
+        """Write values and states of a lookup's unique keys back, as `read_rows` gave them and a learner changed them.
+
+        Nothing is counted, and the lookup stays open. Keys forgotten since are skipped. bfloat16 rows are rounded
+        stochastically.
+        """
+        slots_U, store = self._current_slots(lookup), self.parts.memory.store
+        dirty_N = self.ops.write_learned(store, slots_U, values_UD, states_US, self.seed)
+        self._note_learned(slots_U, dirty_N)
+
+    @on_current_stream
+    def touch(self, lookup: Lookup) -> None:
+        """Count a lookup's occurrences as `update` does, without a gradient, and release it."""
+        slots_U, unique = self._current_slots(lookup), lookup.unique
+        last_seen_U, by_count = self._last_seen_after_update(unique), self.config.eviction == "lfu"
+        store = self.parts.memory.store
+        dirty_N = self.ops.touch(store, slots_U, unique.occurrences_U, last_seen_U, by_count)
+        try:
+            self._note_learned(slots_U, dirty_N)
         finally:
             lookup.release()
 
@@ -205,7 +233,7 @@ class EmbeddingTable:
         parts = self.parts
         features_K, ids_K = self.ops.put(*as_keys(features_K, ids_K, ids_K)[:2])
         unique = self.ops.unique(features_K, ids_K, ids_K)
-        return read_rows(self.ops, parts.memory, parts.lower_tiers, parts.admission, parts.cutoffs, unique)
+        return find_rows(self.ops, parts.memory, parts.lower_tiers, parts.admission, parts.cutoffs, unique)
 
     # versions and rows that do not come from training
 
@@ -370,6 +398,17 @@ class EmbeddingTable:
 
     def close(self) -> None:
         self.parts.close()
+
+    def _note_learned(self, slots_U: Array, dirty_N: Array) -> None:
+        """Note rows that changed, and those that became dirty by that."""
+        if self.tracked:
+            self.parts.dirty_rows.add(dirty_N)
+        if self.parts.score is not None:
+            self.parts.score.set_priorities(self.parts.memory.store, slots_U)
+
+    def _last_seen_after_update(self, unique: UniqueKeys) -> Array:
+        floor_ms = self.parts.last_seen_floor.ms
+        return self.parts.cutoffs.last_seen_after_update(self.ops, unique.features_U, unique.last_seen_U, floor_ms)
 
     def _current_slots(self, lookup: Lookup) -> Array:
         """The slots of an open lookup; NO_SLOT for keys that were forgotten since."""

@@ -47,6 +47,8 @@ def compile_table_ops(ops: Ops, store: Store) -> None:
     ops.clear_dirty(store, fresh_N)
     columns: RowColumns = ops.read(store, placed.slots_U)
     ops.scatter(store, placed.slots_U, columns)
+    ops.write_learned(store, placed.slots_U, *columns[:2], 0)
+    ops.touch(store, placed.slots_U, unique.occurrences_U, unique.last_seen_U, False)
     ops.set_flags(store, placed.slots_U, NEEDS_SPILL)
     ops.set_priorities(store, placed.slots_U, unique.occurrences_U)
     num_rows, cutoffs_F = store.num_slots + store.num_overflow, np.ones(1, np.int64)

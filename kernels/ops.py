@@ -216,11 +216,29 @@ class Ops(Protocol):
         ...
 
     def read(self, store: Store, slots_N: Array, spread: Spread = run_inline) -> RowColumns:
-        """Copy rows with all their columns; on the CPU `spread` divides the work among threads."""
+        """Copy rows with all their columns; NaN and zeros for NO_SLOT. On the CPU `spread` divides the work."""
         ...
 
     def scatter(self, store: Store, slots_N: Array, columns: RowColumns) -> None:
         """Write rows with all their columns; bfloat16 values are rounded to nearest even."""
+        ...
+
+    def write_learned(self, store: Store, slots_U: Array, values_UD: Array, states_US: Array, seed: int) -> Array:
+        """Write values and states that were learned outside `update`; return the slots that were not DIRTY before.
+
+        bfloat16 rows are rounded stochastically, as by `update`, but with bits of their own. Count and last-seen stay;
+        DIRTY and NEEDS_SPILL are set. NO_SLOT is skipped. Late: the slots may be padded with NO_SLOT.
+        """
+        ...
+
+    def touch(
+        self, store: Store, slots_U: Array, occurrences_U: Array, last_seen_U: Array, count_priority: bool
+    ) -> Array:
+        """Do to counts, last-seen, flags and priorities what `update` does; values and states stay.
+
+        Return the slots that were not DIRTY before. NO_SLOT and keys without occurrences are skipped. Late: the slots
+        may be padded with NO_SLOT.
+        """
         ...
 
     def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:

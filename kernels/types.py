@@ -69,8 +69,9 @@ class RowLayout(NamedTuple):
     """The columns of a row."""
 
     dim: int
-    state_width: int  # float32 numbers of optimizer state
-    dtype: str = "float32"  # or "bfloat16": for the values; optimizer states are always float32
+    state_width: int  # float32 numbers beside the values: the optimizer's state, then the wide columns
+    dtype: str = "float32"  # or "bfloat16": for the values; states are always float32
+    wide_width: int = 0  # of these, the last: numbers of the row's own that no optimizer touches
 
 
 class OptimizerStep(NamedTuple):

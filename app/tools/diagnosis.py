@@ -20,7 +20,6 @@ from app.version_log.change.plan import Design, plan_change
 from app.version_log.compact.kept_size import kept_size
 from app.version_log.config import LogConfig
 from app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
-from embeddings.optimizer import RowOptimizer
 from stream.broker.discovery import find_broker
 from stream.broker.embedded import find_broker_binary
 from stream.errors import EmbeddedBrokerError
@@ -113,7 +112,7 @@ def check_disk_caps(config: Config) -> Diagnosis:
     """Look whether net, rows in memory and bases fit into the bytes that the log may take."""
     budget, table = DiskBudget(config.log.log_bytes), config.table
     half = "[log] log_bytes" if config.log.log_bytes < table.disk_bytes // 2 else "half of [table] disk_bytes"
-    net_bytes, row_bytes = _net_bytes(config), base_row_bytes(table.dim, _state_width(config))
+    net_bytes, row_bytes = _net_bytes(config), base_row_bytes(table.dim, table.layout.state_width)
     room = f"{half} is {_mib(config.log.log_bytes)}, of which a base may take {_mib(budget.max_base_bytes)}"
     if net_bytes > budget.max_base_bytes * (1 - LEAST_ROWS_SHARE):
         needed = _mib(int(net_bytes / BASE_SHARE / (1 - LEAST_ROWS_SHARE)) + 1)
@@ -132,10 +131,6 @@ def _net_bytes(config: Config) -> int:
     model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return NET_COPIES * 4 * num_parameters + PROGRAM_BYTES
-
-
-def _state_width(config: Config) -> int:
-    return RowOptimizer.of(config.table.optimizer).state_width(config.table.dim)
 
 
 def check_kept_versions(log: LogConfig) -> Iterator[Diagnosis]:

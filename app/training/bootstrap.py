@@ -26,14 +26,12 @@ from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.disk_usage import folder_bytes
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
-from embeddings.optimizer import RowOptimizer
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import RowSource, Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
 from kernels.ops import Ops
-from kernels.types import RowLayout
 
 logger = logging.getLogger(__name__)
 
@@ -80,12 +78,12 @@ def open_table(
 ) -> EmbeddingTable:
     """Return an empty table over its lower tiers: host memory if `host_bytes` is set, the disk, the base."""
     settings = replace(with_adagrad_eps(config.table), num_threads=max(config.table.num_threads, num_threads))
-    width = RowOptimizer.of(settings.optimizer).state_width(settings.dim)
+    layout = settings.layout
     folder = Path(settings.disk_path or Path("var") / config.name / "spill")
-    spill: Spill = RocksSpill.of_epoch(folder, epoch, dim=settings.dim, state_width=width)
+    spill: Spill = RocksSpill.of_epoch(folder, epoch, dim=layout.dim, state_width=layout.state_width)
     try:
         if host_bytes := settings.host_bytes:
-            layout, ops = RowLayout(settings.dim, width, settings.dtype), backend("cpu")
+            ops = backend("cpu")
             num_rows = HostTier.rows_of_bytes(host_bytes, layout, ops)
             spill = HostTier(spill, num_rows=num_rows, layout=layout, ops=ops)
         return EmbeddingTable(
@@ -127,7 +125,7 @@ def design_of(config: TrainerConfig, model: nn.Module) -> Design:
         schema=config.schema,
         table=TableSpec(
             dim=table.dim,
-            state_width=RowOptimizer.of(table.optimizer).state_width(table.dim),
+            state_width=table.layout.state_width,
             seed=config.train.seed,
             init_scale=table.init_scale,
             optimizer=dict(with_adagrad_eps(table).optimizer),

@@ -15,7 +15,7 @@ UInt8Array = npt.NDArray[np.uint8]
 KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = 0, 1, 2, 3
 
 
-def read_rows(
+def find_rows(
     ops: Ops,
     memory: ResidentRows,
     lower_tiers: LowerTiers,

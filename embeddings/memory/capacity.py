@@ -6,9 +6,7 @@ from springtide_client.system.sizes import format_size
 
 from embeddings.config import Admission, TableConfig
 from embeddings.memory.eviction import MIN_GHOSTS
-from embeddings.optimizer import RowOptimizer
 from kernels.ops import Ops
-from kernels.types import RowLayout
 
 PART = 16  # the overflow area has a sixteenth of the slots, the evicted dirty rows a sixteenth of the bytes
 OVERFLOW_KEY_BYTES = 64  # key, score, free list and hash places of an overflow row, at most
@@ -40,12 +38,11 @@ class Capacity:
     def of_bytes(config: TableConfig, ops: Ops, *, tracked: bool = True) -> "Capacity":
         """The most rows that fit into `device_bytes` with all they need. ValueError if not even one bucket fits."""
         total = config.device_bytes
-        state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
-        row_bytes = 2 + 8 + 4 * (config.dim + state_width) + 16
+        row_bytes = 2 + 8 + 4 * (config.dim + config.layout.state_width) + 16
         num_evicted_dirty = total // PART // row_bytes if tracked else 0
         sketch = Admission.of(config.admission).sketch_bytes if _needs_sketch(config) else 0
         total -= sketch
-        slot_bytes = ops.slot_bytes(RowLayout(config.dim, state_width, config.dtype))
+        slot_bytes = ops.slot_bytes(config.layout)
         each = (slot_bytes + DIRTY_LIST_BYTES + GHOST_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
         width = ops.width
         fixed = width * (slot_bytes + OVERFLOW_KEY_BYTES) + 8 * MIN_GHOSTS

@@ -9,11 +9,10 @@ from springtide_client.system.sizes import parse_size
 
 from embeddings.config import TableConfig
 from embeddings.lookup.handle import POOLING_MODES
-from embeddings.optimizer import RowOptimizer
 from embeddings.tiers.host_tier import HostTier
 from kernels.backend import backend
 from kernels.ops import Ops
-from kernels.types import Array, RowLayout
+from kernels.types import Array
 
 INT64_MAX = 2**63 - 1
 INTEGERS = (
@@ -69,8 +68,7 @@ def host_rows_of(capacity: Any, config: TableConfig) -> int:
         if capacity < 1:
             raise ValueError(f"host_capacity must be at least 1 row, not {capacity}")
         return -(-capacity // ops.width) * ops.width
-    state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
-    layout = RowLayout(config.dim, state_width, config.dtype)
+    layout = config.layout
     num_rows = HostTier.rows_of_bytes(size_of("host_capacity", capacity), layout, ops)
     if num_rows < ops.width:
         raise ValueError(f"host_capacity = {capacity} is too small for a bucket of {ops.width} rows")

@@ -13,7 +13,6 @@ from embeddings.config import TableConfig
 from embeddings.current_stream import on_current_stream
 from embeddings.lookup.handle import Lookup, LookupSlice
 from embeddings.memory.capacity import Capacity
-from embeddings.optimizer import RowOptimizer
 from embeddings.policy.removals import RemovalReason, RemovedKeys, chosen
 from embeddings.policy.row_score import ScoreFunction
 from embeddings.rows import Int64Array, Rows, UInt16Array
@@ -31,7 +30,7 @@ from embeddings.torch_api.owner_lock import OwnerLock
 from embeddings.torch_api.spill_folder import SpillFolder
 from kernels.backend import backend
 from kernels.ops import Ops
-from kernels.types import NO_SLOT, Array, RowLayout
+from kernels.types import NO_SLOT, Array
 
 
 class ModuleTable(EmbeddingTable):
@@ -55,11 +54,11 @@ class ModuleTable(EmbeddingTable):
         owned = None if folder is None else SpillFolder(folder)
         spill: Spill | None = None
         try:
-            state_width = RowOptimizer.of(config.optimizer).state_width(config.dim)
+            layout, state_width = config.layout, config.layout.state_width
             if owned is not None:
                 spill = RocksSpill(owned.rows, dim=config.dim, state_width=state_width)
             if num_host_rows:
-                layout, below = RowLayout(config.dim, state_width, config.dtype), NoSpill(config.dim, state_width)
+                below = NoSpill(config.dim, state_width)
                 spill = HostTier(spill or below, num_rows=num_host_rows, layout=layout, ops=backend("cpu"))
             super().__init__(
                 config, seed=seed, spill=spill, capacity=capacity, tracked=False, device=device, score=score

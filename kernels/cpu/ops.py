@@ -11,7 +11,7 @@ from kernels.cpu import hashing
 from kernels.cpu.admission.sketch_ops import SketchOps
 from kernels.cpu.index import unique as uniques
 from kernels.cpu.index.index_ops import IndexOps
-from kernels.cpu.rows import rows
+from kernels.cpu.rows import learned_rows, rows
 from kernels.cpu.rows.gather import compiled_gather
 from kernels.cpu.rows.optimizers import check_step, constants_of, corrections
 from kernels.cpu.rows.pooled_gather import MODES, compiled_pool
@@ -80,22 +80,38 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         columns = RowColumns(values_ND, states_NS, *(np.empty(num, np.int64) for _ in range(3)))
 
         def copy(start: int, stop: int) -> None:
-            rows.read(p.values_CD, p.meta, p.scalars, p.states_CS, slots_N, start, stop, *columns)
+            wide = store.layout.wide_width
+            rows.read(p.values_CD, p.meta, p.scalars, p.states_CS, wide, slots_N, start, stop, *columns)
 
         spread(copy, num)
         return columns
 
     def scatter(self, store: Store, slots_N: Array, columns: RowColumns) -> None:
+        p, wide = arrays_of(store), store.layout.wide_width
+        values_ND, states_NS = _checked_rows(store, len(slots_N), columns.values_ND, columns.states_NS)
+        rows.scatter(p.values_CD, p.meta, p.scalars, p.states_CS, wide, slots_N, values_ND, states_NS, *columns[2:])
+
+    def write_learned(self, store: Store, slots_U: Array, values_UD: Array, states_US: Array, seed: int) -> Array:
         p = arrays_of(store)
-        if columns.values_ND.shape != (len(slots_N), store.dim):
-            raise ValueError(f"values of shape {columns.values_ND.shape} for {len(slots_N)} rows of {store.dim}")
-        if columns.states_NS.shape != (len(slots_N), store.state_width):
-            raise ValueError(
-                f"states of shape {columns.states_NS.shape} for {len(slots_N)} rows with {store.state_width}"
-            )
-        values_ND = np.ascontiguousarray(columns.values_ND, np.float32)
-        states_NS = np.ascontiguousarray(columns.states_NS, np.float32)
-        rows.scatter(p.values_CD, p.meta, p.scalars, p.states_CS, slots_N, values_ND, states_NS, *columns[2:])
+        values_UD, states_US = _checked_rows(store, len(slots_U), values_UD, states_US)
+        values = p.values_CD.reshape(-1)
+        if values.dtype == np.float32:
+            learned_rows.copy_values(values, slots_U, values_UD)
+        else:
+            keys = p.buckets, p.overflow, np.uint64(store.num_slots)
+            mixed_seed = np.uint64(mix64((seed + learned_rows.LEARNED_SEED) & MASK))
+            learned_rows.round_values(values, p.meta, *keys, slots_U, values_UD, mixed_seed)
+        wide = store.layout.wide_width
+        return cast(Array, learned_rows.write_states(p.meta, p.scalars, p.states_CS, wide, slots_U, states_US))
+
+    def touch(
+        self, store: Store, slots_U: Array, occurrences_U: Array, last_seen_U: Array, count_priority: bool
+    ) -> Array:
+        p = arrays_of(store)
+        if not len(slots_U) == len(occurrences_U) == len(last_seen_U):
+            raise ValueError(f"{len(occurrences_U)} counts and {len(last_seen_U)} times for {len(slots_U)} rows")
+        keys = p.buckets.words, p.overflow.scores_O, np.uint64(store.num_slots)
+        return cast(Array, learned_rows.touch(p.meta, *keys, slots_U, occurrences_U, last_seen_U, count_priority))
 
     def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:
         p = arrays_of(store)
@@ -127,7 +143,13 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
             raise ValueError(f"gradients {grads_BD.dtype} {grads_BD.shape} for float32 {(num_gradients, store.dim)}")
         p = arrays_of(store)
         fresh_N, num_refused = compiled_update(store.dim, step.name, p.values_CD.dtype != np.float32, count_priority)(
-            RowArrays(*(array.reshape(-1) for array in (p.values_CD, p.meta, p.scalars, p.states_CS))),
+            RowArrays(
+                p.values_CD.reshape(-1),
+                p.meta.reshape(-1),
+                p.scalars.reshape(-1),
+                p.states_CS.reshape(-1),
+                np.uint64(p.states_CS.shape[1]),
+            ),
             UpdateKeyArrays(p.buckets, p.overflow, np.uint64(store.num_slots)),
             GradientBatch(
                 slots_U,
@@ -151,6 +173,15 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
 
     def set_flags(self, store: Store, slots_N: Array, flags: int) -> None:
         rows.set_flags(arrays_of(store).meta, slots_N, flags)
+
+
+def _checked_rows(store: Store, num: int, values_ND: Array, states_NS: Array) -> tuple[Array, Array]:
+    """Values and states as the kernels take them; ValueError where they do not fit the store."""
+    if values_ND.shape != (num, store.dim):
+        raise ValueError(f"values of shape {values_ND.shape} for {num} rows of {store.dim}")
+    if states_NS.shape != (num, store.state_width):
+        raise ValueError(f"states of shape {states_NS.shape} for {num} rows with {store.state_width}")
+    return np.ascontiguousarray(values_ND, np.float32), np.ascontiguousarray(states_NS, np.float32)
 
 
 def _of_length(array: Array | None, num: int, dtype: Any) -> Array | None:

@@ -52,10 +52,26 @@ def arrays_of(store: Store) -> StoreArrays:
     return cast(StoreArrays, store.arrays)
 
 
+VECTOR = 4  # numbers that the kernels load at once where rows are whole vectors
+
+
+def state_stride(layout: RowLayout) -> int:
+    """Numbers of a row in the array of states: rows of an optimizer's numbers begin at whole vectors."""
+    own = num_own_states(layout)
+    is_loaded_in_vectors = own > layout.wide_width and layout.dim % VECTOR == 0
+    return -(-own // VECTOR) * VECTOR if is_loaded_in_vectors else own
+
+
+def recorded_state(layout: RowLayout) -> int:
+    """Which number of a row's state is in its record; `state_width` if none is."""
+    own = num_own_states(layout)
+    return own - layout.wide_width if own < layout.state_width else own
+
+
 def slot_bytes(layout: RowLayout) -> int:
     """Everything counted; a bucket's counter of keys elsewhere is 1/32 of a byte a slot, rounded up."""
     value_bytes = np.dtype(DTYPES[layout.dtype]).itemsize * layout.dim
-    return KEY_BYTES + 1 + value_bytes + RECORD_BYTES + 4 * num_own_states(layout)
+    return KEY_BYTES + 1 + value_bytes + RECORD_BYTES + 4 * state_stride(layout)
 
 
 def num_places(num_overflow: int) -> int:
@@ -95,7 +111,7 @@ def row_shapes_and_dtypes(num_rows: int, layout: RowLayout) -> list[tuple[tuple[
     return [
         ((num_rows, layout.dim), DTYPES[layout.dtype]),
         ((num_rows, RECORD_BYTES // 8), np.int64),
-        ((num_rows, num_own_states(layout)), np.float32),
+        ((num_rows, state_stride(layout)), np.float32),
     ]
 
 

@@ -22,9 +22,9 @@ class DictTable:
     """Rows by key, keys dirty or forgotten since the last delta, expiry cutoffs, counts of keys without a row."""
 
     def __init__(
-        self, step: OptimizerStep, dtype: str = "float32", min_counts: Mapping[int, int] | None = None
+        self, step: OptimizerStep, dtype: str = "float32", min_counts: Mapping[int, int] | None = None, wide: int = 0
     ) -> None:
-        self.step, self.dtype = step, dtype
+        self.step, self.dtype, self.wide = step, dtype, wide
         self.rows: dict[Key, Row] = {}
         self.dirty: set[Key] = set()
         self.forgotten: set[Key] = set()
@@ -52,7 +52,7 @@ class DictTable:
         return [taken[u] for u in inverse]
 
     def new_row(self, key: Key) -> Row:
-        width = state_width_of(self.step.name, DIM)
+        width = state_width_of(self.step.name, DIM) + self.wide
         return Row(key, dim=DIM, seed=SEED, scale=SCALE, dtype=self.dtype, width=width)
 
     def is_alive(self, key: Key) -> bool:
@@ -68,6 +68,14 @@ class DictTable:
             if key in self.rows:  # else it was forgotten after its lookup
                 grads = [grads_KD[k] for k, v in enumerate(inverse) if v == u]
                 self.rows[key].update(grads, max(newest[u], self.cutoffs.get(key[0], 0)), self.step)
+                self.dirty.add(key)
+                self.forgotten.discard(key)
+
+    def touch(self, keys: list[Key], times: list[int]) -> None:
+        names, _, occurrences, newest = unique(keys, times)
+        for key, num, time in zip(names, occurrences, newest, strict=True):
+            if key in self.rows:
+                self.rows[key].touch(num, max(time, self.cutoffs.get(key[0], 0)))
                 self.dirty.add(key)
                 self.forgotten.discard(key)
 

@@ -26,7 +26,7 @@ from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import FoundRows, Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
-from kernels.types import RowLayout, state_width_of
+from kernels.types import state_width_of
 from tests.embeddings.backends import host, ops_of, uses_shared_row
 from tests.embeddings.dict_table import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, arrays
 from tests.embeddings.tiers.flaky_spill import FlakySpill
@@ -73,8 +73,9 @@ class TableMachine(RuleBasedStateMachine):
         kind=st.sampled_from(KINDS),
         host=st.booleans(),
         admits=st.booleans(),
+        wide=st.sampled_from([0, 5]),
     )
-    def begin(self, eviction: str, kind: tuple[dict[str, Any], str], host: bool, admits: bool) -> None:
+    def begin(self, eviction: str, kind: tuple[dict[str, Any], str], host: bool, admits: bool, wide: int) -> None:
         optimizer, dtype = kind
         self.ops = ops_of(self.backend, seed=1)
         self.scale = self.ops.width // backend("cpu").width  # keys for each drawn one: buckets fill as on a CPU
@@ -82,8 +83,8 @@ class TableMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="springtide-machine-"))
         self.epoch, self.samples, self.clock = 0, 0, 0
         step = RowOptimizer.of(optimizer).step(optimizer["lr"], SEED)
-        self.width = state_width_of(step.name, DIM)
-        self.truth = DictTable(step, dtype, {2: MIN_COUNT} if admits else {})
+        self.width = state_width_of(step.name, DIM) + wide
+        self.truth = DictTable(step, dtype, {2: MIN_COUNT} if admits else {}, wide)
         self.log: list[tuple[TableDelta, Any]] = []  # deltas since the mapped base
         self.base, self.base_sketch = DictBase({}, self.width), (np.empty(0, np.int64), np.empty((0, 64), np.uint8))
         self.next_base: tuple[DictBase, int, int] | None = None  # with its generation and place in the log
@@ -95,6 +96,7 @@ class TableMachine(RuleBasedStateMachine):
             optimizer=optimizer,
             dtype=dtype,
             eviction=eviction,
+            wide_width=wide,
             admission={"sketch_bytes": 64 * SKETCH_BLOCKS, "decay_every_samples": DECAY_SAMPLES},
             features={
                 1: FeaturePolicy(ttl_seconds=TTL_MS / 1000),
@@ -108,8 +110,8 @@ class TableMachine(RuleBasedStateMachine):
         self.spill = FlakySpill(RocksSpill.of_epoch(self.folder, self.epoch, dim=DIM, state_width=self.width))
         below: Spill = self.spill
         if self.host:
-            layout = RowLayout(DIM, self.width, self.config.dtype)
-            below = HostTier(self.spill, num_rows=16 * self.scale, layout=layout, ops=backend("cpu"))
+            num_rows = 16 * self.scale
+            below = HostTier(self.spill, num_rows=num_rows, layout=self.config.layout, ops=backend("cpu"))
         capacity = Capacity.of_rows(self.scale * (16 if self.epoch % 2 else 32), num_evicted_dirty=24 * self.scale)
         self.table = EmbeddingTable(
             self.config, seed=SEED, spill=below, base=self.base, capacity=capacity, device=self.ops
@@ -210,6 +212,37 @@ class TableMachine(RuleBasedStateMachine):
         self.samples += len(keys)
 
     @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 5), seed=st.integers(0, 1000))
+    def learn_elsewhere(self, which: int, seed: int) -> None:
+        """Rows are read with all their columns, written back, and only counted, or updated too."""
+        lookup, keys, times = self.open[which % len(self.open)]
+        values, states, counts, last_seen, _ = map(host, self.table.read_rows(lookup))
+        unique = zip(host(lookup.unique.features_U).tolist(), host(lookup.unique.ids_U).tolist(), strict=True)
+        rng = np.random.default_rng(seed)
+        new_values = values + rng.standard_normal(values.shape).astype(np.float32)
+        new_states = states + rng.random(states.shape, np.float32)
+        new_states[:, : self.width - self.truth.wide] = states[:, : self.width - self.truth.wide]
+        self.table.write_rows(lookup, new_values, new_states)
+        for u, key in enumerate(unique):
+            row = self.truth.rows.get(key)
+            if row is None:  # forgotten after its lookup
+                assert np.isnan(values[u]).all()
+                continue
+            np.testing.assert_array_equal(values[u], row.value)
+            np.testing.assert_array_equal(states[u], row.states)
+            assert (counts[u], last_seen[u]) == (row.count, row.last_seen)
+            row.write_learned(new_values[u], new_states[u], SEED)
+        if seed % 2:
+            self.update(which, seed)
+            return
+        self.open.pop(which % len(self.open))
+        try:
+            self.table.touch(lookup)
+        except SpillError:  # rows of the overflow area could not be spilled and stay in memory
+            assert self.spill.broken
+        self.truth.touch(keys, times)
+
+    @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 5))
     def drop(self, which: int) -> None:
         self.open.pop(which % len(self.open))
@@ -277,7 +310,10 @@ class TableMachine(RuleBasedStateMachine):
         keys = sorted(set(self.open[0][1][::2]))
         self.table.forget(*arrays(keys))
         self.truth.forget(keys)
-        self.update(0, seed)
+        if seed % 3:
+            self.update(0, seed)
+        else:
+            self.learn_elsewhere(0, seed)
 
     @precondition(lambda self: not self.spill.broken)
     @rule(keys=st.lists(KEYS, max_size=30, unique=True), seed=st.integers(0, 1000))
@@ -293,7 +329,7 @@ class TableMachine(RuleBasedStateMachine):
             values = nearest(values)
         states = rng.random((len(keys), self.width)).astype(np.float32)
         if self.config.optimizer["name"] == "adam":
-            states[:, -1] = rng.integers(0, 9, len(keys))  # steps
+            states[:, 2 * DIM] = rng.integers(0, 9, len(keys))  # steps
         now = np.full(len(keys), self.clock * 10, np.int64)
         self.table.write(Rows(*arrays(keys), values, states, np.arange(1, len(keys) + 1), now))
         for n, key in enumerate(keys):

@@ -12,6 +12,7 @@ from kernels.types import OptimizerStep
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 GOLDEN = 0x9E37_79B9_7F4A_7C15
+LEARNED_SEED = 0x5EED_0001
 
 Key = tuple[int, int]
 
@@ -156,6 +157,7 @@ class Row:
     """One row: its value, its state and what is known of it. All arithmetic is numpy's in float32."""
 
     def __init__(self, key: Key, *, dim: int, seed: int, scale: float, dtype: str = "float32", width: int = 1) -> None:
+        """`width`: of the states, wide columns included."""
         features, ids = np.array([key[0]], np.uint16), np.array([key[1]], np.int64)
         first = initial_values(features, ids, dim=dim, seed=seed, scale=scale)[0]
         self.value: Any = first if dtype == "float32" else nearest(first)
@@ -185,6 +187,16 @@ class Row:
             value = stochastic(value, mixed(self.key), step.seed, self.count)
         self.value = value
 
+    def touch(self, occurrences: int, last_seen: int) -> None:
+        """Seen, and nothing learned by an optimizer."""
+        self.count, self.last_seen = self.count + occurrences, max(self.last_seen, last_seen)
+
+    def write_learned(self, value: Any, states: Any, seed: int) -> None:
+        """Take what was learned elsewhere."""
+        if self.dtype == "bfloat16":
+            value = stochastic(value, mixed(self.key), seed + LEARNED_SEED, self.count)
+        self.value, self.states = value, states.copy()
+
     def moved(self, row: Any, g: Any, squares: np.float32, step: OptimizerStep) -> Any:
         """The new value; the states take theirs."""
         f, dim = np.float32, len(row)
@@ -195,8 +207,8 @@ class Row:
             self.states[0] += squares / f(dim)
             return row - g * (lr / (np.sqrt(self.states[0]) + eps))
         if step.name == "adagrad":
-            self.states += g * g
-            return row - g * lr / (np.sqrt(self.states) + eps)
+            self.states[:dim] += g * g
+            return row - g * lr / (np.sqrt(self.states[:dim]) + eps)
         first, second = self.states[:dim], self.states[dim : 2 * dim]
         if step.name == "adam":
             self.states[2 * dim] += f(1)

@@ -27,10 +27,12 @@ def placed(store: Any, keys: list[Key], tick: int = 1) -> Any:
 class SmallBatch:
     """Occurrences of keys, their rows in a store, and the oracle's rows."""
 
-    def __init__(self, keys: list[Key], times: Any, *, dim: int, name: str, dtype: str = "float32") -> None:
+    def __init__(
+        self, keys: list[Key], times: Any, *, dim: int, name: str, dtype: str = "float32", wide: int = 0
+    ) -> None:
         self.unique = OPS.unique(*arrays(keys), np.asarray(times, np.int64))
-        width = state_width_of(name, dim)
-        self.store = OPS.allocate(WIDTH * 2, 64, RowLayout(dim, width, dtype))  # so small that some rows overflow
+        width = state_width_of(name, dim) + wide
+        self.store = OPS.allocate(WIDTH * 2, 64, RowLayout(dim, width, dtype, wide))  # so small that some rows overflow
         names = list(zip(self.unique.features_U.tolist(), self.unique.ids_U.tolist(), strict=True))
         self.slots = placed(self.store, names)
         OPS.create(self.store, self.slots, self.unique.features_U, self.unique.ids_U, SEED, SCALE)

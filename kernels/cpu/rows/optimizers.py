@@ -35,8 +35,9 @@ def check_step(store: Store, step: OptimizerStep) -> None:
     """ValueError where the optimizer is none, or another than the store was made for."""
     if step.name not in OPTIMIZERS:
         raise ValueError(f"optimizer name must be one of {', '.join(OPTIMIZERS)}, not {step.name!r}")
-    if state_width_of(step.name, store.dim) != store.state_width:
-        raise ValueError(f"{step.name} at dim {store.dim} has no state of width {store.state_width}")
+    width = store.state_width - store.layout.wide_width
+    if state_width_of(step.name, store.dim) != width:
+        raise ValueError(f"{step.name} at dim {store.dim} has no state of width {width}")
     if step.name == "ftrl" and not step.lr > 0:
         raise ValueError(f"ftrl divides by lr: it must be positive, not {step.lr}")
 

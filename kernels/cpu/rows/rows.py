@@ -14,7 +14,7 @@ COUNT, LAST_SEEN, FLAGS, SCALAR = 0, 1, 2, 6  # SCALAR counts in float32
 DIRTY, NEEDS_SPILL = 1, 2
 AHEAD = 12  # rows asked for before their turn
 LANES = 16
-LANES_U, U4 = np.uint64(LANES), np.uint64(4)
+LANES_U, U4, ONE = np.uint64(LANES), np.uint64(4), np.uint64(1)
 
 
 @njit(nogil=True, cache=True)
@@ -32,6 +32,7 @@ def read(
     meta: Any,
     scalars: Any,
     states_CS: Any,
+    wide: Any,
     slots_N: Any,
     start: Any,
     stop: Any,
@@ -42,25 +43,41 @@ def read(
     flags_N: Any,
 ) -> None:
     dim, own, state_width = values_CD.shape[1], states_CS.shape[1], states_NS.shape[1]
+    before = own - wide if own < state_width else own  # numbers before the one in the record
     # flattened once: to do so for each row costs two atomic operations
     values, values_out, records = values_CD.reshape(-1), values_ND.reshape(-1), meta.reshape(-1)
     states, states_out = states_CS.reshape(-1), states_NS.reshape(-1)
     width, own_width, whole_width = np.uint64(dim), np.uint64(own), np.uint64(state_width)
+    first_width, wide_width = np.uint64(before), np.uint64(wide)
     line = 64 // values_CD.itemsize
     for n in range(start, stop):
-        if n + AHEAD < stop:
+        if n + AHEAD < stop and slots_N[n + AHEAD] >= 0:
             ahead = np.uint64(slots_N[n + AHEAD])
             prefetch(records, ahead * U4)
             for d in range(0, dim, line):
                 prefetch(values, ahead * width + np.uint64(d))
             for s in range(0, own, 16):
                 prefetch(states, ahead * own_width + np.uint64(s))
+        if slots_N[n] < 0:
+            values_ND[n], states_NS[n] = np.nan, 0
+            counts_N[n], last_seen_N[n], flags_N[n] = 0, 0, 0
+            continue
         slot, to = np.uint64(slots_N[n]), np.uint64(n)
         copy_row(values, slot * width, values_out, to * width, width)
-        copy_row(states, slot * own_width, states_out, to * whole_width, own_width)
+        at, state = slot * own_width, to * whole_width
+        copy_row(states, at, states_out, state, first_width)
         if own < state_width:
-            states_NS[n, own] = scalars[slot, SCALAR]
+            states_NS[n, before] = scalars[slot, SCALAR]
+            copy_row(states, at + first_width, states_out, state + first_width + ONE, wide_width)
         counts_N[n], last_seen_N[n], flags_N[n] = meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS]
+
+
+@njit(nogil=True, cache=True)
+def copy_states(source: Any, at: Any, states: Any, to: Any, before: Any, has_scalar: Any, wide: Any) -> None:
+    """A row's states into the array of states: without the number that the record has, which comes after `before`."""
+    copy_row(source, at, states, to, before)
+    if has_scalar:
+        copy_row(source, at + before + ONE, states, to + before, wide)
 
 
 @njit(nogil=True, cache=True)
@@ -69,6 +86,7 @@ def scatter(
     meta: Any,
     scalars: Any,
     states_CS: Any,
+    wide: Any,
     slots_N: Any,
     values_ND: Any,
     states_NS: Any,
@@ -83,11 +101,13 @@ def scatter(
         np.uint64(states_CS.shape[1]),
         np.uint64(states_NS.shape[1]),
     )
+    wide_width = np.uint64(wide)
+    before = own - wide_width if own < state_width else own
     for n in range(len(slots_N)):
         slot, source = np.uint64(slots_N[n]), np.uint64(n)
         copy_row(values_in, source * width, values, slot * width, width)
-        copy_row(states_in, source * state_width, states, slot * own, own)
-        scalars[slot, SCALAR] = states_NS[source, own] if own < state_width else np.float32(0)
+        copy_states(states_in, source * state_width, states, slot * own, before, own < state_width, wide_width)
+        scalars[slot, SCALAR] = states_NS[source, before] if own < state_width else np.float32(0)
         meta[slot, COUNT], meta[slot, LAST_SEEN], meta[slot, FLAGS] = counts_N[n], last_seen_N[n], flags_N[n]
 
 

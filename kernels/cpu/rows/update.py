@@ -33,6 +33,7 @@ class RowArrays(NamedTuple):
     meta: Any
     scalars: Any
     states: Any
+    state_stride: Any  # numbers of `states` a row has: the optimizer's, then the wide columns
 
 
 class UpdateKeyArrays(NamedTuple):
@@ -109,9 +110,9 @@ def compiled_update(dim: int, name: str, is_half: bool, count_priority: bool) ->
     is_rowwise, is_adagrad, is_adam = name == "rowwise-adagrad", name == "adagrad", name == "adam"
     is_ftrl, is_plain = name == "ftrl", name in ("sgd", "rowwise-adagrad")
     in_record = is_adagrad and dim == 1
-    state_width = np.uint64(8 if in_record else {"adagrad": dim, "adam": 2 * dim, "ftrl": 2 * dim}.get(name, 0))
+    own_width = 8 if in_record else {"adagrad": dim, "adam": 2 * dim, "ftrl": 2 * dim}.get(name, 0)
     state_at = np.uint64(SCALAR if in_record else 0)
-    num_state_pieces = -(-int(state_width) // num)
+    num_state_pieces = -(-own_width // num)
     divisor = np.float32(dim)
     is_keyed = is_half or count_priority
 
@@ -122,6 +123,7 @@ def compiled_update(dim: int, name: str, is_half: bool, count_priority: bool) ->
         # arrays are taken out of their tuples once: each time costs two atomic operations
         values, meta, scalars = rows.values, rows.meta, rows.scalars
         states = scalars if in_record else rows.states
+        state_width = U8 if in_record else rows.state_stride
         words, features, num_slots = keys.buckets.words, keys.buckets.features, keys.num_slots
         features_O, ids_O, scores_O = keys.overflow.features_O, keys.overflow.ids_O, keys.overflow.scores_O
         slots_U, order_K, offsets_U1, last_seen_U = batch.slots_U, batch.order_K, batch.offsets_U1, batch.last_seen_U

@@ -1,7 +1,8 @@
 """The arrays behind a store, and how they are allocated.
 
 A row's values are contiguous. What else is known of it is one record of four words, two records a cache line: count,
-last-seen, flags, and one float32 of optimizer state; a state that is wider has an array of its own for the rest.
+last-seen, flags, and one float32 of optimizer state; a state that is wider has an array of its own for the rest, in
+which the row's wide columns follow.
 """
 
 # C slots and overflow rows, D dimension, S what of the optimizer state is not in the record
@@ -49,8 +50,12 @@ def arrays_of(store: Store) -> StoreArrays:
 
 
 def num_own_states(layout: RowLayout) -> int:
-    """How many numbers of a row's state have an array of their own: what is one more than whole rows is not there."""
-    odd = layout.state_width % 2 if layout.dim == 1 else int(layout.state_width % layout.dim == 1)
+    """How many numbers of a row's state have an array of their own: what is one more than whole rows is not there.
+
+    That one is the optimizer's last; in a state the wide columns follow it.
+    """
+    width = layout.state_width - layout.wide_width
+    odd = width % 2 if layout.dim == 1 else int(width % layout.dim == 1)
     return layout.state_width - odd
 
 

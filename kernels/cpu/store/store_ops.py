@@ -21,7 +21,7 @@ class StoreOps:
 
     def allocate(self, num_slots: int, num_overflow: int, layout: RowLayout) -> Store:
         _check(num_slots)
-        if layout.dim < 1 or layout.state_width < 0:
+        if layout.dim < 1 or not 0 <= layout.wide_width <= layout.state_width:
             raise ValueError(f"a row has at least one value, and its state no negative width: not {layout}")
         if layout.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {sorted(DTYPES)}, not {layout.dtype!r}")

@@ -1,13 +1,15 @@
 """The ops that move rows in and out of a store."""
 
 # K keys of a batch, U unique keys, B bags, N some rows, D dimension, S optimizer state width
+from typing import Any
+
 import numpy as np
 
 from kernels.cuda.device import Array
 from kernels.cuda.launchers.key_ops import first_value_constants
 from kernels.cuda.launchers.launcher import Launcher
 from kernels.cuda.sources import Defines
-from kernels.cuda.store import arrays_of
+from kernels.cuda.store import arrays_of, recorded_state
 from kernels.types import RowColumns, Spread, Store, run_inline
 
 MODES = ("sum", "mean", "max")  # numbered as in rows.cu
@@ -17,6 +19,12 @@ NULL = np.uint64(0)  # a pointer to nothing
 def defines_of(store: Store) -> Defines:
     """What the kernels of rows are compiled for."""
     return ("DIM", store.dim), ("HALF", int(store.layout.dtype != "float32"))
+
+
+def states_of(store: Store) -> tuple[Any, ...]:
+    """Where the kernels find a row's state."""
+    p = arrays_of(store)
+    return p.meta, p.states_CS, np.int64(p.states_CS.shape[1]), np.int64(recorded_state(store.layout))
 
 
 def vectors_of(dim: int) -> int:
@@ -63,8 +71,8 @@ class RowOps(Launcher):
         self._gather(store, slots_N, NULL, num, values_ND)
         width = store.state_width
         states_NS = device.empty((num, width), np.float32)
-        own, sizes = np.int64(p.states_CS.shape[1]), (np.int64(num), np.int64(width))
-        self._launch("row_metadata", "read_states", num * width, p.meta, p.states_CS, own, slots_N, *sizes, states_NS)
+        arguments = (*states_of(store), slots_N, np.int64(num), np.int64(width), states_NS)
+        self._launch("row_metadata", "read_states", num * width, *arguments)
         counts_N, last_seen_N, flags_N = (device.empty(num, np.int64) for _ in range(3))
         known = (counts_N, last_seen_N, flags_N)
         self._launch("row_metadata", "read_records", num, p.meta, slots_N, np.int64(num), *known)
@@ -78,10 +86,8 @@ class RowOps(Launcher):
         known = [self._array(n, a, np.int64, num) for n, a in zip(columns._fields[2:], columns[2:], strict=True)]
         threads, defines = num * vectors_of(store.dim), defines_of(store)
         self._launch("rows", "scatter", threads, p.values_CD, slots_N, np.int64(num), values_ND, defines=defines)
-        own, sizes = np.int64(p.states_CS.shape[1]), (np.int64(num), np.int64(width))
-        self._launch(
-            "row_metadata", "scatter_states", num * width, p.meta, p.states_CS, own, slots_N, *sizes, states_NS
-        )
+        arguments = (*states_of(store), slots_N, np.int64(num), np.int64(width), states_NS)
+        self._launch("row_metadata", "scatter_states", num * width, *arguments)
         self._launch("row_metadata", "scatter_records", num, p.meta, slots_N, np.int64(num), *known)
 
     def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:

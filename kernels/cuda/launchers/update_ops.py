@@ -80,14 +80,15 @@ class UpdateOps(Launcher):
             "update",
             f"update_{step.name.replace('-', '_')}",
             num * group_of(dim),
-            *(*p.keys, p.values_CD, p.meta, p.states_CS, slots_U, *batch, parts, last_seen_U),
+            *(*p.keys, p.values_CD, p.meta, p.states_CS, np.int64(p.states_CS.shape[1])),
+            *(slots_U, *batch, parts, last_seen_U),
             *(*numbers, np.float64(exact_beta1), np.float64(exact_beta2), self._corrections(step)),
             *(np.uint64(mix64(step.seed & MASK)), np.int32(count_priority), np.int64(start), np.int64(stop)),
             *(fresh_U, num_refused_1),
             defines=defines,
         )
         fresh_N = self._list_of(num, np.int64, may_be_late=True)
-        num_fresh_1 = self._listed("update", "fresh", num, (fresh_U,), (fresh_N,), defines)
+        num_fresh_1 = self._listed("row_metadata", "fresh", num, (fresh_U,), (fresh_N,))
         if self._late:
             return fresh_N, num_refused_1
         num_fresh, num_refused = self._device.read(num_fresh_1, num_refused_1)

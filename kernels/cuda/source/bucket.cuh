@@ -105,6 +105,13 @@ INLINE void key_at(const Index& index, i64 slot, u16& feature, i64& id) {
   id = row < 0 ? index.ids[slot] : index.ids_O[row];
 }
 
+INLINE u64 mixed_of_slot(const Index& index, i64 slot) {
+  u16 feature;
+  i64 id;
+  key_at(index, slot, feature, id);
+  return mix_key(feature, id);
+}
+
 // One bucket held by one warp, four slots a lane; what is written goes to memory and to the lane's copy.
 struct HeldBucket {
   i64 first;  // this lane's first slot

@@ -7,27 +7,26 @@
 #define CLAIM_AT 7   // scratch between two passes, counted in uint32
 #define DIRTY 1ll
 
-// States are as wide as `own` numbers in an array of their own and one in the record.
-extern "C" __global__ void read_states(const i64* meta, const float* states, i64 own, const i64* slots_N, i64 num,
+// Number s of a row's state: number `recorded` is in the record (none where that is the width), the others are in an
+// array of their own, `stride` numbers a row.
+INLINE float* state_at(i64* meta, float* states, i64 stride, i64 recorded, i64 slot, i64 s) {
+  if (s == recorded) return (float*)meta + slot * RECORD * 2 + STATE_AT;
+  return states + slot * stride + (s < recorded ? s : s - 1);
+}
+
+extern "C" __global__ void read_states(i64* meta, float* states, i64 stride, i64 recorded, const i64* slots_N, i64 num,
                                        i64 width, float* states_NS) {
   for (i64 i = thread_number(); i < num * width; i += num_threads()) {
     i64 slot = slots_N[i / width], s = i % width;
-    if (slot < 0)
-      states_NS[i] = 0.0f;
-    else
-      states_NS[i] = s < own ? states[slot * own + s] : ((const float*)meta)[slot * RECORD * 2 + STATE_AT];
+    states_NS[i] = slot < 0 ? 0.0f : *state_at(meta, states, stride, recorded, slot, s);
   }
 }
 
-extern "C" __global__ void scatter_states(i64* meta, float* states, i64 own, const i64* slots_N, i64 num, i64 width,
-                                          const float* states_NS) {
+extern "C" __global__ void scatter_states(i64* meta, float* states, i64 stride, i64 recorded, const i64* slots_N,
+                                          i64 num, i64 width, const float* states_NS) {
   for (i64 i = thread_number(); i < num * width; i += num_threads()) {
     i64 slot = slots_N[i / width], s = i % width;
-    if (slot < 0) continue;
-    if (s < own)
-      states[slot * own + s] = states_NS[i];
-    else
-      ((float*)meta)[slot * RECORD * 2 + STATE_AT] = states_NS[i];
+    if (slot >= 0) *state_at(meta, states, stride, recorded, slot, s) = states_NS[i];
   }
 }
 
@@ -81,4 +80,15 @@ extern "C" __global__ void list_touched(i64* meta, const i64* slots_N, i64 num, 
     meta[slots_N[n] * RECORD + 2] &= ~DIRTY;
   };
   write_kept(is_claimed, write, num, chunk, counts, num_touched);
+}
+
+// The slots that were not DIRTY before, out of a list with NO_SLOT for the others.
+extern "C" __global__ void count_fresh(const i64* fresh_U, i64 num, i64 chunk, i64* counts) {
+  count_kept([&](i64 u) { return fresh_U[u] >= 0; }, num, chunk, counts);
+}
+
+extern "C" __global__ void list_fresh(const i64* fresh_U, i64 num, i64 chunk, const i64* counts, i64* slots_N,
+                                      i64* num_fresh) {
+  write_kept([&](i64 u) { return fresh_U[u] >= 0; }, [&](i64 u, i64 rank) { slots_N[rank] = fresh_U[u]; }, num, chunk,
+             counts, num_fresh);
 }

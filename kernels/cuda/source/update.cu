@@ -1,6 +1,5 @@
 // Gradients summed by key, and one optimizer step a row. A group of threads has a row; its numbers stay in registers.
 #include "bucket.cuh"
-#include "compact.cuh"
 #include "gradients.cuh"
 #include "optimizers.cuh"
 #include "rounding.cuh"
@@ -22,26 +21,20 @@ extern "C" __global__ void sum_parts(BATCH_PARAMETERS, float* parts) {
   }
 }
 
-INLINE u64 mixed_of_slot(const Index& index, i64 slot) {
-  u16 feature;
-  i64 id;
-  key_at(index, slot, feature, id);
-  return mix_key(feature, id);
-}
-
 // Rows of a store as the update sees them.
 struct Rows {
   Value* values;
   i64* meta;
   float* states;
+  i64 state_stride;  // numbers of `states` a row has: the optimizer's, then the wide columns
 };
 
 #define UPDATE_PARAMETERS                                                                                    \
-  INDEX_PARAMETERS, Value *values, i64 *meta, float *states, const i64 *slots_U, BATCH_PARAMETERS,          \
-      const float *parts, const i64 *last_seen_U, STEP_PARAMETERS, const float *corrections, u64 mixed_seed, \
+  INDEX_PARAMETERS, Value *values, i64 *meta, float *states, i64 state_stride, const i64 *slots_U,          \
+      BATCH_PARAMETERS, const float *parts, const i64 *last_seen_U, STEP_PARAMETERS, const float *corrections, u64 mixed_seed, \
       i32 count_priority, i64 start, i64 stop, i64 *fresh_U, u64 *num_refused
 #define UPDATE_OF_PARAMETERS                                                                          \
-  INDEX_OF_PARAMETERS, {values, meta, states}, slots_U, BATCH_OF_PARAMETERS, parts, last_seen_U,      \
+  INDEX_OF_PARAMETERS, {values, meta, states, state_stride}, slots_U, BATCH_OF_PARAMETERS, parts, last_seen_U, \
       STEP_OF_PARAMETERS, corrections, mixed_seed, count_priority, start, stop, fresh_U, num_refused
 
 INLINE Four squared(Four lanes, Four g) {
@@ -56,7 +49,7 @@ INLINE void update_rows(const Index& index, const Rows& rows, const i64* slots_U
                         const float* parts, const i64* last_seen_U, const Constants& c, const float* corrections,
                         u64 mixed_seed, i32 count_priority, i64 start, i64 stop, i64* fresh_U, u64* num_refused) {
   const bool in_record = OPTIMIZER == ADAGRAD && DIM == 1;
-  const i64 width = OPTIMIZER == ADAGRAD ? (in_record ? 8 : DIM) : OPTIMIZER >= ADAM ? 2 * DIM : 0;
+  const i64 width = in_record ? 2 * RECORD : rows.state_stride;
   float* states = in_record ? (float*)rows.meta + STATE_AT : rows.states;
   bool leads = lane_number() % GROUP == 0;
   // all groups of a warp make the same number of rounds: they sum together
@@ -173,13 +166,3 @@ extern "C" __global__ void update_adam(UPDATE_PARAMETERS) { update_rows<ADAM>(UP
 #if !defined(ONLY) || ONLY == FTRL
 extern "C" __global__ void update_ftrl(UPDATE_PARAMETERS) { update_rows<FTRL>(UPDATE_OF_PARAMETERS); }
 #endif
-
-extern "C" __global__ void count_fresh(const i64* fresh_U, i64 num, i64 chunk, i64* counts) {
-  count_kept([&](i64 u) { return fresh_U[u] >= 0; }, num, chunk, counts);
-}
-
-extern "C" __global__ void list_fresh(const i64* fresh_U, i64 num, i64 chunk, const i64* counts, i64* slots_N,
-                                      i64* num_fresh) {
-  write_kept([&](i64 u) { return fresh_U[u] >= 0; }, [&](i64 u, i64 rank) { slots_N[rank] = fresh_U[u]; }, num, chunk,
-             counts, num_fresh);
-}

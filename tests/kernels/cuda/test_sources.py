@@ -9,6 +9,7 @@ ARCHITECTURES = (80, 90, 100)  # A100; H100 and H200; B200
 DEFINES = {
     "rows": (("DIM", 64), ("HALF", 1)),
     "update": (("DIM", 68), ("HALF", 1)),
+    "learned_rows": (("DIM", 68), ("HALF", 1)),
     "dot_interaction": (("NUMBER", 0),),
 }
 CUPYS_OWN = "-ftz=true"  # CuPy adds it to what it compiles

@@ -19,12 +19,14 @@ NUM_KEYS = 40
 class FilledStore:
     """Keys with first values in a store of the CUDA backend, and the oracle's rows."""
 
-    def __init__(self, device: Any, dim: int, *, name: str = "sgd", dtype: str = "float32") -> None:
-        self.ops, self.put = CudaOps(device), device.put
+    def __init__(
+        self, device: Any, dim: int, *, name: str = "sgd", dtype: str = "float32", wide: int = 0, late: bool = False
+    ) -> None:
+        self.ops, self.put = CudaOps(device, late=late), device.put
         self.features = self.put((np.arange(NUM_KEYS) % 3).astype(np.uint16))
         self.ids = self.put(np.arange(NUM_KEYS, dtype=np.int64) * 977 - 5)
-        width = state_width_of(name, dim)
-        self.store = self.ops.allocate(128, 16, RowLayout(dim, width, dtype))
+        width = state_width_of(name, dim) + wide
+        self.store = self.ops.allocate(128, 16, RowLayout(dim, width, dtype, wide))
         mixed_keys = self.ops.mix_keys(self.features, self.ids)
         self.slots = self.ops.find_or_insert(self.store, self.features, self.ids, mixed_keys, 1, 1).slots_U
         self.ops.create(self.store, self.slots, self.features, self.ids, SEED, SCALE)
