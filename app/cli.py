@@ -23,6 +23,7 @@ COMMANDS = (
     "serve",
     "broker",
     "check",
+    "evaluate",
     "replay",
     "simulate",
     "forget",

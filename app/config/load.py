@@ -1,7 +1,7 @@
 """Reads the configuration: one TOML file becomes the settings of every part. Imports no torch."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 from springtide_client.system.settings import Settings, format_value
 
+from app.config.assignments import merge_document
 from app.config.features import FeatureConfig, feature_policies
 from app.config.schema import SchemaConfig
 from app.config.unknown_keys import check_keys, unknown_key_error
@@ -55,13 +56,19 @@ class Config:
     serve: ServeConfig
 
 
-def load_config(path: Path | str | None = None, overrides: Mapping[str, Mapping[str, object]] | None = None) -> Config:
+def load_config(
+    path: Path | str | None = None,
+    overrides: Mapping[str, Mapping[str, object]] | None = None,
+    assignments: Sequence[Mapping[str, Any]] = (),
+) -> Config:
     """Return the settings in a file; UserError names the first mistake, the value and what is allowed.
 
     `overrides` replace values of the file by section and key, as options of a command do; None leaves a value alone.
+    `assignments` come first: what `parse_assignment` made of `--set`.
     """
     path = Path(path or DEFAULT_PATH)
-    document = read_document(path)
+    document = merge_document(read_document(path), assignments)
+    check_sections("--set", document)
     for section, values in (overrides or {}).items():
         given = {key: value for key, value in values.items() if value is not None}
         document[section] = _require_table(f"[{section}]", document.get(section, {})) | given
@@ -121,10 +128,15 @@ def read_document(path: Path) -> dict[str, Any]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
+    check_sections(str(path), document)
+    return document
+
+
+def check_sections(where: str, document: Mapping[str, Any]) -> None:
+    """Raise UserError for a section that does not exist."""
     for key in document:
         if key not in SECTIONS and key != "name":
-            raise unknown_key_error(str(path), key, ["name", *SECTIONS])
-    return document
+            raise unknown_key_error(where, key, ["name", *SECTIONS])
 
 
 def bind(settings_class: type[Section], where: str, table: object, **given: object) -> Section:

@@ -1,9 +1,10 @@
-"""Opens a log for learning: a new one gets its first base, an existing one is read back."""
+"""Opens a log for learning: a new one gets its first base, an existing one is read back. Or learning without a log."""
 
 import logging
 from functools import partial
 from pathlib import Path
 
+import torch
 from msgspec.structs import replace
 from springtide_client.log.base import ModelIdentity, TableSpec
 from torch import nn
@@ -14,7 +15,7 @@ from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.scores.progressive import ProgressiveScores
 from app.training.config import DenseOptimizerConfig, TrainerConfig, with_adagrad_eps
-from app.training.device.device import resolve_device
+from app.training.device.device import TrainDevice, resolve_device
 from app.training.state.base_rows import BaseRows
 from app.training.state.row_budget import RowBudget
 from app.training.state.training_state import TrainingState
@@ -23,6 +24,7 @@ from app.version_log.change.begin import begin_changed
 from app.version_log.change.plan import ArrayForm, Design, plan_change
 from app.version_log.commands.erasures import erasures_of
 from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.disk_budget import DiskBudget
 from app.version_log.disk_usage import folder_bytes
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
@@ -56,21 +58,54 @@ def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -
         raise UserError(f"[model] {error}") from error
     base = None if resume is None else resume.base
     rows = None if base is None else BaseRows(base)
-    table = open_table(config, log.epoch, rows, num_threads=num_threads, device=device.table)
-    learner = Learner(model, table, config.train, config.schema, score_field=config.table.score, device=device)
-    budget = RowBudget(log.budget.max_base_bytes, dim=config.table.dim, state_width=table.layout.state_width)
-    scores = ProgressiveScores(config.schema.labels, config.train.window_samples)
-    state = TrainingState(learner, scores, config.schema, budget)
+    state = empty_state(config, model, device, log.budget, epoch=log.epoch, base=rows, num_threads=num_threads)
     if resume is None:
         write_first_base(config, log, state, program)
     else:
         restore_state(state, resume)
     try:
-        budget.check()
+        if state.row_budget is not None:
+            state.row_budget.check()
     except ValueError as error:
-        table.close()
+        state.learner.table.close()
         raise UserError(str(error)) from error
     return state
+
+
+def state_without_log(config: TrainerConfig) -> TrainingState:
+    """Return the state that a trainer has before its first sample, for learning that no log keeps.
+
+    Its spill is in `[table] disk_path`. UserError if the configuration cannot be used.
+    """
+    try:
+        device = resolve_device(config.train)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    torch.manual_seed(config.train.seed)
+    try:
+        model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=config.train.seed)
+    except ValueError as error:
+        raise UserError(f"[model] {error}") from error
+    budget = DiskBudget(config.log.log_bytes)
+    return empty_state(config, model, device, budget, epoch=1, base=None, num_threads=config.train.num_threads)
+
+
+def empty_state(
+    config: TrainerConfig,
+    model: nn.Module,
+    device: TrainDevice,
+    budget: DiskBudget,
+    *,
+    epoch: int,
+    base: RowSource | None,
+    num_threads: int,
+) -> TrainingState:
+    """Return a state that has learned nothing, over a table whose lowest tier is the base."""
+    table = open_table(config, epoch, base, num_threads=num_threads, device=device.table)
+    learner = Learner(model, table, config.train, config.schema, score_field=config.table.score, device=device)
+    row_budget = RowBudget(budget.max_base_bytes, dim=config.table.dim, state_width=table.layout.state_width)
+    scores = ProgressiveScores(config.schema.labels, config.train.window_samples)
+    return TrainingState(learner, scores, config.schema, row_budget)
 
 
 def open_table(

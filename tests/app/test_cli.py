@@ -66,6 +66,12 @@ def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> N
         (["replay", "nowhere.csv"], ["there is no file nowhere.csv"]),
         (["replay", "springtide.toml"], [".csv", ".parquet"]),
         (["replay", "x.csv", "--rate", "0"], ["--rate must be a number above 0, not 0"]),
+        (["evaluate", "nowhere.csv"], ["there is no file nowhere.csv"]),
+        (["evaluate", "springtide.toml"], [".csv", ".parquet"]),
+        (["evaluate", "x.csv", "--limit", "0"], ["--limit 0"]),
+        (["evaluate", "x.csv", "--set", "train.batchsize=3"], ["did you mean batch_size?"]),
+        (["evaluate", "x.csv", "--config", "nowhere.toml"], ["there is no nowhere.toml"]),
+        (["evaluate", "empty.csv"], ["there is no row to learn"]),
         (["forget", "--key", "user_id"], ["FEATURE=ID"]),
         (["forget", "--key", "item=3"], ["no feature 'item'"]),
         (["forget", "--key", "user_id=3"], ["no log", "nothing was learned"]),
@@ -101,6 +107,8 @@ def test_a_user_error_is_one_line_and_exit_code_2(
         arguments = [*arguments, "--config", "springtide.toml"]
         config = CONFIG.replace("user_id", "passport")
     Path("springtide.toml").write_text(config)
+    Path("x.csv").write_text("user_id,click\n7,0\n")
+    Path("empty.csv").write_text("user_id,click\n")
     with process_as_it_was():
         assert main(arguments) == 2
     said = capfd.readouterr().err

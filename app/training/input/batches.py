@@ -27,12 +27,13 @@ class BatchStream:
         *,
         until_end: bool,
         erasures: Sequence[Erasure] = (),
+        source: Source | None = None,
     ) -> None:
-        """`erasures`: erased ids to filter out of records from before their erasure."""
+        """`erasures`: erased ids to filter out of records from before their erasure. `source`: instead of the topic."""
         self.until_end, self.batch_size = until_end, config.train.batch_size
         self.erasures = list(erasures)
         group = config.source.group or f"springtide-{config.name}"
-        self.source = Source(replace(config.source, group=group), config.schema, positions, erasures=erasures)
+        self.source = source or Source(replace(config.source, group=group), config.schema, positions, erasures=erasures)
         self.batcher = Batcher(
             config.train.batch_size, config.train.max_wait_seconds, min_batch_size=config.train.min_batch_size or None
         )

@@ -1,0 +1,98 @@
+"""A stream that comes from files: rows become the messages that a replay would send, and are decoded like them."""
+
+# N samples
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.schema import Schema
+from springtide_client.system.clock import wall_ms
+
+from app.tools.evaluate.segments import SegmentField
+from app.tools.replay.input_file import FileRow, InputFile
+from stream.columns import Columns
+from stream.config import SourceConfig
+from stream.positions import Partition
+from stream.records import RawRecords
+from stream.source import Source
+
+POLL_ROWS = 4096
+PLENTY = 1 << 40  # rows that wait in a file that is not read to its end
+
+
+class FileSource(Source):
+    """The rows of files, one file after another, as the records of a topic with one partition. It has no thread."""
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        schema: Schema,
+        files: Sequence[InputFile],
+        *,
+        limit: int | None = None,
+        by: str | None = None,
+    ) -> None:
+        """`limit`: rows to read at most. `by`: the field whose values divide the samples into segments."""
+        super().__init__(config, schema)
+        self.partition = Partition(config.topic, 0)
+        self.num_rows = 0  # read
+        self.fraction = 0.0  # of the files that is read
+        self.segments = None if by is None else SegmentField(by)
+        self._limit = limit
+        self._rows = itertools.islice(self._read(files), limit)
+        self._at_end = False
+        self._offsets: list[npt.NDArray[np.int64]] = []
+
+    def start(self) -> None:
+        """Do nothing: there is nothing to connect to, and poll() reads."""
+
+    def poll(self, timeout_seconds: float) -> list[Columns]:
+        """Decode the next rows; [] at the end. UserError names a line that cannot be read."""
+        del timeout_seconds
+        rows = list(itertools.islice(self._rows, POLL_ROWS))
+        if not rows:
+            self._at_end = True
+            return []
+        self.fraction = rows[-1].fraction
+        first, self.num_rows = self.num_rows, self.num_rows + len(rows)
+        if self._limit:
+            self.fraction = max(self.fraction, self.num_rows / self._limit)
+        raw = RawRecords.from_messages(
+            self.partition,
+            [row.value for row in rows],
+            record_ms=[wall_ms()] * len(rows),
+            offsets=range(first, self.num_rows),
+        )
+        columns = self._pipeline.decode(raw, "")
+        self._offsets.append(columns.offset_N)
+        if self.segments is not None:
+            self.segments.add([rows[n].value for n in (columns.offset_N - first).tolist()])
+        return [columns]
+
+    @property
+    def finished(self) -> bool:
+        """True once every row was returned by poll()."""
+        return self._at_end
+
+    @property
+    def waiting_seconds(self) -> float:
+        """0: a file does not keep anybody waiting."""
+        return 0.0
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that poll() has not returned: how many is not known before the end."""
+        return 0 if self._at_end else PLENTY
+
+    def sample_rows(self) -> npt.NDArray[np.int64]:
+        """Return which row of the files, counted from 0, each sample was, in the order of learning."""
+        return np.concatenate(self._offsets) if self._offsets else np.zeros(0, np.int64)
+
+    def _read(self, files: Sequence[InputFile]) -> Iterator[FileRow]:
+        sizes = [max(file.path.stat().st_size, 1) for file in files]
+        before, total = 0, sum(sizes)
+        for file, size in zip(files, sizes, strict=True):
+            for row in file.rows():
+                yield FileRow(row.value, row.key, (before + row.fraction * size) / total)
+            before += size

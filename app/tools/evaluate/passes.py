@@ -1,0 +1,43 @@
+"""One evaluation from the files to its result."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app.tools.evaluate.evaluation import Evaluation
+from app.tools.evaluate.file_source import FileSource
+from app.tools.evaluate.report import EvaluationResult, ProgressReport
+from app.tools.evaluate.settings import temporary_config
+from app.tools.replay.input_file import InputFile
+
+
+def evaluate_files(
+    files: Sequence[InputFile],
+    config_path: Path | str | None,
+    assignments: Sequence[Mapping[str, Any]] = (),
+    *,
+    limit: int | None = None,
+    by: str | None = None,
+    stopping: threading.Event | None = None,
+    progress: ProgressReport | None = None,
+) -> EvaluationResult:
+    """Learn the files in one pass. `stopping` ends it early; the result then says so."""
+    with temporary_config(config_path, assignments) as config:
+        source = FileSource(config.source, config.schema, files, limit=limit, by=by)
+        evaluation = Evaluation(config, source)
+        progress = progress or ProgressReport()
+        began = time.monotonic()
+
+        def on_batch(evaluation: Evaluation) -> bool:
+            progress.show(evaluation)
+            return stopping is not None and stopping.is_set()
+
+        try:
+            evaluation.run(on_batch)
+            seconds = time.monotonic() - began
+            return EvaluationResult.of(evaluation, seconds, is_complete=source.finished)
+        finally:
+            progress.end()
+            evaluation.close()

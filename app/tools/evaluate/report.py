@@ -1,0 +1,164 @@
+"""What an evaluation says: lines as it goes, a table at the end, and one JSON object for programs."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TextIO
+
+from app.tools.evaluate.evaluation import Evaluation
+from app.tools.evaluate.scores import Score, normalized_entropy, score_of
+from app.tools.replay.progress_bar import ProgressBar
+
+HEADER = f"{'AUC':>7}  {'+-':>6}  {'logloss':>8}  {'NE':>6}  {'calibration':>11}"
+
+
+class ProgressReport:
+    """The scores so far: beside a bar on a terminal; elsewhere a line at 1,000 samples, 2,000, 5,000, 10,000, ..."""
+
+    def __init__(self, bar: ProgressBar | None = None, *, stream: TextIO | None = None, title: str = "") -> None:
+        self.bar = bar or ProgressBar(stream=stream)
+        self._stream, self._title, self._next_line = stream or sys.stderr, title, 1000
+
+    def show(self, evaluation: Evaluation) -> None:
+        """Update the bar, or print a line if one is due."""
+        num = evaluation.num_samples
+        self.bar.show(num, evaluation.source.fraction, lambda: f" {self._title}{self._scores(evaluation)}")
+        if not self.bar.is_terminal and num >= self._next_line:
+            rate = f"{self.bar.rate(num):,.0f}/s"
+            print(f"{self._title}{num:>11,}  {self._scores(evaluation)}  {rate}", file=self._stream, flush=True)
+            while self._next_line <= num:
+                self._next_line = next_line(self._next_line)
+
+    def end(self) -> None:
+        """Remove the bar."""
+        self.bar.erase()
+
+    def _scores(self, evaluation: Evaluation) -> str:
+        whole = evaluation.state.scores.document()["whole"]
+        auc, logloss, calibration = (whole[name] for name in ("auc", "logloss", "calibration"))
+        return f"AUC {number(auc, 4)}  logloss {number(logloss, 4)}  calibration {number(calibration, 3)}"
+
+
+def next_line(num: int) -> int:
+    """Return the number after 1,000, 2,000, 5,000, 10,000, ..."""
+    return num * 5 // 2 if str(num).startswith("2") else num * 2
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What is known of one evaluation when it has ended."""
+
+    config: str  # the file of the settings
+    rows: int
+    samples: int
+    seconds: float
+    dead_letters: Mapping[str, int]
+    first_dead_letter: str
+    is_complete: bool  # False: it was stopped
+    whole: Mapping[str, Score]  # by label
+    window: Score  # of the newest samples, for the first label
+    segment_field: str
+    segments: Sequence[tuple[str, Score]]  # for the first label
+
+    @staticmethod
+    def of(evaluation: Evaluation, seconds: float, *, is_complete: bool) -> "EvaluationResult":
+        """Return the result. AUC, logloss and calibration of all samples are those that a trainer's status has."""
+        samples, source = evaluation.samples(), evaluation.source
+        document = evaluation.state.scores.document()
+        whole = {}
+        for index, label in enumerate(evaluation.config.schema.labels):
+            trainers = document.get("tasks", {}).get(label, document)["whole"]
+            score = replace(
+                score_of(samples, label=index), **{n: trainers[n] for n in ("auc", "logloss", "calibration")}
+            )
+            whole[label] = replace(score, normalized_entropy=normalized_entropy(score.logloss, score.mean_label))
+        newest = slice(-evaluation.config.train.window_samples, None)
+        return EvaluationResult(
+            config=str(evaluation.config.path),
+            rows=source.num_rows,
+            samples=len(samples),
+            seconds=seconds,
+            dead_letters=dict(evaluation.dead_letters),
+            first_dead_letter=evaluation.first_dead_letter,
+            is_complete=is_complete,
+            whole=whole,
+            window=score_of(samples.where(newest)),
+            segment_field="" if source.segments is None else source.segments.name,
+            segments=[] if source.segments is None else source.segments.scores(samples),
+        )
+
+    @property
+    def first(self) -> Score:
+        """The scores of the first label."""
+        return next(iter(self.whole.values()))
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / max(self.seconds, 1e-9)
+
+    def document(self) -> dict[str, Any]:
+        """Return the result for `--json`."""
+        scores = {"whole": asdict(self.first), "window": asdict(self.window)}
+        if len(self.whole) > 1:
+            scores["tasks"] = {label: asdict(score) for label, score in self.whole.items()}
+        found: dict[str, Any] = {
+            "config": self.config,
+            "rows": self.rows,
+            "samples": self.samples,
+            "dead_letters": dict(self.dead_letters),
+            "first_dead_letter": self.first_dead_letter,
+            "is_complete": self.is_complete,
+            "seconds": round(self.seconds, 3),
+            "samples_per_second": round(self.samples_per_second, 1),
+            "scores": scores,
+        }
+        if self.segment_field:
+            segments = [{"value": text, **asdict(score)} for text, score in self.segments]
+            found["by"] = {"field": self.segment_field, "segments": segments}
+        return found
+
+    def lines(self) -> list[str]:
+        """Return the result for people."""
+        rate = f"{self.seconds:.1f} s ({self.samples_per_second:,.0f}/s)"
+        stopped = "" if self.is_complete else ", stopped before the end"
+        lines = [f"{self.samples:,} samples in {rate} with {self.config}{stopped}", *self._dead_letter_lines(), ""]
+        whole = {"all samples" if len(self.whole) == 1 else label: score for label, score in self.whole.items()}
+        window = {f"last {self.window.samples:,}": self.window} if self.window.samples < self.samples else {}
+        lines += table(whole | window, score_text)
+        if self.segment_field:
+            segments, title = dict(self.segments), f"by {self.segment_field}"
+            lines += [
+                "",
+                *table(segments, lambda score: f"{score_text(score)}  {score.samples:>11,}", title, "samples"),
+            ]
+        return lines
+
+    def _dead_letter_lines(self) -> list[str]:
+        if not self.dead_letters:
+            return []
+        counts = ", ".join(f"{num:,} {reason}" for reason, num in sorted(self.dead_letters.items()))
+        num = sum(self.dead_letters.values())
+        return [f"{num:,} of {self.rows:,} rows cannot be learned: {counts}; {self.first_dead_letter}"]
+
+
+def table(rows: Mapping[str, Score], text: Callable[[Score], str], title: str = "", more: str = "") -> list[str]:
+    """Return lines of scores under a header; names that are long are cut."""
+    names = [name if len(name) <= 32 else f"{name[:31]}…" for name in rows]
+    width = max(map(len, [title, *names]))
+    header = f"{title:<{width}}  {HEADER}{more:>13}".rstrip()
+    return [header, *(f"{name:<{width}}  {text(score)}" for name, score in zip(names, rows.values(), strict=True))]
+
+
+def score_text(score: Score) -> str:
+    """Return the columns under HEADER."""
+    return (
+        f"{number(score.auc, 4):>7}  {number(score.auc_standard_error, 4)[:6]:>6}  {number(score.logloss, 4):>8}  "
+        f"{number(score.normalized_entropy, 3):>6}  {number(score.calibration, 3):>11}"
+    )
+
+
+def number(value: float | None, digits: int) -> str:
+    """Return a number with so many decimals, small ones with as many significant digits; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" if value == 0 or abs(value) >= 0.1 else f"{value:.{digits}g}"

@@ -1,0 +1,54 @@
+"""Settings from the command line have the types that TOML gives them, and typos are answered like those of a file."""
+
+from pathlib import Path
+
+import pytest
+
+from app.config.assignments import merge_document, parse_assignment
+from app.config.load import load_config
+from app.errors import UserError
+
+CONFIG = 'name = "tiny"\n[schema]\nlabel = "click"\ncategorical = ["user_id"]\n[train]\nbatch_size = 8\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "document"),
+    [
+        ("train.batch_size=64", {"train": {"batch_size": 64}}),
+        ("train.optimizer.lr = 0.01", {"train": {"optimizer": {"lr": 0.01}}}),
+        ("model.name=deepfm", {"model": {"name": "deepfm"}}),
+        ('model.name="deepfm"', {"model": {"name": "deepfm"}}),
+        ("table.disk_bytes=2GiB", {"table": {"disk_bytes": "2GiB"}}),
+        ('schema.dense=["age"]', {"schema": {"dense": ["age"]}}),
+        ('features."user.id".max_length=3', {"features": {"user.id": {"max_length": 3}}}),
+        ("train.max_wait_seconds=inf", {"train": {"max_wait_seconds": float("inf")}}),
+    ],
+)
+def test_an_assignment_is_a_line_of_toml(text: str, document: dict) -> None:
+    assert parse_assignment(text) == document
+
+
+@pytest.mark.parametrize("text", ["train.batch_size", "=3", "train.batch_size=", "a b=3", "a.=3", "x=1\ny=2"])
+def test_what_is_no_assignment_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"SECTION\.KEY=VALUE"):
+        parse_assignment(text)
+
+
+def test_tables_are_merged_and_values_replaced() -> None:
+    document = {"name": "a", "train": {"batch_size": 8, "optimizer": {"name": "sgd"}}}
+    changes = [parse_assignment("train.optimizer.lr=0.5"), parse_assignment("name=b")]
+    merged = merge_document(document, changes)
+    assert merged == {"name": "b", "train": {"batch_size": 8, "optimizer": {"name": "sgd", "lr": 0.5}}}
+    assert document["train"] == {"batch_size": 8, "optimizer": {"name": "sgd"}}
+    with pytest.raises(UserError, match="not a table"):
+        merge_document(document, [parse_assignment("train.batch_size.most=1")])
+
+
+def test_assignments_change_what_a_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "springtide.toml"
+    path.write_text(CONFIG)
+    assert load_config(path, assignments=[parse_assignment("train.batch_size=64")]).train.batch_size == 64
+    with pytest.raises(UserError, match="did you mean batch_size"):
+        load_config(path, assignments=[parse_assignment("train.batchsize=64")])
+    with pytest.raises(UserError, match=r"--set has an unknown key 'trian': did you mean train\?"):
+        load_config(path, assignments=[parse_assignment("trian.batch_size=64")])
