@@ -28,7 +28,7 @@ def toy_schema() -> Schema:
 
 
 @pytest.fixture
-def make_log(tmp_path: Path, toy_schema: Schema, toy_archive: bytes) -> Callable[[], HandWrittenLog]:
+def make_log(tmp_path: Path, toy_schema: Schema, toy_archive: bytes) -> Callable[..., HandWrittenLog]:
     """Make a new log, with its first base, at each call."""
     numbers = itertools.count()
-    return lambda: HandWrittenLog(tmp_path / f"log-{next(numbers)}", toy_schema, toy_archive)
+    return lambda **options: HandWrittenLog(tmp_path / f"log-{next(numbers)}", toy_schema, toy_archive, **options)

@@ -53,6 +53,7 @@ class HandWrittenLog:
 
     `wall_clock`: versions carry the present time; else each is 100 ms later than the one before, from a fixed start.
     `start`: begin the first epoch at once; else the folder does not exist before `start_epoch`.
+    `tables`: beside the main one, by name: width and features. They hold no optimizer states.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class HandWrittenLog:
         seed: int = 7,
         wall_clock: bool = False,
         start: bool = True,
+        tables: Mapping[str, tuple[int, list[int]]] | None = None,
     ) -> None:
+        self.tables = dict(tables or {})
         self.path, self.schema, self.archive = path, schema, archive
         self.dim, self.seed, self.init_scale = dim, seed, 0.05
         self.rows: dict[Key, Row] = {}
@@ -155,15 +158,13 @@ class HandWrittenLog:
         rows, forgotten, dense = rows or {}, list(forgotten), dense or {}
         new_strings = {(feature, hash_string(text.encode())): text.encode() for feature, text in strings}
         tensors: Tensors = {}
-        if rows:
-            tensors |= {
-                "rows.feature": np.array([feature for feature, _ in rows], np.uint16),
-                "rows.id": np.array([row_id for _, row_id in rows], np.int64),
-                "rows.value": np.array([value for value, _, _ in rows.values()], np.float32).reshape(-1, self.dim),
-                "rows.state": np.zeros((len(rows), 1), np.float32),
-                "rows.count": np.array([count for _, count, _ in rows.values()], np.int64),
-                "rows.last_seen": np.array([last_seen for _, _, last_seen in rows.values()], np.int64),
-            }
+        for table, (dim, _) in self.all_tables.items():
+            held = {key: row for key, row in rows.items() if self.table_of(key) == table}
+            if held:
+                columns = row_columns(held, dim)
+                if not table:
+                    columns["state"] = np.zeros((len(held), 1), np.float32)
+                tensors |= {f"{table}/rows.{name}".lstrip("/"): column for name, column in columns.items()}
         if forgotten:
             tensors |= {
                 "forgotten.feature": np.array([feature for feature, _ in forgotten], np.uint16),
@@ -193,6 +194,14 @@ class HandWrittenLog:
         self.dense |= dense
         return number
 
+    @property
+    def all_tables(self) -> dict[str, tuple[int, list[int]]]:
+        return {"": (self.dim, []), **self.tables}
+
+    def table_of(self, key: Key) -> str:
+        """Return the name of the table that holds a key; rows shared by ids are beside those of their feature."""
+        return next((name for name, (_, numbers) in self.tables.items() if key[0] % 32768 in numbers), "")
+
     def add_to_sketch(self, seen: dict[Key, int]) -> Tensors:
         """Raise the counts of the keys in the sketch, and return the blocks that changed."""
         if self.sketch is None:
@@ -211,25 +220,18 @@ class HandWrittenLog:
     def write_base(self) -> Path:
         """Write the present state as a base and return its folder; tombstones end in it."""
         self.tombstones.clear()
-        keys = list(self.rows)
-        features = np.array([feature for feature, _ in keys], np.uint16)
-        ids = np.array([row_id for _, row_id in keys], np.int64)
-        order = np.argsort(mix_keys(features, ids), kind="stable")
-        values = np.array([self.rows[key][0] for key in keys], np.float32).reshape(-1, self.dim)
         folder = self.path / f".tmp-base-{self.number:020d}"
         folder.mkdir()
-        write_safetensors(
-            folder / "rows.safetensors",
-            {
-                "mixed": mix_keys(features, ids)[order],
-                "feature": features[order],
-                "id": ids[order],
-                "value": values[order],
-                "count": np.array([self.rows[key][1] for key in keys], np.int64)[order],
-                "last_seen": np.array([self.rows[key][2] for key in keys], np.int64)[order],
-            },
-        )
-        write_safetensors(folder / "optimizer.safetensors", {"state": np.zeros((len(keys), 1), np.float32)})
+        for table, (dim, _) in self.all_tables.items():
+            held = {key: row for key, row in self.rows.items() if self.table_of(key) == table}
+            columns = row_columns(held, dim)
+            mixed = mix_keys(columns["feature"], columns["id"])
+            order = np.argsort(mixed, kind="stable")
+            columns = {name: column[order] for name, column in {"mixed": mixed, **columns}.items()}
+            write_safetensors(folder / (f"rows.{table}.safetensors" if table else "rows.safetensors"), columns)
+            if not table:
+                states = np.zeros((len(held), 1), np.float32)
+                write_safetensors(folder / "optimizer.safetensors", {"state": states})
         dense = {f"dense.{name}": np.asarray(array) for name, array in self.dense.items()}
         write_safetensors(folder / "dense.safetensors", dense | {"state.step": np.zeros(1, np.float32)})
         if self.id_strings:
@@ -249,14 +251,8 @@ class HandWrittenLog:
             "epoch": self.epoch,
             "created_ms": self.now_ms,
             "schema": json.loads(self.schema.to_json()),
-            "table": {
-                "dim": self.dim,
-                "state_width": 1,
-                "seed": self.seed,
-                "init_scale": self.init_scale,
-                "dtype": self.dtype,
-                "optimizer": {"name": "rowwise-adagrad", "lr": 0.05},
-            },
+            "table": self.table_spec(self.dim, []) | {"state_width": 1, "optimizer": {"name": "rowwise-adagrad"}},
+            "tables": {name: self.table_spec(*table) for name, table in self.tables.items()},
             "model": {"name": "toy", "options": {}},
             "meta": json.loads(msgspec.json.encode(meta)),
             "files": files,
@@ -266,6 +262,22 @@ class HandWrittenLog:
         folder.rename(path)
         self.newest_base = {"number": self.number, "checksum": self.checksum}
         return path
+
+    def table_spec(self, dim: int, features: list[int]) -> dict[str, Any]:
+        """Return how a table without optimizer states is described in the manifest."""
+        shared = {"seed": self.seed, "init_scale": self.init_scale, "dtype": self.dtype}
+        return {"dim": dim, "state_width": 0, "features": features, **shared}
+
+
+def row_columns(rows: Mapping[Key, Row], dim: int) -> Tensors:
+    """Return rows as the columns of a record, in the order given."""
+    return {
+        "feature": np.array([feature for feature, _ in rows], np.uint16),
+        "id": np.array([row_id for _, row_id in rows], np.int64),
+        "value": np.array([value for value, _, _ in rows.values()], np.float32).reshape(-1, dim),
+        "count": np.array([count for _, count, _ in rows.values()], np.int64),
+        "last_seen": np.array([last_seen for _, _, last_seen in rows.values()], np.int64),
+    }
 
 
 def string_tensors(strings: Mapping[Key, bytes], prefix: str) -> Tensors:

@@ -181,3 +181,18 @@ def is_read_randomly(path: Path) -> bool:
     _, _, about = Path("/proc/self/smaps").read_text().partition(str(path))
     flags = next(line for line in about.splitlines() if line.startswith("VmFlags:"))
     return "rr" in flags.split()
+
+
+def test_every_table_has_rows_of_its_own_width(make_log) -> None:
+    log = make_log(tables={"dim8": (8, [1])})
+    log.append({(0, 1): (np.ones(4, np.float32), 1, 2), (1, 1): (np.full(8, 2, np.float32), 3, 4)})
+    base = Base.open(log.write_base())
+    base.verify()
+    assert (len(base), len(base.rows)) == (2, 1)
+    assert base.rows_of("dim8").value.tolist() == [[2.0] * 8]
+    assert base.layer_of("dim8").state.shape == (1, 0)
+    assert base.find_rows(np.array([1], np.uint16), np.array([1]), "dim8").counts.tolist() == [3]
+    assert base.manifest.serving_files >= {"rows.safetensors", "rows.dim8.safetensors"}
+    assert not any(name.startswith("optimizer") for name in base.manifest.serving_files)
+    base.manifest.table.wide_width = 1
+    assert {name for name in base.manifest.serving_files if name.startswith("opt")} == {"optimizer.safetensors"}

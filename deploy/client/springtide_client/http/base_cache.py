@@ -15,7 +15,7 @@ from urllib3.exceptions import HTTPError
 from springtide_client.errors import GapError, LogError
 from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.http.http_client import HttpClient, NotReadyError
-from springtide_client.log.base import MANIFEST, SERVING_FILES, BaseManifest, FileChecksum
+from springtide_client.log.base import MANIFEST, BaseManifest, FileChecksum
 from springtide_client.log.listing import base_name
 from springtide_client.system.file_lock import file_lock
 from springtide_client.system.files import write_atomically
@@ -71,7 +71,8 @@ class BaseCache:
         for name in manifest.files:
             if not FILE_NAME.fullmatch(name):
                 raise LogError(f"the base's manifest names a file {name!r}: refused")
-        wanted = {name: expected for name, expected in manifest.files.items() if name in SERVING_FILES}
+        needed_files = manifest.serving_files
+        wanted = {name: expected for name, expected in manifest.files.items() if name in needed_files}
         needed = sum(expected.bytes for expected in wanted.values()) - _num_bytes(path)
         if (total := _num_bytes(self._folder) + needed) > self._max_bytes:
             raise LogError(

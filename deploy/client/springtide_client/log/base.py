@@ -1,41 +1,53 @@
 """A base: all rows and parameters at one version, as a folder of files that are mapped, not loaded."""
 
-# K keys of a lookup, D dimension, S width of the optimizer state
-from collections.abc import Collection
+# K keys of a lookup, n rows, S width of the optimizer state
+import re
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-import numpy as np
 
-from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import Tip, VersionMeta, version_name
-from springtide_client.format.tensors import Array, Arrays, advise_random_access, map_tensors
+from springtide_client.format.tensors import Arrays, map_tensors
+from springtide_client.log.base_table import BaseTable, FoundBaseRows
 from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema
 
 MANIFEST, ROWS, OPTIMIZER = "manifest.json", "rows.safetensors", "optimizer.safetensors"
 DENSE, ID_STRINGS, MODEL = "dense.safetensors", "texts.safetensors", "model.pt2"
 SKETCH, ONNX = "sketch.safetensors", "model.onnx"
 STATE = "state.safetensors"  # of the dense net: exact parameters, optimizer state, random state
-# the files that serving needs; the others are for trainers, for id strings, and for inference without Python
-SERVING_FILES = frozenset({ROWS, DENSE, SKETCH, MODEL})
+TABLE_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+
+
+def rows_file(table: str) -> str:
+    """Return the name of the file with the rows of a table."""
+    return f"rows.{table}.safetensors" if table else ROWS
+
+
+def optimizer_file(table: str) -> str:
+    """Return the name of the file with their states; absent where a table other than the main one has none."""
+    return f"optimizer.{table}.safetensors" if table else OPTIMIZER
 
 
 class TableSpec(msgspec.Struct, kw_only=True):
-    """What a follower must know about the table to read rows and to compute initial values."""
+    """What a follower must know about a table to read rows and to compute initial values."""
 
     dim: int
-    state_width: int
+    state_width: int  # float32 numbers of a row beside its `dim` values: the optimizer's, then the wide part's
     seed: int
     init_scale: float
     optimizer: dict[str, Any] = {}
     dtype: str = "float32"  # of the rows in the table; files always hold float32
     sketch_blocks: int = 0  # the size of the sketch in sketch.safetensors, which is absent while nothing was counted
+    wide_width: int = 0  # of `state_width`, the last: the wide part's, which predictions need too
+    features: list[int] = []  # the numbers of the features that live here; the main table has all others
 
 
 class ModelIdentity(msgspec.Struct, kw_only=True):
@@ -65,6 +77,7 @@ class BaseManifest(msgspec.Struct, kw_only=True):
     model: ModelIdentity
     meta: VersionMeta
     files: dict[str, FileChecksum]
+    tables: dict[str, TableSpec] = {}  # beside the main one, by name
     repeats: int = 0  # the oldest base that holds the same, if only heartbeats were written since; else 0
 
     @property
@@ -75,15 +88,22 @@ class BaseManifest(msgspec.Struct, kw_only=True):
         """Return the schema that the base was written with."""
         return Schema.from_json(msgspec.json.encode(self.schema))
 
+    @property
+    def all_tables(self) -> dict[str, TableSpec]:
+        """The tables by name, the main one ("") first."""
+        return {MAIN_TABLE: self.table, **self.tables}
 
-class FoundBaseRows(NamedTuple):
-    """Rows of some keys, with the columns that only trainers need. Where `found` is False, the rest is zero."""
+    @property
+    def table_names(self) -> TableNames:
+        """Which table holds the rows of a feature."""
+        return TableNames({name: table.features for name, table in self.tables.items()})
 
-    found: BoolArray
-    values: Float32Array
-    states: Float32Array
-    counts: Int64Array
-    last_seen: Int64Array
+    @property
+    def serving_files(self) -> frozenset[str]:
+        """The files that serving needs. The others are for trainers, id strings, and inference without Python."""
+        tables = self.all_tables.items()
+        files = {DENSE, SKETCH, MODEL, *(rows_file(name) for name, _ in tables)}
+        return frozenset(files | {optimizer_file(name) for name, table in tables if table.wide_width})
 
 
 class Base:
@@ -92,49 +112,74 @@ class Base:
     def __init__(self, path: Path, manifest: BaseManifest) -> None:
         self.path = path
         self.manifest = manifest
-        arrays = map_tensors(path / ROWS)
-        try:
-            fields = [arrays[name] for name in ("mixed", "feature", "id", "value", "count", "last_seen")]
-        except KeyError as missing:
-            raise LogError(f"{path} lacks the tensor {missing}") from None
-        self.rows = RowLayer(*fields)
+        for name in manifest.tables:
+            if not TABLE_NAME.fullmatch(name):  # it becomes part of a path
+                raise LogError(f"the base {path} names a table {name!r}: refused")
+        self.tables = {
+            name: BaseTable(path / rows_file(name), path / optimizer_file(name), spec.state_width)
+            for name, spec in manifest.all_tables.items()
+        }
         self._arrays = map_tensors(path / DENSE)
 
     @staticmethod
-    def open(path: Path, only: Collection[str] | None = None) -> "Base":
+    def open(path: Path, *, for_serving: bool = False) -> "Base":
         """Map the files after checking their sizes; LogError when one is missing or truncated.
 
-        With `only`, other files are ignored, and may be missing.
+        `for_serving` ignores the files that only trainers need: they may be missing.
         """
         path = Path(path)
         try:
             manifest = read_base_manifest(path)
+            needed = manifest.serving_files if for_serving else manifest.files.keys()
             for name, expected in manifest.files.items():
-                if (only is None or name in only) and (path / name).stat().st_size != expected.bytes:
+                if name in needed and (path / name).stat().st_size != expected.bytes:
                     raise LogError(f"{path / name} does not have the {expected.bytes} bytes that its manifest names")
             base = Base(path, manifest)
-            if only is None or OPTIMIZER in only:
-                _ = base.states
+            for name, table in base.tables.items():
+                if not for_serving or optimizer_file(name) in needed:
+                    _ = table.states
             return base
         except OSError as error:
             raise LogError(f"the base {path} cannot be opened: {error}") from None
 
-    @cached_property
+    @property
+    def rows(self) -> RowLayer:
+        """The rows of the main table, without states."""
+        return self.tables[MAIN_TABLE].rows
+
+    @property
     def states(self) -> Float32Array:
-        """The optimizer states of the rows [n, S]. Mapped on first use: serving does not need the file."""
-        try:
-            return map_tensors(self.path / OPTIMIZER)["state"]
-        except KeyError as missing:
-            raise LogError(f"{self.path} lacks the tensor {missing}") from None
+        """The optimizer states of the main table's rows [n, S]. Mapped on first use: not all servers need them."""
+        return self.tables[MAIN_TABLE].states
+
+    @property
+    def layer(self) -> RowLayer:
+        """The rows of the main table with their optimizer states."""
+        return self.tables[MAIN_TABLE].layer
+
+    def rows_of(self, table: str) -> RowLayer:
+        """Return the rows of a table, without states."""
+        return self.tables[table].rows
+
+    def states_of(self, table: str) -> Float32Array:
+        """Return the states of a table's rows [n, S]."""
+        return self.tables[table].states
+
+    def layer_of(self, table: str) -> RowLayer:
+        """Return the rows of a table with their states."""
+        return self.tables[table].layer
+
+    def find_rows(self, features_K: UInt16Array, ids_K: Int64Array, table: str = MAIN_TABLE) -> FoundBaseRows:
+        """Find the rows of some keys of one table, with their optimizer states. Expiry is not applied."""
+        return self.tables[table].find_rows(features_K, ids_K)
 
     def advise_random_access(self, *, with_states: bool = True) -> None:
         """Turn off the kernel's readahead: lookups read single rows, and in little memory readahead would thrash."""
-        advise_random_access(self.rows.value)
-        if with_states:
-            advise_random_access(self.states)
+        for name, table in self.tables.items():
+            table.advise_random_access(with_states=with_states or self.manifest.all_tables[name].wide_width > 0)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return sum(len(table.rows) for table in self.tables.values())
 
     @property
     def tip(self) -> Tip:
@@ -166,37 +211,15 @@ class Base:
         """The path of the exported program; None in a base without one."""
         return self.path / MODEL if MODEL in self.manifest.files else None
 
-    @cached_property
-    def layer(self) -> RowLayer:
-        """The rows with their optimizer states."""
-        rows = self.rows
-        fields = (rows.mixed, rows.feature, rows.id, rows.value, rows.count, rows.last_seen)
-        return RowLayer(*fields, None, self.states)
-
-    def find_rows(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundBaseRows:
-        """Find the rows of some keys, with their optimizer states. Expiry is not applied."""
-        rows_K = self.rows.find(features_K, ids_K)
-        found_K = rows_K >= 0
-        hits = rows_K[found_K]
-
-        def gather(column: Array) -> Array:
-            out = np.zeros((len(rows_K), *column.shape[1:]), column.dtype)
-            out[found_K] = column[hits]
-            return out
-
-        rows = self.rows
-        return FoundBaseRows(
-            found_K, gather(rows.value), gather(self.states), gather(rows.count), gather(rows.last_seen)
-        )
-
     def verify(self) -> None:
         """Read every file; LogError at the first that does not match its checksum."""
         for name, expected in self.manifest.files.items():
             if crc32_of_file(self.path / name) != expected.crc32:
                 raise LogError(f"{self.path / name} is corrupt: it does not match its checksum")
-        mixed = self.rows.mixed
-        if len(mixed) and not bool((mixed[1:] >= mixed[:-1]).all()):
-            raise LogError(f"{self.path} is not sorted by mixed key")
+        for name, table in self.tables.items():
+            mixed = table.rows.mixed
+            if not bool((mixed[1:] >= mixed[:-1]).all()):
+                raise LogError(f"{self.path / rows_file(name)} is not sorted by mixed key")
 
     def __repr__(self) -> str:
         return f"Base({version_name(self.manifest.number)}, {len(self)} rows)"

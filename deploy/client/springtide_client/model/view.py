@@ -19,7 +19,7 @@ from springtide_client.errors import GapError, LogError
 from springtide_client.features import Features
 from springtide_client.format.records import Record, Tip, VersionMeta
 from springtide_client.keys import SHARED_ROW_OFFSET
-from springtide_client.log.base import MODEL, SERVING_FILES, Base
+from springtide_client.log.base import MODEL, Base
 from springtide_client.model.inputs import assemble, lookup_keys
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.initial_values import initial_values
@@ -67,7 +67,7 @@ class View:
         """
         from springtide_client.model.exported_model import ExportedModel  # importing torch takes a second
 
-        base = Base.open(base_path, SERVING_FILES)
+        base = Base.open(base_path, for_serving=True)
         base.advise_random_access(with_states=False)
         manifest = base.manifest
         if base.model_path is None:

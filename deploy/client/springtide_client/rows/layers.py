@@ -12,6 +12,7 @@ import numpy.typing as npt
 from springtide_client.array_types import Int64Array, UInt16Array
 from springtide_client.format.tensors import Array
 from springtide_client.rows.row_layer import RowLayer, empty_layer, key_order, sorted_layer
+from springtide_client.rows.table_names import MAIN_TABLE, ONE_TABLE, TableNames
 
 # rows of the largest layer in one chunk
 CHUNK_ROWS = 65_536
@@ -25,11 +26,20 @@ COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen", "tombstone",
 _yield_processor: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
-def record_layer(tensors: Mapping[str, npt.NDArray[Any]], dim: int, state_width: int | None = None) -> RowLayer:
-    """Return what a record does to the rows: its forgotten keys as tombstones, and over them its rows.
+def record_layer(
+    tensors: Mapping[str, npt.NDArray[Any]],
+    dim: int,
+    state_width: int | None = None,
+    *,
+    tables: TableNames = ONE_TABLE,
+    table: str = MAIN_TABLE,
+) -> RowLayer:
+    """Return what a record does to the rows of a table: its forgotten keys as tombstones, and over them its rows.
 
     With `state_width` the layer holds optimizer states too, which compactors and trainers need.
     """
+    num_bytes = sum(array.nbytes for array in tensors.values())
+    tensors = tables.tensors_of(table, tensors)
     layer = empty_layer(dim, state_width)
     if len(tensors.get("forgotten.id", ())):
         layer = _tombstones(tensors["forgotten.feature"], tensors["forgotten.id"], dim, state_width)
@@ -43,7 +53,7 @@ def record_layer(tensors: Mapping[str, npt.NDArray[Any]], dim: int, state_width:
         tensors["rows.last_seen"],
         None if state_width is None else tensors["rows.state"],
     )
-    if 2 * rows.num_bytes < sum(array.nbytes for array in tensors.values()):
+    if 2 * rows.num_bytes < num_bytes:
         rows = rows.copied()  # else a few rows would keep the whole record, with its dense parameters, in memory
     return merge_layers(layer, rows)
 

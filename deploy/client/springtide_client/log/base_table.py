@@ -1,0 +1,76 @@
+"""The rows of one table in a base: mapped files, not loaded."""
+
+# K keys of a lookup, n rows, S width of the optimizer state
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
+from springtide_client.errors import LogError
+from springtide_client.format.tensors import Array, advise_random_access, map_tensors
+from springtide_client.rows.row_layer import RowLayer
+
+
+class FoundBaseRows(NamedTuple):
+    """Rows of some keys, with the columns that only trainers need. Where `found` is False, the rest is zero."""
+
+    found: BoolArray
+    values: Float32Array
+    states: Float32Array
+    counts: Int64Array
+    last_seen: Int64Array
+
+
+class BaseTable:
+    """One table of an open base."""
+
+    def __init__(self, rows_path: Path, optimizer_path: Path, state_width: int) -> None:
+        """LogError when the rows cannot be read, OSError when their file is missing."""
+        arrays = map_tensors(rows_path)
+        try:
+            fields = [arrays[name] for name in ("mixed", "feature", "id", "value", "count", "last_seen")]
+        except KeyError as missing:
+            raise LogError(f"{rows_path} lacks the tensor {missing}") from None
+        self.rows = RowLayer(*fields)  # without states
+        self._optimizer_path, self._state_width = optimizer_path, state_width
+
+    @cached_property
+    def states(self) -> Float32Array:
+        """The optimizer states of the rows [n, S]. Mapped on first use: not all servers need the file."""
+        if not self._state_width:
+            return np.zeros((len(self.rows), 0), np.float32)
+        try:
+            return map_tensors(self._optimizer_path)["state"]
+        except KeyError as missing:
+            raise LogError(f"{self._optimizer_path} lacks the tensor {missing}") from None
+
+    @cached_property
+    def layer(self) -> RowLayer:
+        """The rows with their optimizer states."""
+        rows = self.rows
+        fields = (rows.mixed, rows.feature, rows.id, rows.value, rows.count, rows.last_seen)
+        return RowLayer(*fields, None, self.states)
+
+    def find_rows(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundBaseRows:
+        """Find the rows of some keys, with their optimizer states. Expiry is not applied."""
+        rows = self.rows
+        rows_K = rows.find(features_K, ids_K)
+        found_K = rows_K >= 0
+        hits = rows_K[found_K]
+
+        def gather(column: Array) -> Array:
+            out = np.zeros((len(rows_K), *column.shape[1:]), column.dtype)
+            out[found_K] = column[hits]
+            return out
+
+        return FoundBaseRows(
+            found_K, gather(rows.value), gather(self.states), gather(rows.count), gather(rows.last_seen)
+        )
+
+    def advise_random_access(self, *, with_states: bool) -> None:
+        """Turn off the kernel's readahead: lookups read single rows, and in little memory readahead would thrash."""
+        advise_random_access(self.rows.value)
+        if with_states:
+            advise_random_access(self.states)
