@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from springtide_client.keys import SHARED_ROW_OFFSET
+from springtide_client.keys import CROSSES
 from springtide_client.schema import Schema
 
 FIRST = Schema(labels=("click",), categorical=("user", "item"), sequence=("last",), share={"last": "item"})
@@ -49,8 +49,21 @@ def test_a_feature_that_begins_to_share_gives_its_number_up() -> None:
 
 def test_a_log_without_id_features_remembers_the_numbers_it_had() -> None:
     none = Schema(labels=("click",), dense=("age",)).continuing(FIRST)
-    assert none.unused_number == 3
-    assert FIRST.continuing(none).owner_names() == {3: "user", 4: "item"}
+    assert (none.dense_number("age"), none.unused_number) == (3, 4)
+    assert FIRST.continuing(none).owner_names() == {4: "user", 5: "item"}
+
+
+def test_dense_features_are_numbered_after_the_others_and_keep_their_numbers() -> None:
+    first = replace(FIRST, dense=("price", "age"))
+    assert [first.dense_number(name) for name in first.dense] == [3, 4]
+    assert first.row_names() == {0: "user", 1: "item", 3: "price", 4: "age", 32767: "crosses"}
+    assert first.continuing(first) == first
+    second = replace(first, categorical=("user", "item", "shop"), dense=("age",)).continuing(first)
+    assert (second.dense_number("age"), second.number("shop"), second.unused_number) == (4, 5, 6)
+    assert Schema.from_json(second.to_json()) == second
+    # an id feature of the same name has other rows
+    third = replace(first, categorical=("user", "item", "price"), dense=("age",)).continuing(first)
+    assert (third.number("price"), third.dense_number("age")) == (5, 4)
 
 
 def test_random_changes_never_reuse_a_number() -> None:
@@ -72,7 +85,7 @@ def test_random_changes_never_reuse_a_number() -> None:
 
 
 def test_a_log_that_has_used_up_its_numbers_says_so() -> None:
-    full = replace(FIRST, numbers={"user": 0, "item": 1}, next_number=SHARED_ROW_OFFSET)
+    full = replace(FIRST, numbers={"user": 0, "item": 1}, next_number=CROSSES)
     with pytest.raises(ValueError, match="more than it can number: start a new log"):
         replace(FIRST, categorical=("user", "item", "shop")).continuing(full)
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Arrays
-from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
+from springtide_client.keys import CROSSES, SHARED_ROW_OFFSET, mix_keys
 from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.row_layer import RowLayer, empty_layer, key_order
 from springtide_client.schema import Schema
@@ -24,13 +24,15 @@ OPTIMIZER, SCORES = "state.optimizer.", "state.scores."
 
 def same_numbers(old: Schema, new: Schema) -> dict[int, int]:
     """Return the feature numbers that both schemas have: where `new` continues `old`, they mean the same rows."""
-    return {number: number for number in old.owner_names().keys() & new.owner_names().keys()}
+    return {number: number for number in old.row_names().keys() & new.row_names().keys()}
 
 
 def numbers_by_name(old: Schema, new: Schema) -> dict[int, int]:
     """Return, by old number, the number of the same feature's rows now, also of a feature that was away meanwhile."""
-    continued = new.continuing(old).owner_names()
-    return {number: new.number(continued[number]) for number in old.owner_names() if number in continued}
+    continued = new.continuing(old).row_names()
+    now = {name: number for number, name in new.row_names().items() if number != CROSSES}
+    kept = {number: now[continued[number]] for number in old.row_names() if number in continued and number != CROSSES}
+    return kept | {CROSSES: CROSSES}
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class BaseCheck:
             what = "rows and optimizer states do not have the width in the manifest"
             self._add(f"{base.path.name}/{OPTIMIZER}", what, base.tip.number)
             return
-        numbers = list(manifest.decode_schema().owner_names())
+        numbers = list(manifest.decode_schema().row_names())
         before = (-1, -1)
         for start in range(0, n, CHUNK_ROWS):
             chunk = rows.take(slice(start, start + CHUNK_ROWS))

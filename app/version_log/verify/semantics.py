@@ -27,7 +27,7 @@ class SemanticCheck:
         self._manifest, self._report = manifest, report
         self._bases = list(bases)
         self._fingerprint: str | None = manifest.fingerprint
-        self._numbers: list[int] | None = list(manifest.decode_schema().owner_names())
+        self._numbers: list[int] | None = list(manifest.decode_schema().row_names())
         self._table: TableSpec | None = None
         if self._bases:  # of what the versions before the oldest base had, nothing is left
             self._fingerprint = self._numbers = None
@@ -51,7 +51,7 @@ class SemanticCheck:
     def _enter(self, base: BaseManifest) -> None:
         """Check what follows against the schema and the table of this base."""
         schema = base.decode_schema()
-        self._fingerprint, self._numbers, self._table = schema.fingerprint(), list(schema.owner_names()), base.table
+        self._fingerprint, self._numbers, self._table = schema.fingerprint(), list(schema.row_names()), base.table
         if begins_epoch(base.number):
             self._before = None  # rows and stream go on as the base says, not as the version before it
 

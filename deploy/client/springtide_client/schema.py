@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from springtide_client.errors import SpringtideError
-from springtide_client.keys import SHARED_ROW_OFFSET
+from springtide_client.keys import CROSSES
 
 DEFAULT_MAX_LENGTH = 50
 POOLINGS = ("mean", "sum", "max")
@@ -18,8 +18,9 @@ class Schema:
     """The fields of a record, in the order in which models see them.
 
     A feature's number (uint16) is the first half of a row's key; one that shares rows has the number of the feature
-    that owns them. In a new log features are numbered in the order categorical, multi_value, sequence. From then on a
-    number belongs to its rows for ever: `continuing` gives a feature that is added later one that was never used.
+    that owns them. The rows of a dense feature are those of its bins (springtide_client.wide.bins). In a new log
+    features are numbered in the order categorical, multi_value, sequence, dense. From then on a number belongs to its
+    rows for ever: `continuing` gives a feature that is added later one that was never used.
     """
 
     labels: tuple[str, ...]
@@ -34,7 +35,8 @@ class Schema:
     max_length: Mapping[str, int] = field(default_factory=dict)
     # how a multi_value list becomes one vector, if not by the mean
     pooling: Mapping[str, str] = field(default_factory=dict)
-    # of the features that own rows, where they are not as in a new log; and the lowest number that was never used
+    # of the features that own rows and of the dense ones, where they are not as in a new log; and the lowest number
+    # that was never used
     numbers: Mapping[str, int] = field(default_factory=dict)
     next_number: int = 0
 
@@ -43,8 +45,9 @@ class Schema:
             raise ValueError('[schema] needs label = "..." or labels = [...]')
         if not (self.features or self.dense):
             raise ValueError("[schema] needs at least one feature in categorical, multi_value, sequence or dense")
-        if len(self.features) > SHARED_ROW_OFFSET:
-            raise ValueError(f"[schema] has {len(self.features)} id features: at most {SHARED_ROW_OFFSET} are possible")
+        if len(self.features) + len(self.dense) > CROSSES:
+            num_features = len(self.features) + len(self.dense)
+            raise ValueError(f"[schema] has {num_features} features: at most {CROSSES} are possible")
         roles = [*self.labels, *self.features, *self.dense]
         roles += [name for name in (self.timestamp, self.weight) if name is not None]
         for name in roles:
@@ -63,15 +66,14 @@ class Schema:
                 raise ValueError(f"pooling of {name!r}: only multi_value features are pooled")
             if pooling not in POOLINGS:
                 raise ValueError(f"pooling of {name!r} must be one of {', '.join(POOLINGS)}, not {pooling!r}")
-        if (self.numbers or self.next_number) and self.numbers.keys() != set(self.owners):
-            raise ValueError(f"[schema] numbers must be those of {', '.join(self.owners)}")
+        if (self.numbers or self.next_number) and self.numbers.keys() != {*self.owners, *self.dense}:
+            raise ValueError(f"[schema] numbers must be those of {', '.join((*self.owners, *self.dense))}")
         used = set(self.numbers.values())
         if len(used) < len(self.numbers) or not all(0 <= number < self.next_number for number in used):
             raise ValueError("[schema] numbers must differ from each other and be below next_number")
-        if self.next_number > SHARED_ROW_OFFSET:
+        if self.next_number > CROSSES:
             raise ValueError(
-                f"the log has had {SHARED_ROW_OFFSET} id features, more than it can number: start a new log with "
-                "another [log] path"
+                f"the log has had {CROSSES} features, more than it can number: start a new log with another [log] path"
             )
 
     @property
@@ -96,14 +98,28 @@ class Schema:
             raise KeyError(feature)
         return self.numbers[owner] if self.numbers else self.features.index(owner)
 
+    def dense_number(self, name: str) -> int:
+        """Return the number in the keys of a dense feature's bins; KeyError if there is no dense feature of this name.
+
+        An id feature and a dense feature never have the same number.
+        """
+        if name not in self.dense:
+            raise KeyError(name)
+        return self.numbers[name] if self.numbers else len(self.features) + self.dense.index(name)
+
     @property
     def unused_number(self) -> int:
         """The lowest number that no feature of the log ever had."""
-        return self.next_number or len(self.features)
+        return self.next_number or len(self.features) + len(self.dense)
 
     def owner_names(self) -> dict[int, str]:
-        """Return the features that own rows by their numbers."""
+        """Return the id features that own rows by their numbers."""
         return {self.number(name): name for name in self.owners}
+
+    def row_names(self) -> dict[int, str]:
+        """Return what rows can belong to by number: id features, dense features (their bins), crosses."""
+        bins = {self.dense_number(name): name for name in self.dense}
+        return self.owner_names() | bins | {CROSSES: "crosses"}
 
     def continuing(self, before: "Schema") -> "Schema":
         """Return this schema numbered as the next one of a log whose newest is `before`.
@@ -117,12 +133,14 @@ class Schema:
                 number = before.number(name)
                 if number not in heirs or name in before.owners:
                     heirs[number] = name
+        heirs |= {before.dense_number(name): name for name in self.dense if name in before.dense}
         numbers, unused = {name: number for number, name in heirs.items()}, before.unused_number
-        for name in self.owners:
+        for name in (*self.owners, *self.dense):
             if name not in numbers:
                 numbers[name], unused = unused, unused + 1
-        ordered = {name: numbers[name] for name in self.owners}
-        is_as_new = unused == len(self.features) and ordered == {name: self.features.index(name) for name in ordered}
+        ordered = {name: numbers[name] for name in (*self.owners, *self.dense)}
+        as_new = {name: place for place, name in enumerate((*self.features, *self.dense)) if name not in self.share}
+        is_as_new = unused == len(self.features) + len(self.dense) and ordered == as_new
         return replace(self, numbers={} if is_as_new else ordered, next_number=0 if is_as_new else unused)
 
     def length_limit(self, feature: str) -> int:

@@ -296,7 +296,7 @@ def test_a_follower_serves_the_old_view_until_it_has_the_new_net_and_the_new_row
     assert follower.num_restarts == 1
     assert old.row_info(2, 3)["vector"] is not None
     assert follower.view.row_info(2, 3)["status"] != "known"
-    assert follower.view.schema.number("tags") == 4
+    assert follower.view.schema.number("tags") == 6
     follower.close()
 
 

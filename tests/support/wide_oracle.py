@@ -1,0 +1,304 @@
+"""The wide part, slowly, in plain Python: dicts of rows, one sample after the other, from the formulas.
+
+A sample is a list of fields, each a list of (number, id), its signed logs (NaN: missing), and the net's logits.
+"""
+
+import math
+from itertools import combinations
+
+import numpy as np
+from springtide_client.keys import MISSING_ID
+
+BUCKETS, FM_EPS = 12, 0.1
+INFORMATION_CAP, BIAS_CAP, GROUP_CAP, MEMORY, LOSS_CAP = 1000.0, 1e4, 1e4, 1e6, 100.0
+
+
+def f32(x: float) -> float:
+    return float(np.float32(x))
+
+
+def bucket(information: float) -> int:
+    return 0 if 4 * information < 1 else min(BUCKETS - 1, 1 + math.floor(math.log2(4 * information)))
+
+
+def sigmoid(z: float) -> float:
+    return 1 / (1 + math.exp(-z)) if z > -700 else 0.0
+
+
+class Statistics:
+    """A running mean and variance; `prior` is what the first variance, 1, is worth."""
+
+    def __init__(self, prior: float) -> None:
+        self.mean, self.variance, self.count, self.prior = 0.0, 1.0, 0.0, prior
+
+    def add(self, x: float) -> None:
+        self.count = min(self.count + 1, MEMORY)
+        change = x - self.mean
+        self.mean += change / self.count
+        if self.prior or self.count > 1:
+            self.variance += (change * (x - self.mean) - self.variance) / (self.count + self.prior)
+
+
+class Row:
+    def __init__(self, vector: np.ndarray, num_labels: int) -> None:
+        self.v, self.squares, self.n, self.born = vector.astype(np.float32), 0.0, 0, 0
+        self.w, self.h = [0.0] * num_labels, [0.0] * num_labels
+        self.plain, self.plain_squares = [0.0] * num_labels, [0.0] * num_labels
+
+
+class WideOracle:
+    def __init__(self, numbers, num_dense, num_labels, dim, *, first_vector, cross_id, crosses=64, fm_lr=0.1) -> None:
+        self.numbers, self.F, self.L, self.D = numbers, len(numbers), num_labels, num_dense
+        self.first_vector, self.cross_id, self.K, self.fm_lr, self.dim = first_vector, cross_id, crosses, fm_lr, dim
+        self.pairs = list(combinations(range(self.F), 2)) if crosses else []
+        self.live = dict.fromkeys(range(len(self.pairs)), True)
+        self.gains = [0.0] * len(self.pairs)
+        self.rows: dict[tuple[int, int], Row] = {}
+        self.cross_rows: dict[int, list[list[float]]] = {}
+        self.stats = [Statistics(0) for _ in range(num_dense)]
+        self.seen = [Statistics(10) for _ in numbers]
+        self.samples = self.first_total = self.cross_total = self.since_choice = 0.0
+        L, T, X = num_labels, self.F + len(self.pairs), 2 * num_dense
+        self.clicks, self.count = [1.0] * L, [4.0] * L
+        self.base = [math.log(1 / 3)] * L
+        self.bias, self.bias_h = [0.0] * L, [100.0] * L
+        self.c, self.C = [[1.0] * 6 for _ in range(L)], [[100 / 3] * 6 for _ in range(L)]
+        self.a, self.A = np.ones((L, T, BUCKETS)), np.zeros((L, T, BUCKETS))
+        self.wn, self.Hn, self.u, self.Hu = (np.zeros((L, n, 2)) for n in (num_dense, num_dense, self.F, self.F))
+        self.pbias, self.pbias_h = [0.0] * L, [100.0] * L
+        self.pc, self.pC = [[1.0] * 2 for _ in range(L)], [[100 / 3] * 2 for _ in range(L)]
+        self.pwn, self.pHn = np.zeros((L, num_dense, 2)), np.zeros((L, num_dense, 2))
+        self.difference, self.mixture, self.X = [0.0] * L, [0.5] * L, X
+
+    def standard(self, logs):
+        x = []
+        for value, s in zip(logs, self.stats, strict=True):
+            if math.isnan(value):
+                x.append((0.0, 1.0))
+            elif s.count == 0:
+                x.append((0.0, 0.0))
+            else:
+                x.append((min(max((value - s.mean) / math.sqrt(s.variance + 1e-4), -5.0), 5.0), 0.0))
+        return x
+
+    def bin_keys(self, x):
+        numbers = self.numbers[len(self.numbers) - self.D :]
+        return [
+            (number, MISSING_ID if missing else math.floor(2 * value))
+            for number, (value, missing) in zip(numbers, x, strict=True)
+        ]
+
+    def slots_and_crosses(self, fields, crossed, x):
+        fields = [*fields, *([key] for key in self.bin_keys(x))]
+        crossed = [*crossed, *([key] for key in self.bin_keys(x))]
+        slots = [(f, key) for f, keys in enumerate(fields) for key in keys]
+        crosses, potential = [], 0
+        for p, (i, j) in enumerate(self.pairs):
+            potential += len(crossed[i]) * len(crossed[j])
+            if not self.live[p]:
+                continue
+            for left in crossed[i]:
+                for right in crossed[j]:
+                    born = [self.rows[key].born if key in self.rows else 0 for key in (left, right)]
+                    if all(born):
+                        crosses.append((p, self.cross_id(*left, born[0], *right, born[1])))
+        return slots, crosses, potential
+
+    def row(self, key):
+        return self.rows.get(key) or Row(self.first_vector(*key), self.L)
+
+    def scored(self, slots, crosses, x, net):
+        """Return of each label the parts z, those of the plain learner, the logits of both and the mixture."""
+        mean_slots = max(1.0, self.first_total / self.samples) if self.samples else max(1, self.F)
+        ratio = 6 / mean_slots
+        scale = ratio * math.sqrt(ratio)
+        sums, squares = [0.0] * self.dim, [0.0] * self.dim
+        for _, key in slots:
+            for d, v in enumerate(self.row(key).v.tolist()):
+                sums[d] += v
+                squares[d] += v * v
+        pairs = 0.0
+        for s, q in zip(sums, squares, strict=True):
+            pairs += s * s - q
+        results = []
+        for label in range(self.L):
+            z = [0.0] * 6
+            for f, key in slots:
+                row = self.row(key)
+                z[0] += self.a[label, f, bucket(row.h[label])].item() * row.w[label]
+                xn, never = self.seen_of(f, row.n)
+                z[5] += self.u[label, f, 0].item() * xn + (self.u[label, f, 1].item() if never else 0.0)
+            for p, id_ in crosses:
+                w, h = self.cross_rows.get(id_, [[0.0, 0.0]] * self.L)[label]
+                z[1] += self.a[label, self.F + p, bucket(h)].item() * w
+            plain = [0.0, 0.0]
+            for d, values in enumerate(x):
+                for side, value in enumerate(values):
+                    z[2] += self.wn[label, d, side].item() * value
+                    plain[1] += self.pwn[label, d, side].item() * value
+            z[3], z[4] = 0.5 * pairs * scale, net[label]
+            for _, key in slots:
+                plain[0] += self.row(key).plain[label]
+            logit = self.base[label] + self.bias[label]
+            for c, part in zip(self.c[label], z, strict=True):
+                logit += c * part
+            other = self.base[label] + self.pbias[label]
+            for c, part in zip(self.pc[label], plain, strict=True):
+                other += c * part
+            share = self.mixture[label]
+            results.append((z, plain, logit, other, share * logit + (1.0 - share) * other))
+        return results, sums, scale, mean_slots
+
+    def seen_of(self, f, count):
+        s, bits = self.seen[f], min(count.bit_length(), 15)
+        return min(max((bits - s.mean) / math.sqrt(s.variance + 0.01), -3.0), 3.0), bits == 0
+
+    def predict(self, fields, crossed, logs, net):
+        x = self.standard(logs)
+        slots, crosses, _ = self.slots_and_crosses(fields, crossed, x)
+        return [result[-1] for result in self.scored(slots, crosses, x, net)[0]]
+
+    def learn(self, fields, crossed, logs, net, labels, weight=1.0):
+        """Score a sample, learn from it, and return its logits and dloss/dz5 of each label."""
+        x = self.standard(logs)
+        slots, crosses, potential = self.slots_and_crosses(fields, crossed, x)
+        results, sums, scale, F = self.scored(slots, crosses, x, net)
+        P = self.cross_total / self.samples if self.samples else len(self.pairs)
+        live = sum(self.live.values())
+        first, cross = max(0.5 * F, 3), max(1.5 * P, 3) * max(live / max(1, len(self.pairs)), 0.1)
+        keys = list(dict.fromkeys(key for _, key in slots))
+        for key in keys:
+            self.rows.setdefault(key, self.row(key))
+        ids = list(dict.fromkeys(id_ for _, id_ in crosses))
+        for id_ in ids:
+            self.cross_rows.setdefault(id_, [[0.0, 0.0] for _ in range(self.L)])
+        # everything is read before anything is written: changes are collected, then made
+        seen = [(f, *self.seen_of(f, self.rows[key].n)) for f, key in slots]
+        changes, errors, gradient = [], [], {key: np.zeros(self.dim) for key in keys}
+        for label, (z, plain, logit, other, _) in enumerate(results):
+            y = labels[label]
+            if math.isnan(y):
+                errors.append(0.0)
+                continue
+            p, q = sigmoid(logit), sigmoid(other)
+            r, h = weight * (y - p), weight * max(p * (1 - p), 1e-4)
+            rq, hq = weight * (y - q), weight * max(q * (1 - q), 1e-4)
+            errors.append(-r)
+            a, A, c, C = self.a[label], self.A[label], self.c[label], self.C[label]
+            gated = [(f, key, bucket(self.rows[key].h[label])) for f, key in slots]
+            crossed_ = [(self.F + p_, id_, bucket(self.cross_rows[id_][label][1])) for p_, id_ in crosses]
+            t = g2 = 0.0
+            for f, key, b in gated:
+                row = self.rows[key]
+                times = sum(other_key == key for _, other_key in slots)
+                t += times * a[f, b] ** 2 / (first + row.h[label])
+                g2 += row.w[label] ** 2 / (2 + A[f, b])
+            for f, id_, b in crossed_:
+                w, info = self.cross_rows[id_][label]
+                times = sum(other_id == id_ for _, other_id in crosses)
+                t += times * a[f, b] ** 2 / (cross + info)
+                g2 += w**2 / (2 + A[f, b])
+            for d, values in enumerate(x):
+                for side, value in enumerate(values):
+                    t += value**2 / (F + self.Hn[label, d, side])
+            for f, xn, never in seen:
+                t += xn**2 / (5 * F + self.Hu[label, f, 0]) + never / (5 * F + self.Hu[label, f, 1])
+            e, eg = r / (1 + h * t), r / (1 + h * g2)
+            ec = r / (1 + h * sum(part**2 / info for part, info in zip(z, C, strict=True)))
+            eq = rq / (1 + hq * sum(v**2 / i for v, i in zip(plain, self.pC[label], strict=True)))
+            # rows
+            for key in keys:
+                row = self.rows[key]
+                mine = [a[f, b] for f, k, b in gated if k == key]
+                info = min(row.h[label] + sum(max(h * g * g, 1e-6) for g in mine), INFORMATION_CAP)
+                squares = row.plain_squares[label] + (rq * len(mine)) ** 2
+                step = 0.3 / math.sqrt(F) * rq * len(mine) / (math.sqrt(squares) + 0.1)
+                value = row.w[label] + e * sum(mine) / (first + info)
+                changes.append((row, label, f32(value), f32(info), f32(row.plain[label] + step), f32(squares)))
+                for _, k in slots:
+                    if k == key:
+                        gradient[key] += e * scale * (np.array(sums) - row.v.astype(float))
+            crossed_changes = []
+            for id_ in ids:
+                w, info = self.cross_rows[id_][label]
+                mine = [a[f, b] for f, i, b in crossed_ if i == id_]
+                info = min(info + sum(max(h * g * g, 1e-6) for g in mine), INFORMATION_CAP)
+                crossed_changes.append((id_, [f32(w + e * sum(mine) / (cross + info)), f32(info)]))
+            # what pairs are worth
+            for p_ in {p_ for p_, _ in crosses}:
+                part = sum(a[f, b] * self.cross_rows[i][label][0] for f, i, b in crossed_ if f == self.F + p_)
+                self.gains[p_] += r * part + 0.5 * h * part**2
+            # gates
+            slopes: dict[tuple[int, int], list[float]] = {}
+            for f, key, b in gated:
+                slopes.setdefault((f, b), []).append(self.rows[key].w[label])
+            for f, id_, b in crossed_:
+                slopes.setdefault((f, b), []).append(self.cross_rows[id_][label][0])
+            for (f, b), weights in slopes.items():
+                if added := h * sum(w * w for w in weights):
+                    A[f, b] = min(A[f, b] + added, INFORMATION_CAP)
+                    a[f, b] = min(max(a[f, b] + eg * sum(weights) / (2 + A[f, b]), 0.0), 5.0)
+            for id_, pair in crossed_changes:
+                self.cross_rows[id_][label] = pair
+            # numbers, counts, groups, biases
+            for d, values in enumerate(x):
+                for side, value in enumerate(values):
+                    self.Hn[label, d, side] = min(self.Hn[label, d, side] + h * value**2, BIAS_CAP)
+                    self.wn[label, d, side] += e * value / (F + self.Hn[label, d, side])
+                    self.pHn[label, d, side] = min(self.pHn[label, d, side] + hq * value**2, BIAS_CAP)
+                    self.pwn[label, d, side] += rq * value / (F + self.pHn[label, d, side])
+            for f in dict.fromkeys(f for f, _, _ in seen):
+                mine_seen = [(xn, never) for g, xn, never in seen if g == f]
+                for side in (0, 1):
+                    values_ = [float(pair[side]) for pair in mine_seen]
+                    self.Hu[label, f, side] = min(self.Hu[label, f, side] + h * sum(v * v for v in values_), BIAS_CAP)
+                    self.u[label, f, side] += e * sum(values_) / (5 * F + self.Hu[label, f, side])
+            for g in range(6):
+                C[g] = min(C[g] + h * z[g] ** 2, GROUP_CAP)
+                c[g] += ec * z[g] / C[g]
+            for g in range(2):
+                self.pC[label][g] = min(self.pC[label][g] + hq * plain[g] ** 2, GROUP_CAP)
+                self.pc[label][g] += eq * plain[g] / self.pC[label][g]
+            self.bias_h[label] = min(self.bias_h[label] + h, BIAS_CAP)
+            self.bias[label] += r / self.bias_h[label]
+            self.pbias_h[label] = min(self.pbias_h[label] + hq, BIAS_CAP)
+            self.pbias[label] += rq / self.pbias_h[label]
+            losses = [-math.log(max(s if y > 0.5 else 1 - s, 1e-9)) for s in (p, q)]
+            difference = self.difference[label] + weight * (losses[1] - losses[0])
+            self.difference[label] = min(max(difference, -LOSS_CAP), LOSS_CAP)
+            self.mixture[label] = 1 / (1 + math.exp(-0.1 * self.difference[label]))
+            self.clicks[label] += weight * y
+            self.count[label] += weight
+            if self.count[label] > MEMORY:
+                self.clicks[label] *= MEMORY / self.count[label]
+                self.count[label] = MEMORY
+            self.base[label] = math.log(self.clicks[label] / (self.count[label] - self.clicks[label]))
+        for row, label, *values in changes:
+            row.w[label], row.h[label], row.plain[label], row.plain_squares[label] = values
+        for key in keys:
+            row, g = self.rows[key], gradient[key]
+            row.squares = f32(row.squares + float((g * g).mean()))
+            row.v = (row.v + self.fm_lr * g / (math.sqrt(row.squares) + FM_EPS)).astype(np.float32)
+        for f, key in slots:
+            self.seen[f].add(min(self.rows[key].n.bit_length(), 15))
+        for _, key in slots:
+            self.rows[key].n += 1
+        for key in keys:
+            self.rows[key].born = self.rows[key].born or 1 + int(self.samples) % ((1 << 24) - 1)
+        for s, value in zip(self.stats, logs, strict=True):
+            if not math.isnan(value):
+                s.add(value)
+        self.samples += 1
+        self.first_total += len(slots)
+        self.cross_total += potential
+        self.since_choice += 1
+        if self.since_choice >= 500:
+            self.choose()
+        return [result[-1] for result in results], errors
+
+    def choose(self):
+        self.since_choice = 0
+        live = [p for p in self.live if self.live[p]]
+        keep = max(self.K, len(live) // 2)
+        for p in sorted(live, key=lambda p: (-self.gains[p], p))[keep:]:
+            self.live[p] = False
