@@ -1,4 +1,4 @@
-"""Gathers columns into batches of one size, and knows exactly which positions a batch moves. Knows no model."""
+"""Gathers columns into batches, and knows exactly which positions a batch moves. Knows no model."""
 
 # N rows of one Columns
 import time
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from springtide_client.features import Features
 
+from stream.batch_size import BatchSize
 from stream.columns import Batch, Columns, DeadLetter
 from stream.positions import Partition
 
@@ -31,11 +32,11 @@ class PendingColumns:
 class Batcher:
     """Gathers columns until a batch is full or its oldest sample has waited `max_wait_seconds`.
 
-    With `min_batch_size`, a batch of that many rows is due at once, unless `max_wait_seconds` is infinite or
-    `is_behind` is set: many small steps would then keep the reading thread from the processor, and the stream would
-    stay behind. Rows leave in the order of their arrival, so with an infinite wait the batches of a stream do not
-    depend on how it was split into columns. Columns without rows (dead letters, offset gaps) leave as soon as no row
-    precedes them.
+    With `min_batch_size`, full batches grow from that size (`BatchSize`), and a batch of it is due at once, unless
+    `max_wait_seconds` is infinite or `is_behind` is set: many small steps would then keep the reading thread from the
+    processor, and the stream would stay behind. Rows leave in the order of their arrival, so with an infinite wait the
+    batches of a stream do not depend on how it was split into columns, nor on where reading began. Columns without rows
+    (dead letters, offset gaps) leave as soon as no row precedes them.
     """
 
     def __init__(
@@ -44,17 +45,16 @@ class Batcher:
         max_wait_seconds: float,
         clock: Callable[[], float] = time.monotonic,
         *,
-        min_batch_size: int | None = None,
+        min_batch_size: int = 0,
+        num_learned: int = 0,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        """`num_learned`: samples learned before the first row that is added."""
+        self.size = BatchSize(batch_size, min_batch_size)
         if not max_wait_seconds >= 0:
             raise ValueError(f"max_wait_seconds must be at least 0, not {max_wait_seconds}")
-        self.batch_size = batch_size
+        self.num_learned = num_learned  # as soon as all batches built so far are
         self.max_wait_seconds = max_wait_seconds
         self.is_behind = False  # set by the caller, which sees the rest of the stream: a full batch is on its way
-        is_eager = min_batch_size is not None and max_wait_seconds < float("inf")
-        self._min_rows = min(min_batch_size or 1, batch_size) if is_eager else batch_size
         self.num_rows = 0  # pending
         self._clock = clock
         self._pending: deque[PendingColumns] = deque()
@@ -68,9 +68,15 @@ class Batcher:
         return not self._pending
 
     @property
+    def full_rows(self) -> int:
+        """The most rows that the next batch will have."""
+        return self.size.after(self.num_learned)
+
+    @property
     def _due_rows(self) -> int:
         """How many rows are due at once."""
-        return self.batch_size if self.is_behind else self._min_rows
+        must_be_full = self.is_behind or self.max_wait_seconds == float("inf")
+        return self.full_rows if must_be_full else min(self.size.eager, self.full_rows)
 
     def add(self, columns: Columns) -> None:
         """Queue decoded rows."""
@@ -82,16 +88,16 @@ class Batcher:
         if not self._pending:
             return None
         if self.num_rows >= self._due_rows:
-            return self._build(min(self.num_rows, self.batch_size))
+            return self._build(min(self.num_rows, self.full_rows))
         if self._pending[0].num_rows == 0:
             return self._build(0)
         if self._clock() - self._pending[0].arrived_at >= self.max_wait_seconds:
-            return self._build(self.num_rows)
+            return self._build(min(self.num_rows, self.full_rows))
         return None
 
     def flush(self) -> Batch | None:
         """A batch of what is pending, however little; None once nothing is."""
-        return self._build(min(self.num_rows, self.batch_size)) if self._pending else None
+        return self._build(min(self.num_rows, self.full_rows)) if self._pending else None
 
     def seconds_until_due(self) -> float | None:
         """How long take() will keep returning None if nothing is added; None = for ever."""
@@ -111,6 +117,7 @@ class Batcher:
         dead_letters: list[DeadLetter] = []
         id_strings = []
         self.num_rows -= num_rows
+        self.num_learned += num_rows
         while self._pending and (num_rows > 0 or self._pending[0].num_rows == 0):
             pending = self._pending[0]
             columns, start = pending.columns, pending.num_taken

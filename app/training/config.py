@@ -43,16 +43,17 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
         Meta(description='"cuda" keeps rows and net on an NVIDIA GPU (extra `gpu`); "auto" is "cpu".'),
     ] = "auto"
     batch_size: Annotated[
-        int, Meta(ge=1, description="Samples in a full batch: smaller learns more from a short log, larger is faster.")
+        int, Meta(ge=1, description="The most samples of a step: larger catches up faster, and takes more memory.")
     ] = 4096
     min_batch_size: Annotated[
         int,
         Meta(
             ge=0,
-            description="Learn as soon as this many samples wait and no step runs: fresher, in more and smaller "
-            "steps. 0: full batches only. Ignored when `max_wait_seconds` is infinite, and while a full batch waits.",
+            description="The fewest samples of a full batch. Batches grow from here to `batch_size` with experience: "
+            "one has at most a 128th of the samples learned before it. Once the stream is caught up, so many are "
+            "learned as soon as no step runs, unless `max_wait_seconds` is infinite. 0: every batch is `batch_size`.",
         ),
-    ] = 0
+    ] = 16
     max_wait_seconds: Annotated[float, Meta(ge=0, description="A batch that is not full is learned after this.")] = 0.2
     optimizer: Annotated[
         Mapping[str, Any], Meta(description="Optimizer of the dense net.", extra={"table": DenseOptimizerConfig})
@@ -77,18 +78,17 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_batch_size > self.batch_size:
-            raise ValueError(
-                f"min_batch_size must be a whole number from 0 to {self.batch_size} (batch_size), "
-                f"not {self.min_batch_size}"
-            )
         if self.cuda_graphs and self.device != "cuda":
             raise ValueError('cuda_graphs = true needs device = "cuda"')
 
     @property
     def num_threads(self) -> int:
-        """Threads of a step: a function of the settings and the machine, because floating-point sums depend on it."""
-        if self.threads or self.batch_size < MIN_SAMPLES_TO_SPLIT:
+        """Threads of a step of `batch_size` samples."""
+        return self.threads_for(self.batch_size)
+
+    def threads_for(self, num_samples: int) -> int:
+        """Return a step's threads: a function of settings, batch and machine, as floating-point sums depend on it."""
+        if self.threads or num_samples < MIN_SAMPLES_TO_SPLIT:
             return self.threads or 1
         return os.cpu_count() or 1
 

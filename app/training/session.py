@@ -121,4 +121,10 @@ class TrainingSession:
 
     def _open_batches(self) -> BatchStream:
         stream = self.state.stream
-        return BatchStream(self._config, stream.positions, until_end=self._until_end, erasures=stream.erasures)
+        return BatchStream(
+            self._config,
+            stream.positions,
+            until_end=self._until_end,
+            samples_trained=stream.samples_trained,
+            erasures=stream.erasures,
+        )

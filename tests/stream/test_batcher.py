@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stream.batch_size import BatchSize
 from stream.batcher import Batcher
 from tests.stream.toy_columns import KINDS, A, B, columns_of, cut_into_columns
 
@@ -38,6 +39,32 @@ def test_batches_do_not_depend_on_how_polls_split_the_stream(kinds, cuts, other_
             np.testing.assert_array_equal(a.offsets, b.offsets)
         np.testing.assert_array_equal(one.event_ms_N, other.event_ms_N)
         assert one.watermarks == other.watermarks
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    st.integers(0, 20),
+    st.integers(0, 12_000),
+)
+def test_batches_grow_alike_wherever_reading_begins_again(cuts, other_cuts, num_before_restart, num_learned):
+    def batches(cuts, first, num_learned, end):
+        batcher = Batcher(100, float("inf"), min_batch_size=3, num_learned=num_learned)
+        lengths = itertools.cycle(cuts)
+        while first < end:
+            length = min(next(lengths), end - first)
+            batcher.add(columns_of(A, "r" * length, first))
+            first += length
+            yield from drain(batcher)
+        yield from iter(batcher.flush, None)
+
+    whole = [rows(batch) for batch in batches(cuts, 0, num_learned, 2000)]
+    ours = [rows(batch) for batch in itertools.islice(batches(cuts, 0, num_learned, 2000), num_before_restart)]
+    first = sum(map(len, ours))
+    ours += [rows(batch) for batch in batches(other_cuts, first, num_learned + first, 2000)]
+    assert ours == whole
+    assert [len(batch) for batch in whole[:2]] == [BatchSize(100, 3).after(num_learned + n) for n in (0, len(whole[0]))]
 
 
 @settings(max_examples=300, deadline=None)
@@ -139,7 +166,7 @@ def test_invalid_settings_are_refused(size, wait):
 
 
 def test_a_batch_of_min_batch_size_rows_is_due_at_once():
-    batcher = Batcher(4, 10.0, clock=lambda: 0.0, min_batch_size=2)
+    batcher = Batcher(4, 10.0, clock=lambda: 0.0, min_batch_size=2, num_learned=1_000)
     batcher.add(columns_of(A, "r", 0))
     assert (batcher.take(), batcher.seconds_until_due()) == (None, 10.0)
     batcher.add(columns_of(A, "rr", 1))
@@ -149,15 +176,15 @@ def test_a_batch_of_min_batch_size_rows_is_due_at_once():
     assert [len(batch) for batch in drain(batcher)] == [4, 2]
 
 
-def test_min_batch_size_is_ignored_without_a_max_wait():
-    batcher = Batcher(4, float("inf"), min_batch_size=1)
+def test_without_a_max_wait_only_full_batches_are_due():
+    batcher = Batcher(4, float("inf"), min_batch_size=2, num_learned=1_000)
     batcher.add(columns_of(A, "rrr", 0))
     assert (batcher.take(), batcher.seconds_until_due()) == (None, None)
 
 
 def test_behind_min_batch_size_waits_for_a_full_batch_and_no_longer_than_max_wait():
     now = [0.0]
-    batcher = Batcher(4, 10.0, clock=lambda: now[0], min_batch_size=1)
+    batcher = Batcher(4, 10.0, clock=lambda: now[0], min_batch_size=1, num_learned=1_000)
     batcher.is_behind = True
     batcher.add(columns_of(A, "rr", 0))
     assert (batcher.take(), batcher.seconds_until_due()) == (None, 10.0)

@@ -26,16 +26,23 @@ class BatchStream:
         positions: Mapping[Partition, Position],
         *,
         until_end: bool,
+        samples_trained: int = 0,
         erasures: Sequence[Erasure] = (),
         source: Source | None = None,
     ) -> None:
-        """`erasures`: erased ids to filter out of records from before their erasure. `source`: instead of the topic."""
+        """`samples_trained`: before these positions; batches grow with it. `source`: instead of the topic.
+
+        `erasures`: erased ids to filter out of records from before their erasure.
+        """
         self.until_end, self.batch_size = until_end, config.train.batch_size
         self.erasures = list(erasures)
         group = config.source.group or f"springtide-{config.name}"
         self.source = source or Source(replace(config.source, group=group), config.schema, positions, erasures=erasures)
         self.batcher = Batcher(
-            config.train.batch_size, config.train.max_wait_seconds, min_batch_size=config.train.min_batch_size or None
+            config.train.batch_size,
+            config.train.max_wait_seconds,
+            min_batch_size=config.train.min_batch_size,
+            num_learned=samples_trained,
         )
         self._earlier_ends: dict[Partition, int] = {}  # end offsets that an earlier stream knew
         self._peeked: Batch | None = None  # taken from the batcher, not returned yet
@@ -71,14 +78,14 @@ class BatchStream:
 
     @property
     def is_behind(self) -> bool:
-        """True if a full batch waits, here or in the broker."""
+        """True if `batch_size` samples wait, here or in the broker."""
         peeked = 0 if self._peeked is None else len(self._peeked)
         return peeked + self.batcher.num_rows + self.source.num_waiting >= self.batch_size
 
     def poll(self, max_seconds: float) -> None:
         """Take what the stream has, unless a full batch waits already. Waits at most this long, or until one is due."""
         self.batcher.is_behind = self.is_behind
-        if self.batcher.num_rows < self.batch_size:
+        if self.batcher.num_rows < self.batcher.full_rows:
             for columns in self.source.poll(self._poll_seconds(max_seconds)):
                 self.batcher.add(columns)
 
@@ -89,18 +96,19 @@ class BatchStream:
         the stream is slow; where batches fill by themselves, a partial one would cost more than it gains.
         """
         batch, self._peeked = self._peeked, None
+        full_rows = self.batcher.full_rows if batch is None else len(batch)
         if batch is None:
             self.batcher.is_behind = self.is_behind
             batch = self.batcher.take()
         if batch is None and ((allow_partial and self._is_stream_slow) or (self.until_end and self.source.finished)):
             batch = self.batcher.flush()
         if batch is not None and len(batch) and self.batcher.max_wait_seconds < float("inf"):
-            self._is_stream_slow = len(batch) < self.batch_size
+            self._is_stream_slow = len(batch) < full_rows
         return batch
 
     def peek(self) -> Batch | None:
         """Return the batch that `take` returns next, if it is full already."""
-        if self._peeked is None and self.batcher.num_rows >= self.batch_size:
+        if self._peeked is None and self.batcher.num_rows >= self.batcher.full_rows:
             self._peeked = self.batcher.take()
         return self._peeked
 

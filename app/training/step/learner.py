@@ -83,6 +83,7 @@ class Learner:
         if len(batch) == 0:
             empty = StepReport(batch.labels_NL, batch.labels_NL, batch.weights_N)
             return lambda: empty
+        torch.set_num_threads(self.config.threads_for(len(batch)))
         keys = self._take_prepared(batch)
         if next_batch is not None and len(next_batch):
             self._next = self.keys.prepare(next_batch)

@@ -34,6 +34,7 @@ device_bytes = "8MiB"
 disk_path = "{folder}/spill"
 [train]
 batch_size = 64
+min_batch_size = 0
 max_wait_seconds = 0.05
 threads = 1
 [log]

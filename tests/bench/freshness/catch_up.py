@@ -23,7 +23,7 @@ from tests.bench.workloads.topics import fill
 from tests.support.ports import free_port
 
 NEEDED = 0.8
-DEFAULTS = {"min_batch_size": 0, "max_wait_seconds": 0.2, "publish_seconds": 0.5}
+DEFAULTS = {"min_batch_size": 16, "max_wait_seconds": 0.2, "publish_seconds": 0.5}
 BATCH = 512
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.torture.verify.expected_rows import BATCH, MIN_COUNT, TTL_MS
+from tests.torture.verify.expected_rows import BATCH, FEWEST, MIN_COUNT, TTL_MS
 
 TOPIC = "clicks"
 WINDOW_SAMPLES = 2_000
@@ -33,6 +33,7 @@ disk_path = "{folder}/spill"
 admission = {{ min_count = 1, sketch_bytes = "1MiB" }}
 [train]
 batch_size = {batch}
+min_batch_size = {fewest}
 max_wait_seconds = inf
 threads = 1
 window_samples = {window}
@@ -87,6 +88,7 @@ def write_config(
             ttl_seconds=TTL_MS // 1000,
             folder=folder,
             batch=BATCH,
+            fewest=FEWEST,
             window=WINDOW_SAMPLES,
             port=port,
             publish=publish,

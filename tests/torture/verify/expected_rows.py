@@ -8,7 +8,7 @@ from springtide_client.format.records import CommandEntry
 
 from tests.torture.clicks import click
 
-BATCH, TTL_MS, MIN_COUNT = 64, 300_000, 3
+FEWEST, BATCH, TTL_MS, MIN_COUNT = 4, 64, 300_000, 3
 
 
 class ExpectedRows:
@@ -37,7 +37,10 @@ class ExpectedRows:
                 after._execute(waiting.pop(0))
             if after.num_samples >= num_samples:
                 break
-            after._learn_batch(min(BATCH, num_samples - after.num_samples))
+            size = FEWEST  # a batch has at most a 128th of the samples learned before it
+            while size < BATCH and 2 * size * 128 <= after.num_samples:
+                size *= 2
+            after._learn_batch(min(size, num_samples - after.num_samples))
         assert after.num_samples == num_samples, f"{num_samples} samples are not a whole number of batches"
         assert not waiting, f"commands with impossible places: {waiting}"
         return after

@@ -13,6 +13,7 @@ from app.training.bootstrap import load_state
 from app.training.commands import CommandExecutor
 from app.version_log.commands.queue import Command
 from app.version_log.write.writer import LogWriter
+from stream.batch_size import BatchSize
 from stream.batcher import Batcher
 from stream.columns import Batch
 from stream.decode.decoder import Decoder
@@ -53,7 +54,13 @@ class ReferenceRun:
         self.log = LogWriter.open(config.log, schema=config.schema)
         self.state = load_state(config, self.log, num_threads=config.train.num_threads)
         self.desk = CommandExecutor(config.log.path, self.log.epoch, self.state)
-        self.batcher = Batcher(config.train.batch_size, config.train.max_wait_seconds)
+        train = config.train
+        self.batcher = Batcher(
+            train.batch_size,
+            train.max_wait_seconds,
+            min_batch_size=train.min_batch_size,
+            num_learned=self.state.samples_trained,
+        )
         self.decoder = Decoder(config.schema)
         self.offset = sum(position.offset for position in self.state.stream.positions.values())
 
@@ -93,14 +100,14 @@ class ReferenceRun:
         return read_log_contents(self.log.config.path, window_samples=WINDOW_SAMPLES)
 
     def _next_batch(self, max_rows: int) -> Batch:
-        while self.batcher.num_rows < self.batcher.batch_size:
+        while self.batcher.num_rows < self.batcher.full_rows:
             offsets = range(self.offset, self.offset + RECORDS)
             values = [message(self.seed, offset) for offset in offsets]
             raw = RawRecords.from_messages(Partition(TOPIC, 0), values, offsets=list(offsets))
             self.batcher.add(self.decoder.decode(raw, NOW_MS))
             self.offset += RECORDS
-        if max_rows < self.batcher.batch_size:
-            self.batcher.batch_size = max_rows  # the other run's last batch was short
+        if max_rows < self.batcher.full_rows:
+            self.batcher.size = BatchSize(max_rows)  # the other run's last batch was short
         batch = self.batcher.take()
         assert batch is not None
         return batch

@@ -7,9 +7,10 @@ from pathlib import Path
 from msgspec import structs
 
 from app.training.input.batches import BatchStream
-from stream.columns import Columns
+from stream.batch_size import GROWTH, BatchSize
+from stream.columns import Batch, Columns
 from stream.decode.decoder import Decoder
-from stream.positions import Partition
+from stream.positions import Partition, Position
 from stream.records import RawRecords
 from tests.app.training.configs import make_config
 from tests.app.training.random_clicks import SCHEMA
@@ -26,7 +27,8 @@ def clicks(number: int) -> Columns:
 
 def make_batches(folder: Path, wait: float) -> BatchStream:
     config = make_config(folder)
-    return BatchStream(replace(config, train=structs.replace(config.train, max_wait_seconds=wait)), {}, until_end=False)
+    train = structs.replace(config.train, max_wait_seconds=wait)
+    return BatchStream(replace(config, train=train), {}, until_end=False, samples_trained=10_000)
 
 
 def test_a_partial_batch_is_taken_for_a_due_version_if_the_stream_is_slow(tmp_path) -> None:
@@ -61,7 +63,8 @@ def test_batches_grow_to_full_ones_while_the_stream_is_behind(env: TrainerEnv) -
     env.produce(1000)  # 15 batches of 64, and 40 samples
     train = structs.replace(env.config.train, min_batch_size=1, max_wait_seconds=60.0)
     source = structs.replace(env.config.source, queue_bytes=1)  # one fetch at a time
-    batches = BatchStream(replace(env.config, train=train, source=source), {}, until_end=False)
+    config = replace(env.config, train=train, source=source)
+    batches = BatchStream(config, {}, until_end=False, samples_trained=64 * GROWTH)
     sizes: list[int] = []
     try:
         while sum(sizes) < 1000:
@@ -72,3 +75,58 @@ def test_batches_grow_to_full_ones_while_the_stream_is_behind(env: TrainerEnv) -
     finally:
         batches.close()
     assert sizes == [64] * 15 + [40]
+
+
+def use(env: TrainerEnv, **settings: float) -> None:
+    env.config = replace(env.config, train=structs.replace(env.config.train, **settings))
+
+
+def learn_all(env: TrainerEnv, positions: dict[Partition, Position], learned: int, most: int = 10**9) -> list[Batch]:
+    """Return up to `most` batches from these positions to the end; each peeked batch is the one that is taken next."""
+    batches = BatchStream(env.config, positions, until_end=True, samples_trained=learned)
+    batches.start()
+    taken: list[Batch] = []
+    try:
+        while not batches.finished and len(taken) < most:
+            batches.poll(DEADLINE_SECONDS)
+            peeked = batches.peek()
+            batch = batches.take()
+            assert peeked is None or peeked is batch
+            if batch is not None and len(batch):
+                taken.append(batch)
+    finally:
+        batches.close()
+    return taken
+
+
+def positions_after(batches: list[Batch]) -> dict[Partition, Position]:
+    return {
+        partition: Position(batch.topic_ids[partition], offset)
+        for batch in batches
+        for partition, offset in batch.positions.items()
+    }
+
+
+def test_batches_grow_alike_after_a_restart_at_any_point(env: TrainerEnv) -> None:
+    use(env, min_batch_size=2, max_wait_seconds=float("inf"))
+    env.produce(1500)
+    whole = learn_all(env, {}, 0)
+    sizes = [len(batch) for batch in whole]
+    assert sizes[:-1] == [BatchSize(64, 2).after(sum(sizes[:n])) for n in range(len(sizes) - 1)]
+    assert (sum(sizes), set(sizes[:-1])) == (1500, {2, 4, 8})
+    for num_before in (1, 100, len(whole) - 1):
+        before = whole[:num_before]
+        after = learn_all(env, positions_after(before), sum(map(len, before)))
+        assert [len(batch) for batch in before + after] == sizes
+        assert [batch.positions for batch in before + after] == [batch.positions for batch in whole]
+
+
+def test_batches_of_several_partitions_grow_with_all_their_samples(env: TrainerEnv) -> None:
+    use(env, min_batch_size=2, max_wait_seconds=float("inf"))
+    env.create(partitions=3)
+    for partition in range(3):
+        env.produce(500, partition=partition)
+    batches = learn_all(env, {}, 0)
+    sizes = [len(batch) for batch in batches]
+    assert sizes[:-1] == [BatchSize(64, 2).after(sum(sizes[:n])) for n in range(len(sizes) - 1)]
+    assert {p.number: position.offset for p, position in positions_after(batches).items()} == {0: 500, 1: 500, 2: 500}
