@@ -99,6 +99,17 @@ def report(
 
     `packages`: of this interpreter; `peers`: versions of contenders with interpreters of their own.
     """
+    document = describe_run(benchmark, packages=packages, quick=quick, peers=peers)
+    for case in cases:
+        print(describe_case(case))
+    if out:
+        out.write_text(json.dumps(document | {"cases": [asdict(case) for case in cases]}, indent=1) + "\n")
+
+
+def describe_run(
+    benchmark: str, *, packages: Sequence[str], quick: bool, peers: Mapping[str, str] | None = None
+) -> dict[str, object]:
+    """Print and return the machine, the commit and the versions."""
     machine = describe_machine()
     commit = describe_commit()
     versions = {"python": platform.python_version()} | {name: package_version(name) for name in packages}
@@ -106,12 +117,8 @@ def report(
     cpu, cores, ram, system, gpu = (machine[key] for key in ("cpu", "cores", "ram_gib", "os", "gpu"))
     print(f"# {benchmark}{' (quick: the figures mean nothing)' if quick else ''}")
     print(f"machine: {cpu}, {cores} cores, {ram} GiB, {system}; GPU: {gpu}")
-    print(f"commit: {commit}; " + ", ".join(f"{name} {number}" for name, number in versions.items()))
-    for case in cases:
-        print(describe_case(case))
-    if out:
-        document = {"benchmark": benchmark, "machine": machine, "commit": commit, "versions": versions, "quick": quick}
-        out.write_text(json.dumps(document | {"cases": [asdict(case) for case in cases]}, indent=1) + "\n")
+    print(f"commit: {commit}; " + ", ".join(f"{name} {number}" for name, number in versions.items()), flush=True)
+    return {"benchmark": benchmark, "machine": machine, "commit": commit, "versions": versions, "quick": quick}
 
 
 def describe_case(case: Case) -> str:

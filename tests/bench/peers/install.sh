@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The peers that want interpreters of their own, each in a venv under DIR (about 4 GB in all):
-#   install.sh [DIR] [NAME...]      DIR: ~/.cache/springtide-bench unless told; NAME: frames, fbgemm, tfra, web, redis; all unless told
+#   install.sh [DIR] [NAME...]      DIR: ~/.cache/springtide-bench unless told; NAME: frames, fbgemm, tfra, web, redis, online; all unless told
 # Python 3.11: neither FBGEMM 1.8.0 nor TFRA 0.8.1 knows a newer one with these versions.
 set -euo pipefail
 
 dir=${1:-${SPRINGTIDE_BENCH_PEERS:-$HOME/.cache/springtide-bench}}
 names=("${@:2}")
-[ ${#names[@]} -gt 0 ] || names=(frames fbgemm tfra web redis)
+[ ${#names[@]} -gt 0 ] || names=(frames fbgemm tfra web redis online)
 python=${PYTHON:-python3.11}
 
 install() { # VENV ARGUMENTS...: one step of pip in that venv, made where it is missing
@@ -42,8 +42,12 @@ for name in "${names[@]}"; do
         for package in "$dir"/redis/*.deb; do dpkg -x "$package" "$dir/redis/root"; done
         LD_LIBRARY_PATH="$dir/redis/root/usr/lib/x86_64-linux-gnu" "$dir/redis/root/usr/bin/redis-server" --version
         ;;
+    online) # online learners, for quality.online
+        install online vowpalwabbit==9.11.9 river==0.26.1 numpy==2.4.6
+        "$dir/online/bin/python" -c 'import vowpalwabbit, river'
+        ;;
     *)
-        echo "no peer called $name: frames, fbgemm, tfra, web or redis" >&2
+        echo "no peer called $name: frames, fbgemm, tfra, web, redis or online" >&2
         exit 2
         ;;
     esac

@@ -1,0 +1,103 @@
+"""Online learners in a process of their own: Vowpal Wabbit and River, one pass, each sample predicted before learned.
+
+The ids of a log are `ids_NE`, one column per element of a sample, absent ones of a list marked in `present_NE`;
+`fields_E` names the field of each column. Numbers are ids too: the logarithm in quarters, as is usual with VW.
+"""
+
+# N samples, E elements of a sample
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from string import ascii_letters
+
+import numpy as np
+from serving import load, serve
+
+BITS = 24  # of VW's table: 16.8 million weights
+
+
+class Samples:
+    """A log as the learners read it."""
+
+    def __init__(self, folder: str) -> None:
+        names = ("ids_NE", "present_NE", "fields_E", "clicked_N")
+        self.ids, self.present, self.fields, self.clicked = (load(f"{folder}/{name}.npy") for name in names)
+        self.vw_path = Path(tempfile.mkdtemp(prefix="vw-")) / "log.vw"
+        self.vw_path.write_text("".join(self._vw_lines()))
+
+    def _vw_lines(self) -> Iterator[str]:
+        fields = self.fields.tolist()
+        for ids, present, clicked in zip(self.ids.tolist(), self.present.tolist(), self.clicked.tolist(), strict=True):
+            parts, before = ["1" if clicked else "-1"], None
+            for field, value, is_present in zip(fields, ids, present, strict=True):
+                if field != before:
+                    parts.append(f"|{ascii_letters[field]}")
+                    before = field
+                if is_present:
+                    parts.append(f"{value & (1 << 64) - 1:x}")
+            yield " ".join(parts) + "\n"
+
+    def as_dicts(self) -> Iterator[tuple[dict[str, float], bool]]:
+        fields = self.fields.tolist()
+        for ids, present, clicked in zip(self.ids.tolist(), self.present.tolist(), self.clicked.tolist(), strict=True):
+            yield (
+                {f"{field}={value}": 1.0 for field, value, here in zip(fields, ids, present, strict=True) if here},
+                bool(clicked),
+            )
+
+
+class Learners:
+    """Runs one learner after another over the log that was read last."""
+
+    def __init__(self) -> None:
+        self.samples: Samples | None = None
+
+    def read(self, folder: str) -> None:
+        """Read a log."""
+        self.samples = Samples(folder)
+
+    def vw(self, options: str, path: str) -> dict[str, float]:
+        """Learn one pass with these options; write the logits to `path` as .npy."""
+        from vowpalwabbit import Workspace
+
+        assert self.samples is not None
+        raw = self.samples.vw_path.with_suffix(".raw")
+        began = time.perf_counter()
+        fixed = f"--quiet --no_stdin --loss_function logistic --hash all -b {BITS} -d {self.samples.vw_path} -r {raw}"
+        Workspace(f"{fixed} {options}").finish()
+        seconds = time.perf_counter() - began
+        np.save(path, np.array(raw.read_text().split(), np.float64))
+        return {"seconds": seconds}
+
+    def river(self, model: str, rate: float, path: str) -> dict[str, float]:
+        """Learn one pass; write the logits to `path` as .npy."""
+        from river import facto, linear_model, optim
+
+        assert self.samples is not None
+        kinds = {
+            "LR Adagrad": lambda: linear_model.LogisticRegression(optim.AdaGrad(rate)),
+            "LR FTRL": lambda: linear_model.LogisticRegression(optim.FTRLProximal(alpha=rate)),
+            "FM Adagrad": lambda: facto.FMClassifier(
+                weight_optimizer=optim.AdaGrad(rate), latent_optimizer=optim.AdaGrad(rate), seed=0
+            ),
+        }
+        learner, probabilities = kinds[model](), []
+        began = time.perf_counter()
+        for features, clicked in self.samples.as_dicts():
+            probabilities.append(learner.predict_proba_one(features).get(True, 0.5))
+            learner.learn_one(features, clicked)
+        seconds = time.perf_counter() - began
+        p = np.clip(np.array(probabilities), 1e-15, 1 - 1e-15)
+        np.save(path, np.log(p) - np.log1p(-p))
+        return {"seconds": seconds}
+
+
+def versions() -> dict[str, str]:
+    return {"VW": version("vowpalwabbit"), "River": version("river")}
+
+
+if __name__ == "__main__":
+    learners = Learners()
+    serve({"versions": versions, "read": learners.read, "vw": learners.vw, "river": learners.river})

@@ -1,0 +1,207 @@
+"""quality.online: progressive AUC and logloss, one pass over each log, beside other online learners and ablations.
+
+`springtide bench quality.online [--logs movielens-100k,simulated] [--parts ours,peers,ablations] [--samples N]`. One
+setting of ours, the defaults, for all logs. Vowpal Wabbit (18 settings) and River learn the same samples in the same
+order; of VW the best single setting over all logs is named, and the best of each log, which is picked afterwards. Logs
+that are not there are skipped. Standard errors by DeLong, of differences too: they take the samples as independent.
+"""
+
+# N samples
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from app.scores.auc import click_auc
+from app.tools.evaluate.auc_error import difference_error, standard_error
+from tests.bench.harness.peer_process import Peers
+from tests.bench.harness.report import DATA, argument_parser, describe_run
+from tests.bench.quality.contenders import (
+    DAY_MS,
+    RIVER,
+    Log,
+    Result,
+    ablations,
+    every,
+    every_ms,
+    save_for_peers,
+    vw_settings,
+)
+from tests.bench.quality.one_pass import Floats, OnePass, RunConfig, learn_once
+from tests.bench.quality.real_logs import SETS, cut, read_batch
+from tests.bench.quality.simulated_log import simulate_log, simulated_schema
+
+OURS = "Springtide"
+SIMULATED = "simulated"
+SIMULATED_SAMPLES = 360_000  # two minutes of event time: a half-life of the preferences
+MOST_SAMPLES = 100_000  # of a real log
+QUICK_SAMPLES = 1_500
+VENV_OF = {"VW": "online", "River": "online"}
+PACKAGES = ("numpy", "numba", "torch")
+
+
+def read_logs(names: list[str], folder: Path, most: int, *, quick: bool) -> Iterator[tuple[Log, Floats | None]]:
+    """Yield the logs, and of the simulated one its true probabilities. Names those that are absent."""
+    for name in names:
+        if name == SIMULATED:
+            samples, probability_N = simulate_log(QUICK_SAMPLES if quick else SIMULATED_SAMPLES)
+            event_ms_N = samples.event_ms_N
+            schedules = {f"versions every {s} s": every_ms(1000 * s, event_ms_N) for s in (1, 10, 60)}
+            yield Log(name, RunConfig(schema=simulated_schema()), samples, schedules), probability_N
+        elif not (folder / f"{SETS[name].file}.parquet").is_file():
+            print(f"skipped: {name}, {folder} does not have it", flush=True)
+        else:
+            real = SETS[name]
+            samples = cut(read_batch(folder, real), 0, most)
+            schedules = {f"versions every {k:,} samples": every(k, len(samples)) for k in (256, 4096)}
+            schedules["trained in daily batches"] = every_ms(DAY_MS, samples.event_ms_N)
+            yield Log(name, RunConfig(schema=real.schema), samples, schedules), None
+
+
+def run_peers(log: Log, peers: Peers, folder: Path, *, quick: bool) -> Iterator[Result]:
+    """Let VW and River learn the log, in a process of their own."""
+    if not peers.installed:
+        return
+    peers.call_all("read", folder=save_for_peers(log, folder / log.name))
+    path = str(folder / "logits.npy")
+    for name, options in vw_settings(quick=quick):
+        seconds = peers.installed["VW"].call("vw", options=options, path=path)["seconds"]
+        yield Result(name, OnePass(np.load(path), seconds))
+    for model, rate in RIVER[:1] if quick else RIVER:
+        seconds = peers.installed["River"].call("river", model=model, rate=rate, path=path)["seconds"]
+        yield Result(f"River {model} {rate:g}", OnePass(np.load(path), seconds))
+
+
+def case_of(log: Log, result: Result, ours: OnePass) -> dict[str, Any]:
+    """Return a contender's scores, and how far it is from ours on the same samples."""
+    scored = slice(result.first, None)
+    clicked_N, logits_N, ours_N = log.clicked_N[scored], result.run.logits_N[scored], ours.logits_N[scored]
+    positive_N, negative_N = clicked_N.astype(np.float64), (~clicked_N).astype(np.float64)
+    auc, our_auc = click_auc(logits_N, clicked_N), click_auc(ours_N, clicked_N)
+    loss, our_loss = logloss(logits_N, clicked_N), logloss(ours_N, clicked_N)
+    known = auc is not None and our_auc is not None
+    return {
+        "log": log.name,
+        "contender": result.contender,
+        "first_sample": result.first,
+        "samples": len(logits_N),
+        "auc": auc,
+        "auc_error": standard_error(logits_N, positive_N, negative_N),
+        "logloss": loss,
+        "auc_minus_ours": auc - our_auc if known else None,
+        "auc_minus_ours_error": difference_error(logits_N, ours_N, positive_N, negative_N),
+        "logloss_minus_ours": loss - our_loss,
+        "samples_per_second": len(result.run.logits_N) / result.run.seconds,
+    }
+
+
+def logloss(logits_N: Floats, clicked_N: np.ndarray) -> float:
+    """Return the mean logloss."""
+    return float(np.mean(np.logaddexp(0.0, logits_N) - clicked_N * logits_N))
+
+
+def describe(case: dict[str, Any]) -> str:
+    """Return one line."""
+
+    def number(value: float | None, pattern: str) -> str:
+        return "-" if value is None else format(value, pattern)
+
+    since = f" from sample {case['first_sample']:,} on" if case["first_sample"] else ""
+    return (
+        f"{case['log']:25} {case['contender']:36} AUC {number(case['auc'], '.4f')} "
+        f"(s.e. {number(case['auc_error'], '.4f')})  logloss {case['logloss']:.4f}  minus ours: "
+        f"{number(case['auc_minus_ours'], '+.4f')} (s.e. {number(case['auc_minus_ours_error'], '.4f')}), "
+        f"{case['logloss_minus_ours']:+.4f}{since}; {case['samples_per_second']:,.0f} samples/s"
+    )
+
+
+def best_of_vw(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return VW's best single setting, by its mean over the logs of AUC and of logloss, and the best of each log."""
+    vw = [case for case in cases if case["contender"].startswith("VW ") and case["auc"] is not None]
+    logs = list(dict.fromkeys(case["log"] for case in vw))
+    if not logs:
+        return {}
+
+    def mean(setting: str, score: str) -> float:
+        return float(np.mean([case[score] for case in vw if case["contender"] == setting]))
+
+    settings = list(dict.fromkeys(case["contender"] for case in vw))
+    per_log = {
+        log: {
+            "auc": max((case for case in vw if case["log"] == log), key=lambda case: case["auc"])["contender"],
+            "logloss": min((case for case in vw if case["log"] == log), key=lambda case: case["logloss"])["contender"],
+        }
+        for log in logs
+    }
+    return {
+        "single": {
+            "auc": max(settings, key=lambda setting: mean(setting, "auc")),
+            "logloss": min(settings, key=lambda setting: mean(setting, "logloss")),
+        },
+        "per_log": per_log,
+    }
+
+
+def arguments() -> argparse.Namespace:
+    """Return the arguments, checked."""
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--logs", default=",".join([*SETS, SIMULATED]))
+    parser.add_argument("--parts", default="ours,peers,ablations", help="what to run beside our defaults")
+    parser.add_argument("--samples", type=int, default=MOST_SAMPLES, help="of a real log, at most")
+    parser.add_argument("--data", type=Path, default=DATA, help="where the logs' .parquet files are")
+    options = parser.parse_args()
+    options.logs, options.parts = options.logs.split(","), options.parts.split(",")
+    for name in options.logs:
+        if name not in SETS and name != SIMULATED:
+            parser.error(f"no log {name!r}: there are {', '.join([*SETS, SIMULATED])}")
+    return options
+
+
+def learn_log(
+    log: Log, probability_N: Floats | None, parts: list[str], peers: Peers, folder: Path, *, quick: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the case of each contender, ours first."""
+    ours = learn_once(log.config, log.samples)
+    results = [iter([Result(OURS, ours)])]
+    if probability_N is not None:
+        best = OnePass(np.log(probability_N) - np.log1p(-probability_N), float("inf"))
+        results.append(iter([Result("the true probabilities", best)]))
+    if "peers" in parts:
+        results.append(run_peers(log, peers, folder, quick=quick))
+    if "ablations" in parts:
+        results.append(ablations(log))
+    for result in chain.from_iterable(results):
+        yield case_of(log, result, ours)
+
+
+def main() -> int:
+    options = arguments()
+    torch.set_num_threads(1)
+    quick, venv_of = options.quick, VENV_OF if "peers" in options.parts else {}
+    cases: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="online-")))
+        peers = stack.enter_context(Peers(venv_of, venvs=options.peers, threads=1))
+        run = describe_run("quality.online", packages=PACKAGES, quick=quick, peers=peers.versions)
+        most = QUICK_SAMPLES if quick else options.samples
+        for log, probability_N in read_logs(options.logs, options.data, most, quick=quick):
+            for case in learn_log(log, probability_N, options.parts, peers, folder, quick=quick):
+                cases.append(case)
+                print(describe(case), flush=True)
+    best = best_of_vw(cases)
+    print(json.dumps({"best of VW": best}, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(run | {"best_of_vw": best, "cases": cases}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

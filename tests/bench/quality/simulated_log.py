@@ -1,0 +1,46 @@
+"""The clicks of `springtide simulate` as one batch, without a broker, and the probabilities they were drawn from."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from springtide_client.encode import encode_instances
+from springtide_client.features import Features
+from springtide_client.schema import Schema
+
+import app.tools.demo
+from app.config.load import load_config
+from app.tools.simulator.click_generator import ClickGenerator
+from app.tools.simulator.config import SimulatorConfig
+from stream.columns import Batch
+
+START_MS = 1_700_000_000_000
+
+
+def simulated_schema() -> Schema:
+    """Return the schema of `springtide demo`."""
+    return load_config(Path(app.tools.demo.__file__).with_name("demo.toml")).schema
+
+
+def simulate_log(num_samples: int, *, seed: int = 0) -> tuple[Batch, npt.NDArray[np.float64]]:
+    """Return clicks at 3,000 a second, and the true probability of each."""
+    schema, decoder = simulated_schema(), msgspec.json.Decoder()
+    generator = ClickGenerator(SimulatorConfig(seed=seed), start_ms=START_MS)
+    features, clicks, times, probabilities = [], [], [], []
+    for _ in range(-(-num_samples // ClickGenerator.CHUNK)):
+        chunk = generator.take_chunk()
+        features.append(encode_instances(schema, [decoder.decode(message) for message in chunk.to_json()]))
+        clicks.append(chunk.click_N)
+        times.append(chunk.ts_N)
+        probabilities.append(chunk.impressions.probability_N)
+    click_N, event_ms_N = np.concatenate(clicks), np.concatenate(times)
+    batch = Batch(
+        features=Features.concatenate(features),
+        labels_NL=click_N.astype(np.float32)[:, None],
+        weights_N=np.ones(len(click_N), np.float32),
+        event_ms_N=event_ms_N,
+        record_ms_N=np.zeros(len(click_N), np.int64),
+        positions={},
+    )
+    return batch, np.concatenate(probabilities)
