@@ -24,8 +24,8 @@ from stream.flow.column_queue import ColumnQueue
 from stream.flow.event_time_merge import EventTimeMerge
 from stream.flow.freshness import FreshnessTracker
 from stream.kafka.admin import Admin, Topic
-from stream.kafka.check import unreachable_reason
 from stream.kafka.consumer import PartitionConsumer
+from stream.kafka.library import unreachable_reason
 from stream.positions import Partition, Position
 from stream.records import RawRecords
 from stream.source_status import SourceStatus

@@ -14,7 +14,7 @@ from stream.errors import BrokerUnavailableError, TopicNotFoundError
 from stream.kafka.config import KafkaConfig
 from stream.kafka.consumer import PartitionConsumer
 from stream.kafka.errors import translate_error
-from stream.kafka.library import kafka, prepare_library
+from stream.kafka.library import connect, kafka, prepare_library
 from stream.positions import Partition
 
 REQUEST_SECONDS = 5.0
@@ -37,12 +37,16 @@ class Topic:
 class Admin:
     """A connection for questions and commands about topics. Every method raises StreamError."""
 
-    def __init__(self, config: KafkaConfig) -> None:
+    def __init__(self, config: KafkaConfig, *, patient: bool = False) -> None:
+        """`patient`: wait longer for a busy broker, where nothing else waits for the caller."""
         prepare_library()
         self.config = config
         with self._translated_errors():
-            self.client: Any = kafka.admin.KafkaAdminClient(
-                request_timeout_ms=int(REQUEST_SECONDS * 1000), **config.client_options()
+            self.client: Any = connect(
+                kafka.admin.KafkaAdminClient,
+                config,
+                patient=patient,
+                request_timeout_ms=int(REQUEST_SECONDS * 1000),
             )
 
     def __enter__(self) -> "Admin":

@@ -1,13 +1,13 @@
 """Diagnoses the way to a topic for `springtide check`: address, connection, protocol, topic."""
 
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from stream.errors import BrokerUnavailableError, StreamError
 from stream.kafka.admin import Admin
-from stream.kafka.config import CONNECT_SECONDS, KafkaConfig, parse_addresses
+from stream.kafka.config import KafkaConfig
+from stream.kafka.library import unreachable_reason
 
 
 @dataclass(frozen=True)
@@ -16,23 +16,6 @@ class Problem:
 
     what: str
     fix: str
-
-
-def unreachable_reason(bootstrap_servers: str) -> str | None:
-    """Why none of these addresses accepts a connection, or None if one does."""
-    reasons = []
-    for host, port in parse_addresses(bootstrap_servers):
-        try:
-            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
-        except socket.gaierror:
-            reasons.append(f"the host name {host!r} is not known")
-        except TimeoutError:
-            reasons.append(f"{host}:{port} does not answer")
-        except OSError as error:
-            reasons.append(f"nothing listens on {host}:{port} ({error.strerror or error})")
-        else:
-            return None
-    return "; ".join(reasons)
 
 
 def check_kafka(bootstrap_servers: str, topic: str, *, options: Mapping[str, Any] | None = None) -> list[Problem]:

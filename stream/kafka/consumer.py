@@ -9,7 +9,7 @@ from typing import Any
 
 from stream.kafka.config import KafkaConfig
 from stream.kafka.errors import translate_error
-from stream.kafka.library import kafka, prepare_library
+from stream.kafka.library import connect, kafka, prepare_library
 from stream.kafka.offset_gaps import GapDetector
 from stream.kafka.raw_fetch import FetchObserver, PartitionEnd, RawBatch, install_raw_fetch, supports_raw_fetch
 from stream.kafka.record_batches import records_from_objects
@@ -38,7 +38,9 @@ class PartitionConsumer:
         prepare_library()
         self.config = config
         try:
-            self.consumer = kafka.KafkaConsumer(
+            self.consumer = connect(
+                kafka.KafkaConsumer,
+                config,
                 group_id=None,
                 enable_auto_commit=False,
                 allow_auto_create_topics=False,
@@ -50,7 +52,6 @@ class PartitionConsumer:
                 fetch_max_bytes=config.max_fetch_bytes,
                 max_poll_records=config.max_fetch_bytes if raw else 5000,
                 metrics_enabled=False,
-                **config.client_options(),
             )
         except kafka.errors.KafkaError as error:
             raise translate_error(error, config) from None

@@ -1,11 +1,16 @@
 """The one import of kafka-python; only the modules of this folder use it."""
 
 import logging
+import socket
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from stream.compression import CODEC_NAMES, compress, decompress, decompress_old_lz4
+from stream.kafka.config import CONNECT_SECONDS, KafkaConfig, parse_addresses
+
+PATIENT_CONNECT_SECONDS = 15.0  # for a broker that accepts connections, but is too busy to answer at once
 
 with warnings.catch_warnings():
     # its schema loader calls importlib.resources.read_text, which Python 3.11 and 3.12 call deprecated
@@ -20,7 +25,7 @@ with warnings.catch_warnings():
     import kafka.record.legacy_records
     import kafka.structs
 
-__all__ = ["kafka", "prepare_library"]
+__all__ = ["connect", "kafka", "prepare_library", "unreachable_reason"]
 
 
 def prepare_library() -> None:
@@ -33,6 +38,37 @@ def prepare_library() -> None:
     logger = logging.getLogger("kafka")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL + 1)
+
+
+def connect(client: Callable[..., Any], config: KafkaConfig, *, patient: bool = False, **options: Any) -> Any:
+    """Build one of kafka-python's clients, which connects to the broker. Raises kafka-python's errors.
+
+    It fails after CONNECT_SECONDS; if `patient`, a broker that accepts connections gets longer to answer.
+    """
+    options = config.client_options() | options
+    try:
+        return client(**options)
+    except (kafka.errors.KafkaConnectionError, kafka.errors.KafkaTimeoutError, kafka.errors.NodeNotReadyError):
+        if not patient or unreachable_reason(config.bootstrap_servers) is not None:
+            raise
+        return client(**options | {"bootstrap_timeout_ms": int(PATIENT_CONNECT_SECONDS * 1000)})
+
+
+def unreachable_reason(bootstrap_servers: str) -> str | None:
+    """Why none of these addresses accepts a connection, or None if one does."""
+    reasons = []
+    for host, port in parse_addresses(bootstrap_servers):
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+        except socket.gaierror:
+            reasons.append(f"the host name {host!r} is not known")
+        except TimeoutError:
+            reasons.append(f"{host}:{port} does not answer")
+        except OSError as error:
+            reasons.append(f"nothing listens on {host}:{port} ({error.strerror or error})")
+        else:
+            return None
+    return "; ".join(reasons)
 
 
 def install_codecs() -> None:

@@ -9,7 +9,7 @@ from springtide_client.system.clock import wall_ms
 from stream.errors import ProduceError
 from stream.kafka.config import KafkaConfig
 from stream.kafka.errors import translate_error
-from stream.kafka.library import kafka, prepare_library
+from stream.kafka.library import connect, kafka, prepare_library
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +28,17 @@ class Producer:
         linger_ms: int = 5,
         delivery_seconds: float = 30.0,
         compression: str | None = None,
+        patient: bool = False,
     ) -> None:
-        """`compression`: "gzip", "snappy", "lz4" or "zstd"; None sends the records as they are."""
+        """`compression`: "gzip", "snappy", "lz4" or "zstd"; None sends the records as they are.
+
+        `patient`: wait longer for a busy broker, where nothing else waits for the caller.
+        """
         prepare_library()
         self.config = config
         self.linger_ms = linger_ms
         self.delivery_seconds = delivery_seconds
-        self.compression = compression
+        self.compression, self.patient = compression, patient
         self.num_sent = 0
         self.sent_bytes = 0
         self._failure: BaseException | None = None
@@ -104,7 +108,10 @@ class Producer:
     def _connect(self) -> Any:
         delivery_ms = int(self.delivery_seconds * 1000)
         try:
-            return kafka.KafkaProducer(
+            return connect(
+                kafka.KafkaProducer,
+                self.config,
+                patient=self.patient,
                 acks="all",
                 linger_ms=self.linger_ms,
                 compression_type=self.compression,
@@ -115,7 +122,6 @@ class Producer:
                 request_timeout_ms=min(10_000, delivery_ms - self.linger_ms),
                 allow_auto_create_topics=False,
                 metrics_enabled=False,
-                **self.config.client_options(),
             )
         except kafka.errors.KafkaError as error:
             raise translate_error(error, self.config) from None

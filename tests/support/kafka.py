@@ -14,14 +14,14 @@ from tests.support.waiting import DEADLINE_SECONDS
 
 def create_topic(address: str, topic: str, *, num_partitions: int = 1) -> Topic:
     """Create the topic if it does not exist, and return it."""
-    with Admin(KafkaConfig(bootstrap_servers=address)) as admin:
+    with Admin(KafkaConfig(bootstrap_servers=address), patient=True) as admin:
         return admin.ensure_topic(topic, num_partitions=num_partitions)
 
 
 def produce(address: str, topic: str, values: Iterable[bytes | None], **options: Any) -> None:
     """Append the values to the topic in order; `options` are those of `Producer.send`."""
     create_topic(address, topic)
-    with Producer(KafkaConfig(bootstrap_servers=address)) as producer:
+    with Producer(KafkaConfig(bootstrap_servers=address), patient=True) as producer:
         for value in values:
             producer.send(topic, value, **options)
         producer.flush(DEADLINE_SECONDS)
@@ -30,7 +30,7 @@ def produce(address: str, topic: str, values: Iterable[bytes | None], **options:
 def read_topic(address: str, topic: str) -> list[Any]:
     """Return every record of the topic's partition 0, with its headers."""
     partition = Partition(topic, 0)
-    with Admin(KafkaConfig(bootstrap_servers=address)) as admin:
+    with Admin(KafkaConfig(bootstrap_servers=address), patient=True) as admin:
         end = admin.end_offsets(admin.require_topic(topic))[partition]
     consumer = kafka.KafkaConsumer(bootstrap_servers=address, fetch_max_wait_ms=5)
     try:

@@ -48,7 +48,7 @@ class Replay:
         connection = self._source.kafka_config()
         num_partitions = self._make_topic()
         progress = self._progress or ProgressBar()
-        with Producer(connection, linger_ms=LINGER_MS, compression=self.config.compression) as producer:
+        with Producer(connection, linger_ms=LINGER_MS, compression=self.config.compression, patient=True) as producer:
             quota = TopicQuota(self._source, self._log_path) if self.config.loop else None
             limiter = RateLimiter(self.config.rate)
             for row in self._rows():
@@ -71,7 +71,7 @@ class Replay:
     def _make_topic(self) -> int:
         """Create the topic if it is missing; return its number of partitions."""
         wanted = self.config.partitions
-        with Admin(self._source.kafka_config()) as admin:
+        with Admin(self._source.kafka_config(), patient=True) as admin:
             topic = admin.ensure_topic(self._source.topic, num_partitions=wanted or 1)
         if wanted is not None and topic.num_partitions != wanted:
             raise UserError(

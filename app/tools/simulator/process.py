@@ -29,14 +29,14 @@ def simulate(
 ) -> int:
     """Send clicks until `limit` or `stopping`; return how many were sent."""
     connection = source.kafka_config()
-    with Admin(connection) as admin:
+    with Admin(connection, patient=True) as admin:
         admin.ensure_topic(source.topic, num_partitions=1)
     best_auc = BestAucWindow()
     generator = ClickGenerator(config, start_ms=wall_ms())
     limiter = RateLimiter(config.rate)
     reported_at = -REPORT_SECONDS
     num_sent = 0
-    with Producer(connection, linger_ms=LINGER_MS) as producer:
+    with Producer(connection, linger_ms=LINGER_MS, patient=True) as producer:
         quota = TopicQuota(source, log_path)
         while not stopping.is_set() and (limit is None or num_sent < limit):
             limiter.wait(num_sent, stopping)

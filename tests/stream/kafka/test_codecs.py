@@ -59,7 +59,8 @@ def test_samples_are_equal_whatever_the_codec(testbed, produce, codec, codecs_re
     assert testbed.users(columns) == list(range(NUM_RECORDS))
     assert testbed.offsets(columns) == list(range(NUM_RECORDS))
     assert [int(label) for part in columns for label in part.labels_NL[:, 0]] == [n % 2 for n in range(NUM_RECORDS)]
-    assert codecs_read == {CODECS.index(codec)}
+    # kafka-python sends a batch that compression would make longer as it is
+    assert CODECS.index(codec) in codecs_read <= {0, CODECS.index(codec)}
 
 
 @pytest.mark.parametrize("codec", CODECS)

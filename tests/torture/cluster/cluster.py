@@ -53,9 +53,9 @@ class Cluster:
         self.follower = Follower(LogDirectory(self.log))
         self.follower.start()
         kafka = KafkaConfig(bootstrap_servers=self.broker.address)
-        with Admin(kafka) as admin:
+        with Admin(kafka, patient=True) as admin:
             admin.ensure_topic(TOPIC)
-        self.producer = Producer(kafka)
+        self.producer = Producer(kafka, patient=True)
 
     def change_config(self, changes: Sequence[str]) -> None:
         """Let the next processes start with other settings."""

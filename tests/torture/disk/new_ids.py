@@ -81,10 +81,10 @@ class NewIds:
 
     def produce(self) -> None:
         kafka = KafkaConfig(bootstrap_servers=self.broker.address)
-        with Admin(kafka) as admin:
+        with Admin(kafka, patient=True) as admin:
             admin.ensure_topic("clicks", num_partitions=1)
         stop = min(self.options.ids, self.produced + CHUNK)
-        with Producer(kafka) as producer:
+        with Producer(kafka, patient=True) as producer:
             for click in clicks(self.produced, stop, stands_still=self.options.stands_still):
                 producer.send("clicks", click)
             producer.flush(60)

@@ -38,7 +38,7 @@ class RunningTrainer:
         self.verifier = LogVerifier(self.config.log.path, folder, SEED)
         self.kafka = KafkaConfig(bootstrap_servers=broker.address)
         self.num_produced = 0
-        with Admin(self.kafka) as admin:
+        with Admin(self.kafka, patient=True) as admin:
             admin.ensure_topic(TOPIC)
         self.produce(640)
         self.start()
@@ -59,7 +59,7 @@ class RunningTrainer:
         return self.trainer.state.samples_trained
 
     def produce(self, number: int) -> None:
-        with Producer(self.kafka) as producer:
+        with Producer(self.kafka, patient=True) as producer:
             for offset in range(self.num_produced, self.num_produced + number):
                 producer.send(TOPIC, message(SEED, offset))
             producer.flush()
@@ -149,7 +149,7 @@ def test_a_slow_disk_slows_learning_and_loses_nothing(running: RunningTrainer, m
 def test_a_full_spill_pauses_learning_within_the_batch(running: RunningTrainer) -> None:
     spill: Any = running.trainer.state.learner.table.parts.spill
     worker = spill._worker
-    worker.patience_seconds = 0.2
+    worker.patience_seconds = 2
     worker.catalog.queue_bytes = 1 << 12
     wait_until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
     limit: Callable[[int], None] = lambda size: resource.prlimit(  # noqa: E731
@@ -170,7 +170,7 @@ def test_a_full_spill_pauses_learning_within_the_batch(running: RunningTrainer) 
 def test_a_trainer_that_waits_for_its_spill_can_be_stopped(running: RunningTrainer) -> None:
     spill: Any = running.trainer.state.learner.table.parts.spill
     worker = spill._worker
-    worker.patience_seconds = 0.2
+    worker.patience_seconds = 2
     worker.catalog.queue_bytes = 1 << 12
     wait_until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
     resource.prlimit(worker._process.popen.pid, resource.RLIMIT_FSIZE, (1 << 14, resource.RLIM_INFINITY))

@@ -56,9 +56,9 @@ class MixedLoad:
             path.read_text().replace("max_wait_seconds = inf", "max_wait_seconds = 0.1") + f"workers = {workers}\n"
         )
         kafka = KafkaConfig(bootstrap_servers=self._broker.address)
-        with Admin(kafka) as admin:
+        with Admin(kafka, patient=True) as admin:
             admin.ensure_topic(TOPIC)
-        self._producer, self._num_produced = Producer(kafka), 0
+        self._producer, self._num_produced = Producer(kafka, patient=True), 0
         self.num_kills, self.num_restarts = 0, 0
         self._is_restarting = False
         self.memory: dict[int, list[int]] = {}
