@@ -51,7 +51,9 @@ def feature_number(view: ModelView, options: LookupOptions) -> int:
 
 def runs_inline(view: ModelView, options: LookupOptions, num_ids: int) -> bool:
     """Return True if the lookup is small enough for the event loop's thread."""
-    return num_ids <= INLINE_IDS and (options.response_type.name != JSON or num_ids * view.dim <= INLINE_JSON_NUMBERS)
+    if num_ids > INLINE_IDS or options.response_type.name != JSON:
+        return num_ids <= INLINE_IDS
+    return num_ids * view.dim_of(view.feature_numbers[options.feature]) <= INLINE_JSON_NUMBERS
 
 
 def look_up(
@@ -76,7 +78,7 @@ def response_headers(replica: Replica, view: ModelView, options: LookupOptions, 
         **replica.version_headers(view),
     }
     if media_type.name == RAW:
-        headers["X-Springtide-Dim"] = str(view.dim)
+        headers["X-Springtide-Dim"] = str(view.dim_of(view.feature_numbers[options.feature]))
     return headers
 
 

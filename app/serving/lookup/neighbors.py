@@ -28,7 +28,7 @@ def find_neighbors(view: ModelView, number: int, row_id: int, *, k: int, metric:
     if status_1[0] != 0:
         return None
     top = TopK(k)
-    layers, cutoff_ms = view.layers, view.expiry_cutoff_ms(number)
+    layers, cutoff_ms = view.layers_of(number), view.expiry_cutoff_ms(number)
     for depth, layer in enumerate(layers):
         for start in range(0, len(layer), CHUNK_ROWS):
             rows = layer.take(slice(start, start + CHUNK_ROWS))

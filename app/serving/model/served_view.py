@@ -36,9 +36,8 @@ class ServedView:
     def schema(self) -> Schema:
         return self.client_view.schema
 
-    @property
-    def dim(self) -> int:
-        return self.client_view.dim
+    def dim_of(self, number: int) -> int:
+        return self.client_view.table_of(number).dim
 
     @cached_property
     def feature_numbers(self) -> dict[str, int]:
@@ -48,13 +47,12 @@ class ServedView:
         return self.client_view.lookup(feature_column(number), ids_K)
 
     def lookup_packed(self, number: int, ids_K: IdArray) -> StatusArray:
-        search = self.client_view.search
+        search = self.client_view.search_of(number)
         assert isinstance(search, LayerSearch)
         return search.packed(feature_column(number), ids_K)
 
     def row_info(self, number: int, row_id: int) -> tuple[int, int]:
-        info = self.client_view.row_info(number, row_id)
-        return info["count"], info["last_seen_ms"]
+        return self.client_view.table_of(number).count_and_last_seen(number, row_id)
 
     def predict(self, features: Features) -> tuple[npt.NDArray[np.float32], StatusArray]:
         return self.client_view.predict_with_status(features)
@@ -66,9 +64,8 @@ class ServedView:
         strings = self._id_strings.find(self.client_view.base, number, ids_K)
         return [row_id if string is None else string for row_id, string in zip(ids_K.tolist(), strings, strict=True)]
 
-    @property
-    def layers(self) -> Sequence[RowLayer]:
-        return self.client_view.all_layers
+    def layers_of(self, number: int) -> Sequence[RowLayer]:
+        return self.client_view.table_of(number).all_layers
 
     def expiry_cutoff_ms(self, number: int) -> int:
         return self.client_view.meta.expiry_cutoffs.get(str(number), INT64_MIN)

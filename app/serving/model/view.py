@@ -29,8 +29,8 @@ class ModelView(Protocol):
     @property
     def schema(self) -> Schema: ...
 
-    @property
-    def dim(self) -> int: ...
+    def dim_of(self, number: int) -> int:
+        """The length of a row of this feature."""
 
     @property
     def feature_numbers(self) -> Mapping[str, int]:
@@ -58,9 +58,8 @@ class ModelView(Protocol):
     def display_ids(self, number: int, ids_K: IdArray) -> list[int | str]:
         """The ids as clients know them: the string where the id is a hash of one."""
 
-    @property
-    def layers(self) -> Sequence[RowLayer]:
-        """Rows of all features, newest layer first; a row or tombstone hides the same key in all older layers."""
+    def layers_of(self, number: int) -> Sequence[RowLayer]:
+        """Rows of the feature and of others, newest layer first; a row or tombstone hides its key in older layers."""
 
     def expiry_cutoff_ms(self, number: int) -> int:
         """Rows of the feature last seen before this time have expired."""

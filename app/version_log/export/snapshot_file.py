@@ -19,14 +19,24 @@ from springtide_client.format.tensors import TensorShape, tensor_layout
 from springtide_client.log.base import MODEL
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
+from springtide_client.model.table_view import TableView
 from springtide_client.model.view import View
 from springtide_client.rows.row_layer import empty_layer, sorted_layer
 from springtide_client.rows.search import KNOWN
+from springtide_client.rows.table_names import record_tensor
 
 from app.version_log.read.id_dictionary import id_strings_of, merge_id_strings
 from app.version_log.read.live_rows import count_live_rows, live_rows
 
-ROW_COLUMNS = ("feature", "id", "value", "count", "last_seen")
+# tensor -> column of a layer, whose states are the wide part's alone
+COLUMNS = {
+    "rows.feature": "feature",
+    "rows.id": "id",
+    "rows.value": "value",
+    "rows.wide": "state",
+    "rows.count": "count",
+    "rows.last_seen": "last_seen",
+}
 
 
 class SnapshotCancelledError(SpringtideError):
@@ -41,36 +51,31 @@ class SnapshotFile(NamedTuple):
     shapes: dict[str, TensorShape]
     metadata: dict[str, str]
     with_rows: bool
+    num_rows: int  # how many rows the file will hold, of all tables
 
     @staticmethod
     def of(view: View, directory: LogDirectory, *, with_rows: bool) -> "SnapshotFile":
         """Plan the file of a view; the strings behind its ids are read from the log that the view belongs to."""
-        num_rows = count_live_rows(view) if with_rows else 0
         strings = {f"texts.{name}": array for name, array in live_id_strings(view, directory).items()}
         small = dense_tensors(view) | strings
-        shapes = {
-            "rows.feature": TensorShape(np.dtype(np.uint16), (num_rows,)),
-            "rows.id": TensorShape(np.dtype(np.int64), (num_rows,)),
-            "rows.value": TensorShape(np.dtype(np.float32), (num_rows, view.dim)),
-            "rows.count": TensorShape(np.dtype(np.int64), (num_rows,)),
-            "rows.last_seen": TensorShape(np.dtype(np.int64), (num_rows,)),
-        } | {name: TensorShape(array.dtype, array.shape) for name, array in small.items()}
+        shapes = {name: TensorShape(array.dtype, array.shape) for name, array in small.items()}
+        num_rows = 0
+        for table in view.tables.values():
+            num = count_live_rows(table) if with_rows else 0
+            num_rows += num
+            shapes |= {record_tensor(table.name, name): shape for name, shape in row_shapes(table, num).items()}
         base = view.base.manifest
         manifest: dict[str, Any] = {
             "version": view.version,
             "checksum": f"{view.tip.checksum:016x}",
             "schema": base.schema,
             "table": base.table,
+            "tables": base.tables,
             "model": base.model,
             "meta": view.meta,
         }
         metadata = {"manifest": msgspec.json.encode(manifest).decode(), "format": "springtide-snapshot-1"}
-        return SnapshotFile(view, small, shapes, metadata, with_rows)
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows the file will hold."""
-        return self.shapes["rows.id"].shape[0]
+        return SnapshotFile(view, small, shapes, metadata, with_rows, num_rows)
 
     @property
     def num_bytes(self) -> int:
@@ -86,15 +91,30 @@ class SnapshotFile(NamedTuple):
         try:
             for name, array in self.small.items():
                 writer.write(name, 0, array)
-            start = 0
-            for rows in live_rows(self.view) if self.with_rows else ():
-                if is_cancelled():
-                    raise SnapshotCancelledError(f"the snapshot {path.name} was cancelled")
-                for column in ROW_COLUMNS:
-                    writer.write(f"rows.{column}", start, getattr(rows, column))
-                start += len(rows)
+            for table in self.view.tables.values() if self.with_rows else ():
+                start = 0
+                for rows in live_rows(table):
+                    if is_cancelled():
+                        raise SnapshotCancelledError(f"the snapshot {path.name} was cancelled")
+                    for name in row_shapes(table, 0):
+                        writer.write(record_tensor(table.name, name), start, getattr(rows, COLUMNS[name]))
+                    start += len(rows)
         finally:
             writer.close()
+
+
+def row_shapes(table: TableView, num_rows: int) -> dict[str, TensorShape]:
+    """Return the tensors of a table's rows; `rows.wide` exists where rows have numbers of the wide part."""
+    shapes = {
+        "rows.feature": TensorShape(np.dtype(np.uint16), (num_rows,)),
+        "rows.id": TensorShape(np.dtype(np.int64), (num_rows,)),
+        "rows.value": TensorShape(np.dtype(np.float32), (num_rows, table.dim)),
+        "rows.count": TensorShape(np.dtype(np.int64), (num_rows,)),
+        "rows.last_seen": TensorShape(np.dtype(np.int64), (num_rows,)),
+    }
+    if table.spec.wide_width:
+        shapes["rows.wide"] = TensorShape(np.dtype(np.float32), (num_rows, table.spec.wide_width))
+    return shapes
 
 
 def view_at_version(directory: LogDirectory, version: int) -> View | None:

@@ -96,7 +96,7 @@ class HotModel:
         return [dict(zip(labels, row, strict=True)) for row in rows]
 
     def lookup(self, feature: str, ids: npt.ArrayLike) -> tuple[Float32Array, UInt8Array]:
-        """Return rows float32 (*ids.shape, dim), NaN where there is none, and status uint8 ids.shape.
+        """Return rows float32 (*ids.shape, the feature's dim), NaN where there is none, and status uint8 ids.shape.
 
         Status: 0 known, 1 unknown, 2 not admitted, 3 forgotten. Ids are integers or strings. KeyError if `feature` is
         not an id feature.
@@ -106,8 +106,8 @@ class HotModel:
             raise KeyError(f"no id feature {feature!r}: there are {', '.join(view.schema.features)}")
         number = view.schema.number(feature)
         ids_K, shape = encode_ids(ids)
-        rows_KD, status_K = view.lookup(np.full(len(ids_K), number, np.uint16), ids_K)
-        return rows_KD.reshape(*shape, view.dim), status_K.reshape(shape)
+        rows_KD, status_K = view.lookup(np.array([number], np.uint16), ids_K)
+        return rows_KD.reshape(*shape, rows_KD.shape[1]), status_K.reshape(shape)
 
     @property
     def version(self) -> int:

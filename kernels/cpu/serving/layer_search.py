@@ -99,14 +99,15 @@ class LayerSearchCache:
     """Makes the searches of one follower's views: a layer that stays is looked at once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, LayerAddresses] = {}  # by the identity of their rows, which they keep alive
+        # by table, and by the identity of their rows, which they keep alive
+        self._known: dict[str, dict[int, LayerAddresses]] = {}
 
     def __call__(self, stack: LayerStack) -> LayerSearch:
-        before, known = self._known, {}
+        before, known = self._known.get(stack.table, {}), {}
         for number, rows in enumerate(stack.layers):
             is_last = number == len(stack.layers) - 1
             known[id(rows)] = before.get(id(rows)) or LayerAddresses.of(rows, filtered=not is_last)
-        self._known = known
+        self._known[stack.table] = known
         return LayerSearch(stack, list(known.values()))
 
 

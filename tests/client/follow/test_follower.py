@@ -232,7 +232,7 @@ def test_a_newer_base_replaces_many_changed_rows(follow, make_log, monkeypatch) 
     poll_until(follower, lambda: follower.view.base.path == base)
     assert follower.view.version == number
     assert swaps == [number]  # the same version in other layers is no swap
-    assert sum(map(len, follower.view.layers)) == 1
+    assert sum(map(len, follower.view.tables[""].layers)) == 1
     assert first_value(follower, (0, 1)) == 99.0
     assert first_value(follower, (0, 149)) == 149.0
 
@@ -244,7 +244,7 @@ def test_memory_stays_within_cache_bytes(follow, make_log, tmp_path) -> None:
     for seed in range(40):
         settle(follower, log.append({(0, 100 * seed + i): row(log, seed) for i in range(100)}))
         assert follower.view.num_bytes <= 32 << 10
-    assert follower.view.disk_layer is not None
+    assert follower.view.tables[""].disk_layer is not None
     assert list(cache.iterdir()) == []
     for (feature, row_id), (value, _, _) in log.rows.items():
         assert first_value(follower, (feature, row_id)) == value[0]

@@ -254,7 +254,7 @@ def test_layers_stay_few(make_log) -> None:
     view = open_newest(log)
     for record in LogDirectory(log.path).records(view.tip):
         view = view.apply(record).merged()
-        assert len(view.layers) <= 4
+        assert len(view.tables[""].layers) <= 4
     assert_equals_dictionary(view, log, list(log.rows))
 
 

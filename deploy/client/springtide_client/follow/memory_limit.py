@@ -15,7 +15,7 @@ class MemoryLimit:
     """A limit on the memory of each view, and on the disk space that rows moved out of memory may take."""
 
     memory_bytes: int
-    disk_bytes: int = DISK_BYTES  # of one file; while the next one is written there are two
+    disk_bytes: int = DISK_BYTES  # of one view's files; while the next ones are written there are two of each
     folder: Path | None = None  # for the files; None: the system's temporary folder
 
     def is_exceeded_by(self, view: View) -> bool:
@@ -23,7 +23,7 @@ class MemoryLimit:
         return view.num_bytes > self.memory_bytes
 
     def apply(self, view: View) -> View:
-        """Return the same version within the limit: if it exceeds it, all its layers become one mapped file.
+        """Return the same version within the limit: if it exceeds it, the layers of each table become one mapped file.
 
         LogError when dense parameters and counts alone are too large, or the file would be; OSError when the disk is
         full.
@@ -34,8 +34,11 @@ class MemoryLimit:
             needed = 2 * view.fixed_bytes
             what = "the dense parameters" + (" and the admission sketch" if view.admission_counts.num_bytes else "")
             raise LogError(f"{what} do not fit into cache_bytes: give more than {needed:,}")
-        if not view.layers:
-            return view
-        older = () if view.disk_layer is None else (view.disk_layer,)
-        disk_layer = write_disk_layer((*view.layers, *older), view.dim, self.folder, max_bytes=self.disk_bytes)
-        return replace(view, layers=(), disk_layer=disk_layer)
+        tables, left = dict(view.tables), self.disk_bytes
+        for name, table in view.tables.items():
+            if table.layers:
+                disk_layer = write_disk_layer(table.changed_layers, table.dim, self.folder, max_bytes=left)
+                tables[name] = replace(table, layers=(), disk_layer=disk_layer)
+            if (on_disk := tables[name].disk_layer) is not None:
+                left -= on_disk.num_bytes
+        return replace(view, tables=tables)

@@ -18,18 +18,16 @@ from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, 
 from springtide_client.errors import GapError, LogError
 from springtide_client.features import Features
 from springtide_client.format.records import Record, Tip, VersionMeta
-from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import MODEL, Base
 from springtide_client.model.inputs import assemble, lookup_keys
+from springtide_client.model.table_view import TableView
 from springtide_client.rows.admission_counts import AdmissionCounts
-from springtide_client.rows.initial_values import initial_values
-from springtide_client.rows.layers import merge_layers, record_layer
-from springtide_client.rows.row_layer import RowLayer
 from springtide_client.rows.search import FORGOTTEN as FORGOTTEN
 from springtide_client.rows.search import KNOWN as KNOWN
 from springtide_client.rows.search import NOT_ADMITTED as NOT_ADMITTED
 from springtide_client.rows.search import UNKNOWN as UNKNOWN
-from springtide_client.rows.search import LayerStack, NumpySearch, RowSearch, SearchFactory
+from springtide_client.rows.search import NumpySearch, RowSearch, SearchFactory
+from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema
 from springtide_client.system.switch_interval import short_switch_interval
 
@@ -38,18 +36,15 @@ if TYPE_CHECKING:
 
 STATUS_NAMES = ("known", "unknown", "not_admitted", "forgotten")
 
-# layers are merged once there are more than MAX_UNMERGED_LAYERS; then each is at least LAYER_RATIO times as long as the
-# one above it
-MAX_UNMERGED_LAYERS, LAYER_RATIO = 4, 4
-
 
 @dataclass(frozen=True)
 class View:
     """One version. `apply` and `merged` return new views and leave this one unchanged."""
 
     base: Base
-    layers: tuple[RowLayer, ...]  # rows changed and tombstones since the base, newest first
-    disk_layer: RowLayer | None  # older ones, moved to a mapped file
+    tables: Mapping[str, TableView]  # the rows, by the names of their tables, the main one first
+    table_names: TableNames
+    dim: int  # the length of the rows that the model sees: of the widest table with an id feature
     admission_counts: AdmissionCounts  # of ids without a row
     tip: Tip
     parent: int  # checksum of the version before
@@ -57,7 +52,6 @@ class View:
     schema: Schema
     model: "ExportedModel"
     parameters: "ModelParameters"
-    search_factory: SearchFactory = NumpySearch
 
     @staticmethod
     def open(base_path: Path, like: "View | None" = None, search_factory: SearchFactory = NumpySearch) -> "View":
@@ -77,18 +71,22 @@ class View:
         else:
             with short_switch_interval():  # parsing a program takes 0.2 s in Python, beside calls that need the GIL
                 model = ExportedModel.load(base.model_path)
+        schema, table_names = manifest.decode_schema(), manifest.table_names
+        counts = AdmissionCounts(manifest.meta.sketch_blocks, base.sketch)
+        tables = {name: TableView.of(base, name, counts, search_factory) for name in table_names.names}
+        seen_by_model = {table_names.name_of(schema.number(name)) for name in schema.features} or {MAIN_TABLE}
         return View(
             base=base,
-            layers=(),
-            disk_layer=None,
-            admission_counts=AdmissionCounts(manifest.meta.sketch_blocks, base.sketch),
+            tables=tables,
+            table_names=table_names,
+            dim=max(tables[name].dim for name in seen_by_model),
+            admission_counts=counts,
             tip=manifest.tip,
             parent=0,
             meta=manifest.meta,
-            schema=manifest.decode_schema(),
+            schema=schema,
             model=model,
             parameters=model.parameters(dense_of(base.dense)),
-            search_factory=search_factory,
         )
 
     @property
@@ -96,15 +94,19 @@ class View:
         """The version number, epoch * 2**32 + count."""
         return self.tip.number
 
-    @property
-    def dim(self) -> int:
-        """The length of a row."""
-        return self.base.manifest.table.dim
+    @cached_property
+    def only_table(self) -> TableView | None:
+        """The table that holds all rows; None where there are several."""
+        return self.tables[MAIN_TABLE] if len(self.tables) == 1 else None
+
+    def table_of(self, feature: int) -> TableView:
+        """Return the table that holds the rows of a feature."""
+        return self.only_table or self.tables[self.table_names.name_of(feature)]
 
     @property
     def num_bytes(self) -> int:
         """The memory of layers, parameters and counts. Mapped files are not included."""
-        return sum(layer.num_bytes for layer in self.layers) + self.fixed_bytes
+        return sum(table.layer_bytes for table in self.tables.values()) + self.fixed_bytes
 
     @property
     def fixed_bytes(self) -> int:
@@ -114,78 +116,63 @@ class View:
     @property
     def num_changed_rows(self) -> int:
         """The rows and tombstones in the layers over the base, in memory and on disk."""
-        return sum(map(len, self.layers)) + (0 if self.disk_layer is None else len(self.disk_layer))
+        return sum(table.num_changed_rows for table in self.tables.values())
 
-    @cached_property
-    def search(self) -> RowSearch:
-        """The search over this view's rows."""
-        return self.search_factory(self._stack)
+    def search_of(self, feature: int) -> RowSearch:
+        """Return the search over the rows of the table that holds a feature."""
+        return self.table_of(feature).search
 
     def prepare(self) -> None:
         """Build what lookups need, so that the first one does not wait for it."""
-        _ = self.search
-
-    @property
-    def all_layers(self) -> tuple[RowLayer, ...]:
-        """The layers and the base's rows, newest first, without empty ones."""
-        on_disk = () if self.disk_layer is None else (self.disk_layer,)
-        return tuple(layer for layer in (*self.layers, *on_disk, self.base.rows) if len(layer))
-
-    @property
-    def _stack(self) -> LayerStack:
-        meta = self.meta
-        return LayerStack(
-            self.all_layers, self.dim, meta.expiry_cutoffs, meta.admission, self.admission_counts, meta.sketch_age
-        )
+        for table in self.tables.values():
+            _ = table.search
 
     def lookup(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
         """Return rows float32 (K, D), NaN where there is none, and status uint8 (K).
 
         0 known, 1 unknown, 2 not admitted (seen too seldom for a row), 3 forgotten. `features_K` may hold one feature
-        for all ids.
+        for all ids. D is the width of their table; where it is not the same for all, shorter rows end in NaN.
         """
-        return self.search(features_K, ids_K)
+        table = self.only_table
+        if table is None and len(features_K) == 1:
+            table = self.table_of(int(features_K[0]))
+        return table.search(features_K, ids_K) if table is not None else self._search_tables(features_K, ids_K)
+
+    def _search_tables(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
+        places_K = self.table_names.places(features_K)
+        used = [
+            (np.flatnonzero(places_K == place), self.tables[self.table_names.names[place]])
+            for place in np.unique(places_K).tolist()
+        ]
+        rows_KD = np.full((len(ids_K), max((table.dim for _, table in used), default=self.dim)), np.nan, np.float32)
+        status_K = np.empty(len(ids_K), np.uint8)
+        for at_M, table in used:
+            rows_KD[at_M, : table.dim], status_K[at_M] = table.search(features_K[at_M], ids_K[at_M])
+        return rows_KD, status_K
 
     def row_info(self, feature: int, row_id: int) -> dict[str, Any]:
         """Return `{"status", "vector", "count", "last_seen_ms"}` of one key; None in all but the status if no row."""
-        features_1, ids_1 = np.array([feature], np.uint16), np.array([row_id], np.int64)
-        rows_1D, status_1 = self.search(features_1, ids_1)
+        rows_1D, status_1 = self.lookup(np.array([feature], np.uint16), np.array([row_id], np.int64))
         status = int(status_1[0])
         if status != KNOWN:
             return {"status": STATUS_NAMES[status], "vector": None, "count": None, "last_seen_ms": None}
-        found = ((layer, int(layer.find(features_1, ids_1)[0])) for layer in self._stack.layers)
-        layer, row = next((layer, row) for layer, row in found if row >= 0)
-        return {
-            "status": STATUS_NAMES[KNOWN],
-            "vector": rows_1D[0],
-            "count": int(layer.count[row]),
-            "last_seen_ms": int(layer.last_seen[row]),
-        }
+        count, last_seen_ms = self.table_of(feature).count_and_last_seen(feature, row_id)
+        return {"status": STATUS_NAMES[KNOWN], "vector": rows_1D[0], "count": count, "last_seen_ms": last_seen_ms}
 
     def rows_for_model(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
         """Return the rows that a model sees, float32 (K, D) without NaN, and status uint8 (K).
 
         An id that is not admitted gets the shared row of its feature. Any other id without a row gets the initial value
-        that its row would be created with.
+        that its row would be created with. Rows of narrower tables end in zeros.
         """
-        rows_KD, status_K = self.search(features_K, ids_K)
-        missing_M = np.flatnonzero(status_K)
-        if len(missing_M):
-            shared_M = status_K[missing_M] == NOT_ADMITTED
-            features_M = np.where(shared_M, features_K[missing_M] + np.uint16(SHARED_ROW_OFFSET), features_K[missing_M])
-            ids_M = np.where(shared_M, 0, ids_K[missing_M])
-            rows_MD = self._initial_values(features_M, ids_M)
-            if shared_M.any():
-                found_MD, status_M = self.search(features_M, ids_M)
-                rows_MD[status_M == KNOWN] = found_MD[status_M == KNOWN]
-            rows_KD[missing_M] = rows_MD
+        if self.only_table is not None:
+            return self.only_table.rows_for_model(features_K, ids_K)
+        rows_KD, status_K = np.zeros((len(ids_K), self.dim), np.float32), np.empty(len(ids_K), np.uint8)
+        places_K = self.table_names.places(features_K)
+        for place in np.unique(places_K).tolist():
+            at_M, table = np.flatnonzero(places_K == place), self.tables[self.table_names.names[place]]
+            rows_KD[at_M, : table.dim], status_K[at_M] = table.rows_for_model(features_K[at_M], ids_K[at_M])
         return rows_KD, status_K
-
-    def _initial_values(self, features_M: UInt16Array, ids_M: Int64Array) -> Float32Array:
-        table = self.base.manifest.table
-        return initial_values(
-            features_M, ids_M, dim=table.dim, seed=table.seed, scale=table.init_scale, dtype=table.dtype
-        )
 
     def predict(self, features: Features) -> Float32Array:
         """Return probabilities float32 (N, L) in the order of the schema's labels."""
@@ -204,29 +191,25 @@ class View:
         if record.meta.fingerprint != self.meta.fingerprint:
             raise GapError(f"version {record.number} was written with another schema")
         tensors = record.tensors()
-        layer = record_layer(tensors, self.dim)
-        dense = dense_of(tensors)
+        dense, meta = dense_of(tensors), record.meta
+        counts = self.admission_counts.apply(tensors, meta.sketch_blocks)
+        tables = {name: table.apply(tensors, meta, counts, self.table_names) for name, table in self.tables.items()}
         return replace(
             self,
-            layers=(layer, *self.layers) if len(layer) else self.layers,
-            admission_counts=self.admission_counts.apply(tensors, record.meta.sketch_blocks),
+            tables=tables,
+            admission_counts=counts,
             tip=Tip(record.number, record.checksum),
             parent=record.parent,
-            meta=record.meta,
+            meta=meta,
             parameters=self.model.parameters(dense, self.parameters) if dense else self.parameters,
         )
 
     def merged(self) -> "View":
         """Return the same version with fewer layers. Apart from `apply`, so that serving does not wait for merging."""
         counts = self.admission_counts.merged()
-        layers = list(reversed(self.layers))  # oldest first: a stack
-        start = len(layers) if len(layers) > MAX_UNMERGED_LAYERS else 0
-        while start > 1 and len(layers[start - 2]) < LAYER_RATIO * sum(len(layer) for layer in layers[start - 1 :]):
-            start -= 1
-        if start == 0 or start > len(layers) - 1:
-            return self if counts is self.admission_counts else replace(self, admission_counts=counts)
-        top = merge_layers(*layers[start - 1 :])
-        return replace(self, layers=(top, *reversed(layers[: start - 1])), admission_counts=counts)
+        tables = {name: table.merged(counts) for name, table in self.tables.items()}
+        is_same = all(table is self.tables[name] for name, table in tables.items())
+        return self if is_same else replace(self, tables=tables, admission_counts=counts)
 
 
 def dense_of(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

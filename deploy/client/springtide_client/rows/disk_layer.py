@@ -12,7 +12,7 @@ from springtide_client.errors import LogError
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import TensorShape, map_tensors
 from springtide_client.rows.layers import aligned_chunks, merge_layers
-from springtide_client.rows.row_layer import RowLayer, empty_layer
+from springtide_client.rows.row_layer import RowLayer
 
 
 def write_disk_layer(layers: Sequence[RowLayer], dim: int, folder: Path | None, *, max_bytes: int) -> RowLayer:
@@ -32,6 +32,8 @@ def write_disk_layer(layers: Sequence[RowLayer], dim: int, folder: Path | None, 
         "last_seen": TensorShape(np.dtype(np.int64), (num_rows,)),
         "tombstone": TensorShape(np.dtype(np.bool_), (num_rows,)),
     }
+    if (states := layers[0].state) is not None:
+        shapes["state"] = TensorShape(np.dtype(np.float32), (num_rows, states.shape[1]))
     num_bytes = sum(shape.num_bytes for shape in shapes.values())
     if num_bytes > max_bytes:
         raise LogError(
@@ -44,7 +46,7 @@ def write_disk_layer(layers: Sequence[RowLayer], dim: int, folder: Path | None, 
     os.close(descriptor)
     try:
         _write_rows(Path(name), layers, shapes)
-        return RowLayer(**map_tensors(Path(name))) if num_rows else empty_layer(dim)
+        return RowLayer(**map_tensors(Path(name))) if num_rows else layers[0].take(slice(0, 0))
     finally:
         os.unlink(name)
 

@@ -11,6 +11,7 @@ from springtide_client.array_types import Float32Array, Indices, Int64Array, UIn
 from springtide_client.keys import mix_keys
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.row_layer import RowLayer, expiry_cutoffs_of
+from springtide_client.rows.table_names import MAIN_TABLE
 
 KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = 0, 1, 2, 3
 
@@ -28,6 +29,7 @@ class LayerStack:
     admission: Mapping[str, int]  # feature number -> occurrences before an id gets a row; only these are counted
     admission_counts: AdmissionCounts
     sketch_age: int
+    table: str = MAIN_TABLE  # whose rows these are
 
 
 class RowSearch(Protocol):

@@ -17,6 +17,9 @@ class Layered:
     def __init__(self, *layers: RowLayer, horizon_ms: int = INT64_MIN) -> None:
         self.layers, self._horizon_ms = layers, horizon_ms
 
+    def layers_of(self, number):
+        return self.layers
+
     def expiry_cutoff_ms(self, number):
         return self._horizon_ms if number == FEATURE else INT64_MIN
 

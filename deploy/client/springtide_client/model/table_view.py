@@ -1,0 +1,152 @@
+"""The rows of one table at one version: those of a base, and the layers of changed rows over them. Immutable."""
+
+# K keys, M some of them, D dimension, W numbers of the wide part
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.format.records import VersionMeta
+from springtide_client.keys import SHARED_ROW_OFFSET
+from springtide_client.log.base import Base, TableSpec
+from springtide_client.rows.admission_counts import AdmissionCounts
+from springtide_client.rows.initial_values import initial_values
+from springtide_client.rows.layers import merge_layers, record_layer
+from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.search import KNOWN, NOT_ADMITTED, LayerStack, RowSearch, SearchFactory
+from springtide_client.rows.table_names import TableNames
+
+# layers are merged once there are more than MAX_UNMERGED_LAYERS; then each is at least LAYER_RATIO times as long as the
+# one above it
+MAX_UNMERGED_LAYERS, LAYER_RATIO = 4, 4
+
+
+@dataclass(frozen=True)
+class TableView:
+    """One table of a View. `apply` and `merged` return new ones and leave this one unchanged."""
+
+    name: str
+    spec: TableSpec
+    base_rows: RowLayer
+    layers: tuple[RowLayer, ...]  # rows changed and tombstones since the base, newest first
+    disk_layer: RowLayer | None  # older ones, moved to a mapped file
+    # of the version, for all tables
+    meta: VersionMeta
+    admission_counts: AdmissionCounts  # of ids without a row
+    search_factory: SearchFactory
+
+    @staticmethod
+    def of(base: Base, name: str, counts: AdmissionCounts, search_factory: SearchFactory) -> "TableView":
+        """Return a table of a base."""
+        spec = base.manifest.all_tables[name]
+        rows = base.rows_of(name)
+        if spec.wide_width:
+            rows = with_wide_columns(base.layer_of(name), spec)
+        return TableView(name, spec, rows, (), None, base.manifest.meta, counts, search_factory)
+
+    @property
+    def dim(self) -> int:
+        """The length of a row."""
+        return self.spec.dim
+
+    @property
+    def layer_bytes(self) -> int:
+        """The memory of the layers. Mapped files are not included."""
+        return sum(layer.num_bytes for layer in self.layers)
+
+    @property
+    def num_changed_rows(self) -> int:
+        """The rows and tombstones in the layers over the base, in memory and on disk."""
+        return sum(map(len, self.layers)) + (0 if self.disk_layer is None else len(self.disk_layer))
+
+    @property
+    def changed_layers(self) -> tuple[RowLayer, ...]:
+        """The layers over the base's rows, newest first."""
+        return self.layers if self.disk_layer is None else (*self.layers, self.disk_layer)
+
+    @property
+    def all_layers(self) -> tuple[RowLayer, ...]:
+        """The layers and the base's rows, newest first, without empty ones."""
+        return tuple(layer for layer in (*self.changed_layers, self.base_rows) if len(layer))
+
+    @cached_property
+    def search(self) -> RowSearch:
+        """The search over these rows."""
+        return self.search_factory(self._stack)
+
+    @property
+    def _stack(self) -> LayerStack:
+        meta = self.meta
+        return LayerStack(
+            self.all_layers,
+            self.dim,
+            meta.expiry_cutoffs,
+            meta.admission,
+            self.admission_counts,
+            meta.sketch_age,
+            self.name,
+        )
+
+    def count_and_last_seen(self, feature: int, row_id: int) -> tuple[int, int]:
+        """Return how often a known row was seen, and the event time in ms at which it was seen last."""
+        features_1, ids_1 = np.array([feature], np.uint16), np.array([row_id], np.int64)
+        found = ((layer, int(layer.find(features_1, ids_1)[0])) for layer in self.all_layers)
+        layer, row = next((layer, row) for layer, row in found if row >= 0)
+        return int(layer.count[row]), int(layer.last_seen[row])
+
+    def rows_for_model(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
+        """Return the rows that a model sees, as View.rows_for_model does, of keys that live in this table."""
+        rows_KD, status_K = self.search(features_K, ids_K)
+        missing_M = np.flatnonzero(status_K)
+        if len(missing_M):
+            shared_M = status_K[missing_M] == NOT_ADMITTED
+            features_M = np.where(shared_M, features_K[missing_M] + np.uint16(SHARED_ROW_OFFSET), features_K[missing_M])
+            ids_M = np.where(shared_M, 0, ids_K[missing_M])
+            spec = self.spec
+            rows_MD = initial_values(
+                features_M, ids_M, dim=spec.dim, seed=spec.seed, scale=spec.init_scale, dtype=spec.dtype
+            )
+            if shared_M.any():
+                found_MD, status_M = self.search(features_M, ids_M)
+                rows_MD[status_M == KNOWN] = found_MD[status_M == KNOWN]
+            rows_KD[missing_M] = rows_MD
+        return rows_KD, status_K
+
+    def apply(
+        self,
+        tensors: Mapping[str, npt.NDArray[Any]],
+        meta: VersionMeta,
+        counts: AdmissionCounts,
+        table_names: TableNames,
+    ) -> "TableView":
+        """Return the table at the next version, whose record holds these tensors."""
+        spec = self.spec
+        state_width = spec.state_width if spec.wide_width else None
+        layer = record_layer(tensors, spec.dim, state_width, tables=table_names, table=self.name)
+        if spec.wide_width:
+            layer = with_wide_columns(layer, spec)
+            assert layer.state is not None
+            layer = replace(layer, state=np.ascontiguousarray(layer.state))  # else it keeps the optimizer's too
+        layers = (layer, *self.layers) if len(layer) else self.layers
+        return replace(self, layers=layers, meta=meta, admission_counts=counts)
+
+    def merged(self, counts: AdmissionCounts) -> "TableView":
+        """Return the same rows in fewer layers, with the counts of the version in fewer layers too."""
+        layers = list(reversed(self.layers))  # oldest first: a stack
+        start = len(layers) if len(layers) > MAX_UNMERGED_LAYERS else 0
+        while start > 1 and len(layers[start - 2]) < LAYER_RATIO * sum(len(layer) for layer in layers[start - 1 :]):
+            start -= 1
+        if start == 0 or start > len(layers) - 1:
+            return self if counts is self.admission_counts else replace(self, admission_counts=counts)
+        top = merge_layers(*layers[start - 1 :])
+        return replace(self, layers=(top, *reversed(layers[: start - 1])), admission_counts=counts)
+
+
+def with_wide_columns(layer: RowLayer, spec: TableSpec) -> RowLayer:
+    """Return the layer with only the wide part's numbers as its states, float32 (n, W); those of optimizers go."""
+    assert layer.state is not None
+    return replace(layer, state=layer.state[:, spec.state_width - spec.wide_width :])
