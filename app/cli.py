@@ -23,6 +23,7 @@ COMMANDS = (
     "serve",
     "broker",
     "check",
+    "init",
     "evaluate",
     "replay",
     "simulate",

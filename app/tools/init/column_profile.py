@@ -1,0 +1,84 @@
+"""What the values of one column are like."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from springtide_client.encode import parse_number
+from springtide_client.errors import EncodeError
+
+Scalar = bool | int | float | str
+
+
+class ColumnProfile:
+    """Kinds, counts and range of a column's values; `values` has one per row, None where it is missing or null."""
+
+    def __init__(self, name: str, values: Sequence[Any]) -> None:
+        self.name, self.values = name, values
+        self.kinds = Counter(kind_of(value) for value in values if value is not None)
+        self.num_null = sum(value is None for value in values)
+        scalars = [value for value in values if isinstance(value, (bool, int, float, str))]
+        self.counts = Counter(map(_key, scalars))
+        self.lists = [value for value in values if isinstance(value, list)]
+        numbers = [value for value in scalars if isinstance(value, (int, float)) and math.isfinite(value)]
+        self.least: float | None = min(numbers, default=None)
+        self.most: float | None = max(numbers, default=None)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.values)
+
+    @property
+    def num_values(self) -> int:
+        """Rows with a value."""
+        return self.num_rows - self.num_null
+
+    @property
+    def num_distinct(self) -> int:
+        """Different values that are no lists; `7` and `"7"` are one."""
+        return len(self.counts)
+
+    def has_only(self, *kinds: str) -> bool:
+        """Return True if every value is of one of these kinds, and there is one."""
+        return bool(self.kinds) and self.kinds.keys() <= set(kinds)
+
+    @property
+    def is_integral(self) -> bool:
+        """True if all values are whole numbers written as such."""
+        return self.has_only("integer")
+
+    @property
+    def mean_length(self) -> float:
+        """Characters of a string, on average."""
+        lengths = [len(value) for value in self.values if isinstance(value, str)]
+        return sum(lengths) / len(lengths) if lengths else 0.0
+
+    def elements(self) -> Iterable[Any]:
+        """Every element of every list."""
+        return (element for each in self.lists for element in each if element is not None)
+
+    def labels(self) -> list[float | None] | None:
+        """Return each row's value as a label from 0 to 1, None where it is missing; None if one cannot be a label."""
+        found: list[float | None] = []
+        for value in self.values:
+            try:
+                label = None if value is None else parse_number(value)
+            except EncodeError:
+                return None
+            if label is not None and not 0 <= label <= 1:
+                return None
+            found.append(label)
+        return found
+
+
+def kind_of(value: Any) -> str:
+    """Return "boolean", "integer", "number", "text", "list" or "object"."""
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "text", list: "list"}
+    return kinds.get(type(value), "object")
+
+
+def _key(value: Scalar) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,44 @@
+"""Tries a proposal before anybody else does: the configuration loads, and the sampled rows decode."""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from springtide_client.system.clock import wall_ms
+
+from app.config.load import Config, load_config
+from app.tools.init.sampled_rows import SampledRows
+from stream.decode.decoder import Decoder
+from stream.positions import Partition
+from stream.records import RawRecords
+
+
+def try_proposal(text: str, sample: SampledRows) -> list[str]:
+    """Return a line for each reason why sampled rows would not be learned. UserError if the text does not load."""
+    with tempfile.TemporaryDirectory(prefix="springtide-init-") as folder:
+        path = Path(folder) / "springtide.toml"
+        path.write_text(text, encoding="utf-8")
+        config = load_config(path, {"log": {"path": f"{folder}/log"}})
+    return dead_letter_lines(config, sample)
+
+
+def dead_letter_lines(config: Config, sample: SampledRows) -> list[str]:
+    """Decode the rows as a trainer does, and return a line for each reason of dead letters."""
+    decoder = Decoder(
+        config.schema,
+        max_message_bytes=config.source.max_message_bytes,
+        max_future_seconds=config.source.max_future_seconds,
+    )
+    now_ms = wall_ms()
+    raw = RawRecords.from_messages(Partition("", 0), sample.messages, record_ms=[now_ms] * len(sample.messages))
+    letters = decoder.decode(raw, now_ms).dead_letters
+    counts = Counter(letter.reason for letter in letters)
+    first = {letter.reason: letter.detail for letter in reversed(letters)}
+    total = len(sample.messages) + sample.num_broken
+    lines = [
+        f"{num:,} of {total:,} rows cannot be learned: {reason}, such as: {first[reason]}"
+        for reason, num in counts.most_common()
+    ]
+    if sample.num_broken:
+        lines.append(f"{sample.num_broken:,} of {total:,} rows cannot be learned: they are not JSON objects")
+    return lines

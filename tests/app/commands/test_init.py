@@ -1,0 +1,174 @@
+"""The way of a new user: a file, a proposal, a check, an evaluation. And one line for every mistake."""
+
+import json
+import random
+import threading
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.cli import main
+from app.config.load import load_config
+from app.tools.replay.replay import Replay, ReplayConfig
+from stream.broker.embedded import EmbeddedBroker
+from tests.app.test_cli import process_as_it_was
+
+SHARED_DATA = Path(__file__).parents[4] / "shared" / "data"
+LOGS = ["criteo-kaggle-8k", "movielens-100k", "open-bandit", "simulated-completejourney", "talkingdata-100k"]
+
+
+@pytest.fixture
+def springtide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in a folder of its own; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with process_as_it_was():
+            code = main([str(argument) for argument in arguments])
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def write_csv(path: Path, num: int = 400) -> None:
+    draw = random.Random(0)
+    lines = ["user_id,city,price,is_mobile,ts,click,clicked_at"]
+    for n in range(num):
+        click, ts = draw.randrange(2), 1_700_000_000_000 + 60_000 * n
+        city = draw.choice(["Zürich", "日本", "", '"a, b"'])
+        after = ts + 500 if click else ""
+        lines.append(f"u{draw.randrange(30)},{city},{draw.random():.3f},{draw.randrange(2)},{ts},{click},{after}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_a_proposal_is_accepted_by_check_and_evaluate(springtide: Callable[..., tuple[int, str, str]]) -> None:
+    write_csv(Path("clicks.csv"))
+    code, out, err = springtide("init", "clicks.csv", "--write", "app.toml")
+    assert (code, out) == (0, "wrote app.toml: 4 features of clicks.csv\n")
+    assert err.splitlines() == [
+        "warning: clicked_at is null exactly when the label is 0: a leak? It is left out",
+        "note: label: click; also 0 or 1: is_mobile (--label NAME chooses)",
+    ]
+    assert tomllib.loads(Path("app.toml").read_text(encoding="utf-8")) == {
+        "name": "clicks",
+        "source": {"topic": "clicks"},
+        "schema": {
+            "label": "click",
+            "timestamp": "ts",
+            "categorical": ["user_id", "city", "is_mobile"],
+            "dense": ["price"],
+        },
+    }
+    code, out, err = springtide("check", "--config", "app.toml")
+    assert code == 0, out + err
+    code, out, err = springtide("evaluate", "clicks.csv", "--config", "app.toml", "--by", "city", "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert (document["samples"], document["dead_letters"]) == (400, {})
+    assert document["config"] == "app.toml"
+    assert 0 < document["scores"]["whole"]["auc"] < 1
+    assert {segment["value"] for segment in document["by"]["segments"]} == {"Zürich", "日本", "(missing)", "a, b"}
+
+
+def test_evaluate_prints_a_table_and_a_line_per_so_many_samples(
+    springtide: Callable[..., tuple[int, str, str]],
+) -> None:
+    write_csv(Path("clicks.csv"), 1500)
+    springtide("init", "clicks.csv", "--write", "springtide.toml")
+    code, out, err = springtide("evaluate", "clicks.csv", "--set", "train.batch_size=100", "--set", "model.name=deepfm")
+    assert code == 0, err
+    assert out.startswith("1,500 samples in ")
+    assert "all samples" in out
+    assert [line.split()[0] for line in err.splitlines()] == ["1,000"]
+    assert "calibration" in err
+
+
+def test_a_topic_is_looked_at_like_a_file(springtide: Callable[..., tuple[int, str, str]]) -> None:
+    write_csv(Path("clicks.csv"))
+    springtide("init", "clicks.csv", "--write", "springtide.toml")
+    config = load_config("springtide.toml")
+    with EmbeddedBroker(config.log.path) as broker:
+        Replay(ReplayConfig(path=Path("clicks.csv")), config.source, log_path=config.log.path).run(threading.Event())
+        by_config = springtide("init", "--topic", "clicks", "--label", "click")
+        by_address = springtide("init", f"kafka://{broker.address}/clicks", "--label", "click", "--rows", "100")
+        missing = springtide("init", f"kafka://{broker.address}/clicsk")
+    assert (by_config[0], by_address[0]) == (0, 0), by_config[2] + by_address[2]
+    assert "the first 100 rows of topic clicks" in by_address[1]
+    document = tomllib.loads(by_config[1])
+    assert document["source"] == {"bootstrap_servers": broker.address, "topic": "clicks"}
+    assert document["schema"]["label"] == "click"
+    assert missing[0] == 1
+    assert "clicsk" in missing[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "words"),
+    [
+        (None, [], ["no file"]),
+        ("", [], ["empty", "name the columns"]),
+        ("a,click\n", [], ["no rows"]),
+        ("a,click\n1,0,3\n", [], ["line 2", "3 cells"]),
+        ("a,b\n1,2\n3,4\n", [], ["--label", "the fields are a, b"]),
+        ("click\n0\n1\n", [], ["no field that can be a feature"]),
+        ("a,click\n1,0\n2,1\n", ["--label", "clik"], ["did you mean click?"]),
+        ("a,click\n1,0\n2,1\n", ["--rows", "0"], ["--rows 0"]),
+        ("a,click\n1,0\n2,1\n", ["--write", "nowhere/app.toml"], ["no folder nowhere"]),
+        ("a,click\n1,0\n2,1\n", ["--write", "clicks.csv"], ["exists"]),
+        ("a,click\n1,0\n2,1\n", ["--topic", "clicks"], ["one thing"]),
+        (b"\xff\xfe,click\n1,0\n", [], ["clicks.csv line"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    springtide: Callable[..., tuple[int, str, str]], content: str | bytes | None, arguments: list[str], words: list[str]
+) -> None:
+    if content is not None:
+        Path("clicks.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
+    code, out, err = springtide("init", "clicks.csv", *arguments)
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1), err
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], ["one thing"]), (["--topic", "clicks"], ["which broker?"]), (["kafka://localhost/"], ["names no topic"])],
+)
+def test_without_a_file_or_a_broker_it_says_what_to_name(
+    springtide: Callable[..., tuple[int, str, str]], arguments: list[str], words: list[str]
+) -> None:
+    code, _, err = springtide("init", *arguments)
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    for word in words:
+        assert word in err
+
+
+def test_rows_that_would_be_dead_letters_are_a_warning(springtide: Callable[..., tuple[int, str, str]]) -> None:
+    rows = [json.dumps({"user": n % 9, "click": n % 2, "ok": True}) for n in range(50)]
+    Path("clicks.jsonl").write_text("\n".join([*rows, "{broken", "[1]", json.dumps({"user": 3})]))
+    code, out, err = springtide("init", "clicks.jsonl", "--label", "click")
+    assert code == 0
+    assert "null in 1 rows" in out
+    assert "warning: 1 of 53 rows cannot be learned: missing_label" in err
+    assert "warning: 2 of 53 rows cannot be learned: they are not JSON objects" in err
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_real_logs_get_a_proposal_that_learns_every_row(
+    springtide: Callable[..., tuple[int, str, str]], log: str
+) -> None:
+    path = SHARED_DATA / f"{log}.parquet"
+    if not path.exists():
+        pytest.skip(f"{path} is not here: real logs are not included")
+    code, _, err = springtide("init", path, "--rows", "8000", "--write", "springtide.toml")
+    assert code == 0, err
+    schema = load_config("springtide.toml").schema
+    assert schema.labels == ("click",)
+    assert not {"rating", "attributed_ts", "propensity", "click"} & {*schema.features, *schema.dense}
+    assert (schema.timestamp == "ts") == (log != "criteo-kaggle-8k")
+    code, out, err = springtide("evaluate", path, "--limit", "3000", "--json")
+    assert (code, json.loads(out)["dead_letters"]) == (0, {}), err
