@@ -16,7 +16,8 @@ from app.errors import UserError
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.training.bootstrap import design_of
-from app.version_log.change.plan import Design, plan_change
+from app.version_log.change.design import Design
+from app.version_log.change.plan import plan_change
 from app.version_log.compact.kept_size import kept_size
 from app.version_log.config import LogConfig
 from app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes

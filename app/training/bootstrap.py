@@ -21,7 +21,8 @@ from app.training.state.row_budget import RowBudget
 from app.training.state.training_state import TrainingState
 from app.training.step.learner import Learner
 from app.version_log.change.begin import begin_changed
-from app.version_log.change.plan import ArrayForm, Design, plan_change
+from app.version_log.change.design import ArrayForm, Design
+from app.version_log.change.plan import plan_change
 from app.version_log.commands.erasures import erasures_of
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.disk_budget import DiskBudget

@@ -14,9 +14,13 @@ World = dict[Key, Row]
 
 
 class RandomVersions:
-    """Writes versions with rows, forgotten keys and a rising expiry cutoff of feature 1."""
+    """Writes versions with rows, forgotten keys and a rising expiry cutoff of feature 1.
 
-    def __init__(self, log: WriterLog, writer: LogWriter, seed: int = 3) -> None:
+    `features`: the numbers of those whose rows it writes.
+    """
+
+    def __init__(self, log: WriterLog, writer: LogWriter, seed: int = 3, features: tuple[int, ...] = (0, 1)) -> None:
+        self.features = features
         self.log, self.writer, self.rng = log, writer, random.Random(seed)
         self.horizon = 0
         assert writer.start_tip is not None
@@ -27,13 +31,16 @@ class RandomVersions:
 
     def write(self, num_versions: int) -> None:
         """Append random versions."""
-        rng = self.rng
+        rng, features = self.rng, self.features
         for _ in range(num_versions):
             rows = {
-                (rng.randrange(2), rng.randrange(60)): (float(rng.randrange(1, 99)), self.horizon + rng.randrange(500))
+                (rng.choice(features), rng.randrange(60)): (
+                    float(rng.randrange(1, 99)),
+                    self.horizon + rng.randrange(500),
+                )
                 for _ in range(rng.randrange(12))
             }
-            forgotten = {(rng.randrange(2), rng.randrange(60)) for _ in range(rng.randrange(3))}
+            forgotten = {(rng.choice(features), rng.randrange(60)) for _ in range(rng.randrange(3))}
             self.horizon += rng.choice([0, 0, 0, 60])
             self.now = {key: row for key, row in self.now.items() if key not in forgotten} | rows
             self.now = {key: row for key, row in self.now.items() if key[0] != 1 or row[1] >= self.horizon}
@@ -42,7 +49,7 @@ class RandomVersions:
     def append(self, rows: World, forgotten: list[Key], more: Arrays | None = None) -> None:
         """Append a version; `now` must already hold the rows after it."""
         horizons = {"1": self.horizon} if self.horizon else {}
-        ordered = {key for key in forgotten if self.rng.random() < 0.5}
+        ordered = {key for key in forgotten if key[0] < 2 and self.rng.random() < 0.5}
         keys = [NamedKey(("user_id", "item_id")[feature], str(row_id)) for feature, row_id in ordered]
         commands = [CommandEntry(id=f"o{len(self.worlds)}", kind="forget", keys=keys)] if keys else []
         fingerprint = SCHEMA.fingerprint()

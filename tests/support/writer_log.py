@@ -1,8 +1,9 @@
 """A log of a few keys, written by the real writer: each row holds its value, so that a reader can check it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from springtide_client.format.records import Tip, VersionMeta
@@ -12,7 +13,7 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
-from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from app.version_log.compact.merge import compact_log
 from app.version_log.config import LogConfig
 from app.version_log.write.writer import LogWriter
@@ -60,7 +61,9 @@ def rows_of(layer: RowLayer) -> dict[Key, Row]:
     return out
 
 
-def first_base(path: Path, tip: Tip, program: bytes = b"program") -> Path:
+def first_base(
+    path: Path, tip: Tip, program: bytes = b"program", tables: Mapping[str, TableSpec] = MappingProxyType({})
+) -> Path:
     """Write an empty base at `tip`."""
     return write_base(
         path,
@@ -68,6 +71,7 @@ def first_base(path: Path, tip: Tip, program: bytes = b"program") -> Path:
             tip=tip,
             schema=SCHEMA,
             table=TABLE,
+            tables={name: TableImage(spec=spec) for name, spec in tables.items()},
             model=ModelIdentity(name="logistic"),
             meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
             dense={"dense.w": np.zeros(3, np.float32)},
@@ -78,6 +82,8 @@ def first_base(path: Path, tip: Tip, program: bytes = b"program") -> Path:
 
 class WriterLog:
     """Opens one writer after another over one log, as successive trainers do."""
+
+    tables: Mapping[str, TableSpec] = MappingProxyType({})  # beside the main one
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,7 +100,7 @@ class WriterLog:
             config(self.path, **changes), schema=SCHEMA, take_over=take_over, wait_seconds=wait_seconds
         )
         if writer.start_tip is None:
-            first_base(self.path, writer.first_base_tip)
+            first_base(self.path, writer.first_base_tip, tables=self.tables)
             writer.start_after(writer.first_base_tip)
         return writer
 
@@ -104,6 +110,10 @@ class WriterLog:
         writer._queue.fail(RuntimeError("killed"))
         writer._queue.stop()
         writer._lock.release()
+
+    def rows_in(self, base: Base) -> dict[Key, Row]:
+        """Return the rows of a base, after checking that all columns of each belong together."""
+        return rows_of(base.layer)
 
     def tips(self) -> list[Tip]:
         """Return the tips of the records after the newest base."""

@@ -1,21 +1,30 @@
 """Begins an epoch with a base: the newest version of the log, carried over to another design."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 from springtide_client.format.records import NO_STATE
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
-from springtide_client.rows.row_layer import RowLayer, empty_layer
+from springtide_client.rows.layers import merge_layers
+from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.change.carry import Carry, same_numbers
-from app.version_log.change.plan import Design, Plan
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.merge import MAX_REPLAYED_BYTES, merged_blocks, write_merged_base
+from app.version_log.change.design import Design
+from app.version_log.change.plan import Plan
+from app.version_log.compact.base_writer import BaseImage, TableImage, write_base
+from app.version_log.compact.merge import (
+    MAX_REPLAYED_BYTES,
+    block_bounds,
+    count_live_rows,
+    merged_blocks,
+    write_merged_base,
+)
 from app.version_log.failpoints import failpoint
 from app.version_log.read.exact_state import exact_net, find_state
 from app.version_log.read.replay_state import ReplayState
 from app.version_log.read.resume import Resume
+from app.version_log.tables import LogTable
 from app.version_log.write.writer import LogWriter
 
 
@@ -38,12 +47,12 @@ def begin_changed(
     """
     state = replay(resume, log, window_samples=window_samples, max_replayed_bytes=max_replayed_bytes)
     carry = Carry(old, new, plan, same_numbers(old.schema, new.schema))
-    base, changes, cutoffs = state.base, state.changed_rows(), state.meta.expiry_cutoffs
-    num_rows, dead = 0, [empty_layer(0)]
-    for block, dropped in merged_blocks(base.rows.keys_only(), changes.keys_only(), cutoffs):
-        num_rows += len(carry.rows(block))
-        if len(dropped):
-            dead.append(dropped)
+    base = state.base
+    main, *others = (carried_table(state, carry, table) for table in carry.new.physical_tables)
+    dead = [
+        count_live_rows(table.base_rows(base), state.changed_rows(table), state.meta.expiry_cutoffs)[1]
+        for table in state.tables
+    ]
     known_strings = [] if base.id_strings is None else [base.id_strings]
     meta = carry.meta(state.meta)
     meta.change = {"from": state.tip.number, **plan.document()}
@@ -55,9 +64,10 @@ def begin_changed(
         meta=meta,
         dense=carry.arrays(exact_net(state.arrays, state_file_of(state, log)), initial, window_samples=window_samples),
         sketch=state.sketch,
-        num_rows=num_rows,
-        blocks=(carry.rows(block) for block, _ in merged_blocks(base.layer, changes, cutoffs)),
-        id_strings=carry.id_strings(*state.id_strings, *known_strings, dead=_joined(dead)),
+        num_rows=main.num_rows,
+        blocks=main.blocks,
+        tables=dict(zip(new.tables, others, strict=True)),
+        id_strings=carry.id_strings(*state.id_strings, *known_strings, dead=merge_layers(*dead)),
         program=base.model_path if program is None else program,
     )
     failpoint("before a changed schema begins")
@@ -96,8 +106,25 @@ def state_file_of(state: ReplayState, log: LogWriter) -> Path | None:
     return None if state.state_tip is None else find_state(log.directory.path, state.state_tip)
 
 
-def _joined(layers: list[RowLayer]) -> RowLayer:
-    """Return the keys of layers in key order, which follow each other."""
-    columns = {name: np.concatenate([getattr(layer, name) for layer in layers]) for name in ("mixed", "feature", "id")}
-    zeros = np.zeros(len(columns["id"]), np.int64)
-    return RowLayer(**columns, value=np.empty((len(zeros), 0), np.float32), count=zeros, last_seen=zeros)
+def carried_table(state: ReplayState, carry: Carry, target: LogTable) -> TableImage:
+    """Return the rows of a table of the new design: those that its features have, in whichever table they are now."""
+    num_rows = sum(map(len, carried_blocks(state, carry, target, with_values=False)))
+    return TableImage(spec=target.spec, num_rows=num_rows, blocks=carried_blocks(state, carry, target))
+
+
+def carried_blocks(
+    state: ReplayState, carry: Carry, target: LogTable, *, with_values: bool = True
+) -> Iterator[RowLayer]:
+    """Yield those rows in key order, block by block."""
+    sources = [table for table in state.tables if carry.has_rows_for(table, target)]
+    stacks = [(table.base_layer(state.base), state.changed_rows(table)) for table in sources]
+    if not sources:
+        return
+    if not with_values:
+        stacks = [(rows.keys_only(), changes.keys_only()) for rows, changes in stacks]
+    bounds = block_bounds(*(layer for stack in stacks for layer in stack))
+    cutoffs = state.meta.expiry_cutoffs
+    streams = [merged_blocks(rows, changes, cutoffs, bounds) for rows, changes in stacks]
+    for blocks in zip(*streams, strict=True):
+        carried = [carry.rows(block, table, target) for table, (block, _) in zip(sources, blocks, strict=True)]
+        yield merge_layers(*carried)

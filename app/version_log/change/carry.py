@@ -7,19 +7,26 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from springtide_client.array_types import Float32Array
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import CROSSES, SHARED_ROW_OFFSET, mix_keys
+from springtide_client.log.base import TableSpec
 from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.row_layer import RowLayer, empty_layer, key_order
 from springtide_client.schema import Schema
+from springtide_client.wide.layout import COLUMNS_OF_A_LABEL
 
 from app.scores.progressive import ProgressiveScores
-from app.version_log.change.plan import DENSE, Design, Plan
+from app.version_log.change.design import CROSSES_TABLE, DENSE, Design, keeps_states, keeps_vectors, row_owners
+from app.version_log.change.plan import Plan
+from app.version_log.change.wide_arrays import carry_wide
 from app.version_log.read.id_dictionary import merge_id_strings, take_strings
+from app.version_log.tables import LogTable
 from app.version_log.trainer_meta import ErasureMeta, TrainerMeta
 
 OPTIMIZER, SCORES = "state.optimizer.", "state.scores."
+CROSS_COLUMNS = 2  # numbers of a cross for each label
 
 
 def same_numbers(old: Schema, new: Schema) -> dict[int, int]:
@@ -44,42 +51,95 @@ class Carry:
     plan: Plan
     numbers: Mapping[int, int]
 
-    def rows(self, layer: RowLayer) -> RowLayer:
-        """Return the rows of the features that stay, sorted. Rows without vectors stay without them."""
+    def has_rows_for(self, source: LogTable, target: LogTable) -> bool:
+        """Return True if features whose rows are in `source` have them in `target` from now on."""
+        old, new = (np.array(list(numbers), np.uint16) for numbers in (self._all_numbers, self._all_numbers.values()))
+        return bool((source.holds(old) & target.holds(new)).any())
+
+    def rows(self, layer: RowLayer, source: LogTable, target: LogTable) -> RowLayer:
+        """Return the rows of a table that belong into a table of the new design, sorted.
+
+        Rows without vectors stay without them.
+        """
         numbers_65536 = self._number_table()
-        layer = layer.take(np.flatnonzero(numbers_65536[layer.feature] >= 0))
+        numbers_n = numbers_65536[layer.feature]
+        stays_n = numbers_n >= 0
+        stays_n[stays_n] = target.holds(numbers_n[stays_n].astype(np.uint16))
+        layer = layer.take(np.flatnonzero(stays_n))
         if any(old != new for old, new in self.numbers.items()):
             feature = numbers_65536[layer.feature].astype(np.uint16)
             mixed = mix_keys(feature, layer.id)
             layer = replace(layer, mixed=mixed, feature=feature).take(key_order(mixed, feature))
-        if layer.value.shape[1] == 0 and self.old.table.dim:
+        if layer.value.shape[1] == 0 and source.spec.dim:
             return layer  # keys only
-        table = self.new.table
-        if not self.plan.keeps_values:
-            layer = replace(
-                layer,
-                value=initial_values(
-                    layer.feature,
-                    layer.id,
-                    dim=table.dim,
-                    seed=table.seed,
-                    scale=table.init_scale,
-                    dtype=table.dtype,
-                ),
-            )
-        if not self.plan.keeps_states:
-            layer = replace(layer, state=np.zeros((len(layer), table.state_width), np.float32))
-        return layer
+        value, state = self._values(layer, source, target), self._states(layer, source.spec, target.spec)
+        return replace(layer, value=value, state=state)
+
+    def _values(self, layer: RowLayer, source: LogTable, target: LogTable) -> Float32Array:
+        """Return the vectors, as they are or from first values; of crosses the numbers of the labels that stay."""
+        table = target.spec
+        if source.name == target.name == CROSSES_TABLE:
+            return self._by_label(layer.value, CROSS_COLUMNS)
+        if keeps_vectors(source.spec, table):
+            return layer.value
+        return initial_values(
+            layer.feature,
+            layer.id,
+            dim=table.dim,
+            seed=table.seed,
+            scale=table.init_scale,
+            dtype=table.dtype,
+        )
+
+    def _states(self, layer: RowLayer, old: TableSpec, new: TableSpec) -> Float32Array:
+        """Return the optimizer states, and behind them the wide part's numbers: those that go on, zeros otherwise."""
+        assert layer.state is not None
+        if keeps_states(old, new) and old.wide_width == new.wide_width and self._has_same_labels:
+            return layer.state
+        states = np.zeros((len(layer), new.state_width), np.float32)
+        width, new_width = old.state_width - old.wide_width, new.state_width - new.wide_width
+        if keeps_states(old, new):
+            states[:, :new_width] = layer.state[:, :width]
+        if old.wide_width and new.wide_width:
+            states[:, new_width:] = self._by_label(layer.state[:, width:], COLUMNS_OF_A_LABEL)
+        return states
+
+    @property
+    def _has_same_labels(self) -> bool:
+        return self.old.schema.labels == self.new.schema.labels
+
+    def _by_label(self, numbers: Float32Array, num_columns: int) -> Float32Array:
+        """Return rows' numbers, `num_columns` a label and then those of no label, by the labels of the new design."""
+        if self._has_same_labels:
+            return numbers
+        old, new = self.old.schema.labels, self.new.schema.labels
+        rest = numbers[:, num_columns * len(old) :]
+        carried = np.zeros((len(numbers), num_columns * len(new) + rest.shape[1]), np.float32)
+        carried[:, num_columns * len(new) :] = rest
+        for place, label in enumerate(new):
+            if label in old:
+                start, before = num_columns * place, num_columns * old.index(label)
+                carried[:, start : start + num_columns] = numbers[:, before : before + num_columns]
+        return carried
+
+    @property
+    def _all_numbers(self) -> dict[int, int]:
+        """The numbers of the rows that are kept: of bins and crosses only if both designs have them."""
+        stay = set(row_owners(self.new))
+        if self.old.has_crosses == self.new.has_crosses:
+            stay.add(CROSSES)
+        return {old: new for old, new in self.numbers.items() if new in stay}
 
     def arrays(self, arrays: Arrays, otherwise: Arrays, *, window_samples: int) -> Arrays:
         """Return `dense.*` and `state.*`: those of a version that go on, and `otherwise` the others."""
         carried = {name: array for name, array in otherwise.items() if not self._goes_on(name)}
         carried |= {name: array for name, array in arrays.items() if self._goes_on(name)}
+        carried |= carry_wide(arrays, otherwise, self.old.schema, self.new.schema, self.numbers)
         return carried | self._scores(arrays, window_samples)
 
     def _goes_on(self, name: str) -> bool:
         """Return True if an array, by its full name, is taken from the old design, or not at all."""
-        if name.startswith(DENSE):
+        if name.startswith(DENSE):  # the wide part's arrays are carried by fields
             return name.removeprefix(DENSE) in self.plan.dense
         if name.startswith(OPTIMIZER):
             return self.plan.keeps_optimizer and name.removeprefix(OPTIMIZER).rpartition(".")[0] in self.plan.dense
@@ -124,7 +184,7 @@ class Carry:
     def _number_table(self) -> npt.NDArray[np.int64]:
         """Return by old number, also of shared rows, the new one; -1 where the rows do not stay."""
         table_65536 = np.full(1 << 16, -1, np.int64)
-        for old, new in self.numbers.items():
+        for old, new in self._all_numbers.items():
             table_65536[old], table_65536[old + SHARED_ROW_OFFSET] = new, new + SHARED_ROW_OFFSET
         return table_65536
 

@@ -2,42 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-from springtide_client.format.tensors import Array
-from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.schema import Schema
 
-DENSE = "dense."
-
-
-class ArrayForm(NamedTuple):
-    """What two parameters must share for one to take the other's values."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @staticmethod
-    def of(array: Array) -> "ArrayForm":
-        return ArrayForm(tuple(array.shape), array.dtype.str)
-
-
-@dataclass(frozen=True)
-class Design:
-    """Everything that decides what rows and parameters mean. A log holds that of its newest version."""
-
-    schema: Schema
-    table: TableSpec
-    model: ModelIdentity
-    dense: Mapping[str, ArrayForm]  # parameters and buffers of the net, by their names in the net
-
-    @staticmethod
-    def of(base: Base) -> "Design":
-        """Return the design that a base, and the versions after it, were written with."""
-        manifest = base.manifest
-        dense = {name.removeprefix(DENSE): ArrayForm.of(array) for name, array in base.dense.items()}
-        return Design(manifest.decode_schema(), manifest.table, manifest.model, dense)
+from app.version_log.change.design import Design, keeps_states, keeps_vectors, optimizer_name, row_owners
 
 
 @dataclass(frozen=True)
@@ -48,8 +18,6 @@ class Plan:
     begun: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()  # the settings that differ; none: there is nothing to do
-    keeps_values: bool = True  # of rows; else they take first values again
-    keeps_states: bool = True  # of rows
     keeps_optimizer: bool = True  # of the dense net
     dense: frozenset[str] = frozenset()  # the parameters and buffers that go on
 
@@ -75,31 +43,28 @@ class Plan:
 def plan_change(old: Design, new: Design) -> Plan:
     """Compare two designs. `new.schema` is numbered as the one after `old.schema` (`Schema.continuing`)."""
     changes = tuple(changed_settings(old, new))
-    keeps_values = old.table.dim == new.table.dim
-    keeps_states = keeps_values and optimizer_name(old.table) == optimizer_name(new.table)
     keeps_optimizer = old.model.optimizer == new.model.optimizer
-    fits = {name for name, form in new.dense.items() if old.dense.get(name) == form}
+    before, after = old.net, new.net
+    fits = {name for name, form in after.items() if before.get(name) == form}
     moved = moved_fields(old.schema, new.schema)
     dense = frozenset() if moved else frozenset(fits)
     kept: list[str] = ["the positions in the stream, the event clock and the counts of samples and dead letters"]
     begun: list[str] = []
     dropped: list[str] = []
-    for line, group in _features(old, new, keeps_values=keeps_values, keeps_states=keeps_states):
-        {"kept": kept, "begun": begun, "dropped": dropped}[group].append(line)
-    for line, group in _labels(old.schema, new.schema):
+    for line, group in (*_features(old, new), *_wide(old, new), *_labels(old.schema, new.schema)):
         {"kept": kept, "begun": begun, "dropped": dropped}[group].append(line)
     if dense:
         kept.append(f"{_parameters(dense)} of the net")
-    if fresh := new.dense.keys() - dense:
+    if fresh := after.keys() - dense:
         why = f": their inputs have changed places ({', '.join(moved)})" if moved else ""
         begun.append(f"{_parameters(fresh)} of the net{why}")
-    if gone := old.dense.keys() - new.dense.keys():
+    if gone := before.keys() - after.keys():
         dropped.append(f"{_parameters(gone)} of the net")
     if dense and keeps_optimizer:
         kept.append("the dense optimizer's state of those parameters")
     elif not keeps_optimizer:
         begun.append(f"the state of the dense optimizer ({old.model.optimizer}, now {new.model.optimizer})")
-    return Plan(tuple(kept), tuple(begun), tuple(dropped), changes, keeps_values, keeps_states, keeps_optimizer, dense)
+    return Plan(tuple(kept), tuple(begun), tuple(dropped), changes, keeps_optimizer, dense)
 
 
 def changed_settings(old: Design, new: Design) -> Iterator[str]:
@@ -118,13 +83,39 @@ def changed_settings(old: Design, new: Design) -> Iterator[str]:
         "[train] optimizer": (old.model.optimizer, new.model.optimizer),
         "[model] name": (old.model.name, new.model.name),
         "[model] options": (old.model.options, new.model.options),
+        "[model] wide": (old.is_wide, new.is_wide),
     }
+    if old.is_wide and new.is_wide:
+        pairs["crosses of fields"] = (old.has_crosses, new.has_crosses)
     for key, (was, now) in pairs.items():
         if was != now:
             yield f"{key} ({was!r}, now {now!r})"
-    named = old.schema, old.model.name, old.model.options, old.table.dim
-    if named == (new.schema, new.model.name, new.model.options, new.table.dim) and old.dense != new.dense:
+    yield from _changed_tables(old, new)
+    if _named(old) == _named(new) and old.dense != new.dense:
         yield "the code of the net, whose parameters differ"
+    elif _named(old) == _named(new) and old.table.wide_width != new.table.wide_width:
+        yield "the numbers that the wide part keeps beside a row"
+
+
+def _named(design: Design) -> tuple[object, ...]:
+    """Return the settings that decide which parameters a net has."""
+    dims = {number: design.table_of(number).spec.dim for number in row_owners(design)}
+    return design.schema, design.model.name, design.model.options, dims, design.is_wide, design.has_crosses
+
+
+def _changed_tables(old: Design, new: Design) -> Iterator[str]:
+    """Yield the features whose rows have another width or optimizer, unless those of all rows have changed alike."""
+    for number, name in row_owners(new).items():
+        if number in row_owners(old):
+            was, now = old.table_of(number), new.table_of(number)
+            if was.name == now.name == "":
+                continue
+            if was.spec.dim != now.spec.dim:
+                yield f"[features.{name}] dim ({was.spec.dim}, now {now.spec.dim})"
+            elif optimizer_name(was.spec) != optimizer_name(now.spec):
+                yield f"[features.{name}] optimizer ({optimizer_name(was.spec)!r}, now {optimizer_name(now.spec)!r})"
+            elif was.name != now.name:
+                yield f"[features.{name}] table ({was.title}, now {now.title})"
 
 
 def moved_fields(old: Schema, new: Schema) -> list[str]:
@@ -140,24 +131,21 @@ def moved_fields(old: Schema, new: Schema) -> list[str]:
     return moved
 
 
-def optimizer_name(table: TableSpec) -> str:
-    """Return the name of the row optimizer, which decides what the rows' states mean."""
-    return str(table.optimizer.get("name", "rowwise-adagrad"))
-
-
-def _features(old: Design, new: Design, *, keeps_values: bool, keeps_states: bool) -> Iterator[tuple[str, str]]:
+def _features(old: Design, new: Design) -> Iterator[tuple[str, str]]:
     """Yield a line for each feature that has rows before or after, and its group."""
-    before, after = old.schema.owner_names(), new.schema.owner_names()
+    before, after = row_owners(old), row_owners(new)
     counts = "counts, last-seen times and admission"
     for number, name in after.items():
         if before.get(number, name) != name:
             name = f"{name}, those of {before[number]} until now"
         if number not in before:
-            known = name in old.schema.features
+            known = name in old.schema.share
             yield f"rows of {name}" + (f", which shared those of {old.schema.share[name]}" if known else ""), "begun"
-        elif keeps_states:
+            continue
+        was, now = old.table_of(number).spec, new.table_of(number).spec
+        if keeps_states(was, now):
             yield f"rows of {name}, with optimizer states, {counts}", "kept"
-        elif keeps_values:
+        elif keeps_vectors(was, now):
             yield f"rows of {name}, with {counts}", "kept"
             yield f"optimizer states of the rows of {name}", "begun"
         else:
@@ -167,6 +155,27 @@ def _features(old: Design, new: Design, *, keeps_values: bool, keeps_states: boo
         if number not in after:
             owner = new.schema.share.get(name)
             yield f"rows of {name}" + (f", which now shares those of {owner}" if owner else ""), "dropped"
+
+
+def _wide(old: Design, new: Design) -> Iterator[tuple[str, str]]:
+    """Yield what becomes of the numbers that the wide part keeps beside each row, and of its crosses."""
+    if old.is_wide or new.is_wide:
+        group = _group(old.is_wide, new.is_wide)
+        yield "the wide part's weights of those rows", group
+        yield "the wide part's gates, statistics and weights of numbers", group
+    if old.has_crosses or new.has_crosses:
+        yield "rows of crosses", _group(old.has_crosses, new.has_crosses)
+    if old.is_wide and new.is_wide:
+        for label in new.schema.labels:
+            if label not in old.schema.labels:
+                yield f"the wide part's weights for {label}", "begun"
+        for label in old.schema.labels:
+            if label not in new.schema.labels:
+                yield f"the wide part's weights for {label}", "dropped"
+
+
+def _group(was: bool, now: bool) -> str:
+    return "kept" if was and now else "begun" if now else "dropped"
 
 
 def _labels(old: Schema, new: Schema) -> Iterator[tuple[str, str]]:

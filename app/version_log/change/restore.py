@@ -16,12 +16,14 @@ from springtide_client.rows.row_layer import RowLayer, empty_layer
 
 from app.errors import UserError
 from app.version_log.change.carry import Carry, numbers_by_name
-from app.version_log.change.plan import Design, Plan, plan_change
+from app.version_log.change.design import Design
+from app.version_log.change.plan import Plan, plan_change
 from app.version_log.read.exact_state import ExactStates, exact_net
 from app.version_log.read.id_dictionary import id_strings_of
 from app.version_log.read.index import LogIndex
 from app.version_log.read.replay_state import ModelReplayState
 from app.version_log.read.version_range import VersionRange, split_keys
+from app.version_log.tables import LogTable, tables_of
 
 MAX_BYTES = 2 << 30  # of the rows in memory
 
@@ -33,8 +35,9 @@ class EarlierVersion(NamedTuple):
     plan: Plan
     meta: VersionMeta
     arrays: Arrays  # `dense.*`, `state.*` and id strings, complete
-    rows: RowLayer  # with states
-    present_rows: RowLayer  # those of the newest version
+    tables: tuple[LogTable, ...]  # of the present design
+    rows: dict[str, RowLayer]  # by the present tables, with states
+    present_rows: dict[str, RowLayer]  # those of the newest version
     present: ModelReplayState  # the newest version
     entries: list[CommandEntry]  # executed since
     sketch: Array | None
@@ -51,7 +54,7 @@ def earlier_version(index: LogIndex, number: int, *, window_samples: int) -> Ear
             f"the rows of both schemas take {num_bytes:,} bytes, a rollback to before a changed schema can hold "
             f"{MAX_BYTES:,}: start with the configuration from then, in a copy of the log that ends there"
         )
-    continued = Design(new.schema.continuing(old.schema), new.table, new.model, new.dense)
+    continued = new.numbered_as(new.schema.continuing(old.schema))
     plan = plan_change(old, continued)
     carry = Carry(old, new, plan, numbers_by_name(old.schema, new.schema))
     strings = [part for tensors in versions.tensors_with("texts.id") if (part := id_strings_of(tensors)) is not None]
@@ -66,8 +69,9 @@ def earlier_version(index: LogIndex, number: int, *, window_samples: int) -> Ear
         plan,
         carry.meta(target.meta),
         arrays,
-        carry.rows(_live_rows(base, versions, target.meta)),
-        _live_rows(newest_base, newest_versions, present.meta),
+        new.physical_tables,
+        _carried_rows(base, versions, target.meta, carry),
+        {table.name: _live_rows(newest_base, newest_versions, present.meta, table) for table in new.physical_tables},
         present,
         entries,
         target.sketch,
@@ -89,18 +93,28 @@ def _read(index: LogIndex, number: int, window_samples: int) -> tuple[Base, Vers
 
 
 def _row_bytes(base: Base) -> int:
-    return base.layer.num_bytes
+    return sum(table.base_layer(base).num_bytes for table in tables_of(base.manifest))
 
 
-def _live_rows(base: Base, versions: VersionRange, meta: VersionMeta) -> RowLayer:
-    table = base.manifest.table
-    parts = [empty_layer(table.dim, table.state_width)]
+def _carried_rows(base: Base, versions: VersionRange, meta: VersionMeta, carry: Carry) -> dict[str, RowLayer]:
+    """Return the rows of an older version by the tables of the present design."""
+    rows = {table.name: _live_rows(base, versions, meta, table) for table in carry.old.physical_tables}
+    carried = {}
+    for target in carry.new.physical_tables:
+        sources = [table for table in carry.old.physical_tables if carry.has_rows_for(table, target)]
+        parts = [carry.rows(rows[table.name], table, target) for table in sources]
+        carried[target.name] = merge_layers(target.empty(), *parts)
+    return carried
+
+
+def _live_rows(base: Base, versions: VersionRange, meta: VersionMeta, table: LogTable) -> RowLayer:
+    parts = [table.empty()]
     for key_range in split_keys(versions.num_bytes):
-        changes = versions.changes(key_range, table.dim, state_width=table.state_width)
-        for old, new in aligned_chunks([key_range.select(base.layer), changes]):
+        changes = versions.changes(key_range, table, with_states=True)
+        for old, new in aligned_chunks([key_range.select(table.base_layer(base)), changes]):
             merged = merge_layers(old, new)
             parts.append(merged.take(np.flatnonzero(merged.live_mask(meta.expiry_cutoffs))).without_tombstones())
-    return flatten_layers(parts, table.dim, table.state_width)
+    return flatten_layers(parts, table.spec.dim, table.spec.state_width)
 
 
 def differing_rows(wanted: RowLayer, present: RowLayer) -> RowLayer:

@@ -16,7 +16,7 @@ import numpy as np
 from springtide_client.errors import LogError
 from springtide_client.format.tensors import Arrays, decode_tensors, map_tensors
 from springtide_client.keys import mix_keys
-from springtide_client.log.base import ID_STRINGS, ROWS, read_base_manifest
+from springtide_client.log.base import ID_STRINGS, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import Listing, base_name
 
@@ -26,8 +26,10 @@ from app.version_log.read.index import LogIndex
 from app.version_log.read.segments import HEADERS_ONLY, scan_segment
 from app.version_log.retention.keep_rule import kept_by_rule
 from app.version_log.retention.pins import read_pins
+from app.version_log.tables import is_row_id
 
 CHUNK_ROWS = 1 << 20
+ROWS_FILES = "rows*.safetensors"  # of all tables
 _DRAFT = re.compile(r"\.tmp-(?:deleted-)?base-(\d{20})-.*")
 
 
@@ -129,9 +131,9 @@ def files_containing(log: LogConfig, feature: int, row_id: int) -> list[FileRefe
 def _in_bases(directory: LogDirectory, listing: Listing, feature: int, row_id: int) -> Iterator[_Found]:
     for number in listing.bases:
         path = directory.path / base_name(number)
-        for name in (ROWS, ID_STRINGS):
+        for name in _searched(path):
             arrays = _mapped(path / name)
-            if arrays is not None and _holds_sorted(arrays, feature, row_id, is_rows=name == ROWS):
+            if arrays is not None and _holds_sorted(arrays, feature, row_id, is_rows=name != ID_STRINGS):
                 yield _Found(f"{path.name}/{name}", number, number + 1)
 
 
@@ -144,7 +146,7 @@ def _in_segments(directory: LogDirectory, listing: Listing, feature: int, row_id
             oldest, newest = None, 0
             for number, arrays in _records(directory.path / name):
                 newest = max(newest, number)
-                if oldest is None and any(_holds(arrays, group, feature, row_id) for group in ("rows", "texts")):
+                if oldest is None and any(_holds(arrays, group, feature, row_id) for group in _groups(arrays)):
                     oldest = number
             if oldest is not None:
                 yield _Found(name, oldest, 0 if is_ignored else newest)
@@ -154,9 +156,9 @@ def _in_drafts(directory: LogDirectory, feature: int, row_id: int) -> Iterator[_
     """Search unfinished bases; their rows may not be sorted yet."""
     for path in sorted(directory.path.glob(".tmp-*")):
         match = _DRAFT.fullmatch(path.name)
-        for name, group in ((ROWS, ""), (ID_STRINGS, "")) if match else ():
+        for name in _searched(path) if match else ():
             arrays = _mapped(path / name)
-            if match and arrays is not None and _holds(arrays, group, feature, row_id):
+            if match and arrays is not None and _holds(arrays, "", feature, row_id):
                 yield _Found(f"{path.name}/{name}", int(match[1]), 0, is_draft=True)
 
 
@@ -172,6 +174,16 @@ def _records(path: Path) -> Iterator[tuple[int, Arrays]]:
             yield header.number, decode_tensors(content[end - header.length : end])[0]
         except LogError:
             continue
+
+
+def _searched(folder: Path) -> list[str]:
+    """Return the files of a base that hold rows, one for each table, or strings."""
+    return [*sorted(path.name for path in folder.glob(ROWS_FILES)), ID_STRINGS]
+
+
+def _groups(arrays: Arrays) -> list[str]:
+    """Return the groups of a record's tensors with rows, one for each table, and with strings."""
+    return [*(name.removesuffix(".id") for name in arrays if is_row_id(name)), "texts"]
 
 
 def _holds(arrays: Arrays, group: str, feature: int, row_id: int) -> bool:

@@ -6,7 +6,7 @@ for the records that will be read again (stream/decode/erasure_filter.py). Limit
 """
 
 # n keys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -35,10 +35,9 @@ from app.version_log.read.image_range import ImageRange, versions_between
 from app.version_log.read.index import LogIndex
 from app.version_log.read.replay_state import ModelReplayState
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
+from app.version_log.tables import LogTable, is_row_id, tables_of
 from app.version_log.trainer_meta import TrainerMeta
 from stream.positions import positions_from_meta, positions_to_meta
-
-ROW_COLUMNS = ("feature", "id", "value", "state", "count", "last_seen")
 
 
 class RollbackVersion(NamedTuple):
@@ -50,8 +49,9 @@ class RollbackVersion(NamedTuple):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return how many rows it writes and how many keys it deletes."""
-        return {"rows": len(self.arrays.get("rows.id", ())), "forgotten": len(self.arrays.get("forgotten.id", ()))}
+        """Return how many rows it writes, in all tables, and how many keys it deletes."""
+        num_rows = sum(len(array) for name, array in self.arrays.items() if is_row_id(name))
+        return {"rows": num_rows, "forgotten": len(self.arrays.get("forgotten.id", ()))}
 
     @property
     def result(self) -> dict[str, Any]:
@@ -98,13 +98,16 @@ def _build_across(index: LogIndex, number: int, window_samples: int) -> Rollback
     """Return the version that restores one from before a changed schema, as far as the present schema carries it."""
     earlier = earlier_version(index, number, window_samples=window_samples)
     schema, now = index.base_before(index.numbers[-1]).manifest.decode_schema(), earlier.present.meta
-    erased, rows = erased_keys(earlier.entries, schema), earlier.rows
-    alive_n = rows.live_mask(now.expiry_cutoffs) & (erased.find_mixed(rows.mixed, rows.feature) < 0)
-    rows = rows.take(np.flatnonzero(alive_n))
-    present = earlier.present_rows
-    deleted = present.take(np.flatnonzero(rows.find_mixed(present.mixed, present.feature) < 0))
+    erased, written, deleted = erased_keys(earlier.entries, schema), [], []
+    for table in earlier.tables:
+        rows, present = earlier.rows[table.name], earlier.present_rows[table.name]
+        alive_n = rows.live_mask(now.expiry_cutoffs) & (erased.find_mixed(rows.mixed, rows.feature) < 0)
+        rows = rows.take(np.flatnonzero(alive_n))
+        absent_n = rows.find_mixed(present.mixed, present.feature) < 0
+        written.append((table, differing_rows(rows, present)))
+        deleted.append(present.take(np.flatnonzero(absent_n)).keys_only())
     arrays = earlier.arrays | _sketch(earlier.sketch, earlier.present.sketch)
-    arrays |= _row_arrays(differing_rows(rows, present), deleted)
+    arrays |= _row_arrays(written, merge_layers(*deleted))
     return RollbackVersion(_meta(earlier.number, earlier.meta, now, earlier.entries, schema), arrays, earlier.plan)
 
 
@@ -127,9 +130,11 @@ def _current(
 
 def _lost_strings(arrays: Arrays, then: IdDictionary, now: IdDictionary) -> Arrays:
     """Return the strings of restored ids that the end of the log does not have any more, as a version adds them."""
-    if "rows.id" not in arrays:
+    groups = [name.removesuffix("id") for name in arrays if is_row_id(name)]
+    if not groups:
         return {}
-    features, ids = arrays["rows.feature"], arrays["rows.id"]
+    features = np.concatenate([arrays[f"{group}feature"] for group in groups])
+    ids = np.concatenate([arrays[f"{group}id"] for group in groups])
     strings = then.find(features, ids)
     hashed = np.array([k for k, string in enumerate(strings) if string is not None], np.intp)
     known = now.find(features[hashed], ids[hashed])
@@ -195,38 +200,37 @@ def _rows(
     range_bytes: int,
 ) -> Arrays:
     """Return for every key that changed since its row as it was, or a tombstone."""
-    table = base.manifest.table
-    written: list[RowLayer] = []
+    written: list[tuple[LogTable, RowLayer]] = []
     deleted: list[RowLayer] = []
-    for key_range in split_keys(before.num_bytes + since.num_bytes, range_bytes):
-        keys = since.keys(key_range)
-        if isinstance(since, ImageRange):  # it does not have the keys that were erased and learned again to the same
-            keys = merge_layers(key_range.select(erased), keys)
-        rows = _old_rows(base, before, keys, key_range)
-        alive_n = rows.live_mask(cutoffs) & (erased.find_mixed(rows.mixed, rows.feature) < 0)
-        written.append(rows.take(np.flatnonzero(alive_n)).without_tombstones())
-        absent = written[-1].find_mixed(keys.mixed, keys.feature) < 0
-        deleted.append(keys.take(np.flatnonzero(absent)).without_tombstones())
-    rows = flatten_layers(reversed(written), table.dim, table.state_width)
-    return _row_arrays(rows, flatten_layers(reversed(deleted), 0))
+    for table in tables_of(base.manifest):
+        parts: list[RowLayer] = []
+        for key_range in split_keys(before.num_bytes + since.num_bytes, range_bytes):
+            keys = since.keys(key_range, table)
+            if isinstance(since, ImageRange):  # it lacks the keys that were erased and learned again to the same
+                keys = merge_layers(key_range.select(table.select(erased)), keys)
+            rows = _old_rows(base, table, before, keys, key_range)
+            alive_n = rows.live_mask(cutoffs) & (erased.find_mixed(rows.mixed, rows.feature) < 0)
+            parts.append(rows.take(np.flatnonzero(alive_n)).without_tombstones())
+            absent = parts[-1].find_mixed(keys.mixed, keys.feature) < 0
+            deleted.append(keys.take(np.flatnonzero(absent)).without_tombstones())
+        written.append((table, merge_layers(table.empty(), *reversed(parts))))
+    return _row_arrays(written, flatten_layers(reversed(deleted), 0))
 
 
-def _row_arrays(written: RowLayer, deleted: RowLayer) -> Arrays:
+def _row_arrays(written: Iterable[tuple[LogTable, RowLayer]], deleted: RowLayer) -> Arrays:
     arrays: Arrays = {}
-    if len(written):
-        arrays |= {f"rows.{name}": getattr(written, name) for name in ROW_COLUMNS}
+    for table, rows in written:
+        arrays |= table.row_arrays(rows)
     if len(deleted):
         arrays |= {"forgotten.feature": deleted.feature, "forgotten.id": deleted.id}
     return arrays
 
 
-def _old_rows(base: Base, before: VersionRange, keys: RowLayer, key_range: KeyRange) -> RowLayer:
+def _old_rows(base: Base, table: LogTable, before: VersionRange, keys: RowLayer, key_range: KeyRange) -> RowLayer:
     """Return the rows that the keys had; a key without a row is absent or a tombstone."""
-    table = base.manifest.table
-    changed = before.changes(key_range, table.dim, state_width=table.state_width, only=keys)
+    changed = before.changes(key_range, table, with_states=True, only=keys)
     below = np.flatnonzero(changed.find_mixed(keys.mixed, keys.feature) < 0)
-    found = base.find_rows(keys.feature[below], keys.id[below])
-    at, here = below[found.found], found.found
-    columns = found.values[here], found.counts[here], found.last_seen[here]
-    old = RowLayer(keys.mixed[at], keys.feature[at], keys.id[at], *columns, None, found.states[here])
-    return flatten_layers((old, changed), table.dim, table.state_width)
+    rows = table.base_layer(base)
+    places = rows.find_mixed(keys.mixed[below], keys.feature[below])
+    old = rows.take(places[places >= 0])
+    return flatten_layers((old, changed), table.spec.dim, table.spec.state_width)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from springtide_client.array_types import UInt64Array
 from springtide_client.errors import CorruptRecordError, GapError, LogError
 from springtide_client.format.records import NO_STATE, Record, VersionMeta
 from springtide_client.log.base import Base, read_base_manifest
@@ -18,7 +19,7 @@ from springtide_client.log.listing import base_number
 from springtide_client.rows.layers import merge_layers
 from springtide_client.rows.row_layer import RowLayer, empty_layer, sorted_layer
 
-from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from app.version_log.compact.linked_base import link_base
 from app.version_log.compact.onnx import OnnxBuilder
 from app.version_log.compact.retention import delete_base
@@ -27,6 +28,7 @@ from app.version_log.read.exact_state import ExactStates, find_state
 from app.version_log.read.id_dictionary import merge_id_strings
 from app.version_log.read.index import LogIndex
 from app.version_log.read.replay_state import ReplayState
+from app.version_log.tables import LogTable
 
 CHUNK_ROWS = 65_536
 MAX_REPLAYED_BYTES = 1 << 30  # of records over one base; more of them become an intermediate base
@@ -138,25 +140,41 @@ def write_merged_base(
     log_path: Path, base: Base, state: ReplayState, onnx: OnnxBuilder | None = None, state_file: Path | None = None
 ) -> Path:
     """Write the base that equals `base` with the replayed versions applied. Tombstones and dead rows are dropped."""
-    changes, meta, manifest = state.changed_rows(), state.meta_since(oldest_commands(log_path)), base.manifest
-    num_rows, dead = count_live_rows(base.rows, changes, meta.expiry_cutoffs)
+    meta, manifest = state.meta_since(oldest_commands(log_path)), base.manifest
+    images, dead = [], []
+    for table in state.tables:
+        merged, dropped = merged_table(base, state, table, meta.expiry_cutoffs)
+        images.append(merged)
+        dead.append(dropped)
     known_strings = [] if base.id_strings is None else [base.id_strings]
+    main, *others = images
     image = BaseImage(
         tip=state.tip,
         schema=manifest.decode_schema(),
-        table=manifest.table,
+        table=main.spec,
         model=manifest.model,
         meta=meta,
         dense=state.arrays,
         state=state_file,
         sketch=state.sketch,
-        num_rows=num_rows,
-        blocks=(block for block, _ in merged_blocks(base.layer, changes, meta.expiry_cutoffs)),
-        id_strings=merge_id_strings([*state.id_strings, *known_strings], dead),
+        num_rows=main.num_rows,
+        blocks=main.blocks,
+        tables={table.name: other for table, other in zip(state.tables[1:], others, strict=True)},
+        id_strings=merge_id_strings([*state.id_strings, *known_strings], merge_layers(*dead)),
         program=base.model_path,
         onnx=None if onnx is None else onnx.build(base, state.arrays),
     )
     return write_base(log_path, image)
+
+
+def merged_table(
+    base: Base, state: ReplayState, table: LogTable, cutoffs: Mapping[str, int]
+) -> tuple[TableImage, RowLayer]:
+    """Return the rows that the merge keeps of one table, and the keys that it drops."""
+    changes = state.changed_rows(table)
+    num_rows, dead = count_live_rows(table.base_rows(base), changes, cutoffs)
+    blocks = (block for block, _ in merged_blocks(table.base_layer(base), changes, cutoffs))
+    return TableImage(spec=table.spec, num_rows=num_rows, blocks=blocks), dead
 
 
 def oldest_commands(log_path: Path) -> frozenset[str]:
@@ -181,10 +199,19 @@ def count_live_rows(rows: RowLayer, changes: RowLayer, cutoffs: Mapping[str, int
     return num_rows, sorted_layer(feature, id, np.empty((len(id), 0), np.float32), zeros, zeros)
 
 
-def merged_blocks(rows: RowLayer, changes: RowLayer, cutoffs: Mapping[str, int]) -> Iterator[tuple[RowLayer, RowLayer]]:
-    """Merge `changes` over `rows` in key order; yield the live rows and the dead ones of each block of keys."""
-    longer = rows if len(rows) >= len(changes) else changes
-    bounds = longer.mixed[CHUNK_ROWS::CHUNK_ROWS]
+def block_bounds(*layers: RowLayer) -> UInt64Array:
+    """Return the mixed keys at which layers are split into blocks, of CHUNK_ROWS rows of the longest."""
+    return max(layers, key=len).mixed[CHUNK_ROWS::CHUNK_ROWS]
+
+
+def merged_blocks(
+    rows: RowLayer, changes: RowLayer, cutoffs: Mapping[str, int], bounds: UInt64Array | None = None
+) -> Iterator[tuple[RowLayer, RowLayer]]:
+    """Merge `changes` over `rows` in key order; yield the live rows and the dead ones of each block of keys.
+
+    `bounds`: where the blocks end, if not as is best for these rows.
+    """
+    bounds = block_bounds(rows, changes) if bounds is None else bounds
     for old, new in zip(_split(rows, bounds), _split(changes, bounds), strict=True):
         merged = merge_layers(old, new)
         alive = merged.live_mask(cutoffs)
@@ -194,6 +221,6 @@ def merged_blocks(rows: RowLayer, changes: RowLayer, cutoffs: Mapping[str, int])
             yield merged.take(np.flatnonzero(alive)).without_tombstones(), merged.take(np.flatnonzero(~alive))
 
 
-def _split(layer: RowLayer, bounds: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> list[RowLayer]:
+def _split(layer: RowLayer, bounds: UInt64Array) -> list[RowLayer]:
     ends = [0, *layer.mixed.searchsorted(bounds).tolist(), len(layer)]
     return [layer.take(slice(start, end)) for start, end in pairwise(ends)]

@@ -1,6 +1,6 @@
 """Export a version as plain tensors in one torch.save file; `torch.load(path, weights_only=True)` reads it."""
 
-# n rows of a feature, D dimension
+# n rows of a feature, D dimension of its rows
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.export.arrow_parquet import description
-from app.version_log.read.id_dictionary import IdDictionary
+from app.version_log.read.id_dictionary import IdDictionary, feature_name
 from app.version_log.read.row_image import RowImage
 
 COLUMNS = {"id": "id", "vector": "value", "count": "count", "last_seen_ms": "last_seen"}
@@ -30,13 +30,13 @@ def write_torch(image: RowImage, path: Path, feature: int | None, *, with_rows: 
         "dense": {name: torch.from_numpy(np.array(array)) for name, array in dense.items()},
     }
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        columns = _Columns(Path(folder), image.dim)
+        columns = _Columns(Path(folder))
         finder = IdDictionary(image.base, image.versions)
         for rows in image.rows(feature) if with_rows else ():
             for number in np.unique(rows.feature).tolist():
                 columns.add(number, rows.take(np.flatnonzero(rows.feature == number)), finder)
         document["rows"] = {
-            image.schema.owner_names()[number]: columns.tensors(number) for number in sorted(columns.num_rows)
+            feature_name(image.schema, number): columns.tensors(number) for number in sorted(columns.num_rows)
         }
         with path.open("wb") as file:  # a file object: with a path torch.save hides the OSError of a full disk
             torch.save(document, file)
@@ -46,9 +46,10 @@ def write_torch(image: RowImage, path: Path, feature: int | None, *, with_rows: 
 class _Columns:
     """Collects columns in temporary files, so that the rows need not fit into memory."""
 
-    def __init__(self, folder: Path, dim: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.num_rows: dict[int, int] = {}
-        self._folder, self._dim = folder, dim
+        self._folder = folder
+        self._dims: dict[int, int] = {}
 
     def add(self, number: int, rows: RowLayer, finder: IdDictionary) -> None:
         """Append rows of one feature."""
@@ -57,13 +58,14 @@ class _Columns:
             self._append(number, name, np.asarray(getattr(rows, column), TYPES[name], order="C").tobytes())
         self._append(number, "lengths", np.array([len(string) for string in strings], np.int64).tobytes())
         self._append(number, "strings", b"".join(strings))
+        self._dims[number] = rows.dim
         self.num_rows[number] = self.num_rows.get(number, 0) + len(rows)
 
     def tensors(self, number: int) -> dict[str, torch.Tensor]:
         """Return the columns of a feature."""
         arrays = {name: np.memmap(self._folder / f"{number}.{name}", dtype, "c") for name, dtype in TYPES.items()}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name in COLUMNS}
-        tensors["vector"] = tensors["vector"].reshape(-1, self._dim)
+        tensors["vector"] = tensors["vector"].reshape(-1, self._dims[number])
         lengths = arrays["lengths"]
         if lengths.any():
             offsets = np.concatenate([[0], np.cumsum(lengths)])

@@ -22,6 +22,7 @@ from app.version_log.read.id_dictionary import IdDictionary, display_id, feature
 from app.version_log.read.image_range import ImageRange, versions_between
 from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
+from app.version_log.tables import LogTable, tables_of
 
 CHUNK_ROWS = 1 << 20  # of a base, read at a time
 
@@ -117,8 +118,9 @@ def diff_versions(
     result = VersionDiff(older, newer, schema, metas, len(between.entries), num_bytes)
     result.has_gap = isinstance(between, ImageRange)
     comparison = _RowDiff(result, base, before, between, top)
-    for key_range in split_keys(before.num_bytes + between.num_bytes, range_bytes):
-        comparison.add(key_range)
+    for table in tables_of(base.manifest):
+        for key_range in split_keys(before.num_bytes + between.num_bytes, range_bytes):
+            comparison.add(table, key_range)
     comparison.finish()
     result.dense = _dense_changes(base, before, between)
     if result.moves:
@@ -141,16 +143,16 @@ class _RowDiff:
         self._cutoffs = tuple(meta.expiry_cutoffs for meta in result.metas)
         self._sum, self._num_moves = 0.0, 0
 
-    def add(self, key_range: KeyRange) -> None:
+    def add(self, table: LogTable, key_range: KeyRange) -> None:
         """1. Rows written in between. 2. Their keys' older rows. 3. Rows that expired without being written."""
-        dim = self._base.manifest.table.dim
-        written = self._between.changes(key_range, dim)
-        old = self._old(written, self._before.changes(key_range, dim, only=written))
-        self._compare(written, old, self._between.tombstones(key_range))
+        base_rows = table.base_rows(self._base)
+        written = self._between.changes(key_range, table)
+        old = self._old(written, self._before.changes(key_range, table, only=written), base_rows)
+        self._compare(written, old, self._between.tombstones(key_range, table))
         if _raised(*self._cutoffs):
-            changed = self._before.keys(key_range)
+            changed = self._before.keys(key_range, table)
             self._count("expired", self._expired(changed, written))
-            for start in range(0, len(base := key_range.select(self._base.rows.keys_only())), CHUNK_ROWS):
+            for start in range(0, len(base := key_range.select(base_rows.keys_only())), CHUNK_ROWS):
                 rows = base.take(slice(start, start + CHUNK_ROWS))
                 rows = rows.take(np.flatnonzero(_not_in(changed, rows)))
                 self._count("expired", self._expired(rows, written))
@@ -159,7 +161,7 @@ class _RowDiff:
         self._result.moves = sorted(self._result.moves, reverse=True)
         self._result.mean_move = self._sum / self._num_moves if self._num_moves else 0.0
 
-    def _old(self, written: RowLayer, before: RowLayer) -> _OlderRows:
+    def _old(self, written: RowLayer, before: RowLayer, base_rows: RowLayer) -> _OlderRows:
         old = _OlderRows(
             np.zeros(len(written), np.bool_),
             np.zeros_like(written.value),
@@ -167,7 +169,7 @@ class _RowDiff:
             np.zeros(len(written), np.int64),
         )
         missing = np.arange(len(written))
-        for layer in (before, self._base.rows):
+        for layer in (before, base_rows):
             rows = layer.find_mixed(written.mixed[missing], written.feature[missing])
             at, hits = missing[rows >= 0], rows[rows >= 0]
             old.alive[at] = True if layer.tombstone is None else ~layer.tombstone[hits]

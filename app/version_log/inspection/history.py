@@ -10,10 +10,12 @@ from springtide_client.format.records import Record, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.listing import base_name
+from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.read.id_dictionary import IdDictionary
 from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import VersionRange
+from app.version_log.tables import table_holding, tables_of
 
 # kinds of events
 IN_BASE, CREATED, WRITTEN, ERASED, EXPIRED = "in base", "created", "written", "erased", "expired"
@@ -73,7 +75,7 @@ def row_history(index: LogIndex, feature: int, row_id: int, *, limit: int) -> Ro
             strings.append(IdDictionary(start, versions))
     for number in filter(lambda number: number >= base.tip.number, index.bases):
         opened = base if number == base.tip.number else Base.open(index.directory.path / base_name(number))
-        if opened.rows.find(*_key(feature, row_id))[0] >= 0:
+        if _find(opened, history)[1] >= 0:
             history.bases.append(number)
     found = (dictionary.find(*_key(feature, row_id))[0] for dictionary in strings)
     history.string = next((string for string in found if string is not None), None)
@@ -83,18 +85,18 @@ def row_history(index: LogIndex, feature: int, row_id: int, *, limit: int) -> Ro
 class _HistoryBuilder:
     def __init__(self, history: RowHistory, base: Base) -> None:
         self._history = history
+        self._table = table_holding(tables_of(base.manifest), history.feature)
         self._vector: Float32Array | None = None
         self._last_seen = 0
-        row = int(base.rows.find(*_key(history.feature, history.id))[0])
+        rows, row = _find(base, history)
         if row >= 0:
-            rows, meta = base.rows, base.manifest.meta
+            meta = base.manifest.meta
             seen = int(rows.last_seen[row])
             self._write(base.tip.number, meta, IN_BASE, int(rows.count[row]), seen, rows.value[row])
 
     def continue_from(self, base: Base) -> None:
         """Go on from a base, behind versions that are no longer in the log."""
-        rows, meta = base.rows, base.manifest.meta
-        row = int(rows.find(*_key(self._history.feature, self._history.id))[0])
+        meta, (rows, row) = base.manifest.meta, _find(base, self._history)
         if row < 0:
             if self._vector is not None:
                 self._delete(base.tip.number, meta, GONE)
@@ -106,10 +108,11 @@ class _HistoryBuilder:
         tensors, meta, number = record.tensors(), record.meta, record.number
         if _row_of(tensors, "forgotten", self._history) is not None:
             self._delete(number, meta, ERASED)
-        if (row := _row_of(tensors, "rows", self._history)) is not None:
-            count, seen = int(tensors["rows.count"][row]), int(tensors["rows.last_seen"][row])
+        group = self._table.record_tensor("rows")
+        if (row := _row_of(tensors, group, self._history)) is not None:
+            count, seen = int(tensors[f"{group}.count"][row]), int(tensors[f"{group}.last_seen"][row])
             kind = CREATED if self._vector is None else WRITTEN
-            self._write(number, meta, kind, count, seen, tensors["rows.value"][row])
+            self._write(number, meta, kind, count, seen, tensors[f"{group}.value"][row])
         cutoff = meta.expiry_cutoffs.get(str(self._history.feature), self._last_seen)
         if self._vector is not None and self._last_seen < cutoff:
             self._delete(number, meta, EXPIRED)
@@ -126,6 +129,12 @@ class _HistoryBuilder:
     def _add(self, event: RowEvent) -> None:
         self._history.events.append(event)
         self._history.num_events += 1
+
+
+def _find(base: Base, history: RowHistory) -> tuple[RowLayer, int]:
+    """Return the rows of the key's table, and the place of its row in them, -1 if it has none."""
+    rows = table_holding(tables_of(base.manifest), history.feature).base_rows(base)
+    return rows, int(rows.find(*_key(history.feature, history.id))[0])
 
 
 def _oldest_base(index: LogIndex) -> Base:

@@ -132,7 +132,7 @@ def feature_name(schema: Schema, number: int) -> str:
     """Return the name of the feature with this number; rows shared by ids that are not admitted are marked as such."""
     is_shared = number >= SHARED_ROW_OFFSET
     own = number - SHARED_ROW_OFFSET if is_shared else number
-    name = schema.owner_names().get(own, f"feature {own}")
+    name = schema.row_names().get(own, f"feature {own}")
     return f"{name} (shared by ids not admitted)" if is_shared else name
 
 

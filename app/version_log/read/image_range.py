@@ -13,6 +13,7 @@ from springtide_client.rows.row_layer import RowLayer, empty_layer
 
 from app.version_log.read.index import IndexEntry, LogIndex
 from app.version_log.read.version_range import KeyRange, VersionRange
+from app.version_log.tables import LogTable, tables_of
 
 
 class VersionImage(NamedTuple):
@@ -28,20 +29,17 @@ class VersionImage(NamedTuple):
         base = index.base_before(number)
         return VersionImage(base, VersionRange(index, base.tip.number, number), index.meta(number).expiry_cutoffs)
 
-    def rows(self, key_range: KeyRange) -> RowLayer:
-        """Return the live rows of a range of keys, with their optimizer states."""
-        table = self.base.manifest.table
-        changes = self.versions.changes(key_range, table.dim, state_width=table.state_width)
-        merged = merge_layers(key_range.select(self.base.layer), changes)
+    def rows(self, key_range: KeyRange, table: LogTable) -> RowLayer:
+        """Return the live rows of a range of a table's keys, with their optimizer states."""
+        changes = self.versions.changes(key_range, table, with_states=True)
+        merged = merge_layers(key_range.select(table.base_layer(self.base)), changes)
         return merged.take(np.flatnonzero(merged.live_mask(self.cutoffs))).without_tombstones()
 
     @property
     def num_bytes(self) -> int:
         """About the bytes of its rows."""
-        layer = self.base.layer
-        assert layer.state is not None
-        per_row = 34 + 4 * (int(layer.value.shape[1]) + int(layer.state.shape[1]))
-        return self.versions.num_bytes + len(layer) * per_row
+        tables = tables_of(self.base.manifest)
+        return self.versions.num_bytes + sum(table.base_layer(self.base).num_bytes for table in tables)
 
 
 def _are_equal(rows: RowLayer, others: RowLayer) -> BoolArray:
@@ -68,26 +66,26 @@ class ImageRange:
         self.num_bytes = self._older.num_bytes + self._newer.num_bytes
 
     def changes(
-        self, key_range: KeyRange, dim: int, *, state_width: int | None = None, only: RowLayer | None = None
+        self, key_range: KeyRange, table: LogTable, *, with_states: bool = False, only: RowLayer | None = None
     ) -> RowLayer:
         """Return the newer version's rows that differ from the older one's, and tombstones of rows that are gone.
 
         A row that has expired by a rule has no tombstone, as in the records of the versions.
         """
-        older, newer = self._older.rows(key_range), self._newer.rows(key_range)
+        older, newer = self._older.rows(key_range, table), self._newer.rows(key_range, table)
         written = newer.take(np.flatnonzero(~_are_equal(newer, older)))
         gone = older.take(np.flatnonzero(newer.find_mixed(older.mixed, older.feature) < 0))
         gone = gone.take(np.flatnonzero(gone.live_mask(self._newer.cutoffs)))
         changes = merge_layers(replace(gone, tombstone=np.ones(len(gone), np.bool_)), written)
         if only is not None:
             changes = changes.take(np.flatnonzero(only.find_mixed(changes.mixed, changes.feature) >= 0))
-        return changes
+        return changes if with_states else replace(changes, state=None)
 
-    def keys(self, key_range: KeyRange) -> RowLayer:
+    def keys(self, key_range: KeyRange, table: LogTable) -> RowLayer:
         """Return `changes` with values of width 0."""
-        return self.changes(key_range, self._newer.base.manifest.table.dim).keys_only()
+        return self.changes(key_range, table).keys_only()
 
-    def tombstones(self, key_range: KeyRange) -> RowLayer:
+    def tombstones(self, key_range: KeyRange, table: LogTable) -> RowLayer:
         """Return no keys: which rows were deleted and created again is not known."""
         return empty_layer(0)
 

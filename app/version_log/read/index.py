@@ -18,6 +18,7 @@ from app.version_log.read.segments import HEADERS_ONLY, scan_segment
 from app.version_log.read.version_names import Instant, parse_instant, parse_version
 from app.version_log.retention.pins import Pin, read_pin, read_pins
 from app.version_log.retention.unbroken_runs import UnbrokenRuns
+from app.version_log.tables import is_row_id
 
 LENGTH_BYTES = 8  # of the length before the JSON header of a payload
 
@@ -34,8 +35,8 @@ class RecordHead(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """The number of rows that the version writes."""
-        return self.shapes.get("rows.id", (0,))[0]
+        """The number of rows that the version writes, in all tables."""
+        return sum(shape[0] for name, shape in self.shapes.items() if is_row_id(name))
 
     @property
     def num_forgotten(self) -> int:

@@ -8,12 +8,13 @@ import numpy as np
 from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
-from springtide_client.rows.layers import flatten_layers, merge_layers, push_layer, record_layer
+from springtide_client.rows.layers import flatten_layers, merge_layers, push_layer
 from springtide_client.rows.row_layer import RowLayer
 
 from app.scores.progressive import ProgressiveScores
 from app.version_log.read.exact_state import is_exact_state
 from app.version_log.read.id_dictionary import id_strings_of
+from app.version_log.tables import LogTable, tables_of
 
 MAX_COMMANDS = 10_000  # that a base remembers, beside erasures; the files of older ones are long deleted
 SCORES = "state.scores."
@@ -125,9 +126,8 @@ class ReplayState(ModelReplayState):
         self.id_strings: list[Arrays] = []
         self.num_changes = 0  # records that hold more than meta
         self.num_bytes = 0  # of the records replayed
-        self._dim, self._state_width = base.manifest.table.dim, base.manifest.table.state_width
-        self._layers: tuple[RowLayer, ...] = ()
-        self._pending: list[RowLayer] = []  # rows of the newest records, which stay in memory until they are merged
+        self.tables = tables_of(base.manifest)
+        self._rows = {table.name: _TableRows(table) for table in self.tables}
         self._pending_bytes = 0
 
     def apply(self, record: Record) -> None:
@@ -135,7 +135,8 @@ class ReplayState(ModelReplayState):
         super().apply(record)
         tensors = record.tensors()
         self.num_changes += any(array.nbytes for array in tensors.values()) or bool(record.meta.restores)
-        self._pending.append(record_layer(tensors, self._dim, self._state_width))
+        for rows in self._rows.values():
+            rows.add(tensors)
         self._pending_bytes += record.num_bytes
         if self._pending_bytes >= PENDING_BYTES:
             self._merge_pending()
@@ -150,17 +151,39 @@ class ReplayState(ModelReplayState):
         is_same = was.expiry_cutoffs == now.expiry_cutoffs and was.sketch_blocks == now.sketch_blocks
         return is_same and not self.num_changes
 
-    def changed_rows(self) -> RowLayer:
-        """Return the changed rows with their optimizer states, and tombstones of deleted ones, as one layer."""
+    def changed_rows(self, table: LogTable) -> RowLayer:
+        """Return a table's changed rows with their optimizer states, and tombstones of deleted ones, as one layer."""
         self._merge_pending()
-        merged = flatten_layers(self._layers, self._dim, self._state_width)
+        return self._rows[table.name].merged()
+
+    def _merge_pending(self) -> None:
+        for rows in self._rows.values():
+            rows.merge_pending()
+        self._pending_bytes = 0
+
+
+class _TableRows:
+    """The changed rows of one table."""
+
+    def __init__(self, table: LogTable) -> None:
+        self._table = table
+        self._layers: tuple[RowLayer, ...] = ()
+        self._pending: list[RowLayer] = []  # rows of the newest records, which stay in memory until they are merged
+
+    def add(self, tensors: Arrays) -> None:
+        layer = self._table.record_layer(tensors, with_states=True)
+        if len(layer):
+            self._pending.append(layer)
+
+    def merged(self) -> RowLayer:
+        merged = flatten_layers(self._layers, self._table.spec.dim, self._table.spec.state_width)
         self._layers = (merged,)
         return merged
 
-    def _merge_pending(self) -> None:
+    def merge_pending(self) -> None:
         if self._pending:
             self._layers = push_layer(self._layers, merge_layers(*self._pending))
-            self._pending, self._pending_bytes = [], 0
+            self._pending = []
 
 
 def remembered_commands(commands: Sequence[CommandEntry], known: Collection[str]) -> list[CommandEntry]:

@@ -16,6 +16,7 @@ from springtide_client.rows.layers import flatten_layers, push_layer, record_lay
 from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.read.index import IndexEntry, LogIndex
+from app.version_log.tables import LogTable
 
 RANGE_BYTES = 256 << 20  # of records whose rows are in memory at a time; peak memory is two to three times as much
 
@@ -72,32 +73,33 @@ class VersionRange:
             )
 
     def changes(
-        self, key_range: KeyRange, dim: int, *, state_width: int | None = None, only: RowLayer | None = None
+        self, key_range: KeyRange, table: LogTable, *, with_states: bool = False, only: RowLayer | None = None
     ) -> RowLayer:
-        """Return what the versions together do to a range of keys: rows, and tombstones of deleted ones.
+        """Return what the versions together do to a range of a table's keys: rows, and tombstones of deleted ones.
 
         `only`: restrict the result to the keys of this layer.
         """
         layers: tuple[RowLayer, ...] = ()
         for record in self.records():
-            layer = key_range.select(record_layer(record.tensors(), dim, state_width))
+            layer = key_range.select(table.record_layer(record.tensors(), with_states=with_states))
             if only is not None:
                 layer = layer.take(np.flatnonzero(only.find_mixed(layer.mixed, layer.feature) >= 0))
             layers = push_layer(layers, _copied(layer))
-        return flatten_layers(layers, dim, state_width)
+        return flatten_layers(layers, table.spec.dim, table.spec.state_width if with_states else None)
 
-    def keys(self, key_range: KeyRange) -> RowLayer:
+    def keys(self, key_range: KeyRange, table: LogTable) -> RowLayer:
         """Return `changes` with values of width 0, which takes little memory."""
         layers: tuple[RowLayer, ...] = ()
         for record in self.records():
-            layers = push_layer(layers, _copied(key_range.select(record_layer(without_vectors(record.tensors()), 0))))
+            layer = table.record_layer(record.tensors(), with_values=False)
+            layers = push_layer(layers, _copied(key_range.select(layer)))
         return flatten_layers(layers, 0)
 
-    def tombstones(self, key_range: KeyRange) -> RowLayer:
+    def tombstones(self, key_range: KeyRange, table: LogTable) -> RowLayer:
         """Return the keys that any of the versions deletes, including those created again later."""
         layers: tuple[RowLayer, ...] = ()
         for record in self.records():
-            tensors = record.tensors()
+            tensors = table.tensors(record.tensors())
             deleted = {name: array for name, array in tensors.items() if name.startswith("forgotten.")}
             layers = push_layer(layers, _copied(key_range.select(record_layer(deleted, 0))))
         return flatten_layers(layers, 0)
@@ -126,13 +128,6 @@ class VersionRange:
         for entry in self.entries:
             if name in entry.read_head().shapes:
                 yield entry.read().tensors()
-
-
-def without_vectors(tensors: Arrays) -> Arrays:
-    """Return a record's tensors with rows of width 0."""
-    if "rows.value" not in tensors:
-        return tensors
-    return {**tensors, "rows.value": tensors["rows.value"][:, :0]}
 
 
 def _copied(layer: RowLayer) -> RowLayer:

@@ -9,10 +9,11 @@ from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import SHARED_ROW_OFFSET, hash_string, mix_keys
-from springtide_client.log.base import ID_STRINGS, MANIFEST, OPTIMIZER, ROWS, Base, BaseManifest, read_base_manifest
+from springtide_client.log.base import ID_STRINGS, MANIFEST, Base, BaseManifest, read_base_manifest
 from springtide_client.log.listing import LogManifest, base_name
 from springtide_client.rows.row_layer import expiry_cutoffs_of
 
+from app.version_log.tables import LogTable, tables_of
 from app.version_log.verify.inventory import REMOVE, LogInventory
 from app.version_log.verify.report import VerifyReport, plural
 
@@ -60,14 +61,16 @@ class BaseCheck:
         except LogError:
             return None  # reported already: a file is missing or truncated
         if len(self._report.errors) == num_wrong:
-            self._check_rows(base)
+            for table in tables_of(manifest):
+                self._check_rows(base, table)
             if base.id_strings is not None:
                 self._check_id_strings(base, base.id_strings, deep=deep)
         if len(self._report.errors) == num_wrong:
             size = sum(file.bytes for file in manifest.files.values())
             name = version_name(manifest.number)
+            num_rows = sum(len(table.base_rows(base)) for table in tables_of(manifest))
             self._report.ok(
-                f"base {name}: {plural(len(base), 'row')}, {plural(len(manifest.files), 'file')}, {size:,} bytes"
+                f"base {name}: {plural(num_rows, 'row')}, {plural(len(manifest.files), 'file')}, {size:,} bytes"
             )
         return base
 
@@ -88,13 +91,14 @@ class BaseCheck:
             if path.name not in manifest.files and path.name != MANIFEST:
                 self._report.error(f"{folder.name}/{path.name}", None, "Springtide makes no file of this name", REMOVE)
 
-    def _check_rows(self, base: Base) -> None:
-        rows, meta, manifest = base.rows, base.manifest.meta, base.manifest
-        place = f"{base.path.name}/{ROWS}"
-        n, table = len(rows), manifest.table
-        if rows.value.shape != (n, table.dim) or base.states.shape != (n, table.state_width):
+    def _check_rows(self, base: Base, table: LogTable) -> None:
+        rows, meta, manifest = table.base_layer(base), base.manifest.meta, base.manifest
+        place = f"{base.path.name}/{table.rows_file}"
+        n, spec, states = len(rows), table.spec, rows.state
+        if rows.value.shape != (n, spec.dim) or states is None or states.shape != (n, spec.state_width):
             what = "rows and optimizer states do not have the width in the manifest"
-            self._add(f"{base.path.name}/{OPTIMIZER}", what, base.tip.number)
+            file = table.optimizer_file if table.has_optimizer_file else table.rows_file
+            self._add(f"{base.path.name}/{file}", what, base.tip.number)
             return
         numbers = list(manifest.decode_schema().row_names())
         before = (-1, -1)
@@ -108,6 +112,7 @@ class BaseCheck:
                 "its mixed key is not the hash of its key": chunk.mixed != mix_keys(chunk.feature, chunk.id),
                 "it is not in the order of mixed keys": ~np.concatenate([[first > before], rising]),
                 "its feature is not in the schema": ~np.isin(chunk.feature % SHARED_ROW_OFFSET, numbers),
+                "its feature has its rows in another table": ~table.holds(chunk.feature),
                 "it had expired": chunk.last_seen < expiry_cutoffs_of(chunk.feature, meta.expiry_cutoffs),
             }
             for what, found in wrong.items():

@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Array, Arrays
-from springtide_client.log.base import DENSE, ID_STRINGS, OPTIMIZER, ROWS, SKETCH, Base
+from springtide_client.log.base import DENSE, ID_STRINGS, SKETCH, Base
 from springtide_client.rows.layers import aligned_chunks, merge_layers
 from springtide_client.rows.row_layer import RowLayer
 
 from app.version_log.read.id_dictionary import feature_name, find_id_strings
 from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
+from app.version_log.tables import LogTable, tables_of
 from app.version_log.verify.report import VerifyReport, plural
 
 SCORES = "state.scores."  # not replayed here: they depend on the trainer's configured window
@@ -33,12 +34,17 @@ class ReplayCheck:
         self._older, self._newer, self._report = older, newer, report
         self._versions = VersionRange(index, older.tip.number, newer.tip.number)
         self._meta = newer.manifest.meta
-        self._next = 0
+        self._num_rows = 0  # compared
 
     def run(self, range_bytes: int = RANGE_BYTES) -> None:
         """Compare everything and report the first difference of each kind. LogError if the versions cannot be read."""
         num_wrong = len(self._report.errors)
-        self._compare_rows(range_bytes)
+        tables = tables_of(self._older.manifest)
+        if [table.name for table in tables] != [table.name for table in tables_of(self._newer.manifest)]:
+            self._report_error("manifest.json", "its tables differ from those of the base before it")
+            return
+        for table in tables:
+            self._compare_rows(table, range_bytes)
         self._compare_arrays()
         self._compare_id_strings()
         self._compare_sketch()
@@ -47,41 +53,43 @@ class ReplayCheck:
             names = version_name(self._older.tip.number), version_name(self._newer.tip.number)
             self._report.ok(
                 f"base {names[0]} and {plural(len(self._versions.entries), 'version')} replay to base {names[1]}: "
-                f"{plural(len(self._newer), 'row')} compared"
+                f"{plural(self._num_rows, 'row')} compared"
             )
 
-    def _compare_rows(self, range_bytes: int) -> None:
+    def _compare_rows(self, table: LogTable, range_bytes: int) -> None:
+        in_base, start = table.base_layer(self._newer), 0
         for key_range in split_keys(self._versions.num_bytes, range_bytes):
-            for expected in self._expected(key_range):
-                found = self._newer.layer.take(slice(self._next, self._next + len(expected)))
-                if not self._is_equal(expected, found):
+            for expected in self._expected(key_range, table):
+                found = in_base.take(slice(start, start + len(expected)))
+                if not self._is_equal(expected, found, table, start):
                     return
-                self._next += len(expected)
-        if self._next < len(self._newer):
-            self._report_row(self._next, self._newer.rows, self._next, "it should not be in the base")
+                start += len(expected)
+        self._num_rows += start
+        if start < len(in_base):
+            self._report_row(table.rows_file, start, in_base, start, "it should not be in the base")
 
-    def _expected(self, key_range: KeyRange) -> Iterator[RowLayer]:
-        table = self._older.manifest.table
-        changes = self._versions.changes(key_range, table.dim, state_width=table.state_width)
-        for old, new in aligned_chunks([key_range.select(self._older.layer), changes]):
+    def _expected(self, key_range: KeyRange, table: LogTable) -> Iterator[RowLayer]:
+        changes = self._versions.changes(key_range, table, with_states=True)
+        for old, new in aligned_chunks([key_range.select(table.base_layer(self._older)), changes]):
             merged = merge_layers(old, new)
             alive = np.flatnonzero(merged.live_mask(self._meta.expiry_cutoffs))
             for start in range(0, len(alive), CHUNK_ROWS):
                 yield merged.take(alive[start : start + CHUNK_ROWS])
 
-    def _is_equal(self, expected: RowLayer, found: RowLayer) -> bool:
+    def _is_equal(self, expected: RowLayer, found: RowLayer, table: LogTable, start: int) -> bool:
         n = min(len(expected), len(found))
         same_key = (expected.feature[:n] == found.feature[:n]) & (expected.id[:n] == found.id[:n])
         if len(found) < len(expected) or not same_key.all():
             row = n if same_key.all() else int(np.flatnonzero(~same_key)[0])
-            self._report_row(self._next + row, expected, row, "it should be here, but is not")
+            self._report_row(table.rows_file, start + row, expected, row, "it should be here, but is not")
             return False
         for column in ("mixed", "value", "count", "last_seen", "state"):
             differs = _differs(getattr(expected, column), getattr(found, column))
             if differs.any():
                 row = int(np.flatnonzero(differs)[0])
                 what = f"its {column.replace('_', ' ')} differs from the log"
-                self._report_row(self._next + row, expected, row, what, OPTIMIZER if column == "state" else ROWS)
+                file = table.optimizer_file if column == "state" else table.rows_file
+                self._report_row(file, start + row, expected, row, what)
                 return False
         return True
 
@@ -104,7 +112,9 @@ class ReplayCheck:
         in_base = self._newer.id_strings
         for strings in self._id_strings():
             features, ids = strings["feature"], strings["id"]
-            wanted = self._newer.rows.find(features, ids) >= 0
+            wanted = np.zeros(len(ids), np.bool_)
+            for table in tables_of(self._newer.manifest):
+                wanted |= table.base_rows(self._newer).find(features, ids) >= 0
             missing = wanted if in_base is None else wanted & (find_id_strings(in_base, features, ids) < 0)
             if missing.any():
                 k = int(np.flatnonzero(missing)[0])
@@ -143,7 +153,7 @@ class ReplayCheck:
         if any(entry.id not in ids for entry in last.executed_commands):
             self._report_error("manifest.json", "an executed command is missing: it would be executed again")
 
-    def _report_row(self, place: int, layer: RowLayer, row: int, what: str, file: str = ROWS) -> None:
+    def _report_row(self, file: str, place: int, layer: RowLayer, row: int, what: str) -> None:
         key = self._key(int(layer.feature[row]), int(layer.id[row]))
         self._report_error(file, f"row {place:,} ({key}): {what}")
 

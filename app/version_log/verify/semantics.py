@@ -6,9 +6,10 @@ import numpy as np
 from springtide_client.format.records import Record, VersionMeta, version_name
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
-from springtide_client.log.base import BaseManifest, TableSpec
+from springtide_client.log.base import BaseManifest
 from springtide_client.log.listing import LogManifest, begins_epoch
 
+from app.version_log.tables import LogTable, tables_of
 from app.version_log.verify.report import VerifyReport
 
 GROUPS = {
@@ -28,7 +29,7 @@ class SemanticCheck:
         self._bases = list(bases)
         self._fingerprint: str | None = manifest.fingerprint
         self._numbers: list[int] | None = list(manifest.decode_schema().row_names())
-        self._table: TableSpec | None = None
+        self._tables: tuple[LogTable, ...] = ()
         if self._bases:  # of what the versions before the oldest base had, nothing is left
             self._fingerprint = self._numbers = None
         self._before: VersionMeta | None = None
@@ -51,7 +52,8 @@ class SemanticCheck:
     def _enter(self, base: BaseManifest) -> None:
         """Check what follows against the schema and the table of this base."""
         schema = base.decode_schema()
-        self._fingerprint, self._numbers, self._table = schema.fingerprint(), list(schema.row_names()), base.table
+        self._fingerprint, self._numbers = schema.fingerprint(), list(schema.row_names())
+        self._tables = tables_of(base)
         if begins_epoch(base.number):
             self._before = None  # rows and stream go on as the base says, not as the version before it
 
@@ -95,7 +97,8 @@ class SemanticCheck:
 
     def _check_tensors(self, tensors: Arrays, meta: VersionMeta) -> list[str]:
         wrong = []
-        for group, columns in GROUPS.items():
+        groups = {**GROUPS, **{table.record_tensor("rows"): _columns_of(table) for table in self._tables}}
+        for group, columns in groups.items():
             present = [f"{group}.{column}" for column in columns if f"{group}.{column}" in tensors]
             if present and len(present) < len(columns):
                 wrong.append(f"{group} lack a column: only {', '.join(present)}")
@@ -105,10 +108,11 @@ class SemanticCheck:
                 wrong += self._check_keys(tensors, group)
         if wrong:
             return wrong
-        if "rows.id" in tensors and self._table is not None:
-            widths = tensors["rows.value"].shape[1:], tensors["rows.state"].shape[1:]
-            if widths != ((self._table.dim,), (self._table.state_width,)):
-                wrong.append(f"rows of width {widths} in a table of {self._table.dim} and {self._table.state_width}")
+        if self._tables:
+            wrong += [what for table in self._tables for what in _check_table(table, tensors)]
+            names = [table.name for table in self._tables]
+            strange = {name.rpartition("/")[0] for name in tensors if "/rows." in name}.difference(names)
+            wrong += [f"rows of a table {name!r} that its base does not have" for name in sorted(strange)]
         if "texts.id" in tensors and not _fit(tensors["texts.offsets"], tensors["texts.bytes"], tensors["texts.id"]):
             wrong.append("id strings and their offsets do not match")
         if len(tensors.get("sketch.block", ())) and int(tensors["sketch.block"].max()) >= meta.sketch_blocks:
@@ -124,6 +128,27 @@ class SemanticCheck:
         order = np.lexsort((features, mix_keys(features, ids)))
         twice = (features[order[1:]] == features[order[:-1]]) & (ids[order[1:]] == ids[order[:-1]])
         return [f"{group} name a key twice"] if bool(twice.any()) else []
+
+
+def _columns_of(table: LogTable) -> tuple[str, ...]:
+    has_states = not table.name or table.spec.state_width
+    return GROUPS["rows"] if has_states else tuple(name for name in GROUPS["rows"] if name != "state")
+
+
+def _check_table(table: LogTable, tensors: Arrays) -> list[str]:
+    """Check the widths of a table's rows, and that it holds their features."""
+    group = table.record_tensor("rows")
+    if f"{group}.id" not in tensors:
+        return []
+    where = "" if not table.name else f" {table.name}"
+    state = tensors.get(f"{group}.state")
+    widths = tensors[f"{group}.value"].shape[1:], (0,) if state is None else state.shape[1:]
+    wrong = []
+    if widths != ((table.spec.dim,), (table.spec.state_width,)):
+        wrong.append(f"rows of width {widths} in a table{where} of {table.spec.dim} and {table.spec.state_width}")
+    if not table.holds(tensors[f"{group}.feature"]).all():
+        wrong.append(f"rows of a feature that the {table.title} table does not hold")
+    return wrong
 
 
 def _fit(offsets: Array, content: Array, ids: Array) -> bool:

@@ -19,7 +19,8 @@ from app.training.bootstrap import design_of, load_state
 from app.training.health.known_good import last_good_before
 from app.training.state.training_state import TrainingState
 from app.version_log.change import begin
-from app.version_log.change.plan import Design, plan_change
+from app.version_log.change.design import Design
+from app.version_log.change.plan import plan_change
 from app.version_log.commands.rollback import build_rollback
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention, remove_drafts

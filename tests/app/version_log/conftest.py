@@ -14,5 +14,7 @@ def schema() -> Schema:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> WriterLog:
-    return WriterLog(tmp_path / "log")
+def log(tmp_path: Path, request: pytest.FixtureRequest) -> WriterLog:
+    """A log of one table, or of the class that a test is parametrized with."""
+    kind: type[WriterLog] = getattr(request, "param", WriterLog)
+    return kind(tmp_path / "log")

@@ -113,18 +113,18 @@ def read_log_contents(
     except CorruptRecordError:
         pass
     assert version in (None, state.tip.number), f"{version} cannot be read, only {state.tip}"
-    layer = merge_layers(base.layer, state.changed_rows())
-    layer = layer.take(np.flatnonzero(layer.live_mask(state.meta.expiry_cutoffs)))
-    assert layer.state is not None
-    rows = {
-        (int(layer.feature[i]), int(layer.id[i])): (
-            layer.value[i].tobytes(),
-            layer.state[i].tobytes(),
-            int(layer.count[i]),
-            int(layer.last_seen[i]),
-        )
-        for i in range(len(layer))
-    }
+    rows = {}
+    for table in state.tables:
+        layer = merge_layers(table.base_layer(base), state.changed_rows(table))
+        layer = layer.take(np.flatnonzero(layer.live_mask(state.meta.expiry_cutoffs)))
+        assert layer.state is not None
+        for i in range(len(layer)):
+            rows[int(layer.feature[i]), int(layer.id[i])] = (
+                layer.value[i].tobytes(),
+                layer.state[i].tobytes(),
+                int(layer.count[i]),
+                int(layer.last_seen[i]),
+            )
     sketch = b"" if state.sketch is None else state.sketch.tobytes()
     arrays = exact_arrays(log, state) if exact else state.arrays
     return LogContents(state.tip, state.meta, rows, arrays, sketch, string_keys([*state.id_strings, base.id_strings]))

@@ -1,5 +1,8 @@
 """The files that still hold an erased id, and when each will be deleted."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
@@ -9,7 +12,10 @@ from app.version_log.commands.erasure_audit import files_containing, oldest_file
 from app.version_log.commands.pin import pin_version, unpin_version
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import apply_retention
+from app.version_log.inspection.history import row_history
+from app.version_log.read.index import LogIndex
 from app.version_log.write.writer import LogWriter
+from tests.support.tables_log import TablesLog
 from tests.support.writer_log import WriterLog, config, put, row_tensors
 
 
@@ -49,6 +55,21 @@ def test_an_erased_id_stays_in_older_files_until_enough_bases_are_written(log: W
         put(writer, 51)
         sync_and_compact(log, writer)
         assert oldest_file_containing(settings, 0, 7) is None
+
+
+def test_a_row_is_found_in_the_files_of_every_table(tmp_path: Path) -> None:
+    log = TablesLog(tmp_path / "log")
+    with log.writer(segment_bytes=1 << 16) as writer:
+        writer.append(VersionMeta(), row_tensors({(1, 7): (3.0, 100), (0, 8): (4.0, 100)}))
+        base = sync_and_compact(log, writer)
+        files = [reference.file for reference in files_containing(config(log.path), 1, 7)]
+        assert files == ["seg-0000000001-000000.log", f"{base_name(base)}/rows.dim3.safetensors"]
+        assert files_containing(config(log.path), 1, 8) == []
+        shutil.copytree(log.path / base_name(base), log.path / f".tmp-{base_name(base)}-7")
+        assert any(reference.is_draft for reference in files_containing(config(log.path), 1, 7))
+        history = row_history(LogIndex(log.directory), 1, 7, limit=10)
+        assert [event.kind for event in history.events] == ["created"]
+        assert history.bases == [base]
 
 
 def test_an_id_string_counts_like_a_row(log: WriterLog) -> None:

@@ -2,29 +2,38 @@
 
 import msgspec
 import pytest
-from springtide_client.rows.layers import flatten_layers, merge_layers, record_layer
+from springtide_client.rows.layers import merge_layers
 
 from app.errors import UserError
 from app.version_log.commands.rollback import build_rollback
+from app.version_log.tables import tables_of
 from tests.support.random_versions import RandomVersions
-from tests.support.writer_log import DIM, WriterLog, rows_of
+from tests.support.tables_log import FEATURES, TablesLog, rows_of_table
+from tests.support.writer_log import WriterLog, rows_of
 
 
 def read(log: WriterLog) -> dict:
     """Return every live row at the end of the log, as read from the newest base on."""
     base = log.directory.open_base()
     records = list(log.directory.records(base.tip))
-    layer = flatten_layers([record_layer(record.tensors(), DIM, 1) for record in records], DIM, 1)
-    merged = merge_layers(base.layer, layer)
     meta = records[-1].meta if records else base.manifest.meta
-    alive = merged.live_mask(meta.expiry_cutoffs)
-    return rows_of(merged.take(alive.nonzero()[0]))
+    found = {}
+    for table in tables_of(base.manifest):
+        layers = [table.record_layer(record.tensors(), with_states=True) for record in records]
+        merged = merge_layers(table.base_layer(base), *layers)
+        alive = merged.take(merged.live_mask(meta.expiry_cutoffs).nonzero()[0])
+        found |= rows_of_table(table.name, alive) if log.tables else rows_of(alive)
+    return found
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    ("log", "seed"),
+    [*((WriterLog, seed) for seed in range(12)), *((TablesLog, seed) for seed in range(4))],
+    indirect=["log"],
+)
 def test_a_rollback_restores_the_rows_except_those_erased_since(log, seed):
     with log.writer(segment_bytes=1 << 16) as writer:
-        random = RandomVersions(log, writer, seed)
+        random = RandomVersions(log, writer, seed, FEATURES if log.tables else (0, 1))
         random.write(20)
         for _ in range(4):
             if random.rng.random() < 0.6:

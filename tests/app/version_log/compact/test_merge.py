@@ -9,6 +9,7 @@ from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
 
 from app.version_log.write.writer import LogWriter
+from tests.support.tables_log import FEATURES, TablesLog
 from tests.support.writer_log import WriterLog, compact, put, row_tensors, rows_of, sync_twice
 
 
@@ -26,20 +27,25 @@ def test_only_durable_versions_are_compacted(log) -> None:
         assert compact(log) is None
 
 
-@pytest.mark.parametrize("pending_bytes", [1, 3_000, 1 << 30])
+@pytest.mark.parametrize(
+    ("log", "pending_bytes"),
+    [(WriterLog, 1), (WriterLog, 3_000), (WriterLog, 1 << 30), (TablesLog, 3_000)],
+    indirect=["log"],
+)
 def test_a_base_equals_a_dictionary_after_the_same_versions(log, monkeypatch, pending_bytes: int) -> None:
     monkeypatch.setattr("app.version_log.read.replay_state.PENDING_BYTES", pending_bytes)
     rng = random.Random(5)
+    features = FEATURES if log.tables else (0, 1)
     expected: dict[tuple[int, int], tuple[float, int]] = {}
     with log.writer() as writer:
         for round_number in range(12):
             horizon = 0
             for _ in range(rng.randrange(1, 8)):
                 rows = {
-                    (rng.randrange(2), rng.randrange(60)): (float(rng.randrange(1, 99)), rng.randrange(1000))
+                    (rng.choice(features), rng.randrange(60)): (float(rng.randrange(1, 99)), rng.randrange(1000))
                     for _ in range(rng.randrange(20))
                 }
-                forgotten = [(rng.randrange(2), rng.randrange(60)) for _ in range(rng.randrange(4))]
+                forgotten = [(rng.choice(features), rng.randrange(60)) for _ in range(rng.randrange(4))]
                 horizon = max(horizon, rng.choice([0, 0, 0, round_number * 20]))
                 for key in forgotten:
                     expected.pop(key, None)
@@ -51,7 +57,8 @@ def test_a_base_equals_a_dictionary_after_the_same_versions(log, monkeypatch, pe
             writer.sync()
             base = compact(log)
             assert base is not None
-            assert rows_of(base.layer) == alive
+            assert log.rows_in(base) == alive
+            assert len(base) == len(alive)
             base.verify()
             expected = alive
 
@@ -70,20 +77,21 @@ def test_compaction_in_steps_writes_the_same_base(tmp_path) -> None:
     assert once.manifest.files == steps.manifest.files
 
 
+@pytest.mark.parametrize("log", [WriterLog, TablesLog], indirect=True)
 def test_rows_are_merged_in_several_blocks(log, monkeypatch) -> None:
     monkeypatch.setattr("app.version_log.compact.merge.CHUNK_ROWS", 7)
-    expected = {(0, i): (float(i + 1), 5) for i in range(100)}
+    expected = {(i % 2, i): (float(i + 1), 5) for i in range(100)}
     with log.writer() as writer:
         writer.append(VersionMeta(), row_tensors(expected))
         sync_twice(writer)
         assert compact(log)
-        changed = {(0, i): (float(i + 50), 6) for i in range(90, 130)}
-        writer.append(VersionMeta(), row_tensors(changed, [(0, 3), (0, 500)]))
+        changed = {(i % 2, i): (float(i + 50), 6) for i in range(90, 130)}
+        writer.append(VersionMeta(), row_tensors(changed, [(1, 3), (0, 500)]))
         sync_twice(writer)
         base = compact(log)
     assert base is not None
-    expected = {key: row for key, row in (expected | changed).items() if key != (0, 3)}
-    assert rows_of(base.layer) == expected
+    expected = {key: row for key, row in (expected | changed).items() if key != (1, 3)}
+    assert log.rows_in(base) == expected
     base.verify()
 
 

@@ -27,6 +27,7 @@ from app.version_log.export.snapshot_file import SnapshotFile, view_at_version
 from app.version_log.read.index import LogIndex
 from app.version_log.write.writer import LogWriter
 from tests.support.random_versions import RandomVersions
+from tests.support.tables_log import FEATURES, TablesLog
 from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config
 
 
@@ -117,6 +118,55 @@ def test_torch_loads_its_file_with_weights_only(made, tmp_path, program) -> None
     begin, end = users["id_string_offsets"][at : at + 2].tolist()
     assert bytes(users["id_string_bytes"][begin:end].tolist()) == b"blue"
     assert "id_string_bytes" not in loaded["rows"]["item_id"]
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> RandomVersions:
+    """A log of three tables."""
+    log = TablesLog(tmp_path / "log")
+    with log.writer() as writer:
+        made = RandomVersions(log, writer, features=FEATURES)
+        made.write(12)
+        made.compact()
+        made.write(6)
+        writer.sync()
+    return made
+
+
+@pytest.mark.parametrize("format", ["arrow", "parquet"])
+def test_each_table_has_a_column_of_vectors(tables: RandomVersions, tmp_path: Path, format: str) -> None:
+    index = LogIndex(tables.log.directory)
+    number, path = index.numbers[-1], tmp_path / f"rows.{format}"
+    num_rows = export(index, ExportConfig(format=format, version=number), path, force=False)
+    table = table_of(path)
+    columns = {"user_id": "vector", "item_id": "vector_dim3", "crosses": "vector_crosses"}
+    numbers = dict(zip(columns, FEATURES, strict=True))
+    found = {}
+    for row in table.to_pylist():
+        vectors = {name: row[name] for name in columns.values() if row[name] is not None}
+        assert list(vectors) == [columns[row["feature"]]]
+        found[numbers[row["feature"]], row["id"]] = next(iter(vectors.values()))
+    assert len(found) == num_rows == len(tables.now)
+    assert found == {
+        key: [value, -value, 0] if key[0] == 1 else [value, -value] for key, (value, _) in tables.now.items()
+    }
+    assert json.loads(table.schema.metadata[b"springtide"])["tables"]["dim3"]["features"] == [1]
+    export(index, ExportConfig(format=format, version=number, feature=1), path, force=True)
+    items = table_of(path)
+    assert items.schema.field("vector").type.list_size == 3
+    assert items["feature"].unique().to_pylist() == ["item_id"]
+
+
+def test_torch_has_the_vectors_of_each_feature_as_wide_as_they_are(tables: RandomVersions, tmp_path: Path) -> None:
+    index, path = LogIndex(tables.log.directory), tmp_path / "model.pt"
+    export(index, ExportConfig(format="torch", version=index.numbers[-1]), path, force=False)
+    rows = torch.load(path, weights_only=True)["rows"]
+    assert {name: columns["vector"].shape[1] for name, columns in rows.items()} == {
+        "user_id": 2,
+        "item_id": 3,
+        "crosses": 2,
+    }
+    assert sum(len(columns["id"]) for columns in rows.values()) == len(tables.now)
 
 
 def test_safetensors_equals_the_snapshot_of_a_server(made, tmp_path) -> None:

@@ -14,6 +14,7 @@ from app.errors import UserError
 from app.version_log.inspection.diff import RowCounts, diff_versions
 from app.version_log.read.index import LogIndex
 from tests.support.random_versions import RandomVersions, World
+from tests.support.tables_log import TablesLog
 from tests.support.writer_log import WriterLog, put, row_tensors
 
 
@@ -28,7 +29,9 @@ def expected_counts(older: World, newer: World, forgotten: set, feature: int) ->
     )
 
 
-@pytest.mark.parametrize("range_bytes", [1 << 30, 3_000])
+@pytest.mark.parametrize(
+    ("log", "range_bytes"), [(WriterLog, 1 << 30), (WriterLog, 3_000), (TablesLog, 3_000)], indirect=["log"]
+)
 def test_counts_and_moves_equal_those_of_two_dictionaries(log: WriterLog, range_bytes: int) -> None:
     with log.writer() as writer:
         made = RandomVersions(log, writer)

@@ -11,10 +11,13 @@ from app.version_log.read.image_range import ImageRange, versions_between
 from app.version_log.read.index import LogIndex
 from app.version_log.read.replay_state import MAX_COMMANDS
 from tests.support.pinned_log import PinnedLog, fill, image_rows
+from tests.support.tables_log import TablesLog
 from tests.support.writer_log import WriterLog, row_tensors
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("log", "seed"), [*((WriterLog, seed) for seed in range(6)), (TablesLog, 6), (TablesLog, 7)], indirect=["log"]
+)
 def test_a_rollback_across_a_gap_restores_the_rows_except_those_erased_since(log: WriterLog, seed: int) -> None:
     with PinnedLog(log, seed) as made:
         made.leave_only_the_pin()
@@ -30,6 +33,7 @@ def test_a_rollback_across_a_gap_restores_the_rows_except_those_erased_since(log
         }
 
 
+@pytest.mark.parametrize("log", [WriterLog, TablesLog], indirect=True)
 def test_a_diff_across_a_gap_counts_what_a_dictionary_counts(log: WriterLog) -> None:
     with PinnedLog(log, 1) as made:
         made.leave_only_the_pin()
