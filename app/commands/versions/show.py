@@ -11,12 +11,19 @@ if TYPE_CHECKING:
     from app.version_log.inspection.history import RowHistory
     from app.version_log.read.index import LogIndex
 
-HELP = "show one version, or with --key the history of one row"
+HELP = "show one version, with --key the history of one row, or with --cross what was learned of two ids together"
+PAIRS = 8  # of fields, by gain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("version", nargs="?", help=f"{VERSION_NAMES} (default: latest)")
     parser.add_argument("--key", metavar="FEATURE=ID", help="show what happened to this row, such as item_id=123")
+    parser.add_argument(
+        "--cross",
+        nargs=2,
+        metavar="FIELD=ID",
+        help="show what the wide part has learned of two ids together, such as user_id=7 genre=war",
+    )
     parser.add_argument(
         "--limit", type=int, default=50, metavar="N", help="with --key: show the last N events (default: 50)"
     )
@@ -31,11 +38,18 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
 
     if arguments.key and arguments.version:
         raise UserError("show takes a version or --key, not both: a row's history names every version")
+    if arguments.key and arguments.cross:
+        raise UserError("show takes --key or --cross, not both")
     if arguments.limit < 1:
         raise UserError(f"--limit {arguments.limit}: at least 1")
     index = LogIndex(LogDirectory(config.log.path))
     if arguments.key:
         return show_key(config, index, arguments)
+    if arguments.cross:
+        from app.commands.versions.cross import show_cross
+
+        number = index.resolve(arguments.version or "latest")
+        return show_cross(index, number, arguments.cross, as_json=arguments.json)
     return show_version(index, index.resolve(arguments.version or "latest"), as_json=arguments.json)
 
 
@@ -61,6 +75,7 @@ def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
         "bytes": entry.num_bytes if entry else None,
         **msgspec.to_builtins(head.meta if head else index.meta(number)),
         "tensors": dict(head.shapes) if head else {},
+        **contents_of(index, number),
     }
     if as_json:
         print_json(document)
@@ -69,11 +84,32 @@ def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
     return 0
 
 
+def contents_of(index: "LogIndex", number: int) -> dict[str, Any]:
+    """Return the tables of a version, with the rows that its base has, and the pairs of fields whose crosses it learns.
+
+    Empty for a version that cannot be rebuilt any more.
+    """
+    from app.version_log.inspection.crosses import live_pairs, wide_parameters
+    from app.version_log.inspection.table_sizes import table_sizes
+    from app.version_log.read.row_image import RowImage
+
+    if not index.is_restorable(number):
+        return {"tables": [], "crosses": []}
+    image = RowImage(index, number)
+    parameters = wide_parameters(image)
+    pairs = [] if parameters is None else live_pairs(image.schema, parameters)
+    return {
+        "tables": [vars(table) for table in table_sizes(image)],
+        "crosses": [{"fields": list(pair.fields), "gain": pair.gain} for pair in pairs],
+    }
+
+
 def print_version(document: dict[str, Any]) -> None:
     """Print the most important of it for people; the JSON has everything."""
     from springtide_client.format.records import version_name
 
-    from app.commands.formatting import format_bytes, format_time
+    from app.commands.formatting import format_bytes, format_number, format_time
+    from app.version_log.verify.report import plural
 
     is_base = ", a base" if document["is_base"] else ""
     pins = f", pinned as {', '.join(document['pins'])}" if document["pins"] else ""
@@ -98,8 +134,19 @@ def print_version(document: dict[str, Any]) -> None:
         print(f"  scores    {task}: {values}")
     shapes = document["tensors"]
     for group, what in (("rows", "rows written"), ("forgotten", "keys deleted"), ("texts", "id strings added")):
-        if f"{group}.id" in shapes:
-            print(f"  {group:<9} {shapes[f'{group}.id'][0]:,} {what}")
+        for name, shape in shapes.items():
+            if name.endswith(f"{group}.id"):
+                table = name.rpartition("/")[0]
+                print(f"  {group:<9} {shape[0]:,} {what}" + (f" in table {table}" if table else ""))
+    for table in document["tables"]:
+        states = f" and {table['state_width']} of state" if table["state_width"] else ""
+        features = f" of {', '.join(table['features'])}" if table["features"] else ""
+        size = f"{table['rows']:,} rows{features} in its base, {format_bytes(table['bytes'])}"
+        print(f"  table     {table['name'] or 'main'}: rows of {table['dim']} numbers{states}; {size}")
+    if pairs := document["crosses"]:
+        shown = ", ".join(f"{' x '.join(pair['fields'])} ({format_number(pair['gain'])})" for pair in pairs[:PAIRS])
+        more = f" and {len(pairs) - PAIRS} more" if len(pairs) > PAIRS else ""
+        print(f"  crosses   {plural(len(pairs), 'pair')} of fields, by gain: {shown}{more}")
     num_dense = sum(name.startswith("dense.") for name in shapes)
     if num_dense:
         print(f"  dense     {num_dense} parameters and buffers")
