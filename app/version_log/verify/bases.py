@@ -9,7 +9,15 @@ from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import SHARED_ROW_OFFSET, hash_string, mix_keys
-from springtide_client.log.base import ID_STRINGS, MANIFEST, Base, BaseManifest, read_base_manifest
+from springtide_client.log.base import (
+    ID_STRINGS,
+    MANIFEST,
+    Base,
+    BaseManifest,
+    optimizer_file,
+    read_base_manifest,
+    rows_file,
+)
 from springtide_client.log.listing import LogManifest, base_name
 from springtide_client.rows.row_layer import expiry_cutoffs_of
 
@@ -18,6 +26,23 @@ from app.version_log.verify.inventory import REMOVE, LogInventory
 from app.version_log.verify.report import VerifyReport, plural
 
 CHUNK_ROWS = 1 << 18
+
+
+def wrong_tables(manifest: BaseManifest) -> str:
+    """Return why the tables that a base names cannot be right; empty if they can."""
+    known = manifest.decode_schema().row_names()
+    for name, spec in manifest.tables.items():
+        for number in spec.features:
+            if number not in known:
+                return f"the table {name} holds feature {number}, which is not in the schema"
+        for file in (rows_file(name), *([optimizer_file(name)] if spec.state_width else [])):
+            if file not in manifest.files:
+                return f"the table {name} has no file {file}"
+    try:
+        tables_of(manifest)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 class BaseCheck:
@@ -48,6 +73,9 @@ class BaseCheck:
                 self._add(name, "the checksum at its end is damaged", number)
             if manifest.number != number:
                 self._add(name, f"it is the manifest of base {version_name(manifest.number)}", number)
+                continue
+            if wrong := wrong_tables(manifest):
+                self._add(name, wrong, number)
                 continue
             manifests.append(manifest)
         return manifests

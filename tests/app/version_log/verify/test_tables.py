@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.checksums import crc32_of_file
@@ -150,6 +151,25 @@ def test_a_version_with_rows_that_do_not_fit_its_tables_is_found(
         writer.append(meta, {f"{prefix}rows.{name}": array for name, array in columns.items()})
         writer.sync()
     assert any(words in what for _, what in wrong(path)), wrong(path)
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"dim3": [1], "crosses": [CROSSES, 1]}, "two tables hold the rows of feature 1"),
+        ({"dim3": [1, 9], "crosses": [CROSSES]}, "the table dim3 holds feature 9, which is not in the schema"),
+        ({"dim3": [1], "crosses": [CROSSES], "dim9": [0]}, "the table dim9 has no file rows.dim9.safetensors"),
+    ],
+)
+def test_tables_that_do_not_fit_the_schema_or_the_files_are_found(
+    path: Path, tables: dict[str, list[int]], words: str
+) -> None:
+    manifest = read_base_manifest(newest_base(path))
+    specs = {
+        name: replace(manifest.tables.get(name, manifest.table), features=features) for name, features in tables.items()
+    }
+    (newest_base(path) / MANIFEST).write_bytes(encode_checksummed_json(replace(manifest, tables=specs)))
+    assert (MANIFEST, words) in [(file, what.removesuffix(": a feature has one table")) for file, what in wrong(path)]
 
 
 def forge(folder: Path, name: str, change) -> None:
