@@ -18,7 +18,15 @@ from springtide_client.schema import Schema
 from springtide_client.wide.layout import COLUMNS_OF_A_LABEL
 
 from app.scores.progressive import ProgressiveScores
-from app.version_log.change.design import CROSSES_TABLE, DENSE, Design, keeps_states, keeps_vectors, row_owners
+from app.version_log.change.design import (
+    CROSSES_TABLE,
+    DENSE,
+    Design,
+    keeps_crosses,
+    keeps_states,
+    keeps_vectors,
+    row_owners,
+)
 from app.version_log.change.plan import Plan
 from app.version_log.change.wide_arrays import carry_wide
 from app.version_log.read.id_dictionary import merge_id_strings, take_strings
@@ -126,7 +134,7 @@ class Carry:
     def _all_numbers(self) -> dict[int, int]:
         """The numbers of the rows that are kept: of bins and crosses only if both designs have them."""
         stay = set(row_owners(self.new))
-        if self.old.has_crosses == self.new.has_crosses:
+        if keeps_crosses(self.old, self.new):
             stay.add(CROSSES)
         return {old: new for old, new in self.numbers.items() if new in stay}
 

@@ -73,8 +73,9 @@ class Design:
 
     @property
     def has_crosses(self) -> bool:
-        """True if the log has a table of crosses."""
-        return CROSSES_TABLE in self.tables
+        """True if the wide part learns crosses of fields, in a table of their own or among the other rows."""
+        pairs = self.dense.get(f"{PREFIX}pair_fields_P2")
+        return CROSSES_TABLE in self.tables or (pairs is not None and pairs.shape[0] > 0)
 
     def table_of(self, number: int) -> LogTable:
         """Return the table that holds the rows of a feature."""
@@ -89,6 +90,11 @@ def keeps_vectors(old: TableSpec, new: TableSpec) -> bool:
 def keeps_states(old: TableSpec, new: TableSpec) -> bool:
     """Return True if the rows of one table can go on in another with their optimizer states."""
     return keeps_vectors(old, new) and optimizer_name(old) == optimizer_name(new)
+
+
+def keeps_crosses(old: Design, new: Design) -> bool:
+    """Return True if rows of crosses go on: both designs have them, in a table of their own or not."""
+    return old.has_crosses and new.has_crosses and (CROSSES_TABLE in old.tables) == (CROSSES_TABLE in new.tables)
 
 
 def optimizer_name(table: TableSpec) -> str:

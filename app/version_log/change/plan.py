@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from springtide_client.schema import Schema
 
-from app.version_log.change.design import Design, keeps_states, keeps_vectors, optimizer_name, row_owners
+from app.version_log.change.design import Design, keeps_crosses, keeps_states, keeps_vectors, optimizer_name, row_owners
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def changed_settings(old: Design, new: Design) -> Iterator[str]:
         "[model] wide": (old.is_wide, new.is_wide),
     }
     if old.is_wide and new.is_wide:
-        pairs["crosses of fields"] = (old.has_crosses, new.has_crosses)
+        pairs["[model] crosses"] = (old.has_crosses, new.has_crosses)
     for key, (was, now) in pairs.items():
         if was != now:
             yield f"{key} ({was!r}, now {now!r})"
@@ -163,8 +163,12 @@ def _wide(old: Design, new: Design) -> Iterator[tuple[str, str]]:
         group = _group(old.is_wide, new.is_wide)
         yield "the wide part's weights of those rows", group
         yield "the wide part's gates, statistics and weights of numbers", group
-    if old.has_crosses or new.has_crosses:
-        yield "rows of crosses", _group(old.has_crosses, new.has_crosses)
+    goes_on = keeps_crosses(old, new)
+    for has_crosses, group in ((old.has_crosses, "dropped"), (new.has_crosses, "begun")):
+        if has_crosses and not goes_on:
+            yield "rows of crosses", group
+    if goes_on:
+        yield "rows of crosses", "kept"
     if old.is_wide and new.is_wide:
         for label in new.schema.labels:
             if label not in old.schema.labels:

@@ -4,17 +4,20 @@
 from dataclasses import dataclass
 
 import numpy as np
+from springtide_client.array_types import Float32Array
 from springtide_client.keys import CROSSES, encode_id
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 from springtide_client.wide.bins import bin_ids, signed_logs, standardize
 from springtide_client.wide.crosses import cross_ids, row_hashes
 from springtide_client.wide.fields import WideFields
-from springtide_client.wide.layout import born_column
+from springtide_client.wide.layout import COLUMNS_OF_A_LABEL, INFORMATION, WEIGHT, born_column
 from springtide_client.wide.parameters import PREFIX, WideParameters
 
 from app.errors import UserError
 from app.version_log.read.row_image import RowImage
+
+OF_A_CROSS = [WEIGHT, INFORMATION]
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,8 @@ def find_cross(image: RowImage, named: list[tuple[str, str]]) -> Cross:
         reason = "it has no row: the two have not come together since both were known, or the row was evicted"
         return Cross(cross.fields, cross.ids, is_live, cross_id, reason=reason)
     weights = tuple(
-        CrossWeight(label, float(row.value[0, 2 * place]), float(row.value[0, 2 * place + 1]))
-        for place, label in enumerate(schema.labels)
+        CrossWeight(label, float(weight), float(information))
+        for label, (weight, information) in zip(schema.labels, _numbers(image, row), strict=True)
     )
     return Cross(cross.fields, cross.ids, is_live, cross_id, weights, int(row.count[0]), int(row.last_seen[0]))
 
@@ -116,6 +119,21 @@ def _row_id(schema: Schema, parameters: WideParameters, field: str, text: str) -
         raise UserError(f"--cross {field}={text}: {field} is a number") from None
     bins = bin_ids(standardize(signed_logs(numbers_1D), parameters.number_statistics_3D))
     return int(bins[0, schema.dense.index(field)])
+
+
+def _numbers(image: RowImage, row: RowLayer) -> Float32Array:
+    """Return weight and information of a cross for each label, float32 (L, 2).
+
+    In a table of its own they are the row's values; among other rows they are where these have theirs.
+    """
+    spec = image.table_of(CROSSES).spec
+    numbers_L2: Float32Array = row.value[0].reshape(-1, 2)
+    if spec.wide_width:
+        assert row.state is not None
+        wide_W = row.state[0, spec.state_width - spec.wide_width :]
+        num_labels = len(image.schema.labels)
+        numbers_L2 = wide_W[: COLUMNS_OF_A_LABEL * num_labels].reshape(num_labels, -1)[:, OF_A_CROSS]
+    return numbers_L2
 
 
 def _born(image: RowImage, feature: int, row_id: int, num_labels: int) -> float:

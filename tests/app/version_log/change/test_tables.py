@@ -198,6 +198,35 @@ def test_the_wide_part_keeps_the_weights_of_the_labels_that_stay(log: TablesLog)
     assert "crosses/rows.value" not in rollback.arrays  # it would restore what is there
 
 
+@pytest.mark.parametrize(
+    "point", ["while a base is written", "before a base is renamed", "before a changed schema begins"]
+)
+def test_a_start_that_is_killed_while_tables_are_carried_is_made_good_by_the_next(
+    log: TablesLog, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = newest_rows(log)
+    base = log.directory.open_base()
+    assert base is not None
+
+    class KilledError(BaseException):
+        """Stands for SIGKILL: nothing handles it."""
+
+    def die(name: str) -> None:
+        if name == point:
+            raise KilledError(name)
+
+    new = design(base, tables={"crosses": TABLES["crosses"]})
+    with monkeypatch.context() as patch:
+        for module in ("change.begin", "compact.base_writer"):
+            patch.setattr(f"app.version_log.{module}.failpoint", die)
+        with pytest.raises(KilledError):
+            change(log, new)
+    assert log.directory.open_base() is not None
+    assert rows_of(log.directory.open_base() or base) == before
+    begun, _ = change(log, new)
+    assert {key: row[2:] for key, row in rows_of(begun).items()} == {key: row[2:] for key, row in before.items()}
+
+
 def test_a_rollback_across_the_change_restores_every_table_as_far_as_it_fits(log: TablesLog) -> None:
     number = LogIndex(log.directory).numbers[-1]
     before = newest_rows(log)
