@@ -1,7 +1,8 @@
 """Online learners in a process of their own: Vowpal Wabbit and River, one pass, each sample predicted before learned.
 
 The ids of a log are `ids_NE`, one column per element of a sample, absent ones of a list marked in `present_NE`;
-`fields_E` names the field of each column. Numbers are ids too: the logarithm in quarters, as is usual with VW.
+`fields_E` names the field of each column. A number is an id, its logarithm in quarters, and the logarithm itself in
+`values_NE`, NaN where there is none; River gets the ids alone.
 """
 
 # N samples, E elements of a sample
@@ -22,21 +23,26 @@ class Samples:
     """A log as the learners read it."""
 
     def __init__(self, folder: str) -> None:
-        names = ("ids_NE", "present_NE", "fields_E", "clicked_N")
-        self.ids, self.present, self.fields, self.clicked = (load(f"{folder}/{name}.npy") for name in names)
+        names = ("ids_NE", "present_NE", "values_NE", "fields_E", "clicked_N")
+        self.ids, self.present, self.values, self.fields, self.clicked = (
+            load(f"{folder}/{name}.npy") for name in names
+        )
         self.vw_path = Path(tempfile.mkdtemp(prefix="vw-")) / "log.vw"
         self.vw_path.write_text("".join(self._vw_lines()))
 
     def _vw_lines(self) -> Iterator[str]:
         fields = self.fields.tolist()
-        for ids, present, clicked in zip(self.ids.tolist(), self.present.tolist(), self.clicked.tolist(), strict=True):
+        columns = (self.ids, self.present, self.values, self.clicked)
+        for ids, present, values, clicked in zip(*(column.tolist() for column in columns), strict=True):
             parts, before = ["1" if clicked else "-1"], None
-            for field, value, is_present in zip(fields, ids, present, strict=True):
+            for field, row_id, is_present, value in zip(fields, ids, present, values, strict=True):
                 if field != before:
                     parts.append(f"|{ascii_letters[field]}")
                     before = field
                 if is_present:
-                    parts.append(f"{value & (1 << 64) - 1:x}")
+                    parts.append(f"{row_id & (1 << 64) - 1:x}")
+                if value == value:
+                    parts.append(f"log:{value:g}")
             yield " ".join(parts) + "\n"
 
     def as_dicts(self) -> Iterator[tuple[dict[str, float], bool]]:

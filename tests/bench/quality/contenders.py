@@ -103,8 +103,9 @@ def every_ms(interval_ms: int, event_ms_N: npt.NDArray[np.int64]) -> npt.NDArray
 
 
 def save_for_peers(log: Log, folder: Path) -> str:
-    """Write the log as the arrays of `peers/online_peer.py`; numbers become ids of their logarithm's quarters."""
+    """Write the log as the arrays of `peers/online_peer.py`; numbers become ids of their logarithm's quarters too."""
     features = log.samples.features
+    logs_NF = np.sign(features.dense_NF.astype(np.float64)) * np.log1p(np.abs(features.dense_NF.astype(np.float64)))
     columns: list[tuple[npt.NDArray[Any], npt.NDArray[Any], int]] = []
     for column_N in features.categorical_NC.T:
         columns.append((column_N, np.ones(len(column_N), bool), len({number for _, _, number in columns})))
@@ -115,18 +116,21 @@ def save_for_peers(log: Log, folder: Path) -> str:
             ids_N = np.zeros(len(lengths_N), np.int64)
             ids_N[present_N] = ragged.ids_M[ragged.offsets[:-1][present_N] + place]
             columns.append((ids_N, present_N, number))
-    for value_N in features.dense_NF.T.astype(np.float64):
+    values_NE = np.full((len(log.samples), len(columns) + logs_NF.shape[1]), np.nan)
+    values_NE[:, len(columns) :] = logs_NF
+    for log_N in logs_NF.T:
         number = len({number for _, _, number in columns})
-        bins_N = np.trunc(BINS_PER_LOG * np.sign(value_N) * np.log1p(np.abs(value_N)))
-        ids_N = np.where(np.isnan(value_N), 1 << 40, np.nan_to_num(bins_N)).astype(np.int64)
+        bins_N = np.nan_to_num(np.trunc(BINS_PER_LOG * log_N))
+        ids_N = np.where(np.isnan(log_N), 1 << 40, bins_N).astype(np.int64)
         columns.append((ids_N, np.ones(len(ids_N), bool), number))
     arrays = {
+        "values_NE": values_NE,
         "ids_NE": np.stack([column[0] for column in columns], axis=1),
         "present_NE": np.stack([column[1] for column in columns], axis=1),
         "fields_E": np.array([column[2] for column in columns], np.int64),
         "clicked_N": log.clicked_N,
     }
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     return str(folder)

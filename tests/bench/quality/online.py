@@ -67,17 +67,26 @@ def read_logs(names: list[str], folder: Path, most: int, *, quick: bool) -> Iter
 
 
 def run_peers(log: Log, peers: Peers, folder: Path, *, quick: bool) -> Iterator[Result]:
-    """Let VW and River learn the log, in a process of their own."""
+    """Let VW and River learn the log, in a process of their own; passes that `folder` keeps are not repeated."""
     if not peers.installed:
         return
-    peers.call_all("read", folder=save_for_peers(log, folder / log.name))
-    path = str(folder / "logits.npy")
-    for name, options in vw_settings(quick=quick):
-        seconds = peers.installed["VW"].call("vw", options=options, path=path)["seconds"]
-        yield Result(name, OnePass(np.load(path), seconds))
+    calls: dict[str, tuple[str, dict[str, Any]]] = {
+        name: ("vw", {"options": options}) for name, options in vw_settings(quick=quick)
+    }
     for model, rate in RIVER[:1] if quick else RIVER:
-        seconds = peers.installed["River"].call("river", model=model, rate=rate, path=path)["seconds"]
-        yield Result(f"River {model} {rate:g}", OnePass(np.load(path), seconds))
+        calls[f"River {model} {rate:g}"] = ("river", {"model": model, "rate": rate})
+    has_read = False
+    for name, (function, settings) in calls.items():
+        kept = folder / f"{log.name} {len(log.samples)} {name}.npz"
+        if not kept.exists():
+            if not has_read:
+                peers.call_all("read", folder=save_for_peers(log, folder / f"{log.name} {len(log.samples)}"))
+                has_read = True
+            path = folder / "logits.npy"
+            answer = peers.installed["VW"].call(function, **settings, path=str(path))
+            np.savez(kept, logits=np.load(path), seconds=answer["seconds"])
+        with np.load(kept) as arrays:
+            yield Result(name, OnePass(arrays["logits"], float(arrays["seconds"])))
 
 
 def case_of(log: Log, result: Result, ours: OnePass) -> dict[str, Any]:
@@ -156,6 +165,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--logs", default=",".join([*SETS, SIMULATED]))
     parser.add_argument("--parts", default="ours,peers,ablations", help="what to run beside our defaults")
     parser.add_argument("--samples", type=int, default=MOST_SAMPLES, help="of a real log, at most")
+    parser.add_argument("--keep", type=Path, help="keep the peers' logits in this folder, and use those it has")
     parser.add_argument("--data", type=Path, default=DATA, help="where the logs' .parquet files are")
     options = parser.parse_args()
     options.logs, options.parts = options.logs.split(","), options.parts.split(",")
@@ -188,7 +198,8 @@ def main() -> int:
     quick, venv_of = options.quick, VENV_OF if "peers" in options.parts else {}
     cases: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="online-")))
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="online-")))
+        folder.mkdir(parents=True, exist_ok=True)
         peers = stack.enter_context(Peers(venv_of, venvs=options.peers, threads=1))
         run = describe_run("quality.online", packages=PACKAGES, quick=quick, peers=peers.versions)
         most = QUICK_SAMPLES if quick else options.samples
