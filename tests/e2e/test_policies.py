@@ -16,7 +16,7 @@ from tests.e2e.workspace import Workspace, read_view
 from tests.support.config import edit_config
 from tests.support.waiting import wait_until
 
-TTL_MS, MIN_COUNT, BATCH = 300_000, 3, 64
+TTL_MS, MIN_COUNT, BATCH, LARGER_BATCH = 300_000, 3, 16, 32
 NUM_CLICKS, NUM_USERS, NUM_ITEMS = 6_000, 500, 5_000
 POLICIES = {
     "features": {"item_id": {"admission": {"min_count": MIN_COUNT}}, "user_id": {"ttl_seconds": TTL_MS // 1000}},
@@ -96,8 +96,11 @@ def test_policies_hold_through_kills_as_without_kills(workspace: Workspace) -> N
     assert status["samples_trained"] == NUM_CLICKS
 
     expected = Expected()
-    for start in range(0, NUM_CLICKS, BATCH):
-        expected.learn(clicks[start : start + BATCH])
+    start = 0
+    while start < NUM_CLICKS:
+        size = LARGER_BATCH if start >= 128 * LARGER_BATCH else BATCH
+        expected.learn(clicks[start : start + size])
+        start += size
     assert min(expected.num_expired, len(expected.waiting), len(expected.items)) > 10
     killed = read_view(workspace.log)
     assert_as_expected(killed, expected)

@@ -80,7 +80,9 @@ def test_evaluate_prints_a_table_and_a_line_per_so_many_samples(
 ) -> None:
     write_csv(Path("clicks.csv"), 1500)
     springtide("init", "clicks.csv", "--write", "springtide.toml")
-    code, out, err = springtide("evaluate", "clicks.csv", "--set", "train.batch_size=100", "--set", "model.name=deepfm")
+    code, out, err = springtide(
+        "evaluate", "clicks.csv", "--set", "train.min_batch_size=100", "--set", "model.name=deepfm"
+    )
     assert code == 0, err
     assert out.startswith("1,500 samples in ")
     assert "all samples" in out
