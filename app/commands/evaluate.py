@@ -2,6 +2,13 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from app.tools.replay.input_file import InputFile
 
 HELP = "learn files (CSV, TSV, JSONL, Parquet) in one pass, without a broker, and say how well they are predicted"
 
@@ -17,6 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECTION.KEY=VALUE",
         help="change a setting, such as train.batch_size=64 (may be repeated)",
     )
+    parser.add_argument(
+        "--compare", nargs=2, metavar="CONFIG", help="evaluate two configurations on the same rows, side by side"
+    )
+    parser.add_argument(
+        "--search", action="store_true", help="search for better settings by successive halving over prefixes"
+    )
+    parser.add_argument(
+        "--budget", metavar="TIME|RUNS", help="of --search: a time (10m) or a number of settings (default: 27 runs)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of --search: which settings are drawn (default: 0)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="of --search: processes (default: one per core)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="of --search: write the winner as a configuration")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -28,7 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     from app.commands.formatting import print_json
     from app.config.assignments import parse_assignment
     from app.errors import UserError
+    from app.tools.evaluate.comparison import comparison_document, comparison_lines, require_same_labels
     from app.tools.evaluate.passes import evaluate_files
+    from app.tools.evaluate.report import ProgressReport
     from app.tools.replay.input_file import InputFile
 
     if arguments.limit is not None and arguments.limit < 1:
@@ -36,11 +57,83 @@ def run(arguments: argparse.Namespace) -> int:
     files = [InputFile(path) for path in arguments.files]
     assignments = [parse_assignment(text) for text in arguments.set]
     stopping = stop_on_signals()
-    result = evaluate_files(
-        files, arguments.config, assignments, limit=arguments.limit, by=arguments.by, stopping=stopping
-    )
-    if arguments.json:
-        print_json(result.document())
+    if arguments.search:
+        return _search(arguments, files, assignments, stopping)
+    if name := next((n for n in ("budget", "seed", "jobs", "write") if getattr(arguments, n) is not None), None):
+        raise UserError(f"--{name} goes with --search")
+    configs = [arguments.config]
+    if arguments.compare is not None:
+        if arguments.config is not None:
+            raise UserError("--compare names both configurations: leave out --config")
+        configs = arguments.compare
+    results = []
+    for config in configs:
+        progress = ProgressReport(title=f"{config}: " if len(configs) > 1 else "")
+        results.append(
+            evaluate_files(
+                files,
+                config,
+                assignments,
+                limit=arguments.limit,
+                by=arguments.by,
+                stopping=stopping,
+                progress=progress,
+            )
+        )
+        if stopping.is_set():
+            break
+    if len(results) == 2:
+        require_same_labels(results)
+        document, lines = comparison_document(*results), comparison_lines(*results)
     else:
-        print("\n".join(result.lines()))
-    return 0 if result.is_complete else 130
+        document, lines = results[0].document(), results[0].lines()
+    if arguments.json:
+        print_json(document)
+    else:
+        print("\n".join(lines))
+    return 0 if all(result.is_complete for result in results) else 130
+
+
+def _search(
+    arguments: argparse.Namespace,
+    files: "Sequence[InputFile]",
+    assignments: "Sequence[dict[str, Any]]",
+    stopping: "threading.Event",
+) -> int:
+    import os
+
+    from app.commands.formatting import print_json
+    from app.errors import UserError
+    from app.tools.evaluate.search.plan import Budget
+    from app.tools.evaluate.search.search import Search
+    from app.tools.evaluate.search.winner import search_document, search_lines, winner_toml
+
+    for name in ("compare", "by"):
+        if getattr(arguments, name) is not None:
+            raise UserError(f"--{name} does not go with --search: evaluate the winner afterwards")
+    jobs = min(os.cpu_count() or 1, 8) if arguments.jobs is None else arguments.jobs
+    if jobs < 1:
+        raise UserError(f"--jobs {jobs}: at least 1")
+    path = arguments.write
+    if path is not None and (path.exists() or not path.parent.is_dir()):
+        why = (
+            "the file exists: name another one, or remove it" if path.exists() else f"there is no folder {path.parent}"
+        )
+        raise UserError(f"--write {path}: {why}")
+    found = Search(
+        files,
+        arguments.config,
+        assignments,
+        limit=arguments.limit,
+        budget=None if arguments.budget is None else Budget.parse(arguments.budget),
+        seed=arguments.seed or 0,
+        jobs=jobs,
+        stopping=stopping,
+    ).run()
+    if path is not None:
+        path.write_text(winner_toml(found, arguments.config, assignments), encoding="utf-8")
+    if arguments.json:
+        print_json(search_document(found))
+    else:
+        print("\n".join(search_lines(found)))
+    return 0

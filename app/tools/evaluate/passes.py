@@ -22,9 +22,10 @@ def evaluate_files(
     by: str | None = None,
     stopping: threading.Event | None = None,
     progress: ProgressReport | None = None,
+    folder: str | None = None,
 ) -> EvaluationResult:
-    """Learn the files in one pass. `stopping` ends it early; the result then says so."""
-    with temporary_config(config_path, assignments) as config:
+    """Learn the files in one pass. `stopping` ends it early; the result then says so. `folder`: for temporary files."""
+    with temporary_config(config_path, assignments, parent=folder) as config:
         source = FileSource(config.source, config.schema, files, limit=limit, by=by)
         evaluation = Evaluation(config, source)
         progress = progress or ProgressReport()

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 from app.tools.evaluate.evaluation import Evaluation
-from app.tools.evaluate.scores import Score, normalized_entropy, score_of
+from app.tools.evaluate.scores import EvaluatedSamples, Score, normalized_entropy, score_of
 from app.tools.replay.progress_bar import ProgressBar
 
 HEADER = f"{'AUC':>7}  {'+-':>6}  {'logloss':>8}  {'NE':>6}  {'calibration':>11}"
@@ -15,9 +15,10 @@ HEADER = f"{'AUC':>7}  {'+-':>6}  {'logloss':>8}  {'NE':>6}  {'calibration':>11}
 class ProgressReport:
     """The scores so far: beside a bar on a terminal; elsewhere a line at 1,000 samples, 2,000, 5,000, 10,000, ..."""
 
-    def __init__(self, bar: ProgressBar | None = None, *, stream: TextIO | None = None, title: str = "") -> None:
-        self.bar = bar or ProgressBar(stream=stream)
-        self._stream, self._title, self._next_line = stream or sys.stderr, title, 1000
+    def __init__(self, *, stream: TextIO | None = None, title: str = "", first_line: int = 1000) -> None:
+        """`stream`: by default stderr. `title` begins each line. `first_line`: samples before the first one."""
+        self.bar = ProgressBar(stream=stream)
+        self._stream, self._title, self._next_line = stream or sys.stderr, title, first_line
 
     def show(self, evaluation: Evaluation) -> None:
         """Update the bar, or print a line if one is due."""
@@ -59,6 +60,7 @@ class EvaluationResult:
     window: Score  # of the newest samples, for the first label
     segment_field: str
     segments: Sequence[tuple[str, Score]]  # for the first label
+    scored: EvaluatedSamples
 
     @staticmethod
     def of(evaluation: Evaluation, seconds: float, *, is_complete: bool) -> "EvaluationResult":
@@ -85,6 +87,7 @@ class EvaluationResult:
             window=score_of(samples.where(newest)),
             segment_field="" if source.segments is None else source.segments.name,
             segments=[] if source.segments is None else source.segments.scores(samples),
+            scored=samples,
         )
 
     @property

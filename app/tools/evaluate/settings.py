@@ -10,8 +10,13 @@ from app.config.load import Config, load_config
 
 
 @contextmanager
-def temporary_config(path: Path | str | None, assignments: Sequence[Mapping[str, Any]] = ()) -> Iterator[Config]:
-    """Return the configuration with log and spill in a temporary folder, so that an existing log changes nothing."""
-    with tempfile.TemporaryDirectory(prefix="springtide-evaluate-") as folder:
+def temporary_config(
+    path: Path | str | None, assignments: Sequence[Mapping[str, Any]] = (), *, parent: str | None = None
+) -> Iterator[Config]:
+    """Return the configuration with log and spill in a temporary folder, so that an existing log changes nothing.
+
+    The folder is in `parent`, by default that of all temporary files.
+    """
+    with tempfile.TemporaryDirectory(prefix="springtide-evaluate-", dir=parent) as folder:
         paths = {"log": {"path": f"{folder}/log"}, "table": {"disk_path": f"{folder}/spill"}}
         yield load_config(path, paths, assignments)

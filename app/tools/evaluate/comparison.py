@@ -1,0 +1,106 @@
+"""Two evaluations of the same rows, side by side: the differences and how certain they are."""
+
+# N samples
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from app.errors import UserError
+from app.scores.auc import exact_auc
+from app.tools.evaluate.auc_error import difference_error
+from app.tools.evaluate.report import EvaluationResult, score_text, table
+from app.tools.evaluate.scores import EvaluatedSamples, losses
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The second evaluation minus the first, on the samples of both. None where it is not defined.
+
+    The standard errors are those of paired samples, taken as independent: DeLong et al. 1988 for the AUC.
+    """
+
+    samples: int
+    auc: float | None
+    auc_standard_error: float | None
+    logloss: float | None
+    logloss_standard_error: float | None
+
+    @property
+    def is_better(self) -> bool:
+        """True if the second one's logloss is lower by more than twice the standard error."""
+        return self.logloss is not None and self.logloss < -2 * (self.logloss_standard_error or 0)
+
+
+def compare(first: EvaluatedSamples, second: EvaluatedSamples, *, label: int = 0, from_row: int = 0) -> Difference:
+    """Return the difference for one label on the rows that both have learned, from a row of the files on."""
+    rows_N, at_first_N, at_second_N = np.intersect1d(first.row_N, second.row_N, assume_unique=True, return_indices=True)
+    kept_N = rows_N >= from_row
+    scores_N, positive_N, negative_N = first.where(at_first_N[kept_N]).of_label(label)
+    others_N = second.where(at_second_N[kept_N]).of_label(label)[0]
+    weights_N = positive_N + negative_N
+    total = float(weights_N.sum())
+    before, after = exact_auc(scores_N, positive_N, negative_N), exact_auc(others_N, positive_N, negative_N)
+    auc = None if before is None or after is None else after - before
+    logloss = logloss_error = None
+    if total > 0:
+        gained_N = losses(others_N, positive_N, negative_N) - losses(scores_N, positive_N, negative_N)
+        logloss = float(gained_N.sum()) / total
+        logloss_error = math.sqrt(float(np.square(gained_N - weights_N * logloss).sum())) / total
+    return Difference(
+        samples=int(np.count_nonzero(weights_N)),
+        auc=auc,
+        auc_standard_error=None if auc is None else difference_error(others_N, scores_N, positive_N, negative_N),
+        logloss=logloss,
+        logloss_standard_error=logloss_error,
+    )
+
+
+def require_same_labels(results: Sequence[EvaluationResult]) -> None:
+    """Raise UserError if two evaluations predict different fields."""
+    labels = [", ".join(result.whole) for result in results]
+    if labels[0] != labels[1]:
+        names = " and ".join(f"{result.config} predicts {label}" for result, label in zip(results, labels, strict=True))
+        raise UserError(f"{names}: there is nothing to compare")
+
+
+def comparison_document(first: EvaluationResult, second: EvaluationResult) -> dict[str, Any]:
+    """Return two results and their differences by label for `--json`."""
+    differences = {
+        label: asdict(compare(first.scored, second.scored, label=index)) for index, label in enumerate(first.whole)
+    }
+    return {"evaluations": [first.document(), second.document()], "differences": differences}
+
+
+def comparison_lines(first: EvaluationResult, second: EvaluationResult) -> list[str]:
+    """Return two results and their differences for people."""
+    lines: list[str] = []
+    for index, label in enumerate(first.whole):
+        both = {"1": first.whole[label], "2": second.whole[label]}
+        lines += ["", *table(both, score_text, label)]
+        lines.append(difference_text("2 minus 1", compare(first.scored, second.scored, label=index)))
+    for name, result in (("1", first), ("2", second)):
+        lines += ["", f"{name}: {result.lines()[0]}", *result.lines()[1:]] if result.segments else []
+    heads = [f"{name}: {result.lines()[0]}" for name, result in (("1", first), ("2", second))]
+    return [*heads, *lines]
+
+
+def difference_text(title: str, difference: Difference) -> str:
+    """Return a difference as one line."""
+    return (
+        f"{title}: AUC {signed(difference.auc)} +- {error_text(difference.auc_standard_error)}, "
+        f"logloss {signed(difference.logloss)} +- {error_text(difference.logloss_standard_error)} "
+        f"on {difference.samples:,} samples"
+    )
+
+
+def signed(value: float | None) -> str:
+    """Return a difference with its sign."""
+    return "-" if value is None else f"{value:+.5f}"
+
+
+def error_text(value: float | None) -> str:
+    """Return a standard error with as many decimals as a difference."""
+    return "-" if value is None else f"{value:.5f}"
