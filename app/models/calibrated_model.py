@@ -21,6 +21,7 @@ class CalibratedModel(DenseModel):
         # all fields learn from the same label: each takes a smaller part, so that their sum does not overshoot
         self.first_order_scale = (4.0 / max(1, spec.num_fields)) ** 0.5
         self.pair_scale = (6.0 / max(1, spec.num_fields)) ** 0.5
+        self.is_offset = False
 
     def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         """Return scores (N, L), or (N, 1) for all labels alike; zero stands for the base rate."""
@@ -35,14 +36,28 @@ class CalibratedModel(DenseModel):
         dense_NF: Tensor,
     ) -> Tensor:
         fields_NED = join_fields(categorical_NCD, pooled_NPD, sequence_NSTD, length_NS)
-        logits_NL: Tensor = self.calibration(self.scores(fields_NED, self.normalizer(dense_NF)))
+        scores_NL = self.scores(fields_NED, self.normalizer(dense_NF))
+        logits_NL: Tensor = scores_NL.float() if self.is_offset else self.calibration(scores_NL)
         return logits_NL
+
+    def become_offset(self) -> None:
+        """From now on give the deep part's scores alone, zero at first: the wide part adds all others to them."""
+        self.is_offset = True
+        del self.calibration
+        if (last := self.last_layer()) is not None:
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+
+    def last_layer(self) -> nn.Linear | None:
+        """Return the layer whose outputs are the deep part's scores; None if there is none."""
+        return None
 
     def observe_inputs(self, dense_NF: Tensor) -> None:
         self.normalizer.observe(dense_NF)
 
     def observe_labels(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
-        self.calibration.observe(logits_NL, labels_NL, weights_N)
+        if not self.is_offset:
+            self.calibration.observe(logits_NL, labels_NL, weights_N)
 
     def first_order(self, fields_NED: Tensor) -> Tensor:
         """Return the sum of each label's first-order weights: element l of every row, in float32."""

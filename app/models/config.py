@@ -24,6 +24,18 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         default_factory=dict
     )
 
+    wide: Annotated[
+        bool,
+        Meta(
+            description="Score with a wide part beside the net: weights of ids and of pairs of ids, learned sample by "
+            "sample."
+        ),
+    ] = False
+    crosses: Annotated[
+        int,
+        Meta(ge=0, le=4096, description="Pairs of fields that the wide part crosses, at most; 0: none."),
+    ] = 64
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name not in BUILT_IN_MODELS and ":" not in self.name:

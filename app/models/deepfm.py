@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from app.models.calibrated_model import CalibratedModel, ZeroLinear, check_layer_sizes, perceptron
 from app.models.interface import ModelSpec
@@ -20,10 +20,21 @@ class DeepFM(CalibratedModel):
         sizes = [spec.num_fields * spec.dim + num_normalized, *check_layer_sizes("hidden", hidden), spec.num_labels]
         self.deep = perceptron(sizes, last_is_linear=True)
 
+    def last_layer(self) -> nn.Linear:
+        last = self.deep[-1]
+        assert isinstance(last, nn.Linear)
+        return last
+
+    def become_offset(self) -> None:
+        super().become_offset()
+        del self.linear
+
     def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        deep_NL: Tensor = self.deep(torch.cat([fields_NED.flatten(1), dense_NX], dim=1))
+        if self.is_offset:
+            return deep_NL
         sum_ND = fields_NED.sum(dim=1)
         pairs_N = 0.5 * (sum_ND.square() - fields_NED.square().sum(dim=1)).sum(dim=1)
-        deep_NL: Tensor = self.deep(torch.cat([fields_NED.flatten(1), dense_NX], dim=1))
         linear_NL: Tensor = self.linear(dense_NX)
         wide_NL = self.first_order(fields_NED) + self.pair_scale * pairs_N[:, None]
         scores_NL: Tensor = wide_NL + linear_NL.float() + deep_NL.float()

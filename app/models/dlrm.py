@@ -33,7 +33,7 @@ class DLRM(CalibratedModel):
         super().__init__(spec)
         num_normalized, dim = self.normalizer.num_outputs, spec.dim
         bottom_sizes, top_sizes = check_layer_sizes("bottom", bottom), check_layer_sizes("top", top)
-        self.wide, self.rows_on_top = wide, rows_on_top
+        self.adds_pairs, self.rows_on_top = wide, rows_on_top
         self.bottom: nn.Sequential | None = None
         if num_normalized:
             self.bottom = perceptron([num_normalized, *bottom_sizes, dim], last_is_linear=False)
@@ -42,6 +42,11 @@ class DLRM(CalibratedModel):
         self.register_buffer("pairs_I", left_I * num_vectors + right_I, persistent=False)
         num_top = len(left_I) + (dim if self.bottom is not None else 0) + (spec.num_fields * dim if rows_on_top else 0)
         self.top = perceptron([num_top, *top_sizes, spec.num_labels], last_is_linear=True)
+
+    def last_layer(self) -> nn.Linear:
+        last = self.top[-1]
+        assert isinstance(last, nn.Linear)
+        return last
 
     def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         parts = [fields_NED.flatten(1)] if self.rows_on_top else []
@@ -52,7 +57,7 @@ class DLRM(CalibratedModel):
             vectors_NVD = torch.cat([parts[-1].unsqueeze(1), fields_NED], dim=1)
         pairs_NI = dot_interaction(vectors_NVD, self.pairs_I)
         scores_NL: Tensor = self.top(torch.cat([*parts, pairs_NI], dim=1)).float()
-        if self.wide:
+        if self.adds_pairs and not self.is_offset:
             pairs_N1 = pairs_NI.float().sum(dim=1, keepdim=True)
             scores_NL = scores_NL + self.first_order(fields_NED) + self.pair_scale * pairs_N1
         return scores_NL

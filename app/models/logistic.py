@@ -16,4 +16,4 @@ class Logistic(CalibratedModel):
 
     def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         scores_NL: Tensor = self.linear(dense_NX)
-        return self.first_order(fields_NED) + scores_NL.float()
+        return scores_NL if self.is_offset else self.first_order(fields_NED) + scores_NL.float()

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import torch
 from msgspec.structs import replace
+from springtide_client.keys import CROSSES
 from springtide_client.log.base import ModelIdentity, TableSpec
+from springtide_client.wide.layout import wide_width
 from torch import nn
 
 from app.errors import UserError
 from app.models.export.torch_export import export_model
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
+from app.models.wide.wide_part import add_wide_part
 from app.scores.progressive import ProgressiveScores
 from app.training.config import DenseOptimizerConfig, TrainerConfig, with_adagrad_eps
 from app.training.device.device import TrainDevice, resolve_device
@@ -29,6 +32,7 @@ from app.version_log.disk_budget import DiskBudget
 from app.version_log.disk_usage import folder_bytes
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
+from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import RowSource, Spill
@@ -52,6 +56,7 @@ def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -
     resume = Resume.of(log.directory, log.last_encoded)
     try:
         model = build_model(config.model, spec, seed=config.train.seed)
+        add_wide_part(model, config.model, config.schema)
         program = export_model(model, spec) if resume is None else b""
         if resume is not None:
             resume = go_on_with(config, log, resume, model)
@@ -85,6 +90,7 @@ def state_without_log(config: TrainerConfig) -> TrainingState:
     torch.manual_seed(config.train.seed)
     try:
         model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=config.train.seed)
+        add_wide_part(model, config.model, config.schema)
     except ValueError as error:
         raise UserError(f"[model] {error}") from error
     budget = DiskBudget(config.log.log_bytes)
@@ -113,7 +119,9 @@ def open_table(
     config: TrainerConfig, epoch: int, base: RowSource | None, *, num_threads: int, device: str | Ops = "cpu"
 ) -> EmbeddingTable:
     """Return an empty table over its lower tiers: host memory if `host_bytes` is set, the disk, the base."""
-    settings = replace(with_adagrad_eps(config.table), num_threads=max(config.table.num_threads, num_threads))
+    settings = replace(
+        with_adagrad_eps(with_wide_columns(config)), num_threads=max(config.table.num_threads, num_threads)
+    )
     layout = settings.layout
     folder = Path(settings.disk_path or Path("var") / config.name / "spill")
     spill: Spill = RocksSpill.of_epoch(folder, epoch, dim=layout.dim, state_width=layout.state_width)
@@ -133,6 +141,14 @@ def open_table(
     except ValueError as error:
         spill.close()
         raise UserError(f"[table] {error}") from error
+
+
+def with_wide_columns(config: TrainerConfig) -> TableConfig:
+    """Return the table's settings with the columns of the wide part; crosses are never held back by admission."""
+    if not config.model.wide:
+        return config.table
+    features = {**config.table.features, CROSSES: FeaturePolicy(min_count=1)}
+    return replace(config.table, wide_width=wide_width(len(config.schema.labels)), features=features)
 
 
 def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState, program: bytes) -> None:
@@ -156,7 +172,7 @@ def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState
 
 def design_of(config: TrainerConfig, model: nn.Module) -> Design:
     """Return what rows and parameters mean under a configuration."""
-    table = config.table
+    table = with_wide_columns(config)
     return Design(
         schema=config.schema,
         table=TableSpec(
@@ -166,6 +182,7 @@ def design_of(config: TrainerConfig, model: nn.Module) -> Design:
             init_scale=table.init_scale,
             optimizer=dict(with_adagrad_eps(table).optimizer),
             dtype=table.dtype,
+            wide_width=table.wide_width,
         ),
         model=ModelIdentity(
             name=config.model.name,

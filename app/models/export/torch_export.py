@@ -9,19 +9,23 @@ from torch.export import Dim
 
 from app.models.export.example_inputs import example_inputs
 from app.models.interface import ModelSpec
+from app.models.wide.wide_part import NAME, wide_part_of
 
 
 def export_model(model: nn.Module, spec: ModelSpec) -> bytes:
     """Return the archive of torch.export, for any number of samples and any longest sequence, without sample inputs.
 
     Its forward takes the arguments of springtide_client.model.inputs.ModelInputs and returns float32 logits [N, L]; its
-    parameters and buffers keep the model's names. ValueError if the model cannot be traced.
+    parameters and buffers keep the model's names. The wide part is left out: followers score it themselves. ValueError
+    if the model cannot be traced.
     """
     samples, longest = Dim("samples"), Dim("longest")
     only_samples = {0: samples}
     axes = (only_samples, only_samples, {0: samples, 2: longest}, only_samples, only_samples)
-    was_training = model.training
+    was_training, wide_part = model.training, wide_part_of(model)
     model.eval()
+    if wide_part is not None:
+        delattr(model, NAME)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own warnings, about its internals
@@ -34,5 +38,7 @@ def export_model(model: nn.Module, spec: ModelSpec) -> bytes:
         hint = "its forward must not use len(x) or branch on values; x.shape[0] is fine"
         raise ValueError(f"{type(model).__name__} cannot be exported by torch.export: {first_line} ({hint})") from error
     finally:
+        if wide_part is not None:
+            model.add_module(NAME, wide_part)
         model.train(was_training)
     return archive.getvalue()

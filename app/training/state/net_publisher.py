@@ -12,6 +12,7 @@ import torch
 from springtide_client.format.tensors import Arrays
 from torch import Tensor
 
+from app.models.wide.wide_part import NAME
 from app.training.state.net_buffers import NetBuffers
 from app.training.state.version_tensors import with_prefix
 from app.training.step.learner import Learner
@@ -60,7 +61,14 @@ class NetPublisher:
             state = self._capture()
         arrays = self._take_parameters() if self._is_shown_due(at_once=exact) else {}
         num_bytes = sum(array.nbytes for array in arrays.values())
-        return arrays, NetState(state, is_exact, num_bytes)
+        return self._wide_arrays() | arrays, NetState(state, is_exact, num_bytes)
+
+    def _wide_arrays(self) -> Arrays:
+        """Return the wide part's own arrays, which every version has: its rows mean nothing without them."""
+        part = self._learner.wide
+        if part is None:
+            return {}
+        return {f"dense.{NAME}.{name}": array.copy() for name, array in part.arrays.named().items()}
 
     def on_appended(self, version: int) -> None:
         """The version has the number; what `take` returned is part of it."""

@@ -72,10 +72,11 @@ def assemble_tensors(
     )
 
 
-def repeat_per_key(features: Features, values_N: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return, for each key of `lookup_keys`, the value of its sample."""
+def repeat_per_key(features: Features, values_N: npt.NDArray[Any], num_bins: int = 0) -> npt.NDArray[Any]:
+    """Return, for each key of `lookup_keys`, the value of its sample; then for each of `num_bins` bins of a sample."""
     parts = [np.repeat(values_N, features.categorical_NC.shape[1])]
     parts += [np.repeat(values_N, np.diff(ragged.offsets)) for ragged in features.lists]
+    parts += [np.repeat(values_N, num_bins)] if num_bins else []
     return np.concatenate(parts)
 
 

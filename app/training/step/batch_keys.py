@@ -5,8 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
+from springtide_client.features import Features
 from springtide_client.model.inputs import lookup_keys
 from springtide_client.schema import Schema
+from springtide_client.wide.bins import bin_ids, signed_logs
+from springtide_client.wide.slots import bin_keys
 from torch import Tensor
 
 from app.training.device.pinned_buffers import PinnedBuffers, StagedColumns
@@ -14,11 +18,27 @@ from app.training.device.transfer_stream import TransferStream
 from app.training.step.assembly import input_columns, lookup_slices, repeat_per_key
 from embeddings.lookup.handle import LookupSlice
 from embeddings.lookup.prefetch import Prefetch
+from kernels.cpu.wide.prepare import running_numbers
 from kernels.ops import Ops
 from kernels.types import Array
 from stream.columns import Batch
 
 KEY_COLUMNS = ("features_K", "ids_K", "event_ms_K", "scores_K")
+
+
+@dataclass(frozen=True)
+class WideNumbers:
+    """A batch's numbers, each standardized by the statistics before its sample."""
+
+    x_NX: npt.NDArray[np.float64]
+    before_3D: npt.NDArray[np.float64]
+    after_3D: npt.NDArray[np.float64]
+
+    @staticmethod
+    def of(features: Features, statistics_3D: npt.NDArray[np.float64]) -> "WideNumbers":
+        """Return the numbers of a batch that comes after these statistics."""
+        after_3D = statistics_3D.copy()
+        return WideNumbers(running_numbers(signed_logs(features.dense_NF), after_3D), statistics_3D.copy(), after_3D)
 
 
 @dataclass(frozen=True)
@@ -32,6 +52,11 @@ class BatchKeys:
     scores_K: Array | None
     prefetch: Prefetch | None = None
     staged: StagedColumns | None = None  # all columns of the batch, on their way to the device
+    numbers: WideNumbers | None = None  # of the wide part
+
+    def follows(self, statistics_3D: npt.NDArray[np.float64] | None) -> bool:
+        """Return True if the numbers were standardized by what is known before the batch."""
+        return self.numbers is None or np.array_equal(self.numbers.before_3D, statistics_3D)  # type: ignore[arg-type]
 
     def release(self) -> None:
         """Release the staged columns; call it once nothing reads them any more."""
@@ -42,22 +67,38 @@ class BatchKeys:
 class KeyPreparer:
     """Builds the keys of a batch, and starts the copy of its columns if training runs on a device."""
 
-    def __init__(self, schema: Schema, ops: Ops, transfer: TransferStream | None, score_field: str | None) -> None:
-        """`ops` are the table's; `score_field` is the dense field with a sample's score for custom eviction."""
+    def __init__(
+        self, schema: Schema, ops: Ops, transfer: TransferStream | None, score_field: str | None, *, wide: bool = False
+    ) -> None:
+        """`ops` are the table's; `score_field` is the dense field with a sample's score for custom eviction.
+
+        `wide`: bins of dense features have keys too.
+        """
+        self._wide = wide
         self._schema, self._ops = schema, ops
         self._buffers = None if transfer is None else PinnedBuffers(transfer)
         self._keys_on_device = transfer is not None and ops.device != "cpu"
         self._score_column = None if score_field is None else schema.dense.index(score_field)
 
-    def prepare(self, batch: Batch) -> BatchKeys:
-        """Return the keys on the host, with the columns on their way."""
+    def prepare(self, batch: Batch, statistics_3D: npt.NDArray[np.float64] | None = None) -> BatchKeys:
+        """Return the keys on the host, with the columns on their way.
+
+        `statistics_3D`: of the numbers before the batch, for the wide part.
+        """
         features_K, ids_K = lookup_keys(self._schema, batch.features)
-        event_ms_K = repeat_per_key(batch.features, batch.event_ms_N)
+        numbers, num_bins = None, 0
+        if self._wide:
+            assert statistics_3D is not None
+            numbers = WideNumbers.of(batch.features, statistics_3D)
+            num_bins = len(self._schema.dense)
+            bin_features_K, bin_ids_K = bin_keys(self._schema, bin_ids(numbers.x_NX))
+            features_K, ids_K = np.concatenate([features_K, bin_features_K]), np.concatenate([ids_K, bin_ids_K])
+        event_ms_K = repeat_per_key(batch.features, batch.event_ms_N, num_bins)
         scores_K = None
         if self._score_column is not None:
             # a missing score counts as 0
             scores_N = np.nan_to_num(batch.features.dense_NF[:, self._score_column], nan=0)
-            scores_K = repeat_per_key(batch.features, scores_N)
+            scores_K = repeat_per_key(batch.features, scores_N, num_bins)
         staged = None
         if self._buffers is not None:
             columns = input_columns(self._schema, batch.features)
@@ -66,7 +107,7 @@ class KeyPreparer:
                 keys = zip(KEY_COLUMNS, (features_K, ids_K, event_ms_K, scores_K), strict=True)
                 columns |= {name: column for name, column in keys if column is not None}
             staged = self._buffers.stage(columns)
-        return BatchKeys(batch, features_K, ids_K, event_ms_K, scores_K, staged=staged)
+        return BatchKeys(batch, features_K, ids_K, event_ms_K, scores_K, staged=staged, numbers=numbers)
 
     def at_table(self, keys: BatchKeys) -> BatchKeys:
         """Return the keys as arrays where the table is, without a copy: the staged ones, if it is on the device."""
@@ -78,6 +119,9 @@ class KeyPreparer:
     def lookup_slices(self, batch: Batch, columns: Mapping[str, Tensor] | None) -> list[LookupSlice]:
         """Return which keys become which input of the model; offsets of bags are where the table is."""
         slices = lookup_slices(self._schema, batch.features)
+        if self._wide:  # the net does not see the bins
+            num_bins = len(batch) * len(self._schema.dense)
+            slices.append(LookupSlice(slices[-1].stop, slices[-1].stop + num_bins))
         if columns is None or not self._keys_on_device:
             return slices
         return [
@@ -88,6 +132,8 @@ class KeyPreparer:
         ]
 
 
-def num_keys(batch: Batch) -> int:
-    """Return how many keys a batch has, every occurrence."""
-    return int(batch.features.categorical_NC.size) + sum(len(ragged.ids_M) for ragged in batch.features.lists)
+def num_keys(batch: Batch, *, wide: bool = False) -> int:
+    """Return how many keys a batch has, every occurrence; with the wide part those of bins too."""
+    num_bins = int(batch.features.dense_NF.size) if wide else 0
+    num_ids = int(batch.features.categorical_NC.size) + sum(len(ragged.ids_M) for ragged in batch.features.lists)
+    return num_ids + num_bins

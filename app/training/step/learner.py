@@ -11,15 +11,16 @@ import torch
 from springtide_client.schema import Schema
 from torch import nn
 
+from app.models.wide.wide_part import wide_part_of
 from app.training.config import DenseOptimizerConfig, TrainConfig
 from app.training.device.device import TrainDevice, resolve_device
-from app.training.device.pinned_buffers import StagedColumns
 from app.training.step.assembly import assemble_tensors
 from app.training.step.batch_keys import BatchKeys, KeyPreparer, num_keys
 from app.training.step.cuda_graphs import CudaGraphStep
 from app.training.step.dense_optimizer import build_optimizer, optimizer_arrays, optimizer_tensors, restore_optimizer
 from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
 from app.training.step.report import StepReport, fetch_outcome, report_of
+from app.training.step.wide_step import WideStep, learn_offset
 from embeddings.errors import SpillError
 from embeddings.lookup.handle import Lookup
 from embeddings.table import EmbeddingTable
@@ -53,7 +54,9 @@ class Learner:
         self.model, self.table, self.config, self.schema = model.to(self.device.device), table, config, schema
         self.optimizer = build_optimizer(DenseOptimizerConfig.of(config.optimizer), model)
         self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and self.device.has_bfloat16)
-        self.keys = KeyPreparer(schema, table.ops, self.device.transfer, score_field)
+        self.wide = wide_part_of(model)
+        self.keys = KeyPreparer(schema, table.ops, self.device.transfer, score_field, wide=self.wide is not None)
+        self.wide_step = None if self.wide is None else WideStep(self.wide, table, schema)
         self.dense_step: DenseStep = self._dense_step()
         self.skipped_steps = 0  # of the dense net, because gradients were not finite
         self.steps = 0
@@ -67,7 +70,7 @@ class Learner:
 
     def needs_checkpoint(self, batch: Batch) -> bool:
         """Return True if the evictions of this batch could overflow the buffer of rows that await the next version."""
-        return self.table.needs_checkpoint(num_keys(batch))
+        return self.table.needs_checkpoint(num_keys(batch, wide=self.wide is not None))
 
     def step(self, batch: Batch, next_batch: Batch | None = None) -> StepReport:
         """Run a step and wait for its report."""
@@ -86,7 +89,7 @@ class Learner:
         torch.set_num_threads(self.config.threads_for(len(batch)))
         keys = self._take_prepared(batch)
         if next_batch is not None and len(next_batch):
-            self._next = self.keys.prepare(next_batch)
+            self._next = self.keys.prepare(next_batch, None if keys.numbers is None else keys.numbers.after_3D)
         outcome = self._train(keys)
         self.steps += 1
         fetch = fetch_outcome(outcome, self.device.transfer)
@@ -101,11 +104,12 @@ class Learner:
     def _take_prepared(self, batch: Batch) -> BatchKeys:
         """Return the keys that the previous step prepared, or prepare them if it expected another batch."""
         keys, self._next = self._next, None
-        if keys is not None and keys.batch is batch:
+        statistics_3D = None if self.wide is None else self.wide.arrays.number_statistics_3D
+        if keys is not None and keys.batch is batch and keys.follows(statistics_3D):
             return keys
         if keys is not None:
             keys.release()
-        return self.keys.prepare(batch)
+        return self.keys.prepare(batch, statistics_3D)
 
     def _train(self, keys: BatchKeys) -> StepOutcome:
         """Look up the rows, pin them, and learn from them while the next batch's rows are prefetched."""
@@ -119,11 +123,11 @@ class Learner:
             transfer = self.device.transfer
             if transfer is None:
                 self._prefetch_next()
-                return self._update(keys.batch, lookup, keys.staged)
+                return self._update(keys, lookup)
             # a prefetch reads the table back: after the update it would wait for the whole step, so it runs on a side
             # stream that waits for the lookup only, or for the update if that has evicted rows
             looked_up, num_removals = transfer.record_event(), self.table.num_removals
-            outcome = self._update(keys.batch, lookup, keys.staged)
+            outcome = self._update(keys, lookup)
             after = looked_up if self.table.num_removals == num_removals else transfer.record_event()
             with transfer.side_stream(after):
                 self._prefetch_next()
@@ -140,8 +144,9 @@ class Learner:
                 prefetch = self.table.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K)
                 self._next = replace(keys, prefetch=prefetch)
 
-    def _update(self, batch: Batch, lookup: Lookup, staged: StagedColumns | None) -> StepOutcome:
+    def _update(self, keys: BatchKeys, lookup: Lookup) -> StepOutcome:
         """Score, and update rows and dense net."""
+        batch, staged = keys.batch, keys.staged
         columns = None if staged is None else staged.tensors()
         tensors = embed_slices(self.table, lookup, self.keys.lookup_slices(batch, columns))
         if columns is None:
@@ -149,8 +154,18 @@ class Learner:
         else:
             tensors = tuple(tensor.to(self.device.device) for tensor in tensors)
             labels_NL, weights_N = columns["labels"], columns["weights"]
+        if self.wide_step is not None:
+            tensors = tensors[:-1]  # without the bins
         inputs = assemble_tensors(self.schema, batch.features, tensors, columns)
         use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
+        if self.wide_step is not None:
+            step = self.wide_step.of_batch(keys, lookup)
+            outcome = learn_offset(
+                self.model, self.optimizer, inputs, labels_NL, weights_N, step, bfloat16=use_bfloat16
+            )
+            if not lookup.released:  # the net gives rows no gradients: count them all the same
+                self.table.touch(lookup)
+            return outcome
         return self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16)
 
     def _dense_step(self) -> DenseStep:
@@ -182,4 +197,5 @@ class Learner:
         except RuntimeError as error:
             raise ValueError(f"the log holds another net than [model] describes: {error}") from None
         restore_optimizer(self.optimizer, self.model, optimizer)
+        self._next = None
         self.dense_step = self._dense_step()  # captured graphs refer to the state from before

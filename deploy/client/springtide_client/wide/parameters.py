@@ -29,6 +29,7 @@ PRIOR_GROUP_INFORMATION = 100.0 / 3
 class WideParameters:
     """Arrays that change with every sample. Training writes them in place; views hold those of one version."""
 
+    num_samples_1: Int64Array  # learned since the log began
     numbers_F: Int64Array  # feature numbers of the fields that the other arrays are ordered by
     pair_fields_P2: Int64Array
     pair_is_live_P: npt.NDArray[np.uint8]
@@ -73,6 +74,7 @@ class WideParameters:
 
         types = num_fields + num_pairs, NUM_BUCKETS
         return WideParameters(
+            num_samples_1=np.zeros(1, np.int64),
             numbers_F=wide_fields.numbers_F,
             pair_fields_P2=pairs_P2,
             pair_is_live_P=np.ones(num_pairs, np.uint8),

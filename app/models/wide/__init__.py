@@ -1,0 +1,1 @@
+"""The wide part beside a net."""

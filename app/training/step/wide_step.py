@@ -1,0 +1,220 @@
+"""The wide part's step: between the net's forward and backward pass it scores and learns a batch, sample by sample."""
+
+# N samples, K keys, U rows, C crosses, Q rows of crosses, D dimension, S state width, L labels
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from springtide_client.keys import CROSSES
+from springtide_client.model.inputs import ModelInputs
+from springtide_client.schema import Schema
+from springtide_client.wide.crosses import row_hashes
+from springtide_client.wide.layout import COLUMNS_OF_A_LABEL, INFORMATION, WEIGHT, born_column, born_of
+from springtide_client.wide.parameters import WideParameters
+from springtide_client.wide.slots import Slots, slots_of
+from torch import Tensor, nn
+
+from app.models.interface import DenseModel
+from app.models.wide.wide_part import NAME, WidePart
+from app.training.step.batch_keys import BatchKeys
+from app.training.step.dense_optimizer import Optimizer
+from app.training.step.dense_step import StepOutcome, gradient_norm, score, weighted_loss_sum
+from embeddings.lookup.handle import Lookup
+from embeddings.table import EmbeddingTable
+from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
+from kernels.cpu.wide.in_order import in_order_pass
+from kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses
+from kernels.types import RowColumns
+
+MAX_CROSSES = 1 << 18  # looked up at once
+FACTORIZATION_RATE = 2.0  # of the table's learning rate, which is the net's for its rows
+FACTORIZATION_EPS = 0.1
+
+Float32Array = npt.NDArray[np.float32]
+
+
+class OffsetStep(Protocol):
+    """Scores and learns a batch, given the net's logits (N, L) as offset."""
+
+    def __call__(self, net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Return logits, and the loss's derivatives by the net's logits, both float32 (N, L)."""
+        ...
+
+
+class WideStep:
+    """Learns the wide part over a table's rows. On the host only."""
+
+    def __init__(self, part: WidePart, table: EmbeddingTable, schema: Schema) -> None:
+        """ValueError if the table is not in the host's memory."""
+        if table.ops.device != "cpu":
+            raise ValueError(
+                'the wide part is learned on the CPU so far: set [model] wide = false, or [train] device = "cpu"'
+            )
+        self.part, self.table, self.schema = part, table, schema
+        self.num_labels = len(schema.labels)
+        self.columns_from = table.layout.state_width - table.layout.wide_width
+        # the factorization machine steps with the rows' own state; other optimizers leave vectors to the net alone
+        self.steps_rows = table.optimizer.name == "rowwise-adagrad"
+
+    def of_batch(self, keys: BatchKeys, lookup: Lookup) -> OffsetStep:
+        """Return the step of one batch, whose rows are looked up."""
+        return lambda net_NL: self._learn(keys, lookup, net_NL)
+
+    def _learn(self, keys: BatchKeys, lookup: Lookup, net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Score and learn; rows are written back at the end. SpillError: everything is as before."""
+        assert keys.numbers is not None
+        arrays, batch = self.part.arrays, keys.batch
+        before = {name: array.copy() for name, array in arrays.named().items()}
+        slots = slots_of(self.schema, batch.features).at(lookup.unique.inverse_K)
+        rows = self.table.read_rows(lookup)
+        wide_UW = np.ascontiguousarray(rows.states_NS[:, self.columns_from :])
+        squares_U = np.ascontiguousarray(rows.states_NS[:, 0]) if self.steps_rows else np.zeros(0, np.float32)
+        found = _Rows.of(lookup, slots, wide_UW, arrays, self.num_labels)
+        logits_NL, errors_NL = np.zeros((len(batch), self.num_labels)), np.zeros_like(net_NL)
+        wide_batch = WideBatch(
+            slots.rows_S,
+            slots.fields_S,
+            slots.offsets_N1,
+            keys.numbers.x_NX,
+            net_NL,
+            batch.labels_NL,
+            batch.weights_N,
+            rows.values_ND,
+            squares_U,
+            wide_UW,
+            rows.counts_N,
+        )
+        crossed: list[tuple[Lookup, RowColumns]] = []
+        try:
+            self._learn_in_ranges(keys, wide_batch, slots, found, arrays, crossed, logits_NL, errors_NL)
+        except BaseException:
+            for name, array in before.items():
+                getattr(arrays, name)[...] = array
+            for cross_lookup, columns in crossed:
+                self.table.write_rows(cross_lookup, columns.values_ND, columns.states_NS)
+                cross_lookup.release()
+            raise
+        for cross_lookup, _ in crossed:
+            self.table.touch(cross_lookup)
+        arrays.number_statistics_3D[...] = keys.numbers.after_3D
+        states_US = rows.states_NS
+        states_US[:, self.columns_from :] = wide_UW
+        if self.steps_rows:
+            states_US[:, 0] = squares_U
+        self.table.write_rows(lookup, rows.values_ND, states_US)
+        return logits_NL.astype(np.float32), errors_NL
+
+    def _learn_in_ranges(
+        self,
+        keys: BatchKeys,
+        batch: WideBatch,
+        slots: Slots,
+        found: "_Rows",
+        arrays: WideParameters,
+        crossed: list[tuple[Lookup, RowColumns]],
+        logits_NL: npt.NDArray[np.float64],
+        errors_NL: Float32Array,
+    ) -> None:
+        """Learn a part of the batch after the other: as far as one look-up of crosses reaches, or to the next choice.
+
+        `crossed` gets the look-ups of crosses and what their rows were before.
+        """
+        potential_N, kernel_arrays = potential_crosses(slots.num_crossed_NF), WideArrays(**arrays.named())
+        lr, start, num_samples = FACTORIZATION_RATE * self.table.lr, 0, len(slots.offsets_N1) - 1
+        while start < num_samples:
+            ids_C, pairs_C, offsets_R1, stop = crosses_of(
+                slots.rows_S,
+                slots.crossed_from_NF,
+                slots.num_crossed_NF,
+                arrays.pair_fields_P2,
+                arrays.live_pairs,
+                found.usable_from_U,
+                found.hashes_U,
+                start,
+                min(num_samples, start + self.part.samples_until_choice()),
+                MAX_CROSSES,
+            )
+            weights_Q2L, rows_C = np.zeros((0, 2 * self.num_labels), np.float32), ids_C
+            if len(ids_C):
+                samples_C = np.repeat(np.arange(start, stop), np.diff(offsets_R1))
+                lookup, columns, weights_Q2L = self._look_up(keys, ids_C, samples_C)
+                crossed.append((lookup, columns))
+                rows_C = lookup.unique.inverse_K
+            crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, weights_Q2L)
+            in_order_pass(batch, crosses, kernel_arrays, 1, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
+            if len(ids_C):
+                states_QS = columns.states_NS.copy()
+                states_QS[:, self._cross_columns()] = weights_Q2L
+                self.table.write_rows(lookup, columns.values_ND, states_QS)
+            self.part.choose_pairs()
+            start = stop
+
+    def _look_up(
+        self, keys: BatchKeys, ids_C: npt.NDArray[np.int64], samples_C: npt.NDArray[np.int64]
+    ) -> tuple[Lookup, RowColumns, Float32Array]:
+        """Look up rows of crosses; return the look-up, the rows, and weight and information of each label."""
+        scores_C = None if keys.scores_K is None else np.zeros(len(ids_C), np.float32)
+        lookup = self.table.lookup(
+            np.full(len(ids_C), CROSSES, np.uint16), ids_C, keys.batch.event_ms_N[samples_C], scores_K=scores_C
+        )
+        columns = self.table.read_rows(lookup)
+        return lookup, columns, np.ascontiguousarray(columns.states_NS[:, self._cross_columns()])
+
+    def _cross_columns(self) -> list[int]:
+        """The columns of a cross's row, among its states: weight and information of label 0, then of label 1, ..."""
+        labels = [self.columns_from + COLUMNS_OF_A_LABEL * label for label in range(self.num_labels)]
+        return [first + column for first in labels for column in (WEIGHT, INFORMATION)]
+
+
+class _Rows(NamedTuple):
+    """What crosses are made of, of each row."""
+
+    usable_from_U: npt.NDArray[np.int64]  # the first sample of the batch that finds the row used before
+    hashes_U: npt.NDArray[np.uint64]
+
+    @staticmethod
+    def of(lookup: Lookup, slots: Slots, wide_UW: Float32Array, arrays: WideParameters, num_labels: int) -> "_Rows":
+        """Note when rows are used first, also in their column `born`."""
+        unique, num_samples = lookup.unique, len(slots.offsets_N1) - 1
+        first_U = first_samples(slots.rows_S, slots.offsets_N1, len(unique.ids_U))
+        born_U = wide_UW[:, born_column(num_labels)]
+        is_new_U = (born_U == 0) & (first_U < num_samples)
+        usable_from_U = np.where(born_U > 0, -1, first_U + 1)
+        born_U[is_new_U] = born_of(int(arrays.num_samples_1[0]) + first_U[is_new_U])
+        return _Rows(usable_from_U, row_hashes(unique.features_U.astype(np.int64), unique.ids_U, born_U))
+
+
+def learn_offset(
+    model: nn.Module,
+    optimizer: Optimizer,
+    inputs: ModelInputs,
+    labels_NL: Tensor,
+    weights_N: Tensor,
+    step: OffsetStep,
+    *,
+    bfloat16: bool,
+) -> StepOutcome:
+    """Score with the net, learn the wide part with its logits as offset, then update rows and net.
+
+    SpillError: everything is as before.
+    """
+    statistics = {name: buffer.clone() for name, buffer in model.named_buffers() if not name.startswith(f"{NAME}.")}
+    net_NL = score(model, model, inputs, bfloat16=bfloat16)
+    try:
+        logits, errors = step(np.ascontiguousarray(net_NL.detach().numpy()))
+    except BaseException:
+        for name, before in statistics.items():
+            model.get_buffer(name).copy_(before)
+        raise
+    logits_NL, errors_NL = torch.from_numpy(logits), torch.from_numpy(errors)
+    optimizer.zero_grad()
+    net_NL.backward(errors_NL)  # type: ignore[no-untyped-call]
+    skipped = ~torch.isfinite(gradient_norm(model))
+    if not skipped:
+        if isinstance(model, DenseModel):
+            model.observe_labels(logits_NL, labels_NL, weights_N)
+        optimizer.step()
+    with torch.no_grad():
+        loss, weight = weighted_loss_sum(logits_NL, labels_NL, weights_N)
+    return StepOutcome(logits_NL, loss, weight, skipped)

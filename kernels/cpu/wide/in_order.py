@@ -1,0 +1,47 @@
+"""The in-order pass: each sample is scored by the rows that the samples before it have changed, then learned.
+
+`chunk` samples are scored and learned as one: 1 on the CPU. Formulas: deploy/docs/decisions/wide.md.
+"""
+
+from typing import Any
+
+from numba import njit
+
+from kernels.cpu.wide.apply import apply_chunk, count_sample
+from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, new_scratch
+from kernels.cpu.wide.learn import add_sample
+from kernels.cpu.wide.score import count_times, score_sample, strengths_of
+
+
+def in_order_pass(
+    batch: WideBatch,
+    crosses: CrossBatch,
+    arrays: WideArrays,
+    chunk: int,
+    lr: float,
+    eps: float,
+    logits_NL: Any,
+    errors_NL: Any,
+) -> None:
+    """Score and learn samples crosses.start to crosses.stop; write logits and dloss/dnet, both float32 (N, L).
+
+    `lr`, `eps`: of the factorization machine's steps, row-wise Adagrad.
+    """
+    _pass(batch, crosses, arrays, new_scratch(batch, crosses, arrays, chunk), chunk, lr, eps, logits_NL, errors_NL)
+
+
+@njit(nogil=True, cache=True)
+def _pass(
+    batch: Any, crosses: Any, arrays: Any, scratch: Any, chunk: Any, lr: Any, eps: Any, logits_NL: Any, errors_NL: Any
+) -> None:
+    for start in range(crosses.start, crosses.stop, chunk):
+        stop = min(crosses.stop, start + chunk)
+        strengths = strengths_of(arrays)
+        count_times(batch, crosses, scratch, start, stop)
+        for n in range(start, stop):
+            score_sample(batch, crosses, arrays, scratch, strengths, n, start, stop, logits_NL)
+        for n in range(start, stop):
+            add_sample(batch, crosses, arrays, scratch, strengths, n, start, stop - start, errors_NL)
+        for n in range(start, stop):
+            count_sample(batch, crosses, arrays, n)
+        apply_chunk(batch, crosses, arrays, scratch, strengths, start, stop, lr, eps)

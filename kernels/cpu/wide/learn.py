@@ -1,0 +1,169 @@
+"""Learns from a chunk of scored samples: everything is added up first, then one step is made with all of it."""
+
+# axes: see kernels/cpu/wide/arrays.py
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from kernels.cpu.wide.score import COLUMNS, NUM_PARTS, WEIGHT
+
+MIN_CURVATURE, MIN_ADDED = 1e-4, 1e-6
+MAX_WEIGHT = 1000.0
+MEMORY = 1e6  # samples that the base rate remembers
+MIXTURE_RATE, MAX_LOSS_DIFFERENCE, MIN_PROBABILITY = 0.1, 100.0, 1e-9
+
+
+@njit(nogil=True, cache=True)
+def sigmoid(z: Any) -> Any:
+    return 1.0 / (1.0 + math.exp(-z)) if z > -700.0 else 0.0
+
+
+@njit(nogil=True, cache=True)
+def add_sample(
+    batch: Any,
+    crosses: Any,
+    arrays: Any,
+    scratch: Any,
+    strengths: Any,
+    n: Any,
+    start: Any,
+    num_samples: Any,
+    errors_NL: Any,
+) -> None:
+    """Add what sample n asks for to the sums of its chunk of `num_samples`."""
+    r, base, num_fields = n - start, crosses.start, len(arrays.numbers_F)
+    first_slot, slots_from, slots_to = batch.offsets_N1[start], batch.offsets_N1[n], batch.offsets_N1[n + 1]
+    first_cross = crosses.offsets_R1[start - base]
+    crosses_from, crosses_to = crosses.offsets_R1[n - base], crosses.offsets_R1[n - base + 1]
+    # a sample of enormous weight must not make a row useless for good
+    whole_weight, factorized = min(np.float64(batch.weights_N[n]), MAX_WEIGHT), 0.0
+    for label in range(len(arrays.base_L)):
+        errors_NL[n, label] = 0.0
+        y = np.float64(batch.labels_NL[n, label])
+        logit, other = scratch.logits_RL2[r, label, 0], scratch.logits_RL2[r, label, 1]
+        if math.isnan(y) or whole_weight <= 0.0:
+            continue
+        if not math.isfinite(logit):
+            errors_NL[n, label] = math.nan  # the net's gradients are refused
+            continue
+        p, q = sigmoid(logit), sigmoid(other)
+        residual, curvature = whole_weight * (y - p), whole_weight * max(p * (1.0 - p), MIN_CURVATURE)
+        plain_residual = whole_weight * (y - q)
+        plain_curvature = whole_weight * max(q * (1.0 - q), MIN_CURVATURE)
+        errors_NL[n, label] = np.float64(batch.weights_N[n]) * (p - y)
+        step = residual / (1.0 + curvature * scratch.damping_RL[r, label])
+        gate_step = residual / (1.0 + curvature * scratch.gate_damping_RL[r, label])
+        factorized += step
+        _add_slots(batch, arrays, scratch, label, first_slot, slots_from, slots_to, step, curvature, gate_step)
+        for s in range(slots_from, slots_to):
+            scratch.plain_slopes_UL[batch.rows_S[s], label] += plain_residual
+        pair, share = -1, 0.0
+        for c in range(crosses_from, crosses_to):
+            q_, p_ = crosses.rows_C[c], crosses.pairs_C[c]
+            b = scratch.buckets_CL[c - first_cross, label]
+            gate, weight = arrays.gates_LTB[label, num_fields + p_, b], np.float64(crosses.weights_Q2L[q_, 2 * label])
+            if p_ != pair:
+                if pair >= 0:
+                    arrays.pair_gains_P[pair] += residual * share + 0.5 * curvature * share * share
+                pair, share = p_, 0.0
+            share += gate * weight
+            scratch.cross_slopes_QL[q_, label] += step * gate
+            scratch.cross_added_QL[q_, label] += max(curvature * gate * gate, MIN_ADDED)
+            scratch.gate_slopes_LTB[label, num_fields + p_, b] += gate_step * weight
+            scratch.gate_added_LTB[label, num_fields + p_, b] += curvature * weight * weight
+        if pair >= 0:
+            arrays.pair_gains_P[pair] += residual * share + 0.5 * curvature * share * share
+        for k in range(batch.x_NX.shape[1]):
+            x = batch.x_NX[n, k]
+            scratch.number_slopes_LX[label, k] += step * x
+            scratch.number_added_LX[label, k] += curvature * x * x
+            scratch.plain_number_slopes_LX[label, k] += plain_residual * x
+            scratch.plain_number_added_LX[label, k] += plain_curvature * x * x
+        _add_groups(arrays, scratch, r, num_samples, label, residual, curvature, plain_residual, plain_curvature)
+        _mix_and_count(arrays, label, y, whole_weight, p, q)
+    if factorized != 0.0:
+        scale, sums_D = factorized * strengths.factorized, scratch.sums_RD[r]
+        for s in range(slots_from, slots_to):
+            u = batch.rows_S[s]
+            for d in range(len(sums_D)):
+                scratch.gradients_UD[u, d] += scale * (sums_D[d] - batch.values_UD[u, d])
+
+
+@njit(nogil=True, cache=True)
+def _add_slots(
+    batch: Any,
+    arrays: Any,
+    scratch: Any,
+    label: Any,
+    first_slot: Any,
+    slots_from: Any,
+    slots_to: Any,
+    step: Any,
+    curvature: Any,
+    gate_step: Any,
+) -> None:
+    for s in range(slots_from, slots_to):
+        u, f, k = batch.rows_S[s], batch.fields_S[s], s - first_slot
+        b, weight = scratch.buckets_SL[k, label], np.float64(batch.wide_UW[u, COLUMNS * label + WEIGHT])
+        gate = arrays.gates_LTB[label, f, b]
+        scratch.slopes_UL[u, label] += step * gate
+        scratch.added_UL[u, label] += max(curvature * gate * gate, MIN_ADDED)
+        scratch.gate_slopes_LTB[label, f, b] += gate_step * weight
+        scratch.gate_added_LTB[label, f, b] += curvature * weight * weight
+        x = scratch.seen_S[k]
+        scratch.seen_slopes_LF2[label, f, 0] += step * x
+        scratch.seen_added_LF2[label, f, 0] += curvature * x * x
+        if scratch.never_S[k]:
+            scratch.seen_slopes_LF2[label, f, 1] += step
+            scratch.seen_added_LF2[label, f, 1] += curvature
+
+
+@njit(nogil=True, cache=True)
+def _add_groups(
+    arrays: Any,
+    scratch: Any,
+    r: Any,
+    num_samples: Any,
+    label: Any,
+    residual: Any,
+    curvature: Any,
+    plain_residual: Any,
+    plain_curvature: Any,
+) -> None:
+    biases_4 = scratch.biases_L4[label]
+    biases_4[0] += residual
+    biases_4[1] += curvature
+    biases_4[2] += plain_residual
+    biases_4[3] += plain_curvature
+    parts_G, plain_2 = scratch.parts_RLG[r, label], scratch.plain_RL2[r, label]
+    moved, plain_moved = 0.0, 0.0
+    for g in range(NUM_PARTS):
+        moved += parts_G[g] * parts_G[g] / arrays.group_information_LG[label, g]
+    for g in range(2):
+        plain_moved += plain_2[g] * plain_2[g] / arrays.plain_group_information_L2[label, g]
+    step = residual / (1.0 + curvature * num_samples * moved)
+    plain_step = plain_residual / (1.0 + plain_curvature * num_samples * plain_moved)
+    for g in range(NUM_PARTS):
+        scratch.group_slopes_LG[label, g] += step * parts_G[g]
+        scratch.group_added_LG[label, g] += curvature * parts_G[g] * parts_G[g]
+    for g in range(2):
+        scratch.plain_group_slopes_L2[label, g] += plain_step * plain_2[g]
+        scratch.plain_group_added_L2[label, g] += plain_curvature * plain_2[g] * plain_2[g]
+
+
+@njit(nogil=True, cache=True)
+def _mix_and_count(arrays: Any, label: Any, y: Any, weight: Any, p: Any, q: Any) -> None:
+    """Compare both learners by their losses, and count the label."""
+    loss = -math.log(max(p if y > 0.5 else 1.0 - p, MIN_PROBABILITY))
+    plain_loss = -math.log(max(q if y > 0.5 else 1.0 - q, MIN_PROBABILITY))
+    difference = arrays.loss_difference_L[label] + weight * (plain_loss - loss)
+    difference = min(max(difference, -MAX_LOSS_DIFFERENCE), MAX_LOSS_DIFFERENCE)
+    arrays.loss_difference_L[label] = difference
+    arrays.mixture_L[label] = 1.0 / (1.0 + math.exp(-MIXTURE_RATE * difference))
+    clicks, samples = arrays.clicks_L[label] + weight * y, arrays.samples_L[label] + weight
+    if samples > MEMORY:
+        clicks, samples = clicks * MEMORY / samples, MEMORY
+    arrays.clicks_L[label], arrays.samples_L[label] = clicks, samples
+    arrays.base_L[label] = math.log(clicks / (samples - clicks))

@@ -1,0 +1,175 @@
+"""Scores a sample: equal bit by bit to springtide_client.wide.score, whose sums run in the same order."""
+
+# axes: see kernels/cpu/wide/arrays.py
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+WEIGHT, INFORMATION, PLAIN_WEIGHT, PLAIN_SQUARES = 0, 1, 2, 3
+COLUMNS, NUM_BUCKETS, NUM_PARTS = 4, 12, 6
+GATE_PRIOR = 2.0
+MAX_SEEN_BITS = 15
+
+
+class Strengths(NamedTuple):
+    """How strongly weights are held at zero, by what they belong to; and the scale of the factorization machine."""
+
+    first: float
+    cross: float
+    number: float
+    seen: float
+    factorized: float
+    plain: float  # learning rate of the plain learner
+
+
+@njit(nogil=True, cache=True)
+def strengths_of(arrays: Any) -> Any:
+    """From the mean numbers of slots so far."""
+    samples, num_fields, num_pairs = arrays.slot_totals_4[0], len(arrays.numbers_F), len(arrays.pair_is_live_P)
+    first, crossed = float(max(1, num_fields)), float(num_pairs)
+    if samples > 0:
+        first = max(1.0, arrays.slot_totals_4[1] / samples)
+        crossed = arrays.slot_totals_4[2] / samples
+    num_live = 0
+    for p in range(num_pairs):
+        num_live += arrays.pair_is_live_P[p]
+    ratio, live = 6.0 / first, max(num_live / max(1, num_pairs), 0.1)
+    return Strengths(
+        max(0.5 * first, 3.0),
+        max(1.5 * crossed, 3.0) * live,
+        first,
+        5.0 * first,
+        ratio * math.sqrt(ratio),
+        0.3 / math.sqrt(first),
+    )
+
+
+@njit(nogil=True, cache=True)
+def bucket_of(information: Any) -> Any:
+    x, bucket = information * 4.0, 0
+    while x >= 1.0 and bucket < NUM_BUCKETS - 1:
+        x *= 0.5
+        bucket += 1
+    return bucket
+
+
+@njit(nogil=True, cache=True)
+def bits_of_count(count: Any) -> Any:
+    bits = 0
+    while count > 0 and bits < MAX_SEEN_BITS:
+        count >>= 1
+        bits += 1
+    return bits
+
+
+@njit(nogil=True, cache=True)
+def count_times(batch: Any, crosses: Any, scratch: Any, start: Any, stop: Any) -> None:
+    """Count how often the chunk has each row."""
+    for s in range(batch.offsets_N1[start], batch.offsets_N1[stop]):
+        scratch.times_U[batch.rows_S[s]] += 1
+    first = crosses.start
+    for c in range(crosses.offsets_R1[start - first], crosses.offsets_R1[stop - first]):
+        scratch.times_Q[crosses.rows_C[c]] += 1
+
+
+@njit(nogil=True, cache=True)
+def score_sample(
+    batch: Any,
+    crosses: Any,
+    arrays: Any,
+    scratch: Any,
+    strengths: Any,
+    n: Any,
+    start: Any,
+    stop: Any,
+    logits_NL: Any,
+) -> None:
+    """Write the parts of the score, the logits, and how far a step would move them, of sample n of a chunk."""
+    r, num_samples, num_fields = n - start, stop - start, len(arrays.numbers_F)
+    first_slot, slots_from, slots_to = batch.offsets_N1[start], batch.offsets_N1[n], batch.offsets_N1[n + 1]
+    base = crosses.start
+    first_cross = crosses.offsets_R1[start - base]
+    crosses_from, crosses_to = crosses.offsets_R1[n - base], crosses.offsets_R1[n - base + 1]
+    pairs = _factorize(batch, scratch, r, slots_from, slots_to)
+    for s in range(slots_from, slots_to):
+        f = batch.fields_S[s]
+        bits = bits_of_count(batch.counts_U[batch.rows_S[s]])
+        standard = (bits - arrays.seen_statistics_3F[0, f]) / math.sqrt(arrays.seen_statistics_3F[1, f] + 0.01)
+        scratch.seen_S[s - first_slot] = min(max(standard, -3.0), 3.0)
+        scratch.never_S[s - first_slot] = bits == 0
+    for label in range(len(arrays.base_L)):
+        at = COLUMNS * label
+        gates_TB, gate_information_TB = arrays.gates_LTB[label], arrays.gate_information_LTB[label]
+        seen_F2, seen_information_F2 = arrays.seen_weights_LF2[label], arrays.seen_information_LF2[label]
+        summed, seen, plain, damping, gate_damping, moved = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        for s in range(slots_from, slots_to):
+            u, f, k = batch.rows_S[s], batch.fields_S[s], s - first_slot
+            information = np.float64(batch.wide_UW[u, at + INFORMATION])
+            weight = np.float64(batch.wide_UW[u, at + WEIGHT])
+            b = bucket_of(information)
+            scratch.buckets_SL[k, label] = b
+            gate = gates_TB[f, b]
+            summed += gate * weight
+            plain += np.float64(batch.wide_UW[u, at + PLAIN_WEIGHT])
+            x = scratch.seen_S[k]
+            part = seen_F2[f, 0] * x
+            moved += x * x / (strengths.seen + seen_information_F2[f, 0])
+            if scratch.never_S[k]:
+                part += seen_F2[f, 1]
+                moved += 1.0 / (strengths.seen + seen_information_F2[f, 1])
+            seen += part
+            damping += scratch.times_U[u] * gate * gate / (strengths.first + information)
+            gate_damping += weight * weight / (GATE_PRIOR + gate_information_TB[f, b])
+        crossed = 0.0
+        for c in range(crosses_from, crosses_to):
+            q, f = crosses.rows_C[c], num_fields + crosses.pairs_C[c]
+            weight = np.float64(crosses.weights_Q2L[q, 2 * label])
+            information = np.float64(crosses.weights_Q2L[q, 2 * label + 1])
+            b = bucket_of(information)
+            scratch.buckets_CL[c - first_cross, label] = b
+            gate = gates_TB[f, b]
+            crossed += gate * weight
+            damping += scratch.times_Q[q] * gate * gate / (strengths.cross + information)
+            gate_damping += weight * weight / (GATE_PRIOR + gate_information_TB[f, b])
+        numbers, plain_numbers = 0.0, 0.0
+        for k in range(batch.x_NX.shape[1]):
+            x = batch.x_NX[n, k]
+            numbers += x * arrays.number_weights_LX[label, k]
+            plain_numbers += x * arrays.plain_number_weights_LX[label, k]
+            moved += x * x / (strengths.number + arrays.number_information_LX[label, k])
+        parts_G = scratch.parts_RLG[r, label]
+        parts_G[0], parts_G[1], parts_G[2] = summed, crossed, numbers
+        parts_G[3], parts_G[4], parts_G[5] = pairs * strengths.factorized, batch.net_NL[n, label], seen
+        logit = arrays.base_L[label] + arrays.bias_L[label]
+        for g in range(NUM_PARTS):
+            logit += arrays.group_weights_LG[label, g] * parts_G[g]
+        other = arrays.base_L[label] + arrays.plain_bias_L[label]
+        other += arrays.plain_group_weights_L2[label, 0] * plain
+        other += arrays.plain_group_weights_L2[label, 1] * plain_numbers
+        scratch.plain_RL2[r, label, 0], scratch.plain_RL2[r, label, 1] = plain, plain_numbers
+        scratch.logits_RL2[r, label, 0], scratch.logits_RL2[r, label, 1] = logit, other
+        scratch.damping_RL[r, label] = damping + num_samples * moved
+        scratch.gate_damping_RL[r, label] = num_samples * gate_damping
+        share = arrays.mixture_L[label]
+        logits_NL[n, label] = share * logit + (1.0 - share) * other
+
+
+@njit(nogil=True, cache=True)
+def _factorize(batch: Any, scratch: Any, r: Any, slots_from: Any, slots_to: Any) -> Any:
+    """Add up the vectors of a sample; return the sum of the dot products of all pairs."""
+    sums_D, squares_D = scratch.sums_RD[r], scratch.squares_D
+    dim = len(sums_D)
+    for d in range(dim):
+        sums_D[d], squares_D[d] = 0.0, 0.0
+    for s in range(slots_from, slots_to):
+        u = batch.rows_S[s]
+        for d in range(dim):
+            v = np.float64(batch.values_UD[u, d])
+            sums_D[d] += v
+            squares_D[d] += v * v
+    pairs = 0.0
+    for d in range(dim):
+        pairs += sums_D[d] * sums_D[d] - squares_D[d]
+    return 0.5 * pairs

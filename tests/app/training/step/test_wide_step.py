@@ -1,0 +1,156 @@
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+from springtide_client.keys import CROSSES
+from springtide_client.wide.layout import born_column, wide_width
+
+from app.models.config import ModelConfig
+from app.models.interface import ModelSpec
+from app.models.registry import build_model
+from app.models.wide.wide_part import add_wide_part
+from app.training.config import TrainConfig, with_adagrad_eps
+from app.training.step.learner import Learner
+from embeddings.config import TableConfig
+from embeddings.errors import SpillError
+from embeddings.table import EmbeddingTable
+from stream.columns import Batch
+from tests.app.training.random_clicks import SCHEMA, make_batch
+
+TABLE = TableConfig(dim=4, device_bytes="16MiB")
+
+
+def make_learner(model="dlrm", schema=SCHEMA, optimizer=None, crosses=64, **train) -> Learner:
+    settings = msgspec.structs.replace(TABLE, wide_width=wide_width(len(schema.labels)))
+    if optimizer:
+        settings = msgspec.structs.replace(settings, optimizer=optimizer)
+    table = EmbeddingTable(with_adagrad_eps(settings), seed=0, tracked=False)
+    config = ModelConfig(name=model, wide=True, crosses=crosses)
+    net = build_model(config, ModelSpec.of(schema, TABLE.dim), seed=0)
+    add_wide_part(net, config, schema)
+    return Learner(net, table, TrainConfig(**train), schema)
+
+
+def part_of(batch: Batch, start: int, stop: int) -> Batch:
+    own = slice(start, stop)
+    return dataclasses.replace(
+        batch,
+        features=batch.features.slice(start, stop),
+        labels_NL=batch.labels_NL[own],
+        weights_N=batch.weights_N[own],
+        event_ms_N=batch.event_ms_N[own],
+        record_ms_N=batch.record_ms_N[own],
+    )
+
+
+def loss_of(reports) -> float:
+    logits, labels, weights = (
+        np.concatenate([getattr(r, name) for r in reports]) for name in ("logits_NL", "labels_NL", "weights_N")
+    )
+    losses = np.logaddexp(0, np.where(labels > 0.5, -logits, logits)).astype(float)
+    return float(np.average(losses[:, 0], weights=weights))
+
+
+def test_a_batch_teaches_as_much_as_its_samples_one_by_one():
+    whole, single = (make_learner("logistic") for _ in range(2))
+    for learner in (whole, single):
+        learner.optimizer.step = lambda *_: None  # the net stays, so that the size of a batch changes nothing
+    for number in range(3):
+        batch = make_batch(number, 40)
+        logits = whole.step(batch).logits_NL
+        one_by_one = [single.step(part_of(batch, n, n + 1)).logits_NL for n in range(40)]
+        np.testing.assert_array_equal(logits, np.concatenate(one_by_one))
+    for name, array in whole.dense_arrays().items():
+        if name.startswith("wide."):
+            np.testing.assert_array_equal(array, single.dense_arrays()[name], err_msg=name)
+
+
+@pytest.mark.parametrize("model", ["dlrm", "deepfm", "logistic"])
+def test_each_net_learns_more_with_the_wide_part_from_large_batches(model):
+    learner = make_learner(model)
+    reports = [learner.step(make_batch(number, 512)) for number in range(8)]
+    assert learner.skipped_steps == 0
+    assert loss_of(reports[4:]) < 0.56  # the base rate's is 0.69
+
+
+@pytest.mark.parametrize("optimizer", [{"name": "adam", "lr": 0.01}, {"name": "sgd", "lr": 0.05}])
+def test_another_optimizer_of_rows_learns_too(optimizer):
+    learner = make_learner("deepfm", optimizer=optimizer)
+    reports = [learner.step(make_batch(number, 512)) for number in range(8)]
+    assert loss_of(reports[4:]) < 0.56
+
+
+def test_rows_know_when_they_were_born_and_crosses_have_rows_of_their_own():
+    learner = make_learner()
+    batch = make_batch(0, 64)
+    learner.step(batch)
+    learner.step(make_batch(1, 64))
+    rows = learner.table.export()
+    own = rows.features == 0
+    born = rows.states[own, -1 - born_column(1) :][:, born_column(1) + 0]
+    users = batch.features.categorical_NC[:, 0]
+    for user, value in zip(rows.ids[own].tolist(), born.tolist(), strict=True):
+        if user in users:
+            assert value == 1 + int(np.argmax(users == user))
+    crossed = rows.features == CROSSES
+    assert crossed.sum() > 100
+    assert (rows.counts[crossed] > 0).all()
+    assert np.abs(rows.states[crossed][:, -5]).max() > 0
+
+
+def test_pairs_that_gain_least_are_dropped_until_few_live():
+    learner = make_learner(crosses=3)
+    assert learner.wide is not None
+    assert len(learner.wide.arrays.live_pairs) == 10
+    learner.step(make_batch(0, 600))
+    assert len(learner.wide.arrays.live_pairs) == 5
+    learner.step(make_batch(1, 1000))
+    assert len(learner.wide.arrays.live_pairs) == 3
+
+
+def test_without_crosses_none_are_made():
+    learner = make_learner(crosses=0)
+    learner.step(make_batch(0, 100))
+    learner.step(make_batch(1, 100))
+    assert not (learner.table.export().features == CROSSES).any()
+
+
+def test_a_batch_that_the_spill_refuses_may_be_tried_again(monkeypatch):
+    tried, plain = make_learner(), make_learner()
+    for learner in (tried, plain):
+        learner.step(make_batch(0, 64))
+    lookup, calls = tried.table.lookup, []
+
+    def failing(features_K, *args, **kwargs):
+        if features_K[0] == CROSSES:
+            calls.append(1)
+            if len(calls) == 2:
+                raise SpillError("full")
+        return lookup(features_K, *args, **kwargs)
+
+    batch = make_batch(1, 600)
+    monkeypatch.setattr(tried.table, "lookup", failing)
+    monkeypatch.setattr("app.training.step.wide_step.MAX_CROSSES", 500)
+    with pytest.raises(SpillError):
+        tried.step(batch)
+    np.testing.assert_array_equal(tried.step(batch).logits_NL, plain.step(batch).logits_NL)
+    mine, theirs = tried.dense_arrays(), plain.dense_arrays()
+    for name in mine:
+        if name.startswith("wide."):
+            np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
+
+
+def test_an_enormous_weight_is_survived():
+    learner = make_learner()
+    learner.step(make_batch(0))
+    learner.step(dataclasses.replace(make_batch(1), weights_N=np.full(32, 3e38, np.float32)))
+    assert np.isfinite(learner.step(make_batch(2)).logits_NL).all()
+
+
+def test_a_net_with_a_part_of_that_name_is_refused():
+    config = ModelConfig(name="dlrm", wide=True)
+    net = build_model(config, ModelSpec.of(SCHEMA, 4), seed=0)
+    net.wide = 1
+    with pytest.raises(ValueError, match="rename it, or set wide = false"):
+        add_wide_part(net, config, SCHEMA)

@@ -1,0 +1,124 @@
+"""A log with a wide part: what a trainer that starts again continues with, and what a changed setting keeps."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from springtide_client.keys import CROSSES
+from springtide_client.log.directory import LogDirectory
+
+from app.config.load import load_config
+from app.training.bootstrap import load_state
+from app.version_log.verify.verify import verify
+from app.version_log.write.writer import LogWriter
+from tests.app.training.random_clicks import make_batch
+
+CONFIG = """
+name = "wide"
+
+[schema]
+label = "click"
+timestamp = "ts"
+weight = "w"
+categorical = ["user_id", "item_id"]
+multi_value = ["genres"]
+sequence = ["last_items"]
+dense = ["age", "price"]
+share = { last_items = "item_id" }
+
+[table]
+dim = 4
+device_bytes = "16MiB"
+disk_path = "FOLDER/spill"
+
+[model]
+name = "deepfm"
+wide = true
+crosses = 4
+
+[log]
+path = "FOLDER/log"
+log_bytes = "1GiB"
+"""
+
+
+class Log:
+    def __init__(self, folder: Path, *edits: tuple[str, str]) -> None:
+        folder.mkdir(exist_ok=True)
+        text = CONFIG.replace("FOLDER", str(folder))
+        for old, new in edits:
+            assert old in text
+            text = text.replace(old, new)
+        (folder / "springtide.toml").write_text(text)
+        self.config = load_config(folder / "springtide.toml")
+
+    def learn(self, start: int, stop: int) -> tuple[dict[str, np.ndarray], dict[tuple[int, int], bytes], list]:
+        """Learn batches, each into a version of its own; return the net, the rows and the logits."""
+        config, logits = self.config, []
+        with LogWriter.open(config.log, schema=config.schema) as log:
+            state = load_state(config, log)
+            observe = state.scores.observe
+
+            def noting(logits_NL, *others):
+                logits.append(logits_NL.copy())
+                observe(logits_NL, *others)
+
+            state.scores.observe = noting
+            for number in range(start, stop):
+                state.learn(make_batch(number, 200), next_batch=make_batch(number + 1, 200))
+                log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
+            log.sync()
+            features_K, ids_K = _keys(state.learner.table.export())
+            lookup = state.learner.table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
+            columns = state.learner.table.read_rows(lookup)
+            lookup.release()
+            rows = {
+                key: columns.values_ND[n].tobytes() + columns.states_NS[n].tobytes() + columns.counts_N[n].tobytes()
+                for n, key in enumerate(zip(features_K.tolist(), ids_K.tolist(), strict=True))
+            }
+            arrays = state.learner.dense_arrays()
+            state.learner.table.close()
+        return arrays, rows, logits
+
+
+def _keys(rows) -> tuple[np.ndarray, np.ndarray]:
+    return rows.features, rows.ids
+
+
+def test_a_trainer_that_starts_again_continues_bit_by_bit(tmp_path):
+    arrays, rows, logits = Log(tmp_path / "whole").learn(0, 5)
+    parts = Log(tmp_path / "parts")
+    _, _, first = parts.learn(0, 2)
+    more, more_rows, second = parts.learn(2, 5)
+    np.testing.assert_array_equal(np.concatenate(logits), np.concatenate([*first, *second]))
+    assert arrays.keys() == more.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, more[name], err_msg=name)
+    for key, row in more_rows.items():
+        assert rows[key] == row, key
+    assert any(number == CROSSES for number, _ in rows)
+    assert arrays["wide.num_samples_1"].item() == 1000
+    assert arrays["wide.pair_is_live_P"].sum() == 4
+    report = verify(LogDirectory(parts.config.log.path))
+    assert not report.errors
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [("wide = true", "wide = false")],
+        [("crosses = 4", "crosses = 0")],
+        [('dense = ["age", "price"]', 'dense = ["price"]')],
+        [('categorical = ["user_id", "item_id"]', 'categorical = ["item_id", "user_id"]')],
+    ],
+)
+def test_changed_settings_go_on_with_what_fits(tmp_path, edits):
+    Log(tmp_path).learn(0, 2)
+    changed = Log(tmp_path, *edits)
+    config = changed.config
+    with LogWriter.open(config.log, schema=config.schema) as log:
+        state = load_state(config, log)
+        batch = make_batch(2, 50, schema=config.schema)
+        state.learn(batch)
+        assert np.isfinite(state.loss)
+        state.learner.table.close()

@@ -1,0 +1,235 @@
+"""The pass against the plain oracle, and its scores against the client's reference, bit by bit."""
+
+import math
+
+import numpy as np
+import pytest
+from springtide_client.features import Features, Ragged
+from springtide_client.keys import CROSSES
+from springtide_client.schema import Schema
+from springtide_client.wide.bins import bin_ids, signed_logs, standardize
+from springtide_client.wide.crosses import cross_ids, cross_slots, row_hashes
+from springtide_client.wide.fields import WideFields
+from springtide_client.wide.layout import born_column, born_of, wide_width
+from springtide_client.wide.parameters import WideParameters
+from springtide_client.wide.score import WideRows, score
+from springtide_client.wide.slots import MAX_CROSSED, bin_keys, slots_of
+
+from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
+from kernels.cpu.wide.in_order import in_order_pass
+from kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses, running_numbers
+from tests.support.wide_oracle import WideOracle
+
+DIM = 4
+SCHEMA = Schema(
+    labels=("click", "buy"), categorical=("user", "item"), multi_value=("genres",), sequence=("last",), dense=("price",)
+)
+
+
+def vector(number: int, id_: int) -> np.ndarray:  # type: ignore[type-arg]
+    return np.random.default_rng([number, id_ % 97]).normal(0, 0.3, DIM).astype(np.float32)
+
+
+def oracle_cross(*words: int) -> int:
+    left, right = (
+        row_hashes(np.array([number]), np.array([id_]), np.array([born], np.float32))
+        for number, id_, born in (words[:3], words[3:])
+    )
+    return int(cross_ids(left, right)[0])
+
+
+class SmallTable:
+    """Rows in growing arrays, as the pass takes them."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema, self.num_labels = schema, len(schema.labels)
+        self.places: dict[tuple[int, int], int] = {}
+        width = wide_width(self.num_labels)
+        self.values, self.squares = np.zeros((5000, DIM), np.float32), np.zeros(5000, np.float32)
+        self.wide, self.counts = np.zeros((5000, width), np.float32), np.zeros(5000, np.int64)
+        self.cross_places: dict[int, int] = {}
+        self.crosses = np.zeros((200_000, 2 * self.num_labels), np.float32)
+        self.fields = WideFields.of(schema)
+        self.parameters = WideParameters.initial(self.fields, len(schema.dense), self.num_labels)
+        self.samples = 0
+
+    def rows_of(self, features_K: np.ndarray, ids_K: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        rows = []
+        for number, id_ in zip(features_K.tolist(), ids_K.tolist(), strict=True):
+            if (number, id_) not in self.places:
+                self.places[number, id_] = len(self.places)
+                self.values[self.places[number, id_]] = vector(number, id_)
+            rows.append(self.places[number, id_])
+        return np.array(rows, np.int64)
+
+    def keys(self) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+        numbers, ids = zip(*self.places, strict=True)
+        return np.array(numbers), np.array(ids)
+
+    def slots(self, features: Features, x_NX: np.ndarray):  # type: ignore[type-arg, no-untyped-def]
+        from springtide_client.model.inputs import lookup_keys
+
+        keys = zip(lookup_keys(self.schema, features), bin_keys(self.schema, bin_ids(x_NX)), strict=True)
+        rows_K = self.rows_of(*(np.concatenate(parts) for parts in keys))
+        return slots_of(self.schema, features).at(rows_K)
+
+    def learn(self, features, net_NL, labels_NL, weights_N, chunk=1, most=1 << 20):  # type: ignore[no-untyped-def]
+        num = len(features)
+        x_NX = running_numbers(signed_logs(features.dense_NF), self.parameters.number_statistics_3D)
+        slots = self.slots(features, x_NX)
+        numbers, ids = self.keys()
+        first_U = first_samples(slots.rows_S, slots.offsets_N1, len(numbers))
+        born = self.wide[: len(numbers), born_column(self.num_labels)]
+        usable_U = np.where(born > 0, -1, first_U + 1)
+        born[:] = np.where((born == 0) & (first_U < num), born_of(self.samples + first_U), born)
+        hashes_U = row_hashes(numbers, ids, born)
+        logits_NL, errors_NL = np.zeros((num, self.num_labels)), np.zeros((num, self.num_labels), np.float32)
+        batch = WideBatch(
+            slots.rows_S,
+            slots.fields_S,
+            slots.offsets_N1,
+            x_NX,
+            net_NL,
+            labels_NL,
+            weights_N,
+            self.values,
+            self.squares,
+            self.wide,
+            self.counts,
+        )
+        start = 0
+        while start < num:
+            ids_C, pairs_C, offsets_R1, stop = crosses_of(
+                slots.rows_S,
+                slots.crossed_from_NF,
+                slots.num_crossed_NF,
+                self.parameters.pair_fields_P2,
+                self.parameters.live_pairs,
+                usable_U,
+                hashes_U,
+                start,
+                num,
+                most,
+            )
+            rows_C = np.array([self.cross_places.setdefault(i, len(self.cross_places)) for i in ids_C.tolist()], int)
+            crosses = CrossBatch(
+                start, stop, rows_C, pairs_C, offsets_R1, potential_crosses(slots.num_crossed_NF), self.crosses
+            )
+            arrays = WideArrays(**self.parameters.named())
+            in_order_pass(batch, crosses, arrays, chunk, 0.1, 0.1, logits_NL, errors_NL)
+            start = stop
+        self.samples += num
+        return logits_NL, errors_NL
+
+    def score(self, features: Features, net_NL: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        """The reference, of one sample."""
+        x_NX = standardize(signed_logs(features.dense_NF), self.parameters.number_statistics_3D)
+        slots = self.slots(features, x_NX)
+        numbers, ids = self.keys()
+        born = self.wide[: len(numbers), born_column(self.num_labels)]
+        hashes_U = row_hashes(numbers, ids, born)
+        crosses = cross_slots(slots, self.parameters.pair_fields_P2, self.parameters.live_pairs, hashes_U, born)
+        cross_rows = np.array(
+            [
+                self.crosses[self.cross_places[i]] if i in self.cross_places else np.zeros(2 * self.num_labels)
+                for i in crosses.ids_C.tolist()
+            ],
+            np.float32,
+        ).reshape(-1, 2 * self.num_labels)
+        return score(
+            self.parameters, slots, WideRows(self.values, self.wide, self.counts), crosses, cross_rows, x_NX, net_NL
+        )
+
+
+def samples(num: int, seed: int):  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(seed)
+
+    def ragged(longest: int) -> Ragged:
+        offsets = np.concatenate([[0], np.cumsum(rng.integers(0, longest + 1, num))])
+        return Ragged(rng.integers(0, 6, offsets[-1]), offsets)
+
+    dense = (rng.normal(size=(num, 1)) * 40).astype(np.float32)
+    dense[rng.random((num, 1)) < 0.2] = np.nan
+    features = Features(rng.integers(0, 8, (num, 2)), (ragged(3), ragged(11)), dense)
+    labels = (rng.random((num, 2)) < 0.3).astype(np.float32)
+    labels[rng.random((num, 2)) < 0.2] = np.nan
+    net = rng.normal(0, 0.5, (num, 2)).astype(np.float32)
+    return features, net, labels, rng.uniform(0.5, 2, num).astype(np.float32)
+
+
+def as_oracle(features: Features, n: int):  # type: ignore[no-untyped-def]
+    fields, crossed = [[(c, int(features.categorical_NC[n, c]))] for c in range(2)], []
+    for number, ragged in zip((2, 3), features.lists, strict=True):
+        ids = ragged.ids_M[ragged.offsets[n] : ragged.offsets[n + 1]].tolist()
+        fields.append([(number, id_) for id_ in ids])
+        crossed.append([(number, id_) for id_ in (ids[:MAX_CROSSED] if number == 2 else ids[-MAX_CROSSED:])])
+    return fields, [*fields[:2], *crossed], signed_logs(features.dense_NF[n : n + 1])[0].tolist()
+
+
+def test_the_pass_learns_what_the_oracle_learns_and_scores_what_the_reference_scores() -> None:
+    table, oracle = (
+        SmallTable(SCHEMA),
+        WideOracle([0, 1, 2, 3, 4], 1, 2, DIM, first_vector=vector, cross_id=oracle_cross),
+    )
+    for number, num in enumerate((1, 40, 1, 100, 1)):
+        features, net, labels, weights = samples(num, seed=number)
+        reference = table.score(features, net) if num == 1 else None
+        most = 1 << 20 if number < 3 else 100
+        logits, errors = table.learn(features, net, labels, weights, most=most)
+        if reference is not None:
+            assert logits.tolist() == reference.tolist()
+        for n in range(num):
+            own = oracle.learn(*as_oracle(features, n), net[n].tolist(), labels[n].tolist(), float(weights[n]))
+            np.testing.assert_allclose(logits[n], own[0], rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(errors[n], own[1], rtol=1e-4, atol=1e-6)
+    p = table.parameters
+    np.testing.assert_allclose(p.gates_LTB, oracle.a, rtol=1e-4)
+    np.testing.assert_allclose(p.gate_information_LTB, oracle.A, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(p.pair_gains_P, oracle.gains, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(p.group_weights_LG, oracle.c, rtol=1e-4)
+    np.testing.assert_allclose(p.mixture_L, oracle.mixture, rtol=1e-4)
+    np.testing.assert_allclose(p.seen_weights_LF2, oracle.u, rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(p.slot_totals_4, [oracle.samples, oracle.first_total, oracle.cross_total, 143])
+    for key, row in oracle.rows.items():
+        place = table.places[key]
+        np.testing.assert_allclose(table.values[place], row.v, rtol=1e-3, atol=1e-5)
+        assert (table.counts[place], table.wide[place, born_column(2)]) == (row.n, row.born)
+        np.testing.assert_allclose(table.wide[place, :8:4], row.w, rtol=1e-3, atol=1e-5)
+    assert table.cross_places.keys() == oracle.cross_rows.keys()
+    assert CROSSES not in table.fields.numbers_F
+
+
+def test_a_batch_learned_at_once_or_in_parts_gives_the_same_bits() -> None:
+    features, net, labels, weights = samples(60, seed=9)
+    whole, parts = SmallTable(SCHEMA), SmallTable(SCHEMA)
+    logits, _ = whole.learn(features, net, labels, weights)
+    for start, stop in ((0, 7), (7, 8), (8, 60)):
+        own = slice(start, stop)
+        some, _ = parts.learn(features.slice(start, stop), net[own], labels[own], weights[own])
+        assert some.tolist() == logits[own].tolist()
+    for name, array in whole.parameters.named().items():
+        assert array.tobytes() == parts.parameters.named()[name].tobytes(), name
+
+
+@pytest.mark.parametrize("chunk", [4, 64])
+def test_chunks_learn_too_and_never_diverge(chunk: int) -> None:
+    table = SmallTable(SCHEMA)
+    losses = []
+    for seed in range(12):
+        features, net, labels, weights = samples(64, seed=seed)
+        labels[:] = (features.categorical_NC[:, :1] % 2 == 0).astype(np.float32)
+        logits, _ = table.learn(features, net * 0, labels, weights, chunk=chunk)
+        losses.append(float(np.logaddexp(0, np.where(labels > 0.5, -logits, logits)).mean()))
+    assert all(map(math.isfinite, losses))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_net_that_is_not_finite_teaches_nothing_and_hands_back_what_is_refused() -> None:
+    table = SmallTable(SCHEMA)
+    features, net, labels, weights = samples(3, seed=1)
+    labels[:] = 1
+    net[1] = np.nan
+    _, errors = table.learn(features, net, labels, weights)
+    assert np.isnan(errors).tolist() == [[False, False], [True, True], [False, False]]
+    assert np.isfinite(table.wide).all()
+    assert all(np.isfinite(array).all() for array in table.parameters.named().values())
