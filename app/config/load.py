@@ -18,6 +18,7 @@ from app.config.schema import SchemaConfig
 from app.config.unknown_keys import check_keys, unknown_key_error
 from app.errors import UserError
 from app.models.config import ModelConfig
+from app.scores.config import ScoresConfig
 from app.serving.config import ServeConfig
 from app.training.config import GateConfig, TableSettings, TrainConfig
 from app.version_log.config import MIN_BYTES, LogConfig
@@ -32,6 +33,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "model": ModelConfig,
     "train": TrainConfig,
     "gate": GateConfig,
+    "scores": ScoresConfig,
     "log": LogConfig,
     "serve": ServeConfig,
 }
@@ -52,6 +54,7 @@ class Config:
     model: ModelConfig
     train: TrainConfig
     gate: GateConfig
+    scores: ScoresConfig
     log: LogConfig
     serve: ServeConfig
 
@@ -88,6 +91,11 @@ def load_config(
         features=feature_policies(schema, features),
     )
     table.check_score(schema)
+    scores = bind(ScoresConfig, "[scores]", document.get("scores", {}))
+    try:
+        scores.check_by(schema)
+    except ValueError as error:
+        raise UserError(f"[scores] {error}") from None
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
     return Config(
@@ -100,6 +108,7 @@ def load_config(
         model=bind(ModelConfig, "[model]", document.get("model", {})),
         train=bind(TrainConfig, "[train]", document.get("train", {})),
         gate=bind(GateConfig, "[gate]", document.get("gate", {})),
+        scores=scores,
         log=log,
         serve=bind(ServeConfig, "[serve]", document.get("serve", {})),
     )

@@ -1,6 +1,9 @@
 """The area under the ROC curve: exact for few samples, from a histogram of logits for any number of them."""
 
-# N samples, B bins
+# N samples, B bins, G groups
+import functools
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -37,6 +40,11 @@ class RocHistogram:
         used = slice(self.first, self.last + 1)
         return pair_auc(self.positive_B[used], self.negative_B[used])
 
+    def groups(self) -> "ScoreGroups":
+        """Return the bins in use as groups of one probability each, that of the bin's middle: within 6e-5 of exact."""
+        used = slice(self.first, self.last + 1)
+        return ScoreGroups(_bin_probabilities()[used], self.positive_B[used], self.negative_B[used])
+
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return the bins in use."""
         used_U = np.flatnonzero((self.positive_B != 0) | (self.negative_B != 0))
@@ -49,18 +57,38 @@ class RocHistogram:
             self.first, self.last = int(bins_U[0]), int(bins_U[-1])
 
 
-def exact_auc(scores_N: Float64Array, positive_N: Float64Array, negative_N: Float64Array) -> float | None:
-    """Return the AUC of weighted samples; equal scores count half. None with only one class."""
+class ScoreGroups(NamedTuple):
+    """The weights of positives and negatives by predicted probability, in ascending order."""
+
+    predicted_G: Float64Array
+    positive_G: Float64Array
+    negative_G: Float64Array
+
+    def auc(self) -> float | None:
+        """Return the AUC; equal scores count half. None with only one class."""
+        return pair_auc(self.positive_G, self.negative_G)
+
+
+def exact_groups(
+    scores_N: Float64Array, predicted_N: Float64Array, positive_N: Float64Array, negative_N: Float64Array
+) -> ScoreGroups:
+    """Return one group for each score; equal scores have one `predicted`."""
     if len(scores_N) == 0:
-        return None
+        return ScoreGroups(predicted_N, positive_N, negative_N)
     order_N = np.argsort(scores_N)
     sorted_N = scores_N[order_N]
     is_new_N = sorted_N[1:] != sorted_N[:-1]
     if is_new_N.all():
-        return pair_auc(positive_N[order_N], negative_N[order_N])
-    starts_B = np.flatnonzero(np.concatenate([[True], is_new_N]))
-    positive_B = np.add.reduceat(positive_N[order_N], starts_B)
-    return pair_auc(positive_B, np.add.reduceat(negative_N[order_N], starts_B))
+        return ScoreGroups(predicted_N[order_N], positive_N[order_N], negative_N[order_N])
+    starts_G = np.flatnonzero(np.concatenate([[True], is_new_N]))
+    positive_G = np.add.reduceat(positive_N[order_N], starts_G)
+    negative_G = np.add.reduceat(negative_N[order_N], starts_G)
+    return ScoreGroups(predicted_N[order_N][starts_G], positive_G, negative_G)
+
+
+def exact_auc(scores_N: Float64Array, positive_N: Float64Array, negative_N: Float64Array) -> float | None:
+    """Return the AUC of weighted samples; equal scores count half. None with only one class."""
+    return exact_groups(scores_N, scores_N, positive_N, negative_N).auc()
 
 
 def click_auc(scores_N: npt.NDArray[np.floating], clicked_N: npt.NDArray[np.bool_]) -> float | None:
@@ -77,3 +105,10 @@ def pair_auc(positive_B: Float64Array, negative_B: Float64Array) -> float | None
     lower = np.einsum("i,i->", positive_B, np.cumsum(negative_B), optimize=False)
     ties = np.einsum("i,i->", positive_B, negative_B, optimize=False)
     return float(lower - 0.5 * ties) / (positives * negatives)
+
+
+@functools.cache
+def _bin_probabilities() -> Float64Array:
+    """Return the probability in the middle of each bin of a RocHistogram."""
+    logits_B = (np.arange(NUM_BINS) + 0.5) / BINS_PER_LOGIT - MAX_LOGIT
+    return np.asarray(1.0 / (1.0 + np.exp(-logits_B)))

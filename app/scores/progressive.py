@@ -1,87 +1,134 @@
 """Progressive scores: how well samples were predicted before they were learned, over the whole run and a window."""
 
 # N samples, L labels, W samples of the window
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from springtide_client.features import Features
+from springtide_client.schema import Schema
 
-from app.scores.auc import Float64Array, RocHistogram, exact_auc
+from app.scores.auc import Float64Array, RocHistogram, exact_groups
+from app.scores.config import ScoresConfig
+from app.scores.document import label_scores, segments_document
+from app.scores.drift.drift import Drift
+from app.scores.plan import IDS, ScoresPlan
+from app.scores.samples import SAMPLES, TERMS, Arrays, LabelSamples, join, no_samples, samples_of_label, with_terms
+from app.scores.segments.histograms import NO_VALUE, SegmentHistograms
 
-Arrays = dict[str, npt.NDArray[Any]]
-SAMPLES = ("logits", "labels", "weights")
-# computed once from each sample of the window, in double precision: versions need their sums again and again
-TERMS = ("scores", "losses", "probabilities")
-SUMS = ("weight", "loss", "predicted", "positive")
+NUM_SUMS = 4  # weight, loss, predicted, positive
 
 
 class ProgressiveScores:
-    """AUC (within 1e-4 of exact), logloss and calibration (clicks predicted over clicks seen) of each label.
+    """AUC (within 1e-4 of exact), logloss and calibration of each label; scores by segment; drift.
 
     Labels between 0 and 1 count in part as positive and in part as negative; NaN is masked. A version holds the samples
     since the previous one (`delta`), a base holds `state`. A state and the deltas after it give the same bits as
     observing every sample.
     """
 
-    def __init__(self, labels: Sequence[str], window_samples: int) -> None:
+    def __init__(
+        self,
+        labels: Sequence[str],
+        window_samples: int,
+        config: ScoresConfig | None = None,
+        schema: Schema | None = None,
+    ) -> None:
+        """Without `config` and `schema` everything that is read back goes on, and no features are observed."""
         self.labels, self.window_samples = tuple(labels), window_samples
+        self._schema = schema
+        self._wanted = None
+        if config is not None and schema is not None:
+            self._wanted = ScoresPlan.of(config, schema, window_samples)
+        self._begin()
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        """The features by whose values samples are split from now on."""
+        return self._plan.by if self._wanted is None else self._wanted.by
+
+    def _begin(self) -> None:
+        """Forget everything observed."""
         num_labels = len(self.labels)
-        self._sums_LQ = np.zeros((num_labels, len(SUMS)))
+        self.num_samples = 0
+        self._sums_LQ = np.zeros((num_labels, NUM_SUMS))
         self._histograms = [RocHistogram() for _ in self.labels]
-        self._window = _empty(num_labels)
+        self._window = no_samples(num_labels)
         self._recent: list[Arrays] = []  # observed, not joined into the window yet
         self._num_recent = 0
         self._delta: list[Arrays] = []
+        self._plan = ScoresPlan()
+        self._delta_has_plan = False
+        self._segments: dict[str, SegmentHistograms] = {}
+        self._drift = Drift(self.labels)
 
     def observe(
         self,
         logits_NL: npt.NDArray[np.float32],
         labels_NL: npt.NDArray[np.float32],
         weights_N: npt.NDArray[np.float32],
+        features: Features | None = None,
     ) -> None:
-        """Count scored samples; they belong to the next delta."""
-        samples = dict(zip(SAMPLES, (logits_NL, labels_NL, weights_N), strict=True))
+        """Count scored samples; they belong to the next delta. `features`: those of the samples, always or never."""
+        samples: Arrays = dict(zip(SAMPLES, (logits_NL, labels_NL, weights_N), strict=True))
+        if features is not None and self._wanted is not None and self._schema is not None and len(weights_N):
+            if self._plan != self._wanted:
+                self._follow(self._wanted)
+                self._delta_has_plan = True
+            samples |= self._plan.take(features, self._schema, self.num_samples)
         self._count(samples)
         self._delta.append(samples)
 
     def delta(self) -> Arrays:
         """Return the samples observed since the last call; {} if there are none."""
         parts, self._delta = self._delta, []
-        return _join(parts, SAMPLES) if parts else {}
+        parts = [part for part in parts if len(part["weights"])] or parts[:1]
+        delta = join(parts, list(parts[0])) if parts else {}
+        if self._delta_has_plan and delta:
+            delta["plan"], self._delta_has_plan = self._plan.to_array(), False
+        return delta
 
     def apply(self, delta: Mapping[str, npt.NDArray[Any]]) -> None:
         """Count the samples of another object's `delta`."""
+        if "plan" in delta:
+            self._follow(ScoresPlan.from_array(delta["plan"]))
         if delta:
-            self._count({name: np.array(delta[name]) for name in SAMPLES})
+            self._count({name: np.array(array) for name, array in delta.items() if name != "plan"})
 
     def state(self) -> Arrays:
-        """Return sums, histograms and window: everything but the list of samples for the next delta."""
+        """Return sums, histograms, window and plan: everything but the list of samples for the next delta."""
         window = self._join_window()
-        arrays = {f"window.{name}": window[name] for name in SAMPLES}
-        arrays["sums"] = self._sums_LQ.copy()
+        arrays = {f"window.{name}": array for name, array in window.items() if name not in TERMS}
+        arrays["sums"], arrays["num_samples"] = self._sums_LQ.copy(), np.array(self.num_samples)
+        arrays["plan"] = self._plan.to_array()
         for number, histogram in enumerate(self._histograms):
             arrays |= {f"histogram.{number}.{name}": array for name, array in histogram.arrays().items()}
-        return arrays
+        for feature, segments in self._segments.items():
+            arrays |= {f"{IDS}{feature}.{name}": array for name, array in segments.arrays().items()}
+        return arrays | {f"drift.{name}": array for name, array in self._drift.arrays().items()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Replace everything observed by what `state` returned; {}: nothing was observed."""
-        num_labels = len(self.labels)
-        self._sums_LQ = np.zeros((num_labels, len(SUMS)))
-        self._histograms = [RocHistogram() for _ in self.labels]
-        self._window, self._recent, self._num_recent, self._delta = _empty(num_labels), [], 0, []
+        self._begin()
         if not state:
             return
-        self._sums_LQ = np.array(state["sums"])
+        self._sums_LQ, self.num_samples = np.array(state["sums"]), int(state["num_samples"])
         for number, histogram in enumerate(self._histograms):
             parts = (np.array(state[f"histogram.{number}.{name}"]) for name in ("bins", "positive", "negative"))
             histogram.restore(*parts)
-        self._window = _with_terms({name: np.array(state[f"window.{name}"]) for name in SAMPLES})
+        self._follow(ScoresPlan.from_array(state["plan"]))
+        names = [*SAMPLES, *(f"{IDS}{feature}" for feature in self._plan.by)]
+        self._window = with_terms({name: np.array(state[f"window.{name}"]) for name in names})
+        for feature, segments in self._segments.items():
+            segments.restore({name: state[f"{IDS}{feature}.{name}"] for name in segments.arrays()})
+        drift = {name.removeprefix("drift."): array for name, array in state.items() if name.startswith("drift.")}
+        self._drift.restore(drift)
 
-    def window_losses(self, number: int) -> tuple[Float64Array, Float64Array]:
-        """Return the losses of the window's samples for one label, oldest first, and their weights."""
-        of_label = _of_label(self._join_window(), number)
-        return of_label.losses_N, of_label.weights_N
+    def window_of_label(self, number: int) -> LabelSamples:
+        """Return the window's samples for one label, oldest first."""
+        return samples_of_label(self._join_window(), number)
 
     def non_finite_fraction(self, num: int) -> float:
         """Return the fraction of the window's newest `num` samples whose logits are not finite."""
@@ -90,98 +137,110 @@ class ProgressiveScores:
 
     def document(self) -> dict[str, Any]:
         """Return `{"whole": {...}, "window": {...}}`, and `tasks` by label if there are several."""
-        window = self._join_window()
-        tasks = {
-            label: {"whole": self._whole(number), "window": _exact(window, number)}
-            for number, label in enumerate(self.labels)
-        }
+        return self._by_label(lambda number: self._label_document(number, curve=False))
+
+    def detailed_document(self, name_of: Callable[[str, int], str]) -> dict[str, Any]:
+        """Return the document with calibration curves, segments and drift; it takes some milliseconds.
+
+        `name_of` returns the text of a value by its feature and id.
+        """
+
+        def of_label(number: int) -> dict[str, Any]:
+            window, histograms = self._join_window(), self._segments
+            segments = {
+                feature: segments_document(
+                    histograms[feature], window, window[f"{IDS}{feature}"], number, partial(name_of, feature)
+                )
+                for feature in self._plan.by
+            }
+            return self._label_document(number, curve=True) | ({"segments": segments} if segments else {})
+
+        document = self._by_label(of_label)
+        drift = self._drift.document(self.num_samples, self._join_window()) if self._plan.drift else None
+        return document if drift is None else document | {"drift": drift}
+
+    def _by_label(self, of_label: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+        tasks = {label: of_label(number) for number, label in enumerate(self.labels)}
         first = tasks[self.labels[0]]
         return {**first, "tasks": tasks} if len(self.labels) > 1 else dict(first)
 
+    def _label_document(self, number: int, *, curve: bool) -> dict[str, Any]:
+        each = samples_of_label(self._join_window(), number)
+        groups = exact_groups(each.scores_N, each.probabilities_N, each.positive_N, each.negative_N)
+        sums_Q = np.array([terms_N.sum() for terms_N in each.summed_terms()])
+        return {
+            "whole": label_scores(self._sums_LQ[number], self._histograms[number].groups(), curve=curve),
+            "window": label_scores(sums_Q, groups, curve=curve),
+        }
+
+    def _follow(self, plan: ScoresPlan) -> None:
+        """Go on with another plan; what both measure is kept."""
+        window = self._join_window()
+        for feature in {*self._plan.by} - {*plan.by}:
+            window.pop(f"{IDS}{feature}")
+        for feature in {*plan.by} - {*self._plan.by}:
+            window[f"{IDS}{feature}"] = np.full(len(window["weights"]), NO_VALUE)
+        before, self._segments = self._segments, {}
+        for feature in plan.by:
+            segments = before.get(feature)
+            if segments is None or segments.num_segments != plan.num_segments:
+                segments = SegmentHistograms(len(self.labels), plan.num_segments)
+                if feature in before:
+                    segments.restore(before[feature].arrays())
+            self._segments[feature] = segments
+        if plan.drift:
+            self._drift.set_columns(plan.columns)
+        else:
+            self._drift = Drift(self.labels)
+        self._plan = plan
+
     def _count(self, samples: Arrays) -> None:
-        samples = _with_terms(samples)
+        """Count samples, up to where a window becomes a reference, and then the rest."""
+        samples = dict(samples)
+        codes_RD, numbers_R = samples.pop("drift.codes", None), samples.pop("drift.numbers", None)
+        start, num = 0, len(samples["weights"])
+        while start < num or start == num == 0:
+            begin = self.num_samples
+            snapshot_at = self._plan.next_snapshot(begin, self.window_samples)
+            stop = num if snapshot_at is None else min(num, start + snapshot_at - begin)
+            self._add({name: array[start:stop] for name, array in samples.items()})
+            if numbers_R is not None and codes_RD is not None:
+                within = slice(*np.searchsorted(numbers_R, [begin, self.num_samples]))
+                first = self.num_samples - self.window_samples
+                self._drift.add(codes_RD[within], numbers_R[within], first=first)
+            if self.num_samples == snapshot_at:
+                self._drift.take_snapshot(snapshot_at, self._join_window())
+            start = stop
+            if not num:
+                break
+
+    def _add(self, samples: Arrays) -> None:
+        samples = with_terms(samples)
         for number, histogram in enumerate(self._histograms):
-            each = _of_label(samples, number)
-            histogram.add(each.scores_N, each.weights_N * each.labels_N, each.weights_N * (1 - each.labels_N))
-            for quantity, terms_N in enumerate(_summed_terms(each)):
+            each = samples_of_label(samples, number)
+            histogram.add(each.scores_N, each.positive_N, each.negative_N)
+            for quantity, terms_N in enumerate(each.summed_terms()):
                 self._sums_LQ[number, quantity] = _add_in_order(self._sums_LQ[number, quantity], terms_N)
+        for feature, segments in self._segments.items():
+            name = f"{IDS}{feature}"
+            if name not in samples:
+                samples[name] = np.full(len(samples["weights"]), NO_VALUE)
+            segments.add(samples[name], samples)
         self._recent.append(samples)
         self._num_recent += len(samples["weights"])
+        self.num_samples += len(samples["weights"])
         if self._num_recent > 2 * self.window_samples:
             self._join_window()
 
     def _join_window(self) -> Arrays:
         """Return the window's samples as one array each."""
         if self._recent:
-            joined = _join([self._window, *self._recent], (*SAMPLES, *TERMS))
+            joined = join([self._window, *self._recent], list(self._window))
             self._window = {name: array[-self.window_samples :].copy() for name, array in joined.items()}
             self._recent, self._num_recent = [], 0
         return self._window
-
-    def _whole(self, number: int) -> dict[str, float | None]:
-        return _scores(*(float(total) for total in self._sums_LQ[number]), auc=self._histograms[number].auc())
-
-
-class _OfLabel(NamedTuple):
-    """Samples with a value for one label, in double precision; their scores are finite."""
-
-    scores_N: Float64Array
-    weights_N: Float64Array
-    labels_N: Float64Array
-    losses_N: Float64Array
-    probabilities_N: Float64Array
-
-
-def _exact(samples: Arrays, number: int) -> dict[str, float | None]:
-    each = _of_label(samples, number)
-    sums = (float(terms_N.sum()) for terms_N in _summed_terms(each))
-    auc = exact_auc(each.scores_N, each.weights_N * each.labels_N, each.weights_N * (1 - each.labels_N))
-    return _scores(*sums, auc=auc)
-
-
-def _scores(
-    weight: float, loss: float, predicted: float, positive: float, *, auc: float | None
-) -> dict[str, float | None]:
-    return {
-        "auc": auc,
-        "logloss": loss / weight if weight > 0 else None,
-        "calibration": predicted / positive if positive > 0 else None,
-    }
-
-
-def _with_terms(samples: Arrays) -> Arrays:
-    """Return the samples with TERMS."""
-    # an overflowed net has no opinion: NaN is scored as a coin flip
-    scores_NL = np.nan_to_num(samples["logits"].astype(np.float64), nan=0.0, posinf=700.0, neginf=-700.0)
-    losses_NL = np.logaddexp(0.0, scores_NL) - samples["labels"].astype(np.float64) * scores_NL
-    terms = (scores_NL, losses_NL, 1.0 / (1.0 + np.exp(-scores_NL)))
-    return samples | dict(zip(TERMS, terms, strict=True))
-
-
-def _of_label(samples: Arrays, number: int) -> _OfLabel:
-    """Return the samples that are not masked for one label."""
-    labels_N = samples["labels"][:, number].astype(np.float64)
-    scores_N, losses_N, probabilities_N = (samples[name][:, number] for name in TERMS)
-    found = _OfLabel(scores_N, samples["weights"].astype(np.float64), labels_N, losses_N, probabilities_N)
-    known_N = ~np.isnan(labels_N)
-    return found if known_N.all() else _OfLabel(*(array_N[known_N] for array_N in found))
-
-
-def _summed_terms(each: _OfLabel) -> tuple[Float64Array, ...]:
-    """Return the terms of SUMS."""
-    weights_N = each.weights_N
-    return weights_N, weights_N * each.losses_N, weights_N * each.probabilities_N, weights_N * each.labels_N
 
 
 def _add_in_order(total: float, terms_N: Float64Array) -> float:
     """Add one term after another, so that the sum does not depend on how the terms are split into calls."""
     return float(np.cumsum(np.concatenate([[total], terms_N]))[-1])
-
-
-def _join(parts: Sequence[Arrays], names: Sequence[str]) -> Arrays:
-    return {name: np.concatenate([part[name] for part in parts]) for name in names}
-
-
-def _empty(num_labels: int) -> Arrays:
-    none_NL = np.zeros((0, num_labels), np.float32)
-    return _with_terms({"logits": none_NL, "labels": none_NL, "weights": np.zeros(0, np.float32)})

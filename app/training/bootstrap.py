@@ -111,7 +111,7 @@ def empty_state(
     table = open_table(config, epoch, base, num_threads=num_threads, device=device.table)
     learner = Learner(model, table, config.train, config.schema, score_field=config.table.score, device=device)
     row_budget = RowBudget(budget.max_base_bytes, dim=config.table.dim, state_width=table.layout.state_width)
-    scores = ProgressiveScores(config.schema.labels, config.train.window_samples)
+    scores = ProgressiveScores(config.schema.labels, config.train.window_samples, config.scores, config.schema)
     return TrainingState(learner, scores, config.schema, row_budget)
 
 

@@ -11,6 +11,7 @@ from springtide_client.system.settings import FINITE, Settings
 
 from app.errors import UserError
 from app.models.config import ModelConfig
+from app.scores.config import ScoresConfig
 from app.version_log.config import LogConfig
 from embeddings.config import TableConfig
 from stream.config import SourceConfig
@@ -114,6 +115,14 @@ class GateConfig(Settings, frozen=True, kw_only=True):
     logloss_samples: Annotated[
         int, Meta(ge=1, description="Samples that count as recent; at most half of `[train] window_samples`.")
     ] = 2000
+    calibration_ratio: Annotated[
+        float,
+        Meta(
+            gt=1,
+            description="Trips when recent clicks predicted over clicks seen, or the inverse, exceed this multiple of "
+            "what they were earlier and are significantly (6 sigma) wrong. `inf` disables it.",
+        ),
+    ] = 10.0
     norm_ratio: Annotated[
         float,
         Meta(
@@ -177,6 +186,9 @@ class TrainerConfig(Protocol):
 
     @property
     def gate(self) -> GateConfig: ...
+
+    @property
+    def scores(self) -> ScoresConfig: ...
 
     @property
     def log(self) -> LogConfig: ...

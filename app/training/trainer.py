@@ -165,6 +165,7 @@ class Trainer:
         if any(erasure not in session.batches.erasures for erasure in session.state.stream.erasures):
             session.restart_source()
         session.source.reset_emitted_strings()  # an erased id that comes again needs its string again
+        session.state.forget_strings()
 
     def publish(self) -> bool:
         """Publish a version; False if the gate or undelivered dead letters prevent it."""

@@ -28,25 +28,105 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     lag: int | None = None
 
 
+Level = Literal["none", "moderate", "large"]  # of drift
+
+
+class CalibrationBinStatus(msgspec.Struct, frozen=True):
+    """Samples of neighboring scores: the mean prediction, the mean label, their weight."""
+
+    predicted: float
+    seen: float
+    weight: float
+
+
 class ScoreStatus(msgspec.Struct, frozen=True):
     """Progressive scores of one label; None where they are undefined."""
 
     auc: float | None = None
     logloss: float | None = None
+    calibration: float | None = None  # clicks predicted over clicks seen
+    label_rate: float | None = None
+    normalized_entropy: float | None = None  # logloss over that of predicting the label rate
+    information_gain: float | None = None  # 1 minus it
+    calibration_error: float | None = None  # expected calibration error
+    top_decile_lift: float | None = None
+    curve: list[CalibrationBinStatus] = []
+
+
+class SegmentScoreStatus(msgspec.Struct, frozen=True):
+    """Progressive scores of the samples with one value of a feature."""
+
+    auc: float | None = None
+    label_rate: float | None = None
     calibration: float | None = None
+    samples: float = 0.0  # their weight
+
+
+class SegmentStatus(msgspec.Struct, frozen=True):
+    """One value of a feature; None stands for all values that are not listed."""
+
+    value: str | None = None
+    whole: SegmentScoreStatus = SegmentScoreStatus()
+    window: SegmentScoreStatus = SegmentScoreStatus()
 
 
 class TaskStatus(msgspec.Struct, frozen=True):
-    """Scores over all samples learned and over the newest ones."""
+    """Scores over all samples learned and over the newest ones, and by the values of `[scores] by`."""
 
     whole: ScoreStatus = ScoreStatus()
     window: ScoreStatus = ScoreStatus()
+    segments: dict[str, list[SegmentStatus]] = {}
+
+
+class FeatureDriftStatus(msgspec.Struct, frozen=True):
+    """PSI of one feature between two windows, and the share of samples without it in each."""
+
+    name: str
+    psi: float
+    level: Level
+    missing: float = 0.0
+    reference_missing: float = 0.0
+
+
+class RateDriftStatus(msgspec.Struct, frozen=True):
+    """The label rate in two windows."""
+
+    reference: float
+    recent: float
+    psi: float
+    level: Level
+
+
+class ScoreDriftStatus(msgspec.Struct, frozen=True):
+    """PSI of the distribution of scores."""
+
+    psi: float
+    level: Level
+
+
+class LabelDriftStatus(msgspec.Struct, frozen=True):
+    """Drift of one label."""
+
+    label_rate: RateDriftStatus
+    score: ScoreDriftStatus
+
+
+class DriftStatus(msgspec.Struct, frozen=True):
+    """The newest window beside an earlier one; `features` are those that drift most, most first."""
+
+    level: Level = "none"  # the highest of all
+    most: str | None = None  # the feature that drifts most, if one does
+    reference_until: int = 0  # samples scored until the end of the earlier window
+    recent_until: int = 0
+    labels: dict[str, LabelDriftStatus] = {}
+    features: list[FeatureDriftStatus] = []
 
 
 class ScoresStatus(TaskStatus, frozen=True):
     """Scores of the first label; `tasks` has those of every label if there are several."""
 
     tasks: dict[str, TaskStatus] | msgspec.UnsetType = msgspec.UNSET
+    drift: DriftStatus | None = None  # None while no earlier window is known
 
 
 class GateStatus(msgspec.Struct, frozen=True):

@@ -1,27 +1,29 @@
 """The health gate: decides before a version is published whether the model is healthy.
 
-It looks for parameters and scores that are not finite, for a norm of the dense net that explodes, and for a rise of the
-newest samples' logloss, scored before they were learned, over that of earlier samples. Knows no log and no stream.
+It looks for parameters and scores that are not finite, for a norm of the dense net that explodes, and compares the
+newest samples' logloss and calibration, scored before they were learned, with those of earlier samples. Knows no log
+and no stream.
 """
 
 # N samples
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from app.scores.progressive import ProgressiveScores
+from app.scores.samples import LabelSamples
 from app.training.config import GateConfig
+from app.training.health.calibration import SIGMAS, calibration_fall
 from app.training.step.learner import Learner
 from app.version_log.trainer_status import GateStatus
 
 logger = logging.getLogger(__name__)
 
-SIGMAS = 6.0  # a rise of logloss must also be significant
 MAX_NON_FINITE_FRACTION = 0.5  # of the newest samples: a few may be odd themselves, and are scored as a coin flip
 SMALL_NORM = 1.0  # a smaller norm counts as this: growing from nearly 0 is no explosion
 
@@ -29,7 +31,7 @@ SMALL_NORM = 1.0  # a smaller norm counts as this: growing from nearly 0 is no e
 class Verdict(NamedTuple):
     """Why a version is held back, and the newest good version from before the cause."""
 
-    reason: str  # not_finite, norm, logloss
+    reason: str  # not_finite, norm, logloss, calibration
     detail: str
     good: int
 
@@ -119,14 +121,22 @@ class Gate:
             detail = f"the net gave {fraction:.0%} of the last {self._num_new:,} samples a score that is not finite"
             return Verdict("not_finite", detail, self._good_before(num_samples - self._num_new))
         for number, label in enumerate(scores.labels):
-            if detail := self._logloss_rise(*scores.window_losses(number)):
-                return Verdict("logloss", f"{label}: {detail}", self._good_before(num_samples - self._num_new))
+            samples = scores.window_of_label(number)
+            for reason, detail in self._rises(samples):
+                return Verdict(reason, f"{label}: {detail}", self._good_before(num_samples - self._num_new))
         return None
 
     def _good_before(self, num_samples: int) -> int:
         """Return the newest good version of at most that many samples, else the oldest that is known."""
         before = [good.number for good in self._good if good.samples <= num_samples]
         return before[-1] if before else self._look_back(num_samples) or self._good[0].number
+
+    def _rises(self, samples: LabelSamples) -> Iterator[tuple[str, str]]:
+        """Yield a reason and its description for what became worse."""
+        if detail := self._logloss_rise(samples.losses_N, samples.weights_N):
+            yield "logloss", detail
+        if detail := calibration_fall(samples, self._num_new, self.config.calibration_ratio):
+            yield "calibration", detail
 
     def _logloss_rise(self, losses_N: "np.ndarray[Any, Any]", weights_N: "np.ndarray[Any, Any]") -> str:
         """Describe a significant rise of the newest losses over earlier ones; "" if there is none."""

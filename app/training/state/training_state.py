@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from springtide_client.features import Features
 from springtide_client.format.records import CommandEntry, Record, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.schema import Schema
 
 from app.errors import UserError
 from app.scores.progressive import ProgressiveScores
+from app.scores.segments.names import SegmentNames
 from app.training.state.limit_overrides import LimitOverrides
 from app.training.state.replay import replay_log
 from app.training.state.row_budget import RowBudget
@@ -48,7 +50,9 @@ class TrainingState:
         self.executed_commands: dict[str, int] = {}  # when learning began: id -> version, of all in the log
         self._scores = scores
         self._loss: float | None = None
+        self._segment_names = SegmentNames(schema, scores.by)
         self._pending_report: Callable[[], StepReport] | None = None  # of the newest step, not counted yet
+        self._pending_features: Features | None = None  # of the same step
         self._unpublished = Unpublished()
         self._published_step = 0
         self._must_expire = False
@@ -70,7 +74,8 @@ class TrainingState:
         report = self.learner.start_step(batch, next_batch)
         self._batch_in_progress = None
         self.finish_step()  # its report has arrived while this step was prepared
-        self._pending_report = report
+        self._pending_report, self._pending_features = report, batch.features
+        self._segment_names.add(batch.id_strings)
         if not self.learner.reports_late:
             self.finish_step()
         self.stream.advance(batch, limit_ms=limit_ms)
@@ -81,7 +86,8 @@ class TrainingState:
         if (pending := self._pending_report) is not None:
             self._pending_report = None
             report = pending()
-            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N)
+            features, self._pending_features = self._pending_features, None
+            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
             if np.isfinite(report.loss):
                 self._loss = report.loss
 
@@ -95,6 +101,14 @@ class TrainingState:
         """Scores of every sample learned."""
         self.finish_step()
         return self._scores
+
+    def detailed_scores(self) -> dict[str, Any]:
+        """Return the scores with calibration curves, segments and drift, of every sample learned."""
+        return self.scores.detailed_document(self._segment_names.name_of)
+
+    def forget_strings(self) -> None:
+        """Forget the texts of ids: one of them was erased. The stream delivers those that come again."""
+        self._segment_names.clear()
 
     @property
     def loss(self) -> float | None:

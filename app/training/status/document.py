@@ -44,7 +44,7 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         samples_trained=state.samples_trained,
         samples_per_second=round(facts.samples_per_second, 1),
         positions=position_status(state.stream.positions, session.committed.offsets, session.batches.end_offsets()),
-        scores=msgspec.convert(state.published_scores, ScoresStatus),
+        scores=msgspec.convert(state.detailed_scores(), ScoresStatus),
         loss=state.loss,
         dead_letters=dict(state.stream.dead_letters),
         topic_resets=session.source.num_resets,

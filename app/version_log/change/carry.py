@@ -1,6 +1,6 @@
 """Carries a version over to another design, as a plan says: rows, arrays, id strings, meta."""
 
-# n rows, L labels, W samples of the window
+# n rows
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,7 +17,7 @@ from springtide_client.rows.row_layer import RowLayer, empty_layer, key_order
 from springtide_client.schema import Schema
 from springtide_client.wide.layout import COLUMNS_OF_A_LABEL
 
-from app.scores.progressive import ProgressiveScores
+from app.scores.changed_labels import with_labels
 from app.version_log.change.design import (
     CROSSES_TABLE,
     DENSE,
@@ -204,23 +204,8 @@ class Carry:
         """Return the scores of the labels that stay; other labels have no sample yet."""
         old, new = self.old.schema.labels, self.new.schema.labels
         state = {name.removeprefix(SCORES): array for name, array in arrays.items() if name.startswith(SCORES)}
-        fresh = ProgressiveScores(new, window_samples).state()
-        if not state:
-            return {f"{SCORES}{name}": array for name, array in fresh.items()}
-        num_samples = len(state["window.weights"])
-        fresh["window.logits"] = np.zeros((num_samples, len(new)), np.float32)
-        fresh["window.labels"] = np.full((num_samples, len(new)), np.nan, np.float32)  # masked
-        fresh["window.weights"] = state["window.weights"]
-        for place, label in enumerate(new):
-            if label not in old:
-                continue
-            before = old.index(label)
-            fresh["sums"][place] = state["sums"][before]
-            for name in ("window.logits", "window.labels"):
-                fresh[name][:, place] = state[name][:, before]
-            for name in ("bins", "positive", "negative"):
-                fresh[f"histogram.{place}.{name}"] = state[f"histogram.{before}.{name}"]
-        return {f"{SCORES}{name}": array for name, array in fresh.items()}
+        carried = with_labels(state, old, new, window_samples=window_samples)
+        return {f"{SCORES}{name}": array for name, array in carried.items()}
 
 
 def _scores_document(document: dict[str, object], old: Schema, new: Schema) -> dict[str, object]:

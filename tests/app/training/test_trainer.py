@@ -35,7 +35,11 @@ def test_until_end_learns_every_click_once_and_continues_where_it_ended(env):
     assert second.version > first.version
     assert second.dead_letters == {"bad_json": 3}
     assert env.counts() == dict(Counter(number % 37 for number in range(1500)))
-    assert env.view().meta.scores == msgspec.to_builtins(second.scores)
+    published = env.view().meta.scores
+    for part in ("whole", "window"):
+        shown = msgspec.to_builtins(getattr(second.scores, part))
+        assert len(shown.pop("curve")) > 1
+        assert published[part] == shown
 
 
 def test_while_catching_up_the_next_batch_is_prefetched(env, monkeypatch):

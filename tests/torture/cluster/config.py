@@ -37,6 +37,10 @@ min_batch_size = {fewest}
 max_wait_seconds = inf
 threads = 1
 window_samples = {window}
+[scores]
+by = ["user_id"]
+segment_bytes = "2MiB"
+reference_samples = 3000
 [log]
 path = "{folder}/disk/log"
 publish_seconds = {publish}

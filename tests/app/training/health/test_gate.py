@@ -204,12 +204,63 @@ def test_mcalls_labels_and_samples_without_weight_do_not_trip_the_gate():
     assert model.judge() is None
 
 
+def run_at(model: Model, rate: float, logit: float, num: int = 20):
+    """So many hundred samples at a label rate, all predicted alike; the verdict if there is one."""
+    for _ in range(num):
+        labels = (model.random.random(100) < rate).astype(np.float32)
+        model.scores.observe(np.full((100, 1), logit, np.float32), labels[:, None], np.ones(100, np.float32))
+        model.learner.steps += 1
+        model.samples += 100
+        if (verdict := model.judge()) is not None:
+            return verdict
+    return None
+
+
+def test_predictions_that_leave_the_clicks_seen_trip_the_gate():
+    model = Model(logloss_samples=500, logloss_ratio=float("inf"))
+    assert run_at(model, 0.02, -3.9) is None
+    good = model.number
+    verdict = run_at(model, 0.02, 0.0)  # from 2 % to 50 %
+    assert verdict.reason == "calibration"
+    assert verdict.good <= good
+    assert "clicks were predicted" in verdict.detail
+    assert "calibration_ratio is 10" in verdict.detail
+
+
+def test_clicks_that_no_longer_arrive_trip_the_gate():
+    model = Model(logloss_samples=500)
+    assert run_at(model, 0.3, -0.85) is None
+    assert run_at(model, 0.0, -0.85).reason == "calibration"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "logit", "settings"),
+    [
+        (0.02, 0.02, 0.0, {"calibration_ratio": float("inf")}),
+        (0.02, 0.02, 0.0, {"calibration_ratio": 100.0}),
+        (0.05, 0.4, -2.94, {}),  # the rate is eight times as high: drift that the model will learn
+        (0.0005, 0.0, -6.2, {}),  # too few clicks to tell
+    ],
+)
+def test_drift_and_chance_do_not_trip_the_gate_on_calibration(before, after, logit, settings):
+    model = Model(logloss_samples=500, logloss_ratio=float("inf"), **settings)
+    assert run_at(model, before, float(np.log(before / (1 - before)))) is None
+    assert run_at(model, after, logit) is None
+
+
+def test_a_model_that_was_never_calibrated_does_not_trip_the_gate():
+    model = Model(logloss_samples=500, logloss_ratio=float("inf"))
+    assert run_at(model, 0.002, 0.0, 10) is None  # a new net says 50 %
+    assert run_at(model, 0.002, -1.0, 10) is None
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"action": "panic"}, '"alert", "rollback"'),
         ({"logloss_ratio": 1.0}, "logloss_ratio"),
         ({"norm_ratio": float("nan")}, "norm_ratio"),
+        ({"calibration_ratio": 0.5}, "calibration_ratio"),
         ({"logloss_samples": 0}, "logloss_samples"),
         ({"max_skipped": 0}, "max_skipped"),
     ],

@@ -1,0 +1,50 @@
+"""The state of ProgressiveScores for other labels: those that stay keep their scores, a new one has no sample yet."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.scores.progressive import ProgressiveScores
+from app.scores.samples import Arrays
+
+
+def with_labels(
+    state: Mapping[str, npt.NDArray[Any]], old: Sequence[str], new: Sequence[str], *, window_samples: int
+) -> Arrays:
+    """Return the state with the labels `new`; that of nothing observed where `state` is empty."""
+    fresh = ProgressiveScores(new, window_samples).state()
+    if not state:
+        return fresh
+    places = [old.index(label) if label in old else len(old) for label in new]
+    fresh |= {name: array for name, array in state.items() if not name.startswith("histogram.")}
+    for name, array in state.items():
+        if name in ("window.logits", "window.labels"):
+            nothing = np.nan if name == "window.labels" else 0  # masked
+            fresh[name] = np.concatenate([array, np.full((len(array), 1), nothing, np.float32)], axis=1)[:, places]
+        elif name == "sums" or name.endswith((".score_edges_LB", ".score_counts_LB", ".sums_LQ")):
+            fresh[name] = np.concatenate([array, np.zeros((1, array.shape[1]), array.dtype)])[places]
+        elif name.startswith("segments.") and name.endswith(".bins"):
+            at = name.removesuffix("bins") + "weights"
+            fresh[name], fresh[at] = _of_labels(array, state[at], places)
+    for place, before in enumerate(places):
+        if before < len(old):
+            for name in ("bins", "positive", "negative"):
+                fresh[f"histogram.{place}.{name}"] = state[f"histogram.{before}.{name}"]
+    return fresh
+
+
+def _of_labels(
+    bins_U4: npt.NDArray[Any], weights_U: npt.NDArray[Any], places: Sequence[int]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the used bins of the segments' histograms for other labels, in their order."""
+    parts, weights = [], []
+    for place, before in enumerate(places):
+        chosen = np.array(bins_U4[bins_U4[:, 1] == before])
+        chosen[:, 1] = place
+        parts.append(chosen)
+        weights.append(weights_U[bins_U4[:, 1] == before])
+    bins_V4 = np.concatenate(parts)
+    order = np.lexsort(bins_V4.T[::-1])
+    return bins_V4[order], np.concatenate(weights)[order]

@@ -1,0 +1,1 @@
+"""Drift of features, scores and label rate between two windows of a stream."""

@@ -1,0 +1,1 @@
+"""Scores by the values of a feature."""
