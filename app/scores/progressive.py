@@ -13,7 +13,7 @@ from springtide_client.schema import Schema
 from app.scores.auc import Float64Array, RocHistogram, exact_groups
 from app.scores.config import ScoresConfig
 from app.scores.document import label_scores, segments_document
-from app.scores.drift.drift import Drift
+from app.scores.drift.drift import WindowDrift
 from app.scores.plan import IDS, ScoresPlan
 from app.scores.samples import SAMPLES, TERMS, Arrays, LabelSamples, join, no_samples, samples_of_label, with_terms
 from app.scores.segments.histograms import NO_VALUE, SegmentHistograms
@@ -62,7 +62,7 @@ class ProgressiveScores:
         self._plan = ScoresPlan()
         self._delta_has_plan = False
         self._segments: dict[str, SegmentHistograms] = {}
-        self._drift = Drift(self.labels)
+        self._drift = WindowDrift(self.labels)
 
     def observe(
         self,
@@ -191,7 +191,7 @@ class ProgressiveScores:
         if plan.drift:
             self._drift.set_columns(plan.columns)
         else:
-            self._drift = Drift(self.labels)
+            self._drift = WindowDrift(self.labels)
         self._plan = plan
 
     def _count(self, samples: Arrays) -> None:

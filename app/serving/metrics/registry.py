@@ -101,6 +101,11 @@ class MetricsRegistry:
         with self._lock:
             self._values[name] = {((label, key),): value for key, value in values.items()}
 
+    def replace_labeled(self, name: str, values: Mapping[Labels, float]) -> None:
+        """Set all values of a metric by (label, value) pairs, sorted by label; others are removed."""
+        with self._lock:
+            self._values[name] = dict(values)
+
     def observe(self, name: str, seconds: float, **labels: str) -> None:
         """Count one duration in a histogram."""
         key = tuple(sorted(labels.items()))

@@ -1,6 +1,7 @@
 """The trainer's numbers as metrics of this server, taken from its status; table counters restart with each trainer."""
 
 from app.serving.metrics.registry import MetricsRegistry
+from app.serving.metrics.score_metrics import declare_score_metrics, update_score_metrics
 from app.version_log.trainer_status import GateStatus, TableStatus, TrainerStatus
 
 # metric -> help, label, and the trainer's counter for each value of the label
@@ -60,9 +61,7 @@ def declare_trainer_metrics(metrics: MetricsRegistry) -> None:
     metrics.counter(
         "springtide_dead_letters_total", "Records that could not be learned, by reason.", aggregation="local"
     )
-    metrics.gauge(
-        "springtide_auc", "Progressive AUC, each sample scored before it is learned, by part: whole or window."
-    )
+    declare_score_metrics(metrics)
     metrics.gauge("springtide_event_clock_lag_seconds", "Now minus the event time by which rows expire.")
     metrics.gauge("springtide_gate_holding", "1 while the health gate holds versions back, by reason.")
     metrics.counter(
@@ -90,8 +89,7 @@ def update_trainer_metrics(metrics: MetricsRegistry, status: TrainerStatus, now_
     lags = {name: float(offsets.lag) for name, offsets in status.positions.items() if offsets.lag is not None}
     metrics.replace_all("springtide_consumer_lag_records", "partition", lags)
     metrics.replace_all("springtide_dead_letters_total", "reason", status.dead_letters)
-    metrics.set("springtide_auc", status.scores.whole.auc, part="whole")
-    metrics.set("springtide_auc", status.scores.window.auc, part="window")
+    update_score_metrics(metrics, status.scores)
     _update_gate_metrics(metrics, status.gate)
     _update_table_metrics(metrics, status.table, now_ms)
     event_ms = status.event_clock_ms

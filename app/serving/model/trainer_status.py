@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from app.version_log.trainer_status import GateStatus, TrainerStatus, newest_status_path
+from app.version_log.trainer_status import TrainerStatus, newest_status_path
 
 HEARTBEAT_TIMEOUT_MS = 5_000
 
@@ -35,10 +35,6 @@ class TrainerStatusReader:
             reason += f"; its last reported reason: {status.reason}" if status.reason else ""
             return msgspec.structs.replace(status, trainer="failed", reason=reason, samples_per_second=0.0)
         return status
-
-    def gate(self, *, now_ms: int) -> GateStatus:
-        """What the trainer reports of its health gate."""
-        return self.read(now_ms=now_ms).gate
 
     def _refresh(self) -> None:
         try:

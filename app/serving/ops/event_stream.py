@@ -1,4 +1,4 @@
-"""The stream of server-sent events: new versions, their scores, and changes of the health gate."""
+"""The stream of server-sent events: new versions, their scores, and changes of the health gate and of drift."""
 
 import asyncio
 import time
@@ -10,17 +10,17 @@ from springtide_client.system.clock import wall_ms
 
 from app.serving.model.replica import Replica
 from app.serving.model.trainer_status import TrainerStatusReader
-from app.version_log.trainer_status import GateStatus
+from app.version_log.trainer_status import DriftStatus, GateStatus
 
 PING_SECONDS = 15.0
 STATUS_POLL_SECONDS = 1.0
 
 
 async def stream_events(replica: Replica, trainer: TrainerStatusReader) -> AsyncIterator[bytes]:
-    """Events in the format of server-sent events: `version`, `scores` and `gate`, until the server stops."""
+    """Events in the format of server-sent events: `version`, `scores`, `gate` and `drift`, until the server stops."""
     sent_version = -1
     sent_at = time.monotonic()
-    gate = await asyncio.to_thread(_gate, trainer)
+    gate, drift = await asyncio.to_thread(_gate_and_drift, trainer)
     yield b"retry: 1000\n\n"
     while not replica.stopping:
         view = replica.view
@@ -32,9 +32,12 @@ async def stream_events(replica: Replica, trainer: TrainerStatusReader) -> Async
             if document.get("scores"):
                 yield _event("scores", sent_version, {"version": sent_version, **document["scores"]})
             sent_at = time.monotonic()
-        elif (now := await asyncio.to_thread(_gate, trainer)) != gate:
-            gate = now
-            yield _event("gate", sent_version, now)
+        elif (now := await asyncio.to_thread(_gate_and_drift, trainer)) != (gate, drift):
+            if now[0] != gate:
+                yield _event("gate", sent_version, now[0])
+            if now[1] != drift:
+                yield _event("drift", sent_version, now[1])
+            gate, drift = now
             sent_at = time.monotonic()
         elif time.monotonic() - sent_at >= PING_SECONDS:
             yield b": ping\n\n"
@@ -42,8 +45,11 @@ async def stream_events(replica: Replica, trainer: TrainerStatusReader) -> Async
         await replica.wait_for_change(STATUS_POLL_SECONDS)
 
 
-def _gate(trainer: TrainerStatusReader) -> GateStatus:
-    return trainer.gate(now_ms=wall_ms())
+def _gate_and_drift(trainer: TrainerStatusReader) -> tuple[GateStatus, dict[str, Any]]:
+    """Return the gate, and of the drift what changes seldom: its level, and the feature that drifts most."""
+    status = trainer.read(now_ms=wall_ms())
+    drift = status.scores.drift or DriftStatus()
+    return status.gate, {"level": drift.level, "most": drift.most if drift.level != "none" else None}
 
 
 def _event(name: str, version: int, document: object) -> bytes:

@@ -65,7 +65,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/v1/events")
 async def events(request: Request) -> StreamResponse:
-    """Server-sent events: each version that becomes servable, its scores, and changes of the health gate"""
+    """Server-sent events: each version that becomes servable, its scores, changes of the health gate and of drift"""
     parts: OpsParts = request.app.state.ops
     parts.limits.open_stream()
     return StreamResponse(stream_events(parts.replica, parts.trainer), "text/event-stream", parts.limits.close_stream)

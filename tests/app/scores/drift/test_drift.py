@@ -9,7 +9,7 @@ from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
 
 from app.scores.config import ScoresConfig
-from app.scores.drift.drift import Drift, next_snapshot, sampling_stride
+from app.scores.drift.drift import WindowDrift, next_snapshot, sampling_stride
 from app.scores.drift.feature_codes import id_codes, number_codes
 from app.scores.drift.psi import psi, psi_level
 from app.scores.progressive import ProgressiveScores
@@ -204,7 +204,7 @@ def test_memory_is_bounded():
 
 
 def test_a_column_that_is_new_has_no_drift_until_the_next_reference():
-    drift = Drift(("click",))
+    drift = WindowDrift(("click",))
     drift.set_columns([("country", False)])
     drift.add(np.full((50, 1), 7, np.uint32), np.arange(50), first=0)
     window = {"labels": np.zeros((50, 1), np.float32), "weights": np.ones(50, np.float32)}

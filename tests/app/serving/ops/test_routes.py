@@ -24,6 +24,25 @@ def test_a_gate_that_starts_to_hold_is_sent_as_an_event(world):
     assert seen == ["event: gate"]
 
 
+def test_drift_that_begins_is_sent_as_an_event(world):
+    client = world.serve()
+    world.log.start_epoch()
+    number = world.log.publish({(0, 1): [1, 2, 3, 4]})
+    world.served(client, number)
+    drift = {"level": "none", "features": [{"name": "country", "psi": 0.01, "level": "none"}]}
+    world.log.write_status(scores={"drift": drift})
+    with client.stream("GET", "/v1/events") as answer:
+        lines = answer.iter_lines()
+        for line in lines:
+            if line.startswith("event: version"):
+                changed = {"name": "country", "psi": 0.31, "level": "large"}
+                world.log.write_status(scores={"drift": {"level": "large", "most": "country", "features": [changed]}})
+            if line.startswith("event: drift"):
+                break
+        data = next(line for line in lines if line.startswith("data: "))
+    assert msgspec.json.decode(data.removeprefix("data: ")) == {"level": "large", "most": "country"}
+
+
 def test_every_new_version_is_sent_as_an_event(world):
     world.log.start_epoch()
     client = world.serve()

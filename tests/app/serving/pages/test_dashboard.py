@@ -45,7 +45,31 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
         samples_trained=1_234_567,
         samples_per_second=50.0,
         positions={"clicks/0": {"learned": 10, "committed": 5, "end": 999_333, "lag": 999_323}},
-        scores={"whole": {"auc": 0.7, "logloss": 0.4, "calibration": 1.0}, "window": {"auc": 0.7321}},
+        scores={
+            "whole": {"auc": 0.7, "logloss": 0.4, "calibration": 1.0, "label_rate": 0.2},
+            "window": {
+                "auc": 0.7321,
+                "normalized_entropy": 0.812,
+                "curve": [
+                    {"predicted": 0.1, "seen": 0.12, "weight": 50},
+                    {"predicted": 0.4, "seen": 0.377, "weight": 50},
+                ],
+            },
+            "segments": {"country": [{"value": "<i>DE", "window": {"auc": 0.6543, "samples": 1234}}]},
+            "drift": {
+                "level": "large",
+                "most": "age",
+                "reference_until": 20_000,
+                "recent_until": 30_000,
+                "labels": {
+                    "bought": {
+                        "label_rate": {"reference": 0.02, "recent": 0.07, "psi": 0.061, "level": "large"},
+                        "score": {"psi": 0.014, "level": "none"},
+                    }
+                },
+                "features": [{"name": "age", "psi": 0.345, "level": "large", "missing": 0.25}],
+            },
+        },
         dead_letters={"bad_json": 77},
         table={"rows": {"device": 10, "disk": 4}},
     )
@@ -62,6 +86,13 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
         "bad_json",
         "77",
         "999,323",
+        "normalized entropy 0.812",
+        "predicted 40 %, seen 37.7 %",
+        "0.6543",
+        "0.345",
+        "rate of bought",
+        "2 % → 7 %",
+        "missing 0 % → 25 %",
     )
     body = text = ""
 
@@ -74,8 +105,9 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
 
     wait_until(are_all_shown, lambda: text)  # on a busy machine a page may be dumped before it is complete
     assert "&lt;b&gt;5 million" in body
+    assert "&lt;i&gt;DE" in body
     assert 'class="lost"' not in body
-    assert body.count("<svg") >= 6
+    assert body.count("<svg") >= 7
 
 
 @pytest.mark.browser
