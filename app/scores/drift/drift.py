@@ -60,7 +60,7 @@ class Snapshot(NamedTuple):
     sums_LQ: npt.NDArray[np.float64]  # (L, 2): weight and positive weight
 
 
-class Drift:
+class WindowDrift:
     """The sampled rows of the newest window, the reference, and the one that follows it."""
 
     def __init__(self, labels: Sequence[str], columns: Sequence[Column] = ()) -> None:
