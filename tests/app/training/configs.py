@@ -22,14 +22,15 @@ disk_path = "{folder}/spill"
 {table}
 [train]
 batch_size = 32
+{train}
 [log]
 path = "{folder}/log"
 """
 
 
-def make_config(folder: Path, device_bytes: str = "8MiB", more: str = "", table: str = "") -> Config:
-    """`table`: more keys of [table]; `more`: more sections."""
+def make_config(folder: Path, device_bytes: str = "8MiB", more: str = "", table: str = "", train: str = "") -> Config:
+    """`table`, `train`: more keys of [table] and [train]; `more`: more sections."""
     folder.mkdir(exist_ok=True)
     path = folder / "springtide.toml"
-    path.write_text(CONFIG.format(folder=folder, device_bytes=device_bytes, table=table) + more)
+    path.write_text(CONFIG.format(folder=folder, device_bytes=device_bytes, table=table, train=train) + more)
     return load_config(path)

@@ -107,6 +107,34 @@ def test_an_interrupted_run_resumes_bitwise(tmp_path, device_bytes, table, more)
     end(whole, whole_log)
 
 
+def test_segments_and_drift_of_an_interrupted_run_resume_bitwise(tmp_path):
+    """Every start reads a base that another process wrote, and versions after it."""
+    more = '[scores]\nby = ["user_id"]\nsegment_bytes = "64KiB"\nreference_samples = 150\n'
+    config = make_config(tmp_path / "whole", more=more, train="window_samples = 100")
+    whole_log = LogWriter.open(config.log, schema=config.schema)
+    whole = load_state(config, whole_log)
+    learn(whole, whole_log, range(30))
+
+    config = make_config(tmp_path / "interrupted", more=more, train="window_samples = 100")
+    for start, stop in [(0, 11), (9, 20), (18, 30)]:
+        log = LogWriter.open(config.log, schema=config.schema)
+        state = load_state(config, log)
+        learn(state, log, range(start, stop - 4))
+        log.sync()
+        learn(state, log, range(stop - 4, stop))
+        if stop < 30:
+            end(state, log)
+            assert compact_log(log.directory, window_samples=100) is not None
+    assert_same(snapshot(state), snapshot(whole))
+    # without texts: those of values that have not come since a restart are not known
+    details = state.scores.detailed_document(lambda feature, row_id: str(row_id))
+    assert details == whole.scores.detailed_document(lambda feature, row_id: str(row_id))
+    assert details["drift"]["reference_until"] == 750
+    assert len(details["segments"]["user_id"]) == 5  # four values and the others
+    end(state, log)
+    end(whole, whole_log)
+
+
 def test_a_version_published_while_the_spill_rejects_a_batch_resumes_bitwise(tmp_path, monkeypatch):
     config = make_config(tmp_path / "whole", "24KiB", POLICIES, LFU)
     whole_log = LogWriter.open(config.log, schema=config.schema)
